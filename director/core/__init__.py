@@ -1,0 +1,1 @@
+"""What a prediction is, and where it is kept. Runs nothing; imports nothing of the rooms above."""

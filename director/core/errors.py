@@ -1,0 +1,59 @@
+"""What can go wrong, as a map. Each docstring says who can act.
+
+    DirectorError
+    ├── SettingsError            the operator: a setting is missing, malformed or contradicts another
+    ├── BackendUnavailable       nobody: Redis is away, slow, loading, full or read-only; ask again later
+    ├── UnsafeBackend            the operator: Redis would lose what it accepts
+    ├── QueueError
+    │   ├── ClaimLost            the director: another holder has it now
+    │   ├── UnknownQueue         the operator: no director ever registered this model
+    │   └── IdempotencyMismatch  the caller: one key, two different bodies
+    └── RunnerError              see director.runners.runner
+"""
+
+__all__ = (
+    "BackendUnavailable",
+    "ClaimLost",
+    "DirectorError",
+    "IdempotencyMismatch",
+    "QueueError",
+    "SettingsError",
+    "UnknownQueue",
+    "UnsafeBackend",
+)
+
+
+class DirectorError(Exception):
+    """Anything this package raises on purpose."""
+
+
+class SettingsError(DirectorError):
+    """A setting is missing, malformed or contradicts another. Correct it and start again."""
+
+
+class BackendUnavailable(DirectorError):
+    """Redis cannot answer now (away, slow, loading, full, read-only). Nothing is known to be lost: ask again later."""
+
+    def __init__(self, reason: str, *, retry_after_s: int = 2) -> None:
+        super().__init__(reason)
+        self.retry_after_s = retry_after_s
+
+
+class UnsafeBackend(DirectorError):
+    """Redis would lose what it accepts. Mend its configuration, or name the weaker level on purpose."""
+
+
+class QueueError(DirectorError):
+    """The queue refused, and asking again the same way will not help."""
+
+
+class ClaimLost(QueueError):
+    """Another director holds this prediction now. Stop, write nothing, and do not retry."""
+
+
+class UnknownQueue(QueueError):
+    """No director ever registered this queue. Start one for the model, then submit again."""
+
+
+class IdempotencyMismatch(QueueError):
+    """This idempotency key was used with another body. Use a new key for a new request."""

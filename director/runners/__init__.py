@@ -1,0 +1,1 @@
+"""How a prediction is started, followed and stopped on one kind of model server."""

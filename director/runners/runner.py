@@ -1,0 +1,144 @@
+"""What every runner promises the executor, whatever server it drives.
+
+A runner owns one model server. It never decides what a prediction becomes: it reports what it saw, in order, and
+ends with exactly one `Ended`. It never talks to Redis and never learns a caller's URL.
+"""
+
+from collections.abc import AsyncGenerator
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+from msgspec import Raw, Struct
+
+__all__ = (
+    "Began",
+    "Ended",
+    "Health",
+    "HealthStatus",
+    "Logged",
+    "Measured",
+    "Outcome",
+    "Produced",
+    "RunEvent",
+    "RunRequest",
+    "Runner",
+)
+
+
+class HealthStatus(StrEnum):
+    """What a model server says of itself, or what its silence says."""
+
+    STARTING = "starting"
+    READY = "ready"
+    BUSY = "busy"
+    SETUP_FAILED = "setup_failed"
+    UNHEALTHY = "unhealthy"  # answers, but not well; may recover by itself
+    DEFUNCT = "defunct"  # its worker is dead: only a restart helps
+    UNREACHABLE = "unreachable"
+
+
+class Health(Struct, frozen=True, kw_only=True):
+    """One look at a server. `detail` is for people: why it is not ready, in one line."""
+
+    status: HealthStatus
+    detail: str = ""
+    setup_logs: str = ""
+    server: str = ""  # e.g. "coglet 0.23.1"; empty while unknown
+
+    @property
+    def can_run(self) -> bool:
+        """True when the server would take a prediction now or as soon as a slot is free."""
+        return self.status in (HealthStatus.READY, HealthStatus.BUSY)
+
+
+class RunRequest(Struct, frozen=True, kw_only=True):
+    """What a runner needs to start one run. `wants_progress`: somebody asked to see output or logs before the end."""
+
+    id: str
+    input: Raw
+    wants_progress: bool = True
+
+
+class Outcome(StrEnum):
+    """How a run ended. The error classes that the retry policy knows are the last four."""
+
+    SUCCEEDED = "succeeded"
+    CANCELED = "canceled"  # the server stopped it; only its holder knows whether it was asked to
+    FAILED = "failed"  # the model's own code failed: the same input will fail again
+    INVALID = "invalid"  # the server refused the input
+    REFUSED = "refused"  # no free slot, or not ready: the prediction never began; give it back unspent
+    LOST = "lost"  # the server or its worker died, or the connection broke: another attempt may succeed
+
+
+class Began(Struct, frozen=True, tag="began"):
+    """The run has begun on the server: it shows progress, or was not refused within 30 ms."""
+
+
+class Produced(Struct, frozen=True, tag="produced"):
+    """One more output of a model that yields. `index` counts from 0 within the run."""
+
+    item: Raw
+    index: int
+
+
+class Logged(Struct, frozen=True, tag="logged"):
+    """More text that the model printed."""
+
+    text: str
+
+
+class Measured(Struct, frozen=True, tag="measured"):
+    """A metric that the model recorded. `mode`: replace, increment or append."""
+
+    name: str
+    value: Raw
+    mode: str = "replace"
+
+
+class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
+    """The one last event. Fields the server did not tell are None: the tracker then keeps what progress showed.
+
+    `retry_after_s`: the server's own wish on a refusal. `server_is_dead`: take no more work to it before a restart.
+    """
+
+    outcome: Outcome
+    output: Raw | None = None
+    logs: str | None = None
+    error: str | None = None
+    metrics: dict[str, Raw] = msgspec.field(default_factory=dict)
+    retry_after_s: float | None = None
+    server_is_dead: bool = False
+
+
+RunEvent = Began | Produced | Logged | Measured | Ended
+
+
+class Runner(Protocol):
+    """One model server."""
+
+    url: str
+
+    async def health(self) -> Health:
+        """Look once. Never raises for what the server does: silence is `UNREACHABLE`."""
+        ...
+
+    async def openapi_schema(self) -> Raw | None:
+        """The server's OpenAPI document, or None when it has none. At most 1 MB is read."""
+        ...
+
+    def run(self, request: RunRequest) -> AsyncGenerator[RunEvent, None]:
+        """Start a run and follow it to its end: zero or more progress events, then exactly one `Ended`.
+
+        `Began` comes before any other progress, at most once, and never before a refusal.
+        Closing the generator early lets go of the run: the server is told to stop it where it can be told.
+        """
+        ...
+
+    async def cancel(self, prediction_id: str) -> bool:
+        """Ask the server to stop a run. True if it knew the id; the end still comes from `run`. Safe to repeat."""
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of connections. Runs still open end as LOST."""
+        ...
