@@ -1,0 +1,150 @@
+"""A real Cog model server for a test, started in a model's folder and always ended with the test.
+
+Never stands in for Cog: what a test sees here is the runtime that `cog build` puts into an image.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import httpx
+from anyio.abc import Process
+from msgspec import Struct
+
+__all__ = ("CogServer", "cog_process", "cog_server", "free_port", "write_model")
+
+START_LIMIT_S: Final = 30.0  # a bare model is READY in 0.3 s; a busy machine may take many times that
+LOG_TAIL: Final = 4000
+
+
+class CogServer(Struct, frozen=True, kw_only=True):
+    """`pid` is the parent's and names the process group: its worker is in it, and ends with it."""
+
+    url: str
+    pid: int
+
+
+def write_model(folder: Path, source: str, schema: Mapping[str, Any] | None = None) -> Path:
+    """Make `folder` a Cog model: `source` as predict.py, dedented, and the schema if there is one.
+
+    Without a schema Cog checks no input, serves no /openapi.json, and refuses event streams.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "predict.py").write_text(textwrap.dedent(source))
+    if schema is not None:
+        (folder / ".cog").mkdir(exist_ok=True)
+        (folder / ".cog" / "openapi_schema.json").write_text(json.dumps(schema))
+    return folder
+
+
+@asynccontextmanager
+async def cog_server(
+    folder: Path,
+    *,
+    stub: str = "predict.py:Predictor",
+    env: Mapping[str, str] | None = None,
+    slots: int = 1,
+    until: str = "READY",
+) -> AsyncGenerator[str, None]:
+    """Serve the model in `folder` on loopback and give its URL, once its health is `until`.
+
+    `until="SETUP_FAILED"` is for a model that cannot start, "STARTING" for one that takes its time.
+    """
+    async with cog_process(folder, stub=stub, env=env, slots=slots, until=until) as server:
+        yield server.url
+
+
+@asynccontextmanager
+async def cog_process(
+    folder: Path,
+    *,
+    stub: str = "predict.py:Predictor",
+    env: Mapping[str, str] | None = None,
+    slots: int = 1,
+    until: str = "READY",
+    port: int | None = None,
+) -> AsyncGenerator[CogServer, None]:
+    """The same as `cog_server`, for a test that kills the process, or starts it again on the port it had."""
+    port = port or free_port()
+    with tempfile.TemporaryFile() as log:
+        # --await-explicit-shutdown is how a director runs Cog: SIGTERM goes to the director first, which drains
+        process = await anyio.open_process(
+            [sys.executable, "-m", "cog.server.http", "--host", "127.0.0.1", "--await-explicit-shutdown=true"],
+            cwd=folder,
+            env=_environment(stub=stub, port=port, slots=slots) | dict(env or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            server = CogServer(url=f"http://127.0.0.1:{port}", pid=process.pid)
+            try:
+                await _wait_for_health(server.url, until, process)
+            except (ChildProcessError, TimeoutError) as exc:
+                exc.add_note(f"Cog's log in {folder}:\n{_tail(log.fileno())}")
+                raise
+            yield server
+        finally:
+            await _end(process)
+
+
+def free_port() -> int:
+    """A loopback port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _environment(*, stub: str, port: int, slots: int) -> dict[str, str]:
+    # Cog starts its worker as `python` from PATH: it has to be this interpreter, which has cog and the model's packages
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    return dict(os.environ) | {
+        "PATH": path,
+        "PORT": str(port),
+        "COG_PREDICT_TYPE_STUB": stub,
+        "COG_MAX_CONCURRENCY": str(slots),
+        "PYTHONDONTWRITEBYTECODE": "1",  # leave no __pycache__ in the folder that is served
+    }
+
+
+async def _wait_for_health(url: str, until: str, process: Process) -> None:
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        status = "silent"
+        with anyio.move_on_after(START_LIMIT_S):
+            while True:
+                if process.returncode is not None:
+                    raise ChildProcessError(f"Cog exited with {process.returncode} before it was {until}")
+                try:
+                    status = (await client.get("/health-check", timeout=START_LIMIT_S)).json()["status"]
+                except httpx.TransportError:
+                    status = "silent"
+                if status == until:
+                    return
+                if status == "SETUP_FAILED":
+                    break
+                await anyio.sleep(0.02)
+    raise TimeoutError(f"Cog is {status}, and was waited for until {until}")
+
+
+async def _end(process: Process) -> None:
+    with anyio.CancelScope(shield=True):
+        with suppress(ProcessLookupError):  # the test ended it
+            os.killpg(process.pid, signal.SIGKILL)  # the whole group: a worker that hangs outlives its parent
+        await process.aclose()
+
+
+def _tail(log_fd: int) -> str:
+    size = os.fstat(log_fd).st_size
+    return os.pread(log_fd, LOG_TAIL, max(0, size - LOG_TAIL)).decode(errors="replace")
