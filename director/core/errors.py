@@ -1,14 +1,14 @@
 """What can go wrong, as a map. Each docstring says who can act.
 
-    DirectorError
-    ├── SettingsError            the operator: a setting is missing, malformed or contradicts another
-    ├── BackendUnavailable       nobody: Redis is away, slow, loading, full or read-only; ask again later
-    ├── UnsafeBackend            the operator: Redis would lose what it accepts
-    ├── QueueError
-    │   ├── ClaimLost            the director: another holder has it now
-    │   ├── UnknownQueue         the operator: no director ever registered this model
-    │   └── IdempotencyMismatch  the caller: one key, two different bodies
-    └── RunnerError              see director.runners.runner
+DirectorError
+├── SettingsError            the operator: a setting is missing, malformed or contradicts another
+├── BackendUnavailable       nobody: Redis is away, slow, loading, full or read-only; ask again later
+├── UnsafeBackend            the operator: Redis would lose what it accepts
+├── QueueError
+│   ├── ClaimLost            the director: another holder has it now
+│   ├── UnknownQueue         the operator: no director ever registered this model
+│   └── IdempotencyMismatch  the caller: one key, two different bodies
+└── RunnerError              see director.runners.runner
 """
 
 __all__ = (

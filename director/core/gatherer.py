@@ -1,0 +1,141 @@
+"""Send script calls to Redis: those made in one turn of the loop leave in one write.
+
+Knows nothing of what a script does. Every script is idempotent, so a call whose reply was lost is sent again.
+A caller that is canceled abandons its answer, never the call: state-changing work is not cut in half.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any, Final
+
+from msgspec import Struct
+from redis import exceptions
+from redis.asyncio import Redis
+
+from director.core.errors import BackendUnavailable
+from director.core.redis_client import unavailable
+
+__all__ = ("Arg", "Gatherer", "source")
+
+log = logging.getLogger(__name__)
+
+Arg = str | bytes | int | float
+
+TRIES: Final = 3
+PAUSE_S: Final = 0.05
+LARGEST_BATCH: Final = 256
+
+
+def source(name: str) -> str:
+    """The text of a script with the parts of lua/lib/ that its header names put in front, below the shebang."""
+    text = files("lua").joinpath(f"{name}.lua").read_text(encoding="utf-8")
+    shebang, _, body = text.partition("\n")
+    uses = next((line for line in body.splitlines() if line.startswith("-- Uses ")), "-- Uses ")
+    parts = [files("lua").joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in uses.split()[2:]]
+    return "\n".join([shebang, *parts, body])
+
+
+class Script(Struct, frozen=True):
+    """A script as the server knows it."""
+
+    text: str
+    sha: str
+
+    @classmethod
+    def load(cls, name: str) -> "Script":
+        text = source(name)
+        return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+class Call(Struct):
+    """One script call on its way, and the future its caller awaits."""
+
+    script: Script
+    keys: Sequence[str]
+    args: Sequence[Arg]
+    answer: "asyncio.Future[Any]"
+
+
+class Gatherer:
+    """Script calls to one Redis server, gathered."""
+
+    def __init__(self, redis: Redis) -> None:
+        self.redis = redis
+        self._scripts: dict[str, Script] = {}
+        self._waiting: list[Call] = []
+        self._sending: set[asyncio.Task[None]] = set()
+
+    async def call(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
+        """Run a script and return its reply as redis-py gives it.
+
+        Raises BackendUnavailable while Redis cannot answer; whether the call was carried out is then unknown.
+        """
+        script = self._scripts.get(name)
+        if script is None:
+            script = self._scripts[name] = Script.load(name)
+        loop = asyncio.get_running_loop()
+        call = Call(script, keys, args, loop.create_future())
+        self._waiting.append(call)
+        if len(self._waiting) == 1:
+            loop.call_soon(self._send)
+        return await call.answer
+
+    async def aclose(self) -> None:
+        """Let calls that are on their way come back."""
+        while self._sending:
+            await asyncio.wait(self._sending)
+
+    def _send(self) -> None:
+        calls, self._waiting = self._waiting, []
+        for start in range(0, len(calls), LARGEST_BATCH):
+            task = asyncio.get_running_loop().create_task(self._deliver(calls[start : start + LARGEST_BATCH]))
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+
+    async def _deliver(self, calls: list[Call]) -> None:
+        for attempt in range(1, TRIES + 1):
+            try:
+                calls = await self._send_once(calls)
+            except Exception as exc:  # noqa: BLE001 - every caller must hear of it, whatever it is
+                away = unavailable(exc)
+                if away is None or attempt == TRIES:
+                    for call in calls:
+                        _fail(call, away or exc)
+                    return
+                log.info("redis did not answer, asking again", extra={"error": type(exc).__name__, "attempt": attempt})
+                await self.redis.connection_pool.disconnect(inuse_connections=False)
+                await asyncio.sleep(PAUSE_S * attempt)
+            else:
+                if not calls:
+                    return
+        for call in calls:
+            _fail(call, BackendUnavailable("Redis forgets its scripts as fast as they are loaded"))
+
+    async def _send_once(self, calls: list[Call]) -> list[Call]:
+        """Send all in one pipeline; return those that the server does not know the script of."""
+        pipe = self.redis.pipeline(transaction=False)
+        for call in calls:
+            pipe.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
+        replies = await pipe.execute(raise_on_error=False)
+        unknown = []
+        for call, reply in zip(calls, replies, strict=True):
+            if isinstance(reply, exceptions.NoScriptError):
+                unknown.append(call)
+            elif isinstance(reply, Exception):
+                _fail(call, unavailable(reply) or reply)
+            elif not call.answer.done():
+                call.answer.set_result(reply)
+        for text in {call.script.text for call in unknown}:
+            await self.redis.script_load(text)
+        if any(isinstance(reply, exceptions.ReadOnlyError) for reply in replies):
+            # redis-py keeps a connection to a master that became a replica, and would never find the new one
+            await self.redis.connection_pool.disconnect(inuse_connections=False)
+        return unknown
+
+
+def _fail(call: Call, error: Exception) -> None:
+    if not call.answer.done():
+        call.answer.set_exception(error)

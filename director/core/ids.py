@@ -1,0 +1,91 @@
+"""Prediction ids, and the partition that each id and model belongs to.
+
+An id is 130 bits as 26 characters of Crockford's base32, lower case, most significant first:
+
+    48 milliseconds since 1970 · 10 partition · 6 site · 2 format · 64 random
+
+Opaque to callers. To the server it says where to ask, so a GET needs no look-up, and ids sort by time.
+This layout cannot change: ids outlive releases. A new one takes the next format number.
+"""
+
+import hashlib
+import secrets
+from typing import Final, NewType
+
+__all__ = (
+    "PARTITIONS",
+    "Partition",
+    "PredictionId",
+    "QueueName",
+    "created_ms_of",
+    "is_prediction_id",
+    "lowest_id_at",
+    "new_prediction_id",
+    "partition_of",
+    "partition_of_model",
+    "queue_name",
+    "site_of",
+)
+
+PredictionId = NewType("PredictionId", str)
+Partition = NewType("Partition", int)
+QueueName = NewType("QueueName", str)
+
+PARTITIONS: Final = 1024
+FORMAT: Final = 0
+LENGTH: Final = 26
+ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+VALUES: Final = {letter: value for value, letter in enumerate(ALPHABET)}
+
+
+def new_prediction_id(*, model: str, now_ms: int, site: int = 0) -> PredictionId:
+    """An id nobody else has, in the partition of `model` ("owner/name")."""
+    return _encode(now_ms, partition_of_model(model), site, secrets.randbits(64))
+
+
+def lowest_id_at(now_ms: int) -> PredictionId:
+    """The smallest id that could have been made at `now_ms`: a bound for listing by time."""
+    return _encode(now_ms, 0, 0, 0)
+
+
+def is_prediction_id(text: str) -> bool:
+    """Could `text` be an id of ours? A wrong guess of a caller is answered without asking Redis."""
+    return len(text) == LENGTH and all(letter in VALUES for letter in text) and _number(text) >> 64 & 3 == FORMAT
+
+
+def partition_of(prediction_id: PredictionId) -> Partition:
+    """The partition whose hash tag every key of this prediction carries."""
+    return Partition(_number(prediction_id) >> 72 & 0x3FF)
+
+
+def site_of(prediction_id: PredictionId) -> int:
+    """Which Redis server holds it, 0..63."""
+    return _number(prediction_id) >> 66 & 0x3F
+
+
+def created_ms_of(prediction_id: PredictionId) -> int:
+    """When the id was made, in milliseconds since 1970."""
+    return _number(prediction_id) >> 82
+
+
+def partition_of_model(model: str) -> Partition:
+    """A stable hash of "owner/name": the same for all its versions, so an idempotency key holds across a deploy."""
+    return Partition(int.from_bytes(hashlib.sha256(model.encode()).digest()[:4]) % PARTITIONS)
+
+
+def queue_name(model: str, version: str) -> QueueName:
+    """The queue of one version of a model. Twelve digits of the version keep the name, and each record, small."""
+    return QueueName(f"{model}:{version[:12]}")
+
+
+def _encode(now_ms: int, partition: int, site: int, random_bits: int) -> PredictionId:
+    number = (((now_ms << 10 | partition) << 6 | site) << 2 | FORMAT) << 64 | random_bits
+    letters = [ALPHABET[number >> shift & 31] for shift in range((LENGTH - 1) * 5, -1, -5)]
+    return PredictionId("".join(letters))
+
+
+def _number(prediction_id: str) -> int:
+    number = 0
+    for letter in prediction_id:
+        number = number << 5 | VALUES[letter]
+    return number

@@ -1,0 +1,210 @@
+"""How every Redis key is spelled: one function per key, with its type, who writes it and how long it lives.
+
+All keys of one partition carry its hash tag, so that each script works in one Redis Cluster slot. `lua/lib/keys.lua`
+spells the same keys for scripts that meet ids on their way; a test holds the two together.
+Keys that never expire by themselves are named in PERMANENT: all else must carry a lifetime once its prediction ended.
+"""
+
+from typing import Final
+
+from director.core.ids import Partition, PredictionId, QueueName, partition_of, partition_of_model
+
+__all__ = (
+    "GROUP",
+    "LANES",
+    "PERMANENT",
+    "account",
+    "bell",
+    "channel",
+    "dead",
+    "deadline",
+    "delayed",
+    "directors",
+    "events",
+    "idempotency",
+    "input_data",
+    "kick_channel",
+    "last",
+    "lease",
+    "listing",
+    "live",
+    "meta",
+    "model",
+    "output_data",
+    "owed",
+    "queue_partition",
+    "queues",
+    "record",
+    "stream",
+    "tag",
+    "token",
+    "version",
+    "versions",
+)
+
+GROUP: Final = "directors"
+LANES: Final = ("high", "normal", "low")
+
+# Suffix after the tag or prefix outside it -> why it may live for ever.
+PERMANENT: Final = {
+    "meta": "what a queue is",
+    "s": "a work stream: emptied by XACK and XDEL, never dropped, or its group and last id would be lost",
+    "last": "one field per director, removed with its consumer",
+    "directors": "one member per director, removed with its consumer",
+    "queues": "the registry that keepers sweep",
+    "model": "catalogue",
+    "version": "catalogue",
+    "versions": "catalogue",
+    "token": "accounts",
+    "account": "accounts",
+    "listing": "trimmed by every submit",
+    "dead": "dead letters wait for a person",
+}
+
+
+def tag(partition: Partition) -> str:
+    """The hash tag of a partition."""
+    return f"{{p{partition}}}"
+
+
+# ── inside the tag, by prediction ────────────────────────────────────────────────────────────────────────────────
+
+
+def record(prediction_id: PredictionId) -> str:
+    """hash · the prediction's truth, all but its bulk. No lifetime until terminal, then 7 days."""
+    return f"{tag(partition_of(prediction_id))}:rec:{prediction_id}"
+
+
+def input_data(prediction_id: PredictionId) -> str:
+    """string · the caller's input, byte for byte. Written by enqueue. No lifetime until terminal, then 1 hour."""
+    return f"{tag(partition_of(prediction_id))}:in:{prediction_id}"
+
+
+def output_data(prediction_id: PredictionId) -> str:
+    """hash · output and logs of a terminal prediction. Written by whatever ends it; 1 hour."""
+    return f"{tag(partition_of(prediction_id))}:out:{prediction_id}"
+
+
+def events(prediction_id: PredictionId) -> str:
+    """stream · its events, ids `<seq>-0` from 1 on without gaps. No lifetime until terminal, then 1 hour."""
+    return f"{tag(partition_of(prediction_id))}:ev:{prediction_id}"
+
+
+def channel(prediction_id: PredictionId) -> str:
+    """channel · `PUBLISH <seq>` whenever events were added, never a payload."""
+    return f"{tag(partition_of(prediction_id))}:ch:{prediction_id}"
+
+
+def idempotency(*, account: str, model: str, digest: str) -> str:
+    """string · `<id> <fingerprint of the body>`. Written by enqueue; 24 hours."""
+    return f"{tag(partition_of_model(model))}:idem:{account}:{model}:{digest}"
+
+
+# ── inside the tag, by queue ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def queue_partition(queue: QueueName) -> Partition:
+    """The partition of a queue is that of its model: all before the last colon."""
+    return partition_of_model(queue.rpartition(":")[0])
+
+
+def _of_queue(queue: QueueName, what: str) -> str:
+    return f"{tag(queue_partition(queue))}:q:{queue}:{what}"
+
+
+def meta(queue: QueueName) -> str:
+    """hash · streams, shard size, rotation, per lane a bit mask of streams that may hold work, lifetimes. Permanent."""
+    return _of_queue(queue, "meta")
+
+
+def stream(queue: QueueName, lane: str, number: int) -> str:
+    """stream · entries {id, cost} that wait or are claimed; group `directors`. Permanent."""
+    return _of_queue(queue, f"{lane}:s{number}")
+
+
+def bell(queue: QueueName) -> str:
+    """list · at most one token; wakes one waiting consumer. Consumed by it, else 60 s."""
+    return _of_queue(queue, "bell")
+
+
+def live(queue: QueueName) -> str:
+    """zset · every accepted and not yet terminal id → created, ms. Emptied as predictions end."""
+    return _of_queue(queue, "live")
+
+
+def lease(queue: QueueName) -> str:
+    """zset · claimed id → end of its lease by the server's clock, ms. Emptied as claims end."""
+    return _of_queue(queue, "lease")
+
+
+def last(queue: QueueName) -> str:
+    """hash · consumer → its last claim's nonce and ids, so that a lost reply is answered again. Permanent."""
+    return _of_queue(queue, "last")
+
+
+def delayed(queue: QueueName) -> str:
+    """zset · retries that are not due yet → due time, ms. Emptied by promote."""
+    return _of_queue(queue, "delayed")
+
+
+def deadline(queue: QueueName) -> str:
+    """zset · id → deadline, ms, of what is not terminal. Emptied by expire and by the end."""
+    return _of_queue(queue, "deadline")
+
+
+def dead(queue: QueueName) -> str:
+    """zset · dead letters → when they died, ms. Emptied by an operator, or when the record is gone."""
+    return _of_queue(queue, "dead")
+
+
+def directors(queue: QueueName) -> str:
+    """zset · consumer → last sign of life, ms. Written by extend."""
+    return _of_queue(queue, "directors")
+
+
+def owed(partition: Partition) -> str:
+    """zset · ids whose terminal webhook is not delivered → next attempt, ms. Emptied by deliver."""
+    return f"{tag(partition)}:owed"
+
+
+# ── outside the tag ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def queues() -> str:
+    """set · every queue there is. Written when a version is registered, before its first enqueue. Permanent."""
+    return "queues"
+
+
+def model(name: str) -> str:
+    """hash · a model of the catalogue. Written at registration. Permanent."""
+    return f"model:{name}"
+
+
+def version(name: str, version_id: str) -> str:
+    """hash · one version of a model with its OpenAPI document. Written at registration. Permanent."""
+    return f"version:{name}:{version_id}"
+
+
+def versions() -> str:
+    """hash · version id → model, for callers that name the version alone. Permanent."""
+    return "versions"
+
+
+def token(digest: str) -> str:
+    """hash · who a bearer token speaks for, by the SHA-256 of the token. Permanent."""
+    return f"token:{digest}"
+
+
+def account(name: str) -> str:
+    """hash · an account and its webhook secret. Permanent."""
+    return f"account:{name}"
+
+
+def listing(account: str) -> str:
+    """zset · an account's prediction ids, which sort by time. Written before enqueue; trimmed as it grows."""
+    return f"{{a:{account}}}:listing"
+
+
+def kick_channel(consumer: str) -> str:
+    """channel · the id of a claim of this director that was asked to cancel."""
+    return f"kick:{consumer}"

@@ -1,0 +1,156 @@
+"""What is stored and what goes over the wire: records, claims, events, and the prediction as a caller sees it.
+
+A caller's JSON stays `Raw` from end to end: nothing here re-encodes an input or an output.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from director.core.ids import PredictionId, QueueName
+from director.core.states import TERMINAL, Status, WebhookEvent
+
+__all__ = (
+    "Claim",
+    "Event",
+    "Page",
+    "Prediction",
+    "Record",
+    "Stored",
+    "Token",
+    "Urls",
+    "flat",
+    "pairs",
+)
+
+Token = str
+
+
+class Record(Struct, frozen=True, kw_only=True):
+    """The hash `rec:<id>`: the prediction's truth, all but its bulk. Times are milliseconds of the server's clock."""
+
+    id: PredictionId
+    account: str
+    model: str
+    version: str
+    queue: QueueName
+    lane: str
+    status: Status
+    created: int
+    started: int | None = None
+    completed: int | None = None
+    deadline: int | None = None
+    late: str = ""  # 'aborted' when the caller asked for the deadline, and so knows the word
+    attempt: int = 0
+    claims: int = 0
+    token: Token = ""
+    holder: str = ""
+    seq: int = 0
+    cancel: str = ""
+    url: str = ""  # base of the URLs in answers, as the client that made it knew us
+    webhook: str = ""
+    events: str = ""  # the filter: webhook events wanted, joined by commas
+    error: str = ""
+    code: str = ""
+    metrics: str = ""
+    told: str = ""
+    tellings: int = 0
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.status in TERMINAL
+
+    def wants(self, event: WebhookEvent) -> bool:
+        """Does the caller want to be told of this?"""
+        return bool(self.webhook) and event in self.events.split(",")
+
+    @classmethod
+    def parse(cls, prediction_id: PredictionId, flat: Sequence[bytes]) -> "Record":
+        """From the reply of HGETALL. Fields that a newer release wrote are ignored; empty ones read as absent."""
+        fields: dict[str, object] = {name.decode(): value.decode() for name, value in pairs(flat) if value}
+        return msgspec.convert({**fields, "id": prediction_id}, cls, strict=False)
+
+
+class Claim(Struct, frozen=True):
+    """The right of one director to run one prediction now."""
+
+    record: Record
+    input: Raw
+
+    @property
+    def id(self) -> PredictionId:
+        return self.record.id
+
+    @property
+    def token(self) -> Token:
+        return self.record.token
+
+
+class Event(Struct, frozen=True):
+    """One entry of `ev:<id>`. `data` is JSON for output, logs and metric, a word for the rest."""
+
+    seq: int
+    kind: str
+    at: int
+    data: bytes = b""
+
+
+class Stored(Struct, frozen=True, kw_only=True):
+    """A prediction at one moment. `input` is None once the data was removed; output and logs grow while it runs."""
+
+    record: Record
+    input: Raw | None
+    output: Raw | None = None
+    logs: str = ""
+
+
+class Urls(Struct, frozen=True, omit_defaults=True):
+    """Absolute, on the public host. `stream` only where there is one: official clients fail on null."""
+
+    get: str
+    cancel: str
+    web: str
+
+
+class Prediction(Struct, frozen=True, kw_only=True):
+    """A prediction as Replicate's clients know it. Which fields may be null is what those clients can take."""
+
+    id: PredictionId
+    model: str
+    version: str
+    input: Raw
+    output: Raw | None
+    logs: str
+    error: str | None
+    status: Status
+    created_at: str
+    started_at: str | None
+    completed_at: str | None
+    data_removed: bool
+    metrics: dict[str, Raw]
+    urls: Urls
+    source: str = "api"
+    deadline: str | UnsetType = UNSET
+    code: str | UnsetType = UNSET
+    webhook: str | UnsetType = UNSET
+    webhook_events_filter: tuple[str, ...] | UnsetType = UNSET
+
+
+class Page(Struct, frozen=True):
+    """One page of a listing, newest first; both addresses absolute or null."""
+
+    next: str | None
+    previous: str | None
+    results: list[Any]
+
+
+def pairs(flat: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
+    """A flat reply of field, value, field, value … by twos."""
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
+def flat(fields: Mapping[str, str | int | bytes | None]) -> list[str | int | bytes]:
+    """The other way round, for a script's arguments; None and '' are left out."""
+    return [part for name, value in fields.items() if value is not None and value != "" for part in (name, value)]

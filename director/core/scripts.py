@@ -1,0 +1,335 @@
+"""Every script as a typed call: the one place that knows the order of KEYS and ARGV and the shape of replies.
+
+One method per file of lua/, named after it; what a script promises stands in its header.
+`now_ms` is for tests: without it scripts ask the server's clock.
+"""
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, cast
+
+from msgspec import Raw, Struct
+
+from director.core import keys
+from director.core.errors import IdempotencyMismatch, UnknownQueue
+from director.core.gatherer import Arg, Gatherer
+from director.core.ids import Partition, PredictionId, QueueName, partition_of
+from director.core.schema import Claim, Event, Record, Stored, Token, flat, pairs
+from director.core.states import Status
+from director.core.view import fold
+
+__all__ = ("Accepted", "Canceled", "Hold", "NewEvent", "QueueStats", "Requeued", "Scripts")
+
+Hold = Literal["held", "lost", "user", "deadline"]
+"""What a holder learns of its claim: it holds; it is lost; its caller asked to cancel; its time is up."""
+
+Canceled = Literal["canceled", "asked", "over", "unknown"]
+Requeued = Literal["waiting", "delayed", "dead", "canceled", "late", "gone", "lost"]
+NewEvent = tuple[str, bytes]
+"""(kind, data) of an event that gets its number in Redis."""
+
+MOST_CLAIMS = 20
+IDEMPOTENCY_TTL_MS = 24 * 3600 * 1000
+
+
+class Accepted(Struct, frozen=True):
+    """What became of a submit. `replayed`: the idempotency key stands for this older prediction."""
+
+    id: PredictionId
+    replayed: bool = False
+    created_ms: int = 0
+
+
+class QueueStats(Struct, frozen=True, kw_only=True):
+    """One queue at one moment. `oldest_ms`: how long ago the oldest that has not ended was accepted."""
+
+    high: int
+    normal: int
+    low: int
+    claimed: int
+    delayed: int
+    dead: int
+    live: int
+    oldest_ms: int
+    directors: int
+    streams: int
+    read: int
+    paused: bool
+
+    @property
+    def waiting(self) -> int:
+        return self.high + self.normal + self.low
+
+
+class Scripts:
+    """Every change of shared state. All raise BackendUnavailable while Redis cannot answer."""
+
+    def __init__(self, gatherer: Gatherer) -> None:
+        self._call = gatherer.call
+
+    # ── queues ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def register(
+        self,
+        queue: QueueName,
+        *,
+        version: str,
+        streams: int,
+        size: int,
+        attempts: int,
+        data_ttl_s: float,
+        record_ttl_s: float,
+    ) -> bool:
+        """Make a queue known, or refresh its policy; False when its name belongs to another version."""
+        lifetimes = [int(data_ttl_s * 1000), int(record_ttl_s * 1000)]
+        args: list[Arg] = [version, streams, size, attempts, *lifetimes]
+        return bool(await self._call("register", [keys.meta(queue)], args))
+
+    async def resize(self, queue: QueueName, *, streams: int) -> tuple[int, int]:
+        """Change the streams of each lane; returns (streams that take new work, streams that are read)."""
+        reply = await self._call("resize", [keys.meta(queue)], [queue, streams])
+        if not reply:
+            raise UnknownQueue(queue)
+        return reply[0], reply[1]
+
+    async def stats(self, queue: QueueName, *, alive_s: float = 15.0, now_ms: int | None = None) -> QueueStats:
+        """How much waits, runs, is delayed and dead, and how many directors serve it."""
+        args: list[Arg] = [queue, int(alive_s * 1000), _now(now_ms)]
+        reply = await self._call("stats", [keys.meta(queue)], args)
+        if not reply:
+            raise UnknownQueue(queue)
+        *counts, paused = reply
+        names = [name for name in QueueStats.__struct_fields__ if name != "paused"]
+        return QueueStats(**dict(zip(names, counts, strict=True)), paused=bool(paused))
+
+    # ── the caller's side ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def enqueue(
+        self,
+        prediction_id: PredictionId,
+        *,
+        queue: QueueName,
+        account: str,
+        model: str,
+        version: str,
+        shard: Sequence[int],
+        input: bytes,  # noqa: A002 - the word for it
+        lane: str = "normal",
+        cost: float = 1,
+        url: str = "",
+        webhook: str = "",
+        events: str = "",
+        lifetime_ms: int | None = None,
+        late: str = "",
+        start_by_ms: int | None = None,
+        idempotency: tuple[str, str] | None = None,
+        now_ms: int | None = None,
+    ) -> Accepted:
+        """Accept a prediction. `idempotency`: (key's digest, body's fingerprint). Safe to repeat with the same id.
+
+        Raises UnknownQueue, IdempotencyMismatch.
+        """
+        record = keys.record(prediction_id)
+        digest, fingerprint = idempotency or ("", "")
+        held = keys.idempotency(account=account, model=model, digest=digest) if digest else record
+        fields = flat(
+            {
+                "account": account,
+                "model": model,
+                "version": version,
+                "queue": queue,
+                "lane": lane,
+                "shard": ",".join(map(str, shard)),
+                "cost": f"{cost:g}",
+                "url": url,
+                "webhook": webhook,
+                "events": events,
+                "lifetime_ms": lifetime_ms,
+                "late": late,
+                "start_by_ms": start_by_ms,
+            },
+        )
+        args: list[Arg] = [prediction_id, input, fingerprint, IDEMPOTENCY_TTL_MS, _now(now_ms), *fields]
+        word, *rest = await self._call("enqueue", [record, keys.input_data(prediction_id), held], args)
+        match word:
+            case b"created":
+                return Accepted(prediction_id, created_ms=int(rest[0]))
+            case b"replayed":
+                return Accepted(PredictionId(rest[0].decode()), replayed=True)
+            case b"mismatch":
+                raise IdempotencyMismatch("This Idempotency-Key was used with another body.")
+            case _:
+                raise UnknownQueue(queue)
+
+    async def get(self, prediction_id: PredictionId) -> Stored | None:
+        """One prediction as it is now; None when there is none."""
+        reply = await self._call("get", [keys.record(prediction_id)], [prediction_id])
+        if not reply:
+            return None
+        fields, data, ended, entries = reply
+        record = Record.parse(prediction_id, fields)
+        raw = Raw(data) if data else None
+        if not record.is_terminal:
+            output, logs = fold([_event(entry) for entry in entries])
+            return Stored(record=record, input=raw, output=output, logs=logs)
+        done = dict(pairs(ended))
+        output = Raw(done[b"output"]) if done.get(b"output") else None
+        return Stored(record=record, input=raw, output=output, logs=done.get(b"logs", b"").decode())
+
+    async def cancel(self, prediction_id: PredictionId, *, account: str, now_ms: int | None = None) -> Canceled:
+        """End a prediction that waits, or ask the holder of one that runs to stop it."""
+        args: list[Arg] = [prediction_id, account, _now(now_ms)]
+        answer = await self._call("cancel", [keys.record(prediction_id)], args)
+        return cast(Canceled, answer.decode())
+
+    # ── the holder's side ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def claim(
+        self,
+        queue: QueueName,
+        *,
+        consumer: str,
+        nonce: str,
+        count: int,
+        lease_s: float,
+        now_ms: int | None = None,
+    ) -> list[Claim]:
+        """Claim up to `count`. Repeating a call with its nonce answers it again. A paused queue hands out nothing.
+
+        Raises UnknownQueue.
+        """
+        args: list[Arg] = [queue, consumer, nonce, count, int(lease_s * 1000), MOST_CLAIMS, _now(now_ms)]
+        state, *handed = await self._call("claim", [keys.meta(queue)], args)
+        if state == b"unknown":
+            raise UnknownQueue(queue)
+        claims = []
+        for raw_id, data, fields in handed:
+            prediction_id = PredictionId(raw_id.decode())
+            claims.append(Claim(Record.parse(prediction_id, fields), Raw(data or b"{}")))
+        return claims
+
+    async def extend(
+        self,
+        queue: QueueName,
+        *,
+        consumer: str,
+        lease_s: float,
+        claims: Iterable[tuple[PredictionId, Token]],
+        now_ms: int | None = None,
+    ) -> list[Hold]:
+        """Move the leases of all these claims; one answer for each, in order. None at all is a sign of life."""
+        held = [part for claim in claims for part in claim]
+        args: list[Arg] = [queue, consumer, int(lease_s * 1000), _now(now_ms), *held]
+        return [word.decode() for word in await self._call("extend", [keys.directors(queue)], args)]
+
+    async def advance(
+        self,
+        prediction_id: PredictionId,
+        *,
+        token: Token,
+        seq: int,
+        ran_ms: int | None,
+        events: Sequence[NewEvent],
+        now_ms: int | None = None,
+    ) -> tuple[Hold, int]:
+        """Write that the run began (`ran_ms` ago) and its events; returns how the claim stands and the last event's number."""
+        args: list[Arg] = [prediction_id, token, seq, _now(ran_ms), _now(now_ms), *_parts(events)]
+        word, *last = await self._call("advance", [keys.record(prediction_id)], args)
+        return word.decode(), last[0] if last else seq
+
+    async def finish(
+        self,
+        prediction_id: PredictionId,
+        *,
+        token: Token,
+        status: Status,
+        error: str = "",
+        code: str = "",
+        output: bytes = b"",
+        logs: str = "",
+        metrics: bytes = b"",
+        ran_ms: int | None = None,
+        grace_s: float = 0,
+        events: Sequence[NewEvent] = (),
+        now_ms: int | None = None,
+    ) -> bool:
+        """Write the terminal record and remove the entry; False when the claim is lost and nothing was written."""
+        ended: list[Arg] = [status, error, code, output, logs, metrics, _now(ran_ms), int(grace_s * 1000), _now(now_ms)]
+        args: list[Arg] = [prediction_id, token, *ended, *_parts(events)]
+        return bool(await self._call("finish", [keys.record(prediction_id)], args) == b"finished")
+
+    async def release(
+        self,
+        prediction_id: PredictionId,
+        *,
+        token: Token,
+        spent: bool,
+        delay_s: float = 0,
+        error: str = "",
+        code: str = "",
+        now_ms: int | None = None,
+    ) -> Requeued:
+        """Give a claim back: unspent, or as a spent attempt. Returns what became of the prediction."""
+        args: list[Arg] = [prediction_id, token, int(spent), int(delay_s * 1000), error, code, _now(now_ms)]
+        answer = await self._call("release", [keys.record(prediction_id)], args)
+        return cast(Requeued, answer.decode())
+
+    # ── the keeper's side ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def reap(
+        self,
+        queue: QueueName,
+        *,
+        limit: int,
+        base_s: float,
+        cap_s: float,
+        now_ms: int | None = None,
+    ) -> list[tuple[PredictionId, Requeued]]:
+        """Take back claims whose lease ran out; what became of each."""
+        jitter = random.random()  # noqa: S311 - spreads retries, guards nothing
+        args: list[Arg] = [limit, jitter, int(base_s * 1000), int(cap_s * 1000), _now(now_ms)]
+        reply = await self._call("reap", [keys.lease(queue)], args)
+        return [(PredictionId(name.decode()), cast(Requeued, word.decode())) for name, word in pairs(reply)]
+
+    async def promote(self, queue: QueueName, *, limit: int, now_ms: int | None = None) -> int:
+        """Put due retries back into their streams; how many."""
+        return int(await self._call("promote", [keys.delayed(queue)], [limit, _now(now_ms)]))
+
+    async def expire(self, queue: QueueName, *, limit: int, now_ms: int | None = None) -> tuple[int, int]:
+        """End what waited past its deadline, tell the holders of what runs past it: (ended, told)."""
+        ended, told = await self._call("expire", [keys.deadline(queue)], [limit, _now(now_ms)])
+        return ended, told
+
+    async def due(
+        self, partition: Partition, *, limit: int, hold_s: float, now_ms: int | None = None
+    ) -> list[PredictionId]:
+        """Take terminal webhooks whose next attempt has come; they are due again after `hold_s`."""
+        args: list[Arg] = [limit, int(hold_s * 1000), _now(now_ms)]
+        return [PredictionId(name.decode()) for name in await self._call("due", [keys.owed(partition)], args)]
+
+    async def deliver(
+        self,
+        prediction_id: PredictionId,
+        *,
+        outcome: str,
+        delay_s: float | None,
+        now_ms: int | None = None,
+    ) -> bool:
+        """Note how a terminal webhook's attempt went; no `delay_s`: there will be no other."""
+        args: list[Arg] = [prediction_id, "" if delay_s is None else int(delay_s * 1000), outcome, _now(now_ms)]
+        owed = keys.owed(partition_of(prediction_id))
+        return bool(await self._call("deliver", [keys.record(prediction_id), owed], args))
+
+
+def _now(now_ms: int | None) -> Arg:
+    return "" if now_ms is None else now_ms
+
+
+def _parts(events: Sequence[NewEvent]) -> list[Arg]:
+    return [part for event in events for part in event]
+
+
+def _event(entry: Any) -> Event:
+    name, fields = entry
+    at = dict(pairs(fields))
+    return Event(int(name.partition(b"-")[0]), at[b"t"].decode(), int(at[b"at"]), at[b"d"])

@@ -1,0 +1,138 @@
+"""What an environment variable does: one frozen struct per process, read once at start and passed on by hand.
+
+A field `lease_s` of any struct is the variable `DIRECTOR_LEASE_S`. The descriptions are the documentation.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+
+from director.core.errors import SettingsError
+
+__all__ = (
+    "PREFIX",
+    "ApiSettings",
+    "CommonSettings",
+    "DirectorSettings",
+    "KeeperSettings",
+    "described",
+    "load",
+)
+
+PREFIX = "DIRECTOR_"
+
+AnySettings = TypeVar("AnySettings", bound="CommonSettings")
+
+
+class CommonSettings(Struct, frozen=True, kw_only=True):
+    """What every process needs."""
+
+    redis_url: Annotated[str, Meta(description="redis://, rediss:// or unix:// address of Redis or Valkey.")] = (
+        "redis://127.0.0.1:6379/0"
+    )
+    durability: Annotated[
+        str,
+        Meta(
+            pattern="^(always|everysec|replicated|memory)$",
+            description="Weakest level of the server that is accepted: always, everysec, replicated or memory.",
+        ),
+    ] = "always"
+    assume_durability: Annotated[
+        str,
+        Meta(
+            pattern="^(|always|everysec|replicated|memory)$",
+            description="The server's level where it forbids CONFIG GET and so cannot be asked.",
+        ),
+    ] = ""
+    log_level: Annotated[str, Meta(pattern="^(debug|info|warning|error)$", description="Least level logged.")] = "info"
+
+
+class ApiSettings(CommonSettings, frozen=True, kw_only=True):
+    """The front door."""
+
+    host: Annotated[str, Meta(description="Address the API listens on.")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="Port the API listens on.")] = 8080
+    public_url: Annotated[
+        str, Meta(description="Base of the URLs in answers, without /v1; empty: what the request was sent to.")
+    ] = ""
+    max_body_bytes: Annotated[int, Meta(ge=1024, description="Largest request body.")] = 1 << 20
+    max_waits: Annotated[int, Meta(ge=1, description="Held responses (Prefer: wait) at once; beyond, 201.")] = 10_000
+    cache_s: Annotated[float, Meta(ge=0, description="Age at which a cached token or model is asked for again.")] = 5.0
+
+
+class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
+    """One director and its model servers."""
+
+    model: Annotated[str, Meta(description="owner/name of the model that it serves.")] = ""
+    version: Annotated[str, Meta(description="Version id, 64 hex digits; empty: from name and schema.")] = ""
+    servers: Annotated[
+        tuple[str, ...], Meta(description="URLs of the model servers, one per GPU, separated by commas.")
+    ] = ()
+    concurrent_predictions: Annotated[int, Meta(ge=1, description="Predictions one model server runs at once.")] = 1
+    lease_s: Annotated[float, Meta(gt=0, description="Silence after which a claim may be taken back.")] = 15.0
+    run_limit_s: Annotated[float, Meta(gt=0, description="Longest run of one attempt.")] = 1800.0
+    attempts: Annotated[int, Meta(ge=1, le=20, description="Attempts before a prediction becomes a dead letter.")] = 3
+    drain_s: Annotated[float, Meta(ge=0, description="Time to finish running work after SIGTERM.")] = 30.0
+    health_port: Annotated[int, Meta(ge=0, le=65535, description="Port of its health and inbox; 0: any free.")] = 0
+    health_host: Annotated[str, Meta(description="Address of that port.")] = "127.0.0.1"
+    streams: Annotated[int, Meta(ge=1, le=32, description="Streams of a lane, for a queue that is new.")] = 16
+    shard_size: Annotated[int, Meta(ge=1, le=32, description="Streams of one tenant, for a queue that is new.")] = 2
+    data_ttl_s: Annotated[float, Meta(ge=1, description="Life of input, output, logs after the end.")] = 3600.0
+    record_ttl_s: Annotated[float, Meta(ge=1, description="Life of the record after the end.")] = 7 * 86400.0
+    max_output_bytes: Annotated[int, Meta(ge=1024, description="Largest output kept; a larger one fails.")] = 8 << 20
+    max_log_bytes: Annotated[int, Meta(ge=1024, description="Log text kept of a prediction: its end.")] = 2 << 20
+    webhook_allow: Annotated[
+        str, Meta(description="Receivers that are allowed though private: hosts, networks, the word loopback.")
+    ] = ""
+    webhook_interval_s: Annotated[float, Meta(ge=0, description="Least time between output or logs webhooks.")] = 0.5
+
+
+class KeeperSettings(CommonSettings, frozen=True, kw_only=True):
+    """The process that looks after queues nobody holds."""
+
+    host: Annotated[str, Meta(description="Address of /livez and /readyz.")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="Port of /livez and /readyz; 0: any free.")] = 0
+    lease_s: Annotated[float, Meta(gt=0, description="Lease of the directors; sets the reaper's pace.")] = 15.0
+    webhook_allow: Annotated[
+        str, Meta(description="Receivers that are allowed though private: hosts, networks, the word loopback.")
+    ] = ""
+
+
+def load(cls: type[AnySettings], environ: Mapping[str, str] | None = None, **given: object) -> AnySettings:
+    """Settings from the environment; `given` (from the command line) wins where it is not None.
+
+    Raises SettingsError that names the variable and what it should be.
+    """
+    environ = os.environ if environ is None else environ
+    names = {field.name: field for field in msgspec.structs.fields(cls)}
+    values: dict[str, object] = {
+        name: _split(text, field.type) for name, field in names.items() if (text := environ.get(PREFIX + name.upper()))
+    }
+    values |= {name: value for name, value in given.items() if value is not None}
+    try:
+        return msgspec.convert(values, cls, strict=False)
+    except msgspec.ValidationError as exc:
+        reason, _, place = str(exc).partition(" - at `$.")
+        name = place.rstrip("`").partition("[")[0]
+        raise SettingsError(f"{PREFIX}{name.upper()}: {reason}") from exc
+
+
+def described(cls: type[CommonSettings]) -> list[tuple[str, str, str]]:
+    """(variable, default, description) of each setting, for the README and `--help`."""
+    hints = get_type_hints(cls, include_extras=True)
+    rows = []
+    for field in msgspec.structs.fields(cls):
+        meta = next(part for part in get_args(hints[field.name]) if isinstance(part, Meta))
+        rows.append((PREFIX + field.name.upper(), _shown(field.default), meta.description or ""))
+    return rows
+
+
+def _split(text: str, kind: Any) -> object:
+    return [part.strip() for part in text.split(",") if part.strip()] if "tuple" in str(kind) else text
+
+
+def _shown(default: object) -> str:
+    return "" if default in ("", ()) else str(default)

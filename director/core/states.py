@@ -1,0 +1,46 @@
+"""Which status may follow which. Terminal statuses are never left; everything else here is derived from one table."""
+
+from enum import StrEnum
+from typing import Final
+
+__all__ = ("TERMINAL", "TRANSITIONS", "Status", "WebhookEvent", "may_follow")
+
+
+class Status(StrEnum):
+    """Replicate's words, as its clients know them."""
+
+    STARTING = "starting"
+    PROCESSING = "processing"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    ABORTED = "aborted"
+
+
+class WebhookEvent(StrEnum):
+    """What a caller can be told of."""
+
+    START = "start"
+    OUTPUT = "output"
+    LOGS = "logs"
+    COMPLETED = "completed"
+
+
+TRANSITIONS: Final[dict[Status, frozenset[Status]]] = {
+    # aborted: the deadline passed in the queue
+    Status.STARTING: frozenset(
+        {Status.PROCESSING, Status.SUCCEEDED, Status.FAILED, Status.CANCELED, Status.ABORTED},
+    ),
+    # starting: another attempt
+    Status.PROCESSING: frozenset({Status.STARTING, Status.SUCCEEDED, Status.FAILED, Status.CANCELED}),
+    Status.SUCCEEDED: frozenset(),
+    Status.FAILED: frozenset(),
+    Status.CANCELED: frozenset(),
+    Status.ABORTED: frozenset(),
+}
+TERMINAL: Final = frozenset(status for status, following in TRANSITIONS.items() if not following)
+
+
+def may_follow(*, before: Status, after: Status) -> bool:
+    """Is `after` allowed once a prediction was `before`?"""
+    return after in TRANSITIONS[before]

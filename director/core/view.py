@@ -1,0 +1,82 @@
+"""From what is stored to what a caller sees: the body of GET, of webhooks and of held responses. Pure."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from director.core.schema import Event, Prediction, Stored, Urls
+
+__all__ = ("fold", "iso", "joined", "view")
+
+NOTHING: Final = Raw(b"{}")
+RESTARTS: Final = frozenset({"retried", "released"})
+
+
+def view(stored: Stored) -> Prediction:
+    """The prediction as Replicate's API shows it."""
+    record = stored.record
+    base = f"{record.url}/v1/predictions/{record.id}"
+    return Prediction(
+        id=record.id,
+        model=record.model,
+        version=record.version,
+        input=NOTHING if stored.input is None else stored.input,
+        output=stored.output,
+        logs=stored.logs,
+        error=record.error or None,
+        status=record.status,
+        created_at=iso(record.created),
+        started_at=None if record.started is None else iso(record.started),
+        completed_at=None if record.completed is None else iso(record.completed),
+        data_removed=stored.input is None,
+        metrics=_metrics(stored),
+        urls=Urls(get=base, cancel=f"{base}/cancel", web=f"{record.url}/p/{record.id}"),
+        deadline=iso(record.deadline) if record.deadline and record.late else UNSET,
+        code=record.code or UNSET,
+        webhook=record.webhook or UNSET,
+        webhook_events_filter=tuple(record.events.split(",")) if record.webhook else UNSET,
+    )
+
+
+def fold(events: Sequence[Event]) -> tuple[Raw | None, str]:
+    """Output and logs of a run so far, from its events. Another attempt empties both."""
+    items: list[bytes] = []
+    logs: list[str] = []
+    for event in events:
+        if event.kind in RESTARTS:
+            items.clear()
+            logs.clear()
+        elif event.kind == "output":
+            items.append(event.data)
+        elif event.kind == "logs":
+            logs.append(msgspec.json.decode(event.data, type=str))
+    return joined(items), "".join(logs)
+
+
+def joined(items: Sequence[bytes]) -> Raw | None:
+    """A JSON list of values that are JSON already; None when there are none."""
+    return Raw(b"[" + b",".join(items) + b"]") if items else None
+
+
+def iso(at_ms: int) -> str:
+    """RFC 3339 with milliseconds and Z, as Replicate writes it."""
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _metrics(stored: Stored) -> dict[str, Raw]:
+    """What the model measured, with our own times: its clock is not trusted."""
+    record = stored.record
+    if record.completed is None:
+        return {}
+    metrics = msgspec.json.decode(record.metrics, type=dict[str, Raw]) if record.metrics else {}
+    metrics["total_time"] = _seconds(record.completed - record.created)
+    if record.started is not None:
+        metrics["predict_time"] = _seconds(record.completed - record.started)
+    return metrics
+
+
+def _seconds(ms: int) -> Raw:
+    return Raw(str(ms / 1000).encode())

@@ -1,0 +1,96 @@
+"""Read a webhook's URL, and say in words what is wrong with one that cannot be used.
+
+Pure: judges the shape only. Where a host leads is never read from its spelling: `127.1`, `2130706433` and a name
+that resolves to them pass here, and are refused by the sender once they are resolved.
+"""
+
+import re
+import unicodedata
+from ipaddress import IPv6Address
+from typing import Final
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+__all__ = ("HOST_NAME", "WebhookUrl", "parse_webhook_url", "read_webhook_url")
+
+MAX_CHARACTERS: Final = 2_048
+DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+# letters, digits, - and _ (container names have it) in labels; a percent sign, a backslash or a non-ASCII digit is
+# what two parsers read as two hosts
+HOST_NAME: Final = re.compile(r"(?=.{1,253}\.?\Z)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*\.?")
+
+
+class WebhookUrl(Struct, frozen=True, kw_only=True):
+    """A URL that was read. `host` is lower case and without brackets; `target` is path and query, no fragment."""
+
+    scheme: str
+    host: str
+    port: int
+    target: str
+
+    @property
+    def authority(self) -> str:
+        """The value of the Host header: the port only where it is not the scheme's own."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
+
+
+def parse_webhook_url(text: str) -> str | None:
+    """None if the URL can be used, else the reason in words, fit for the caller."""
+    try:
+        read_webhook_url(text)
+    except ValueError as exc:
+        return str(exc)
+    return None
+
+
+def read_webhook_url(text: str) -> WebhookUrl:
+    """The parts of a usable URL. ValueError says what is wrong, without repeating the URL: its query may be secret."""
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(f"is longer than {MAX_CHARACTERS:,} characters")
+    # before parsing: urlsplit drops line breaks and tabs silently, and strips what surrounds them
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in text):
+        raise ValueError("has a control character")
+    if text != text.strip():
+        raise ValueError("begins or ends with a space")
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        raise ValueError("is not a URL: its host or port cannot be read") from None
+    if parts.scheme not in DEFAULT_PORTS:
+        raise ValueError("must be an absolute URL that begins with https:// or http://")
+    if "@" in parts.netloc:
+        raise ValueError("must not hold a user name or password")
+    if port == 0:
+        raise ValueError("has port 0")
+    return WebhookUrl(
+        scheme=parts.scheme,
+        host=_host(parts.netloc, parts.hostname),
+        port=port or DEFAULT_PORTS[parts.scheme],
+        target=(parts.path or "/") + (f"?{parts.query}" if parts.query else ""),
+    )
+
+
+def _host(netloc: str, host: str | None) -> str:
+    if not host:
+        raise ValueError("has no host")
+    if not netloc.isascii():
+        raise ValueError("must write its host in ASCII: the xn-- form of an international name")
+    if netloc.startswith("["):
+        return _ipv6(host)
+    if not HOST_NAME.fullmatch(host):
+        raise ValueError("has a host that is neither a name nor an address")
+    return host
+
+
+def _ipv6(host: str) -> str:
+    try:
+        address = IPv6Address(host)
+    except ValueError:
+        raise ValueError("has brackets around something that is not an IPv6 address") from None
+    if address.scope_id is not None:
+        raise ValueError("has an IPv6 address with a zone, which means something on one machine only")
+    return address.compressed

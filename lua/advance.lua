@@ -1,0 +1,34 @@
+#!lua flags=allow-oom
+-- advance: write what a run showed since the last call: that it began, and its events in order.
+-- Uses lib/keys lib/place lib/settle
+--
+--   KEYS[1]  record    hash  {p}:rec:<id>
+--   ARGV[1]  id
+--   ARGV[2]  token     fencing token handed out by claim
+--   ARGV[3]  seq       the last event that the holder knows of; another one there means that this call was written before
+--   ARGV[4]  ran_ms    how long ago the run began, '' while it has not
+--   ARGV[5]  now_ms    '' for the server's clock
+--   ARGV[6…] kind, data
+--   Returns  {'held' | 'user' | 'deadline', seq}   as extend's answers
+--            {'lost'}                              nothing was written
+
+local id, token, known, ran_ms, now = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], clock(ARGV[5])
+
+local r = redis.call('HMGET', KEYS[1], 'token', 'seq', 'status', 'cancel')
+if r[1] ~= token then return { 'lost' } end
+local word = (r[4] and r[4] ~= '') and r[4] or 'held'
+local seq = tonumber(r[2])
+if seq ~= known then return { word, seq } end
+
+if ran_ms ~= '' and r[3] == 'starting' then
+  seq = seq + 1
+  redis.call('HSET', KEYS[1], 'status', 'processing', 'started', now - ran_ms, 'begun', '1')
+  append(id, seq, 'started', now, '')
+end
+for i = 6, #ARGV, 2 do
+  seq = seq + 1
+  append(id, seq, ARGV[i], now, ARGV[i + 1])
+end
+redis.call('HSET', KEYS[1], 'seq', seq)
+redis.call('PUBLISH', channel(id), seq)
+return { word, seq }

@@ -1,0 +1,25 @@
+#!lua flags=allow-oom
+-- cancel: end a prediction that waits, or ask the holder of one that runs to stop it.
+-- Uses lib/keys lib/place lib/settle
+--
+--   KEYS[1]  record   hash  {p}:rec:<id>
+--   ARGV[1]  id
+--   ARGV[2]  account  whose it must be
+--   ARGV[3]  now_ms   '' for the server's clock
+--   Returns  'canceled'  it waited, and has ended
+--            'asked'     it runs; its holder was told, and is told again with each heartbeat
+--            'over'      it had ended before
+--            'unknown'   no such prediction of this account
+
+local id, account, now = ARGV[1], ARGV[2], clock(ARGV[3])
+
+local r = read(id)
+if not r or r.account ~= account then return 'unknown' end
+if TERMINAL[r.status] then return 'over' end
+if r.token == '' then
+  settle(id, r, 'canceled', {}, now)
+  return 'canceled'
+end
+redis.call('HSET', KEYS[1], 'cancel', 'user')
+redis.call('PUBLISH', kick_channel(r.holder), id)
+return 'asked'

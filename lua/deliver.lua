@@ -1,0 +1,27 @@
+#!lua flags=allow-oom
+-- deliver: note how an attempt to deliver a terminal webhook went.
+-- Uses lib/keys
+--
+--   KEYS[1]  record    hash  {p}:rec:<id>
+--   KEYS[2]  owed      zset  {p}:owed
+--   ARGV[1]  id
+--   ARGV[2]  delay_ms  until the next attempt; '' when there is none: it arrived, or is given up
+--   ARGV[3]  outcome   delivered, failed, refused, gone or given_up: kept in the record as `told`
+--   ARGV[4]  now_ms    '' for the server's clock
+--   Returns  1  noted
+--            0  it was not owed any more: nothing was written
+
+local id, delay_ms, outcome, now = ARGV[1], ARGV[2], ARGV[3], clock(ARGV[4])
+
+if not redis.call('ZSCORE', KEYS[2], id) then return 0 end
+
+if delay_ms == '' then
+  redis.call('ZREM', KEYS[2], id)
+else
+  redis.call('ZADD', KEYS[2], now + delay_ms, id)
+end
+if redis.call('EXISTS', KEYS[1]) == 1 then
+  redis.call('HSET', KEYS[1], 'told', outcome)
+  redis.call('HINCRBY', KEYS[1], 'tellings', 1)
+end
+return 1

@@ -1,0 +1,27 @@
+#!lua flags=allow-oom
+-- expire: end what waited past its deadline, and tell the holders of what runs past it.
+-- Uses lib/keys lib/place lib/settle
+--
+--   KEYS[1]  deadline  zset  {p}:q:<queue>:deadline
+--   ARGV[1]  limit     most looked at in this call
+--   ARGV[2]  now_ms    '' for the server's clock
+--   Returns  {ended, told}
+
+local limit, now = ARGV[1], clock(ARGV[2])
+
+local ended, told = 0, 0
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, limit)) do
+  redis.call('ZREM', KEYS[1], id)
+  local r = read(id)
+  if r and not TERMINAL[r.status] then
+    if r.token == '' then
+      settle_late(id, r, now)
+      ended = ended + 1
+    else
+      if r.cancel == '' then redis.call('HSET', record_key(id), 'cancel', 'deadline') end
+      redis.call('PUBLISH', kick_channel(r.holder), id)
+      told = told + 1
+    end
+  end
+end
+return { ended, told }

@@ -1,0 +1,39 @@
+#!lua flags=allow-oom
+-- finish: write the terminal record and remove its entry, if the claim still holds.
+-- Uses lib/keys lib/place lib/settle
+--
+--   KEYS[1]  record    hash  {p}:rec:<id>
+--   ARGV[1]  id
+--   ARGV[2]  token     fencing token handed out by claim
+--   ARGV[3]  status    succeeded, failed, canceled or aborted
+--   ARGV[4]  error     for people, '' for none
+--   ARGV[5]  code      for machines, '' for none
+--   ARGV[6]  output    JSON, '' for none
+--   ARGV[7]  logs
+--   ARGV[8]  metrics   JSON, '' for none
+--   ARGV[9]  ran_ms    how long ago the run began, '' when it never did
+--   ARGV[10] grace_ms  time for the holder to deliver the terminal webhook before a courier does
+--   ARGV[11] now_ms    '' for the server's clock
+--   ARGV[12…] kind, data  events not written yet
+--   Returns  'finished'  also when this very claim had finished it before
+--            'lost'      nothing was written
+
+local id, token, status, ran_ms, now = ARGV[1], ARGV[2], ARGV[3], ARGV[9], clock(ARGV[11])
+
+local r = read(id)
+if r and r.ended == token then return 'finished' end
+if not r or r.token ~= token then return 'lost' end
+
+if ran_ms ~= '' and r.started == '' then
+  r.seq = r.seq + 1
+  append(id, r.seq, 'started', now, '')
+end
+for i = 12, #ARGV, 2 do
+  r.seq = r.seq + 1
+  append(id, r.seq, ARGV[i], now, ARGV[i + 1])
+end
+settle(id, r, status, {
+  error = ARGV[4], code = ARGV[5], output = ARGV[6], logs = ARGV[7], metrics = ARGV[8],
+  ran_ms = ran_ms, grace_ms = ARGV[10], ended = token,
+}, now)
+return 'finished'

@@ -1,0 +1,35 @@
+-- lib/keys: keys of ids and queues that a script meets on its way, and the server's clock.
+-- core/keys.py owns the spelling; a test holds the two together. All keys carry the hash tag of KEYS[1].
+
+local TAG = string.match(KEYS[1], '^{p%d+}')
+local GROUP = 'directors'
+
+local function record_key(id) return TAG .. ':rec:' .. id end
+local function input_key(id) return TAG .. ':in:' .. id end
+local function output_key(id) return TAG .. ':out:' .. id end
+local function events_key(id) return TAG .. ':ev:' .. id end
+local function channel(id) return TAG .. ':ch:' .. id end
+local function owed_key() return TAG .. ':owed' end
+local function queue_key(queue, what) return TAG .. ':q:' .. queue .. ':' .. what end
+local function stream_key(queue, lane, number) return queue_key(queue, lane .. ':s' .. number) end
+local function kick_channel(consumer) return 'kick:' .. consumer end
+
+-- Milliseconds by the server's clock; a test may hand in its own.
+local function clock(given)
+  if given and given ~= '' then return tonumber(given) end
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+-- The record as a table, or nil. Absent fields read as ''.
+local EMPTY = { __index = function() return '' end }
+local function read(id)
+  local flat = redis.call('HGETALL', record_key(id))
+  if #flat == 0 then return nil end
+  local r = {}
+  for i = 1, #flat, 2 do r[flat[i]] = flat[i + 1] end
+  return setmetatable(r, EMPTY)
+end
+
+local TERMINAL = { succeeded = true, failed = true, canceled = true, aborted = true }
+local function past(when, now) return when ~= '' and tonumber(when) <= now end

@@ -1,0 +1,52 @@
+-- lib/settle: make a prediction terminal, in one way for every script that may end one. Needs lib/keys, lib/place.
+
+local function append(id, seq, kind, now, data)
+  redis.call('XADD', events_key(id), seq .. '-0', 't', kind, 'at', now, 'd', data)
+end
+
+-- end_: error, code, output, logs, metrics, ran_ms, ended (token of the holder that finishes), grace_ms (time that
+-- the holder has to deliver the webhook itself). Removals come first: a full server still lets go of its entries.
+local function settle(id, r, status, end_, now)
+  unplace(r)
+  for _, index in ipairs({ 'live', 'lease', 'deadline', 'delayed' }) do
+    redis.call('ZREM', queue_key(r.queue, index), id)
+  end
+  local ttl = redis.call('HMGET', queue_key(r.queue, 'meta'), 'data_ttl_ms', 'record_ttl_ms')
+  local seq = r.seq + 1
+  local started = r.started
+  if started == '' and end_.ran_ms and end_.ran_ms ~= '' then started = now - end_.ran_ms end
+  redis.call('HSET', record_key(id), 'status', status, 'completed', now, 'started', started, 'seq', seq,
+    'token', '', 'mid', '', 'cancel', '', 'error', end_.error or '', 'code', end_.code or '',
+    'metrics', end_.metrics or '', 'ended', end_.ended or '')
+  local output, logs = end_.output or '', end_.logs or ''
+  if output ~= '' or logs ~= '' then
+    redis.call('HSET', output_key(id), 'output', output, 'logs', logs)
+    redis.call('PEXPIRE', output_key(id), ttl[1])
+  end
+  append(id, seq, 'completed', now, status)
+  redis.call('PEXPIRE', events_key(id), ttl[1])
+  redis.call('PEXPIRE', input_key(id), ttl[1])
+  redis.call('PEXPIRE', record_key(id), ttl[2])
+  if r.webhook ~= '' and string.find(r.events, 'completed', 1, true) then
+    redis.call('ZADD', owed_key(), now + (end_.grace_ms or 0), id)
+  end
+  redis.call('PUBLISH', channel(id), seq)
+end
+
+-- What a passed deadline makes of a prediction. `aborted` only for callers that asked for a deadline:
+-- older official clients break on that status.
+local function settle_late(id, r, now)
+  if r.begun ~= '' then
+    settle(id, r, 'canceled', {}, now)
+  elseif r.late == 'aborted' then
+    settle(id, r, 'aborted', {}, now)
+  else
+    settle(id, r, 'failed',
+      { error = 'The deadline passed before the prediction could start.', code = 'deadline_exceeded' }, now)
+  end
+end
+
+local function bury(id, r, end_, now)
+  settle(id, r, 'failed', end_, now)
+  redis.call('ZADD', queue_key(r.queue, 'dead'), now, id)
+end

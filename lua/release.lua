@@ -1,0 +1,20 @@
+#!lua flags=allow-oom
+-- release: give a claim back: unspent (server full, drain) or as a spent attempt (the server died under it).
+-- Uses lib/keys lib/place lib/settle lib/requeue
+--
+--   KEYS[1]  record    hash  {p}:rec:<id>
+--   ARGV[1]  id
+--   ARGV[2]  token     fencing token handed out by claim
+--   ARGV[3]  spent     '1' when it was an attempt
+--   ARGV[4]  delay_ms  0 for at once
+--   ARGV[5]  error     what it fails with when no attempt is left
+--   ARGV[6]  code      the same for machines
+--   ARGV[7]  now_ms    '' for the server's clock
+--   Returns  'waiting', 'delayed', 'dead', 'canceled' or 'late': what became of it
+--            'lost'     nothing was written
+
+local id, token, spent, delay_ms, now = ARGV[1], ARGV[2], ARGV[3] == '1', tonumber(ARGV[4]), clock(ARGV[7])
+
+local r = read(id)
+if not r or r.token ~= token then return 'lost' end
+return requeue(id, r, { spent = spent, delay_ms = delay_ms, error = ARGV[5], code = ARGV[6] }, now)

@@ -1,0 +1,26 @@
+#!lua flags=allow-oom
+-- resize: change the number of streams of each lane. Strands nothing: streams above the new number are still read
+-- while they hold an entry, waiting or claimed.
+-- Uses lib/keys
+--
+--   KEYS[1]  meta     hash  {p}:q:<queue>:meta
+--   ARGV[1]  queue
+--   ARGV[2]  streams  1..32
+--   Returns  {streams, read}  new work goes to the first `streams`; work is read from the first `read`
+--            {}               nobody registered this queue
+
+local meta, queue, streams = KEYS[1], ARGV[1], tonumber(ARGV[2])
+
+local read_from = tonumber(redis.call('HGET', meta, 'read'))
+if not read_from then return {} end
+
+local function empty(number)
+  for _, lane in ipairs({ 'high', 'normal', 'low' }) do
+    if redis.call('XLEN', stream_key(queue, lane, number)) > 0 then return false end
+  end
+  return true
+end
+read_from = math.max(read_from, streams)
+while read_from > streams and empty(read_from - 1) do read_from = read_from - 1 end
+redis.call('HSET', meta, 'streams', streams, 'read', read_from)
+return { streams, read_from }

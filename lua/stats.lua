@@ -1,0 +1,32 @@
+#!lua flags=no-writes
+-- stats: how much waits, runs, is delayed and dead in one queue, and who serves it.
+-- Uses lib/keys lib/place
+--
+--   KEYS[1]  meta      hash  {p}:q:<queue>:meta
+--   ARGV[1]  queue
+--   ARGV[2]  alive_ms  a director silent for longer is not counted
+--   ARGV[3]  now_ms    '' for the server's clock
+--   Returns  {high, normal, low, claimed, delayed, dead, live, oldest_ms, directors, streams, read, paused}
+--            counts waiting per lane; oldest_ms: how long ago the oldest live one was accepted
+--            {}  nobody registered this queue
+
+local meta, queue, alive_ms, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
+
+local m = redis.call('HMGET', meta, 'streams', 'read', 'paused')
+if not m[1] then return {} end
+local counts = {}
+for _, lane in ipairs({ 'high', 'normal', 'low' }) do
+  local sum = 0
+  for number = 0, m[2] - 1 do sum = sum + waiting(stream_key(queue, lane, number)) end
+  counts[#counts + 1] = sum
+end
+for _, index in ipairs({ 'lease', 'delayed', 'dead', 'live' }) do
+  counts[#counts + 1] = redis.call('ZCARD', queue_key(queue, index))
+end
+local oldest = redis.call('ZRANGE', queue_key(queue, 'live'), 0, 0, 'WITHSCORES')
+counts[#counts + 1] = oldest[2] and now - oldest[2] or 0
+counts[#counts + 1] = redis.call('ZCOUNT', queue_key(queue, 'directors'), now - alive_ms, '+inf')
+counts[#counts + 1] = tonumber(m[1])
+counts[#counts + 1] = tonumber(m[2])
+counts[#counts + 1] = m[3] == '1' and 1 or 0
+return counts
