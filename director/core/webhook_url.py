@@ -20,6 +20,7 @@ DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 # letters, digits, - and _ (container names have it) in labels; a percent sign, a backslash or a non-ASCII digit is
 # what two parsers read as two hosts
 HOST_NAME: Final = re.compile(r"(?=.{1,253}\.?\Z)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*\.?")
+BRACKETED: Final = re.compile(r"\[[^\[\]]+\](:[0-9]*)?")
 
 
 class WebhookUrl(Struct, frozen=True, kw_only=True):
@@ -79,15 +80,17 @@ def _host(netloc: str, host: str | None) -> str:
         raise ValueError("has no host")
     if not netloc.isascii():
         raise ValueError("must write its host in ASCII: the xn-- form of an international name")
-    if netloc.startswith("["):
-        return _ipv6(host)
+    if "[" in netloc or "]" in netloc:
+        return _ipv6(netloc, host)
     if not HOST_NAME.fullmatch(host):
         raise ValueError("has a host that is neither a name nor an address")
     return host
 
 
-def _ipv6(host: str) -> str:
+def _ipv6(netloc: str, host: str) -> str:
     try:
+        if not BRACKETED.fullmatch(netloc):  # urlsplit overlooks what stands between the bracket and the port
+            raise ValueError
         address = IPv6Address(host)
     except ValueError:
         raise ValueError("has brackets around something that is not an IPv6 address") from None

@@ -1,0 +1,1 @@
+"""How the caller is told: where a webhook may go, and one delivery of it."""

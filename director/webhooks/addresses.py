@@ -1,0 +1,208 @@
+"""Decide where a webhook may go: public addresses, and what the operator allows by name.
+
+Never judges the spelling of a host. It resolves it, looks at what every answer really reaches, and hands out the
+one address to connect to, so that a second answer of the same name is never used. Never connects.
+"""
+
+import asyncio
+import re
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Final
+
+from msgspec import Struct
+
+from director.core.errors import DirectorError, SettingsError
+from director.core.webhook_url import HOST_NAME, WebhookUrl, read_webhook_url
+
+__all__ = (
+    "AllowList",
+    "Refused",
+    "Resolve",
+    "Target",
+    "Unresolved",
+    "checked_address",
+    "is_public",
+    "system_resolve",
+)
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Host and port to every address the host has, most preferred first. OSError or UnicodeError: it has none."""
+
+PUBLIC_PORTS: Final = frozenset({80, 443, 8080, 8443})
+
+# IANA's special-purpose registry, written out: `ipaddress` of one Python or another misses several of these
+# (3.11 calls 224.0.0.1, 3fff::1 and fec0::1 global)
+NOT_PUBLIC_V4: Final = tuple(
+    map(
+        IPv4Network,
+        (
+            "0.0.0.0/8",
+            "10.0.0.0/8",
+            "100.64.0.0/10",
+            "127.0.0.0/8",
+            "168.63.129.16/32",  # globally routable on paper; inside Azure it is the host's own agent
+            "169.254.0.0/16",
+            "172.16.0.0/12",
+            "192.0.0.0/24",
+            "192.0.2.0/24",
+            "192.88.99.0/24",
+            "192.168.0.0/16",
+            "198.18.0.0/15",
+            "198.51.100.0/24",
+            "203.0.113.0/24",
+            "224.0.0.0/4",
+            "240.0.0.0/4",
+        ),
+    )
+)
+# all of IPv6 that is handed out; what lies outside is local, multicast, reserved or an IPv4 address in disguise
+# (::/96, 64:ff9b:1::/48, fc00::/7, fe80::/10, fec0::/10, ff00::/8)
+ALLOCATED_V6: Final = IPv6Network("2000::/3")
+NOT_PUBLIC_V6: Final = tuple(
+    map(
+        IPv6Network,
+        (
+            "2001::/23",  # protocol assignments, Teredo among them: two IPv4 addresses in one
+            "2001:db8::/32",
+            "3fff::/20",
+        ),
+    )
+)
+# an IPv6 address that is delivered to an IPv4 one, and how far right of the end that one stands
+EMBEDDED_V4: Final = (
+    (IPv6Network("::ffff:0:0/96"), 0),  # mapped
+    (IPv6Network("64:ff9b::/96"), 0),  # NAT64
+    (IPv6Network("2002::/16"), 80),  # 6to4
+)
+
+LOOPBACK: Final = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
+
+# its own threads: a lookup cannot be called off, and the names are the callers'. A few dead name servers would
+# otherwise hold every thread of asyncio's default pool, which has six on a small machine
+_LOOKUPS: Final = ThreadPoolExecutor(max_workers=64, thread_name_prefix="webhook-lookup")
+
+
+class Refused(DirectorError):
+    """A webhook may not go there. The caller corrects the URL, or the operator allows the host."""
+
+
+class Unresolved(DirectorError):
+    """The host has no address at the moment. Nobody broke a rule: try again later."""
+
+
+class Target(Struct, frozen=True, kw_only=True):
+    """A URL and the one address, checked, that it may be sent to."""
+
+    url: WebhookUrl
+    ip: str
+
+
+class AllowList(Struct, frozen=True):
+    """What an operator lets webhooks reach although it is not public: names, wherever they lead, and networks."""
+
+    hosts: frozenset[str] = frozenset()
+    networks: tuple[Network, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> "AllowList":
+        """Read a setting: the word `loopback`, host names, addresses and CIDRs, between commas."""
+        hosts: set[str] = set()
+        networks: list[Network] = []
+        for entry in filter(None, map(str.strip, text.split(","))):
+            if entry.lower() == "loopback":
+                networks.extend(LOOPBACK)
+            elif network := _network(entry):
+                networks.append(network)
+            else:
+                hosts.add(_host_name(entry))
+        return cls(frozenset(hosts), tuple(networks))
+
+    def names(self, host: str) -> bool:
+        """True when the host is allowed wherever it leads."""
+        return _bare(host) in self.hosts
+
+    def covers(self, address: Address) -> bool:
+        """True when the address is in an allowed network."""
+        return any(address in network for network in self.networks)
+
+
+def is_public(address: Address) -> bool:
+    """True for an address of the internet at large, looking through IPv6 forms that carry an IPv4 address."""
+    if isinstance(address, IPv6Address):
+        for network, shift in EMBEDDED_V4:
+            if address in network:
+                return is_public(IPv4Address(int(address) >> shift & 0xFFFF_FFFF))
+        if address not in ALLOCATED_V6 or any(address in network for network in NOT_PUBLIC_V6):
+            return False
+    elif any(address in network for network in NOT_PUBLIC_V4):
+        return False
+    return address.is_global  # what a later Python has learned since
+
+
+async def system_resolve(host: str, port: int) -> Sequence[str]:
+    """Ask this machine, exactly as a connection would: hosts file, search domains and odd spellings included."""
+    lookup = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    answers = await asyncio.get_running_loop().run_in_executor(_LOOKUPS, lookup)
+    return [str(sockaddr[0]) for _, _, _, _, sockaddr in answers]
+
+
+async def checked_address(url: str, allow: AllowList, *, resolve: Resolve = system_resolve) -> Target:
+    """Where this URL may be sent. `Refused` says which rule it broke, `Unresolved` that its host has no address.
+
+    One answer that is not public refuses the host: which of them a connection would use is not ours to guess.
+    """
+    try:
+        parsed = read_webhook_url(url)
+    except ValueError as exc:
+        raise Refused(f"the URL {exc}") from exc
+    addresses = await _addresses(parsed, resolve)
+    others = [] if allow.names(parsed.host) else [address for address in addresses if not allow.covers(address)]
+    if not all(map(is_public, others)):
+        # the address stays out of the reason: it would tell a caller what our name server knows
+        raise Refused(f"{parsed.host} is not a public address")
+    if others and parsed.port not in PUBLIC_PORTS:
+        raise Refused(f"port {parsed.port} is not one of {', '.join(map(str, sorted(PUBLIC_PORTS)))}")
+    return Target(url=parsed, ip=str(addresses[0]))
+
+
+async def _addresses(url: WebhookUrl, resolve: Resolve) -> list[Address]:
+    try:
+        answers = await resolve(url.host, url.port)
+    except (OSError, UnicodeError) as exc:
+        raise Unresolved(f"{url.host} does not resolve") from exc
+    if not answers:
+        raise Unresolved(f"{url.host} does not resolve")
+    return [_plain(ip_address(answer)) for answer in answers]
+
+
+def _plain(address: Address) -> Address:
+    """A mapped address is the IPv4 one to every socket, so networks are compared with that."""
+    return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address
+
+
+def _network(entry: str) -> Network | None:
+    try:
+        return ip_network(entry)
+    except ValueError:
+        if "/" in entry or ":" in entry:  # meant as one, or as a URL or a port: no host name has these
+            raise SettingsError(f"webhook allow-list: {entry!r} is not a network, an address or a host name") from None
+        return None
+
+
+def _host_name(entry: str) -> str:
+    name = _bare(entry.lower())
+    # `10.0.0` is a network cut short, not a name: no top-level domain is a number
+    if not HOST_NAME.fullmatch(name) or re.fullmatch(r"[0-9]+", name.rpartition(".")[2]):
+        raise SettingsError(f"webhook allow-list: {entry!r} is not a network, an address or a host name")
+    return name
+
+
+def _bare(host: str) -> str:
+    return host.removesuffix(".")
