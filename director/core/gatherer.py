@@ -16,7 +16,7 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from director.core.errors import BackendUnavailable
-from director.core.redis_client import unavailable
+from director.core.redis_client import PAUSE_S, TRIES, unavailable
 
 __all__ = ("Arg", "Gatherer", "source")
 
@@ -24,8 +24,6 @@ log = logging.getLogger(__name__)
 
 Arg = str | bytes | int | float
 
-TRIES: Final = 3
-PAUSE_S: Final = 0.05
 LARGEST_BATCH: Final = 256
 
 

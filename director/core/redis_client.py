@@ -4,7 +4,9 @@ Explicit time-outs everywhere, RESP2 (maintenance notifications need RESP3 and d
 connections), no retries inside redis-py: a lost reply is retried by the gatherer, where every script is idempotent.
 """
 
-from typing import Any, Final
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from redis import exceptions
@@ -14,7 +16,9 @@ from redis.backoff import NoBackoff
 
 from director.core.errors import BackendUnavailable, SettingsError
 
-__all__ = ("AWAY", "blocking_client", "client", "describe", "unavailable")
+__all__ = ("AWAY", "PAUSE_S", "TRIES", "ask", "blocking_client", "client", "describe", "text", "texts", "unavailable")
+
+Reply = TypeVar("Reply")
 
 # Replies that are an ordinary day: 503 with Retry-After, and it heals by itself.
 AWAY: Final = (
@@ -32,6 +36,10 @@ AWAY_WORDS: Final = ("NOREPLICAS", "MISCONF", "OOM", "LOADING", "READONLY", "MAS
 
 SOCKET_TIMEOUT_S: Final = 3.0
 CONNECT_TIMEOUT_S: Final = 2.0
+
+# A restarted server leaves a pool full of dead connections: the first answers may be lost, the next are not.
+TRIES: Final = 3
+PAUSE_S: Final = 0.05
 
 
 def client(url: str, *, connections: int = 16, name: str = "director") -> Redis:
@@ -60,6 +68,21 @@ def _client(url: str, *, connections: int, name: str, socket_timeout_s: float) -
     return Redis.from_pool(pool)
 
 
+async def ask(send: Callable[[], Awaitable[Reply]]) -> Reply:
+    """The reply to plain commands that may be sent twice. Raises BackendUnavailable while Redis cannot answer."""
+    for attempt in range(1, TRIES + 1):
+        try:
+            return await send()
+        except exceptions.RedisError as exc:
+            away = unavailable(exc)
+            if away is None:
+                raise
+            if attempt == TRIES:
+                raise away from exc
+            await asyncio.sleep(PAUSE_S * attempt)
+    raise AssertionError("the last try returns or raises")
+
+
 def unavailable(exc: Exception) -> BackendUnavailable | None:
     """The error to raise instead of `exc` where Redis is only away for now; None where it is a fault of ours."""
     if isinstance(exc, AWAY) or str(exc).startswith(AWAY_WORDS):
@@ -71,3 +94,13 @@ def describe(url: str) -> str:
     """The address in a URL without its secrets, for logs and messages."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"
+
+
+def text(reply: bytes | str) -> str:
+    """A reply as text, however the client was told to decode."""
+    return reply if isinstance(reply, str) else reply.decode()
+
+
+def texts(reply: Mapping[bytes, bytes] | Mapping[str, str] | Mapping[bytes | str, bytes | str]) -> dict[str, str]:
+    """A hash as text."""
+    return {text(name): text(value) for name, value in reply.items()}

@@ -161,6 +161,10 @@ class Scripts:
             case _:
                 raise UnknownQueue(queue)
 
+    async def enlist(self, prediction_id: PredictionId, *, account: str, oldest: PredictionId) -> None:
+        """Put an id on its account's list; call it before `enqueue`. Ids below `oldest` may be dropped."""
+        await self._call("enlist", [keys.listing(account)], [prediction_id, oldest])
+
     async def get(self, prediction_id: PredictionId) -> Stored | None:
         """One prediction as it is now; None when there is none."""
         reply = await self._call("get", [keys.record(prediction_id)], [prediction_id])
@@ -232,7 +236,7 @@ class Scripts:
         events: Sequence[NewEvent],
         now_ms: int | None = None,
     ) -> tuple[Hold, int]:
-        """Write that the run began (`ran_ms` ago) and its events; returns how the claim stands and the last event's number."""
+        """Write that the run began (`ran_ms` ago) and its events; how the claim stands, and the last event's number."""
         args: list[Arg] = [prediction_id, token, seq, _now(ran_ms), _now(now_ms), *_parts(events)]
         word, *last = await self._call("advance", [keys.record(prediction_id)], args)
         return word.decode(), last[0] if last else seq

@@ -1,0 +1,137 @@
+"""Which models and versions there are, and the queue of each. Directors write it, the API reads it.
+
+Nothing here is cached: the API keeps what it read for a few seconds by itself.
+"""
+
+from typing import Annotated, Final
+
+from msgspec import Meta, Raw, Struct
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.clock import Clock
+from director.core.errors import SettingsError
+from director.core.ids import QueueName, queue_name
+from director.core.redis_client import ask, text, texts
+from director.core.scripts import Scripts
+
+__all__ = ("MODEL_NAME", "OPEN_SCHEMA", "VERSION_ID", "Catalog", "Model", "Policy", "Version")
+
+MODEL_NAME: Final = r"^[a-z0-9][a-z0-9._-]{0,63}/[a-z0-9][a-z0-9._-]{0,63}$"
+VERSION_ID: Final = r"^[0-9a-f]{64}$"
+OPEN_SCHEMA: Final = Raw(b'{"openapi":"3.0.2","info":{"title":"Cog","version":"0.1.0"},"paths":{}}')
+
+
+class Policy(Struct, frozen=True, kw_only=True):
+    """How a queue treats its predictions, and its size when it is new."""
+
+    streams: Annotated[int, Meta(ge=1, le=32)] = 16
+    size: Annotated[int, Meta(ge=1, le=32)] = 2
+    attempts: int = 3
+    data_ttl_s: float = 3600.0
+    record_ttl_s: float = 7 * 86400.0
+
+
+class Version(Struct, frozen=True, kw_only=True):
+    """One immutable image of a model. `schema` is its OpenAPI document: what a model server said, so untrusted."""
+
+    model: str
+    id: str
+    created_ms: int
+    server: str
+    schema: Raw
+    streams: int
+    size: int
+
+    @property
+    def queue(self) -> QueueName:
+        return queue_name(self.model, self.id)
+
+
+class Model(Struct, frozen=True, kw_only=True):
+    """A named thing that can be run. `latest` is the version that was registered last."""
+
+    name: str
+    created_ms: int
+    latest: str
+
+
+class Catalog:
+    """The catalogue in Redis. All methods raise BackendUnavailable while it cannot answer."""
+
+    def __init__(self, redis: Redis, scripts: Scripts, clock: Clock) -> None:
+        self._redis = redis
+        self._scripts = scripts
+        self._clock = clock
+
+    async def register(self, model: str, version: str, *, schema: Raw, server: str, policy: Policy) -> QueueName:
+        """Make a version known. Safe to repeat and to do from several directors at once; returns its queue.
+
+        The queue comes first and the model last: whoever finds a name finds all that stands behind it.
+        """
+        queue = queue_name(model, version)
+        if not await self._scripts.register(
+            queue,
+            version=version,
+            streams=policy.streams,
+            size=min(policy.size, policy.streams),
+            attempts=policy.attempts,
+            data_ttl_s=policy.data_ttl_s,
+            record_ttl_s=policy.record_ttl_s,
+        ):
+            raise SettingsError(
+                f"Version {version} of {model} shares its first 12 digits with another: choose one anew."
+            )
+        now_ms = self._clock.now_ms()
+        key, name = keys.version(model, version), keys.model(model)
+
+        async def write() -> None:
+            await self._redis.sadd(keys.queues(), queue)
+            await self._redis.hset(key, mapping={"schema": bytes(schema), "server": server})
+            is_new = await self._redis.hsetnx(key, "created", str(now_ms))
+            await self._redis.hset(keys.versions(), version, model)
+            await self._redis.hsetnx(name, "created", str(now_ms))
+            if is_new or not await self._redis.hexists(name, "latest"):
+                await self._redis.hset(name, "latest", version)
+
+        await ask(write)
+        return queue
+
+    async def version(self, model: str, version: str) -> Version | None:
+        """One version, with the size of its queue; None when nobody registered it."""
+
+        async def read() -> tuple[dict[str, str], list[bytes | None]]:
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.hgetall(keys.version(model, version))
+            pipe.hmget(keys.meta(queue_name(model, version)), ["streams", "size"])
+            found, meta = await pipe.execute()
+            return texts(found), meta
+
+        found, meta = await ask(read)
+        if "created" not in found or meta[0] is None or meta[1] is None:
+            return None
+        return Version(
+            model=model,
+            id=version,
+            created_ms=int(found["created"]),
+            server=found["server"],
+            schema=Raw(found["schema"].encode()),
+            streams=int(meta[0]),
+            size=int(meta[1]),
+        )
+
+    async def model(self, name: str) -> Model | None:
+        """A model by "owner/name"; None when nobody registered it."""
+        found = texts(await ask(lambda: self._redis.hgetall(keys.model(name))))
+        if "latest" not in found:
+            return None
+        return Model(name=name, created_ms=int(found["created"]), latest=found["latest"])
+
+    async def model_of(self, version: str) -> str | None:
+        """The model of a version that is named by its id alone."""
+        found = await ask(lambda: self._redis.hget(keys.versions(), version))
+        return None if found is None else text(found)
+
+    async def queues(self) -> list[QueueName]:
+        """Every queue there is, sorted."""
+        return sorted(QueueName(text(name)) for name in await ask(lambda: self._redis.smembers(keys.queues())))

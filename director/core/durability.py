@@ -1,0 +1,76 @@
+"""How much a Redis server promises, read from its own configuration: said aloud at start, refused where too weak."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import Struct
+from redis import exceptions
+from redis.asyncio import Redis
+
+from director.core.errors import UnsafeBackend
+from director.core.redis_client import ask
+from director.core.settings import CommonSettings
+
+__all__ = ("LEAST_VERSIONS", "Server", "check", "levels")
+
+# Scripts carry the `#!lua` shebang, which these and newer servers check.
+LEAST_VERSIONS: Final = {"redis": (7, 0), "valkey": (7, 2)}
+STRONGEST_FIRST: Final = ("replicated", "always", "everysec", "memory")
+
+
+class Server(Struct, frozen=True):
+    """A server that was found good enough. `run_id` changes with every start of it."""
+
+    kind: str
+    version: str
+    level: str
+    run_id: str
+
+
+async def check(redis: Redis, settings: CommonSettings) -> Server:
+    """Look at the server. Raises UnsafeBackend with the mend when it is too old or would lose what it accepts."""
+    info = await ask(lambda: redis.info("server"))
+    kind = "valkey" if "valkey_version" in info else "redis"
+    version = str(info.get("valkey_version") or info["redis_version"])
+    if tuple(map(int, version.split(".")[:2])) < LEAST_VERSIONS[kind]:
+        least = ".".join(map(str, LEAST_VERSIONS[kind]))
+        raise UnsafeBackend(f"This is {kind} {version}: {least} or newer is needed.")
+    try:
+        config = await ask(lambda: redis.config_get("appendonly", "appendfsync", "maxmemory-policy", "min-replicas-*"))
+    except exceptions.ResponseError as exc:
+        if not settings.assume_durability:
+            raise UnsafeBackend(
+                "The server does not tell its configuration (CONFIG GET is forbidden). "
+                "Name its level in DIRECTOR_ASSUME_DURABILITY: always, everysec, replicated or memory."
+            ) from exc
+        reached = {settings.assume_durability, "memory"}
+    else:
+        _refuse_eviction(config)
+        reached = levels(config)
+    level = next(word for word in STRONGEST_FIRST if word in reached)
+    if settings.durability not in reached:
+        raise UnsafeBackend(
+            f"The server's durability is {level}, and {settings.durability} is asked for. Set `appendonly yes` and "
+            f"`appendfsync always` there, or accept less by name: DIRECTOR_DURABILITY={level}."
+        )
+    return Server(kind, version, level, str(info["run_id"]))
+
+
+def levels(config: Mapping[str, str]) -> set[str]:
+    """Every level that this configuration reaches. The last second lives only in the log's buffer unless `always`."""
+    reached = {"memory"}
+    if config.get("appendonly") == "yes" and config.get("appendfsync") in ("always", "everysec"):
+        reached.add("everysec")
+        if config["appendfsync"] == "always":
+            reached.add("always")
+        if int(config.get("min-replicas-to-write", "0")) > 0:
+            reached.add("replicated")
+    return reached
+
+
+def _refuse_eviction(config: Mapping[str, str]) -> None:
+    policy = config.get("maxmemory-policy", "noeviction")
+    if policy != "noeviction":
+        raise UnsafeBackend(
+            f"The server's maxmemory-policy is {policy}: it would drop whole queues. Set `maxmemory-policy noeviction`."
+        )
