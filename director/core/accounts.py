@@ -47,7 +47,7 @@ class Accounts:
 
         async def write() -> None:
             await self._redis.hsetnx(keys.account(account), "webhook_secret", new_secret())
-            await self._redis.hset(keys.token(digest(token)), mapping=fields)
+            await self._redis.hset(keys.token(digest(token)), mapping={**fields})
 
         await ask(write)
         return token

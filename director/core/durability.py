@@ -36,7 +36,7 @@ async def check(redis: Redis, settings: CommonSettings) -> Server:
         least = ".".join(map(str, LEAST_VERSIONS[kind]))
         raise UnsafeBackend(f"This is {kind} {version}: {least} or newer is needed.")
     try:
-        config = await ask(lambda: redis.config_get("appendonly", "appendfsync", "maxmemory-policy", "min-replicas-*"))
+        answer = await ask(lambda: redis.config_get("appendonly", "appendfsync", "maxmemory-policy", "min-replicas-*"))
     except exceptions.ResponseError as exc:
         if not settings.assume_durability:
             raise UnsafeBackend(
@@ -45,6 +45,7 @@ async def check(redis: Redis, settings: CommonSettings) -> Server:
             ) from exc
         reached = {settings.assume_durability, "memory"}
     else:
+        config = {str(name): str(value) for name, value in answer.items()}
         _refuse_eviction(config)
         reached = levels(config)
     level = next(word for word in STRONGEST_FIRST if word in reached)
