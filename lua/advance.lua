@@ -9,20 +9,21 @@
 --   ARGV[4]  ran_ms    how long ago the run began, '' while it has not
 --   ARGV[5]  now_ms    '' for the server's clock
 --   ARGV[6…] kind, data
---   Returns  {'held' | 'user' | 'deadline', seq}   as extend's answers
---            {'lost'}                              nothing was written
+--   Returns  {'held' | 'user' | 'deadline', seq, started_ms}   as extend's answers
+--            {'lost'}                                          nothing was written
 
 local id, token, known, ran_ms, now = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], clock(ARGV[5])
 
-local r = redis.call('HMGET', KEYS[1], 'token', 'seq', 'status', 'cancel')
+local r = redis.call('HMGET', KEYS[1], 'token', 'seq', 'status', 'cancel', 'started')
 if r[1] ~= token then return { 'lost' } end
 local word = (r[4] and r[4] ~= '') and r[4] or 'held'
 local seq = tonumber(r[2])
-if seq ~= known then return { word, seq } end
+if seq ~= known then return { word, seq, r[5] } end
 
+local started = r[5]
 if ran_ms ~= '' and r[3] == 'starting' then
-  seq = seq + 1
-  redis.call('HSET', KEYS[1], 'status', 'processing', 'started', now - ran_ms, 'begun', '1')
+  seq, started = seq + 1, now - ran_ms
+  redis.call('HSET', KEYS[1], 'status', 'processing', 'started', started, 'begun', '1')
   append(id, seq, 'started', now, '')
 end
 for i = 6, #ARGV, 2 do
@@ -31,4 +32,4 @@ for i = 6, #ARGV, 2 do
 end
 redis.call('HSET', KEYS[1], 'seq', seq)
 redis.call('PUBLISH', channel(id), seq)
-return { word, seq }
+return { word, seq, started }

@@ -15,14 +15,15 @@ local queue, consumer, lease_ms, now = ARGV[1], ARGV[2], ARGV[3], clock(ARGV[4])
 local answers = {}
 for i = 5, #ARGV, 2 do
   local id, token = ARGV[i], ARGV[i + 1]
-  local r = redis.call('HMGET', record_key(id), 'token', 'cancel', 'lane', 'stream', 'mid')
+  local r = redis.call('HMGET', record_key(id), 'token', 'cancel', 'lane', 'stream', 'mid', 'deadline')
   if r[1] ~= token then
     answers[#answers + 1] = 'lost'
   else
     -- JUSTID resets the idle time without counting a delivery. The token came first: XCLAIM alone would steal back
     redis.call('XCLAIM', stream_key(queue, r[3], r[4]), GROUP, consumer, 0, r[5], 'JUSTID')
     redis.call('ZADD', queue_key(queue, 'lease'), now + lease_ms, id)
-    answers[#answers + 1] = (r[2] and r[2] ~= '') and r[2] or 'held'
+    local late = past(r[6] or '', now) and 'deadline' or 'held'
+    answers[#answers + 1] = (r[2] and r[2] ~= '') and r[2] or late
   end
 end
 redis.call('ZADD', KEYS[1], now, consumer)

@@ -43,11 +43,11 @@ class Accounts:
     ) -> str:
         """A new token of this account, which is made where it does not exist. It is shown here and never again."""
         token = token or TOKEN_PREFIX + secrets.token_urlsafe(32)
-        fields = {"account": account, "lanes": ",".join(lanes), "scopes": ",".join(scopes)}
+        fields = ["account", account, "lanes", ",".join(lanes), "scopes", ",".join(scopes)]
 
         async def write() -> None:
             await self._redis.hsetnx(keys.account(account), "webhook_secret", new_secret())
-            await self._redis.hset(keys.token(digest(token)), mapping={**fields})
+            await self._redis.hset(keys.token(digest(token)), items=fields)
 
         await ask(write)
         return token

@@ -15,6 +15,7 @@ from director.core.states import TERMINAL, Status, WebhookEvent
 __all__ = (
     "Claim",
     "Event",
+    "NewEvent",
     "Page",
     "Prediction",
     "Record",
@@ -26,6 +27,8 @@ __all__ = (
 )
 
 Token = str
+NewEvent = tuple[str, bytes]
+"""(kind, data) of an event that gets its number in Redis."""
 
 
 class Record(Struct, frozen=True, kw_only=True):

@@ -14,20 +14,17 @@ from director.core import keys
 from director.core.errors import IdempotencyMismatch, UnknownQueue
 from director.core.gatherer import Arg, Gatherer
 from director.core.ids import Partition, PredictionId, QueueName, partition_of
-from director.core.schema import Claim, Event, Record, Stored, Token, flat, pairs
+from director.core.schema import Claim, Event, NewEvent, Record, Stored, Token, flat, pairs
 from director.core.states import Status
 from director.core.view import fold
 
-__all__ = ("Accepted", "Canceled", "Hold", "NewEvent", "QueueStats", "Requeued", "Scripts")
+__all__ = ("Accepted", "Advanced", "Canceled", "Hold", "QueueStats", "Requeued", "Scripts")
 
 Hold = Literal["held", "lost", "user", "deadline"]
 """What a holder learns of its claim: it holds; it is lost; its caller asked to cancel; its time is up."""
 
 Canceled = Literal["canceled", "asked", "over", "unknown"]
 Requeued = Literal["waiting", "delayed", "dead", "canceled", "late", "gone", "lost"]
-NewEvent = tuple[str, bytes]
-"""(kind, data) of an event that gets its number in Redis."""
-
 MOST_CLAIMS = 20
 IDEMPOTENCY_TTL_MS = 24 * 3600 * 1000
 
@@ -38,6 +35,14 @@ class Accepted(Struct, frozen=True):
     id: PredictionId
     replayed: bool = False
     created_ms: int = 0
+
+
+class Advanced(Struct, frozen=True):
+    """How a claim stands after its progress was written; the last event's number; when the run began."""
+
+    hold: Hold
+    seq: int
+    started_ms: int | None
 
 
 class QueueStats(Struct, frozen=True, kw_only=True):
@@ -235,11 +240,12 @@ class Scripts:
         ran_ms: int | None,
         events: Sequence[NewEvent],
         now_ms: int | None = None,
-    ) -> tuple[Hold, int]:
-        """Write that the run began (`ran_ms` ago) and its events; how the claim stands, and the last event's number."""
+    ) -> Advanced:
+        """Write that the run began (`ran_ms` ago), and its events."""
         args: list[Arg] = [prediction_id, token, seq, _now(ran_ms), _now(now_ms), *_parts(events)]
-        word, *last = await self._call("advance", [keys.record(prediction_id)], args)
-        return word.decode(), last[0] if last else seq
+        word, *known = await self._call("advance", [keys.record(prediction_id)], args)
+        last, started = known if known else (seq, None)
+        return Advanced(word.decode(), last, int(started) if started else None)
 
     async def finish(
         self,
