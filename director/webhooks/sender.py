@@ -1,0 +1,207 @@
+"""Deliver one webhook once, and say how it went.
+
+Signs the exact bytes it sends, to the one address that was checked. Never retries, never follows a redirect, never
+uses a proxy, and never raises for what a receiver does.
+"""
+
+import asyncio
+import re
+import ssl
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from typing import Final
+from weakref import WeakValueDictionary
+
+import httpx
+from msgspec import Struct
+
+from director import __version__
+from director.core import signing
+from director.core.webhook_url import read_webhook_url
+from director.webhooks.addresses import AllowList, Refused, Resolve, Target, Unresolved, checked_address, system_resolve
+
+__all__ = ("Delivery", "Sender")
+
+CONNECT_S: Final = 3.0
+ANSWER_BYTES: Final = 64 * 1024
+AT_ONCE: Final = 64
+AT_ONCE_PER_HOST: Final = 8
+
+# a receiver may ask for patience, but not for ever: no step of the retry schedule is longer
+RETRY_AFTER_MAX_S: Final = 86_400.0
+
+# first match wins
+FAILURES: Final[tuple[tuple[type[Exception], str], ...]] = (
+    (httpx.ConnectTimeout, f"no connection within {CONNECT_S:g} s"),
+    (httpx.ConnectError, "no connection"),
+    (httpx.RemoteProtocolError, "closed the connection or did not answer in HTTP"),
+    (Exception, "the connection broke"),
+)
+
+
+class Delivery(Struct, frozen=True, kw_only=True):
+    """How one attempt went. `reason` is for people and holds no path, query or secret.
+
+    `gone`: 410, the receiver wants no more. `refused`: a rule forbids the URL; another attempt helps only if the
+    host's addresses or the allow-list change.
+    """
+
+    ok: bool
+    status: int | None = None
+    reason: str = ""
+    gone: bool = False
+    refused: bool = False
+    retry_after_s: float | None = None
+
+
+class Sender:
+    """Sends for many callers at once. Waiting for a place is no failure and uses up none of an attempt's time."""
+
+    def __init__(
+        self,
+        allow: AllowList,
+        *,
+        timeout_s: float = 15.0,
+        resolve: Resolve = system_resolve,
+    ) -> None:
+        self.allow = allow
+        self.timeout_s = timeout_s
+        self._resolve = resolve
+        self._places = Places()
+        # the transport below httpx's client: it has no redirects, cookies, proxies or .netrc that could leak from
+        # one receiver to the next. No connection is kept: it belongs to an address, and the next host at the same
+        # address would be spoken to under the certificate of the first
+        self._transport = httpx.AsyncHTTPTransport(
+            verify=httpx.create_ssl_context(trust_env=False),
+            trust_env=False,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+        )
+
+    async def send(self, url: str, *, message_id: str, body: bytes, secrets: Sequence[str], now_s: float) -> Delivery:
+        """POST `body` to `url`. `now_s` is the unix time of this call; ValueError only for a malformed secret or id."""
+        try:
+            host = read_webhook_url(url).host
+        except ValueError as exc:
+            return Delivery(ok=False, refused=True, reason=f"the URL {exc}")
+        clock = asyncio.get_running_loop().time
+        asked_at_s = clock()
+        async with self._places.place(host):
+            # receivers refuse a timestamp that is five minutes old, and the wait for a place may be longer
+            sent_at_s = now_s + clock() - asked_at_s
+            headers = signing.headers(secrets, message_id=message_id, timestamp_s=int(sent_at_s), body=body)
+            return await self._attempt(url, headers, body, sent_at_s)
+
+    async def aclose(self) -> None:
+        """Let go of connections. Deliveries still under way fail."""
+        await self._transport.aclose()
+
+    async def _attempt(self, url: str, headers: dict[str, str], body: bytes, sent_at_s: float) -> Delivery:
+        delivery: Delivery | None = None
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                target = await checked_address(url, self.allow, resolve=self._resolve)
+                response = await self._transport.handle_async_request(_request(target, headers, body))
+                try:
+                    delivery = _judge(response, sent_at_s)
+                    await _read(response)
+                finally:
+                    await response.aclose()
+        except Refused as exc:
+            return Delivery(ok=False, refused=True, reason=str(exc))
+        except Unresolved as exc:
+            return Delivery(ok=False, reason=str(exc))
+        except TimeoutError:
+            reason = f"no answer within {self.timeout_s:g} s"
+        except (httpx.TransportError, OSError) as exc:  # OSError: TLS that breaks after the handshake
+            reason = _in_words(exc)
+        else:
+            return delivery
+        # the status is the verdict: a receiver that gave one and then breaks off has been told
+        return delivery or Delivery(ok=False, reason=reason)
+
+
+class Places:
+    """So many deliveries at once in all, and so many per host: a dead host fills its own places, not everyone's."""
+
+    def __init__(self) -> None:
+        self._all = asyncio.Semaphore(AT_ONCE)
+        # weak: a host is forgotten with the last delivery that holds or awaits a place of it
+        self._by_host: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def place(self, host: str) -> AsyncGenerator[None]:
+        """Wait for a place. The host's comes first: nobody waits for a host while holding a place of all."""
+        of_host = self._by_host.get(host)
+        if of_host is None:
+            of_host = self._by_host[host] = asyncio.Semaphore(AT_ONCE_PER_HOST)
+        async with of_host, self._all:
+            yield
+
+
+def _request(target: Target, headers: dict[str, str], body: bytes) -> httpx.Request:
+    url = target.url
+    ip = f"[{target.ip}]" if ":" in target.ip else target.ip
+    return httpx.Request(
+        "POST",
+        f"{url.scheme}://{ip}:{url.port}{url.target}",
+        headers={
+            "host": url.authority,
+            "user-agent": f"director/{__version__}",
+            "content-type": "application/json",
+            **headers,
+        },
+        content=body,
+        extensions={
+            # the name, not the address, is what the certificate must hold; a name's last dot is never in one
+            "sni_hostname": url.host.removesuffix("."),
+            "timeout": {"connect": CONNECT_S, "read": None, "write": None, "pool": None},
+        },
+    )
+
+
+def _judge(response: httpx.Response, now_s: float) -> Delivery:
+    status = response.status_code
+    if response.is_success:
+        return Delivery(ok=True, status=status)
+    return Delivery(
+        ok=False,
+        status=status,
+        reason=f"answered {status}" + (", and redirects are not followed" if 300 <= status < 400 else ""),
+        gone=status == httpx.codes.GONE,
+        retry_after_s=_retry_after_s(response.headers.get("retry-after", ""), now_s),
+    )
+
+
+async def _read(response: httpx.Response) -> None:
+    """Take some of the answer, so that an honest receiver is not cut off while it writes. Raw: it may be a bomb."""
+    taken = 0
+    async for chunk in response.aiter_raw():
+        taken += len(chunk)
+        if taken >= ANSWER_BYTES:
+            return
+
+
+def _retry_after_s(value: str, now_s: float) -> float | None:
+    """Seconds or an HTTP date, both from a stranger: None for anything else."""
+    if re.fullmatch(r"[0-9]+", value):
+        wait_s = float(value[:16])  # enough digits to be over the limit
+    else:
+        try:
+            date = parsedate_to_datetime(value)
+            wait_s = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - now_s
+        except (ValueError, OverflowError):
+            return None
+    return min(max(wait_s, 0.0), RETRY_AFTER_MAX_S)
+
+
+def _in_words(exc: Exception) -> str:
+    cause: BaseException | None = exc
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"TLS: {cause.verify_message}"
+        if isinstance(cause, ssl.SSLError):
+            return f"TLS: {cause.reason or 'handshake failed'}"
+        cause = cause.__cause__ or cause.__context__
+    return next(words for kind, words in FAILURES if isinstance(exc, kind))

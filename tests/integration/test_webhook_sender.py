@@ -1,0 +1,316 @@
+"""One delivery, to a real receiver on loopback."""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncGenerator, Sequence
+from email.utils import formatdate
+
+import pytest
+from replicate.webhook import Webhooks, WebhookSigningSecret
+from standardwebhooks import Webhook
+
+from director.core.signing import new_secret
+from director.webhooks.addresses import AllowList
+from director.webhooks.sender import AT_ONCE, AT_ONCE_PER_HOST, Delivery, Sender
+from tests.support.sink import Answer, Sink, sink
+
+pytestmark = pytest.mark.anyio
+
+SECRET = new_secret()
+BODY = '{"id":"p1","status":"succeeded","output":"grüße"}'.encode()
+LOOPBACK = AllowList.parse("loopback")
+
+
+@pytest.fixture
+async def receiver() -> AsyncGenerator[Sink]:
+    async with sink() as s:
+        yield s
+
+
+@pytest.fixture
+async def sender() -> AsyncGenerator[Sender]:
+    sender = Sender(LOOPBACK)
+    yield sender
+    await sender.aclose()
+
+
+async def deliver(sender: Sender, url: str, *, secrets: Sequence[str] = (SECRET,)) -> Delivery:
+    return await sender.send(url, message_id="p1-completed", body=BODY, secrets=secrets, now_s=time.time())
+
+
+async def test_a_delivery_carries_the_exact_body_and_a_signature_that_both_validators_accept(
+    sender: Sender, receiver: Sink
+) -> None:
+    assert await deliver(sender, receiver.url) == Delivery(ok=True, status=200)
+    headers, body = receiver.received[0]
+    assert body == BODY
+    assert headers["content-type"] == "application/json"
+    assert headers["user-agent"].startswith("director/")
+    assert headers["webhook-id"] == "p1-completed"
+    Webhook(SECRET).verify(body, dict(headers))
+    Webhooks.validate(headers=dict(headers), body=body.decode(), secret=WebhookSigningSecret(key=SECRET), tolerance=60)
+
+
+async def test_while_a_secret_is_rotated_the_old_and_the_new_one_verify(sender: Sender, receiver: Sink) -> None:
+    new = new_secret()
+    await deliver(sender, receiver.url, secrets=[new, SECRET])
+    headers, body = receiver.received[0]
+    for secret in (new, SECRET):
+        Webhook(secret).verify(body, dict(headers))
+
+
+async def test_path_and_query_arrive_as_the_caller_wrote_them(sender: Sender, receiver: Sink) -> None:
+    target = "/a//b/%2Fc?job=1&next=a%2Fb+c&flag"
+    await deliver(sender, receiver.url.replace("/hook", target) + "#part")
+    assert receiver.targets == [target]
+
+
+@pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
+async def test_every_2xx_is_a_success(sender: Sender, receiver: Sink, status: int) -> None:
+    receiver.answer = Answer(status=status)
+    assert await deliver(sender, receiver.url) == Delivery(ok=True, status=status)
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 429, 500, 503])
+async def test_every_other_answer_is_a_failure_that_may_be_tried_again(
+    sender: Sender, receiver: Sink, status: int
+) -> None:
+    receiver.answer = Answer(status=status)
+    assert await deliver(sender, receiver.url) == Delivery(ok=False, status=status, reason=f"answered {status}")
+
+
+async def test_410_says_that_the_receiver_wants_no_more(sender: Sender, receiver: Sink) -> None:
+    receiver.answer = Answer(status=410)
+    delivery = await deliver(sender, receiver.url)
+    assert delivery.gone
+    assert not delivery.ok
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_redirect_is_a_failure_and_nobody_goes_there(sender: Sender, receiver: Sink, status: int) -> None:
+    async with sink() as elsewhere:
+        receiver.answer = Answer(status=status, headers={"location": elsewhere.url})
+        delivery = await deliver(sender, receiver.url)
+        assert (delivery.ok, delivery.status) == (False, status)
+        assert "redirects are not followed" in delivery.reason
+        assert elsewhere.received == []
+
+
+@pytest.mark.parametrize(
+    ("value", "wait_s"),
+    [
+        ("120", 120.0),
+        ("0", 0.0),
+        ("9" * 400, 86_400.0),
+        ("-5", None),
+        ("soon", None),
+        ("1e3", None),
+        ("nan", None),
+        ("Fri, 31 Dec 99999 23:59:59 GMT", None),
+        (formatdate(0, usegmt=True), 0.0),
+        (formatdate(4_000_000_000, usegmt=True), 86_400.0),
+    ],
+)
+async def test_retry_after_is_honoured_within_reason(
+    sender: Sender, receiver: Sink, value: str, wait_s: float | None
+) -> None:
+    receiver.answer = Answer(status=503, headers={"retry-after": value})
+    assert (await deliver(sender, receiver.url)).retry_after_s == wait_s
+
+
+async def test_retry_after_as_a_date_counts_from_the_attempt(sender: Sender, receiver: Sink) -> None:
+    receiver.answer = Answer(status=503, headers={"retry-after": formatdate(1_000_090, usegmt=True)})
+    delivery = await sender.send(receiver.url, message_id="p1", body=BODY, secrets=[SECRET], now_s=1_000_000)
+    assert delivery.retry_after_s == pytest.approx(90, abs=1)
+
+
+async def test_loopback_is_refused_unless_it_is_allowed(receiver: Sink) -> None:
+    sender = Sender(AllowList())
+    for host in ("127.0.0.1", "127.1", "localhost", "[::ffff:127.0.0.1]"):
+        delivery = await deliver(sender, receiver.url.replace("127.0.0.1", host))
+        assert delivery.refused, host
+        assert not delivery.ok
+    assert receiver.received == []
+
+
+async def test_a_malformed_url_is_refused_without_repeating_it(sender: Sender) -> None:
+    delivery = await deliver(sender, "https://user:secret@127.0.0.1/?token=secret")
+    assert delivery.refused
+    assert "secret" not in delivery.reason
+
+
+async def test_the_connection_goes_to_the_address_that_was_checked_and_the_name_is_asked_once(receiver: Sink) -> None:
+    asked: list[str] = []
+
+    async def rebinding(host: str, port: int) -> Sequence[str]:
+        asked.append(host)
+        return ["127.0.0.1"] if len(asked) == 1 else ["10.0.0.1"]
+
+    sender = Sender(LOOPBACK, resolve=rebinding)
+    url = receiver.url.replace("127.0.0.1", "hook.example")
+    assert (await deliver(sender, url)).ok
+    assert asked == ["hook.example"]
+    assert receiver.received[0].headers["host"] == url.split("/")[2]
+    assert (await deliver(sender, url)).refused  # the second attempt asks again, and is judged again
+    assert len(receiver.received) == 1
+
+
+async def test_a_name_without_an_address_is_a_failure_but_breaks_no_rule(sender: Sender) -> None:
+    async def unknown(host: str, port: int) -> Sequence[str]:
+        raise socket.gaierror(socket.EAI_NONAME, "unknown")
+
+    delivery = await deliver(Sender(LOOPBACK, resolve=unknown), "https://nowhere.example/?token=secret")
+    assert delivery == Delivery(ok=False, reason="nowhere.example does not resolve")
+
+
+async def test_a_receiver_that_never_answers_is_given_up() -> None:
+    async with sink() as receiver:
+        receiver.answer = Answer(delay_s=60)
+        delivery = await deliver(Sender(LOOPBACK, timeout_s=0.3), receiver.url)
+        assert delivery == Delivery(ok=False, reason="no answer within 0.3 s")
+
+
+async def test_a_name_server_that_never_answers_is_given_up() -> None:
+    async def silent(host: str, port: int) -> Sequence[str]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    delivery = await deliver(Sender(LOOPBACK, timeout_s=0.05, resolve=silent), "https://slow.example/")
+    assert delivery == Delivery(ok=False, reason="no answer within 0.05 s")
+
+
+async def test_a_huge_answer_is_not_read_to_its_end(sender: Sender, receiver: Sink) -> None:
+    receiver.answer = Answer(body_bytes=512 * 1024 * 1024)
+    assert await deliver(sender, receiver.url) == Delivery(ok=True, status=200)
+    assert receiver.sent_bytes < 32 * 1024 * 1024  # what the sockets' buffers swallowed
+
+
+@pytest.mark.parametrize("status", [200, 500])
+async def test_the_status_counts_even_if_the_answer_never_ends(receiver: Sink, status: int) -> None:
+    receiver.answer = Answer(status=status, stall=True)
+    delivery = await deliver(Sender(LOOPBACK, timeout_s=0.3), receiver.url)
+    assert (delivery.ok, delivery.status) == (status == 200, status)
+
+
+async def test_a_refused_connection_is_a_failure(sender: Sender) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    delivery = await deliver(sender, f"http://127.0.0.1:{port}/?token=secret")
+    assert delivery == Delivery(ok=False, reason="no connection")
+
+
+async def test_a_reset_connection_is_a_failure(sender: Sender, receiver: Sink) -> None:
+    receiver.answer = Answer(reset=True)
+    assert await deliver(sender, receiver.url) == Delivery(ok=False, reason="the connection broke")
+    assert len(receiver.received) == 1  # a POST whose fate is unknown is not sent again behind the caller's back
+
+
+@pytest.mark.parametrize("answer", [b"", b"not http at all\r\n\r\n", b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 50_000])
+async def test_an_answer_that_is_not_http_is_a_failure(sender: Sender, answer: bytes) -> None:
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(speak, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        delivery = await deliver(sender, f"http://127.0.0.1:{port}/")
+    assert not delivery.ok
+    assert delivery.reason in ("closed the connection or did not answer in HTTP", "the connection broke")
+
+
+async def test_https_to_a_receiver_that_speaks_http_is_a_failure_that_names_tls(sender: Sender, receiver: Sink) -> None:
+    delivery = await deliver(sender, receiver.url.replace("http:", "https:"))
+    assert not delivery.ok
+    assert delivery.reason.startswith("TLS: ")
+
+
+async def test_proxies_of_the_environment_are_not_used(receiver: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert (await deliver(Sender(LOOPBACK), receiver.url)).ok
+
+
+async def test_nothing_of_one_delivery_is_carried_into_the_next(sender: Sender, receiver: Sink) -> None:
+    receiver.answer = Answer(headers={"set-cookie": "session=1; Path=/"})
+    assert (await deliver(sender, receiver.url)).ok
+    assert (await deliver(sender, receiver.url)).ok
+    assert "cookie" not in receiver.received[1].headers
+    # a kept connection would be used for another name at the same address
+    assert receiver.peers[0] != receiver.peers[1]
+
+
+async def test_a_malformed_secret_is_the_senders_own_fault_and_nothing_is_sent(sender: Sender, receiver: Sink) -> None:
+    with pytest.raises(ValueError, match="begins with whsec_"):
+        await deliver(sender, receiver.url, secrets=["hello"])
+    assert receiver.received == []
+
+
+async def test_a_dead_host_keeps_its_own_places_and_no_others(receiver: Sink) -> None:
+    async with sink() as dead:
+        dead.answer = Answer(delay_s=60)
+
+        async def by_name(host: str, port: int) -> Sequence[str]:
+            return ["127.0.0.1"]
+
+        sender = Sender(LOOPBACK, resolve=by_name)
+        waiting = [
+            asyncio.create_task(deliver(sender, dead.url.replace("127.0.0.1", "dead.example")))
+            for _ in range(AT_ONCE_PER_HOST + 4)
+        ]
+        await dead.arrived(AT_ONCE_PER_HOST)
+        assert (await deliver(sender, receiver.url)).ok
+        assert dead.open == len(dead.received) == AT_ONCE_PER_HOST
+        # the host comes back: those who waited were not failed, and are delivered
+        dead.answer = Answer()
+        dead.close()
+        assert all(delivery.ok for delivery in await asyncio.gather(*waiting))
+        assert len(dead.received) == AT_ONCE_PER_HOST + 4
+
+
+async def test_waiting_for_a_place_uses_up_none_of_an_attempts_time_and_the_timestamp_stays_fresh(
+    receiver: Sink,
+) -> None:
+    before = 2 * AT_ONCE_PER_HOST  # two rounds of attempts, each as long as an attempt may take
+    lookups = 0
+
+    async def silent_at_first(host: str, port: int) -> Sequence[str]:
+        nonlocal lookups
+        lookups += 1
+        if lookups <= before:
+            await asyncio.Event().wait()
+        return ["127.0.0.1"]
+
+    sender = Sender(LOOPBACK, timeout_s=0.6, resolve=silent_at_first)
+    *earlier, last = await asyncio.gather(
+        *(
+            sender.send(receiver.url, message_id="p1", body=BODY, secrets=[SECRET], now_s=1_000_000)
+            for _ in range(before + 1)
+        )
+    )
+    assert not any(delivery.ok for delivery in earlier)
+    assert last.ok
+    assert int(receiver.received[0].headers["webhook-timestamp"]) > 1_000_000
+
+
+async def test_more_than_the_places_of_all_wait_and_none_fails() -> None:
+    now, most, full, go = 0, 0, asyncio.Event(), asyncio.Event()
+
+    async def counted(host: str, port: int) -> Sequence[str]:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        if now == AT_ONCE:
+            full.set()
+        await go.wait()
+        now -= 1
+        return ["10.0.0.1"]
+
+    sender = Sender(AllowList(), resolve=counted)
+    hosts = [f"https://h{number}.example/" for number in range(AT_ONCE + 16)]
+    sending = asyncio.gather(*(deliver(sender, host) for host in hosts))
+    await full.wait()
+    go.set()
+    assert all(delivery.refused for delivery in await sending)  # each had its turn
+    assert most == AT_ONCE
