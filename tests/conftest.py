@@ -1,9 +1,65 @@
 """What every test has: anyio on asyncio, and one real server for the whole run."""
 
+from collections.abc import AsyncIterator, Iterator
+
 import pytest
+from redis.asyncio import Redis
+
+from director.core.catalog import OPEN_SCHEMA, Catalog, Policy
+from director.core.clock import SystemClock
+from director.core.gatherer import Gatherer
+from director.core.ids import QueueName
+from director.core.redis_client import client
+from director.core.scripts import Scripts
+from tests.support.keyspace import leaks
+from tests.support.queue_driver import MODEL, VERSION, QueueDriver
+from tests.support.servers import RedisServer, redis_server
 
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> tuple[str, dict[str, bool]]:
     """Redis's client is asyncio-only, so that is the backend that is promised and tested."""
     return ("asyncio", {"use_uvloop": False})
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[RedisServer]:
+    """One durable server. A test that kills or fills its server starts its own."""
+    with redis_server() as started:
+        yield started
+
+
+@pytest.fixture
+async def redis(server: RedisServer) -> AsyncIterator[Redis]:
+    """A client on an empty database. Whoever leaves a key there that nothing will ever remove fails here."""
+    redis = client(server.url)
+    try:
+        await redis.flushall()
+        yield redis
+        assert await leaks(redis) == []
+    finally:
+        await redis.aclose()
+
+
+@pytest.fixture
+async def scripts(redis: Redis) -> AsyncIterator[Scripts]:
+    gatherer = Gatherer(redis)
+    yield Scripts(gatherer)
+    await gatherer.aclose()
+
+
+@pytest.fixture
+def catalog(redis: Redis, scripts: Scripts) -> Catalog:
+    return Catalog(redis, scripts, SystemClock())
+
+
+@pytest.fixture
+async def queue(catalog: Catalog) -> QueueName:
+    """A registered queue of the model acme/echo, as large as queues are by default."""
+    return await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+
+
+@pytest.fixture
+def driver(redis: Redis, scripts: Scripts, queue: QueueName) -> QueueDriver:
+    """The queue, with time in the test's hands."""
+    return QueueDriver(redis, scripts, queue)

@@ -1,0 +1,134 @@
+"""Each script says what it takes and gives, compiles as it is shipped, and keeps the house rules of Lua."""
+
+import re
+from importlib.resources import files
+
+import pytest
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.gatherer import source
+from director.core.ids import PredictionId, QueueName, new_prediction_id, partition_of
+from director.core.scripts import Scripts
+
+pytestmark = pytest.mark.anyio
+
+LUA = files("lua")
+NAMES = sorted(path.name.removesuffix(".lua") for path in LUA.iterdir() if path.name.endswith(".lua"))
+PARTS = sorted(path.name.removesuffix(".lua") for path in LUA.joinpath("lib").iterdir())
+FLAGS = {
+    # what accepts is refused when memory is full
+    "#!lua": {"enqueue", "enlist", "register"},
+    "#!lua flags=no-writes": {"get", "stats"},
+}
+
+
+def text(name: str) -> str:
+    return LUA.joinpath(f"{name}.lua").read_text(encoding="utf-8")
+
+
+def header(name: str) -> str:
+    return "\n".join(line for line in text(name).splitlines()[1:] if line.startswith("--"))
+
+
+def code(name: str) -> str:
+    return re.sub(r"--.*", "", text(name))
+
+
+def test_there_is_a_typed_call_for_each_script_and_a_script_for_each_call() -> None:
+    assert [name for name in sorted(vars(Scripts)) if not name.startswith("_")] == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_it_compiles(name: str, redis: Redis) -> None:
+    assert await redis.script_load(source(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_first_lines_are_what_a_full_server_does_with_it_and_its_own_name(name: str) -> None:
+    shebang, title, *_ = text(name).splitlines()
+    wanted = next((flag for flag, whose in FLAGS.items() if name in whose), "#!lua flags=allow-oom")
+    assert shebang == wanted
+    assert title.startswith(f"-- {name}: ")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("what", ["KEYS", "ARGV"])
+def test_it_describes_each_argument_that_it_reads_and_no_other(name: str, what: str) -> None:
+    described = [int(n) for n in re.findall(rf"^--   {what}\[(\d+)(?:…)?\]", header(name), re.MULTILINE)]
+    assert described == list(range(1, len(described) + 1))
+    used = {int(n) for n in re.findall(rf"{what}\[(\d+)\]", code(name))}
+    rest = re.search(rf"^--   {what}\[(\d+)…\]", header(name), re.MULTILINE)
+    if rest:
+        assert re.search(rf"for i = {rest[1]}, #{what}, 2 do", code(name)), "the rest is read by twos from there on"
+        used.add(int(rest[1]))
+    elif what == "KEYS":
+        used.add(1)  # all keys carry its hash tag, which lib/keys reads
+    assert used == set(described)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_says_what_it_returns(name: str) -> None:
+    assert re.search(r"^--   Returns  \S", header(name), re.MULTILINE)
+    assert re.search(r"\breturn\b", code(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_uses_parts_that_exist_with_what_they_need_in_front(name: str) -> None:
+    uses = re.findall(r"^-- Uses (.+)$", text(name), re.MULTILINE)
+    assert len(uses) <= 1
+    parts = [part.removeprefix("lib/") for part in " ".join(uses).split()]
+    assert set(parts) <= set(PARTS)
+    for place, part in enumerate(parts):
+        needs = re.findall(r"lib/(\w+)", " ".join(re.findall(r"Needs ([^.]+)\.", text(f"lib/{part}"))))
+        assert set(needs) <= set(parts[:place]), f"lib/{part} needs these before it"
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_each_part_names_itself_and_is_used(part: str) -> None:
+    assert text(f"lib/{part}").startswith(f"-- lib/{part}: ")
+    assert any(f"lib/{part}" in header(name) for name in NAMES)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *(f"lib/{part}" for part in PARTS)])
+def test_it_walks_no_keyspace_and_decodes_no_payload(name: str) -> None:
+    forbidden = (
+        r"'(?:KEYS|SCAN|[HSZ]SCAN|XTRIM|DELCONSUMER|XPENDING|MAXLEN|RANDOMKEY)'|cjson|cmsgpack|math\.random|BLOCK"
+    )
+    assert not re.search(forbidden, code(name))
+
+
+@pytest.mark.parametrize("name", [*NAMES, *(f"lib/{part}" for part in PARTS)])
+def test_it_gives_no_lifetime_to_a_work_stream(name: str) -> None:
+    for call in re.findall(r"redis\.call\('(?:P?EXPIRE(?:AT)?|DEL|UNLINK)',([^\n]+)", code(name)):
+        assert "stream" not in call
+
+
+async def test_scripts_spell_keys_as_python_does(redis: Redis, queue: QueueName) -> None:
+    prediction_id: PredictionId = new_prediction_id(model="acme/echo", now_ms=1)
+    spelled = {
+        "record_key(id)": keys.record(prediction_id),
+        "input_key(id)": keys.input_data(prediction_id),
+        "output_key(id)": keys.output_data(prediction_id),
+        "events_key(id)": keys.events(prediction_id),
+        "channel(id)": keys.channel(prediction_id),
+        "owed_key()": keys.owed(partition_of(prediction_id)),
+        "stream_key(queue, 'low', 7)": keys.stream(queue, "low", 7),
+        "kick_channel('d1')": keys.kick_channel("d1"),
+        "GROUP": keys.GROUP,
+        **{
+            f"queue_key(queue, '{what}')": getattr(keys, what)(queue)
+            for what in ("meta", "bell", "live", "lease", "last", "delayed", "deadline", "dead", "directors")
+        },
+    }
+    lines = [text("lib/keys"), "local id, queue = ARGV[1], ARGV[2]", f"return {{ {', '.join(spelled)} }}"]
+    answer = await redis.eval("\n".join(lines), 1, keys.meta(queue), prediction_id, queue)
+    assert [name.decode() for name in answer] == list(spelled.values())
+    functions = set(re.findall(r"^local function (\w+(?:_key|channel)|channel)\(", text("lib/keys"), re.MULTILINE))
+    assert functions <= {name.partition("(")[0] for name in spelled}, "a key that this test does not compare"
+
+
+async def test_scripts_use_no_queue_key_that_python_cannot_spell(queue: QueueName) -> None:
+    for name in [*NAMES, *(f"lib/{part}" for part in PARTS)]:
+        for what in re.findall(r"queue_key\([\w.]+, '(\w+)'", code(name)):
+            assert getattr(keys, what)(queue).endswith(f":{what}")

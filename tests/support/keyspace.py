@@ -1,0 +1,51 @@
+"""A server's keys as a whole: what there is, byte for byte, and what was forgotten there.
+
+For tests alone: it walks the whole keyspace, which no path of the product does.
+"""
+
+import re
+from typing import Any, Final
+
+from director.core import keys
+from director.core.states import TERMINAL
+
+__all__ = ("Keyspace", "dump", "leaks")
+
+Keyspace = dict[str, tuple[int, bytes]]
+"""key -> (moment it expires or -1, its value as DUMP gives it)"""
+
+OF_PREDICTION: Final = re.compile(r"^(\{p\d+\}):(?:rec|in|out|ev):(\w{26})$")
+INDEX: Final = re.compile(r"^(\{p\d+\}):(?:q:.+:(?:live|lease|delayed|deadline)|owed)$")
+OF_QUEUE: Final = re.compile(r"^\{p\d+\}:q:.+:([a-z]+)\d*$")
+OUTSIDE: Final = re.compile(r"^(?:\{a:[^}]+\}:)?([a-z]+)(?::.*)?$")
+
+
+async def dump(redis: Any) -> Keyspace:
+    """Every key with its lifetime and its bytes."""
+    found: Keyspace = {}
+    for name in sorted(await redis.keys("*")):
+        expires = await redis.execute_command("PEXPIRETIME", name)
+        found[name.decode()] = (expires, await redis.dump(name))
+    return found
+
+
+async def leaks(redis: Any) -> list[str]:
+    """Keys without a lifetime that are neither permanent nor of a prediction that has not ended."""
+    endless = [name.decode() for name in await redis.keys("*") if await redis.pttl(name) == -1]
+    return sorted([name for name in endless if not await _may_stay(redis, name)])
+
+
+async def _may_stay(redis: Any, name: str) -> bool:
+    if match := OF_PREDICTION.match(name):
+        return await _status(redis, *match.groups()) not in (None, *TERMINAL)
+    if match := INDEX.match(name):
+        members = [member.decode() for member in await redis.zrange(name, 0, -1)]
+        ended = (None,) if name.endswith(":owed") else (None, *TERMINAL)  # a webhook is owed by what has ended
+        return all([await _status(redis, match[1], member) not in ended for member in members])
+    match = OF_QUEUE.match(name) or OUTSIDE.match(name)
+    return match is not None and match[1] in keys.PERMANENT
+
+
+async def _status(redis: Any, tag: str, prediction_id: str) -> str | None:
+    status = await redis.hget(f"{tag}:rec:{prediction_id}", "status")
+    return None if status is None else status.decode()

@@ -1,0 +1,166 @@
+"""One queue as a test drives it: submit, claim, finish through the typed calls, with time walked by hand.
+
+Never talks to Redis past the typed calls, except to look.
+"""
+
+from collections.abc import Sequence
+from itertools import count as counter
+from typing import Any, Final
+
+from director.core import keys
+from director.core.ids import PredictionId, QueueName, new_prediction_id
+from director.core.schema import Claim, Record
+from director.core.scripts import Hold, Requeued, Scripts
+from director.core.shards import shard
+from director.core.states import Status
+
+__all__ = ("ACCOUNT", "MODEL", "START_MS", "VERSION", "QueueDriver")
+
+MODEL: Final = "acme/echo"
+VERSION: Final = "a1" * 32
+ACCOUNT: Final = "acme"
+START_MS: Final = 1_800_000_000_000
+
+
+class QueueDriver:
+    """`now_ms` is the time of every call; `pass_time` moves it."""
+
+    def __init__(self, redis: Any, scripts: Scripts, queue: QueueName) -> None:
+        self.redis = redis  # Any: its types say str or bytes, and ours answers in bytes
+        self.scripts = scripts
+        self.queue = queue
+        self.now_ms = START_MS
+        self._nonces = counter(1)
+
+    def pass_time(self, seconds: float) -> None:
+        self.now_ms += int(seconds * 1000)
+
+    def new_id(self) -> PredictionId:
+        return new_prediction_id(model=MODEL, now_ms=self.now_ms)
+
+    async def submit(
+        self,
+        prediction_id: PredictionId | None = None,
+        *,
+        account: str = ACCOUNT,
+        streams: Sequence[int] | None = None,
+        data: bytes = b'{"text":"hi"}',
+        **options: Any,
+    ) -> PredictionId:
+        """Enqueue one prediction of `account`; `streams` is its shard, else the one of a queue of default size."""
+        accepted = await self.scripts.enqueue(
+            prediction_id or self.new_id(),
+            queue=self.queue,
+            account=account,
+            model=MODEL,
+            version=VERSION,
+            shard=shard(account, streams=16, size=2) if streams is None else streams,
+            input=data,
+            now_ms=self.now_ms,
+            **options,
+        )
+        return accepted.id
+
+    async def claim(
+        self, count: int = 1, *, consumer: str = "d1", nonce: str | None = None, lease_s: float = 15
+    ) -> list[Claim]:
+        return await self.scripts.claim(
+            self.queue,
+            consumer=consumer,
+            nonce=nonce or f"nonce{next(self._nonces)}",
+            count=count,
+            lease_s=lease_s,
+            now_ms=self.now_ms,
+        )
+
+    async def claim_one(self, **options: Any) -> Claim:
+        [claim] = await self.claim(**options)
+        return claim
+
+    async def claim_all(self, *, consumer: str = "d1", at_once: int = 50) -> list[Claim]:
+        """Everything that can be had."""
+        claims: list[Claim] = []
+        while claimed := await self.claim(at_once, consumer=consumer):
+            claims += claimed
+        return claims
+
+    async def extend(self, *claims: Claim, consumer: str = "d1", lease_s: float = 15) -> list[Hold]:
+        return await self.scripts.extend(
+            self.queue,
+            consumer=consumer,
+            lease_s=lease_s,
+            claims=[(claim.id, claim.token) for claim in claims],
+            now_ms=self.now_ms,
+        )
+
+    async def begin(self, claim: Claim, *events: tuple[str, bytes]) -> int:
+        """Write that the run began, and these events; the last event's number."""
+        advanced = await self.scripts.advance(
+            claim.id, token=claim.token, seq=claim.record.seq, ran_ms=0, events=events, now_ms=self.now_ms
+        )
+        assert advanced.hold == "held"
+        return advanced.seq
+
+    async def finish(self, claim: Claim, status: Status = Status.SUCCEEDED, **options: Any) -> bool:
+        return await self.scripts.finish(claim.id, token=claim.token, status=status, now_ms=self.now_ms, **options)
+
+    async def release(self, claim: Claim, *, spent: bool = False, **options: Any) -> Requeued:
+        return await self.scripts.release(claim.id, token=claim.token, spent=spent, now_ms=self.now_ms, **options)
+
+    async def reap(self, *, limit: int = 100) -> dict[PredictionId, Requeued]:
+        return dict(await self.scripts.reap(self.queue, limit=limit, base_s=1, cap_s=60, now_ms=self.now_ms))
+
+    async def cancel(self, prediction_id: PredictionId, *, account: str = ACCOUNT) -> str:
+        return await self.scripts.cancel(prediction_id, account=account, now_ms=self.now_ms)
+
+    async def pause(self, *, paused: bool = True) -> None:
+        await self.redis.hset(keys.meta(self.queue), "paused", str(int(paused)))
+
+    # ── looking ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def record(self, prediction_id: PredictionId) -> Record:
+        fields = await self.redis.hgetall(keys.record(prediction_id))
+        return Record.parse(prediction_id, [part for field in fields.items() for part in field])
+
+    async def field(self, prediction_id: PredictionId, name: str) -> str:
+        return (await self.redis.hget(keys.record(prediction_id), name) or b"").decode()
+
+    async def members(self, key: str) -> dict[str, int]:
+        """A sorted set."""
+        return {name.decode(): int(score) for name, score in await self.redis.zrange(key, 0, -1, withscores=True)}
+
+    async def entries(self, lane: str = "normal") -> dict[int, list[str]]:
+        """Stream number → the ids that stand in it, waiting or claimed; empty streams are left out."""
+        found = {}
+        for number in range(32):
+            rows = await self.redis.xrange(keys.stream(self.queue, lane, number))
+            if rows:
+                found[number] = [fields[b"id"].decode() for _, fields in rows]
+        return found
+
+    async def pending(self, lane: str = "normal") -> dict[str, str]:
+        """Prediction id → consumer, of every pending entry of a lane."""
+        held = {}
+        for number in range(32):
+            stream = keys.stream(self.queue, lane, number)
+            for group in await self.redis.xinfo_groups(stream) if await self.redis.exists(stream) else []:
+                for row in await self.redis.xpending_range(stream, group["name"], "-", "+", 1000):
+                    for _, fields in await self.redis.xrange(stream, row["message_id"], row["message_id"]):
+                        held[fields[b"id"].decode()] = row["consumer"].decode()
+        return held
+
+    async def kinds(self, prediction_id: PredictionId) -> list[str]:
+        """What its event stream tells, in order."""
+        return [fields[b"t"].decode() for _, fields in await self.redis.xrange(keys.events(prediction_id))]
+
+    async def bell(self) -> int:
+        return int(await self.redis.llen(keys.bell(self.queue)))
+
+    async def hear_bell(self) -> bool:
+        """Take the token, as a waiting director does."""
+        return await self.redis.lpop(keys.bell(self.queue)) is not None
+
+    async def lifetime_s(self, key: str) -> int:
+        """Rounded up; -1 for ever, -2 no such key."""
+        ttl: int = await self.redis.pttl(key)
+        return ttl if ttl < 0 else -(-ttl // 1000)

