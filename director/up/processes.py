@@ -1,0 +1,85 @@
+"""Processes by pid and start time, so that a pid which the system gave to somebody else is never signalled.
+
+Never looks at a process's name or command line: they prove nothing.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+__all__ = ("Mark", "end", "is_alive", "mark", "signal_group")
+
+LOOK_S: Final = 0.05
+PROC: Final = Path("/proc")
+
+
+class Mark(Struct, frozen=True):
+    """One process, told from any later one with the same pid by when it started."""
+
+    pid: int
+    started: str
+
+
+def mark(pid: int) -> Mark | None:
+    """The process that has this pid now; None where there is none, or only a zombie."""
+    started = _started_on_linux(pid) if sys.platform == "linux" else _started_elsewhere(pid)
+    return Mark(pid, started) if started else None
+
+
+def is_alive(process: Mark) -> bool:
+    """Is it still that process, and not yet dead?"""
+    return mark(process.pid) == process
+
+
+def signal_group(leader: int, number: signal.Signals) -> None:
+    """Signal all of a process group; one that is gone already is fine."""
+    with suppress(ProcessLookupError, PermissionError):  # macOS answers EPERM for a group of zombies
+        os.killpg(leader, number)
+
+
+def end(process: Mark, *, grace_s: float) -> None:
+    """Stop a process, and its group where it leads one: first asked, then, after `grace_s`, killed."""
+    if not is_alive(process):
+        return
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGTERM)
+    give_up = time.monotonic() + grace_s
+    while is_alive(process):
+        if time.monotonic() >= give_up:
+            signal_group(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        time.sleep(LOOK_S)
+
+
+def _started_on_linux(pid: int) -> str:
+    try:
+        stat = (PROC / str(pid) / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    # the name in parentheses may hold anything, so fields are counted from its end: state is the 3rd, start the 22nd
+    fields = stat.rpartition(")")[2].split()
+    return "" if fields[0] in ("Z", "X") else f"{fields[19]}@{_boot()}"
+
+
+def _boot() -> str:
+    # start times count from boot: after another boot, an old pid with the same time is another process
+    try:
+        return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+def _started_elsewhere(pid: int) -> str:
+    answer = subprocess.run(
+        ["/bin/ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    state, _, started = answer.stdout.strip().partition(" ")
+    return "" if state.startswith("Z") else started.strip()

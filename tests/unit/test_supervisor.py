@@ -1,0 +1,236 @@
+"""The supervisor: what dies is started again, stages end in order, and nothing outlives it."""
+
+import os
+import re
+import signal
+import sys
+import textwrap
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from director.up.processes import Mark, end, is_alive, mark
+from director.up.supervisor import Part, Supervisor, how_it_ended, supervising
+
+pytestmark = pytest.mark.anyio
+
+PATIENCE_S = 20
+
+Supervise = Callable[[], AbstractAsyncContextManager[Supervisor]]
+
+
+class Heard:
+    """What the supervisor said, and every start of a part that it reported."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.starts = 0
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def supervise(tmp_path: Path, heard: Heard) -> Supervise:
+    def open_log(name: str) -> int:
+        return os.open(tmp_path / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def changed() -> None:
+        heard.starts += 1
+
+    @asynccontextmanager
+    async def supervised() -> AsyncGenerator[Supervisor, None]:
+        with anyio.fail_after(PATIENCE_S):
+            async with supervising(
+                open_log=open_log, say=heard.lines.append, changed=changed, first_pause_s=0.01
+            ) as supervisor:
+                yield supervisor
+
+    return supervised
+
+
+@pytest.fixture
+def part(tmp_path: Path) -> Callable[..., Part]:
+    def made(name: str, source: str, **given: object) -> Part:
+        command = [sys.executable, "-I", "-S", "-c", textwrap.dedent(source)]
+        return Part(name=name, command=command, env=dict(os.environ), cwd=tmp_path, **given)
+
+    return made
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    while not is_so():  # noqa: ASYNC110 - what is awaited happens in other processes
+        await anyio.sleep(0.01)
+
+
+def says(path: Path, name: str) -> str:
+    """A program that notes in a file that it is ready, and that it was asked to end."""
+    return f"""
+    import signal, time
+    def note(what):
+        with open({str(path)!r}, "a") as file:
+            file.write("{name} " + what + "\\n")
+    def ended(*_):
+        note("ended")
+        raise SystemExit
+    signal.signal(signal.SIGTERM, ended)
+    note("ready")
+    while True:
+        time.sleep(60)
+    """
+
+
+async def test_a_part_that_dies_is_started_again_with_a_line_that_says_so(supervise, part, heard):
+    async with supervise() as supervisor:
+        supervisor.start([part("sleeper", "import time; time.sleep(60)")])
+        await until(lambda: "sleeper" in supervisor.marks)
+        first = supervisor.marks["sleeper"]
+        os.kill(first.pid, signal.SIGKILL)
+        await until(lambda: supervisor.marks["sleeper"] != first)
+        assert is_alive(supervisor.marks["sleeper"])
+        assert not is_alive(first)
+    assert heard.lines == ["sleeper ended (killed by SIGKILL); starting it again in 0.01 s"]
+    assert heard.starts == 2
+
+
+async def test_the_pause_doubles_while_a_part_keeps_dying(supervise, part, heard):
+    async with supervise() as supervisor:
+        supervisor.start([part("hasty", "raise SystemExit(3)")])
+        await until(lambda: supervisor.ends["hasty"] >= 3)
+    pauses = [re.search(r"exit code 3.* in (.*) s$", line).group(1) for line in heard.lines[:3]]
+    assert pauses == ["0.01", "0.02", "0.04"]
+
+
+async def test_the_last_stage_ends_first_and_the_next_only_when_it_is_gone(supervise, part, tmp_path):
+    notes = tmp_path / "notes"
+    notes.touch()
+    async with supervise() as supervisor:
+        for name in ("floor", "house", "roof"):
+            supervisor.start([part(name, says(notes, name))])
+            await until(lambda name=name: f"{name} ready" in notes.read_text())
+        alive = list(supervisor.marks.values())
+    assert notes.read_text().splitlines()[3:] == ["roof ended", "house ended", "floor ended"]
+    assert len(alive) == 3
+    assert not any(is_alive(one) for one in alive)
+
+
+async def test_a_part_that_will_not_end_is_killed_after_its_grace(supervise, part, tmp_path):
+    notes = tmp_path / "notes"
+    deaf = f"""
+    import pathlib, signal, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    pathlib.Path({str(notes)!r}).touch()
+    time.sleep(600)
+    """
+    async with supervise() as supervisor:
+        supervisor.start([part("deaf", deaf, grace_s=0.05)])
+        await until(notes.exists)
+        alive = supervisor.marks["deaf"]
+    assert not is_alive(alive)
+
+
+async def test_force_does_not_wait_for_any_grace(supervise, part, tmp_path):
+    notes = tmp_path / "notes"
+    deaf = f"""
+    import pathlib, signal, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    pathlib.Path({str(notes)!r}).touch()
+    time.sleep(600)
+    """
+    async with supervise() as supervisor, anyio.create_task_group() as tasks:
+        supervisor.start([part("deaf", deaf, grace_s=3600)])
+        await until(notes.exists)
+        alive = supervisor.marks["deaf"]
+        tasks.start_soon(supervisor.stop)
+        await anyio.wait_all_tasks_blocked()
+        assert is_alive(alive)
+        supervisor.force()
+    assert not is_alive(alive)
+
+
+async def test_what_a_part_started_ends_with_it(supervise, part, tmp_path):
+    note = tmp_path / "grandchild"
+    parent = f"""
+    import os, pathlib, signal, time
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+    pathlib.Path({str(note)!r}).write_text(str(child))
+    time.sleep(600)
+    """
+    async with supervise() as supervisor:
+        supervisor.start([part("parent", parent)])
+        await until(lambda: note.exists() and note.read_text())
+        grandchild = mark(int(note.read_text()))
+        assert grandchild is not None
+    await until(lambda: not is_alive(grandchild))
+
+
+async def test_a_failure_inside_the_block_still_ends_every_part(supervise, part):
+    marks = {}
+
+    async def fail() -> None:
+        async with supervise() as supervisor:
+            supervisor.start([part("sleeper", "import time; time.sleep(60)")])
+            await until(lambda: "sleeper" in supervisor.marks)
+            marks.update(supervisor.marks)
+            raise LookupError
+
+    with pytest.raises(ExceptionGroup):
+        await fail()
+    assert marks
+    assert not any(is_alive(one) for one in marks.values())
+
+
+async def test_a_command_that_is_not_there_is_named_in_the_log(supervise, tmp_path):
+    async with supervise() as supervisor:
+        supervisor.start([Part(name="absent", command=["no-such-program"], env=dict(os.environ), cwd=tmp_path)])
+        await until(lambda: supervisor.ends["absent"])
+    assert "no-such-program: No such file or directory" in (tmp_path / "absent.log").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
+async def test_parts_die_with_a_supervisor_that_is_killed(part, tmp_path):
+    note = tmp_path / "pid"
+    source = f"""
+    import os, sys, anyio
+    from director.up.supervisor import Part, supervising
+    async def main():
+        log = lambda name: os.open(os.devnull, os.O_WRONLY)
+        async with supervising(open_log=log, say=print, changed=lambda: None) as supervisor:
+            child = "import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+            supervisor.start([Part(name="part", command=[sys.executable, "-c", child], env=dict(os.environ), cwd=".")])
+            await anyio.sleep_forever()
+    anyio.run(main)
+    """
+    async with await anyio.open_process([sys.executable, "-c", textwrap.dedent(source)]) as process:
+        with anyio.fail_after(PATIENCE_S):
+            await until(lambda: note.exists() and note.read_text())
+            orphan = mark(int(note.read_text()))
+            assert orphan is not None
+            process.kill()
+            await until(lambda: not is_alive(orphan))
+
+
+async def test_a_pid_that_belongs_to_somebody_else_now_is_left_alone(tmp_path):
+    async with await anyio.open_process([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        end(Mark(process.pid, "another start"), grace_s=0.01)
+        assert process.returncode is None
+        assert is_alive(mark(process.pid))
+        end(mark(process.pid), grace_s=PATIENCE_S)
+        assert await process.wait() == -signal.SIGTERM
+
+
+def test_exit_codes_are_told_in_words():
+    assert [how_it_ended(code) for code in (0, 1, -9, -250)] == [
+        "exit code 0",
+        "exit code 1",
+        "killed by SIGKILL",
+        "killed by signal 250",
+    ]
