@@ -1,0 +1,39 @@
+"""May what looks expired be believed? Only after one lease of unbroken contact with the same server run. Pure.
+
+While a server is away nobody can extend a lease, yet the leases run on: a reaper that acts first after an outage
+takes everything from healthy directors. After one lease of contact whoever is alive has extended its own.
+"""
+
+from typing import Final
+
+__all__ = ("Contact",)
+
+# Directors extend every third of a lease. A silence of half a one, too short to fail a call, may still have cost
+# them a beat: the next one comes before the lease is over, but a longer silence might not leave it that time.
+LONGEST_SILENCE: Final = 0.5
+
+
+class Contact:
+    """How long the same server run has answered without a break. `at_s` is the time of an answer, monotonic."""
+
+    def __init__(self, *, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._run_id = ""
+        self._since_s: float | None = None
+        self._last_s = 0.0
+
+    @property
+    def is_proven(self) -> bool:
+        """Had contact lasted for a whole lease when the server answered last?"""
+        return self._since_s is not None and self._last_s - self._since_s >= self._lease_s
+
+    def heard(self, run_id: str, *, at_s: float) -> None:
+        """The server answered. Another run, or a silence before, begins a new contact."""
+        is_broken = at_s - self._last_s > self._lease_s * LONGEST_SILENCE
+        if self._since_s is None or is_broken or run_id != self._run_id:
+            self._since_s = at_s
+        self._run_id, self._last_s = run_id, at_s
+
+    def lost(self) -> None:
+        """A call failed."""
+        self._since_s = None

@@ -1,0 +1,57 @@
+"""End what waited past its deadline, and tell the directors of what runs past it.
+
+Never ends a run itself: its holder stops it and finishes.
+"""
+
+import logging
+from typing import Final, NoReturn
+
+from msgspec import Struct
+
+from director.core.clock import Clock
+from director.core.ids import QueueName
+from director.core.scripts import Scripts
+from director.keeper.sweep import LIMIT, Registry, repeat, sweep
+
+__all__ = ("Expired", "Expirer")
+
+log = logging.getLogger(__name__)
+
+TICK_S: Final = 0.5
+
+
+class Expired(Struct, frozen=True):
+    """What one sweep did: `ended` in their queues, `told` to whoever runs them."""
+
+    ended: int = 0
+    told: int = 0
+
+
+class Expirer:
+    """Sweeps the deadlines of all queues."""
+
+    def __init__(self, scripts: Scripts, registry: Registry, clock: Clock) -> None:
+        self._scripts = scripts
+        self._registry = registry
+        self._clock = clock
+
+    async def run(self) -> NoReturn:
+        """Sweep twice a second."""
+        await repeat(self.run_once, role="expirer", tick_s=TICK_S, clock=self._clock)
+
+    async def run_once(self) -> Expired:
+        """End or tell all that is past its deadline."""
+        sum_ended = sum_told = 0
+        full = await self._registry.queues()
+        while full:
+            expired = await sweep(full, self._expire)
+            sum_ended += sum(ended for ended, _ in expired.values())
+            sum_told += sum(told for _, told in expired.values())
+            full = [queue for queue, (ended, told) in expired.items() if ended + told == LIMIT]
+        return Expired(sum_ended, sum_told)
+
+    async def _expire(self, queue: QueueName) -> tuple[int, int]:
+        ended, told = await self._scripts.expire(queue, limit=LIMIT)
+        if ended or told:
+            log.info("deadlines passed", extra={"queue": queue, "ended": ended, "told": told})
+        return ended, told

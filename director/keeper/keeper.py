@@ -1,0 +1,151 @@
+"""Start, own and end the keeper's roles: reaper, promoter, expirer and courier, in one task group.
+
+Never gives up because Redis is away: it waits, says so on /readyz, and goes on when it is back. Any number of keepers
+may run at once, since every act of theirs is one guarded script.
+"""
+
+import importlib.util
+import logging
+import signal
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import anyio
+
+from director.core.accounts import Accounts
+from director.core.catalog import Catalog
+from director.core.clock import Clock, SystemClock
+from director.core.durability import check
+from director.core.errors import BackendUnavailable, DirectorError
+from director.core.gatherer import Gatherer
+from director.core.logs import configure
+from director.core.redis_client import client, describe
+from director.core.scripts import Scripts
+from director.core.settings import KeeperSettings
+from director.health import Health, redis_check, serve_http
+from director.keeper.courier import Courier
+from director.keeper.expirer import Expirer
+from director.keeper.promoter import Promoter
+from director.keeper.reaper import Reaper
+from director.keeper.sweep import Registry
+from director.webhooks.addresses import AllowList
+from director.webhooks.sender import Sender
+from director.webhooks.terminal import TerminalWebhooks
+
+__all__ = ("Keeper", "run", "serve")
+
+log = logging.getLogger(__name__)
+
+ASK_AGAIN_S: Final = 1.0
+# Deliveries under way get this long after SIGTERM; what is cut off is due again, with the same webhook-id.
+DRAIN_S: Final = 10.0
+
+
+def serve(settings: KeeperSettings) -> None:
+    """Run a keeper until SIGTERM or SIGINT. What an operator has to mend ends it with one line."""
+    configure(settings.log_level, process="keeper")
+    has_uvloop = importlib.util.find_spec("uvloop") is not None
+    try:
+        anyio.run(_serve, settings, backend="asyncio", backend_options={"use_uvloop": has_uvloop})
+    except DirectorError as exc:
+        raise SystemExit(f"director keeper: {exc}") from exc
+
+
+async def _serve(settings: KeeperSettings) -> None:
+    await run(settings, started=lambda port: log.info("health is served", extra={"port": port}))
+
+
+async def run(settings: KeeperSettings, *, started: Callable[[int], None]) -> None:
+    """Keep until SIGTERM, SIGINT or cancellation. `started` is told the port of /livez and /readyz.
+
+    Raises UnsafeBackend when the server would lose what it accepts, SettingsError for a setting that cannot be.
+    """
+    try:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async with _keeper(settings) as keeper, anyio.create_task_group() as tasks:
+                tasks.start_soon(keeper.keep)
+                tasks.start_soon(keeper.serve_health, started)
+                async for _ in signals:
+                    break
+                log.info("draining")
+                with anyio.move_on_after(DRAIN_S):
+                    await keeper.drain()
+                tasks.cancel_scope.cancel()
+    except ExceptionGroup as group:
+        on_purpose, rest = group.split(DirectorError)
+        if on_purpose is None or rest is not None:
+            raise
+        raise _first(on_purpose) from None
+    log.info("keeper ended")
+
+
+@asynccontextmanager
+async def _keeper(settings: KeeperSettings) -> AsyncGenerator["Keeper"]:
+    """The keeper with its connections, which are let go afterwards."""
+    sender = Sender(AllowList.parse(settings.webhook_allow))
+    redis = client(settings.redis_url, name="director-keeper")
+    gatherer = Gatherer(redis)
+    try:
+        yield Keeper(settings, gatherer, sender, SystemClock())
+    finally:
+        with anyio.CancelScope(shield=True):
+            await gatherer.aclose()
+            await redis.aclose()
+            await sender.aclose()
+
+
+class Keeper:
+    """The roles of one process and its health. Owns no connection: it is handed them."""
+
+    def __init__(self, settings: KeeperSettings, gatherer: Gatherer, sender: Sender, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._redis = gatherer.redis
+        scripts = Scripts(gatherer)
+        registry = Registry(Catalog(self._redis, scripts, clock), clock)
+        webhooks = TerminalWebhooks(scripts, Accounts(self._redis), sender, clock)
+        self.reaper = Reaper(self._redis, scripts, registry, clock, lease_s=settings.lease_s)
+        self.promoter = Promoter(scripts, registry, clock)
+        self.expirer = Expirer(scripts, registry, clock)
+        self.courier = Courier(scripts, registry, webhooks, clock)
+        self.health = Health()
+        self.health.checks = {"redis": redis_check(self._redis), "durability": self._durability_known}
+
+    async def keep(self) -> None:
+        """Look at the server, then run every role for ever."""
+        await self._look_at_server()
+        async with anyio.create_task_group() as roles:
+            for role in (self.reaper, self.promoter, self.expirer, self.courier):
+                roles.start_soon(role.run)
+
+    async def serve_health(self, started: Callable[[int], None]) -> None:
+        """Answer /livez and /readyz for ever."""
+        await serve_http(self.health.app(), host=self._settings.host, port=self._settings.port, started=started)
+
+    async def drain(self) -> None:
+        """Let what is under way end. Only the courier has any: all else is one script at a time."""
+        await self.courier.drain()
+
+    async def _look_at_server(self) -> None:
+        address = describe(self._settings.redis_url)
+        while True:
+            try:
+                server = await check(self._redis, self._settings)
+            except BackendUnavailable as exc:
+                log.warning("waiting for redis", extra={"address": address, "error": str(exc)})
+                await self._clock.sleep(ASK_AGAIN_S)
+            else:
+                break
+        self.health.facts["durability"] = server.level
+        facts = {"address": address, "server": f"{server.kind} {server.version}", "durability": server.level}
+        log.info("keeping", extra=facts)
+
+    async def _durability_known(self) -> str:
+        return "" if "durability" in self.health.facts else "not looked at yet"
+
+
+def _first(group: ExceptionGroup[DirectorError]) -> DirectorError:
+    """A single error out of a group: an operator mends one thing at a time."""
+    inner = group.exceptions[0]
+    return _first(inner) if isinstance(inner, ExceptionGroup) else inner

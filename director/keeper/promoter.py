@@ -1,0 +1,53 @@
+"""Put retries that are due back into their streams, and wake a director for them.
+
+Never decides whether or when there is a retry: whoever gave the claim back did.
+"""
+
+import logging
+from typing import Final, NoReturn
+
+from msgspec import Struct
+
+from director.core.clock import Clock
+from director.core.ids import QueueName
+from director.core.scripts import Scripts
+from director.keeper.sweep import LIMIT, Registry, repeat, sweep
+
+__all__ = ("Promoted", "Promoter")
+
+log = logging.getLogger(__name__)
+
+TICK_S: Final = 0.5
+
+
+class Promoted(Struct, frozen=True):
+    """What one sweep put back, by queue; queues without any are left out."""
+
+    retries: dict[QueueName, int]
+
+
+class Promoter:
+    """Sweeps the delayed retries of all queues."""
+
+    def __init__(self, scripts: Scripts, registry: Registry, clock: Clock) -> None:
+        self._scripts = scripts
+        self._registry = registry
+        self._clock = clock
+
+    async def run(self) -> NoReturn:
+        """Sweep twice a second: the shortest backoff is about one."""
+        await repeat(self.run_once, role="promoter", tick_s=TICK_S, clock=self._clock)
+
+    async def run_once(self) -> Promoted:
+        """Put back all that is due."""
+        retries: dict[QueueName, int] = {}
+        full = await self._registry.queues()
+        while full:
+            promoted = await sweep(full, lambda queue: self._scripts.promote(queue, limit=LIMIT))
+            full = [queue for queue, count in promoted.items() if count == LIMIT]
+            for queue, count in promoted.items():
+                if count:
+                    retries[queue] = retries.get(queue, 0) + count
+        for queue, count in retries.items():
+            log.info("retries are due", extra={"queue": queue, "count": count})
+        return Promoted(retries)

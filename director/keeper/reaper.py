@@ -1,0 +1,90 @@
+"""Give expired claims back: another attempt while any remain, else the dead letters.
+
+Never runs a prediction, and never touches a claim whose lease was still good when contact was last proven.
+"""
+
+import logging
+from typing import Final, NoReturn
+
+from msgspec import Struct
+from redis.asyncio import Redis
+
+from director.core.clock import Clock
+from director.core.errors import BackendUnavailable
+from director.core.ids import PredictionId, QueueName
+from director.core.redis_client import ask
+from director.core.scripts import Requeued, Scripts
+from director.keeper.contact import Contact
+from director.keeper.sweep import LIMIT, Registry, repeat, sweep
+
+__all__ = ("Reaped", "Reaper")
+
+log = logging.getLogger(__name__)
+
+SLOWEST_TICK_S: Final = 1.0
+TICKS_PER_LEASE: Final = 10
+# Backoff of the second and later retries; the first has no other wait than the lease.
+BACKOFF_BASE_S: Final = 1.0
+BACKOFF_CAP_S: Final = 60.0
+
+
+class Reaped(Struct, frozen=True):
+    """What one sweep took back, and what became of it. `is_held_off`: nothing was looked at, contact is too young."""
+
+    claims: tuple[tuple[PredictionId, Requeued], ...] = ()
+    is_held_off: bool = False
+
+
+class Reaper:
+    """Sweeps the leases of all queues. Several keepers may: what one took back, the other finds gone."""
+
+    def __init__(self, redis: Redis, scripts: Scripts, registry: Registry, clock: Clock, *, lease_s: float) -> None:
+        self._redis = redis
+        self._scripts = scripts
+        self._registry = registry
+        self._clock = clock
+        self._contact = Contact(lease_s=lease_s)
+        self._tick_s = min(SLOWEST_TICK_S, lease_s / TICKS_PER_LEASE)
+
+    async def run(self) -> NoReturn:
+        """Sweep ten times in a lease, at least once a second."""
+        await repeat(self.run_once, role="reaper", tick_s=self._tick_s, clock=self._clock)
+
+    async def run_once(self) -> Reaped:
+        """Take back all claims that expired before the server answered just now."""
+        try:
+            now_ms = await self._ask_server()
+            if not self._contact.is_proven:
+                return Reaped(is_held_off=True)
+            claims: list[tuple[PredictionId, Requeued]] = []
+            full = await self._registry.queues()
+            while full:
+                taken = await sweep(full, lambda queue: self._reap(queue, now_ms))
+                claims += [claim for batch in taken.values() for claim in batch]
+                full = [queue for queue, batch in taken.items() if len(batch) == LIMIT]
+        except BackendUnavailable:
+            self._contact.lost()
+            raise
+        return Reaped(tuple(claims))
+
+    async def _ask_server(self) -> int:
+        """Which run of the server this is, and what time it has, ms."""
+
+        async def read() -> tuple[dict[str, str], tuple[int, int]]:
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.info("server")
+            pipe.time()
+            info, time = await pipe.execute()
+            return info, time
+
+        info, (seconds, microseconds) = await ask(read)
+        self._contact.heard(info["run_id"], at_s=self._clock.monotonic())
+        return seconds * 1000 + microseconds // 1000
+
+    async def _reap(self, queue: QueueName, now_ms: int) -> list[tuple[PredictionId, Requeued]]:
+        # By the time of the last answer, not by the clock when the script runs: a server that freezes in between
+        # runs it on waking, when every lease has run out
+        batch = await self._scripts.reap(queue, limit=LIMIT, base_s=BACKOFF_BASE_S, cap_s=BACKOFF_CAP_S, now_ms=now_ms)
+        for prediction_id, became in batch:
+            log.info("claim taken back", extra={"prediction": prediction_id, "queue": queue, "became": became})
+        return batch

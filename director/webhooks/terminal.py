@@ -1,0 +1,76 @@
+"""One attempt to deliver the terminal webhook of a prediction, and the note of how it went.
+
+The directors' first try and the courier's later ones are the same act. Never decides when one is due, and never
+repeats by itself: the note in Redis says when the next one is.
+"""
+
+import logging
+import random
+from typing import Final
+
+from director.core.accounts import Accounts
+from director.core.clock import Clock
+from director.core.ids import PredictionId
+from director.core.schema import Record, Stored
+from director.core.scripts import Scripts
+from director.core.states import WebhookEvent
+from director.webhooks.messages import body, message_id
+from director.webhooks.schedule import Noted, noted
+from director.webhooks.sender import Delivery, Sender
+
+__all__ = ("TerminalWebhooks",)
+
+log = logging.getLogger(__name__)
+
+# The record outlives what it owes; where an operator removed it, there is nothing left to say.
+REMOVED: Final = Noted("given_up")
+
+
+class TerminalWebhooks:
+    """Delivers what `finish` made owed. All methods raise BackendUnavailable while Redis cannot answer."""
+
+    def __init__(self, scripts: Scripts, accounts: Accounts, sender: Sender, clock: Clock) -> None:
+        self._scripts = scripts
+        self._accounts = accounts
+        self._sender = sender
+        self._clock = clock
+
+    async def deliver(self, prediction_id: PredictionId) -> Noted:
+        """Try once, note it, and say what was noted.
+
+        Only for who holds the attempt: by `due`, or within the grace of `finish`.
+        """
+        stored = await self._scripts.get(prediction_id)
+        if stored is None:
+            result = REMOVED
+        else:
+            delivery = await self._send(stored)
+            jitter = random.random()  # noqa: S311 - spreads retries, guards nothing
+            result = noted(delivery, tellings=stored.record.tellings, jitter=jitter)
+            _report(stored.record, delivery, result)
+        await self._scripts.deliver(prediction_id, outcome=result.outcome, delay_s=result.delay_s)
+        return result
+
+    async def _send(self, stored: Stored) -> Delivery:
+        record = stored.record
+        secrets = await self._accounts.webhook_secrets(record.account)
+        try:
+            return await self._sender.send(
+                record.webhook,
+                message_id=message_id(record.id, WebhookEvent.COMPLETED),
+                body=body(stored),
+                secrets=secrets,
+                now_s=self._clock.now_ms() / 1000,
+            )
+        except ValueError as exc:
+            # a secret that is missing or malformed: an operator can mend it while the schedule lasts
+            log.error("webhook cannot be signed", extra={"account": record.account, "error": str(exc)})
+            return Delivery(ok=False, reason="cannot be signed")
+
+
+def _report(record: Record, delivery: Delivery, result: Noted) -> None:
+    facts = {"prediction": record.id, "attempt": record.tellings + 1, "outcome": result.outcome}
+    if delivery.ok:
+        log.info("webhook delivered", extra=facts)
+    else:
+        log.warning("webhook failed", extra={**facts, "reason": delivery.reason, "next_s": result.delay_s})

@@ -1,0 +1,51 @@
+"""When the reaper may believe what looks expired."""
+
+from director.keeper.contact import Contact
+
+LEASE_S = 15.0
+
+
+def listened(*answers: tuple[float, str]) -> Contact:
+    contact = Contact(lease_s=LEASE_S)
+    for at_s, run_id in answers:
+        contact.heard(run_id, at_s=at_s)
+    return contact
+
+
+def each_second(start: int, end: int, run_id: str = "a") -> list[tuple[float, str]]:
+    return [(float(second), run_id) for second in range(start, end + 1)]
+
+
+def test_a_new_contact_proves_nothing() -> None:
+    assert not listened().is_proven
+    assert not listened((1000.0, "a")).is_proven
+
+
+def test_one_whole_lease_of_answers_proves_it_and_less_does_not() -> None:
+    assert not listened(*each_second(100, 114)).is_proven
+    assert listened(*each_second(100, 115)).is_proven
+
+
+def test_another_run_of_the_server_begins_anew() -> None:
+    assert not listened(*each_second(0, 100, "a"), *each_second(101, 115, "b")).is_proven
+    assert listened(*each_second(0, 100, "a"), *each_second(101, 116, "b")).is_proven
+
+
+def test_a_failed_call_begins_anew() -> None:
+    contact = listened(*each_second(0, 100))
+    contact.lost()
+    assert not contact.is_proven
+    for at_s, run_id in each_second(101, 115):
+        contact.heard(run_id, at_s=at_s)
+    assert not contact.is_proven
+    contact.heard("a", at_s=116.0)
+    assert contact.is_proven
+
+
+def test_a_silence_of_more_than_half_a_lease_begins_anew_though_no_call_failed() -> None:
+    assert not listened(*each_second(0, 100), (107.6, "a")).is_proven
+    assert listened(*each_second(0, 100), (107.4, "a")).is_proven
+
+
+def test_two_answers_a_lease_apart_are_no_unbroken_contact() -> None:
+    assert not listened((0.0, "a"), (LEASE_S, "a")).is_proven

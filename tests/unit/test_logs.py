@@ -1,0 +1,131 @@
+"""One record, one line of JSON, whatever is in it."""
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from director.core.logs import QUIET, JsonLines, configure
+
+TOKEN = "whsec_in_the_query"
+
+
+@pytest.fixture
+def as_before() -> Iterator[None]:
+    """Give the root logger, and those of libraries, back as they were."""
+    loggers = [logging.getLogger(name) for name in ("", *QUIET)]
+    before = [(logger, logger.level, logger.handlers[:], logger.propagate) for logger in loggers]
+    yield
+    for logger, level, handlers, propagate in before:
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
+        logger.propagate = propagate
+
+
+def line(message: object = "claim taken back", *args: object, exc_info: Any = None, **facts: object) -> dict[str, Any]:
+    record = logging.getLogger("director.keeper").makeRecord(
+        "director.keeper", logging.WARNING, __file__, 1, message, args, exc_info, extra=facts
+    )
+    text = JsonLines(process="keeper").format(record)
+    assert "\n" not in text
+    parsed: dict[str, Any] = json.loads(text)
+    return parsed
+
+
+def test_a_line_says_when_how_grave_who_what_and_the_facts() -> None:
+    said = line(prediction="abc", attempt=2, delay_s=0.5, told=None)
+    assert said.pop("time").endswith("+00:00")
+    assert said == {
+        "level": "warning",
+        "logger": "director.keeper",
+        "process": "keeper",
+        "message": "claim taken back",
+        "prediction": "abc",
+        "attempt": 2,
+        "delay_s": 0.5,
+        "told": None,
+    }
+
+
+def test_an_exception_brings_its_traceback_in_the_same_line() -> None:
+    try:
+        raise ValueError("too\nlate")
+    except ValueError as exc:
+        said = line(exc_info=(type(exc), exc, exc.__traceback__))
+    assert "Traceback" in said["exception"]
+    assert "ValueError: too\nlate" in said["exception"]
+
+
+class Mute:
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("fact", "shown"),
+    [
+        (object, "<class 'object'>"),
+        (Mute(), "<Mute>"),
+        (b"\xff", "/w=="),
+        ("\ud800", "\\ud800"),
+        (2**80, 2**80),
+        ({Mute(): 1}, {"<Mute>": 1}),
+        ({"deep": "\ud800"}, "{'deep': '\\ud800'}"),
+        (float("nan"), None),
+    ],
+)
+def test_no_fact_can_break_a_line(fact: object, shown: object) -> None:
+    assert line(fact=fact)["fact"] == shown
+
+
+def test_a_fact_that_holds_itself_cannot_break_a_line() -> None:
+    ring: list[object] = []
+    ring.append(ring)
+    assert line(fact=ring)["fact"] == "[[...]]"
+
+
+def test_one_bad_fact_does_not_cost_the_others() -> None:
+    said = line(fact="\ud800", prediction="abc", attempt=2)
+    assert (said["message"], said["prediction"], said["attempt"]) == ("claim taken back", "abc", 2)
+
+
+def test_a_fact_never_hides_what_the_line_says_of_itself() -> None:
+    said = line(level="mine", exception="mine too")
+    assert (said["level"], said["level_"], said["exception_"]) == ("warning", "mine", "mine too")
+
+
+def test_a_message_that_does_not_fit_its_arguments_is_still_said() -> None:
+    assert line("%d of %d", "x")["message"] == "%d of %d"
+    assert line("%d of %d", 1, 2)["message"] == "1 of 2"
+
+
+@pytest.mark.usefixtures("as_before")
+@pytest.mark.parametrize("level", ["debug", "info"])
+def test_no_library_logs_a_url_at_any_level(level: str, capsys: pytest.CaptureFixture[str]) -> None:
+    configure(level, process="keeper")
+    logging.getLogger("httpx").info("HTTP Request: POST https://hooks.example/?secret=%s", TOKEN)
+    logging.getLogger("httpcore.connection").debug("connect %s", TOKEN)
+    logging.getLogger("uvicorn.access").info("GET /?%s", TOKEN)
+    logging.getLogger("director.keeper").info("draining")
+    said = capsys.readouterr().err
+    assert TOKEN not in said
+    assert [json.loads(text)["message"] for text in said.splitlines()] == ["draining"]
+
+
+@pytest.mark.usefixtures("as_before")
+def test_the_level_is_the_least_that_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("warning", process="api")
+    logging.getLogger("api.server").info("nobody reads this")
+    logging.getLogger("api.server").warning("redis is away")
+    [said] = capsys.readouterr().err.splitlines()
+    assert json.loads(said)["process"] == "api"
+
+
+@pytest.mark.usefixtures("as_before")
+def test_to_configure_twice_does_not_say_everything_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("info", process="api")
+    configure("info", process="api")
+    logging.getLogger("api.server").info("ready")
+    assert len(capsys.readouterr().err.splitlines()) == 1
