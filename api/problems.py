@@ -1,0 +1,262 @@
+"""Own every refusal of the API: its HTTP status, its words and its shape (RFC 7807, as Replicate's clients read it).
+
+Never repeats what a caller sent, save the names of fields, shortened; never shows what went wrong inside.
+Where Replicate's body for an error is known, it is kept to the letter; every other one carries a `code`.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from enum import StrEnum
+from http import HTTPStatus
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Struct
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from director.core.errors import BackendUnavailable, IdempotencyMismatch, UnknownQueue
+
+__all__ = (
+    "EXCEPTION_HANDLERS",
+    "MAX_INVALID_FIELDS",
+    "Code",
+    "InvalidField",
+    "Problem",
+    "ProblemDocument",
+    "forbidden",
+    "idempotency_mismatch",
+    "internal",
+    "invalid_header",
+    "invalid_input",
+    "invalid_version",
+    "malformed",
+    "method_not_allowed",
+    "not_found",
+    "shown",
+    "throttled",
+    "too_large",
+    "unauthenticated",
+    "unavailable",
+    "unusable_schema",
+)
+
+log = logging.getLogger(__name__)
+
+MEDIA_TYPE: Final = "application/problem+json"
+MAX_INVALID_FIELDS: Final = 20
+MAX_NAME: Final = 100
+MAX_DESCRIPTION: Final = 500
+
+
+class Code(StrEnum):
+    """What a program may branch on. A closed set: a new one is a new promise."""
+
+    IDEMPOTENCY_MISMATCH = "idempotency_mismatch"
+    INTERNAL = "internal"
+    INVALID_HEADER = "invalid_header"
+    MALFORMED = "malformed"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    QUEUE_FULL = "queue_full"
+    RATE_LIMITED = "rate_limited"
+    TOO_LARGE = "too_large"
+    UNAVAILABLE = "unavailable"
+    UNUSABLE_SCHEMA = "unusable_schema"
+
+
+class InvalidField(Struct, frozen=True):
+    """One thing wrong with a body. `type` is a name of gojsonschema's; `field` is a path like input.seed, or empty."""
+
+    type: str
+    field: str
+    description: str
+
+
+class ProblemDocument(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The body. Always an object whose `detail` can be read on its own: official clients drop `invalid_fields`."""
+
+    title: str | None = None
+    detail: str
+    status: int
+    code: Code | None = None
+    retry_after: int | None = None
+    limit: int | None = None
+    invalid_fields: tuple[InvalidField, ...] = ()
+
+
+class Problem(Exception):
+    """The caller is refused: raise it anywhere above the queue, and this is the answer."""
+
+    def __init__(self, document: ProblemDocument, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(document.detail)
+        self.document = document
+        self.headers = dict(headers or {})
+
+    @property
+    def status(self) -> int:
+        return self.document.status
+
+    def response(self) -> Response:
+        return Response(msgspec.json.encode(self.document), self.status, headers=self.headers, media_type=MEDIA_TYPE)
+
+
+def shown(text: str, limit: int = MAX_NAME) -> str:
+    """A stranger's text, fit for one line of an answer: what does not print is replaced, what is long is cut."""
+    cut = text if len(text) <= limit else text[: limit - 1] + "…"
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in cut)
+
+
+def malformed(detail: str) -> Problem:
+    """The body cannot be read at all."""
+    return _problem(400, detail, title="Malformed body", code=Code.MALFORMED)
+
+
+def unauthenticated(*, passed: bool) -> Problem:
+    """No token, or one that names no account. `passed`: was there an Authorization header?"""
+    token = "a valid authentication token" if passed else "an authentication token"
+    return _problem(401, f"You did not pass {token}", title="Unauthenticated", headers={"WWW-Authenticate": "Bearer"})
+
+
+def forbidden(detail: str = "You do not have permission to do this.") -> Problem:
+    return _problem(403, detail)
+
+
+def not_found() -> Problem:
+    """Unknown, or another account's: the two must look the same."""
+    return _problem(404, "The requested resource could not be found.")
+
+
+def method_not_allowed(headers: Mapping[str, str] | None = None) -> Problem:
+    return _problem(405, "This method is not allowed here.", code=Code.METHOD_NOT_ALLOWED, headers=headers)
+
+
+def too_large(max_bytes: int) -> Problem:
+    detail = f"The body is too large: at most {max_bytes:,} bytes are accepted"
+    return _problem(413, detail, title="Body too large", code=Code.TOO_LARGE, limit=max_bytes)
+
+
+def invalid_version() -> Problem:
+    """422 and not 404, as on Replicate. The same for unknown, malformed and not permitted."""
+    return _problem(
+        422,
+        "The specified version does not exist (or perhaps you don't have permission to use it?)",
+        title="Invalid version or not permitted",
+    )
+
+
+def invalid_input(fields: Iterable[InvalidField]) -> Problem:
+    """Some of a body's fields are wrong. Says the first twenty, in `detail` too."""
+    first = tuple(
+        InvalidField(field.type, shown(field.field), shown(field.description, MAX_DESCRIPTION))
+        for field, _ in zip(fields, range(MAX_INVALID_FIELDS), strict=False)
+    )
+    detail = "".join(f"- {field.field}: {field.description}\n" for field in first)
+    return _problem(422, detail, title="Input validation failed", invalid_fields=first)
+
+
+def invalid_header(name: str, wanted: str) -> Problem:
+    """`wanted` finishes the sentence 'Cancel-After must be …'."""
+    return _problem(422, f"{name} must be {wanted}", title="Invalid header", code=Code.INVALID_HEADER)
+
+
+def idempotency_mismatch() -> Problem:
+    return _problem(
+        422,
+        "This Idempotency-Key was already used with a different body.",
+        title="Idempotency key reused",
+        code=Code.IDEMPOTENCY_MISMATCH,
+    )
+
+
+def throttled(
+    retry_after_s: int,
+    *,
+    code: Literal[Code.RATE_LIMITED, Code.QUEUE_FULL] = Code.RATE_LIMITED,
+    limit: int | None = None,
+) -> Problem:
+    """Too much of one account. `limit` is the number it went over."""
+    reasons = {
+        Code.RATE_LIMITED: f"Your rate limit resets in ~{retry_after_s}s.",
+        Code.QUEUE_FULL: "Too many of your predictions are waiting for this model.",
+    }
+    return _problem(
+        429,
+        f"Request was throttled. {reasons[code]}",
+        code=code,
+        limit=limit,
+        retry_after=retry_after_s,
+        headers=_retry_after(retry_after_s),
+    )
+
+
+def internal() -> Problem:
+    """A fault of ours. The log has the traceback; the answer has nothing of it."""
+    return _problem(500, "Something went wrong on the server.", title="Internal server error", code=Code.INTERNAL)
+
+
+def unusable_schema(reason: str) -> Problem:
+    """The model's own schema is at fault: whoever runs the model must mend it. `reason` finishes 'it …'."""
+    return _problem(
+        500,
+        f"The schema of this model cannot be used: it {reason}.",
+        title="Unusable model schema",
+        code=Code.UNUSABLE_SCHEMA,
+    )
+
+
+def unavailable(retry_after_s: int) -> Problem:
+    """The store behind the API cannot answer now; nothing was accepted."""
+    return _problem(
+        503,
+        "The service cannot take this request now. Please try again.",
+        title="Service unavailable",
+        code=Code.UNAVAILABLE,
+        retry_after=retry_after_s,
+        headers=_retry_after(retry_after_s),
+    )
+
+
+def _problem(status: int, detail: str, *, headers: Mapping[str, str] | None = None, **facts: Any) -> Problem:
+    return Problem(ProblemDocument(status=status, detail=detail, **facts), headers)
+
+
+def _retry_after(seconds: int) -> dict[str, str]:
+    # whole seconds: the official Python client cannot read an HTTP date
+    return {"Retry-After": str(seconds)}
+
+
+def _of_starlette(exc: HTTPException) -> Problem:
+    if exc.status_code == HTTPStatus.NOT_FOUND:
+        return not_found()
+    if exc.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        return method_not_allowed(exc.headers)
+    # the framework's own detail may quote the request, so only the status's name is said
+    return _problem(exc.status_code, HTTPStatus(exc.status_code).phrase, headers=exc.headers)
+
+
+def _of_backend(exc: BackendUnavailable) -> Problem:
+    log.warning("request refused: backend unavailable", extra={"reason": str(exc)})
+    return unavailable(exc.retry_after_s)
+
+
+def _answer_with(problem_of: Callable[[Any], Problem]) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def answer(_request: Request, exc: Exception) -> Response:
+        return problem_of(exc).response()
+
+    return answer
+
+
+EXCEPTION_HANDLERS: Final[Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]]] = {
+    kind: _answer_with(problem_of)
+    for kind, problem_of in {
+        Problem: lambda problem: problem,
+        HTTPException: _of_starlette,
+        BackendUnavailable: _of_backend,
+        UnknownQueue: lambda _: invalid_version(),
+        IdempotencyMismatch: lambda _: idempotency_mismatch(),
+        ClientDisconnect: lambda _: malformed("The request ended before its body did."),
+        # Starlette raises it again once this was sent, so that the server logs the traceback
+        Exception: lambda _: internal(),
+    }.items()
+}

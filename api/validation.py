@@ -1,0 +1,182 @@
+"""Check an input against its model's schema before it is queued, and say what is wrong in gojsonschema's words.
+
+Never changes the input: it is decoded to be looked at, and the bytes that are queued stay the caller's. Keys that the
+model does not know are no errors. Its cost is bounded by the input's size, however wrong the input is.
+"""
+
+import hashlib
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from itertools import chain, islice
+from typing import Any, Final
+
+from jsonschema_rs import ValidationError, validator_for
+from msgspec import Raw
+
+from api.body import decode_json
+from api.model_schema import PATTERN_OPTIONS, Schema, input_schema
+from api.problems import MAX_INVALID_FIELDS, InvalidField, shown, unusable_schema
+
+__all__ = ("InputSchema",)
+
+MAX_CACHED: Final = 64
+
+# describing an error costs about 16 µs, and one long array can hold a million of them; each element has its comma
+MANY_ELEMENTS: Final = 500
+
+FETCHABLE: Final = re.compile(r"https?://|data:", re.IGNORECASE)
+
+# keyword → the name and the words that gojsonschema has for it
+WORDS: Final[Mapping[str, tuple[str, str]]] = {
+    "anyOf": ("number_any_of", "Must validate at least one schema (anyOf)"),
+    "const": ("const", "{field} does not match: {expected_value}"),
+    "enum": ("enum", "{field} must be one of the following: {options}"),
+    "exclusiveMaximum": ("number_lt", "Must be less than {limit}"),
+    "exclusiveMinimum": ("number_gt", "Must be greater than {limit}"),
+    "format": ("format", "Must be an http, https or data URI"),
+    "maxItems": ("array_max_items", "Array must have at most {limit} items"),
+    "maxLength": ("string_lte", "String length must be less than or equal to {limit}"),
+    "maxProperties": ("array_max_properties", "Must have at most {limit} properties"),
+    "maximum": ("number_lte", "Must be less than or equal to {limit}"),
+    "minItems": ("array_min_items", "Array must have at least {limit} items"),
+    "minLength": ("string_gte", "String length must be greater than or equal to {limit}"),
+    "minProperties": ("array_min_properties", "Must have at least {limit} properties"),
+    "minimum": ("number_gte", "Must be greater than or equal to {limit}"),
+    "multipleOf": ("multiple_of", "Must be a multiple of {multiple_of}"),
+    "pattern": ("pattern", "Does not match pattern '{pattern}'"),
+    "required": ("required", "{property} is required"),
+    "type": ("invalid_type", "Invalid type. Expected: {types}, given: {given}"),
+    "uniqueItems": ("unique", "Array items must be unique"),
+}
+OTHERWISE: Final = ("invalid", "Does not match the schema of the model")
+
+TYPE_NAMES: Final[Mapping[type, str]] = {
+    dict: "object",
+    list: "array",
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    type(None): "null",
+}
+
+_compiled: OrderedDict[bytes, "InputSchema"] = OrderedDict()
+
+
+class InputSchema:
+    """What one version of a model takes as input."""
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        properties: dict[str, Schema] = schema.get("properties", {})
+        self._required: list[str] = schema.get("required", [])
+        self._fields = {name: _Validator(part) for name, part in properties.items()}
+        # what is left speaks of the object as a whole; it must still know which keys are not additional
+        rest = {word: value for word, value in schema.items() if word != "required"}
+        self._whole = _Validator({**rest, "properties": dict.fromkeys(properties, True)})
+
+    @classmethod
+    def from_openapi(cls, document: bytes) -> "InputSchema":
+        """The input schema of a model's OpenAPI document; one seen lately is not compiled again.
+
+        A document without one takes every object. One that cannot be used is a Problem that tells the operator.
+        """
+        digest = hashlib.sha256(document).digest()
+        known = _compiled.get(digest)
+        if known is None:
+            known = _compiled[digest] = cls(input_schema(document))
+            if len(_compiled) > MAX_CACHED:
+                _compiled.popitem(last=False)
+        _compiled.move_to_end(digest)
+        return known
+
+    def check(self, given: Raw | bytes) -> list[InvalidField]:
+        """What is wrong with an input, at most twenty entries; nothing if it is good. Not JSON at all: a Problem."""
+        text = bytes(given)
+        value = decode_json(text, object)
+        if not isinstance(value, dict):
+            return [_invalid("type", ["input"], {"types": ["object"], "given": value})]
+        many = text.count(b",") > MANY_ELEMENTS
+        return list(islice(self._faults(value, many=many), MAX_INVALID_FIELDS))
+
+    def _faults(self, value: dict[str, Any], *, many: bool) -> Iterator[InvalidField]:
+        for name in self._required:
+            if name not in value:
+                yield _invalid("required", ["input"], {"property": name})
+        parts = ((["input", name], validator, value[name]) for name, validator in self._fields.items() if name in value)
+        for path, validator, part in chain(parts, [(["input"], self._whole, value)]):
+            yield from validator.faults(part, path, many=many)
+
+
+class _Validator:
+    """One compiled schema, and a way to ask it for errors that does not cost more than the answer is worth."""
+
+    def __init__(self, schema: Schema) -> None:
+        try:
+            self._validator = validator_for(
+                schema,
+                formats={"uri": _is_fetchable},
+                validate_formats=True,
+                pattern_options=PATTERN_OPTIONS,
+                offline=True,
+            )
+        except ValidationError as exc:
+            raise unusable_schema("is not a valid JSON Schema") from exc
+        # the first error of an alternative is found only after all errors of all its branches
+        self._has_alternatives = '"anyOf"' in _json(schema)
+
+    def faults(self, value: Any, path: list[str], *, many: bool) -> Iterator[InvalidField]:
+        if self._validator.is_valid(value):
+            return
+        if not many:
+            yield from (_described(error, path) for error in self._validator.iter_errors(value))
+        elif self._has_alternatives:
+            yield _invalid("", path, {})
+        else:
+            try:
+                self._validator.validate(value)
+            except ValidationError as error:
+                yield _described(error, path)
+
+
+def _is_fetchable(uri: str) -> bool:
+    return FETCHABLE.match(uri) is not None
+
+
+def _described(error: ValidationError, path: list[str]) -> InvalidField:
+    facts = error.kind.as_dict()
+    return _invalid(error.kind.name, [*path, *map(str, error.instance_path)], {**facts, "given": error.instance})
+
+
+def _invalid(keyword: str, path: list[str], facts: Mapping[str, Any]) -> InvalidField:
+    kind, words = WORDS.get(keyword, OTHERWISE)
+    field = ".".join(map(shown, path))
+    # only what is told: an alternative's facts hold every error of every branch
+    told = {name: SAID.get(name, _json)(fact) for name, fact in facts.items() if f"{{{name}}}" in words}
+    return InvalidField(kind, field, words.format(**{**told, "field": field}))
+
+
+def _json(value: object) -> str:
+    # not msgspec's: a schema may hold integers of more than 64 bits
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _number(value: float) -> str:
+    """As people write it: 4.0 is 4."""
+    return str(int(value)) if value == int(value) else str(value)
+
+
+def _types(names: list[str]) -> str:
+    said = [name for name in names if name != "null"] or names
+    return said[0] if len(said) == 1 else f"[{','.join(said)}]"
+
+
+SAID: Final[Mapping[str, Any]] = {
+    "given": lambda value: TYPE_NAMES.get(type(value), "number"),
+    "limit": _number,
+    "multiple_of": _number,
+    "options": lambda options: ", ".join(map(_json, options)),
+    "pattern": str,
+    "property": shown,
+    "types": _types,
+}
