@@ -1,0 +1,143 @@
+"""A body is counted while it arrives, and what cannot be read is a 400 that says why."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from api.body import MAX_NESTING, decode_json, read_body
+from api.problems import EXCEPTION_HANDLERS, Problem
+
+MAX_BYTES = 1_000
+
+
+async def echo(request: Request) -> Response:
+    return Response(await read_body(request, max_bytes=MAX_BYTES))
+
+
+async def post(content: bytes | AsyncIterator[bytes], headers: dict[str, str] | None = None) -> httpx.Response:
+    app = Starlette(routes=[Route("/", echo, methods=["POST"])], exception_handlers=EXCEPTION_HANDLERS)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://director") as client:
+        return await client.post("/", content=content, headers=headers)
+
+
+def detail_of_refusal(body: bytes) -> str:
+    with pytest.raises(Problem) as refused:
+        decode_json(body, object)
+    assert refused.value.status == 400
+    return refused.value.document.detail
+
+
+@pytest.mark.anyio
+async def test_a_body_of_the_largest_size_arrives_whole() -> None:
+    assert (await post(b"x" * MAX_BYTES)).content == b"x" * MAX_BYTES
+
+
+@pytest.mark.anyio
+async def test_a_body_that_is_announced_as_too_large_is_refused_before_it_is_read() -> None:
+    async def never() -> AsyncIterator[bytes]:
+        raise AssertionError("read")
+        yield b""
+
+    answer = await post(never(), {"content-length": str(MAX_BYTES + 1)})
+    assert (answer.status_code, answer.json()["code"], answer.json()["limit"]) == (413, "too_large", MAX_BYTES)
+
+
+@pytest.mark.anyio
+async def test_a_body_that_does_not_say_its_size_is_refused_once_it_is_over_the_limit() -> None:
+    sent: list[int] = []
+
+    async def endless() -> AsyncIterator[bytes]:
+        while len(sent) < 1_000:
+            sent.append(1)
+            yield b"x" * 300
+
+    assert (await post(endless())).status_code == 413
+
+
+@pytest.mark.anyio
+async def test_a_length_of_ten_thousand_digits_is_too_large_too() -> None:
+    assert (await post(b"{}", {"content-length": "9" * 10_000})).status_code == 413
+
+
+@pytest.mark.parametrize("body", [b"", b"  \n"])
+def test_an_empty_body_is_refused_where_one_is_needed(body: bytes) -> None:
+    assert "empty" in detail_of_refusal(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b'{"a": 1,}', "trailing comma"),
+        (b"{'a': 1}", "byte 1"),
+        (b'{"a": 1', "truncated"),
+        (b'{"a": NaN}', "byte 6"),
+        (b'{"a": 1} {"b": 2}', "trailing characters"),
+        (b'{"a": 1e999}', "out of range"),
+        (b'{"a": ' + b"1" * 5_000 + b"}", "out of range"),
+        (b'{"a": "\\ud800\\u0041"}', "surrogate"),
+        (b'{"secret": hunter2}', "byte 11"),
+    ],
+)
+def test_what_is_not_json_is_refused_with_a_reason_and_not_quoted(body: bytes, reason: str) -> None:
+    detail = detail_of_refusal(body)
+    assert reason in detail
+    assert "hunter2" not in detail
+
+
+@pytest.mark.parametrize("kind", [object, dict[str, msgspec.Raw], msgspec.Raw])
+def test_what_is_not_utf8_is_refused_even_where_it_would_be_passed_on_unread(kind: type[Any]) -> None:
+    with pytest.raises(Problem, match="not UTF-8 \\(byte 6\\)"):
+        decode_json(b'{"a":"\xff"}', kind)
+
+
+@pytest.mark.parametrize("levels", [MAX_NESTING + 1, 1_000, 100_000])
+@pytest.mark.parametrize(
+    ("opening", "inside", "closing"), [(b"[", b"", b"]"), (b'{"a":', b"1", b"}"), (b"[", b"", b"")]
+)
+def test_nesting_too_deeply_is_refused(levels: int, opening: bytes, inside: bytes, closing: bytes) -> None:
+    assert "nested too deeply" in detail_of_refusal(opening * levels + inside + closing * levels)
+
+
+def test_the_deepest_nesting_allowed_is_read() -> None:
+    assert decode_json(b"[" * MAX_NESTING + b"]" * MAX_NESTING, list) is not None
+
+
+def test_brackets_side_by_side_or_inside_strings_are_no_nesting() -> None:
+    value = [[]] * 500 + ['[{"' * 500, "\\", '\\"[' * 500, "[" * 500 + "\\"]
+    assert decode_json(json.dumps(value).encode(), list) == value
+
+
+def test_of_two_equal_keys_the_last_wins() -> None:
+    assert decode_json(b'{"a": 1, "a": 2}', dict) == {"a": 2}
+
+
+@given(st.recursive(st.text() | st.integers(-9, 9), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+def test_any_json_that_is_not_deep_is_read(value: object) -> None:
+    # the brackets beside it make sure that the nesting is really measured
+    padded = [value, "[" * MAX_NESTING, ["]"]]
+    assert decode_json(json.dumps(padded).encode(), list) == padded
+
+
+@given(
+    st.lists(st.sampled_from([b"[", b"]", b"{", b"}", b'"', b"\\", b"a", b",", b":", b"1", b" ", b"\xff"])).map(
+        b"".join
+    )
+)
+def test_any_bytes_are_read_or_refused_and_never_crash(body: bytes) -> None:
+    for text in (body, b"[" * 90 + body):
+        refused = None
+        try:
+            decode_json(text, object)
+        except Problem as problem:
+            refused = problem
+        assert refused is None or refused.status == 400

@@ -1,0 +1,113 @@
+"""How long a response is held, and how long a prediction may live."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.prefer import applied, cancel_after_seconds, wait_seconds
+from api.problems import Problem
+
+
+@pytest.mark.parametrize(
+    ("prefer", "seconds", "echo"),
+    [
+        ([], None, None),
+        (["wait"], 60, "wait"),
+        (["Wait"], 60, "wait"),
+        (["wait=5"], 5, "wait=5"),
+        ([" WAIT = 5 "], 5, "wait=5"),
+        (['wait="5"'], 5, "wait=5"),
+        (["wait=5; strict"], 5, "wait=5"),
+        (["wait=2.5"], 2.5, "wait=2.5"),
+        (["wait=60"], 60, "wait=60"),
+        (["wait=999"], 60, "wait=60"),
+        (["wait=" + "9" * 5_000], 60, "wait=60"),
+        (["respond-async, wait=10"], 10, "wait=10"),
+        (["respond-async", "wait=10"], 10, "wait=10"),
+        (["wait=10, wait=20"], 10, "wait=10"),
+        (['note="a, wait=9; wait=8", wait=7'], 7, "wait=7"),
+        (["respond-async"], None, None),
+        (["wait=0"], None, None),
+        (["wait=-1"], None, None),
+        (["wait=soon"], None, None),
+        (["wait=٣"], None, None),
+        (["waiting=5"], None, None),
+        (['"wait'], 60, "wait"),
+        ([",;=,"], None, None),
+    ],
+)
+def test_prefer_is_clamped_or_ignored(prefer: list[str], seconds: float | None, echo: str | None) -> None:
+    assert wait_seconds(prefer) == seconds
+    assert applied(prefer) == echo
+
+
+def test_a_plain_wait_can_be_shorter() -> None:
+    assert wait_seconds(["wait"], default=10) == 10
+
+
+@given(st.lists(st.text() | st.text(alphabet='wait=0123456789.,;" \\')))
+def test_no_prefer_is_ever_an_error(prefer: list[str]) -> None:
+    seconds = wait_seconds(prefer)
+    assert seconds is None or 0 < seconds <= 60
+    assert (applied(prefer) is None) == (seconds is None)
+
+
+@given(st.integers(1, 60))
+def test_every_whole_number_of_seconds_up_to_a_minute_is_kept(seconds: int) -> None:
+    assert wait_seconds([f"wait={seconds}"]) == seconds
+    assert applied([f"wait={seconds}"]) == f"wait={seconds}"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30", 30),
+        ("5", 5),
+        ("90s", 90),
+        ("5m", 300),
+        ("2h30m", 9_000),
+        ("1h30m45s", 5_445),
+        ("1h5s", 3_605),
+        ("24h", 86_400),
+        (" 30 ", 30),
+    ],
+)
+def test_a_duration_is_read(text: str, seconds: int) -> None:
+    assert cancel_after_seconds(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "4",
+        "4s",
+        "0",
+        "-5",
+        "24h1s",
+        "86401",
+        "9" * 5_000,
+        "1.5m",
+        "5 m",
+        "5d",
+        "30m1h",
+        "1h30",
+        "s",
+        "1e3",
+        "٣٠",
+    ],
+)
+def test_any_other_duration_is_a_422_that_says_what_is_wanted(text: str) -> None:
+    with pytest.raises(Problem, match="Cancel-After must be a duration such as 90s") as refused:
+        cancel_after_seconds(text)
+    assert refused.value.status == 422
+
+
+@given(st.text() | st.text(alphabet="0123456789hms "))
+def test_a_duration_is_in_range_or_refused(text: str) -> None:
+    try:
+        seconds = cancel_after_seconds(text)
+    except Problem:
+        return
+    assert 5 <= seconds <= 86_400

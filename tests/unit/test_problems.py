@@ -1,0 +1,183 @@
+"""Every refusal is one JSON object with the status, the words and the headers that official clients read."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from api import problems
+from api.problems import EXCEPTION_HANDLERS, Code, InvalidField, Problem
+from director.core.errors import BackendUnavailable, IdempotencyMismatch, UnknownQueue
+
+SECRET = "redis://:hunter2@10.0.0.1"
+
+
+def body_of(problem: Problem) -> Any:
+    return json.loads(bytes(problem.response().body))
+
+
+async def answer_to(error: Exception, *, path: str = "/", method: str = "GET") -> httpx.Response:
+    def endpoint(_request: Request) -> Response:
+        raise error
+
+    app = Starlette(routes=[Route("/", endpoint)], exception_handlers=EXCEPTION_HANDLERS)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://director") as client:
+        return await client.request(method, path)
+
+
+class TestReplicatesOwnBodiesAreKeptToTheLetter:
+    @pytest.mark.parametrize(
+        ("problem", "body"),
+        [
+            (
+                problems.unauthenticated(passed=False),
+                {"title": "Unauthenticated", "detail": "You did not pass an authentication token", "status": 401},
+            ),
+            (
+                problems.unauthenticated(passed=True),
+                {"title": "Unauthenticated", "detail": "You did not pass a valid authentication token", "status": 401},
+            ),
+            (problems.not_found(), {"detail": "The requested resource could not be found.", "status": 404}),
+            (
+                problems.invalid_version(),
+                {
+                    "title": "Invalid version or not permitted",
+                    "detail": "The specified version does not exist (or perhaps you don't have permission to use it?)",
+                    "status": 422,
+                },
+            ),
+        ],
+    )
+    def test_of_tokens_resources_and_versions(self, problem: Problem, body: dict[str, object]) -> None:
+        assert body_of(problem) == body
+        assert problem.response().status_code == body["status"]
+
+    def test_of_invalid_fields(self) -> None:
+        problem = problems.invalid_input(
+            [
+                InvalidField("required", "input", "prompt is required"),
+                InvalidField("number_lte", "input.num_inference_steps", "Must be less than or equal to 4"),
+            ]
+        )
+        assert body_of(problem) == {
+            "detail": "- input: prompt is required\n- input.num_inference_steps: Must be less than or equal to 4\n",
+            "status": 422,
+            "title": "Input validation failed",
+            "invalid_fields": [
+                {"type": "required", "field": "input", "description": "prompt is required"},
+                {
+                    "type": "number_lte",
+                    "field": "input.num_inference_steps",
+                    "description": "Must be less than or equal to 4",
+                },
+            ],
+        }
+
+
+class TestFieldNames:
+    def test_that_are_long_are_cut(self) -> None:
+        [field] = body_of(problems.invalid_input([InvalidField("enum", "x" * 5_000, "y" * 5_000)]))["invalid_fields"]
+        assert field["field"] == "x" * 99 + "…"
+        assert len(field["description"]) == 500
+
+    def test_cannot_forge_a_line_of_the_detail(self) -> None:
+        detail = body_of(problems.invalid_input([InvalidField("enum", "a\n- b: fine", "no\x1b[31m")]))["detail"]
+        assert detail.count("\n") == 1
+        assert "\x1b" not in detail
+
+    def test_only_the_first_twenty_are_told(self) -> None:
+        body = body_of(problems.invalid_input(InvalidField("enum", str(n), "no") for n in range(1_000)))
+        assert len(body["invalid_fields"]) == 20
+        assert body["detail"].count("\n") == 20
+
+
+class TestWhatATrialMayBeRepeatedAfter:
+    @pytest.mark.parametrize(
+        "problem",
+        [problems.throttled(7, limit=600), problems.throttled(7, code=Code.QUEUE_FULL), problems.unavailable(7)],
+    )
+    def test_is_told_in_whole_seconds(self, problem: Problem) -> None:
+        assert problem.response().headers["retry-after"] == "7"
+        assert body_of(problem)["retry_after"] == 7
+
+    def test_names_the_number_that_was_exceeded(self) -> None:
+        body = body_of(problems.throttled(7, limit=600))
+        assert (body["status"], body["code"], body["limit"]) == (429, "rate_limited", 600)
+        assert body["detail"] == "Request was throttled. Your rate limit resets in ~7s."
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (Problem(problems.forbidden().document), 403, None),
+        (BackendUnavailable(SECRET, retry_after_s=4), 503, "unavailable"),
+        (IdempotencyMismatch(SECRET), 422, "idempotency_mismatch"),
+        (UnknownQueue(SECRET), 422, None),
+        (HTTPException(400, SECRET), 400, None),
+        (HTTPException(404, SECRET), 404, None),
+        (RuntimeError(SECRET), 500, "internal"),
+    ],
+)
+@pytest.mark.anyio
+async def test_whatever_is_raised_becomes_a_problem_and_nothing_of_it_is_said(
+    error: Exception, status: int, code: str | None
+) -> None:
+    answer = await answer_to(error)
+    assert answer.status_code == answer.json()["status"] == status
+    assert answer.json().get("code") == code
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "hunter2" not in answer.text
+
+
+@pytest.mark.anyio
+async def test_an_unavailable_backend_says_when_to_come_back() -> None:
+    assert (await answer_to(BackendUnavailable("away", retry_after_s=4))).headers["retry-after"] == "4"
+
+
+@pytest.mark.anyio
+async def test_an_unknown_path_is_a_problem() -> None:
+    answer = await answer_to(RuntimeError(), path="/nowhere")
+    assert (answer.status_code, answer.json()) == (404, body_of(problems.not_found()))
+
+
+@pytest.mark.anyio
+async def test_a_method_that_is_not_allowed_is_a_problem_that_names_those_that_are() -> None:
+    answer = await answer_to(RuntimeError(), method="DELETE")
+    assert (answer.status_code, answer.json()["code"]) == (405, "method_not_allowed")
+    assert "GET" in answer.headers["allow"]
+
+
+@pytest.mark.anyio
+async def test_a_fault_of_ours_still_reaches_the_server_which_logs_it() -> None:
+    def endpoint(_request: Request) -> Response:
+        raise RuntimeError("broken")
+
+    app = Starlette(routes=[Route("/", endpoint)], exception_handlers=EXCEPTION_HANDLERS)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://director") as client:
+        with pytest.raises(RuntimeError, match="broken"):
+            await client.get("/")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        problems.internal,
+        problems.idempotency_mismatch,
+        problems.method_not_allowed,
+        lambda: problems.malformed("no"),
+        lambda: problems.too_large(5),
+        lambda: problems.invalid_header("Cancel-After", "shorter"),
+        lambda: problems.unusable_schema("is odd"),
+        lambda: problems.unavailable(1),
+    ],
+)
+def test_what_replicate_has_no_body_for_carries_a_code(make: Callable[[], Problem]) -> None:
+    assert body_of(make())["code"] in set(Code)

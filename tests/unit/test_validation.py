@@ -1,0 +1,359 @@
+"""An input is checked against its model's schema, in gojsonschema's words, and a hostile schema harms nobody."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import director
+from api.problems import Problem
+from api.validation import InputSchema
+
+FILE = {"type": "string", "format": "uri"}
+EXAMPLES = Path(director.__file__).parent / "examples"
+
+
+def schema(given_input: object, **others: object) -> InputSchema:
+    return InputSchema.from_openapi(json.dumps({"components": {"schemas": {"Input": given_input, **others}}}).encode())
+
+
+def of_properties(**properties: object) -> InputSchema:
+    return schema({"type": "object", "properties": properties})
+
+
+def faults(checked: InputSchema, value: object) -> list[tuple[str, str, str]]:
+    text = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return [(fault.type, fault.field, fault.description) for fault in checked.check(text)]
+
+
+@pytest.mark.parametrize(
+    ("says", "value", "kind", "description"),
+    [
+        ({"type": "string"}, 5, "invalid_type", "Invalid type. Expected: string, given: integer"),
+        ({"type": "integer"}, 1.5, "invalid_type", "Invalid type. Expected: integer, given: number"),
+        ({"type": ["string", "integer"]}, [], "invalid_type", "Invalid type. Expected: [integer,string], given: array"),
+        ({"type": "boolean"}, None, "invalid_type", "Invalid type. Expected: boolean, given: null"),
+        ({"minimum": 1}, 0, "number_gte", "Must be greater than or equal to 1"),
+        ({"minimum": 0.5}, 0, "number_gte", "Must be greater than or equal to 0.5"),
+        ({"maximum": 4.0}, 5, "number_lte", "Must be less than or equal to 4"),
+        ({"exclusiveMinimum": 1}, 1, "number_gt", "Must be greater than 1"),
+        ({"exclusiveMaximum": 1}, 1, "number_lt", "Must be less than 1"),
+        ({"multipleOf": 8}, 9, "multiple_of", "Must be a multiple of 8"),
+        ({"enum": ["a", 1]}, "b", "enum", 'input.x must be one of the following: "a", 1'),
+        ({"const": "a"}, "b", "const", 'input.x does not match: "a"'),
+        ({"minLength": 2}, "é", "string_gte", "String length must be greater than or equal to 2"),
+        ({"maxLength": 2}, "abc", "string_lte", "String length must be less than or equal to 2"),
+        ({"pattern": "^[a-z]+$"}, "A", "pattern", "Does not match pattern '^[a-z]+$'"),
+        ({"minItems": 1}, [], "array_min_items", "Array must have at least 1 items"),
+        ({"maxItems": 1}, [1, 2], "array_max_items", "Array must have at most 1 items"),
+        ({"uniqueItems": True}, [1, 1], "unique", "Array items must be unique"),
+        ({"minProperties": 1}, {}, "array_min_properties", "Must have at least 1 properties"),
+        ({"maxProperties": 0}, {"a": 1}, "array_max_properties", "Must have at most 0 properties"),
+        ({"required": ["a"]}, {}, "required", "a is required"),
+        (
+            {"anyOf": [{"type": "string"}, {"type": "integer"}]},
+            [],
+            "number_any_of",
+            "Must validate at least one schema (anyOf)",
+        ),
+    ],
+)
+def test_each_fault_has_gojsonschemas_name_and_words(says: object, value: object, kind: str, description: str) -> None:
+    assert faults(of_properties(x=says), {"x": value}) == [(kind, "input.x", description)]
+
+
+def test_a_missing_property_is_told_of_its_parent() -> None:
+    checked = schema({"type": "object", "required": ["prompt"], "properties": {"prompt": {"type": "string"}}})
+    assert faults(checked, {}) == [("required", "input", "prompt is required")]
+
+
+def test_all_faults_are_told_with_their_paths() -> None:
+    checked = schema(
+        {
+            "required": ["prompt", "image"],
+            "properties": {
+                "steps": {"type": "integer", "maximum": 4},
+                "loras": {"type": "array", "items": {"type": "object", "properties": {"scale": {"type": "number"}}}},
+            },
+        }
+    )
+    assert [field for _, field, _ in faults(checked, {"steps": 5, "loras": [{"scale": 1}, {"scale": "x"}]})] == [
+        "input",
+        "input",
+        "input.steps",
+        "input.loras.1.scale",
+    ]
+
+
+def test_at_most_twenty_faults_are_told() -> None:
+    assert len(faults(of_properties(x={"items": {"type": "string"}}), {"x": [1] * 100})) == 20
+
+
+def test_keys_that_the_model_does_not_know_are_no_faults() -> None:
+    checked = schema({"type": "object", "properties": {"x": {"type": "string"}}, "additionalProperties": False})
+    assert faults(checked, {"x": "a", "y": 1}) == []
+
+
+def test_a_dictionary_has_its_values_checked() -> None:
+    checked = of_properties(x={"type": "object", "additionalProperties": {"type": "string"}})
+    assert [field for _, field, _ in faults(checked, {"x": {"a": "b", "c": 1}})] == ["input.x.c"]
+
+
+@pytest.mark.parametrize("value", [b"10000000000000000000000000000000000000001", b"-9223372036854775809", b"2.0"])
+def test_large_and_odd_numbers_are_numbers(value: bytes) -> None:
+    assert faults(of_properties(x={"type": "integer"}), b'{"x": ' + value + b"}") == []
+
+
+@pytest.mark.parametrize("value", [[], "text", None, 5])
+def test_an_input_that_is_no_object_is_refused(value: object) -> None:
+    [(kind, field, _)] = faults(schema({}), value)
+    assert (kind, field) == ("invalid_type", "input")
+
+
+@pytest.mark.parametrize("text", [b"{", b'{"a": 1e999}', b'{"a": "\xff"}'])
+def test_an_input_that_cannot_be_read_is_refused_even_by_an_open_model(text: bytes) -> None:
+    with pytest.raises(Problem) as refused:
+        schema({}).check(text)
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize("document", [b"{}", b'{"components": {"schemas": {}}}', b'{"components": []}'])
+def test_a_model_without_a_schema_takes_every_object(document: bytes) -> None:
+    assert InputSchema.from_openapi(document).check(b'{"anything": [1, null, "/etc/passwd"]}') == []
+
+
+class TestFileInputs:
+    @pytest.mark.parametrize("uri", ["https://x/y.png", "http://x", "HTTPS://x", "data:image/png;base64,AAAA"])
+    def test_are_fetched_or_carried(self, uri: str) -> None:
+        assert faults(of_properties(x=FILE), {"x": uri}) == []
+
+    @pytest.mark.parametrize(
+        "uri",
+        [
+            *("/etc/hostname", "file:///etc/hostname", "etc/hostname", "", "ftp://x", "gopher://x", "s3://b/k"),
+            *(" https://x", "\nhttp://x", "http:/x", "javascript:1", "DATA"),
+        ],
+    )
+    def test_are_never_a_path(self, uri: str) -> None:
+        assert faults(of_properties(x=FILE), {"x": uri}) == [
+            ("format", "input.x", "Must be an http, https or data URI")
+        ]
+
+    @pytest.mark.parametrize(
+        ("says", "value"),
+        [
+            ({"type": "array", "items": FILE}, ["https://x", "/etc/hostname"]),
+            ({"type": "array", "items": {"$ref": "#/components/schemas/File"}}, ["/etc/hostname"]),
+            ({"$ref": "#/components/schemas/File"}, "/etc/hostname"),
+            ({"allOf": [{"$ref": "#/components/schemas/File"}], "title": "File"}, "/etc/hostname"),
+            ({"allOf": [{"type": "string"}, {"$ref": "#/components/schemas/File"}]}, "/etc/hostname"),
+            ({"anyOf": [FILE, {"type": "null"}]}, "/etc/hostname"),
+            ({"oneOf": [{"$ref": "#/components/schemas/File"}, {"type": "integer"}]}, "/etc/hostname"),
+            ({**FILE, "nullable": True}, "/etc/hostname"),
+            ({"type": "object", "additionalProperties": FILE}, {"a": "/etc/hostname"}),
+            ({"type": "array", "prefixItems": [FILE]}, ["/etc/hostname"]),
+            ({"type": "array", "items": [FILE]}, ["/etc/hostname"]),
+        ],
+    )
+    def test_are_found_wherever_they_are(self, says: object, value: object) -> None:
+        assert faults(schema({"properties": {"x": says}}, File=FILE), {"x": value})
+
+    def test_are_found_in_an_array_of_many(self) -> None:
+        checked = of_properties(x={"type": "array", "items": FILE})
+        assert faults(checked, {"x": ["https://x"] * 5_000 + ["/etc/hostname"]}) == [
+            ("format", "input.x.5000", "Must be an http, https or data URI")
+        ]
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        {"type": "string", "nullable": True},
+        {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        {"oneOf": [{"type": "null"}, {"type": "string"}]},
+        {"type": ["string", "null"]},
+        {"allOf": [{"$ref": "#/components/schemas/Colour"}], "nullable": True},
+        {"anyOf": [{"type": "string"}, {"type": "boolean"}], "nullable": True},
+    ],
+)
+def test_every_way_to_say_or_null_is_understood(says: object) -> None:
+    checked = schema({"properties": {"x": says}}, Colour={"type": "string", "enum": ["red"]})
+    assert faults(checked, {"x": None}) == []
+    assert faults(checked, {"x": "red"}) == []
+    assert faults(checked, {"x": 5})
+
+
+def test_what_patterns_say_of_keys_is_left_to_the_model() -> None:
+    checked = of_properties(
+        x={"patternProperties": {"^n": {"type": "integer"}}, "additionalProperties": {"type": "string"}}
+    )
+    assert faults(checked, {"x": {"n": 1}}) == []
+
+
+def test_a_reference_may_be_escaped() -> None:
+    checked = schema({"properties": {"x": {"$ref": "#/components/schemas/a~1b%20~0"}}}, **{"a/b ~": {"type": "string"}})
+    assert faults(checked, {"x": "text"}) == []
+    assert [field for _, field, _ in faults(checked, {"x": 1})] == ["input.x"]
+
+
+@pytest.mark.parametrize(("nullable", "allowed"), [(False, '"a", "b"'), (True, '"a", "b", null')])
+def test_a_choice_by_reference_is_told_as_a_choice(*, nullable: bool, allowed: str) -> None:
+    checked = schema(
+        {"properties": {"x": {"allOf": [{"$ref": "#/components/schemas/x"}], "default": "a", "nullable": nullable}}},
+        x={"enum": ["a", "b"]},
+    )
+    assert faults(checked, {"x": "c"}) == [("enum", "input.x", f"input.x must be one of the following: {allowed}")]
+
+
+class TestAHostileSchema:
+    @pytest.mark.parametrize(
+        "reference", ["http://127.0.0.1:1/s.json", "file:///etc/passwd", "other.json#/a", "//host/x", "#", "#anchor"]
+    )
+    def test_cannot_refer_outside_itself(self, reference: str) -> None:
+        with pytest.raises(Problem, match="refers to something outside itself") as refused:
+            of_properties(x={"$ref": reference})
+        assert refused.value.document.code == "unusable_schema"
+
+    def test_cannot_refer_to_nothing(self) -> None:
+        with pytest.raises(Problem, match="leads nowhere"):
+            of_properties(x={"$ref": "#/components/schemas/Missing"})
+
+    @pytest.mark.parametrize("word", ["$id", "id", "$schema", "$dynamicRef", "$recursiveRef", "$anchor"])
+    def test_cannot_change_where_or_what_it_is(self, word: str) -> None:
+        checked = schema({word: "http://127.0.0.1:1/s.json", "properties": {"x": {"type": "string"}}})
+        assert [field for _, field, _ in faults(checked, {"x": 1})] == ["input.x"]
+
+    def test_inside_itself_is_checked_for_one_round(self) -> None:
+        tree = {
+            "type": "object",
+            "properties": {"child": {"$ref": "#/components/schemas/Tree"}, "n": {"type": "integer"}},
+        }
+        checked = schema({"properties": {"tree": {"$ref": "#/components/schemas/Tree"}}}, Tree=tree)
+        assert faults(checked, {"tree": {"child": {"n": 1}}}) == []
+        assert [field for _, field, _ in faults(checked, {"tree": {"n": "x"}})] == ["input.tree.n"]
+
+    def test_that_doubles_itself_sixty_times_is_refused(self) -> None:
+        doubles = {f"A{n}": {"allOf": [{"$ref": f"#/components/schemas/A{n + 1}"}] * 2} for n in range(60)}
+        with pytest.raises(Problem, match="too large"):
+            schema({"$ref": "#/components/schemas/A0"}, **doubles)
+
+    def test_that_is_deep_is_refused(self) -> None:
+        deep: dict[str, Any] = {}
+        for _ in range(45):
+            deep = {"items": deep}
+        with pytest.raises(Problem, match="too large"):
+            schema(deep)
+
+    @pytest.mark.parametrize("document", [b"", b"null", b"[", b"[" * 1_000, b'{"a": "' + b"x" * 1_048_576 + b'"}'])
+    def test_that_is_no_document_is_refused(self, document: bytes) -> None:
+        with pytest.raises(Problem) as refused:
+            InputSchema.from_openapi(document)
+        assert refused.value.document.code == "unusable_schema"
+
+    @pytest.mark.parametrize("pattern", ["^(?=.*a)", r"(a)\1", "(a{1000}){1000}", "(", "[z-a]"])
+    def test_has_the_patterns_left_to_the_model_that_cannot_be_checked_in_linear_time(self, pattern: str) -> None:
+        checked = of_properties(x={"pattern": pattern, "maxLength": 3})
+        assert [kind for kind, _, _ in faults(checked, {"x": "bbbb"})] == ["string_lte"]
+
+    def test_cannot_hold_more_patterns_than_memory_is_spent_on(self) -> None:
+        checked = of_properties(**{f"x{n}": {"pattern": f"^a{n}"} for n in range(200)})
+        assert [field for _, field, _ in faults(checked, {"x0": "b", "x199": "b"})] == ["input.x0"]
+
+    def test_with_keywords_of_the_wrong_kind_has_them_ignored(self) -> None:
+        odd = {
+            "type": "wat",
+            "enum": [],
+            "minLength": -1,
+            "maxLength": True,
+            "required": 3,
+            "properties": [],
+            "anyOf": {},
+        }
+        odd |= {"multipleOf": 0, "exclusiveMinimum": True, "pattern": 5, "$ref": 5, "items": 5, "uniqueItems": "yes"}
+        assert faults(of_properties(x=odd), {"x": "anything"}) == []
+
+    def test_may_hold_numbers_of_any_size(self) -> None:
+        checked = of_properties(x={"enum": [10**30]}, y={"maximum": 10**30})
+        assert [description for _, _, description in faults(checked, {"x": 1, "y": 10**31})] == [
+            f"input.x must be one of the following: {10**30}",
+            f"Must be less than or equal to {10**30}",
+        ]
+
+
+class TestAnInputThatIsWrongAMillionTimes:
+    """Each fault takes longer to describe than its element took to read, so only the first is."""
+
+    def test_has_its_first_fault_told(self) -> None:
+        checked = of_properties(x={"type": "array", "items": {"type": "string"}})
+        assert faults(checked, {"x": [1] * 1_000_000}) == [
+            ("invalid_type", "input.x.0", "Invalid type. Expected: string, given: integer")
+        ]
+
+    def test_has_only_its_property_told_where_there_are_alternatives(self) -> None:
+        checked = of_properties(x={"anyOf": [{"items": {"type": "string"}}, {"items": {"type": "boolean"}}]})
+        assert faults(checked, {"x": [1] * 1_000_000}) == [
+            ("invalid", "input.x", "Does not match the schema of the model")
+        ]
+
+
+def test_a_schema_is_compiled_once() -> None:
+    document = b'{"components": {"schemas": {"Input": {"title": "compiled once"}}}}'
+    assert InputSchema.from_openapi(document) is InputSchema.from_openapi(bytes(bytearray(document)))
+
+
+def test_only_the_schemas_used_lately_are_kept() -> None:
+    kept, dropped = (f'{{"x": {n}}}'.encode() for n in (1, 2))
+    first_kept, first_dropped = InputSchema.from_openapi(kept), InputSchema.from_openapi(dropped)
+    for n in range(100, 163):
+        InputSchema.from_openapi(kept)
+        InputSchema.from_openapi(f'{{"x": {n}}}'.encode())
+    assert InputSchema.from_openapi(kept) is first_kept
+    assert InputSchema.from_openapi(dropped) is not first_dropped
+
+
+def test_the_examples_schemas_are_understood() -> None:
+    hello = InputSchema.from_openapi((EXAMPLES / "hello/.cog/openapi_schema.json").read_bytes())
+    assert faults(hello, {"text": "hi", "n": 3}) == []
+    assert faults(hello, {"n": "3"})[0] == ("required", "input", "text is required")
+    thumbnail = InputSchema.from_openapi((EXAMPLES / "thumbnail/.cog/openapi_schema.json").read_bytes())
+    assert faults(thumbnail, {"image": "/etc/hostname"}) == [
+        ("format", "input.image", "Must be an http, https or data URI")
+    ]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
+)
+KEYWORDS = st.sampled_from(
+    [
+        *("type", "enum", "const", "minimum", "maxLength", "pattern", "format", "required", "properties", "items"),
+        *("anyOf", "allOf", "oneOf", "$ref", "nullable", "additionalProperties", "prefixItems", "multipleOf", "$id"),
+    ]
+)
+SCHEMAS = st.recursive(
+    st.booleans() | JSON | st.sampled_from(["string", "#/components/schemas/Input", "uri"]),
+    lambda inner: (
+        st.dictionaries(KEYWORDS, inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["a", "b", "$ref"]), inner, max_size=3)
+        | st.lists(inner, max_size=3)
+    ),
+    max_leaves=15,
+)
+
+
+@given(SCHEMAS, st.dictionaries(st.sampled_from(["a", "b", "$ref"]), JSON))
+def test_whatever_a_schema_says_an_input_is_judged_or_the_schema_refused(
+    says: object, value: dict[str, object]
+) -> None:
+    try:
+        checked = schema(says)
+    except Problem:
+        return
+    for fault in checked.check(json.dumps(value).encode()):
+        assert fault.field.startswith("input")
+        assert fault.description
