@@ -64,7 +64,7 @@ local function runnable(id, r, stream, mid)
     return false -- claimed, only its pending entry was lost: its lease decides, not we
   elseif past(r.deadline, now) then
     settle_late(id, r, now)
-  elseif past(r.start_by, now) then
+  elseif r.begun == '' and past(r.start_by, now) then
     settle(id, r, 'failed', { error = 'It could not start in the time that was asked for.', code = 'start_by_exceeded' }, now)
   elseif tonumber(r.claims) >= claims then
     bury(id, r, { error = 'It was handed out too often without ever starting.', code = 'too_many_claims' }, now)

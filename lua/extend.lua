@@ -19,8 +19,9 @@ for i = 5, #ARGV, 2 do
   if r[1] ~= token then
     answers[#answers + 1] = 'lost'
   else
-    -- JUSTID resets the idle time without counting a delivery. The token came first: XCLAIM alone would steal back
-    redis.call('XCLAIM', stream_key(queue, r[3], r[4]), GROUP, consumer, 0, r[5], 'JUSTID')
+    -- JUSTID resets the idle time without counting a delivery. The token came first: XCLAIM alone would steal back.
+    -- pcall: the group may be lost until the next claim makes it again, and the lease must move all the same
+    redis.pcall('XCLAIM', stream_key(queue, r[3], r[4]), GROUP, consumer, 0, r[5], 'JUSTID')
     redis.call('ZADD', queue_key(queue, 'lease'), now + lease_ms, id)
     local late = past(r[6] or '', now) and 'deadline' or 'held'
     answers[#answers + 1] = (r[2] and r[2] ~= '') and r[2] or late
