@@ -161,7 +161,7 @@ class Tracker:
         if self.began_at is not None:
             return []
         self.began_at = at
-        return [Write(()), Tell(WebhookEvent.START)]
+        return [Write((("started", b""),)), Tell(WebhookEvent.START)]
 
     def _produce(self, event: Produced) -> list[Effect]:
         if event.index != len(self._items):  # a callback that was overtaken, or told twice

@@ -5,7 +5,8 @@
 --   KEYS[1]  record    hash  {p}:rec:<id>
 --   ARGV[1]  id
 --   ARGV[2]  token     fencing token handed out by claim
---   ARGV[3]  seq       the last event that the holder knows of; another one there means that this call was written before
+--   ARGV[3]  seq       the last event that the holder knows of: what is there beyond it was written by a call whose
+--                      reply was lost, and is the beginning of this one
 --   ARGV[4]  ran_ms    how long ago the run began, '' while it has not
 --   ARGV[5]  now_ms    '' for the server's clock
 --   ARGV[6…] kind, data
@@ -15,18 +16,15 @@
 local id, token, known, ran_ms, now = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], clock(ARGV[5])
 
 local r = redis.call('HMGET', KEYS[1], 'token', 'seq', 'status', 'cancel', 'started')
-if r[1] ~= token then return { 'lost' } end
+if token == '' or r[1] ~= token then return { 'lost' } end
 local word = (r[4] and r[4] ~= '') and r[4] or 'held'
 local seq = tonumber(r[2])
-if seq ~= known then return { word, seq, r[5] } end
-
 local started = r[5]
 if ran_ms ~= '' and r[3] == 'starting' then
-  seq, started = seq + 1, now - ran_ms
+  started = now - ran_ms
   redis.call('HSET', KEYS[1], 'status', 'processing', 'started', started, 'begun', '1')
-  append(id, seq, 'started', now, '')
 end
-for i = 6, #ARGV, 2 do
+for i = 6 + 2 * math.max(0, seq - known), #ARGV, 2 do
   seq = seq + 1
   append(id, seq, ARGV[i], now, ARGV[i + 1])
 end

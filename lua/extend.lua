@@ -16,7 +16,7 @@ local answers = {}
 for i = 5, #ARGV, 2 do
   local id, token = ARGV[i], ARGV[i + 1]
   local r = redis.call('HMGET', record_key(id), 'token', 'cancel', 'lane', 'stream', 'mid', 'deadline')
-  if r[1] ~= token then
+  if token == '' or r[1] ~= token then
     answers[#answers + 1] = 'lost'
   else
     -- JUSTID resets the idle time without counting a delivery. The token came first: XCLAIM alone would steal back.

@@ -13,22 +13,20 @@
 --   ARGV[8]  metrics   JSON, '' for none
 --   ARGV[9]  ran_ms    how long ago the run began, '' when it never did
 --   ARGV[10] grace_ms  time for the holder to deliver the terminal webhook before a courier does
---   ARGV[11] now_ms    '' for the server's clock
---   ARGV[12…] kind, data  events not written yet
+--   ARGV[11] seq       the last event that the holder knows of, as advance has it
+--   ARGV[12] now_ms    '' for the server's clock
+--   ARGV[13…] kind, data  events not written yet
 --   Returns  'finished'  also when this very claim had finished it before
 --            'lost'      nothing was written
 
-local id, token, status, ran_ms, now = ARGV[1], ARGV[2], ARGV[3], ARGV[9], clock(ARGV[11])
+local id, token, status, ran_ms, known, now = ARGV[1], ARGV[2], ARGV[3], ARGV[9], tonumber(ARGV[11]), clock(ARGV[12])
 
 local r = read(id)
-if r and r.ended == token then return 'finished' end
-if not r or r.token ~= token then return 'lost' end
+if not r or token == '' then return 'lost' end
+if r.ended == token then return 'finished' end
+if r.token ~= token then return 'lost' end
 
-if ran_ms ~= '' and r.started == '' then
-  r.seq = r.seq + 1
-  append(id, r.seq, 'started', now, '')
-end
-for i = 12, #ARGV, 2 do
+for i = 13 + 2 * math.max(0, r.seq - known), #ARGV, 2 do
   r.seq = r.seq + 1
   append(id, r.seq, ARGV[i], now, ARGV[i + 1])
 end

@@ -16,5 +16,5 @@
 local id, token, spent, delay_ms, now = ARGV[1], ARGV[2], ARGV[3] == '1', tonumber(ARGV[4]), clock(ARGV[7])
 
 local r = read(id)
-if not r or r.token ~= token then return 'lost' end
+if not r or token == '' or r.token ~= token then return 'lost' end
 return requeue(id, r, { spent = spent, delay_ms = delay_ms, error = ARGV[5], code = ARGV[6] }, now)

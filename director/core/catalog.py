@@ -135,3 +135,17 @@ class Catalog:
     async def queues(self) -> list[QueueName]:
         """Every queue there is, sorted."""
         return sorted(QueueName(text(name)) for name in await ask(lambda: self._redis.smembers(keys.queues())))
+
+    async def versions(self, model: str) -> list[Version]:
+        """Every version of a model, newest first. From the registry of queues: each version has one."""
+        of_model = [queue for queue in await self.queues() if queue.rpartition(":")[0] == model]
+
+        async def read() -> list[bytes | None]:
+            pipe = self._redis.pipeline(transaction=False)
+            for queue in of_model:
+                pipe.hget(keys.meta(queue), "version")
+            return await pipe.execute()
+
+        ids = [text(found) for found in await ask(read) if found is not None] if of_model else []
+        known = [version for name in ids if (version := await self.version(model, name)) is not None]
+        return sorted(known, key=lambda version: (version.created_ms, version.id), reverse=True)

@@ -25,6 +25,7 @@ __all__ = (
     "partition_of_model",
     "queue_name",
     "site_of",
+    "version_id",
 )
 
 PredictionId = NewType("PredictionId", str)
@@ -76,6 +77,16 @@ def partition_of_model(model: str) -> Partition:
 def queue_name(model: str, version: str) -> QueueName:
     """The queue of one version of a model. Twelve digits of the version keep the name, and each record, small."""
     return QueueName(f"{model}:{version[:12]}")
+
+
+def version_id(model: str, schema: bytes, predictor: bytes) -> str:
+    """Name a version that has no image digest by what it is: the same three parts, the same 64 hex digits."""
+    digest = hashlib.sha256()
+    for part in (model.encode(), schema, predictor):
+        # each part's length goes first: what one part ends with cannot pass for what the next begins with
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def _encode(now_ms: int, partition: int, site: int, random_bits: int) -> PredictionId:

@@ -260,12 +260,17 @@ class Scripts:
         metrics: bytes = b"",
         ran_ms: int | None = None,
         grace_s: float = 0,
+        seq: int = 0,
         events: Sequence[NewEvent] = (),
         now_ms: int | None = None,
     ) -> bool:
-        """Write the terminal record and remove the entry; False when the claim is lost and nothing was written."""
-        ended: list[Arg] = [status, error, code, output, logs, metrics, _now(ran_ms), int(grace_s * 1000), _now(now_ms)]
-        args: list[Arg] = [prediction_id, token, *ended, *_parts(events)]
+        """Write the terminal record and remove the entry; False when the claim is lost and nothing was written.
+
+        `seq` and `events` as for `advance`: what it did not write yet.
+        """
+        ended: list[Arg] = [status, error, code, output, logs, metrics]
+        written: list[Arg] = [_now(ran_ms), int(grace_s * 1000), seq, _now(now_ms)]
+        args: list[Arg] = [prediction_id, token, *ended, *written, *_parts(events)]
         return bool(await self._call("finish", [keys.record(prediction_id)], args) == b"finished")
 
     async def release(

@@ -5,13 +5,12 @@ build would write; Cog's server checks no input without it. This module never im
 process of its own.
 """
 
-import hashlib
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
-__all__ = ("EXAMPLES", "Example", "version_id")
+__all__ = ("EXAMPLES", "Example")
 
 
 class Example(Struct, frozen=True, kw_only=True):
@@ -52,13 +51,3 @@ EXAMPLES: Final[dict[str, Example]] = {
         ),
     )
 }
-
-
-def version_id(model: str, schema: bytes, predictor: bytes) -> str:
-    """Name a version that has no image digest by what it is: the same three parts, the same 64 hex digits."""
-    digest = hashlib.sha256()
-    for part in (model.encode(), schema, predictor):
-        # each part's length goes first: what one part ends with cannot pass for what the next begins with
-        digest.update(len(part).to_bytes(8, "big"))
-        digest.update(part)
-    return digest.hexdigest()

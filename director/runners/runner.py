@@ -139,6 +139,10 @@ class Runner(Protocol):
         """Ask the server to stop a run. True if it knew the id; the end still comes from `run`. Safe to repeat."""
         ...
 
+    async def shutdown(self) -> bool:
+        """Ask the server's process to end, so that whoever looks after it starts a fresh one. True if it heard."""
+        ...
+
     async def aclose(self) -> None:
         """Let go of connections. Runs still open end as LOST."""
         ...

@@ -20,7 +20,8 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 from PIL import Image
 
-from director.examples import EXAMPLES, Example, version_id
+from director.core.ids import version_id
+from director.examples import EXAMPLES, Example
 from tests.support.cog import cog_process, cog_server, write_model
 
 pytestmark = pytest.mark.anyio

@@ -1,0 +1,122 @@
+"""Seats → claims → executors: ask the queue for as much as can run now, never for more.
+
+Holds the seats before it asks, so nothing is claimed that has to wait here. Never looks into a prediction.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from director.bell import Bell
+from director.core.clock import Clock
+from director.core.errors import BackendUnavailable, UnknownQueue
+from director.core.ids import QueueName
+from director.core.schema import Claim
+from director.core.scripts import Scripts
+from director.executor import Executor
+from director.servers import Seat, Servers
+
+__all__ = ("Consumer",)
+
+log = logging.getLogger(__name__)
+
+AWAY_S: Final = 1.0
+
+Waited = TypeVar("Waited")
+
+
+class Consumer:
+    """Claims from one queue until it is told to stop. `register` makes the queue known again where Redis forgot it."""
+
+    def __init__(
+        self,
+        *,
+        queue: QueueName,
+        name: str,
+        scripts: Scripts,
+        servers: Servers,
+        executor: Executor,
+        bell: Bell,
+        clock: Clock,
+        lease_s: float,
+        register: Callable[[], Awaitable[object]],
+    ) -> None:
+        self._queue = queue
+        self._name = name
+        self._scripts = scripts
+        self._servers = servers
+        self._executor = executor
+        self._bell = bell
+        self._clock = clock
+        self._lease_s = lease_s
+        self._register = register
+        self._runs: set[asyncio.Task[None]] = set()
+        self._nonce = ""
+        self._task: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._at_rest = False
+
+    async def run(self) -> None:
+        """Claim and run, until `stop`."""
+        self._task = asyncio.current_task()
+        with contextlib.suppress(asyncio.CancelledError):
+            while not self._stopping:
+                try:
+                    if not await self.run_once():
+                        await self._resting(self._bell.wait())
+                except BackendUnavailable as exc:
+                    log.warning("claiming failed", extra={"queue": self._queue, "error": str(exc)})
+                    await self._resting(self._clock.sleep(AWAY_S))
+                except UnknownQueue:
+                    log.error("redis does not know the queue, registering it again", extra={"queue": self._queue})
+                    await self._register()
+            return
+        if not self._stopping:  # canceled by whoever owns the task, not by stop
+            raise asyncio.CancelledError
+
+    def stop(self) -> None:
+        """Claim nothing more. A claim that is under way is not cut: what it brings still runs."""
+        self._stopping = True
+        if self._at_rest and self._task is not None:
+            self._task.cancel()
+
+    async def run_once(self) -> int:
+        """Wait for a seat, then claim as many predictions as there are seats and start them; how many."""
+        seats = await self._resting(self._servers.seats())
+        try:
+            claims = await self._claim(len(seats))
+            for claim in claims:
+                self._start(claim, seats.pop())
+            return len(claims)
+        finally:
+            for seat in seats:
+                self._servers.leave(seat)
+
+    async def finished(self) -> None:
+        """Wait until every run that was started here is settled, webhooks and all."""
+        while self._runs:
+            await asyncio.wait(self._runs)
+
+    async def _resting(self, wait: Awaitable[Waited]) -> Waited:
+        self._at_rest = True
+        try:
+            return await wait
+        finally:
+            self._at_rest = False
+
+    async def _claim(self, count: int) -> list[Claim]:
+        """The nonce stays the same until an answer came: a claim whose reply was lost is answered again."""
+        self._nonce = self._nonce or secrets.token_hex(16)
+        claims = await self._scripts.claim(
+            self._queue, consumer=self._name, nonce=self._nonce, count=count, lease_s=self._lease_s
+        )
+        self._nonce = ""
+        return claims
+
+    def _start(self, claim: Claim, seat: Seat) -> None:
+        run = asyncio.get_running_loop().create_task(self._executor.execute(claim, seat))
+        self._runs.add(run)
+        run.add_done_callback(self._runs.discard)

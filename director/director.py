@@ -1,0 +1,269 @@
+"""Start, own and end the rooms of one director: who starts and stops whom is decided here and nowhere else.
+
+Order of a start: Redis is looked at, the health port opens, each server is watched; the first one that is ready gives
+the queue its name, and only then heartbeat and consumer begin. A drain follows the prediction's way: claim nothing
+more, let runs finish, hand back what does not, stop the heartbeat last.
+"""
+
+import asyncio
+import importlib.util
+import logging
+import os
+import random
+import secrets
+import signal
+import socket
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import anyio
+from redis.asyncio import Redis
+
+from director.bell import LONGEST_S, Bell
+from director.consumer import Consumer
+from director.core.accounts import Accounts
+from director.core.catalog import OPEN_SCHEMA, Catalog, Policy
+from director.core.clock import Clock, SystemClock
+from director.core.durability import check
+from director.core.errors import BackendUnavailable, DirectorError, SettingsError
+from director.core.gatherer import Gatherer
+from director.core.ids import QueueName, version_id
+from director.core.logs import configure
+from director.core.redis_client import blocking_client, client, describe
+from director.core.scripts import Scripts
+from director.core.settings import DirectorSettings
+from director.executor import Executor
+from director.health import Health, redis_check, serve_http
+from director.heartbeat import KICK_WAIT_S, Heartbeat
+from director.holdings import Holdings
+from director.runners.cog import CogRunner
+from director.runners.inbox import Inbox
+from director.servers import Server, Servers
+from director.tracker import Limits, Stop
+from director.watch import Watch
+from director.webhooks.addresses import AllowList
+from director.webhooks.outbox import Post
+from director.webhooks.sender import Sender
+from director.webhooks.terminal import TerminalWebhooks
+
+__all__ = ("Director", "run", "serve")
+
+log = logging.getLogger(__name__)
+
+ASK_AGAIN_S: Final = 1.0
+# After the drain's own time: for servers to heed a cancel, and for last writes and webhooks
+HAND_BACK_S: Final = 10.0
+
+
+def serve(settings: DirectorSettings) -> None:
+    """Run a director until SIGTERM or SIGINT. What an operator has to mend ends it with one line."""
+    configure(settings.log_level, process="director")
+    has_uvloop = importlib.util.find_spec("uvloop") is not None
+    try:
+        anyio.run(run, settings, backend="asyncio", backend_options={"use_uvloop": has_uvloop})
+    except DirectorError as exc:
+        raise SystemExit(f"director run: {exc}") from exc
+
+
+async def run(settings: DirectorSettings, *, started: Callable[[int], None] = lambda port: None) -> None:
+    """Direct until SIGTERM, SIGINT or cancellation. `started` is told the port of health and inbox.
+
+    Raises UnsafeBackend when Redis would lose what it accepts, SettingsError for a setting that cannot be.
+    """
+    try:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async with _director(settings) as director, anyio.create_task_group() as tasks:
+                tasks.start_soon(director.direct, started)
+                async for _ in signals:
+                    break
+                await director.drain()
+                tasks.cancel_scope.cancel()
+    except ExceptionGroup as group:
+        on_purpose, rest = group.split(DirectorError)
+        if on_purpose is None or rest is not None:
+            raise
+        raise _first(on_purpose) from None
+    log.info("director ended")
+
+
+@asynccontextmanager
+async def _director(settings: DirectorSettings) -> AsyncGenerator["Director"]:
+    """The director with its connections, which are let go afterwards."""
+    if not settings.model or not settings.servers:
+        raise SettingsError("A director needs --model owner/name and at least one --server URL.")
+    sender = Sender(AllowList.parse(settings.webhook_allow))
+    redis = client(settings.redis_url, name="director")
+    waits = blocking_client(settings.redis_url, block_s=max(LONGEST_S, KICK_WAIT_S))
+    gatherer = Gatherer(redis)
+    director = Director(settings, gatherer, waits, sender, SystemClock())
+    try:
+        yield director
+    finally:
+        with anyio.CancelScope(shield=True):
+            for server in director.servers.all:
+                await server.runner.aclose()
+            await gatherer.aclose()
+            await redis.aclose()
+            await waits.aclose()
+            await sender.aclose()
+
+
+class Director:
+    """The rooms of one process. Owns no connection: it is handed them."""
+
+    def __init__(
+        self, settings: DirectorSettings, gatherer: Gatherer, waits: Redis, sender: Sender, clock: Clock
+    ) -> None:
+        self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.health = Health()
+        self.servers = Servers([])
+        self.holdings = Holdings()
+        self._settings = settings
+        self._redis = gatherer.redis
+        self._waits = waits
+        self._sender = sender
+        self._clock = clock
+        self._scripts = Scripts(gatherer)
+        self._catalog = Catalog(self._redis, self._scripts, clock)
+        self._consumer: Consumer | None = None
+        self._version = settings.version
+        self._queue: QueueName | None = None
+        self._queue_known = asyncio.Event()
+        self._registering = asyncio.Lock()
+        self.health.checks = {"redis": redis_check(self._redis), "model": self._model_ready}
+
+    async def direct(self, started: Callable[[int], None]) -> None:
+        """Everything, for ever."""
+        await self._look_at_redis()
+        async with anyio.create_task_group() as rooms:
+            port = await rooms.start(self._serve_http)
+            started(port)
+            self._make_servers(port)
+            for server in self.servers.all:
+                rooms.start_soon(Watch(server, self.servers, self._clock, self._register).run)
+            await self._queue_known.wait()
+            heartbeat, self._consumer = self._make_rooms()
+            rooms.start_soon(heartbeat.run)
+            rooms.start_soon(self._consumer.run)
+
+    async def drain(self) -> None:
+        """Claim nothing more, finish what runs, hand back what does not finish. The heartbeat goes on meanwhile."""
+        if self._consumer is None:
+            return
+        log.info("draining", extra={"held": len(self.holdings)})
+        self._consumer.stop()
+        with anyio.move_on_after(self._settings.drain_s):
+            await self._consumer.finished()
+            return
+        self.holdings.stop_all(Stop.DRAIN)
+        with anyio.move_on_after(HAND_BACK_S):
+            await self._consumer.finished()
+            return
+        log.warning("left claims to their leases", extra={"held": len(self.holdings)})
+
+    async def _serve_http(self, *, task_status: anyio.abc.TaskStatus[int]) -> None:
+        self._inbox = Inbox("")
+        app = self.health.app(self._inbox.routes())
+        settings = self._settings
+        await serve_http(app, host=settings.health_host, port=settings.health_port, started=task_status.started)
+
+    def _make_servers(self, port: int) -> None:
+        self._inbox.base_url = f"http://127.0.0.1:{port}"
+        slots = self._settings.concurrent_predictions
+        self.servers.all[:] = [
+            Server(CogRunner(url, slots=slots, inbox=self._inbox), slots) for url in self._settings.servers
+        ]
+
+    def _make_rooms(self) -> tuple[Heartbeat, Consumer]:
+        settings, queue = self._settings, self._queue
+        assert queue is not None  # noqa: S101 - for the type checker: the event is set after it
+        accounts = Accounts(self._redis)
+        post = Post(
+            accounts=accounts,
+            sender=self._sender,
+            terminal=TerminalWebhooks(self._scripts, accounts, self._sender, self._clock),
+            clock=self._clock,
+            interval_s=settings.webhook_interval_s,
+        )
+        executor = Executor(
+            scripts=self._scripts,
+            clock=self._clock,
+            holdings=self.holdings,
+            servers=self.servers,
+            post=post,
+            limits=Limits(output=settings.max_output_bytes, logs=settings.max_log_bytes),
+            run_limit_s=settings.run_limit_s,
+            dice=random.random,
+        )
+        heartbeat = Heartbeat(
+            queue=queue,
+            name=self.name,
+            scripts=self._scripts,
+            holdings=self.holdings,
+            redis=self._waits,
+            clock=self._clock,
+            lease_s=settings.lease_s,
+        )
+        consumer = Consumer(
+            queue=queue,
+            name=self.name,
+            scripts=self._scripts,
+            servers=self.servers,
+            executor=executor,
+            bell=Bell(self._waits, queue, self._clock),
+            clock=self._clock,
+            lease_s=settings.lease_s,
+            register=lambda: self._register(self.servers.all[0]),
+        )
+        return heartbeat, consumer
+
+    async def _register(self, server: Server) -> None:
+        """Put the model of a ready server into the catalogue; the first one names the queue."""
+        async with self._registering:
+            schema = await server.runner.openapi_schema()
+            if schema is None:
+                log.warning("the model server has no schema: any input is taken", extra={"server": server.runner.url})
+            settings = self._settings
+            self._version = self._version or version_id(settings.model, schema or OPEN_SCHEMA, b"")
+            policy = Policy(
+                streams=settings.streams,
+                size=settings.shard_size,
+                attempts=settings.attempts,
+                data_ttl_s=settings.data_ttl_s,
+                record_ttl_s=settings.record_ttl_s,
+            )
+            self._queue = await self._catalog.register(
+                settings.model,
+                self._version,
+                schema=schema or OPEN_SCHEMA,
+                server=server.health.server,
+                policy=policy,
+            )
+            log.info("model registered", extra={"model": settings.model, "version": self._version})
+            self._queue_known.set()
+
+    async def _look_at_redis(self) -> None:
+        address = describe(self._settings.redis_url)
+        while True:
+            try:
+                server = await check(self._redis, self._settings)
+            except BackendUnavailable as exc:
+                log.warning("waiting for redis", extra={"address": address, "error": str(exc)})
+                await self._clock.sleep(ASK_AGAIN_S)
+            else:
+                break
+        self.health.facts["durability"] = server.level
+        log.info("directing", extra={"address": address, "durability": server.level, "name_": self.name})
+
+    async def _model_ready(self) -> str:
+        """Ready when it can claim: why not, in the words of the server that is nearest to it."""
+        if self._queue_known.is_set() and self.servers.any_ready():
+            return ""
+        details = [f"{server.health.status}: {server.health.detail}" for server in self.servers.all]
+        return "; ".join(details) or "not looked at yet"
+
+
+def _first(group: ExceptionGroup[DirectorError]) -> DirectorError:
+    inner = group.exceptions[0]
+    return _first(inner) if isinstance(inner, ExceptionGroup) else inner

@@ -1,0 +1,181 @@
+"""Accompany one claimed prediction to its end, in named steps: start and follow → settle → tell.
+
+Performs what the tracker decides and decides nothing itself. Whatever happens, the claim is finished, given back, or
+left to its lease; it is never ended twice, since every write carries the claim's token.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Final, assert_never
+
+from msgspec.structs import replace
+
+from director.core.clock import Clock
+from director.core.errors import BackendUnavailable
+from director.core.retry import backoff_s
+from director.core.schema import Claim, Stored
+from director.core.scripts import Requeued, Scripts
+from director.core.states import Status
+from director.holdings import Held, Holdings
+from director.progress import Progress
+from director.runners.runner import Began, Ended, Outcome, RunRequest
+from director.servers import Seat, Servers
+from director.tracker import Effect, Finish, GiveBack, Halt, Limits, Stop, Tell, Tracker, Write
+from director.webhooks.outbox import GRACE_S, Outbox, Post
+
+__all__ = ("Executor",)
+
+log = logging.getLogger(__name__)
+
+AWAY_S: Final = 0.5
+AWAY_MOST_S: Final = 5.0
+REFUSED_S: Final = 1.0
+
+ABANDONED: Final = Ended(outcome=Outcome.LOST, error="The run was abandoned")
+FAULT: Final = Ended(outcome=Outcome.LOST, error="Following the run failed inside the director")
+
+
+class Executor:
+    """Runs claims on seats. One for all of a director's claims; each call of `execute` is one claim."""
+
+    def __init__(
+        self,
+        *,
+        scripts: Scripts,
+        clock: Clock,
+        holdings: Holdings,
+        servers: Servers,
+        post: Post,
+        limits: Limits,
+        run_limit_s: float,
+        dice: Callable[[], float],
+    ) -> None:
+        self._scripts = scripts
+        self._clock = clock
+        self._holdings = holdings
+        self._servers = servers
+        self._post = post
+        self._limits = limits
+        self._run_limit_s = run_limit_s
+        self._dice = dice
+
+    async def execute(self, claim: Claim, seat: Seat) -> None:
+        """From the claim to its last write. Never raises for what the server, the model or Redis does."""
+        tracker = Tracker(claim.record, self._limits)
+        held = Held(claim, tracker, seat.server.runner, self._clock)
+        outbox = Outbox(claim.record, self._post, lambda started_ms: self._snapshot(held, started_ms))
+        progress = Progress(held, self._scripts, self._clock, outbox if claim.record.webhook else None)
+        try:
+            with self._holdings.holding(held):
+                end = await self._follow(held, progress, seat)
+                self._servers.leave(seat)  # before the last write: the next claim then leaves together with it
+                finished = await self._settle(held, progress, end)
+            await (outbox.complete() if finished else outbox.close())
+        except Exception:
+            log.exception("a claim is left to its lease", extra={"prediction": claim.id})
+        finally:
+            self._servers.leave(seat)
+
+    async def _follow(self, held: Held, progress: Progress, seat: Seat) -> Finish | GiveBack | None:
+        """Start the run and follow it; what its end asks for, or None when the claim was lost."""
+        ends: list[Finish | GiveBack] = []
+        reading = asyncio.get_running_loop().create_task(self._read(held, progress, seat, ends))
+        limit = asyncio.get_running_loop().call_later(self._run_limit_s, held.stop, Stop.RUN_LIMIT)
+        try:
+            await held.read(reading)
+        finally:
+            limit.cancel()
+        if held.is_lost:
+            return None
+        if not ends:
+            if not reading.cancelled() and (fault := reading.exception()):
+                log.error("following a run failed", exc_info=fault, extra={"prediction": held.claim.id})
+            self._perform(held, progress, held.tracker.apply(FAULT if not held.stuck else ABANDONED, self._now()), ends)
+        if held.stuck:
+            self._servers.doubt(seat.server)
+        return ends[0]
+
+    async def _read(self, held: Held, progress: Progress, seat: Seat, ends: list[Finish | GiveBack]) -> None:
+        request = RunRequest(id=held.claim.id, input=held.claim.input)
+        async with aclosing(held.runner.run(request)) as events:
+            async for event in events:
+                if isinstance(event, Began):
+                    log.info("prediction started", extra=_facts(held.claim))
+                elif isinstance(event, Ended) and event.server_is_dead:
+                    self._servers.doubt(seat.server)
+                self._perform(held, progress, held.tracker.apply(event, self._now()), ends)
+
+    def _perform(self, held: Held, progress: Progress, effects: list[Effect], ends: list[Finish | GiveBack]) -> None:
+        for effect in effects:
+            match effect:
+                case Write():
+                    progress.add(effect.events)
+                case Tell():
+                    progress.tell(effect.event)
+                case Halt():
+                    held.stop(Stop.TOO_LARGE)
+                case Finish() | GiveBack():
+                    ends.append(effect)
+                case _:
+                    assert_never(effect)
+
+    async def _settle(self, held: Held, progress: Progress, end: Finish | GiveBack | None) -> bool:
+        """Write the end, for as long as it takes: what the model made must not be lost to a Redis that is away.
+
+        True when the prediction is terminal and its webhook is ours to deliver first.
+        """
+        pause = AWAY_S
+        unwritten = await progress.close()
+        while end is not None and not held.is_lost:
+            try:
+                if isinstance(end, GiveBack):
+                    await self._give_back(held, end)
+                    return False
+                finished = await self._scripts.finish(
+                    held.claim.id,
+                    token=held.claim.token,
+                    status=end.status,
+                    error=end.error,
+                    code=end.code,
+                    output=end.output,
+                    logs=end.logs,
+                    metrics=end.metrics,
+                    ran_ms=held.tracker.ran_ms(self._now()),
+                    grace_s=GRACE_S,
+                    seq=progress.seq,
+                    events=unwritten,
+                )
+            except BackendUnavailable:
+                await self._clock.sleep(pause)
+                pause = min(2 * pause, AWAY_MOST_S)
+            else:
+                word = "prediction ended" if finished else "claim lost"
+                log.info(word, extra={**_facts(held.claim), "status": end.status, "code": end.code})
+                return finished
+        return False
+
+    async def _give_back(self, held: Held, end: GiveBack) -> Requeued:
+        claim = held.claim
+        delay_s = backoff_s(claim.record.attempt, dice=self._dice(), asked_s=end.asked_s) if end.spent else 0.0
+        if end.code == "refused":
+            delay_s = max(REFUSED_S, end.asked_s or 0.0)
+        became = await self._scripts.release(
+            claim.id, token=claim.token, spent=end.spent, delay_s=delay_s, error=end.error, code=end.code
+        )
+        log.warning("claim given back", extra={**_facts(claim), "spent": end.spent, "code": end.code, "became": became})
+        return became
+
+    def _snapshot(self, held: Held, started_ms: int | None) -> Stored:
+        """The prediction as GET shows it while it runs."""
+        began_ms = self._clock.now_ms() - (held.tracker.ran_ms(self._now()) or 0)
+        record = replace(held.claim.record, status=Status.PROCESSING, started=started_ms or began_ms)
+        return Stored(record=record, input=held.claim.input, output=held.tracker.output, logs=held.tracker.logs)
+
+    def _now(self) -> float:
+        return self._clock.monotonic()
+
+
+def _facts(claim: Claim) -> dict[str, object]:
+    return {"prediction": claim.id, "queue": claim.record.queue, "attempt": claim.record.attempt}

@@ -1,0 +1,121 @@
+"""What this director holds: one `Held` per claim, from the claim to its last write.
+
+Knows who holds what and how to reach a run from outside it: to stop it, or to abandon it when the claim is lost.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Final
+
+from director.core.clock import Clock
+from director.core.ids import PredictionId
+from director.core.schema import Claim, Token
+from director.runners.runner import Runner
+from director.tracker import Stop, Tracker
+
+__all__ = ("Held", "Holdings")
+
+log = logging.getLogger(__name__)
+
+# A cancel in a run's first milliseconds can get lost on the server, so the second follows soon.
+CANCEL_AGAIN_S: Final = (0.1, 0.4, 1.0)
+CANCEL_WAIT_S: Final = 30.0
+
+
+class Held:
+    """One claim and the run that it became."""
+
+    def __init__(self, claim: Claim, tracker: Tracker, runner: Runner, clock: Clock) -> None:
+        self.claim = claim
+        self.tracker = tracker
+        self.runner = runner
+        self.is_lost = False
+        self.stuck = False
+        self._clock = clock
+        self._reading: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
+
+    async def read(self, reading: asyncio.Task[None]) -> None:
+        """Wait until the run has ended or was abandoned; then nobody asks the server about it any more."""
+        self._reading = reading
+        if self.is_lost:
+            reading.cancel()
+        try:
+            await asyncio.wait({reading})
+        finally:
+            reading.cancel()
+            if self._stopping is not None:
+                self._stopping.cancel()
+
+    def stop(self, why: Stop) -> None:
+        """Ask the server to stop the run, again and again until it has ended."""
+        if self.tracker.stop(why):
+            log.info("stopping a run", extra={"prediction": self.claim.id, "why": why})
+        if self.tracker.stopped is not None and self._stopping is None and not self.tracker.ended:
+            self._stopping = asyncio.get_running_loop().create_task(self._stop())
+
+    def lose(self) -> None:
+        """The claim is another's now: let go of the run and write nothing."""
+        if not self.is_lost:
+            log.warning("claim lost", extra={"prediction": self.claim.id, "attempt": self.claim.record.attempt})
+        self.is_lost = True
+        if self._reading is not None:
+            self._reading.cancel()
+
+    async def _stop(self) -> None:
+        until = self._clock.monotonic() + CANCEL_WAIT_S
+        pauses = iter(CANCEL_AGAIN_S)
+        pause = 0.0
+        while self._clock.monotonic() < until:
+            await self.runner.cancel(self.claim.id)
+            pause = next(pauses, pause)
+            await self._clock.sleep(pause)
+        log.error("a run does not stop on its server", extra={"prediction": self.claim.id, "server": self.runner.url})
+        self.stuck = True
+        if self._reading is not None:
+            self._reading.cancel()
+
+
+class Holdings:
+    """Every claim of this director that is not settled yet."""
+
+    def __init__(self) -> None:
+        self._held: dict[PredictionId, Held] = {}
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @contextlib.contextmanager
+    def holding(self, held: Held) -> Iterator[None]:
+        """Heartbeats and cancels find the claim while this lasts."""
+        self._held[held.claim.id] = held
+        self._empty.clear()
+        try:
+            yield
+        finally:
+            if self._held.get(held.claim.id) is held:  # a newer claim of the same prediction may have come back here
+                del self._held[held.claim.id]
+            if not self._held:
+                self._empty.set()
+
+    def claims(self) -> list[tuple[PredictionId, Token]]:
+        """What to extend."""
+        return [(held.claim.id, held.claim.token) for held in self._held.values() if not held.is_lost]
+
+    def find(self, prediction_id: PredictionId, token: Token) -> Held | None:
+        """The claim with this token, if it is still held."""
+        held = self._held.get(prediction_id)
+        return held if held is not None and held.claim.token == token else None
+
+    def stop_all(self, why: Stop) -> None:
+        """Ask every run to stop."""
+        for held in list(self._held.values()):
+            held.stop(why)
+
+    async def empty(self) -> None:
+        """Wait until nothing is held."""
+        await self._empty.wait()

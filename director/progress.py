@@ -1,0 +1,105 @@
+"""Write what a run shows into Redis, gathered: events of about 10 ms leave as one `advance`.
+
+One per claim. Knows how the claim stands by the answers. Never ends a prediction: what is left unwritten goes into
+`finish`, so that a short run needs no write of its own.
+"""
+
+import asyncio
+from typing import Final
+
+from director.core.clock import Clock
+from director.core.errors import BackendUnavailable
+from director.core.schema import NewEvent
+from director.core.scripts import Hold, Scripts
+from director.core.states import WebhookEvent
+from director.holdings import Held
+from director.tracker import Stop
+from director.webhooks.outbox import Outbox
+
+__all__ = ("Progress", "heed")
+
+GATHER_S: Final = 0.01
+AWAY_S: Final = 1.0
+
+
+class Progress:
+    """The events of one claim on their way to Redis. `seq` is the last one known to be there."""
+
+    def __init__(self, held: Held, scripts: Scripts, clock: Clock, outbox: Outbox | None) -> None:
+        self.seq = held.claim.record.seq
+        self._held = held
+        self._scripts = scripts
+        self._clock = clock
+        self._outbox = outbox
+        self._unwritten: list[NewEvent] = []
+        self._untold: list[WebhookEvent] = []
+        self._news = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, events: tuple[NewEvent, ...]) -> None:
+        """The run has begun, and showed these."""
+        self._unwritten += events
+        self._news.set()
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def tell(self, event: WebhookEvent) -> None:
+        """Tell the caller, once GET shows it too."""
+        self._untold.append(event)
+
+    async def close(self) -> tuple[NewEvent, ...]:
+        """Stop writing; what is left belongs into the last write. Waits for a write that is under way."""
+        async with self._writing:
+            if self._task is not None:
+                self._task.cancel()
+        self._tell(self._untold, started_ms=None)
+        return tuple(self._unwritten)
+
+    async def run_once(self) -> Hold:
+        """Write all that is unwritten. A write whose answer was lost is known by its numbers, and not written twice."""
+        events, told = tuple(self._unwritten), tuple(self._untold)
+        claim = self._held.claim
+        advanced = await self._scripts.advance(
+            claim.id,
+            token=claim.token,
+            seq=self.seq,
+            ran_ms=self._held.tracker.ran_ms(self._clock.monotonic()),
+            events=events,
+        )
+        del self._unwritten[: len(events)], self._untold[: len(told)]
+        self.seq = advanced.seq
+        heed(self._held, advanced.hold)
+        if advanced.hold != "lost":
+            self._tell(told, started_ms=advanced.started_ms)
+        return advanced.hold
+
+    async def _run(self) -> None:
+        while True:
+            await self._news.wait()
+            await asyncio.sleep(GATHER_S)
+            self._news.clear()
+            try:
+                async with self._writing:
+                    await self.run_once()
+            except BackendUnavailable:
+                self._news.set()
+                await self._clock.sleep(AWAY_S)
+
+    def _tell(self, events: tuple[WebhookEvent, ...] | list[WebhookEvent], *, started_ms: int | None) -> None:
+        if self._outbox is not None:
+            for event in events:
+                self._outbox.tell(event, started_ms=started_ms)
+
+
+def heed(held: Held, hold: Hold) -> None:
+    """Do what an answer about a claim asks for."""
+    match hold:
+        case "lost":
+            held.lose()
+        case "user":
+            held.stop(Stop.USER)
+        case "deadline":
+            held.stop(Stop.DEADLINE)
+        case "held":
+            pass

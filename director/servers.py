@@ -1,0 +1,94 @@
+"""The model servers of this director, and the permits for their slots: one seat is the right to use one slot.
+
+Never asks a server anything: the watch tells it who is ready. Seats are given to the least busy server first.
+"""
+
+import asyncio
+
+import msgspec
+from msgspec import Struct
+
+from director.runners.runner import Health, HealthStatus, Runner
+
+__all__ = ("Seat", "Server", "Servers")
+
+
+class Server(Struct, eq=False):
+    """One model server: `slots` runs at a time, `busy` of them taken.
+
+    `doubt` is set when a run showed that it needs a new start: it gets no work until the watch has seen to that.
+    """
+
+    runner: Runner
+    slots: int
+    busy: int = 0
+    health: Health = Health(status=HealthStatus.STARTING)
+    doubt: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+
+    @property
+    def free(self) -> int:
+        """Slots that could be used now."""
+        return self.slots - self.busy if self.can_run else 0
+
+    @property
+    def can_run(self) -> bool:
+        """May it be given work, now or when a slot is free?"""
+        return self.health.can_run and not self.doubt.is_set()
+
+
+class Seat(Struct, eq=False):
+    """The permit for one slot. Leave it once, when the server has answered."""
+
+    server: Server
+    taken: bool = True
+
+
+class Servers:
+    """All seats."""
+
+    def __init__(self, servers: list[Server]) -> None:
+        self.all = servers
+        self._changed = asyncio.Event()
+
+    @property
+    def slots(self) -> int:
+        return sum(server.slots for server in self.all)
+
+    @property
+    def busy(self) -> int:
+        return sum(server.busy for server in self.all)
+
+    def any_ready(self) -> bool:
+        """Could any server run something, now or when a slot is free?"""
+        return any(server.can_run for server in self.all)
+
+    async def seats(self) -> list[Seat]:
+        """Every free seat, at least one: waits for it."""
+        while not (seats := self._take()):
+            self._changed.clear()
+            await self._changed.wait()
+        return seats
+
+    def leave(self, seat: Seat) -> None:
+        """The slot is free again."""
+        if seat.taken:
+            seat.taken = False
+            seat.server.busy -= 1
+            self._changed.set()
+
+    def doubt(self, server: Server) -> None:
+        """A run showed that this server needs a new start."""
+        server.doubt.set()
+
+    def saw(self, server: Server, health: Health) -> None:
+        """A look at a server: from now on this is how it stands."""
+        server.health = health
+        self._changed.set()
+
+    def _take(self) -> list[Seat]:
+        seats = []
+        while free := [server for server in self.all if server.free > 0]:
+            server = min(free, key=lambda server: server.busy / server.slots)
+            server.busy += 1
+            seats.append(Seat(server))
+        return seats

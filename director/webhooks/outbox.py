@@ -1,0 +1,113 @@
+"""Tell one caller about one prediction, in order: start, then the latest of output and logs, then completed.
+
+Works beside the run and never holds its slot. Intermediate webhooks are sent once, at most one per interval, and the
+newest replaces what waits; nothing but `completed` follows the end. The terminal one is owed from `finish` on: it is
+tried here at once, and by the keeper's courier after that.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from msgspec import Struct
+
+from director.core.accounts import Accounts
+from director.core.clock import Clock
+from director.core.errors import BackendUnavailable
+from director.core.schema import Record, Stored
+from director.core.states import WebhookEvent
+from director.webhooks.messages import body, message_id
+from director.webhooks.sender import Sender
+from director.webhooks.terminal import TerminalWebhooks
+
+__all__ = ("GRACE_S", "Outbox", "Post")
+
+log = logging.getLogger(__name__)
+
+GRACE_S: Final = 45.0
+"""Time that the director has to deliver the terminal webhook before a courier does: two sends and some."""
+
+
+class Post(Struct, frozen=True):
+    """What the outboxes of one director share."""
+
+    accounts: Accounts
+    sender: Sender
+    terminal: TerminalWebhooks
+    clock: Clock
+    interval_s: float
+
+
+class Outbox:
+    """The webhooks of one claim. `snapshot` is the prediction as it stands, asked for when a body is made."""
+
+    def __init__(self, record: Record, post: Post, snapshot: Callable[[int | None], Stored]) -> None:
+        self._record = record
+        self._post = post
+        self._snapshot = snapshot
+        self._wanted: list[WebhookEvent] = []
+        self._started_ms: int | None = None
+        self._sent = 0
+        self._news = asyncio.Event()
+        self._closed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def tell(self, event: WebhookEvent, *, started_ms: int | None) -> None:
+        """The caller may hear of this, if it wanted to. `started_ms`: when the run began, where Redis said so."""
+        self._started_ms = started_ms or self._started_ms
+        if event in self._wanted or not self._record.wants(event):
+            return
+        self._wanted.append(event)
+        self._news.set()
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """No more progress: what waits is dropped, but for `start`; what is on its way arrives first."""
+        self._closed.set()
+        self._news.set()
+        if self._task is not None:
+            await self._task
+
+    async def complete(self) -> None:
+        """The prediction is terminal: close, then tell so and note how it went."""
+        await self.close()
+        if not self._record.wants(WebhookEvent.COMPLETED):
+            return
+        try:
+            await self._post.terminal.deliver(self._record.id)
+        except BackendUnavailable:
+            log.info("left a webhook to the courier", extra={"prediction": self._record.id})
+
+    async def _run(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            if self._closed.is_set() and WebhookEvent.START not in self._wanted:
+                return
+            if self._wanted:
+                with contextlib.suppress(BackendUnavailable):
+                    await self._send_wanted()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closed.wait(), self._post.interval_s)
+
+    async def _send_wanted(self) -> None:
+        """One body tells all that is wanted: it is the whole prediction as it stands."""
+        self._sent += 1
+        name = f"{self._wanted[0]}_{self._record.attempt}_{self._sent}"
+        self._wanted.clear()
+        await self._send(self._snapshot(self._started_ms), name)
+
+    async def _send(self, stored: Stored, event: str) -> None:
+        secrets = await self._post.accounts.webhook_secrets(self._record.account)
+        delivery = await self._post.sender.send(
+            self._record.webhook,
+            message_id=message_id(self._record.id, event),
+            body=body(stored),
+            secrets=secrets,
+            now_s=self._post.clock.now_ms() // 1000,
+        )
+        if not delivery.ok:
+            log.info("webhook not delivered", extra={"prediction": self._record.id, "reason": delivery.reason})
