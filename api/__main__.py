@@ -1,0 +1,96 @@
+"""Run the API: `python -m api`. Settings come from the environment; what stops it from starting is one clear line.
+
+Starts while Redis is away, and answers 503 until it is back. Ends by itself only where Redis would lose work.
+"""
+
+import socket
+import sys
+from contextlib import suppress
+from typing import Any, Final
+
+import uvicorn
+
+from api.app import create_app
+from director.core.errors import SettingsError, UnsafeBackend
+from director.core.limits import raise_descriptor_limit
+from director.core.logs import configure
+from director.core.settings import ApiSettings, load
+
+__all__ = ("main",)
+
+BACKLOG: Final = 2048
+KEEP_ALIVE_S: Final = 75  # longer than the idle time-out of the usual proxy in front, which must be the one to close
+LEAVE_S: Final = 10
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which lets go of held responses before it waits for them."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.lifespan.state["parts"].waiters.release()
+        await super().shutdown(sockets)
+
+
+def main() -> int:
+    """Serve until a signal comes. Returns the exit code."""
+    try:
+        settings = load(ApiSettings)
+    except SettingsError as exc:
+        return _failed(str(exc), code=2)
+    configure(settings.log_level, process="api")
+    raise_descriptor_limit()
+    try:
+        listener = _listen(settings.host, settings.port)
+    except OSError as exc:
+        reason = exc.strerror or str(exc)
+        return _failed(f"Cannot listen on {settings.host}:{settings.port} ({reason}). Choose another: DIRECTOR_PORT=…")
+    with listener:
+        return _serve(settings, listener)
+
+
+def _serve(settings: ApiSettings, listener: socket.socket) -> int:
+    unsafe: list[UnsafeBackend] = []
+
+    def leave(exc: UnsafeBackend) -> None:
+        unsafe.append(exc)
+        server.should_exit = True
+
+    app = create_app(settings, on_unsafe=leave)
+    server = Server(uvicorn.Config(app, **_OPTIONS))
+    with suppress(KeyboardInterrupt):  # uvicorn raises the signal again once it has ended in good order
+        server.run(sockets=[listener])
+    return _failed(str(unsafe[0])) if unsafe else 0
+
+
+_OPTIONS: Final[dict[str, Any]] = {
+    "lifespan": "on",
+    "log_config": None,
+    "access_log": False,
+    "server_header": False,
+    "proxy_headers": False,  # anybody can send them
+    "backlog": BACKLOG,
+    "timeout_keep_alive": KEEP_ALIVE_S,
+    "timeout_graceful_shutdown": LEAVE_S,
+}
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _failed(line: str, *, code: int = 1) -> int:
+    sys.stderr.write(f"director api: {line}\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""The caller's own account, and the secret that its webhooks are signed with."""
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.answers import json_response
+from api.auth import authenticate
+from api.parts import parts_of
+from api.problems import not_found
+
+__all__ = ("get_account", "get_webhook_secret")
+
+
+class AccountView(Struct, frozen=True):
+    """An account on the wire. Official clients need the first three."""
+
+    username: str
+    name: str
+    type: str = "organization"
+    github_url: str | None = None
+    avatar_url: str | None = None
+
+
+class WebhookSecret(Struct, frozen=True):
+    """`whsec_` and standard base64."""
+
+    key: str
+
+
+async def get_account(request: Request) -> Response:
+    """GET /account."""
+    account = await authenticate(request, "read")
+    return json_response(AccountView(username=account.name, name=account.name))
+
+
+async def get_webhook_secret(request: Request) -> Response:
+    """GET /webhooks/default/secret."""
+    account = await authenticate(request, "read")
+    secrets = await parts_of(request).accounts.webhook_secrets(account.name)
+    if not secrets:
+        raise not_found()
+    return json_response(WebhookSecret(secrets[0]), headers={"Cache-Control": "no-store"})

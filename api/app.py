@@ -1,0 +1,66 @@
+"""The front door as an ASGI application: which path leads to which room.
+
+Clients disagree on whether their base address ends in /v1, so every route is there with it, without it, and twice.
+Slashes are never redirected: the official clients do not follow.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from api.accounts import get_account, get_webhook_secret
+from api.health import livez, readyz
+from api.listing import list_predictions
+from api.models import get_model, get_version, list_versions
+from api.parts import State, running
+from api.predictions import cancel, create, create_of_model, get
+from api.problems import EXCEPTION_HANDLERS
+from director.core.clock import Clock, SystemClock
+from director.core.errors import UnsafeBackend
+from director.core.settings import ApiSettings
+
+__all__ = ("create_app",)
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+BASES: Final = ("/v1", "", "/v1/v1")
+
+ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
+    ("POST", "/predictions", create),
+    ("GET", "/predictions", list_predictions),
+    ("GET", "/predictions/{id}", get),
+    ("POST", "/predictions/{id}/cancel", cancel),
+    ("GET", "/models/{owner}/{name}", get_model),
+    ("POST", "/models/{owner}/{name}/predictions", create_of_model),
+    ("GET", "/models/{owner}/{name}/versions", list_versions),
+    ("GET", "/models/{owner}/{name}/versions/{id}", get_version),
+    ("GET", "/account", get_account),
+    ("GET", "/webhooks/default/secret", get_webhook_secret),
+)
+PROBES: Final[tuple[tuple[str, Handler], ...]] = (("/livez", livez), ("/readyz", readyz))
+
+
+def create_app(
+    settings: ApiSettings, *, clock: Clock | None = None, on_unsafe: Callable[[UnsafeBackend], None] | None = None
+) -> Starlette:
+    """The application; connects to Redis when its lifespan begins. `on_unsafe` hears of a server that is too weak."""
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[State]:
+        async with running(settings, clock=clock or SystemClock(), on_unsafe=on_unsafe or _refuse) as parts:
+            yield {"parts": parts}
+
+    routes = [Route(base + path, handler, methods=[method]) for base in BASES for method, path, handler in ROUTES]
+    routes += [Route(path, handler, methods=["GET"]) for path, handler in PROBES]
+    app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS, lifespan=lifespan)
+    app.router.redirect_slashes = False
+    return app
+
+
+def _refuse(exc: UnsafeBackend) -> None:
+    raise exc

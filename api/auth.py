@@ -1,0 +1,33 @@
+"""Who is asking, and may they? Every route but health goes through here first."""
+
+from typing import Final, Literal
+
+from starlette.requests import Request
+
+from api.parts import parts_of
+from api.problems import forbidden, unauthenticated
+from director.core.accounts import Account
+
+__all__ = ("Scope", "authenticate")
+
+Scope = Literal["read", "run"]
+
+# `Token` is the older form, which official clients before 2024 still send
+SCHEMES: Final = frozenset({"bearer", "token"})
+
+
+async def authenticate(request: Request, scope: Scope) -> Account:
+    """The account whose token came with the request; 401 where there is none, 403 where it may not do this."""
+    header = request.headers.get("authorization")
+    if header is None:
+        raise unauthenticated(passed=False)
+    scheme, _, token = header.strip().partition(" ")
+    token = token.strip()
+    if scheme.lower() not in SCHEMES or not token:
+        raise unauthenticated(passed=True)
+    account = await parts_of(request).lookups.account(token)
+    if account is None:
+        raise unauthenticated(passed=True)
+    if scope not in account.scopes:
+        raise forbidden(f"This token does not have the scope '{scope}'.")
+    return account

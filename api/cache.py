@@ -1,0 +1,41 @@
+"""Keep what was looked up for a few seconds. Bounded, and forgets by age alone: nothing tells it of a change.
+
+Never keeps a failure: what raised is asked for again by the next caller.
+"""
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Final, Generic, TypeVar
+
+from director.core.clock import Clock
+
+__all__ = ("Cache",)
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+# what is missing now was perhaps asked for just before it was made
+LONGEST_ABSENCE_S: Final = 1.0
+
+
+class Cache(Generic[Key, Value]):
+    """At most `most` values, none older than `ttl_s`."""
+
+    def __init__(self, *, clock: Clock, ttl_s: float, most: int) -> None:
+        self._clock = clock
+        self._ttl_s = ttl_s
+        self._most = most
+        self._kept: OrderedDict[Key, tuple[float, Value | None]] = OrderedDict()
+
+    async def get(self, key: Key, load: Callable[[], Awaitable[Value | None]]) -> Value | None:
+        """The value as it was known lately, else as `load` finds it. None is kept too, but more briefly."""
+        kept = self._kept.get(key)
+        if kept is not None and self._clock.monotonic() < kept[0]:
+            return kept[1]
+        value = await load()
+        ttl_s = self._ttl_s if value is not None else min(self._ttl_s, LONGEST_ABSENCE_S)
+        self._kept[key] = (self._clock.monotonic() + ttl_s, value)
+        self._kept.move_to_end(key)
+        if len(self._kept) > self._most:
+            self._kept.popitem(last=False)
+        return value

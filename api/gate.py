@@ -1,0 +1,67 @@
+"""Accept nothing until the server behind us was found good enough, and say at any time how it stands.
+
+Looks again by itself while Redis is away. A server that would lose what it accepts is not waited for: whoever started
+us is told, and the gate stays shut.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import anyio
+from redis.asyncio import Redis
+
+from director.core.clock import Clock
+from director.core.durability import Server, check
+from director.core.errors import BackendUnavailable, UnsafeBackend
+from director.core.settings import CommonSettings
+
+__all__ = ("Gate",)
+
+log = logging.getLogger(__name__)
+
+PAUSE_S: Final = 1.0
+
+
+class Gate:
+    """`on_unsafe` hears of a server that is too weak, once."""
+
+    def __init__(
+        self, redis: Redis, settings: CommonSettings, *, clock: Clock, on_unsafe: Callable[[UnsafeBackend], None]
+    ) -> None:
+        self._redis = redis
+        self._settings = settings
+        self._clock = clock
+        self._on_unsafe = on_unsafe
+        self._opened = anyio.Event()
+
+    def pass_through(self) -> None:
+        """Raises BackendUnavailable while it is shut."""
+        if not self._opened.is_set():
+            raise BackendUnavailable("the server was not checked yet")
+
+    async def opened(self, *, within_s: float) -> None:
+        """Wait for it, but not longer than this."""
+        with anyio.move_on_after(within_s):
+            await self._opened.wait()
+
+    async def run(self) -> None:
+        """Until it is open, or never will be."""
+        while not self._opened.is_set():
+            try:
+                server = await self.run_once()
+            except BackendUnavailable as exc:
+                log.warning("redis is away, asking again", extra={"reason": str(exc)})
+            except UnsafeBackend as exc:
+                self._on_unsafe(exc)
+                return
+            else:
+                log.info("redis is safe", extra={"server": f"{server.kind} {server.version}", "level": server.level})
+                return
+            await self._clock.sleep(PAUSE_S)
+
+    async def run_once(self) -> Server:
+        """Look at the server now. Raises BackendUnavailable, UnsafeBackend."""
+        server = await check(self._redis, self._settings)
+        self._opened.set()
+        return server

@@ -1,0 +1,40 @@
+"""Is the process alive, and can it take requests? For probes: no token is needed, and nothing private is told."""
+
+from msgspec import UNSET, Struct, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.answers import json_response
+from api.parts import parts_of
+from director.core.errors import BackendUnavailable, UnsafeBackend
+
+__all__ = ("livez", "readyz")
+
+
+class Liveness(Struct, frozen=True):
+    """That there is an answer is the answer."""
+
+    status: str = "ok"
+
+
+class Readiness(Struct, frozen=True, kw_only=True):
+    """`durability` is the level of the server behind us; `reasons` say why we are not ready."""
+
+    ready: bool
+    reasons: tuple[str, ...] = ()
+    durability: str | UnsetType = UNSET
+    server: str | UnsetType = UNSET
+
+
+async def livez(_request: Request) -> Response:
+    """GET /livez: the process turns its loop. Redis is no part of it, or an outage would restart every replica."""
+    return json_response(Liveness())
+
+
+async def readyz(request: Request) -> Response:
+    """GET /readyz: looks at Redis now; 503 where it is away, or would lose what it accepts."""
+    try:
+        server = await parts_of(request).gate.run_once()
+    except (BackendUnavailable, UnsafeBackend) as exc:
+        return json_response(Readiness(ready=False, reasons=(str(exc),)), 503)
+    return json_response(Readiness(ready=True, durability=server.level, server=f"{server.kind} {server.version}"))

@@ -1,0 +1,208 @@
+"""Take a prediction in: judge it, file it, and answer when the caller wants to be answered.
+
+Everything that can be refused is refused before the first write. The 201 or 202 is sent only after Redis has it.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+import anyio
+from msgspec import Raw, Struct
+from msgspec.structs import replace
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.answers import json_response
+from api.parts import Parts, parts_of
+from api.prefer import applied, cancel_after_seconds, wait_seconds
+from api.problems import forbidden, invalid_header, invalid_input, not_found
+from api.requests import CreatePrediction
+from api.urls import base_url
+from api.validation import InputSchema
+from api.waiters import Waiters
+from director.core.accounts import Account
+from director.core.catalog import Version
+from director.core.errors import QueueError
+from director.core.ids import PredictionId, lowest_id_at, new_prediction_id
+from director.core.keys import LANES
+from director.core.schema import Record, Stored
+from director.core.scripts import Accepted
+from director.core.shards import shard
+from director.core.states import Status, WebhookEvent
+from director.core.view import view
+
+__all__ = ("submit",)
+
+log = logging.getLogger(__name__)
+
+LONGEST_KEY: Final = 255
+EVERY_EVENT: Final = tuple(WebhookEvent)
+
+
+class Submission(Struct, frozen=True, kw_only=True):
+    """All that was asked for, judged and found good."""
+
+    account: str
+    version: Version
+    input: bytes
+    lane: str
+    url: str
+    webhook: str
+    events: str
+    lifetime_ms: int | None
+    late: str
+    idempotency: tuple[str, str] | None
+
+
+async def submit(
+    request: Request, *, account: Account, version: Version, asked: CreatePrediction, body: bytes
+) -> Response:
+    """Accept a prediction of this version and answer: 201 with it, or 202 when it was waited for and has not ended."""
+    parts = parts_of(request)
+    parts.gate.pass_through()
+    if faults := InputSchema.from_openapi(bytes(version.schema)).check(asked.input):
+        raise invalid_input(faults)
+    accepted, stored = await _file(parts, _judged(request, account=account, version=version, asked=asked, body=body))
+    headers = {"Location": view(stored).urls.get}
+    if accepted.replayed:
+        headers["Idempotency-Replayed"] = "true"
+    return await _answer(request, stored, headers)
+
+
+def _judged(
+    request: Request, *, account: Account, version: Version, asked: CreatePrediction, body: bytes
+) -> Submission:
+    lifetime = request.headers.get("cancel-after")
+    return Submission(
+        account=account.name,
+        version=version,
+        input=bytes(asked.input),
+        lane=_lane(request.headers, account),
+        url=base_url(request),
+        webhook=asked.webhook or "",
+        events=",".join(asked.webhook_events_filter or EVERY_EVENT) if asked.webhook else "",
+        lifetime_ms=None if lifetime is None else cancel_after_seconds(lifetime) * 1000,
+        # who asks for a deadline knows the word: older official clients break on this status
+        late="" if lifetime is None else Status.ABORTED,
+        idempotency=_idempotency(request, body),
+    )
+
+
+def _lane(headers: Mapping[str, str], account: Account) -> str:
+    """The lane asked for, if the token allows it; else normal, or what the token has instead."""
+    asked = headers.get("x-priority")
+    if asked is None:
+        return "normal" if "normal" in account.lanes else account.lanes[0]
+    if asked not in LANES:
+        raise invalid_header("X-Priority", "high, normal or low")
+    if asked not in account.lanes:
+        raise forbidden(f"This token may not use the lane '{asked}'.")
+    return asked
+
+
+def _idempotency(request: Request, body: bytes) -> tuple[str, str] | None:
+    """(digest of the key, fingerprint of the request): neither tells what was sent."""
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return None
+    if not 0 < len(key) <= LONGEST_KEY:
+        raise invalid_header("Idempotency-Key", f"a text of 1 to {LONGEST_KEY} characters")
+    request_line = f"{request.method} {request.url.path}\n".encode()
+    return hashlib.sha256(key.encode()).hexdigest(), hashlib.sha256(request_line + body).hexdigest()
+
+
+async def _file(parts: Parts, submission: Submission) -> tuple[Accepted, Stored]:
+    """Into the queue, in one write to the socket. Returns what is stored now, without asking for it where possible."""
+    version, now_ms = submission.version, parts.clock.now_ms()
+    prediction_id = new_prediction_id(model=version.model, now_ms=now_ms)
+    oldest = lowest_id_at(now_ms - int(parts.settings.listing_ttl_s * 1000))
+    try:
+        _, accepted = await asyncio.gather(
+            parts.scripts.enlist(prediction_id, account=submission.account, oldest=oldest),
+            _enqueue(parts, prediction_id, submission),
+        )
+    except QueueError:
+        await parts.listing.remove(submission.account, prediction_id)
+        raise
+    if not accepted.replayed:
+        log.info("prediction accepted", extra={"prediction": prediction_id, "queue": version.queue})
+        return accepted, _as_enqueued(prediction_id, submission, created_ms=accepted.created_ms)
+    await parts.listing.remove(submission.account, prediction_id)
+    stored = await parts.scripts.get(accepted.id)
+    if stored is None:  # its record had a shorter life than the idempotency key
+        raise not_found()
+    return accepted, stored
+
+
+async def _enqueue(parts: Parts, prediction_id: PredictionId, submission: Submission) -> Accepted:
+    version = submission.version
+    return await parts.scripts.enqueue(
+        prediction_id,
+        queue=version.queue,
+        account=submission.account,
+        model=version.model,
+        version=version.id,
+        shard=shard(submission.account, streams=version.streams, size=version.size),
+        input=submission.input,
+        lane=submission.lane,
+        url=submission.url,
+        webhook=submission.webhook,
+        events=submission.events,
+        lifetime_ms=submission.lifetime_ms,
+        late=submission.late,
+        idempotency=submission.idempotency,
+    )
+
+
+def _as_enqueued(prediction_id: PredictionId, submission: Submission, *, created_ms: int) -> Stored:
+    version, lifetime_ms = submission.version, submission.lifetime_ms
+    record = Record(
+        id=prediction_id,
+        account=submission.account,
+        model=version.model,
+        version=version.id,
+        queue=version.queue,
+        lane=submission.lane,
+        status=Status.STARTING,
+        created=created_ms,
+        deadline=None if lifetime_ms is None else created_ms + lifetime_ms,
+        late=submission.late,
+        url=submission.url,
+        webhook=submission.webhook,
+        events=submission.events,
+    )
+    return Stored(record=record, input=Raw(submission.input))
+
+
+async def _answer(request: Request, stored: Stored, headers: dict[str, str]) -> Response:
+    """201 with the prediction; where the caller waits, once it has ended, or 202 as if it had not begun."""
+    waiters, prefer = parts_of(request).waiters, request.headers.getlist("prefer")
+    seconds = wait_seconds(prefer)
+    if seconds is None or waiters.is_full:
+        return json_response(view(stored), 201, headers)
+    headers["Preference-Applied"] = applied(prefer) or ""
+    ended = stored if stored.record.is_terminal else await _hold(request, waiters, stored.record.id, seconds=seconds)
+    if ended is not None:
+        return json_response(view(ended), 201, headers)
+    # Clients take any other status for the end, and a piece of the output for all of it.
+    record = replace(stored.record, status=Status.STARTING, started=None)
+    return json_response(view(Stored(record=record, input=stored.input)), 202, headers)
+
+
+async def _hold(request: Request, waiters: Waiters, prediction_id: PredictionId, *, seconds: float) -> Stored | None:
+    """Wait as long as the caller does. One that hangs up frees its wait; the prediction goes on."""
+    ended = None
+    async with anyio.create_task_group() as tasks:
+
+        async def until_gone() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(until_gone)
+        ended = await waiters.ended(prediction_id, seconds=seconds)
+        tasks.cancel_scope.cancel()
+    return ended

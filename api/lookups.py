@@ -1,0 +1,53 @@
+"""Who asks, and what may be run: accounts and catalogue, as they were a few seconds ago.
+
+A token that was revoked, or a version that was registered, is noticed within `cache_s`.
+"""
+
+from typing import Final
+
+from api.cache import Cache
+from api.requests import VersionRef
+from director.core.accounts import Account, Accounts, digest
+from director.core.catalog import Catalog, Model, Version
+from director.core.clock import Clock
+
+__all__ = ("Lookups",)
+
+MOST_TOKENS: Final = 10_000
+MOST_MODELS: Final = 1_000
+MOST_VERSIONS: Final = 250  # each holds a schema, which may be a megabyte
+
+
+class Lookups:
+    """Reads through small caches. All methods raise BackendUnavailable while Redis cannot answer."""
+
+    def __init__(self, accounts: Accounts, catalog: Catalog, *, clock: Clock, cache_s: float) -> None:
+        self._accounts = accounts
+        self._catalog = catalog
+        self._tokens: Cache[str, Account] = Cache(clock=clock, ttl_s=cache_s, most=MOST_TOKENS)
+        self._models: Cache[str, Model] = Cache(clock=clock, ttl_s=cache_s, most=MOST_MODELS)
+        self._owners: Cache[str, str] = Cache(clock=clock, ttl_s=cache_s, most=MOST_MODELS)
+        self._versions: Cache[tuple[str, str], Version] = Cache(clock=clock, ttl_s=cache_s, most=MOST_VERSIONS)
+
+    async def account(self, token: str) -> Account | None:
+        """Who this token speaks for. Kept by its digest, as everywhere."""
+        return await self._tokens.get(digest(token), lambda: self._accounts.authenticate(token))
+
+    async def model(self, name: str) -> Model | None:
+        return await self._models.get(name, lambda: self._catalog.model(name))
+
+    async def version(self, model: str, version: str) -> Version | None:
+        return await self._versions.get((model, version), lambda: self._catalog.version(model, version))
+
+    async def named(self, ref: VersionRef) -> Version | None:
+        """The version that a caller means: pinned, a model's latest, or whichever model has this id."""
+        name, version = ref.model, ref.version
+        if name is None:
+            name = None if version is None else await self._owner(version)
+        elif version is None:
+            model = await self.model(name)
+            version = None if model is None else model.latest
+        return await self.version(name, version) if name and version else None
+
+    async def _owner(self, version: str) -> str | None:
+        return await self._owners.get(version, lambda: self._catalog.model_of(version))

@@ -1,0 +1,106 @@
+"""Models and versions, as their directors registered them. Anybody with a token may look; nobody changes them here."""
+
+from typing import Final
+
+from msgspec import Raw, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.answers import json_response
+from api.auth import authenticate
+from api.pages import PAGE_SIZE, Cursor, cursor_of, link
+from api.parts import parts_of
+from api.problems import not_found
+from api.requests import parse_model
+from api.urls import base_url
+from director.core.catalog import Version
+from director.core.schema import Page
+from director.core.view import iso
+
+__all__ = ("get_model", "get_version", "list_versions")
+
+HEX: Final = frozenset("0123456789abcdef")
+
+
+class VersionView(Struct, frozen=True):
+    """A version on the wire. Official clients need all four, none of them null."""
+
+    id: str
+    created_at: str
+    cog_version: str
+    openapi_schema: Raw
+
+
+class ModelView(Struct, frozen=True, kw_only=True):
+    """A model on the wire, with what official clients require and we do not know of it."""
+
+    url: str
+    owner: str
+    name: str
+    created_at: str
+    latest_version: VersionView | None
+    description: str | None = None
+    visibility: str = "private"
+    is_official: bool = False
+    github_url: str | None = None
+    paper_url: str | None = None
+    license_url: str | None = None
+    run_count: int = 0
+    cover_image_url: str | None = None
+    default_example: None = None
+
+
+async def get_model(request: Request) -> Response:
+    """GET /models/{owner}/{name}, with its latest version."""
+    await authenticate(request, "read")
+    lookups, name = parts_of(request).lookups, _model(request)
+    model = await lookups.model(name)
+    if model is None:
+        raise not_found()
+    latest = await lookups.version(name, model.latest)
+    owner, _, short = name.partition("/")
+    return json_response(
+        ModelView(
+            url=f"{base_url(request)}/{name}",
+            owner=owner,
+            name=short,
+            created_at=iso(model.created_ms),
+            latest_version=None if latest is None else _shown(latest),
+        )
+    )
+
+
+async def list_versions(request: Request) -> Response:
+    """GET /models/{owner}/{name}/versions, newest first."""
+    await authenticate(request, "read")
+    name, cursor = _model(request), cursor_of(request)
+    versions = await parts_of(request).catalog.versions(name)
+    if not versions:
+        raise not_found()
+    start = 0
+    if cursor is not None:
+        start = next((place + 1 for place, version in enumerate(versions) if version.id == cursor.at), len(versions))
+    page = versions[start : start + PAGE_SIZE]
+    has_more = len(versions) > start + PAGE_SIZE
+    following = link(request, f"/models/{name}/versions", Cursor(page[-1].id)) if has_more else None
+    return json_response(Page(next=following, previous=None, results=[_shown(version) for version in page]))
+
+
+async def get_version(request: Request) -> Response:
+    """GET /models/{owner}/{name}/versions/{id}. `run()` of the official Python client reads its output schema."""
+    await authenticate(request, "read")
+    version_id = request.path_params["id"]
+    if len(version_id) != 64 or not HEX.issuperset(version_id):
+        raise not_found()
+    version = await parts_of(request).lookups.version(_model(request), version_id)
+    if version is None:
+        raise not_found()
+    return json_response(_shown(version))
+
+
+def _model(request: Request) -> str:
+    return parse_model(request.path_params["owner"], request.path_params["name"])
+
+
+def _shown(version: Version) -> VersionView:
+    return VersionView(version.id, iso(version.created_ms), version.server, version.schema)

@@ -1,0 +1,49 @@
+"""Cursors and links of paged answers: opaque to callers, absolute on the public host, and with every filter kept."""
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import urlencode
+
+from msgspec import Struct
+from starlette.requests import Request
+
+from api.problems import InvalidField, invalid_input
+from api.urls import base_url
+
+__all__ = ("PAGE_SIZE", "Cursor", "cursor_of", "link")
+
+PAGE_SIZE: Final = 100
+PLACE: Final = re.compile(r"([np])([0-9a-z]{1,64})")
+
+
+class Cursor(Struct, frozen=True):
+    """Where a page begins: after the id `at`, in the list's order, or before it and `backwards`."""
+
+    at: str
+    backwards: bool = False
+
+
+def cursor_of(request: Request) -> Cursor | None:
+    """The cursor of a request; 422 for one that we never gave out."""
+    text = request.query_params.get("cursor")
+    if not text:
+        return None
+    try:
+        match = PLACE.fullmatch(base64.urlsafe_b64decode(text).decode())
+    except (binascii.Error, ValueError):
+        match = None
+    if match is None:
+        raise invalid_input([InvalidField("format", "cursor", "Is not a cursor of this list")])
+    return Cursor(at=match[2], backwards=match[1] == "p")
+
+
+def link(request: Request, path: str, cursor: Cursor | None, kept: Mapping[str, str] | None = None) -> str:
+    """The absolute address of a page. Clients send their token to it, so it is never relative to anything."""
+    query = dict(kept or {})
+    if cursor is not None:
+        place = ("p" if cursor.backwards else "n") + cursor.at
+        query["cursor"] = base64.urlsafe_b64encode(place.encode()).decode()
+    return f"{base_url(request)}/v1{path}" + (f"?{urlencode(query)}" if query else "")

@@ -1,0 +1,87 @@
+"""What every handler works with: built once when the API starts, taken down in the opposite order when it ends."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final, TypedDict, cast
+
+import anyio
+from msgspec import Struct
+from starlette.requests import Request
+
+from api.gate import Gate
+from api.lookups import Lookups
+from api.waiters import SILENCE_S, Waiters
+from director.core.accounts import Accounts
+from director.core.catalog import Catalog
+from director.core.clock import Clock
+from director.core.errors import UnsafeBackend
+from director.core.gatherer import Gatherer
+from director.core.listing import Listing
+from director.core.redis_client import blocking_client, client
+from director.core.scripts import Scripts
+from director.core.settings import ApiSettings
+
+__all__ = ("Parts", "State", "parts_of", "running")
+
+FIRST_CHECK_S: Final = 1.0
+
+
+class Parts(Struct, frozen=True, kw_only=True):
+    """The API's rooms, by hand."""
+
+    settings: ApiSettings
+    clock: Clock
+    scripts: Scripts
+    accounts: Accounts
+    catalog: Catalog
+    listing: Listing
+    lookups: Lookups
+    waiters: Waiters
+    gate: Gate
+
+
+class State(TypedDict):
+    """What the lifespan hands to each request."""
+
+    parts: Parts
+
+
+def parts_of(request: Request) -> Parts:
+    return cast(Parts, request.state.parts)
+
+
+@asynccontextmanager
+async def running(
+    settings: ApiSettings, *, clock: Clock, on_unsafe: Callable[[UnsafeBackend], None]
+) -> AsyncIterator[Parts]:
+    """All parts, with their loops running."""
+    redis = client(settings.redis_url, name="director-api")
+    subscriber = blocking_client(settings.redis_url, block_s=SILENCE_S, name="director-api-waits")
+    gatherer = Gatherer(redis)
+    scripts = Scripts(gatherer)
+    accounts, catalog = Accounts(redis), Catalog(redis, scripts, clock)
+    parts = Parts(
+        settings=settings,
+        clock=clock,
+        scripts=scripts,
+        accounts=accounts,
+        catalog=catalog,
+        listing=Listing(redis),
+        lookups=Lookups(accounts, catalog, clock=clock, cache_s=settings.cache_s),
+        waiters=Waiters(subscriber, scripts.get, clock=clock, most=settings.max_waits),
+        gate=Gate(redis, settings, clock=clock, on_unsafe=on_unsafe),
+    )
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(parts.gate.run)
+        tasks.start_soon(parts.waiters.run)
+        # where Redis is there, the first request finds the gate open
+        await parts.gate.opened(within_s=FIRST_CHECK_S)
+        try:
+            yield parts
+        finally:
+            parts.waiters.release()
+            tasks.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                await gatherer.aclose()
+    await subscriber.aclose()
+    await redis.aclose()

@@ -1,0 +1,77 @@
+"""Predictions, one at a time: create, get, cancel.
+
+Another account's prediction looks like none at all, and what cannot be an id is answered without asking Redis.
+"""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.answers import json_response
+from api.auth import authenticate
+from api.body import read_body
+from api.intake import submit
+from api.parts import parts_of
+from api.problems import invalid_version, not_found
+from api.requests import VersionRef, parse_create, parse_model, parse_version
+from director.core.accounts import Account
+from director.core.ids import PredictionId, is_prediction_id
+from director.core.schema import Stored
+from director.core.view import view
+
+__all__ = ("cancel", "create", "create_of_model", "get")
+
+
+async def create(request: Request) -> Response:
+    """POST /predictions: the body names the version."""
+    account = await authenticate(request, "run")
+    parts = parts_of(request)
+    body = await read_body(request, max_bytes=parts.settings.max_body_bytes)
+    asked = parse_create(body, version=True)
+    version = await parts.lookups.named(parse_version(asked.version or ""))
+    if version is None:
+        raise invalid_version()
+    return await submit(request, account=account, version=version, asked=asked, body=body)
+
+
+async def create_of_model(request: Request) -> Response:
+    """POST /models/{owner}/{name}/predictions: the latest version of any model."""
+    account = await authenticate(request, "run")
+    parts = parts_of(request)
+    model = parse_model(request.path_params["owner"], request.path_params["name"])
+    body = await read_body(request, max_bytes=parts.settings.max_body_bytes)
+    asked = parse_create(body, version=False)
+    version = await parts.lookups.named(VersionRef(model=model))
+    if version is None:
+        raise not_found()
+    return await submit(request, account=account, version=version, asked=asked, body=body)
+
+
+async def get(request: Request) -> Response:
+    """GET /predictions/{id}."""
+    account = await authenticate(request, "read")
+    return json_response(view(await _owned(request, account, _id(request))))
+
+
+async def cancel(request: Request) -> Response:
+    """POST /predictions/{id}/cancel: 200 with the prediction, whether it waited, runs or has ended.
+
+    The body is not read: official clients announce JSON and send nothing.
+    """
+    account = await authenticate(request, "run")
+    prediction_id = _id(request)
+    await parts_of(request).scripts.cancel(prediction_id, account=account.name)
+    return json_response(view(await _owned(request, account, prediction_id)))
+
+
+def _id(request: Request) -> PredictionId:
+    text = request.path_params["id"]
+    if not is_prediction_id(text):
+        raise not_found()
+    return PredictionId(text)
+
+
+async def _owned(request: Request, account: Account, prediction_id: PredictionId) -> Stored:
+    stored = await parts_of(request).scripts.get(prediction_id)
+    if stored is None or stored.record.account != account.name:
+        raise not_found()
+    return stored
