@@ -26,7 +26,7 @@ if ran_ms ~= '' and r[3] == 'starting' then
 end
 for i = 6 + 2 * math.max(0, seq - known), #ARGV, 2 do
   seq = seq + 1
-  append(id, seq, ARGV[i], now, ARGV[i + 1])
+  append(id, ARGV[i], now, ARGV[i + 1])
 end
 redis.call('HSET', KEYS[1], 'seq', seq)
 redis.call('PUBLISH', channel(id), seq)

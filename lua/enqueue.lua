@@ -55,6 +55,6 @@ redis.call('HSET', KEYS[1], unpack(fields))
 redis.call('SET', KEYS[2], input)
 redis.call('ZADD', queue_key(r.queue, 'live'), now, id)
 if deadline then redis.call('ZADD', queue_key(r.queue, 'deadline'), deadline, id) end
-redis.call('XADD', events_key(id), '1-0', 't', 'created', 'at', now, 'd', '')
+redis.call('RPUSH', events_key(id), 'created ' .. now .. ' ')
 if fingerprint ~= '' then redis.call('SET', KEYS[3], id .. ' ' .. fingerprint, 'PX', idem_ttl_ms) end
 return { 'created', now }

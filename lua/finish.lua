@@ -28,7 +28,7 @@ if r.token ~= token then return 'lost' end
 
 for i = 13 + 2 * math.max(0, r.seq - known), #ARGV, 2 do
   r.seq = r.seq + 1
-  append(id, r.seq, ARGV[i], now, ARGV[i + 1])
+  append(id, ARGV[i], now, ARGV[i + 1])
 end
 settle(id, r, status, {
   error = ARGV[4], code = ARGV[5], output = ARGV[6], logs = ARGV[7], metrics = ARGV[8],

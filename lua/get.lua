@@ -5,6 +5,7 @@
 --   KEYS[1]  record  hash  {p}:rec:<id>
 --   ARGV[1]  id
 --   Returns  {record, input, output and logs, events}   flat lists; input '' once it was removed
+--                                                       an event: kind, ms and data, with a space between
 --                                                       events only while it runs: after the end output and logs tell all
 --            {}                                         no such prediction
 
@@ -15,5 +16,5 @@ if #r == 0 then return {} end
 local status = redis.call('HGET', KEYS[1], 'status')
 local input = redis.call('GET', input_key(id)) or ''
 if TERMINAL[status] then return { r, input, redis.call('HGETALL', output_key(id)), {} } end
-local events = status == 'processing' and redis.call('XRANGE', events_key(id), '-', '+') or {}
+local events = status == 'processing' and redis.call('LRANGE', events_key(id), 0, -1) or {}
 return { r, input, {}, events }

@@ -86,7 +86,10 @@ def output_data(prediction_id: PredictionId) -> str:
 
 
 def events(prediction_id: PredictionId) -> str:
-    """stream · its events, ids `<seq>-0` from 1 on without gaps. No lifetime until terminal, then 1 hour."""
+    """list · its events, numbered by their place from 1. No lifetime until terminal, then 1 hour.
+
+    Not a stream: a stream takes 4.3 KB for its first entry (measured on Valkey 9.1 and Redis 7.0), a list 0.1 KB.
+    """
     return f"{tag(partition_of(prediction_id))}:ev:{prediction_id}"
 
 

@@ -92,7 +92,7 @@ class Claim(Struct, frozen=True):
 
 
 class Event(Struct, frozen=True):
-    """One entry of `ev:<id>`. `data` is JSON for output, logs and metric, a word for the rest."""
+    """One entry of `ev:<id>`, and its place there. `data` is JSON for output, logs and metric, a word for the rest."""
 
     seq: int
     kind: str

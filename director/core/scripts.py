@@ -179,7 +179,7 @@ class Scripts:
         record = Record.parse(prediction_id, fields)
         raw = Raw(data) if data else None
         if not record.is_terminal:
-            output, logs = fold([_event(entry) for entry in entries])
+            output, logs = fold([_event(seq, entry) for seq, entry in enumerate(entries, start=1)])
             return Stored(record=record, input=raw, output=output, logs=logs)
         done = dict(pairs(ended))
         output = Raw(done[b"output"]) if done.get(b"output") else None
@@ -344,7 +344,6 @@ def _parts(events: Sequence[NewEvent]) -> list[Arg]:
     return [part for event in events for part in event]
 
 
-def _event(entry: Any) -> Event:
-    name, fields = entry
-    at = dict(pairs(fields))
-    return Event(int(name.partition(b"-")[0]), at[b"t"].decode(), int(at[b"at"]), at[b"d"])
+def _event(seq: int, entry: bytes) -> Event:
+    kind, at, data = entry.split(b" ", 2)
+    return Event(seq, kind.decode(), int(at), data)

@@ -21,7 +21,7 @@ local function requeue(id, r, how, now)
   unplace(r)
   redis.call('ZREM', queue_key(r.queue, 'lease'), id)
   local seq = r.seq + 1
-  append(id, seq, how.spent and 'retried' or 'released', now, how.code)
+  append(id, how.spent and 'retried' or 'released', now, how.code)
   local stream, mid = '', ''
   if how.delay_ms > 0 then
     redis.call('ZADD', queue_key(r.queue, 'delayed'), now + how.delay_ms, id)

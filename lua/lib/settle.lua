@@ -1,7 +1,8 @@
 -- lib/settle: make a prediction terminal, in one way for every script that may end one. Needs lib/keys, lib/place.
 
-local function append(id, seq, kind, now, data)
-  redis.call('XADD', events_key(id), seq .. '-0', 't', kind, 'at', now, 'd', data)
+-- An event's number is its place in the list, from 1; whoever appends counts up `seq` in the record.
+local function append(id, kind, now, data)
+  redis.call('RPUSH', events_key(id), kind .. ' ' .. now .. ' ' .. data)
 end
 
 -- end_: error, code, output, logs, metrics, ran_ms, ended (token of the holder that finishes), grace_ms (time that
@@ -23,7 +24,7 @@ local function settle(id, r, status, end_, now)
     redis.call('HSET', output_key(id), 'output', output, 'logs', logs)
     redis.call('PEXPIRE', output_key(id), ttl[1])
   end
-  append(id, seq, 'completed', now, status)
+  append(id, 'completed', now, status)
   redis.call('PEXPIRE', events_key(id), ttl[1])
   redis.call('PEXPIRE', input_key(id), ttl[1])
   redis.call('PEXPIRE', record_key(id), ttl[2])

@@ -96,12 +96,19 @@ class QueueDriver:
     async def begin(self, claim: Claim, *events: tuple[str, bytes]) -> int:
         """Write that the run began, and these events; the last event's number."""
         advanced = await self.scripts.advance(
-            claim.id, token=claim.token, seq=claim.record.seq, ran_ms=0, events=events, now_ms=self.now_ms
+            claim.id,
+            token=claim.token,
+            seq=claim.record.seq,
+            ran_ms=0,
+            events=[("started", b""), *events],
+            now_ms=self.now_ms,
         )
         assert advanced.hold == "held"
         return advanced.seq
 
     async def finish(self, claim: Claim, status: Status = Status.SUCCEEDED, **options: Any) -> bool:
+        """`seq` and `events` in the options as the typed call has them; by default what the claim came with, and none."""
+        options = {"seq": claim.record.seq, **options}
         return await self.scripts.finish(claim.id, token=claim.token, status=status, now_ms=self.now_ms, **options)
 
     async def release(self, claim: Claim, *, spent: bool = False, **options: Any) -> Requeued:
@@ -150,8 +157,9 @@ class QueueDriver:
         return held
 
     async def kinds(self, prediction_id: PredictionId) -> list[str]:
-        """What its event stream tells, in order."""
-        return [fields[b"t"].decode() for _, fields in await self.redis.xrange(keys.events(prediction_id))]
+        """What its events tell, in order."""
+        entries = await self.redis.lrange(keys.events(prediction_id), 0, -1)
+        return [entry.decode().partition(" ")[0] for entry in entries]
 
     async def bell(self) -> int:
         return int(await self.redis.llen(keys.bell(self.queue)))

@@ -1,0 +1,85 @@
+"""advance: that a run began, and what it showed, in order and once."""
+
+import pytest
+
+from director.core import keys
+from director.core.scripts import Advanced
+from tests.support.keyspace import dump
+from tests.support.queue_driver import QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_the_beginning_of_a_run_is_written_with_its_time(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    driver.pass_time(2)
+    answer = await driver.scripts.advance(
+        claim.id, token=claim.token, seq=1, ran_ms=500, events=[("started", b"")], now_ms=driver.now_ms
+    )
+    assert answer == Advanced("held", 2, driver.now_ms - 500)
+    record = await driver.record(claim.id)
+    assert (record.status, record.started, record.seq) == ("processing", driver.now_ms - 500, 2)
+    assert await driver.kinds(claim.id) == ["created", "started"]
+
+
+async def test_events_are_numbered_without_gaps(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    assert await driver.begin(claim, ("output", b"1"), ("logs", b'"x"')) == 4
+    entries = await driver.redis.lrange(keys.events(claim.id), 0, -1)
+    assert len(entries) == (await driver.record(claim.id)).seq == 4
+    assert entries[2] == f"output {driver.now_ms} 1".encode()
+
+
+async def test_the_same_call_twice_is_written_once(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    last = await driver.begin(claim, ("output", b"1"))
+    before = await dump(driver.redis)
+    assert await driver.begin(claim, ("output", b"1")) == last
+    assert await dump(driver.redis) == before
+
+
+async def test_before_the_run_began_events_leave_it_starting(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    answer = await driver.scripts.advance(claim.id, token=claim.token, seq=1, ran_ms=None, events=[("logs", b'"x"')])
+    assert answer == Advanced("held", 2, None)
+    assert (await driver.record(claim.id)).status == "starting"
+
+
+async def test_it_tells_who_listens_the_last_number_and_no_payload(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    async with driver.redis.pubsub(ignore_subscribe_messages=True) as listener:
+        await listener.subscribe(keys.channel(claim.id))
+        await listener.get_message(timeout=5)  # the answer to subscribe
+        await driver.begin(claim, ("output", b"1"))
+        message = await listener.get_message(timeout=5)
+    assert message is not None
+    assert message["data"] == b"3"
+
+
+async def test_it_brings_the_wish_to_cancel(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    await driver.cancel(claim.id)
+    answer = await driver.scripts.advance(claim.id, token=claim.token, seq=1, ran_ms=0, events=[])
+    assert (answer.hold, answer.seq) == ("user", 1)
+
+
+async def test_a_call_whose_reply_was_lost_may_come_again_with_more(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    await driver.begin(claim, ("output", b"1"))
+    assert await driver.begin(claim, ("output", b"1"), ("output", b"2")) == 4
+    assert await driver.kinds(claim.id) == ["created", "started", "output", "output"]
+
+
+async def test_a_server_that_lost_its_last_second_is_told_no_nonsense(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    answer = await driver.scripts.advance(claim.id, token=claim.token, seq=5, ran_ms=0, events=[("logs", b'"x"')])
+    assert answer.seq == 2, "numbered on from what the server has, without a gap"
+    assert await driver.kinds(claim.id) == ["created", "logs"]
