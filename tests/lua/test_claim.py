@@ -1,0 +1,296 @@
+"""claim: hand out what waits, each to one holder, in a fair order, and end dead work on the way."""
+
+from collections import Counter
+
+import pytest
+
+from director.core import keys
+from director.core.errors import UnknownQueue
+from director.core.ids import QueueName
+from director.core.scripts import MOST_CLAIMS
+from director.core.states import Status
+from tests.support.keyspace import dump
+from tests.support.queue_driver import MODEL, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_it_hands_out_record_input_lease_and_token(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit(data=b'{"n":1}')
+    claim = await driver.claim_one(consumer="d7", nonce="abc", lease_s=15)
+    assert (claim.id, claim.token, bytes(claim.input)) == (prediction_id, "abc-1", b'{"n":1}')
+    assert (claim.record.holder, claim.record.attempt, claim.record.claims) == ("d7", 1, 1)
+    assert claim.record.status == "starting", "its run has not begun"
+    assert claim.record == await driver.record(prediction_id)
+    assert await driver.members(keys.lease(driver.queue)) == {prediction_id: driver.now_ms + 15_000}
+    assert await driver.pending() == {prediction_id: "d7"}
+
+
+async def test_no_prediction_is_handed_out_twice(driver: QueueDriver) -> None:
+    ids = {await driver.submit(account=f"tenant{i}") for i in range(30)}
+    first = await driver.claim(20, consumer="d1")
+    second = await driver.claim(20, consumer="d2")
+    assert len(first) == 20
+    assert {claim.id for claim in first} | {claim.id for claim in second} == ids
+    assert len(first) + len(second) == 30
+    assert len({claim.token for claim in first + second}) == 30
+
+
+async def test_an_empty_queue_hands_out_nothing_and_writes_no_claim(driver: QueueDriver) -> None:
+    assert await driver.claim(5) == []
+    assert await driver.redis.exists(keys.last(driver.queue), keys.lease(driver.queue)) == 0
+
+
+async def test_an_unknown_queue_is_an_error(driver: QueueDriver) -> None:
+    before = await dump(driver.redis)
+    with pytest.raises(UnknownQueue):
+        await QueueDriver(driver.redis, driver.scripts, QueueName(f"{MODEL}:000000000000")).claim()
+    assert await dump(driver.redis) == before
+
+
+async def test_a_stream_is_first_in_first_out(driver: QueueDriver) -> None:
+    ids = [await driver.submit(streams=[5]) for _ in range(5)]
+    assert [claim.id for claim in await driver.claim(5)] == ids
+
+
+async def test_streams_take_turns_over_calls(driver: QueueDriver) -> None:
+    whale = [await driver.submit(streams=[1]) for _ in range(5)]
+    minnow = await driver.submit(streams=[8])
+    served = [(await driver.claim_one()).id for _ in range(3)]
+    assert served == [whale[0], minnow, whale[1]]
+
+
+async def test_lanes_are_served_eight_three_one(driver: QueueDriver) -> None:
+    for lane in ("low", "normal", "high"):
+        for _ in range(24):
+            await driver.submit(lane=lane)
+    served = Counter([claim.record.lane for _ in range(24) for claim in await driver.claim(1)])
+    assert served == {"high": 16, "normal": 6, "low": 2}
+
+
+async def test_an_empty_lane_gives_its_turn_away(driver: QueueDriver) -> None:
+    for _ in range(12):
+        await driver.submit(lane="low")
+    assert len(await driver.claim(12)) == 12
+
+
+async def test_an_empty_lanes_turn_goes_to_the_highest_that_has_work(driver: QueueDriver) -> None:
+    for lane in ("low", "normal"):
+        for _ in range(12):
+            await driver.submit(lane=lane)
+    served = Counter(claim.record.lane for claim in await driver.claim(12))
+    assert served == {"normal": 11, "low": 1}
+
+
+# ── the same call again ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_the_same_call_twice_answers_the_same_and_claims_nothing_more(driver: QueueDriver) -> None:
+    for _ in range(4):
+        await driver.submit()
+    first = await driver.claim(2, nonce="abc")
+    before = await dump(driver.redis)
+    assert await driver.claim(2, nonce="abc") == first
+    assert await dump(driver.redis) == before
+
+
+async def test_the_same_call_again_is_answered_on_a_paused_queue_too(driver: QueueDriver) -> None:
+    await driver.submit()
+    first = await driver.claim(nonce="abc")
+    await driver.pause()
+    assert await driver.claim(nonce="abc") == first
+
+
+async def test_the_same_call_again_leaves_out_what_was_lost_meanwhile(driver: QueueDriver) -> None:
+    for _ in range(3):
+        await driver.submit(streams=[0])
+    first, second, third = await driver.claim(3, nonce="abc")
+    await driver.finish(first)
+    await driver.release(second)
+    assert [claim.id for claim in await driver.claim(3, nonce="abc")] == [third.id]
+
+
+async def test_another_consumer_with_the_same_nonce_is_another_call(driver: QueueDriver) -> None:
+    first, second = [await driver.submit(streams=[0]) for _ in range(2)]
+    assert (await driver.claim_one(consumer="d1", nonce="abc")).id == first
+    assert (await driver.claim_one(consumer="d2", nonce="abc")).id == second
+
+
+# ── the bell ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_it_rings_when_it_handed_out_and_more_is_left(driver: QueueDriver) -> None:
+    for _ in range(3):
+        await driver.submit()
+    await driver.hear_bell()
+    await driver.claim(1)
+    assert await driver.hear_bell()
+
+
+async def test_it_is_silent_when_it_hands_out_nothing(driver: QueueDriver) -> None:
+    await driver.submit()
+    await driver.claim(1)
+    await driver.hear_bell()
+    assert await driver.claim(1) == []
+    assert not await driver.hear_bell()
+
+
+async def test_a_token_per_prediction_is_enough_for_directors_that_take_one_each(driver: QueueDriver) -> None:
+    for i in range(20):
+        await driver.submit(account=f"tenant{i}")
+    served = 0
+    while await driver.hear_bell():
+        served += len(await driver.claim(1))
+    assert served == 20, "nothing waits while the bell is silent"
+
+
+async def test_a_paused_queue_hands_out_nothing_and_rings_nothing(driver: QueueDriver) -> None:
+    await driver.submit()
+    await driver.hear_bell()
+    await driver.pause()
+    before = await dump(driver.redis)
+    assert await driver.claim(5) == []
+    assert await dump(driver.redis) == before
+    await driver.pause(paused=False)
+    assert len(await driver.claim(5)) == 1
+
+
+# ── dead work on the way ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("late", "started_once", "status", "code"),
+    [
+        ("aborted", False, Status.ABORTED, ""),
+        ("", False, Status.FAILED, "deadline_exceeded"),
+        ("aborted", True, Status.CANCELED, ""),
+        ("", True, Status.CANCELED, ""),
+    ],
+)
+async def test_what_waits_past_its_deadline_ends_by_the_table(
+    driver: QueueDriver, late: str, started_once: bool, status: Status, code: str
+) -> None:
+    prediction_id = await driver.submit(lifetime_ms=10_000, late=late)
+    if started_once:
+        claim = await driver.claim_one()
+        await driver.begin(claim)
+        await driver.release(claim, spent=True)
+    driver.pass_time(10)
+    assert await driver.claim() == []
+    record = await driver.record(prediction_id)
+    assert (record.status, record.code, record.completed) == (status, code, driver.now_ms)
+    assert await driver.entries() == {}
+    assert await driver.pending() == {}
+
+
+async def test_a_moment_before_its_deadline_it_is_handed_out(driver: QueueDriver) -> None:
+    await driver.submit(lifetime_ms=10_001)
+    driver.pass_time(10)
+    assert len(await driver.claim()) == 1
+
+
+async def test_what_could_not_start_in_time_fails(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit(start_by_ms=10_000)
+    driver.pass_time(10)
+    assert await driver.claim() == []
+    record = await driver.record(prediction_id)
+    assert (record.status, record.code) == ("failed", "start_by_exceeded")
+
+
+async def test_what_did_start_in_time_may_run_again_later(driver: QueueDriver) -> None:
+    await driver.submit(start_by_ms=10_000)
+    claim = await driver.claim_one()
+    await driver.begin(claim)
+    await driver.release(claim, spent=True)
+    driver.pass_time(10)
+    assert (await driver.claim_one()).id == claim.id
+
+
+async def test_what_was_handed_out_too_often_fails_and_is_a_dead_letter(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    for _ in range(MOST_CLAIMS):
+        assert await driver.release(await driver.claim_one()) == "waiting"
+    assert await driver.claim() == []
+    record = await driver.record(prediction_id)
+    assert (record.status, record.code, record.attempt) == ("failed", "too_many_claims", 0)
+    assert await driver.members(keys.dead(driver.queue)) == {prediction_id: driver.now_ms}
+
+
+async def test_it_ends_at_most_64_a_call_and_then_rings_for_the_rest(driver: QueueDriver) -> None:
+    dead = [await driver.submit(streams=[0], lifetime_ms=1_000) for _ in range(70)]
+    driver.pass_time(1)
+    alive = await driver.submit(streams=[0])
+    await driver.hear_bell()
+    assert await driver.claim() == []
+    ended = [prediction_id for prediction_id in dead if (await driver.record(prediction_id)).is_terminal]
+    assert ended == dead[:64]
+    assert await driver.hear_bell()
+    assert (await driver.claim_one()).id == alive
+
+
+async def test_a_leftover_entry_of_a_moved_prediction_is_dropped(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit(streams=[0])
+    await driver.redis.xadd(keys.stream(driver.queue, "normal", 0), {"id": prediction_id, "cost": "1"})
+    assert [claim.id for claim in await driver.claim(5)] == [prediction_id]
+    assert await driver.entries() == {0: [prediction_id]}
+
+
+async def test_an_entry_without_a_record_is_dropped(driver: QueueDriver) -> None:
+    await driver.submit(streams=[0])
+    await driver.redis.xadd(keys.stream(driver.queue, "normal", 0), {"id": driver.new_id(), "cost": "1"})
+    assert len(await driver.claim(5)) == 1
+    assert len((await driver.entries())[0]) == 1
+
+
+# ── faults of the server ────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_destroyed_group_is_made_again_and_nothing_is_claimed_twice(driver: QueueDriver) -> None:
+    first = await driver.submit(streams=[0])
+    waiting = [await driver.submit(streams=[0]) for _ in range(2)]
+    held = await driver.claim_one()
+    assert held.id == first
+    await driver.redis.xgroup_destroy(keys.stream(driver.queue, "normal", 0), keys.GROUP)
+    assert [claim.id for claim in await driver.claim(5, consumer="d2")] == waiting
+    assert await driver.extend(held) == ["held"]
+    assert (await driver.pending())[first] == "d1", "the heartbeat takes the entry back from who only read it"
+    assert await driver.finish(held)
+
+
+async def test_a_holder_keeps_its_claim_while_the_group_is_gone(driver: QueueDriver) -> None:
+    await driver.submit(streams=[0])
+    held = await driver.claim_one()
+    await driver.redis.xgroup_destroy(keys.stream(driver.queue, "normal", 0), keys.GROUP)
+    driver.pass_time(5)
+    assert await driver.extend(held) == ["held"]
+    assert await driver.members(keys.lease(driver.queue)) == {held.id: driver.now_ms + 15_000}
+    assert await driver.finish(held)
+
+
+async def test_a_holder_can_finish_after_its_stream_was_deleted(driver: QueueDriver) -> None:
+    await driver.submit(streams=[0])
+    held = await driver.claim_one()
+    await driver.redis.delete(keys.stream(driver.queue, "normal", 0))
+    assert await driver.extend(held) == ["held"]
+    await driver.submit(streams=[0])
+    assert [claim.id for claim in await driver.claim(5)] != [held.id]
+    assert await driver.finish(held)
+
+
+async def test_a_claim_whose_stream_was_deleted_runs_again_once_its_lease_is_over(driver: QueueDriver) -> None:
+    await driver.submit(streams=[0])
+    held = await driver.claim_one()
+    await driver.redis.delete(keys.stream(driver.queue, "normal", 0))
+    driver.pass_time(15)
+    assert await driver.reap() == {held.id: "waiting"}
+    again = await driver.claim_one()
+    assert (again.id, again.record.attempt) == (held.id, 2)
+    assert not await driver.finish(held)
+    assert await driver.finish(again)
+
+
+async def test_the_highest_stream_of_the_widest_queue_is_served(driver: QueueDriver) -> None:
+    await driver.scripts.resize(driver.queue, streams=32)
+    ids = {await driver.submit(streams=[number]) for number in (0, 30, 31)}
+    assert {claim.id for claim in await driver.claim(5)} == ids
+    assert await driver.redis.hget(keys.meta(driver.queue), "mask:normal") is not None

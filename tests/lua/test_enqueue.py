@@ -1,0 +1,160 @@
+"""enqueue: accept a prediction, all or nothing, once."""
+
+import pytest
+
+from director.core import keys
+from director.core.errors import IdempotencyMismatch, UnknownQueue
+from director.core.ids import QueueName
+from director.core.scripts import Accepted
+from tests.support.keyspace import dump
+from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+DAY_S = 24 * 3600
+
+
+async def test_it_files_record_input_entry_event_and_index(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit(
+        streams=[3], data=b'{"a":[]}', webhook="https://example.com", events="completed"
+    )
+    record = await driver.record(prediction_id)
+    assert (record.status, record.created, record.attempt, record.claims) == ("starting", driver.now_ms, 0, 0)
+    assert (record.account, record.model, record.webhook) == (ACCOUNT, MODEL, "https://example.com")
+    assert await driver.redis.get(keys.input_data(prediction_id)) == b'{"a":[]}'
+    assert await driver.entries() == {3: [prediction_id]}
+    assert await driver.kinds(prediction_id) == ["created"]
+    assert await driver.members(keys.live(driver.queue)) == {prediction_id: driver.now_ms}
+    assert await driver.members(keys.deadline(driver.queue)) == {}
+
+
+async def test_the_entry_carries_only_id_and_cost(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit(streams=[0], cost=2.5)
+    [(_, fields)] = await driver.redis.xrange(keys.stream(driver.queue, "normal", 0))
+    assert fields == {b"id": prediction_id.encode(), b"cost": b"2.5"}
+
+
+async def test_the_callers_bytes_come_back_as_they_were(driver: QueueDriver) -> None:
+    data = b'{"logs":[],"n":1.0,"big":12345678901234567890,"z":"\x00\xff"}'
+    await driver.submit(data=data)
+    claim = await driver.claim_one()
+    assert bytes(claim.input) == data
+
+
+async def test_no_key_of_what_waits_has_a_lifetime(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit(streams=[0])
+    for key in (keys.record(prediction_id), keys.input_data(prediction_id), keys.events(prediction_id)):
+        assert await driver.lifetime_s(key) == -1
+    assert await driver.lifetime_s(keys.stream(driver.queue, "normal", 0)) == -1
+
+
+async def test_the_same_id_twice_is_accepted_once(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    before = await dump(driver.redis)
+    driver.pass_time(5)
+    await driver.submit(prediction_id, data=b"other")
+    assert await dump(driver.redis) == before
+
+
+async def test_the_same_id_twice_answers_when_it_was_made(driver: QueueDriver) -> None:
+    fields = {"queue": driver.queue, "account": ACCOUNT, "model": MODEL, "version": "v", "shard": (0,), "input": b"{}"}
+    prediction_id = driver.new_id()
+    first = await driver.scripts.enqueue(prediction_id, **fields, now_ms=driver.now_ms)
+    again = await driver.scripts.enqueue(prediction_id, **fields, now_ms=driver.now_ms + 9)
+    assert first == again == Accepted(prediction_id, created_ms=driver.now_ms)
+
+
+async def test_an_unknown_queue_is_refused_and_nothing_written(driver: QueueDriver) -> None:
+    before = await dump(driver.redis)
+    stranger = QueueDriver(driver.redis, driver.scripts, QueueName(f"{MODEL}:000000000000"))
+    with pytest.raises(UnknownQueue):
+        await stranger.submit()
+    assert await dump(driver.redis) == before
+
+
+async def test_an_idempotency_key_stands_for_its_first_prediction(driver: QueueDriver) -> None:
+    first = await driver.submit(idempotency=("digest", "body1"))
+    before = await dump(driver.redis)
+    assert await driver.submit(idempotency=("digest", "body1")) == first
+    assert await dump(driver.redis) == before
+
+
+async def test_an_idempotency_key_with_another_body_is_refused(driver: QueueDriver) -> None:
+    await driver.submit(idempotency=("digest", "body1"))
+    before = await dump(driver.redis)
+    with pytest.raises(IdempotencyMismatch):
+        await driver.submit(idempotency=("digest", "body2"))
+    assert await dump(driver.redis) == before
+
+
+async def test_an_idempotency_key_is_of_one_account(driver: QueueDriver) -> None:
+    mine = await driver.submit(account="mine", idempotency=("digest", "body"))
+    theirs = await driver.submit(account="theirs", idempotency=("digest", "body"))
+    assert mine != theirs
+
+
+async def test_an_idempotency_key_lives_for_a_day(driver: QueueDriver) -> None:
+    await driver.submit(idempotency=("digest", "body"))
+    key = keys.idempotency(account=ACCOUNT, model=MODEL, digest="digest")
+    assert await driver.lifetime_s(key) == DAY_S
+
+
+async def test_an_idempotency_key_is_free_again_once_its_prediction_is_gone(driver: QueueDriver) -> None:
+    first = await driver.submit(idempotency=("digest", "body"))
+    await driver.finish(await driver.claim_one())
+    for key in (keys.record(first), keys.input_data(first), keys.events(first)):
+        await driver.redis.delete(key)
+    second = await driver.submit(idempotency=("digest", "body2"))
+    assert second != first
+    assert await driver.submit(idempotency=("digest", "body2")) == second
+
+
+async def test_it_goes_to_the_stream_of_its_shard_where_least_waits(driver: QueueDriver) -> None:
+    for _ in range(2):
+        await driver.submit(streams=[4])
+    quiet = await driver.submit(streams=[4, 9])
+    assert (await driver.entries())[9] == [quiet]
+
+
+async def test_what_is_claimed_does_not_count_as_waiting(driver: QueueDriver) -> None:
+    for _ in range(3):
+        await driver.submit(streams=[4])
+    await driver.claim(3)
+    await driver.submit(streams=[9])
+    placed = await driver.submit(streams=[9, 4])
+    assert placed in (await driver.entries())[4], "three run in it, but none waits"
+
+
+async def test_the_first_preference_wins_a_tie(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit(streams=[7, 2])
+    assert await driver.entries() == {7: [prediction_id]}
+
+
+async def test_a_shard_from_before_a_resize_is_folded_into_the_streams_there_are(driver: QueueDriver) -> None:
+    await driver.scripts.resize(driver.queue, streams=4)
+    prediction_id = await driver.submit(streams=[14])
+    assert await driver.entries() == {2: [prediction_id]}
+
+
+async def test_deadline_and_start_by_count_from_the_servers_time(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit(lifetime_ms=60_000, late="aborted", start_by_ms=5_000)
+    record = await driver.record(prediction_id)
+    assert (record.deadline, record.late) == (driver.now_ms + 60_000, "aborted")
+    assert await driver.field(prediction_id, "start_by") == str(driver.now_ms + 5_000)
+    assert await driver.members(keys.deadline(driver.queue)) == {prediction_id: driver.now_ms + 60_000}
+
+
+async def test_it_rings_a_silent_bell_once(driver: QueueDriver) -> None:
+    for _ in range(3):
+        await driver.submit()
+    assert await driver.bell() == 1
+    assert 0 < await driver.lifetime_s(keys.bell(driver.queue)) <= 60
+
+
+async def test_without_a_given_time_it_takes_the_servers(driver: QueueDriver) -> None:
+    prediction_id = driver.new_id()
+    driver.now_ms = None  # type: ignore[assignment]
+    await driver.submit(prediction_id)
+    seconds, micros = await driver.redis.time()
+    now_ms = seconds * 1000 + micros // 1000
+    assert now_ms - 60_000 < (await driver.record(prediction_id)).created <= now_ms

@@ -1,0 +1,56 @@
+"""extend: the heartbeat: move the leases that hold, say which do not, and which must stop."""
+
+import pytest
+
+from director.core import keys
+from tests.support.queue_driver import ACCOUNT, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_it_moves_every_lease_that_holds(driver: QueueDriver) -> None:
+    for _ in range(3):
+        await driver.submit()
+    claims = await driver.claim(3)
+    driver.pass_time(5)
+    assert await driver.extend(*claims, lease_s=20) == ["held"] * 3
+    assert set((await driver.members(keys.lease(driver.queue))).values()) == {driver.now_ms + 20_000}
+
+
+async def test_it_answers_claim_by_claim(driver: QueueDriver) -> None:
+    for _ in range(4):
+        await driver.submit(streams=[0], lifetime_ms=60_000)
+    held, finished, canceled, late = await driver.claim(4)
+    await driver.finish(finished)
+    await driver.cancel(canceled.id)
+    await driver.redis.hset(keys.record(late.id), "cancel", "deadline")
+    assert await driver.extend(held, finished, canceled, late) == ["held", "lost", "user", "deadline"]
+
+
+async def test_it_says_when_the_time_of_a_run_is_up_though_no_keeper_looked(driver: QueueDriver) -> None:
+    await driver.submit(lifetime_ms=10_000)
+    claim = await driver.claim_one()
+    driver.pass_time(10)
+    assert await driver.extend(claim) == ["deadline"]
+
+
+async def test_a_caller_who_canceled_comes_before_the_deadline(driver: QueueDriver) -> None:
+    await driver.submit(lifetime_ms=10_000)
+    claim = await driver.claim_one()
+    await driver.cancel(claim.id, account=ACCOUNT)
+    driver.pass_time(10)
+    assert await driver.extend(claim) == ["user"]
+
+
+async def test_it_counts_no_delivery(driver: QueueDriver) -> None:
+    await driver.submit(streams=[0])
+    claim = await driver.claim_one()
+    for _ in range(3):
+        await driver.extend(claim)
+    [row] = await driver.redis.xpending_range(keys.stream(driver.queue, "normal", 0), keys.GROUP, "-", "+", 10)
+    assert row["times_delivered"] == 1
+
+
+async def test_without_claims_it_is_a_sign_of_life(driver: QueueDriver) -> None:
+    assert await driver.extend(consumer="d9") == []
+    assert await driver.members(keys.directors(driver.queue)) == {"d9": driver.now_ms}

@@ -1,0 +1,134 @@
+"""finish: the terminal record, written once by whoever holds the claim, with all it leaves behind."""
+
+import pytest
+
+from director.core import keys
+from director.core.ids import partition_of
+from director.core.states import Status
+from tests.support.keyspace import dump
+from tests.support.queue_driver import QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+HOUR_S, WEEK_S = 3600, 7 * 86_400
+
+
+async def test_it_writes_the_end_and_removes_every_trace_of_the_claim(driver: QueueDriver) -> None:
+    await driver.submit(lifetime_ms=60_000)
+    claim = await driver.claim_one()
+    await driver.begin(claim)
+    driver.pass_time(3)
+    assert await driver.finish(claim, output=b"[1]", logs="done\n", metrics=b'{"n":1}', error="", code="")
+    record = await driver.record(claim.id)
+    assert (record.status, record.completed, record.token, record.metrics) == (
+        "succeeded",
+        driver.now_ms,
+        "",
+        '{"n":1}',
+    )
+    assert await driver.entries() == {}
+    assert await driver.pending() == {}
+    for index in (keys.live, keys.lease, keys.deadline, keys.delayed, keys.dead):
+        assert await driver.members(index(driver.queue)) == {}
+    assert await driver.kinds(claim.id) == ["created", "started", "completed"]
+
+
+async def test_the_record_outlives_the_data(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    await driver.finish(claim, output=b"1")
+    lifetimes = {name: await driver.lifetime_s(getattr(keys, name)(claim.id)) for name in DATA}
+    assert lifetimes == DATA
+
+
+DATA = {"record": WEEK_S, "input_data": HOUR_S, "output_data": HOUR_S, "events": HOUR_S}
+
+
+async def test_the_same_claim_finishing_twice_finishes_once(driver: QueueDriver) -> None:
+    await driver.submit(webhook="https://example.com", events="completed")
+    claim = await driver.claim_one()
+    assert await driver.finish(claim, output=b"1")
+    before = await dump(driver.redis)
+    driver.pass_time(1)
+    assert await driver.finish(claim, output=b"2")
+    assert {name: value for name, (_, value) in (await dump(driver.redis)).items()} == {
+        name: value for name, (_, value) in before.items()
+    }
+    await owe_nothing(driver)
+
+
+async def test_events_not_written_yet_come_before_the_end(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    await driver.finish(claim, ran_ms=40, events=[("started", b""), ("output", b"1"), ("logs", b'"x"')])
+    assert await driver.kinds(claim.id) == ["created", "started", "output", "logs", "completed"]
+    record = await driver.record(claim.id)
+    assert (record.started, record.seq) == (driver.now_ms - 40, 5)
+
+
+async def test_events_that_a_lost_reply_hid_are_not_written_again(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    await driver.begin(claim, ("output", b"1"))
+    await driver.finish(claim, events=[("started", b""), ("output", b"1"), ("output", b"2")])
+    assert await driver.kinds(claim.id) == ["created", "started", "output", "output", "completed"]
+
+
+async def test_a_server_that_lost_its_last_second_is_told_no_nonsense(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    await driver.finish(claim, seq=5, events=[("output", b"1")])
+    assert await driver.kinds(claim.id) == ["created", "output", "completed"]
+
+
+async def test_a_refused_start_leaves_no_started(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    await driver.finish(claim, Status.FAILED, error="no", code="input_refused", ran_ms=None)
+    record = await driver.record(claim.id)
+    assert (record.started, record.error, record.code) == (None, "no", "input_refused")
+    assert await driver.kinds(claim.id) == ["created", "completed"]
+
+
+async def test_without_output_and_logs_it_writes_no_output_key(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    await driver.finish(claim, Status.FAILED, error="no")
+    assert await driver.redis.exists(keys.output_data(claim.id)) == 0
+
+
+async def test_the_webhook_is_owed_once_its_director_had_time_to_deliver_it(driver: QueueDriver) -> None:
+    await driver.submit(webhook="https://example.com", events="start,completed")
+    claim = await driver.claim_one()
+    await driver.finish(claim, grace_s=30)
+    assert await driver.members(keys.owed(partition_of(claim.id))) == {claim.id: driver.now_ms + 30_000}
+    await owe_nothing(driver)
+
+
+@pytest.mark.parametrize("wish", [{}, {"webhook": "https://example.com", "events": "start,output"}])
+async def test_nothing_is_owed_to_who_did_not_ask_for_the_end(driver: QueueDriver, wish: dict[str, str]) -> None:
+    await driver.submit(**wish)
+    claim = await driver.claim_one()
+    await driver.finish(claim)
+    assert await driver.members(keys.owed(partition_of(claim.id))) == {}
+
+
+async def test_a_finished_prediction_is_over_for_everyone(driver: QueueDriver) -> None:
+    await driver.submit(lifetime_ms=1_000)
+    claim = await driver.claim_one()
+    await driver.finish(claim)
+    before = await dump(driver.redis)
+    driver.pass_time(60)
+    assert await driver.cancel(claim.id) == "over"
+    assert await driver.release(claim) == "lost"
+    assert await driver.reap() == {}
+    assert await driver.scripts.promote(driver.queue, limit=9, now_ms=driver.now_ms) == 0
+    assert await driver.scripts.expire(driver.queue, limit=9, now_ms=driver.now_ms) == (0, 0)
+    assert await driver.claim() == []
+    assert (await dump(driver.redis))[keys.record(claim.id)] == before[keys.record(claim.id)]
+
+
+async def owe_nothing(driver: QueueDriver) -> None:
+    """As a courier leaves it: what is owed has no lifetime of its own."""
+    for prediction_id in await driver.members(keys.owed(partition_of(driver.new_id()))):
+        await driver.scripts.deliver(prediction_id, outcome="delivered", delay_s=None)  # type: ignore[arg-type]

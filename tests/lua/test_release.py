@@ -1,0 +1,131 @@
+"""release and promote: a claim given back, at once or after a while, spent or not."""
+
+import pytest
+
+from director.core import keys
+from tests.support.keyspace import dump
+from tests.support.queue_driver import QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_unspent_it_waits_again_and_counts_no_attempt(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    assert await driver.release(claim) == "waiting"
+    record = await driver.record(claim.id)
+    assert (record.status, record.attempt, record.claims, record.token) == ("starting", 0, 1, "")
+    assert await driver.members(keys.lease(driver.queue)) == {}
+    assert await driver.pending() == {}
+    assert sum(len(ids) for ids in (await driver.entries()).values()) == 1
+    assert (await driver.claim_one()).record.attempt == 1
+
+
+async def test_spent_it_waits_again_as_another_attempt_without_a_trace_of_the_first(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    await driver.begin(claim, ("output", b"1"))
+    assert await driver.release(claim, spent=True) == "waiting"
+    record = await driver.record(claim.id)
+    assert (record.status, record.started, record.attempt) == ("starting", None, 1)
+    again = await driver.claim_one()
+    assert again.record.attempt == 2
+    await driver.begin(again, ("output", b"2"))
+    stored = await driver.scripts.get(claim.id)
+    assert stored is not None
+    assert bytes(stored.output or b"") == b"[2]", "the caller never sees two attempts at once"
+
+
+async def test_it_rings(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    await driver.hear_bell()
+    await driver.release(claim)
+    assert await driver.hear_bell()
+
+
+async def test_the_same_release_twice_is_one(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    await driver.release(claim, spent=True)
+    before = await dump(driver.redis)
+    assert await driver.release(claim, spent=True) == "lost"
+    assert await dump(driver.redis) == before
+
+
+async def test_delayed_it_stands_in_no_stream_until_it_is_due(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    await driver.hear_bell()
+    assert await driver.release(claim, spent=True, delay_s=4) == "delayed"
+    assert await driver.members(keys.delayed(driver.queue)) == {claim.id: driver.now_ms + 4_000}
+    assert await driver.entries() == {}
+    assert not await driver.hear_bell()
+    driver.pass_time(3.999)
+    assert await driver.scripts.promote(driver.queue, limit=9, now_ms=driver.now_ms) == 0
+    assert await driver.claim() == []
+    driver.pass_time(0.001)
+    assert await driver.scripts.promote(driver.queue, limit=9, now_ms=driver.now_ms) == 1
+    assert await driver.hear_bell()
+    assert (await driver.claim_one()).id == claim.id
+    assert await driver.members(keys.delayed(driver.queue)) == {}
+
+
+async def test_promoting_twice_promotes_once(driver: QueueDriver) -> None:
+    await driver.submit()
+    await driver.release(await driver.claim_one(), delay_s=1)
+    driver.pass_time(1)
+    await driver.scripts.promote(driver.queue, limit=9, now_ms=driver.now_ms)
+    before = await dump(driver.redis)
+    assert await driver.scripts.promote(driver.queue, limit=9, now_ms=driver.now_ms) == 0
+    assert await dump(driver.redis) == before
+
+
+async def test_promote_takes_no_more_than_its_limit(driver: QueueDriver) -> None:
+    for _ in range(3):
+        await driver.submit()
+    for claim in await driver.claim(3):
+        await driver.release(claim, delay_s=1)
+    driver.pass_time(1)
+    assert await driver.scripts.promote(driver.queue, limit=2, now_ms=driver.now_ms) == 2
+    assert await driver.scripts.promote(driver.queue, limit=2, now_ms=driver.now_ms) == 1
+
+
+async def test_the_last_attempt_ends_as_a_failure_and_a_dead_letter(driver: QueueDriver) -> None:
+    await driver.submit()
+    for _ in range(2):
+        assert await driver.release(await driver.claim_one(), spent=True) == "waiting"
+    claim = await driver.claim_one()
+    assert await driver.release(claim, spent=True, error="It died.", code="server_died") == "dead"
+    record = await driver.record(claim.id)
+    assert (record.status, record.error, record.code, record.attempt) == ("failed", "It died.", "server_died", 3)
+    assert await driver.members(keys.dead(driver.queue)) == {claim.id: driver.now_ms}
+    assert await driver.entries() == {}
+
+
+async def test_on_the_last_attempt_an_unspent_release_is_no_death(driver: QueueDriver) -> None:
+    await driver.submit()
+    for _ in range(2):
+        await driver.release(await driver.claim_one(), spent=True)
+    assert await driver.release(await driver.claim_one()) == "waiting"
+
+
+async def test_what_its_caller_canceled_ends_instead_of_waiting_again(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    await driver.cancel(claim.id)
+    assert await driver.release(claim) == "canceled"
+    assert (await driver.record(claim.id)).status == "canceled"
+
+
+@pytest.mark.parametrize(("begun", "status"), [(False, "aborted"), (True, "canceled")])
+async def test_past_its_deadline_it_ends_instead_of_waiting_again(
+    driver: QueueDriver, begun: bool, status: str
+) -> None:
+    await driver.submit(lifetime_ms=10_000, late="aborted")
+    claim = await driver.claim_one()
+    if begun:
+        await driver.begin(claim)
+    driver.pass_time(10)
+    assert await driver.release(claim, spent=begun) == "late"
+    assert (await driver.record(claim.id)).status == status

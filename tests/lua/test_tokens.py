@@ -1,0 +1,89 @@
+"""What holds a claim is its token, and nothing else: with a stale, foreign or empty one nothing is written."""
+
+import pytest
+
+from director.core import keys
+from director.core.schema import Claim
+from director.core.states import Status
+from tests.support.keyspace import dump
+from tests.support.queue_driver import QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+
+async def write_with(driver: QueueDriver, claim: Claim, token: str) -> dict[str, object]:
+    """What each of the holder's calls answers to this token."""
+    scripts, now_ms = driver.scripts, driver.now_ms
+    [extended] = await scripts.extend(
+        driver.queue, consumer=claim.record.holder, lease_s=15, claims=[(claim.id, token)], now_ms=now_ms
+    )
+    advanced = await scripts.advance(
+        claim.id, token=token, seq=claim.record.seq, ran_ms=0, events=[("logs", b'"x"')], now_ms=now_ms
+    )
+    return {
+        "extend": extended,
+        "advance": advanced.hold,
+        "release": await scripts.release(claim.id, token=token, spent=True, now_ms=now_ms),
+        "finish": await scripts.finish(claim.id, token=token, status=Status.SUCCEEDED, output=b"1", now_ms=now_ms),
+    }
+
+
+LOST = {"extend": "lost", "advance": "lost", "release": "lost", "finish": False}
+
+
+async def snapshot(driver: QueueDriver) -> dict[str, object]:
+    """All keys but the directors' signs of life, which a heartbeat gives even when all it held is lost."""
+    return {name: what for name, what in (await dump(driver.redis)).items() if name != keys.directors(driver.queue)}
+
+
+async def test_a_lost_claim_writes_nothing_while_another_director_holds_it(driver: QueueDriver) -> None:
+    await driver.submit()
+    lost = await driver.claim_one(consumer="d1")
+    driver.pass_time(15)
+    await driver.reap()
+    await driver.claim_one(consumer="d2")
+    before = await snapshot(driver)
+    assert await write_with(driver, lost, lost.token) == LOST
+    assert await snapshot(driver) == before
+
+
+async def test_a_lost_claim_writes_nothing_while_the_prediction_waits(driver: QueueDriver) -> None:
+    await driver.submit()
+    lost = await driver.claim_one()
+    driver.pass_time(15)
+    await driver.reap()
+    before = await snapshot(driver)
+    assert await write_with(driver, lost, lost.token) == LOST
+    assert await snapshot(driver) == before
+
+
+async def test_a_lost_claim_writes_nothing_once_another_director_finished(driver: QueueDriver) -> None:
+    await driver.submit()
+    lost = await driver.claim_one(consumer="d1")
+    driver.pass_time(15)
+    await driver.reap()
+    await driver.finish(await driver.claim_one(consumer="d2"), output=b"2")
+    before = await snapshot(driver)
+    assert await write_with(driver, lost, lost.token) == LOST
+    assert await snapshot(driver) == before
+
+
+@pytest.mark.parametrize("stage", ["waiting", "claimed", "canceled"])
+async def test_no_token_is_no_claim(driver: QueueDriver, stage: str) -> None:
+    prediction_id = await driver.submit()
+    if stage == "claimed":
+        await driver.claim_one()
+    elif stage == "canceled":
+        await driver.cancel(prediction_id)
+    before = await snapshot(driver)
+    assert await write_with(driver, Claim(await driver.record(prediction_id), b""), "") == LOST  # type: ignore[arg-type]
+    assert await snapshot(driver) == before
+
+
+async def test_a_prediction_nobody_made_has_no_holder(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    await driver.finish(claim)
+    await driver.redis.flushall()
+    assert await write_with(driver, claim, claim.token) == LOST
+    assert await snapshot(driver) == {}
