@@ -1,0 +1,103 @@
+"""What a process says of itself over HTTP, on a real port."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import BaseRoute, Route
+
+from director import health
+from director.core.redis_client import client
+from director.health import Health, redis_check, serve_http
+
+pytestmark = pytest.mark.anyio
+
+
+async def nothing() -> str:
+    return ""
+
+
+@asynccontextmanager
+async def served(health: Health, routes: Sequence[BaseRoute] = ()) -> AsyncGenerator[httpx.AsyncClient]:
+    bound = anyio.Event()
+    ports: list[int] = []
+
+    def started(port: int) -> None:
+        ports.append(port)
+        bound.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: serve_http(health.app(routes), host="127.0.0.1", port=0, started=started))
+        await bound.wait()
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports[0]}", trust_env=False) as http:
+            yield http
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_process_without_a_check_is_alive_and_ready() -> None:
+    async with served(Health()) as http:
+        assert (await http.get("/livez")).json() == {"status": "alive"}
+        assert (await http.get("/readyz")).json() == {"status": "ready", "missing": {}}
+
+
+async def test_what_is_missing_is_named_beside_the_facts_and_it_lives_all_the_same() -> None:
+    health = Health()
+
+    async def no_server() -> str:
+        return "no model server is ready"
+
+    health.checks = {"redis": nothing, "servers": no_server}
+    health.facts["durability"] = "always"
+    async with served(health) as http:
+        answer = await http.get("/readyz")
+        assert answer.status_code == 503
+        assert answer.json() == {
+            "status": "not ready",
+            "durability": "always",
+            "missing": {"servers": "no model server is ready"},
+        }
+        assert (await http.get("/livez")).status_code == 200
+        health.checks["servers"] = nothing
+        assert (await http.get("/readyz")).status_code == 200
+
+
+async def test_a_check_that_hangs_is_an_answer_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "CHECK_S", 0.05)
+    hanging = Health()
+
+    async def hang() -> str:
+        await anyio.sleep_forever()
+        return ""
+
+    hanging.checks["redis"] = hang
+    assert await hanging.missing() == {"redis": "no answer within 0.05 s"}
+
+
+async def test_redis_that_is_not_there_is_missing() -> None:
+    redis = client("unix:///nowhere/at/all")
+    try:
+        assert (await redis_check(redis)()).startswith("Redis is away")
+    finally:
+        await redis.aclose()
+
+
+async def test_routes_of_the_process_stand_beside_them() -> None:
+    async def inbox(_: Request) -> PlainTextResponse:
+        return PlainTextResponse("taken")
+
+    async with served(Health(), [Route("/inbox", inbox, methods=["POST"])]) as http:
+        assert (await http.post("/inbox")).text == "taken"
+        assert (await http.get("/livez")).status_code == 200
+
+
+async def test_when_it_is_canceled_the_port_is_free_again() -> None:
+    async with served(Health()) as http:
+        url = str(http.base_url)
+        await http.get("/livez")
+    async with httpx.AsyncClient(trust_env=False) as http:
+        with pytest.raises(httpx.ConnectError):
+            await http.get(f"{url}/livez")

@@ -1,0 +1,381 @@
+"""What the keeper's roles promise, each on a real server; webhooks go to a real receiver."""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator
+
+import anyio
+import pytest
+from redis.asyncio import Redis
+from standardwebhooks import Webhook
+
+from director.core import keys
+from director.core.accounts import Accounts
+from director.core.catalog import OPEN_SCHEMA, Catalog, Policy
+from director.core.clock import SystemClock
+from director.core.gatherer import Gatherer
+from director.core.ids import PredictionId, QueueName, partition_of
+from director.core.redis_client import client
+from director.core.schema import Claim
+from director.core.scripts import Scripts
+from director.core.states import Status
+from director.keeper.courier import Courier
+from director.keeper.expirer import Expired, Expirer
+from director.keeper.promoter import Promoter
+from director.keeper.reaper import Reaped, Reaper
+from director.keeper.sweep import LIMIT, Registry
+from director.webhooks.addresses import AllowList
+from director.webhooks.schedule import SCHEDULE_S
+from director.webhooks.sender import Sender
+from director.webhooks.terminal import TerminalWebhooks
+from tests.support.clock import FakeClock
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
+from tests.support.servers import redis_server
+from tests.support.sink import Answer, Sink, sink
+
+pytestmark = pytest.mark.anyio
+
+LEASE_S = 15.0
+LIMIT_S = 20
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def registry(catalog: Catalog, clock: FakeClock) -> Registry:
+    return Registry(catalog, clock, keep_s=0)
+
+
+@pytest.fixture
+def past(driver: QueueDriver) -> QueueDriver:
+    """The queue as it was a minute ago, so that what ran out then has run out for the server's own clock."""
+    driver.now_ms = time.time_ns() // 1_000_000 - 60_000
+    return driver
+
+
+# ── reaper ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def reaper(redis: Redis, scripts: Scripts, registry: Registry, clock: FakeClock) -> Reaper:
+    return Reaper(redis, scripts, registry, clock, lease_s=LEASE_S)
+
+
+async def keep_contact(*reapers: Reaper, clock: FakeClock, seconds: int) -> None:
+    """Sweep once a second for less than it takes to prove contact."""
+    for _ in range(seconds):
+        for reaper in reapers:
+            assert await reaper.run_once() == Reaped(is_held_off=True)
+        clock.pass_time(1)
+
+
+async def expired_claims(past: QueueDriver, count: int) -> set[PredictionId]:
+    for _ in range(count):
+        await past.submit()
+    return {claim.id for claim in await past.claim_all()}
+
+
+async def test_an_expired_lease_is_taken_back_and_claimable_again(
+    reaper: Reaper, past: QueueDriver, clock: FakeClock
+) -> None:
+    await past.submit()
+    lost = await past.claim_one(consumer="dead")
+    await past.hear_bell()
+    await keep_contact(reaper, clock=clock, seconds=15)
+    assert await reaper.run_once() == Reaped(((lost.id, "waiting"),))
+    assert await past.hear_bell()
+    again = await past.claim_one(consumer="alive")
+    assert (again.id, again.record.attempt) == (lost.id, 2)
+    assert not await past.finish(lost)
+
+
+async def test_a_lease_that_is_good_is_left_alone(reaper: Reaper, past: QueueDriver, clock: FakeClock) -> None:
+    await past.submit()
+    claim = await past.claim_one(lease_s=3600)
+    await keep_contact(reaper, clock=clock, seconds=15)
+    assert await reaper.run_once() == Reaped()
+    assert await past.finish(claim)
+
+
+async def test_more_than_one_call_takes_are_all_taken_back_in_one_sweep(
+    reaper: Reaper, past: QueueDriver, clock: FakeClock
+) -> None:
+    lost = await expired_claims(past, LIMIT + 20)
+    await keep_contact(reaper, clock=clock, seconds=15)
+    assert dict((await reaper.run_once()).claims) == dict.fromkeys(lost, "waiting")
+
+
+async def test_two_reapers_at_once_take_each_claim_back_once(
+    redis: Redis, scripts: Scripts, registry: Registry, past: QueueDriver, clock: FakeClock
+) -> None:
+    lost = await expired_claims(past, LIMIT + 20)
+    pair = [Reaper(redis, scripts, registry, clock, lease_s=LEASE_S) for _ in range(2)]
+    await keep_contact(*pair, clock=clock, seconds=15)
+    both = await asyncio.gather(*(reaper.run_once() for reaper in pair))
+    assert Counter(name for reaped in both for name, _ in reaped.claims) == Counter(lost)
+    assert {claim.record.attempt for claim in await past.claim_all()} == {2}
+
+
+async def test_what_expires_while_the_reaper_waits_for_the_server_is_not_its_prey(
+    redis: Redis, scripts: Scripts, catalog: Catalog, past: QueueDriver, clock: FakeClock
+) -> None:
+    class Freeze(Registry):
+        """Between the reaper's last contact and its script, the server loses time: every lease runs out."""
+
+        async def queues(self) -> list[QueueName]:
+            seconds, microseconds = await redis.time()
+            now_ms = seconds * 1000 + microseconds // 1000
+            await redis.zadd(keys.lease(past.queue), {claim.id: now_ms + 1}, xx=True)
+            await anyio.sleep(0.02)  # the server's clock is not in our hands
+            return await super().queues()
+
+    await past.submit()
+    claim = await past.claim_one(lease_s=3600)
+    reaper = Reaper(redis, scripts, Freeze(catalog, clock), clock, lease_s=LEASE_S)
+    await keep_contact(reaper, clock=clock, seconds=15)
+    assert await reaper.run_once() == Reaped()
+    assert await past.finish(claim)
+
+
+async def test_after_a_restart_of_the_server_nothing_is_reaped_for_a_whole_lease(clock: FakeClock) -> None:
+    with redis_server() as server:
+        redis = client(server.url)
+        gatherer = Gatherer(redis)
+        scripts = Scripts(gatherer)
+        catalog = Catalog(redis, scripts, SystemClock())
+        queue = await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+        driver = QueueDriver(redis, scripts, queue)
+        driver.now_ms = time.time_ns() // 1_000_000 - 60_000
+        reaper = Reaper(redis, scripts, Registry(catalog, clock), clock, lease_s=LEASE_S)
+        try:
+            await keep_contact(reaper, clock=clock, seconds=15)
+            assert await reaper.run_once() == Reaped()
+            lost = await expired_claims(driver, 1)
+            server.kill()
+            server.start()
+            await keep_contact(reaper, clock=clock, seconds=15)
+            assert {name for name, _ in (await reaper.run_once()).claims} == lost
+        finally:
+            await gatherer.aclose()
+            await redis.aclose()
+
+
+# ── promoter, expirer ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_due_retry_is_promoted_and_rings(
+    scripts: Scripts, registry: Registry, past: QueueDriver, clock: FakeClock
+) -> None:
+    promoter = Promoter(scripts, registry, clock)
+    due = await past.submit()
+    later = await past.submit()
+    for claim in await past.claim_all():
+        delay_s = 1 if claim.id == due else 3600
+        assert await past.release(claim, spent=True, delay_s=delay_s) == "delayed"
+    await past.hear_bell()
+    assert (await promoter.run_once()).retries == {past.queue: 1}
+    assert await past.hear_bell()
+    assert [claim.id for claim in await past.claim_all()] == [due]
+    assert list(await past.members(keys.delayed(past.queue))) == [later]
+    assert (await promoter.run_once()).retries == {}
+
+
+async def test_one_queue_that_is_broken_does_not_keep_the_others_from_being_swept(
+    redis: Redis, scripts: Scripts, registry: Registry, past: QueueDriver, clock: FakeClock
+) -> None:
+    await redis.sadd(keys.queues(), "acme/broken:000000000000")
+    await redis.set(keys.delayed(QueueName("acme/broken:000000000000")), "no sorted set", ex=60)
+    await past.submit()
+    await past.release(await past.claim_one(), spent=True, delay_s=1)
+    assert (await Promoter(scripts, registry, clock).run_once()).retries == {past.queue: 1}
+
+
+@pytest.mark.parametrize(("late", "status"), [("aborted", Status.ABORTED), ("", Status.FAILED)])
+async def test_a_deadline_that_passed_in_the_queue_ends_the_prediction(
+    scripts: Scripts, registry: Registry, past: QueueDriver, clock: FakeClock, late: str, status: Status
+) -> None:
+    late_id = await past.submit(lifetime_ms=5_000, late=late)
+    in_time = await past.submit(lifetime_ms=3_600_000, late=late)
+    expirer = Expirer(scripts, registry, clock)
+    assert await expirer.run_once() == Expired(ended=1)
+    assert (await past.record(late_id)).status == status
+    assert [claim.id for claim in await past.claim_all()] == [in_time]
+    assert await expirer.run_once() == Expired()
+
+
+async def test_a_deadline_that_passed_in_a_run_is_told_to_its_holder(
+    scripts: Scripts, registry: Registry, past: QueueDriver, clock: FakeClock
+) -> None:
+    await past.submit(lifetime_ms=5_000)
+    claim = await past.claim_one(lease_s=3600)
+    assert await Expirer(scripts, registry, clock).run_once() == Expired(told=1)
+    assert await past.extend(claim) == ["deadline"]
+    assert await past.finish(claim, Status.CANCELED)
+
+
+# ── courier ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+async def receiver() -> AsyncGenerator[Sink]:
+    async with sink() as s:
+        yield s
+
+
+@pytest.fixture
+async def webhooks(redis: Redis, scripts: Scripts) -> AsyncGenerator[TerminalWebhooks]:
+    accounts = Accounts(redis)
+    await accounts.create_token(ACCOUNT)
+    sender = Sender(AllowList.parse("loopback"), timeout_s=2 * LIMIT_S)
+    yield TerminalWebhooks(scripts, accounts, sender, SystemClock())
+    await sender.aclose()
+
+
+@pytest.fixture
+def courier(scripts: Scripts, registry: Registry, webhooks: TerminalWebhooks) -> Courier:
+    return Courier(scripts, registry, webhooks, SystemClock())
+
+
+async def owe(past: QueueDriver, url: str) -> Claim:
+    """A prediction that ended, and whose caller was not told."""
+    await past.submit(webhook=url, events="start,completed", url="http://api.example")
+    claim = await past.claim_one()
+    assert await past.finish(claim, output=b'"gr\xc3\xbc\xc3\x9fe"')
+    return claim
+
+
+async def owed(past: QueueDriver, prediction_id: PredictionId) -> int | None:
+    """When it is due next, ms; None when it is owed no more."""
+    return (await past.members(keys.owed(partition_of(prediction_id)))).get(prediction_id)
+
+
+async def make_due(past: QueueDriver, prediction_id: PredictionId) -> None:
+    await past.redis.zadd(keys.owed(partition_of(prediction_id)), {prediction_id: 0}, xx=True)
+
+
+async def test_an_owed_webhook_arrives_signed_and_is_owed_no_more(
+    courier: Courier, past: QueueDriver, receiver: Sink, redis: Redis
+) -> None:
+    claim = await owe(past, receiver.url)
+    assert (await courier.run_once()).outcomes == {"delivered": 1}
+    [(headers, body)] = receiver.received
+    [secret] = await Accounts(redis).webhook_secrets(ACCOUNT)
+    Webhook(secret).verify(body, dict(headers))
+    said = json.loads(body)
+    assert (said["id"], said["status"], said["output"]) == (claim.id, "succeeded", "grüße")
+    assert said["urls"]["get"] == f"http://api.example/v1/predictions/{claim.id}"
+    assert await owed(past, claim.id) is None
+    record = await past.record(claim.id)
+    assert (record.told, record.tellings) == ("delivered", 1)
+    assert (await courier.run_once()).outcomes == {}
+
+
+async def test_after_a_500_it_comes_again_with_the_same_id(courier: Courier, past: QueueDriver, receiver: Sink) -> None:
+    claim = await owe(past, receiver.url)
+    receiver.answers.append(Answer(status=500))
+    before_ms = time.time_ns() // 1_000_000
+    assert (await courier.run_once()).outcomes == {"failed": 1}
+    due_ms = await owed(past, claim.id)
+    assert due_ms is not None
+    assert due_ms >= before_ms + SCHEDULE_S[0] * 900
+    await make_due(past, claim.id)
+    assert (await courier.run_once()).outcomes == {"delivered": 1}
+    first, second = (headers["webhook-id"] for headers, _ in receiver.received)
+    assert first == second == f"msg_{claim.id}_completed"
+    assert (await past.record(claim.id)).tellings == 2
+
+
+async def test_a_receiver_that_says_410_is_never_told_again(
+    courier: Courier, past: QueueDriver, receiver: Sink
+) -> None:
+    claim = await owe(past, receiver.url)
+    receiver.answer = Answer(status=410)
+    assert (await courier.run_once()).outcomes == {"gone": 1}
+    assert await owed(past, claim.id) is None
+    assert (await past.record(claim.id)).told == "gone"
+
+
+async def test_an_address_that_is_forbidden_is_refused_for_good(courier: Courier, past: QueueDriver) -> None:
+    claim = await owe(past, "http://10.0.0.1/hook")
+    assert (await courier.run_once()).outcomes == {"refused": 1}
+    assert await owed(past, claim.id) is None
+    assert (await past.record(claim.id)).told == "refused"
+
+
+async def test_when_the_schedule_is_used_up_it_is_given_up(courier: Courier, past: QueueDriver, receiver: Sink) -> None:
+    claim = await owe(past, receiver.url)
+    receiver.answer = Answer(status=500)
+    for _ in SCHEDULE_S:
+        assert (await courier.run_once()).outcomes == {"failed": 1}
+        await make_due(past, claim.id)
+    assert (await courier.run_once()).outcomes == {"given_up": 1}
+    assert await owed(past, claim.id) is None
+    assert len(receiver.received) == len(SCHEDULE_S) + 1
+
+
+async def test_retry_after_is_honoured(courier: Courier, past: QueueDriver, receiver: Sink) -> None:
+    claim = await owe(past, receiver.url)
+    receiver.answer = Answer(status=503, headers={"retry-after": "600"})
+    before_ms = time.time_ns() // 1_000_000
+    await courier.run_once()
+    due_ms = await owed(past, claim.id)
+    assert due_ms is not None
+    assert due_ms >= before_ms + 600_000
+
+
+async def test_two_couriers_at_once_deliver_each_webhook_once(
+    scripts: Scripts, registry: Registry, webhooks: TerminalWebhooks, past: QueueDriver, receiver: Sink
+) -> None:
+    ids = [(await owe(past, receiver.url)).id for _ in range(30)]
+    pair = [Courier(scripts, registry, webhooks, SystemClock()) for _ in range(2)]
+    both = await asyncio.gather(*(courier.run_once() for courier in pair))
+    assert sum(told.outcomes["delivered"] for told in both) == len(ids)
+    assert Counter(json.loads(body)["id"] for _, body in receiver.received) == Counter(ids)
+
+
+async def test_a_receiver_that_is_silent_does_not_delay_the_others(
+    scripts: Scripts, registry: Registry, webhooks: TerminalWebhooks, past: QueueDriver, receiver: Sink
+) -> None:
+    courier = Courier(scripts, registry, webhooks, SystemClock())
+    async with sink() as silent, anyio.create_task_group() as tasks:
+        silent.answer = Answer(delay_s=60)
+        await owe(past, silent.url)
+        tasks.start_soon(courier.run)
+        await silent.arrived(1)
+        await owe(past, receiver.url)
+        with anyio.fail_after(LIMIT_S):
+            await receiver.arrived(1)
+        assert silent.open == 1
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_webhook_that_cannot_be_signed_waits_for_the_operator(
+    scripts: Scripts, registry: Registry, redis: Redis, webhooks: TerminalWebhooks, past: QueueDriver, receiver: Sink
+) -> None:
+    claim = await owe(past, receiver.url)
+    await redis.delete(keys.account(ACCOUNT))
+    courier = Courier(scripts, registry, webhooks, SystemClock())
+    assert (await courier.run_once()).outcomes == {"failed": 1}
+    assert await owed(past, claim.id) is not None
+    assert receiver.received == []
+
+
+async def test_a_drain_waits_for_the_delivery_under_way_and_takes_no_other(
+    courier: Courier, past: QueueDriver, receiver: Sink
+) -> None:
+    receiver.answer = Answer(delay_s=0.2)
+    first = await owe(past, receiver.url)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(courier.run)
+        await receiver.arrived(1)
+        second = await owe(past, receiver.url)
+        await courier.drain()
+        assert (await past.record(first.id)).told == "delivered"
+        assert (await courier.run_once()).outcomes == {}
+        tasks.cancel_scope.cancel()
+    assert await owed(past, second.id) is not None

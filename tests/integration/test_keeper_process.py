@@ -1,0 +1,165 @@
+"""The keeper as a process: it outlives its server, says what it waits for, and ends when asked."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from anyio.abc import Process
+from anyio.streams.text import TextReceiveStream
+
+from director.core.catalog import OPEN_SCHEMA, Catalog, Policy
+from director.core.clock import SystemClock
+from director.core.errors import SettingsError, UnsafeBackend
+from director.core.gatherer import Gatherer
+from director.core.redis_client import client
+from director.core.scripts import Scripts
+from director.core.settings import KeeperSettings
+from director.keeper import keeper
+from tests.support.queue_driver import MODEL, VERSION, QueueDriver
+from tests.support.servers import RedisServer, redis_server
+
+pytestmark = pytest.mark.anyio
+
+PROGRAM = "from director.core.settings import *; from director.keeper.keeper import serve; serve(load(KeeperSettings))"
+LIMIT_S = 20
+
+
+@asynccontextmanager
+async def keeper_process(server: RedisServer, **variables: str) -> AsyncGenerator[Process]:
+    process = await anyio.open_process(
+        [sys.executable, "-c", PROGRAM],
+        env=os.environ | {"DIRECTOR_REDIS_URL": server.url} | variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.aclose()
+
+
+class Log:
+    """The lines a process says, one after the other; `until` waits for a message and gives its line."""
+
+    def __init__(self, process: Process) -> None:
+        assert process.stderr is not None
+        self._text = TextReceiveStream(process.stderr)
+        self._rest = ""
+
+    async def until(self, message: str) -> dict[str, Any]:
+        with anyio.fail_after(LIMIT_S):
+            while True:
+                line, ended, self._rest = self._rest.partition("\n")
+                if not ended:
+                    self._rest = line + await self._text.receive()
+                elif (said := json.loads(line))["message"] == message:
+                    return dict(said)
+
+
+async def ready(http: httpx.AsyncClient, *, status: int) -> dict[str, Any]:
+    """What /readyz says once it answers with `status`."""
+    with anyio.fail_after(LIMIT_S):
+        while True:
+            response = await http.get("/readyz")
+            if response.status_code == status:
+                return dict(response.json())
+            await anyio.sleep(0.05)
+
+
+@asynccontextmanager
+async def driving(server: RedisServer) -> AsyncGenerator[QueueDriver]:
+    """A queue on this server, as it was a minute ago."""
+    redis = client(server.url)
+    gatherer = Gatherer(redis)
+    scripts = Scripts(gatherer)
+    try:
+        catalog = Catalog(redis, scripts, SystemClock())
+        queue = await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+        driver = QueueDriver(redis, scripts, queue)
+        driver.now_ms = time.time_ns() // 1_000_000 - 60_000
+        yield driver
+    finally:
+        await gatherer.aclose()
+        await redis.aclose()
+
+
+async def test_a_keeper_outlives_its_server_and_goes_on_where_it_was() -> None:
+    with redis_server() as server:
+        async with driving(server) as driver, keeper_process(server, DIRECTOR_LEASE_S="1") as process:
+            log = Log(process)
+            port = (await log.until("health is served"))["port"]
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+                assert await ready(http, status=200) == {"status": "ready", "durability": "always", "missing": {}}
+                await driver.submit()
+                lost = await driver.claim_one()
+                assert (await log.until("claim taken back"))["prediction"] == lost.id
+                server.kill()
+                assert "redis" in (await ready(http, status=503))["missing"]
+                assert (await http.get("/livez")).status_code == 200
+                server.start()
+                await ready(http, status=200)
+                again = await driver.claim_one()
+                assert (await log.until("claim taken back"))["prediction"] == again.id
+            process.send_signal(signal.SIGTERM)
+            await log.until("keeper ended")
+            with anyio.fail_after(LIMIT_S):
+                assert await process.wait() == 0
+
+
+async def test_a_server_that_would_lose_work_ends_the_keeper_with_one_line() -> None:
+    with redis_server(config={"appendonly": "no"}) as server:
+        async with keeper_process(server) as process:
+            assert process.stderr is not None
+            with anyio.fail_after(LIMIT_S):
+                assert await process.wait() == 1
+            *before, said = (await process.stderr.receive()).decode().splitlines()
+    assert [json.loads(line)["level"] for line in before] == ["info"] * len(before)  # and so no traceback
+    assert said.startswith("director keeper: The server's durability is memory")
+
+
+async def test_while_redis_is_away_at_the_start_it_waits_and_says_so() -> None:
+    with redis_server() as server:
+        server.kill()
+        ports: asyncio.Queue[int] = asyncio.Queue()
+        async with anyio.create_task_group() as tasks:
+            settings = KeeperSettings(redis_url=server.url)
+            tasks.start_soon(lambda: keeper.run(settings, started=ports.put_nowait))
+            base_url = f"http://127.0.0.1:{await ports.get()}"
+            async with httpx.AsyncClient(base_url=base_url, trust_env=False) as http:
+                missing = (await ready(http, status=503))["missing"]
+                assert missing["durability"] == "not looked at yet"
+                assert missing["redis"].startswith("Redis is away")
+                server.start()
+                assert (await ready(http, status=200))["durability"] == "always"
+            tasks.cancel_scope.cancel()
+
+
+async def test_a_level_that_is_too_weak_is_refused_by_its_name() -> None:
+    with (
+        redis_server(config={"appendfsync": "everysec"}) as server,
+        pytest.raises(UnsafeBackend, match="DIRECTOR_DURABILITY=everysec"),
+    ):
+        await keeper.run(KeeperSettings(redis_url=server.url), started=lambda _: None)
+
+
+async def test_a_port_that_is_taken_is_one_error_for_the_operator(server: RedisServer) -> None:
+    async def take(port: int) -> None:
+        with pytest.raises(SettingsError, match=f"Cannot listen on 127.0.0.1 port {port}"):
+            await keeper.run(KeeperSettings(redis_url=server.url, port=port), started=lambda _: None)
+        tasks.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        settings = KeeperSettings(redis_url=server.url)
+        tasks.start_soon(lambda: keeper.run(settings, started=lambda port: tasks.start_soon(take, port)))
