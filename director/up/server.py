@@ -5,6 +5,7 @@ a unix socket in the home, or, where its path would be too long, a loopback port
 """
 
 import importlib.util
+import os
 import secrets
 import shutil
 import socket
@@ -14,9 +15,11 @@ from urllib.parse import quote
 
 from director.up.errors import UpError
 from director.up.ports import free_port
+from director.up.supervisor import Part
 
-__all__ = ("EmbeddedServer", "find_binary")
+__all__ = ("VALKEY", "EmbeddedServer", "find_binary")
 
+VALKEY: Final = "valkey"  # the part's name, whichever server it is
 SOCKET_PATH_BYTES: Final = 100  # the system's limit is 104 on macOS, 108 on Linux
 ANSWER_S: Final = 2.0
 
@@ -51,9 +54,9 @@ class EmbeddedServer:
             self.url = f"redis://:{password}@127.0.0.1:{port}/0"
             self._door = f"port {port}\nbind 127.0.0.1\nrequirepass {password}"
 
-    @property
-    def command(self) -> list[str]:
-        return [str(self._binary), str(self._config)]
+    def part(self, cwd: Path) -> Part:
+        """What the supervisor runs."""
+        return Part(name=VALKEY, command=[str(self._binary), str(self._config)], env=dict(os.environ), cwd=cwd)
 
     @property
     def _config(self) -> Path:

@@ -1,0 +1,90 @@
+"""Arguments that several commands have, and how their text is read."""
+
+import argparse
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+__all__ = (
+    "CommandParser",
+    "Commands",
+    "add_home",
+    "add_json",
+    "add_redis",
+    "add_service",
+    "input_value",
+    "model_name",
+    "port_number",
+)
+
+DEFAULT_HOME: Final = ".director"
+MODEL: Final = re.compile(r"[^/:\s]+/[^/:\s]+(:[^/:\s]+)?")
+MOST_PORT: Final = 65535
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose help ends with the settings of its process, where it has some: the name of their struct."""
+
+    settings = ""
+
+    def format_help(self) -> str:
+        """The usual help, and the table of variables, which is made only when somebody asks for it."""
+        if not self.settings:
+            return super().format_help()
+        from director.core import settings
+
+        rows = settings.described(getattr(settings, self.settings))
+        lines = [f"  {name}{f' ({default})' if default else ''}\n      {text}" for name, default, text in rows]
+        return "\n".join([super().format_help(), "environment (default):", *lines, ""])
+
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[CommandParser]
+else:
+    Commands = argparse._SubParsersAction
+
+
+def add_home(parser: CommandParser) -> None:
+    """Where an `up` keeps its data."""
+    parser.add_argument("--home", default=DEFAULT_HOME, metavar="DIR", help="folder of the `up` (%(default)s)")
+
+
+def add_service(parser: CommandParser) -> None:
+    """Which API a client's command asks."""
+    parser.add_argument("--url", default="", help="of the API, else DIRECTOR_URL, else that of the `up`")
+    parser.add_argument("--token", default="", help="else DIRECTOR_TOKEN, else that of the `up`")
+    add_home(parser)
+
+
+def add_redis(parser: CommandParser) -> None:
+    """Which server an operator's command looks at."""
+    parser.add_argument("--redis", metavar="URL", default="", help="else DIRECTOR_REDIS_URL, else that of the `up`")
+    add_home(parser)
+
+
+def add_json(parser: CommandParser) -> None:
+    """For machines."""
+    parser.add_argument("--json", action="store_true", help="print JSON, for machines")
+
+
+def port_number(text: str) -> int:
+    """A port, 0 for any free one."""
+    if not text.isdecimal() or int(text) > MOST_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: give a number from 0 to {MOST_PORT}")
+    return int(text)
+
+
+def model_name(text: str) -> str:
+    """owner/name or owner/name:version."""
+    if not MODEL.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no model: give owner/name or owner/name:version")
+    return text
+
+
+def input_value(text: str) -> tuple[str, Any]:
+    """name=value or name=@file."""
+    from director.cli.inputs import parse
+
+    try:
+        return parse(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from exc

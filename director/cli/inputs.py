@@ -1,0 +1,52 @@
+"""Inputs and files of the command line: what `-i name=value` and `-i name=@file` mean, and how an output is saved.
+
+A value is JSON where it reads as JSON, else text; a file becomes a data URI.
+"""
+
+import base64
+import mimetypes
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from director.core.errors import DirectorError
+
+__all__ = ("FileFault", "parse", "save")
+
+
+class FileFault(DirectorError):
+    """A file named on the command line cannot be read or written. Correct its path."""
+
+
+def parse(text: str) -> tuple[str, Any]:
+    """One `-i`. Raises ValueError where it is not name=value, FileFault."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ValueError(f"{text!r} is no input: give name=value, or name=@file")
+    if value.startswith("@"):
+        return name, _data_uri(Path(value[1:]))
+    try:
+        return name, msgspec.json.decode(value.encode())
+    except msgspec.DecodeError:
+        return name, value
+
+
+def save(output: Any, file: str) -> None:
+    """Write the file that a model made. Raises FileFault where its output is none, or cannot be written."""
+    head, comma, body = output.partition(",") if isinstance(output, str) else ("", "", "")
+    if not comma or not head.startswith("data:") or not head.endswith(";base64"):
+        raise FileFault("the output of this model is no file. Leave --output out to see it.")
+    try:
+        Path(file).write_bytes(base64.b64decode(body))
+    except OSError as exc:
+        raise FileFault(f"cannot write {file}: {exc.strerror}. Choose another --output.") from exc
+
+
+def _data_uri(file: Path) -> str:
+    try:
+        data = file.read_bytes()
+    except OSError as exc:
+        raise FileFault(f"cannot read {file}: {exc.strerror}. Check the path after the @.") from exc
+    kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"

@@ -1,0 +1,62 @@
+"""The frame of all commands: reads the line, runs one command, and turns what went wrong into one line and a code.
+
+Exit codes: 0 done, 1 it failed and the line says what to do, 2 the command line is wrong, 130 Ctrl-C.
+Never shows a traceback for a fault that can be expected, and imports a command's rooms only when it is called.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from director.cli import bench, predictions, queues, serve, tokens, up
+from director.cli.arguments import CommandParser
+from director.core.errors import DirectorError
+
+__all__ = ("main",)
+
+FAILED: Final = 1
+INTERRUPTED: Final = 130
+GROUPS: Final = (up, predictions, queues, tokens, serve, bench)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    try:
+        given = _parser().parse_args(argv)
+        return int(given.run(given))
+    except DirectorError as exc:
+        return _failed(str(exc))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # `director … | head`: whoever read has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+
+
+def _failed(text: str) -> int:
+    print(f"director: {text}", file=sys.stderr)
+    return FAILED
+
+
+class _Version(argparse.Action):
+    """Prints the version; it is looked up only when asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from director import __version__
+
+        print(__version__)
+        parser.exit()
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="director",
+        description="A self-hosted, Replicate-compatible prediction queue. Start with `director up`.",
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)
+    for group in GROUPS:
+        group.add(commands)
+    return parser

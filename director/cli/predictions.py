@@ -1,0 +1,146 @@
+"""`director predict`, `get` and `cancel`: what any client of the API can do, from a shell."""
+
+import argparse
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from director.cli.arguments import Commands, add_json, add_service, input_value, model_name
+
+if TYPE_CHECKING:
+    from msgspec import Raw
+
+    from director.cli.client import Client, Seen
+
+__all__ = ("add",)
+
+LOOK_S: Final = 0.15
+DONE: Final = 0
+FAILED: Final = 1
+
+
+def add(commands: Commands) -> None:
+    """Add the commands of this file."""
+    predict = commands.add_parser(
+        "predict",
+        help="run a model, and print its output as it comes",
+        description="Run a model and print its output as it comes. Ctrl-C cancels the prediction.",
+        epilog="Example: director predict example/hello -i text=hi -i n=3",
+    )
+    predict.add_argument("model", type=model_name, metavar="OWNER/NAME[:VERSION]")
+    predict.add_argument(
+        "-i",
+        "--input",
+        type=input_value,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an input: JSON where it reads as JSON, else text; NAME=@FILE sends a file",
+    )
+    predict.add_argument("-o", "--output", metavar="FILE", help="save the file that the model makes")
+    predict.set_defaults(run=_predict)
+    add_json(predict)
+    add_service(predict)
+    for name, run, text in (
+        ("get", _get, "show how a prediction stands"),
+        ("cancel", _cancel, "cancel a prediction"),
+    ):
+        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        command.add_argument("id", metavar="ID", help="id of the prediction")
+        command.set_defaults(run=run)
+        add_json(command)
+        add_service(command)
+
+
+def _predict(given: argparse.Namespace) -> int:
+    from director.cli.client import Client, seen
+    from director.cli.where import service
+    from director.core.states import Status
+
+    with Client(service(given)) as client:
+        body = client.create(given.model, dict(given.input))
+        prediction = seen(body)
+        try:
+            body = _follow(client, given, body)
+        except KeyboardInterrupt:
+            client.cancel(prediction.id)
+            print(f"\ncanceled {prediction.id}", file=sys.stderr)
+            raise
+    prediction = seen(body)
+    if given.json:
+        _print_json(body)
+    if given.output and prediction.status is Status.SUCCEEDED:
+        _save(prediction.output, given.output)
+    return DONE if prediction.status is Status.SUCCEEDED else FAILED
+
+
+def _follow(client: "Client", given: argparse.Namespace, body: "Raw") -> "Raw":
+    """Look until it has ended, and show what is new each time; returns the last look."""
+    from director.cli.client import seen
+    from director.cli.printing import Printer
+
+    printer = Printer(sys.stdout, sys.stderr, shows_output=not given.output)
+    while True:
+        prediction = seen(body)
+        if not given.json:
+            printer.show(prediction)
+        if prediction.is_terminal:
+            return body
+        time.sleep(LOOK_S)
+        body = client.get(prediction.id)
+
+
+def _save(output: Any, file: str) -> None:
+    from director.cli.inputs import save
+
+    save(output, file)
+    print(f"» saved {file}", file=sys.stderr)
+
+
+def _get(given: argparse.Namespace) -> int:
+    from director.cli.client import Client
+    from director.cli.where import service
+
+    with Client(service(given)) as client:
+        return _show(given, client.get(given.id))
+
+
+def _cancel(given: argparse.Namespace) -> int:
+    from director.cli.client import Client
+    from director.cli.where import service
+
+    with Client(service(given)) as client:
+        return _show(given, client.cancel(given.id))
+
+
+def _show(given: argparse.Namespace, body: "Raw") -> int:
+    from director.cli.client import seen
+
+    if given.json:
+        _print_json(body)
+    else:
+        _print_facts(seen(body))
+    return DONE
+
+
+def _print_json(body: "Raw") -> None:
+    print(bytes(body).decode())
+
+
+def _print_facts(prediction: "Seen") -> None:
+    from director.cli.printing import as_text
+
+    facts = {
+        "id": prediction.id,
+        "model": prediction.model,
+        "status": prediction.status,
+        "created": prediction.created_at,
+        "started": prediction.started_at,
+        "completed": prediction.completed_at,
+        "error": prediction.error,
+        "output": None if prediction.output is None else as_text(prediction.output),
+        "logs": (prediction.logs or "").rstrip() or None,
+    }
+    for name, value in facts.items():
+        if value is not None:
+            print(f"{name:<10} {value}")

@@ -1,0 +1,76 @@
+"""`director api`, `director run` and `director keeper`: one process each, as they run in production.
+
+Every setting is a DIRECTOR_ variable; the options here are the few that one types by hand, and win over them.
+"""
+
+import argparse
+import os
+import sys
+
+from director.cli.arguments import CommandParser, Commands, port_number
+from director.core.limits import raise_descriptor_limit
+
+__all__ = ("add",)
+
+
+def add(commands: Commands) -> None:
+    """Add the commands of this file."""
+    api = _serving(commands, "api", "serve the HTTP API", "ApiSettings")
+    api.add_argument("--host", help="address to listen on")
+    api.add_argument("--port", type=port_number, help="port to listen on")
+    api.set_defaults(run=_api)
+
+    run = _serving(commands, "run", "run predictions of one model on its model servers", "DirectorSettings")
+    run.add_argument("--model", metavar="OWNER/NAME", help="the model that the servers serve")
+    run.add_argument("--version", metavar="ID", help="its version id, 64 hex digits")
+    run.add_argument("--server", action="append", metavar="URL", help="a model server; once for each GPU")
+    run.add_argument("--concurrency", type=int, metavar="N", help="predictions one server runs at once")
+    run.set_defaults(run=_run)
+
+    keeper = _serving(commands, "keeper", "look after queues that nobody holds", "KeeperSettings")
+    keeper.add_argument("--host", help="address of /livez and /readyz")
+    keeper.add_argument("--port", type=port_number, help="port of /livez and /readyz")
+    keeper.set_defaults(run=_keeper)
+
+
+def _serving(commands: Commands, name: str, text: str, settings: str) -> CommandParser:
+    parser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+    parser.settings = settings
+    parser.add_argument("--redis", metavar="URL", help="address of Redis or Valkey")
+    return parser
+
+
+def _api(given: argparse.Namespace) -> int:
+    raise_descriptor_limit()
+    asked = {"HOST": given.host, "PORT": given.port, "REDIS_URL": given.redis}
+    env = {f"DIRECTOR_{name}": str(value) for name, value in asked.items() if value is not None}
+    # becomes that process rather than importing it: the engine room and the front door share nothing but the core.
+    # -P: the folder that this is called in is not a place to import from; it may well hold an `api` of its own
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "api"], dict(os.environ) | env)  # noqa: S606
+
+
+def _run(given: argparse.Namespace) -> int:
+    from director.core.settings import DirectorSettings, load
+    from director.director import serve
+
+    settings = load(
+        DirectorSettings,
+        redis_url=given.redis,
+        model=given.model,
+        version=given.version,
+        servers=given.server,
+        concurrent_predictions=given.concurrency,
+    )
+    raise_descriptor_limit()
+    serve(settings)
+    return 0
+
+
+def _keeper(given: argparse.Namespace) -> int:
+    from director.core.settings import KeeperSettings, load
+    from director.keeper.keeper import serve
+
+    settings = load(KeeperSettings, redis_url=given.redis, host=given.host, port=given.port)
+    raise_descriptor_limit()
+    serve(settings)
+    return 0

@@ -1,0 +1,36 @@
+"""What `up` prints when all is ready: where to ask, with what token, and two ways to do it that work as they stand."""
+
+import json
+
+__all__ = ("banner",)
+
+EXAMPLE = "example/hello"
+INPUT = {"text": "hello", "n": 3}
+
+
+def banner(*, url: str, token: str, home: str, promise: str, has_examples: bool) -> str:
+    """The text. `promise`: what the server's durability means for what it accepts."""
+    parts = [f"\nDirector is up at {url}\n  token  {token}\n  data   {home} ({promise})"]
+    if has_examples:
+        parts += [_curl(url, token), _python(url, token), f"Or: director predict {EXAMPLE} -i text=hello -i n=3"]
+    else:
+        parts.append("Serve a model of yours: director run --model owner/name --server http://127.0.0.1:5000")
+    parts.append("Webhooks may go to addresses of this machine. Ctrl-C ends everything; the data stays.\n")
+    return "\n\n".join(parts)
+
+
+def _curl(url: str, token: str) -> str:
+    body = json.dumps({"input": INPUT})
+    return (
+        f'Ask it:\n\n  curl -s {url}/v1/models/{EXAMPLE}/predictions -H "Authorization: Bearer {token}" '
+        f"""-H "Content-Type: application/json" -H "Prefer: wait" -d '{body}'"""
+    )
+
+
+def _python(url: str, token: str) -> str:
+    return f"""\
+The same with Replicate's client for Python (pip install "replicate<2"):
+
+  import replicate
+  client = replicate.Client(api_token="{token}", base_url="{url}")
+  print("".join(client.run("{EXAMPLE}", input={json.dumps(INPUT)})))"""
