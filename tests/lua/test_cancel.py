@@ -1,0 +1,73 @@
+"""cancel: what waits ends at once; the holder of what runs is asked."""
+
+import pytest
+
+from director.core import keys
+from director.core.ids import partition_of
+from tests.support.keyspace import dump
+from tests.support.queue_driver import QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_what_waits_ends_at_once_and_is_never_handed_out(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit(lifetime_ms=60_000)
+    assert await driver.cancel(prediction_id) == "canceled"
+    record = await driver.record(prediction_id)
+    assert (record.status, record.completed, record.started) == ("canceled", driver.now_ms, None)
+    assert await driver.entries() == {}
+    assert await driver.members(keys.live(driver.queue)) == {}
+    assert await driver.members(keys.deadline(driver.queue)) == {}
+    assert await driver.claim() == []
+
+
+async def test_a_delayed_retry_ends_at_once(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    await driver.release(await driver.claim_one(), spent=True, delay_s=5)
+    assert await driver.cancel(prediction_id) == "canceled"
+    assert await driver.members(keys.delayed(driver.queue)) == {}
+
+
+async def test_the_holder_is_asked_over_its_channel_and_with_its_next_heartbeat(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one(consumer="d3")
+    async with driver.redis.pubsub(ignore_subscribe_messages=True) as listener:
+        await listener.subscribe(keys.kick_channel("d3"))
+        await listener.get_message(timeout=5)
+        assert await driver.cancel(claim.id) == "asked"
+        message = await listener.get_message(timeout=5)
+    assert message is not None
+    assert message["data"] == claim.id.encode()
+    assert await driver.extend(claim, consumer="d3") == ["user"]
+    assert not (await driver.record(claim.id)).is_terminal
+
+
+async def test_what_has_ended_is_over(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    await driver.cancel(prediction_id)
+    before = await dump(driver.redis)
+    assert await driver.cancel(prediction_id) == "over"
+    assert await dump(driver.redis) == before
+
+
+async def test_another_account_cannot_tell_that_it_exists(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit(account="mine")
+    before = await dump(driver.redis)
+    assert await driver.cancel(prediction_id, account="theirs") == "unknown"
+    assert await driver.cancel(driver.new_id(), account="theirs") == "unknown"
+    assert await dump(driver.redis) == before
+
+
+async def test_the_webhook_of_what_was_canceled_in_the_queue_is_owed_at_once(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit(webhook="https://example.com", events="completed")
+    await driver.cancel(prediction_id)
+    assert await driver.members(keys.owed(partition_of(prediction_id))) == {prediction_id: driver.now_ms}
+
+
+async def test_a_holder_that_dies_after_it_was_asked_leaves_it_canceled(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    await driver.cancel(claim.id)
+    driver.pass_time(15)
+    assert await driver.reap() == {claim.id: "canceled"}
+    assert (await driver.record(claim.id)).status == "canceled"

@@ -1,0 +1,109 @@
+"""Every script on a one-node cluster, where a script with a shebang may touch no key of another slot.
+
+So this finds a key outside the hash tag of KEYS[1], which a plain server would pass in silence.
+"""
+
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import pytest
+import redis as blocking
+from redis import exceptions
+from redis.asyncio import Redis
+
+from director.core.catalog import OPEN_SCHEMA, Catalog, Policy
+from director.core.clock import SystemClock
+from director.core.gatherer import Arg, Gatherer
+from director.core.ids import lowest_id_at, partition_of
+from director.core.redis_client import client
+from director.core.scripts import Scripts
+from tests.lua.test_headers import NAMES
+from tests.support.cog import free_port
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
+from tests.support.servers import RedisServer, redis_server
+
+pytestmark = pytest.mark.anyio
+
+
+class NotingGatherer(Gatherer):
+    """Remembers which scripts were called."""
+
+    def __init__(self, redis: Redis) -> None:
+        super().__init__(redis)
+        self.called: set[str] = set()
+
+    async def call(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
+        self.called.add(name)
+        return await super().call(name, keys, args)
+
+
+@pytest.fixture(scope="module")
+def cluster(server: RedisServer) -> Iterator[RedisServer]:
+    config = {"cluster-enabled": "yes", "cluster-port": str(free_port())}
+    with redis_server(server.kind, loopback=True, config=config) as started:
+        with blocking.Redis(unix_socket_path=str(started.socket)) as redis:
+            redis.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+            give_up = time.monotonic() + 20
+            while redis.execute_command("CLUSTER INFO")["cluster_state"] != "ok":  # it takes 2 s to believe in itself
+                assert time.monotonic() < give_up
+                time.sleep(0.02)
+        yield started
+
+
+@pytest.fixture
+async def redis(cluster: RedisServer) -> AsyncIterator[Redis]:
+    redis = client(cluster.url)
+    try:
+        await redis.flushall()
+        yield redis
+    finally:
+        await redis.aclose()
+
+
+async def test_a_key_of_another_slot_is_an_error_here(redis: Redis) -> None:
+    script = "#!lua\nreturn redis.call('GET', '{p2}:rec:x')"
+    with pytest.raises(exceptions.ResponseError):
+        await redis.eval(script, 1, "{p1}:rec:x")
+
+
+async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
+    gatherer = NotingGatherer(redis)
+    scripts = Scripts(gatherer)
+    catalog = Catalog(redis, scripts, SystemClock())
+    queue = await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    driver = QueueDriver(redis, scripts, queue)
+
+    for lane in ("high", "normal", "low"):
+        prediction_id = driver.new_id()
+        await scripts.enlist(prediction_id, account=ACCOUNT, oldest=lowest_id_at(0))
+        await driver.submit(
+            prediction_id,
+            lane=lane,
+            lifetime_ms=60_000,
+            webhook="https://example.com",
+            events="completed",
+            idempotency=(lane, "body"),
+        )
+    finished, released, lost = await driver.claim(3)
+    await driver.begin(finished, ("output", b"1"), ("logs", b'"x"'))
+    assert await driver.extend(finished, released) == ["held", "held"]
+    assert await scripts.get(finished.id) is not None
+    assert await driver.finish(finished, output=b"1")
+    assert await driver.release(released, spent=True, delay_s=1) == "delayed"
+    driver.pass_time(16)
+    assert await driver.reap() == {lost.id: "waiting"}
+    assert await scripts.promote(queue, limit=9, now_ms=driver.now_ms) == 1
+    assert await scripts.resize(queue, streams=4)
+    assert (await scripts.stats(queue)).waiting == 2
+    again = await driver.claim_one()
+    assert await driver.cancel(again.id) == "asked"
+    driver.pass_time(60)
+    assert await scripts.expire(queue, limit=9, now_ms=driver.now_ms) == (1, 1)
+    partition = partition_of(finished.id)
+    owed = await scripts.due(partition, limit=9, hold_s=30, now_ms=driver.now_ms)
+    assert finished.id in owed
+    assert await scripts.deliver(finished.id, outcome="delivered", delay_s=None)
+
+    assert gatherer.called == set(NAMES), "a script that this walk leaves out"
+    await gatherer.aclose()

@@ -1,0 +1,90 @@
+"""due and deliver: which terminal webhooks are to be tried now, by one courier at a time, and how it went."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from director.core import keys
+from director.core.ids import Partition, PredictionId, partition_of
+from tests.support.keyspace import dump
+from tests.support.queue_driver import QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def partition(driver: QueueDriver) -> Partition:
+    return partition_of(driver.new_id())
+
+
+@pytest.fixture
+async def owed(driver: QueueDriver, partition: Partition) -> AsyncIterator[PredictionId]:
+    """A prediction that has ended and whose webhook nobody delivered yet."""
+    prediction_id = await driver.submit(webhook="https://example.com", events="completed")
+    await driver.finish(await driver.claim_one(), grace_s=10)
+    yield prediction_id
+    await driver.redis.delete(keys.owed(partition))
+
+
+async def due(driver: QueueDriver, partition: Partition, *, limit: int = 10) -> list[PredictionId]:
+    return await driver.scripts.due(partition, limit=limit, hold_s=30, now_ms=driver.now_ms)
+
+
+async def deliver(driver: QueueDriver, prediction_id: PredictionId, outcome: str, delay_s: float | None) -> bool:
+    return await driver.scripts.deliver(prediction_id, outcome=outcome, delay_s=delay_s, now_ms=driver.now_ms)
+
+
+async def test_it_is_due_once_its_director_had_its_time(
+    driver: QueueDriver, partition: Partition, owed: PredictionId
+) -> None:
+    driver.pass_time(9.999)
+    assert await due(driver, partition) == []
+    driver.pass_time(0.001)
+    assert await due(driver, partition) == [owed]
+
+
+async def test_what_one_courier_took_no_other_takes_until_its_time_is_over(
+    driver: QueueDriver, partition: Partition, owed: PredictionId
+) -> None:
+    driver.pass_time(10)
+    assert await due(driver, partition) == [owed]
+    assert await due(driver, partition) == []
+    driver.pass_time(30)
+    assert await due(driver, partition) == [owed]
+
+
+async def test_delivered_it_is_owed_no_more_and_its_record_says_so(
+    driver: QueueDriver, partition: Partition, owed: PredictionId
+) -> None:
+    assert await deliver(driver, owed, "delivered", None)
+    assert await driver.members(keys.owed(partition)) == {}
+    record = await driver.record(owed)
+    assert (record.told, record.tellings) == ("delivered", 1)
+
+
+async def test_failed_it_is_due_again_after_the_delay(
+    driver: QueueDriver, partition: Partition, owed: PredictionId
+) -> None:
+    assert await deliver(driver, owed, "failed", 5)
+    assert await driver.members(keys.owed(partition)) == {owed: driver.now_ms + 5_000}
+    assert (await driver.record(owed)).told == "failed"
+
+
+async def test_what_is_not_owed_any_more_is_not_noted(driver: QueueDriver, owed: PredictionId) -> None:
+    await deliver(driver, owed, "delivered", None)
+    before = await dump(driver.redis)
+    assert not await deliver(driver, owed, "failed", 5)
+    assert await dump(driver.redis) == before
+
+
+async def test_it_makes_no_new_record_of_one_that_is_gone(
+    driver: QueueDriver, partition: Partition, owed: PredictionId
+) -> None:
+    await driver.redis.delete(keys.record(owed))
+    assert await deliver(driver, owed, "given_up", None)
+    assert await driver.redis.exists(keys.record(owed), keys.owed(partition)) == 0
+
+
+async def test_noting_keeps_the_records_lifetime(driver: QueueDriver, owed: PredictionId) -> None:
+    await deliver(driver, owed, "failed", 5)
+    assert await driver.lifetime_s(keys.record(owed)) == 7 * 86_400

@@ -1,0 +1,45 @@
+"""enlist: an account's list never misses what was accepted, and does not grow for ever."""
+
+import pytest
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.ids import PredictionId, lowest_id_at, new_prediction_id
+from director.core.scripts import Scripts
+from tests.support.keyspace import dump
+from tests.support.queue_driver import ACCOUNT, MODEL
+
+pytestmark = pytest.mark.anyio
+
+OLDEST = lowest_id_at(1_000)
+
+
+async def listed(redis: Redis) -> list[str]:
+    return [name.decode() for name in await redis.zrange(keys.listing(ACCOUNT), 0, -1)]
+
+
+async def enlist(scripts: Scripts, at_ms: int, *, oldest: PredictionId = OLDEST) -> PredictionId:
+    prediction_id = new_prediction_id(model=MODEL, now_ms=at_ms)
+    await scripts.enlist(prediction_id, account=ACCOUNT, oldest=oldest)
+    return prediction_id
+
+
+async def test_ids_stand_in_the_order_of_their_time(redis: Redis, scripts: Scripts) -> None:
+    ids = {at: await enlist(scripts, at) for at in (5_000, 2_000, 9_000)}
+    assert await listed(redis) == [ids[2_000], ids[5_000], ids[9_000]]
+
+
+async def test_twice_is_once(redis: Redis, scripts: Scripts) -> None:
+    prediction_id = await enlist(scripts, 2_000)
+    before = await dump(redis)
+    await scripts.enlist(prediction_id, account=ACCOUNT, oldest=OLDEST)
+    assert await dump(redis) == before
+
+
+async def test_it_drops_a_few_that_are_too_old_with_each_call(redis: Redis, scripts: Scripts) -> None:
+    for at in range(1_000, 1_010):
+        await enlist(scripts, at)
+    kept = [await enlist(scripts, 3_000, oldest=lowest_id_at(2_000))]
+    assert len(await listed(redis)) == 3
+    kept.append(await enlist(scripts, 3_001, oldest=lowest_id_at(2_000)))
+    assert await listed(redis) == kept

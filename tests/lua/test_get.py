@@ -1,0 +1,56 @@
+"""get: a prediction as it is at this moment."""
+
+import pytest
+
+from director.core import keys
+from tests.support.keyspace import dump
+from tests.support.queue_driver import QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_what_waits_has_input_and_no_output(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit(data=b'{"n":1}')
+    stored = await driver.scripts.get(prediction_id)
+    assert stored is not None
+    assert stored.record == await driver.record(prediction_id)
+    assert (bytes(stored.input or b""), stored.output, stored.logs) == (b'{"n":1}', None, "")
+
+
+async def test_output_and_logs_of_what_runs_are_folded_from_its_events(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    claim = await driver.claim_one()
+    await driver.begin(claim, ("output", b'"a"'), ("logs", b'"one\\n"'), ("output", b"[]"), ("logs", b'"two\\n"'))
+    stored = await driver.scripts.get(prediction_id)
+    assert stored is not None
+    assert (bytes(stored.output or b""), stored.logs) == (b'["a",[]]', "one\ntwo\n")
+
+
+async def test_output_and_logs_of_what_has_ended_are_what_finish_wrote(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    claim = await driver.claim_one()
+    await driver.finish(claim, output=b'{"big":12345678901234567890,"list":[]}', logs="done\n")
+    stored = await driver.scripts.get(prediction_id)
+    assert stored is not None
+    assert bytes(stored.output or b"") == b'{"big":12345678901234567890,"list":[]}'
+    assert stored.logs == "done\n"
+
+
+async def test_once_its_data_is_gone_the_record_is_still_told(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    await driver.finish(await driver.claim_one(), output=b"1")
+    await driver.redis.delete(keys.input_data(prediction_id), keys.output_data(prediction_id))
+    stored = await driver.scripts.get(prediction_id)
+    assert stored is not None
+    assert (stored.record.status, stored.input, stored.output) == ("succeeded", None, None)
+
+
+async def test_what_nobody_made_is_none(driver: QueueDriver) -> None:
+    assert await driver.scripts.get(driver.new_id()) is None
+
+
+async def test_looking_changes_nothing(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    before = await dump(driver.redis)
+    await driver.scripts.get(prediction_id)
+    assert await dump(driver.redis) == before

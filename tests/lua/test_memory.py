@@ -1,0 +1,54 @@
+"""A full server refuses new work at the door, and finishes what it has."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from director.core.errors import BackendUnavailable
+from director.core.ids import lowest_id_at
+from tests.support.keyspace import dump
+from tests.support.queue_driver import ACCOUNT, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def full(driver: QueueDriver) -> AsyncIterator[QueueDriver]:
+    """Three waiting predictions, and no memory for more."""
+    for _ in range(3):
+        await driver.submit(streams=[0])
+    await driver.redis.config_set("maxmemory", "1")
+    yield driver
+    await driver.redis.config_set("maxmemory", "0")
+
+
+async def test_it_refuses_new_work_and_writes_nothing(full: QueueDriver) -> None:
+    before = await dump(full.redis)
+    with pytest.raises(BackendUnavailable):
+        await full.submit()
+    with pytest.raises(BackendUnavailable):
+        await full.scripts.enlist(full.new_id(), account=ACCOUNT, oldest=lowest_id_at(0))
+    assert await dump(full.redis) == before
+
+
+async def test_what_it_has_is_claimed_run_and_finished(full: QueueDriver) -> None:
+    claims = await full.claim(3)
+    await full.begin(claims[0], ("output", b"1"))
+    assert await full.extend(*claims) == ["held"] * 3
+    for claim in claims:
+        assert await full.finish(claim, output=b"1", logs="x")
+    assert await full.entries() == {}
+
+
+async def test_what_it_has_is_given_back_taken_back_and_canceled(full: QueueDriver) -> None:
+    released, reaped, canceled = await full.claim(3)
+    assert await full.release(released, spent=True, delay_s=1) == "delayed"
+    assert await full.cancel(released.id) == "canceled"
+    assert await full.cancel(canceled.id) == "asked"
+    full.pass_time(15)
+    assert await full.reap() == {reaped.id: "waiting", canceled.id: "canceled"}
+    assert (await full.claim_one()).id == reaped.id
+
+
+async def test_it_still_says_how_it_is(full: QueueDriver) -> None:
+    assert (await full.scripts.stats(full.queue)).waiting == 3

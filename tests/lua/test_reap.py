@@ -1,0 +1,102 @@
+"""reap: what silent directors held runs again, at once the first time, later after that, and not for ever."""
+
+import pytest
+
+from director.core import keys
+from tests.support.keyspace import dump
+from tests.support.queue_driver import QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+
+async def lose(driver: QueueDriver) -> None:
+    """Claim what is there, and go silent until the lease is over."""
+    await driver.claim_one()
+    driver.pass_time(15)
+
+
+async def test_a_lease_that_holds_is_left_alone(driver: QueueDriver) -> None:
+    await driver.submit()
+    await driver.claim_one()
+    driver.pass_time(14.999)
+    before = await dump(driver.redis)
+    assert await driver.reap() == {}
+    assert await dump(driver.redis) == before
+
+
+async def test_a_heartbeat_in_time_keeps_the_claim(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    driver.pass_time(14)
+    await driver.extend(claim)
+    driver.pass_time(14)
+    assert await driver.reap() == {}
+
+
+async def test_the_first_retry_goes_straight_to_its_stream_and_rings(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    await lose(driver)
+    await driver.hear_bell()
+    assert await driver.reap() == {prediction_id: "waiting"}
+    assert await driver.hear_bell()
+    assert (await driver.claim_one(consumer="d2")).record.attempt == 2
+
+
+async def test_the_second_retry_waits_up_to_its_backoff(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    await lose(driver)
+    await driver.reap()
+    await lose(driver)
+    [(name, word, *_)] = await driver.scripts.reap(driver.queue, limit=1, base_s=1, cap_s=60, now_ms=driver.now_ms)
+    assert (name, word) in {(prediction_id, "delayed"), (prediction_id, "waiting")}  # full jitter may draw a nought
+    due = (await driver.members(keys.delayed(driver.queue))).get(prediction_id, driver.now_ms)
+    assert driver.now_ms <= due <= driver.now_ms + 2_000
+
+
+async def test_the_last_attempt_lost_is_a_failure_and_a_dead_letter(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    for _ in range(3):
+        await lose(driver)
+        answer = await driver.reap()
+        driver.pass_time(120)
+        await driver.scripts.promote(driver.queue, limit=1, now_ms=driver.now_ms)
+    assert answer == {prediction_id: "dead"}
+    record = await driver.record(prediction_id)
+    assert (record.status, record.code, record.attempt) == ("failed", "director_lost", 3)
+    assert list(await driver.members(keys.dead(driver.queue))) == [prediction_id]
+    assert await driver.entries() == {}
+
+
+async def test_reaping_twice_takes_back_once(driver: QueueDriver) -> None:
+    await driver.submit()
+    await lose(driver)
+    await driver.reap()
+    before = await dump(driver.redis)
+    assert await driver.reap() == {}
+    assert await dump(driver.redis) == before
+
+
+async def test_it_takes_no_more_than_its_limit_the_oldest_first(driver: QueueDriver) -> None:
+    ids = []
+    for _ in range(3):
+        ids.append(await driver.submit(streams=[0]))
+        await driver.claim_one()
+        driver.pass_time(1)
+    driver.pass_time(15)
+    assert set(await driver.reap(limit=2)) == set(ids[:2])
+    assert set(await driver.reap(limit=2)) == set(ids[2:])
+
+
+async def test_a_lease_without_a_claim_is_swept_up(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    await driver.redis.zadd(keys.lease(driver.queue), {prediction_id: driver.now_ms, driver.new_id(): driver.now_ms})
+    assert set((await driver.reap()).values()) == {"gone"}
+    assert await driver.members(keys.lease(driver.queue)) == {}
+    assert (await driver.claim_one()).id == prediction_id
+
+
+async def test_past_its_deadline_it_ends_instead_of_running_again(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit(lifetime_ms=10_000, late="aborted")
+    await lose(driver)
+    assert await driver.reap() == {prediction_id: "late"}
+    assert (await driver.record(prediction_id)).status == "aborted"

@@ -1,0 +1,75 @@
+"""resize: another number of streams, and nothing stranded in those that are gone."""
+
+import pytest
+
+from director.core.errors import UnknownQueue
+from director.core.ids import QueueName
+from tests.support.keyspace import dump
+from tests.support.queue_driver import MODEL, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_shrinking_four_to_two_does_not_strand_an_entry_of_the_third(driver: QueueDriver) -> None:
+    """The design that this queue comes from counts streams from 1 where they begin at 0, and loses this one."""
+    await driver.scripts.resize(driver.queue, streams=4)
+    prediction_id = await driver.submit(streams=[2])
+    assert await driver.scripts.resize(driver.queue, streams=2) == (2, 3)
+    assert (await driver.claim_one()).id == prediction_id
+
+
+@pytest.mark.parametrize("lane", ["high", "normal", "low"])
+async def test_entries_of_any_lane_in_any_upper_stream_are_still_served(driver: QueueDriver, lane: str) -> None:
+    ids = {await driver.submit(streams=[number], lane=lane) for number in range(16)}
+    assert await driver.scripts.resize(driver.queue, streams=1) == (1, 16)
+    assert {claim.id for claim in await driver.claim_all()} == ids
+
+
+async def test_a_claimed_entry_keeps_its_stream_read_until_it_has_ended(driver: QueueDriver) -> None:
+    await driver.submit(streams=[9])
+    claim = await driver.claim_one()
+    assert await driver.scripts.resize(driver.queue, streams=4) == (4, 10)
+    assert await driver.extend(claim) == ["held"]
+    await driver.finish(claim)
+    assert await driver.scripts.resize(driver.queue, streams=4) == (4, 4)
+
+
+async def test_what_comes_back_after_a_shrink_goes_to_a_stream_that_is_left(driver: QueueDriver) -> None:
+    await driver.submit(streams=[9])
+    claim = await driver.claim_one()
+    await driver.scripts.resize(driver.queue, streams=4)
+    await driver.release(claim)
+    assert await driver.entries() == {1: [claim.id]}
+    assert (await driver.claim_one()).id == claim.id
+
+
+async def test_growing_serves_the_new_streams(driver: QueueDriver) -> None:
+    await driver.scripts.resize(driver.queue, streams=2)
+    low = await driver.submit(streams=[20])
+    assert await driver.scripts.resize(driver.queue, streams=32) == (32, 32)
+    high = await driver.submit(streams=[20])
+    assert await driver.entries() == {0: [low], 20: [high]}
+    assert {claim.id for claim in await driver.claim_all()} == {low, high}
+
+
+async def test_resizing_twice_is_resizing_once(driver: QueueDriver) -> None:
+    await driver.submit(streams=[9])
+    await driver.scripts.resize(driver.queue, streams=4)
+    before = await dump(driver.redis)
+    assert await driver.scripts.resize(driver.queue, streams=4) == (4, 10)
+    assert await dump(driver.redis) == before
+
+
+@pytest.mark.parametrize("streams", [0, 33, -1])
+async def test_a_number_that_no_mask_can_hold_is_refused(driver: QueueDriver, streams: int) -> None:
+    before = await dump(driver.redis)
+    with pytest.raises(ValueError, match="1 to 32"):
+        await driver.scripts.resize(driver.queue, streams=streams)
+    assert await dump(driver.redis) == before
+
+
+async def test_an_unknown_queue_is_an_error(driver: QueueDriver) -> None:
+    before = await dump(driver.redis)
+    with pytest.raises(UnknownQueue):
+        await driver.scripts.resize(QueueName(f"{MODEL}:000000000000"), streams=4)
+    assert await dump(driver.redis) == before

@@ -1,0 +1,69 @@
+"""stats: one queue at one moment, in numbers."""
+
+import pytest
+
+from director.core.errors import UnknownQueue
+from director.core.ids import QueueName
+from tests.support.keyspace import dump
+from tests.support.queue_driver import MODEL, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_each_prediction_is_counted_where_it_is(driver: QueueDriver) -> None:
+    for lane, many in (("high", 2), ("normal", 3), ("low", 5)):
+        for number in range(many):
+            await driver.submit(lane=lane, streams=[number])
+    claimed, delayed, ended = await driver.claim(3)  # two of high and one of normal, by the order of turns
+    await driver.release(delayed, delay_s=5)
+    await driver.finish(ended)
+    await driver.extend(claimed)
+    driver.pass_time(2)
+    stats = await driver.scripts.stats(driver.queue, now_ms=driver.now_ms)
+    assert (stats.high, stats.normal, stats.low, stats.waiting) == (0, 2, 5, 7)
+    assert (stats.claimed, stats.delayed, stats.dead, stats.live) == (1, 1, 0, 9)
+    assert (stats.oldest_ms, stats.directors, stats.streams, stats.read, stats.paused) == (2_000, 1, 16, 16, False)
+
+
+async def test_an_idle_queue_is_all_noughts(driver: QueueDriver) -> None:
+    stats = await driver.scripts.stats(driver.queue)
+    assert (stats.waiting, stats.claimed, stats.live, stats.oldest_ms, stats.directors) == (0, 0, 0, 0, 0)
+
+
+async def test_dead_letters_are_counted(driver: QueueDriver) -> None:
+    await driver.submit()
+    for _ in range(3):
+        await driver.release(await driver.claim_one(), spent=True)
+    assert (await driver.scripts.stats(driver.queue)).dead == 1
+
+
+async def test_a_silent_director_is_not_counted(driver: QueueDriver) -> None:
+    await driver.extend(consumer="d1")
+    driver.pass_time(10)
+    await driver.extend(consumer="d2")
+    driver.pass_time(6)
+    assert (await driver.scripts.stats(driver.queue, alive_s=15, now_ms=driver.now_ms)).directors == 1
+
+
+async def test_a_paused_queue_says_so(driver: QueueDriver) -> None:
+    await driver.pause()
+    assert (await driver.scripts.stats(driver.queue)).paused
+
+
+async def test_upper_streams_are_counted_after_a_shrink(driver: QueueDriver) -> None:
+    await driver.submit(streams=[9])
+    await driver.scripts.resize(driver.queue, streams=2)
+    stats = await driver.scripts.stats(driver.queue)
+    assert (stats.waiting, stats.streams, stats.read) == (1, 2, 10)
+
+
+async def test_looking_changes_nothing(driver: QueueDriver) -> None:
+    await driver.submit()
+    before = await dump(driver.redis)
+    await driver.scripts.stats(driver.queue)
+    assert await dump(driver.redis) == before
+
+
+async def test_an_unknown_queue_is_an_error(driver: QueueDriver) -> None:
+    with pytest.raises(UnknownQueue):
+        await driver.scripts.stats(QueueName(f"{MODEL}:000000000000"))
