@@ -56,7 +56,9 @@ class Gate:
                 self._on_unsafe(exc)
                 return
             else:
-                log.info("redis is safe", extra={"server": f"{server.kind} {server.version}", "level": server.level})
+                log.info(
+                    "redis is safe", extra={"server": f"{server.kind} {server.version}", "durability": server.level}
+                )
                 return
             await self._clock.sleep(PAUSE_S)
 

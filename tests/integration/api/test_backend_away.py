@@ -1,0 +1,103 @@
+"""Redis away is a 503 that says when to come back; nothing accepted is lost, and nobody has to restart the API."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+from msgspec.structs import replace
+
+from director.core.accounts import Accounts
+from director.core.catalog import OPEN_SCHEMA, Catalog, Policy
+from director.core.clock import SystemClock
+from director.core.gatherer import Gatherer
+from director.core.redis_client import client
+from director.core.scripts import Scripts
+from director.core.settings import ApiSettings
+from tests.support.api import api_client, eventually
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
+from tests.support.servers import RedisServer, redis_server
+
+pytestmark = pytest.mark.anyio
+
+BODY = {"version": VERSION, "input": {}}
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """One of its own: it is killed here."""
+    with redis_server() as started:
+        yield started
+
+
+@pytest.fixture
+async def token(server: RedisServer) -> AsyncIterator[str]:
+    """Of an account, on a server that knows a model too."""
+    redis = client(server.url)
+    gatherer = Gatherer(redis)
+    catalog = Catalog(redis, Scripts(gatherer), SystemClock())
+    await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    yield await Accounts(redis).create_token(ACCOUNT)
+    await gatherer.aclose()
+    await redis.aclose()
+
+
+def assert_away(answer: httpx.Response) -> None:
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) >= 1
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["code"] == "unavailable"
+
+
+@pytest.mark.parametrize("cache_s", [0.0, 60.0], ids=["nothing cached", "all cached"])
+async def test_every_route_says_come_back_later_and_heals(
+    server: RedisServer, settings: ApiSettings, token: str, cache_s: float
+) -> None:
+    async with api_client(replace(settings, cache_s=cache_s), token=token) as api:
+        made = (await api.post("/v1/predictions", json=BODY)).json()
+        server.kill()
+        assert_away(await api.post("/v1/predictions", json=BODY))
+        assert_away(await api.post("/v1/predictions", json=BODY, headers={"Prefer": "wait"}))
+        assert_away(await api.get("/v1/predictions"))
+        assert_away(await api.get(f"/v1/predictions/{made['id']}"))
+        assert_away(await api.post(f"/v1/predictions/{made['id']}/cancel"))
+        assert (await api.get("/livez")).status_code == 200
+        away = await api.get("/readyz")
+        assert (away.status_code, away.json()["ready"]) == (503, False)
+        assert away.json()["reasons"]
+
+        server.start()
+        # at the first request: nobody has to try twice
+        assert (await api.get(f"/v1/predictions/{made['id']}")).json() == made
+        assert (await api.post("/v1/predictions", json=BODY, headers={"Prefer": "wait=1"})).status_code == 202
+        assert (await api.get("/readyz")).status_code == 200
+
+
+async def test_an_api_that_starts_first_serves_once_redis_is_there(
+    server: RedisServer, settings: ApiSettings, token: str
+) -> None:
+    server.kill()
+    async with api_client(settings, token=token) as api:
+        assert_away(await api.post("/v1/predictions", json=BODY))
+        server.start()
+
+        async def is_taken() -> bool:
+            return (await api.post("/v1/predictions", json=BODY)).status_code == 201
+
+        await eventually(is_taken)
+
+
+async def test_readiness_names_the_durability_level(settings: ApiSettings, token: str) -> None:
+    async with api_client(settings) as api:
+        ready = (await api.get("/readyz")).json()
+    assert (ready["ready"], ready["durability"], ready["reasons"]) == (True, "always", [])
+    assert ready["server"].startswith("valkey ")
+
+
+async def test_a_server_that_grew_unsafe_is_not_ready(server: RedisServer, settings: ApiSettings, token: str) -> None:
+    async with api_client(settings) as api:
+        redis = client(server.url)
+        await redis.config_set("maxmemory-policy", "allkeys-lru")
+        answer = await api.get("/readyz")
+        await redis.aclose()
+    assert answer.status_code == 503
+    assert "noeviction" in answer.json()["reasons"][0]

@@ -1,0 +1,284 @@
+"""Whatever is wrong with a request has one clear answer, an object of problem+json, and nothing is queued."""
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.accounts import Accounts
+from director.core.ids import QueueName, new_prediction_id
+from director.core.settings import ApiSettings
+from tests.integration.api.conftest import HELLO_VERSION
+from tests.support.api import PlayedDirector, api_client
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
+from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.anyio
+
+UNKNOWN_VERSION = {
+    "title": "Invalid version or not permitted",
+    "detail": "The specified version does not exist (or perhaps you don't have permission to use it?)",
+    "status": 422,
+}
+NOT_FOUND = {"detail": "The requested resource could not be found.", "status": 404}
+
+
+@pytest.fixture(autouse=True)
+async def nothing_is_queued(redis: Redis, queue: QueueName, hello: QueueName) -> AsyncIterator[None]:
+    yield
+    assert [await redis.zcard(keys.live(name)) for name in (queue, hello)] == [0, 0]
+    assert await redis.zcard(keys.listing(ACCOUNT)) == 0
+
+
+def problem(answer: httpx.Response) -> dict[str, object]:
+    assert answer.headers["content-type"] == "application/problem+json"
+    document = answer.json()
+    assert document["status"] == answer.status_code
+    assert isinstance(document, dict)
+    return document
+
+
+def body(**changes: object) -> dict[str, object]:
+    return {"version": VERSION, "input": {}, **changes}
+
+
+# ── models and versions ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "version",
+    [
+        "c3" * 32,
+        "nobody/nothing",
+        f"nobody/nothing:{VERSION}",
+        f"{MODEL}:{'c3' * 32}",
+        "ACME/echo",
+        "",
+        "../..",
+        "a/b/c",
+    ],
+)
+async def test_an_unknown_version_is_422(api: httpx.AsyncClient, version: str) -> None:
+    assert problem(await api.post("/v1/predictions", json=body(version=version))) == UNKNOWN_VERSION
+
+
+@pytest.mark.parametrize("model", ["nobody/nothing", "ACME/echo", "acme/%2e%2e"])
+async def test_an_unknown_model_is_404(api: httpx.AsyncClient, model: str) -> None:
+    assert problem(await api.post(f"/v1/models/{model}/predictions", json={"input": {}})) == NOT_FOUND
+    assert problem(await api.get(f"/v1/models/{model}")) == NOT_FOUND
+    assert problem(await api.get(f"/v1/models/{model}/versions")) == NOT_FOUND
+    assert problem(await api.get(f"/v1/models/{model}/versions/{VERSION}")) == NOT_FOUND
+
+
+@pytest.mark.parametrize("version", ["c3" * 32, "latest", "é" * 64])
+async def test_an_unknown_version_of_a_model_is_404(api: httpx.AsyncClient, version: str) -> None:
+    assert problem(await api.get(f"/v1/models/{MODEL}/versions/{version}")) == NOT_FOUND
+
+
+# ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("given", "fields"),
+    [
+        (
+            {"n": "five"},
+            [("required", "input", "text is required"), ("invalid_type", "input.n", "integer, given: string")],
+        ),
+        ({"text": 5}, [("invalid_type", "input.text", "Expected: string, given: integer")]),
+        ({"text": "hi", "n": 100_001}, [("number_lte", "input.n", "less than or equal to 100000")]),
+        ({"text": "hi", "n": -1}, [("number_gte", "input.n", "greater than or equal to 0")]),
+    ],
+)
+async def test_wrong_types_are_named_one_by_one(
+    api: httpx.AsyncClient, given: dict[str, object], fields: list[tuple[str, str, str]]
+) -> None:
+    answer = await api.post("/v1/predictions", json={"version": HELLO_VERSION, "input": given})
+    document = answer.json()
+    assert (answer.status_code, document["title"]) == (422, "Input validation failed")
+    assert [(field["type"], field["field"]) for field in document["invalid_fields"]] == [field[:2] for field in fields]
+    for (_, field, words), line in zip(fields, document["detail"].splitlines(), strict=True):
+        assert line.startswith(f"- {field}: ")
+        assert words in line
+
+
+async def test_keys_that_we_do_not_know_are_refused(api: httpx.AsyncClient) -> None:
+    document = problem(await api.post("/v1/predictions", json=body(inptu={}, stream=True)))
+    assert document["detail"] == "- : Additional property inptu is not allowed\n"
+
+
+async def test_version_is_no_key_of_the_models_route(api: httpx.AsyncClient) -> None:
+    document = problem(await api.post(f"/v1/models/{MODEL}/predictions", json=body()))
+    assert document["detail"] == "- : Additional property version is not allowed\n"
+
+
+async def test_what_is_missing_is_named(api: httpx.AsyncClient) -> None:
+    document = problem(await api.post("/v1/predictions", json={}))
+    assert document["detail"] == "- : version is required\n- : input is required\n"
+
+
+@pytest.mark.parametrize("given", [[], "hi", 7, None])
+async def test_an_input_that_is_no_object_is_refused(api: httpx.AsyncClient, given: object) -> None:
+    document = problem(await api.post("/v1/predictions", json=body(input=given)))
+    assert (document["status"], document["title"]) == (422, "Input validation failed")
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"not json", b'{"input":\xff}', b"{'a':1}", b'{"input":NaN}'])
+async def test_what_is_not_json_is_400(api: httpx.AsyncClient, text: bytes) -> None:
+    document = problem(await api.post("/v1/predictions", content=text))
+    assert (document["status"], document["code"]) == (400, "malformed")
+
+
+async def test_a_number_beyond_every_machine_is_400(api: httpx.AsyncClient) -> None:
+    text = f'{{"version":"{VERSION}","input":{{"n":1e400}}}}'.encode()
+    assert problem(await api.post("/v1/predictions", content=text))["status"] == 400
+
+
+@pytest.mark.parametrize("text", [b"[]", b'"text"', b"7", b"null"])
+async def test_json_that_is_no_object_is_422(api: httpx.AsyncClient, text: bytes) -> None:
+    assert problem(await api.post("/v1/predictions", content=text))["status"] == 422
+
+
+async def test_a_body_that_is_too_large_is_413(server: RedisServer, token: str) -> None:
+    small = ApiSettings(redis_url=server.url, max_body_bytes=1024)
+    async with api_client(small, token=token) as api:
+        document = problem(await api.post("/v1/predictions", json=body(input={"text": "x" * 1024})))
+    assert (document["status"], document["code"], document["limit"]) == (413, "too_large", 1024)
+
+
+async def test_a_body_that_does_not_say_how_large_it_is_is_counted(server: RedisServer, token: str) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b" " * 512
+
+    async with api_client(ApiSettings(redis_url=server.url, max_body_bytes=1024), token=token) as api:
+        assert problem(await api.post("/v1/predictions", content=endless()))["status"] == 413
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":'])
+async def test_nesting_a_thousand_deep_is_400(api: httpx.AsyncClient, opening: bytes) -> None:
+    closing = {b"[": b"]", b'{"a":': b"}"}[opening]
+    text = b'{"version":"%b","input":{"deep":%b1%b}}' % (VERSION.encode(), opening * 1000, closing * 1000)
+    document = problem(await api.post("/v1/predictions", content=text))
+    assert document["detail"] == "The body is nested too deeply: at most 100 levels are accepted."
+    assert document["status"] == 400
+
+
+@pytest.mark.parametrize(
+    "url", ["not a url", "ftp://host/x", "http://", "http://user:pw@host/", "//host/x", "http://h:0/"]
+)
+async def test_a_webhook_that_is_no_url_is_422(api: httpx.AsyncClient, url: str) -> None:
+    document = problem(await api.post("/v1/predictions", json=body(webhook=url)))
+    assert document["status"] == 422
+    assert str(document["detail"]).startswith("- webhook: ")
+
+
+async def test_a_webhook_event_that_there_is_not_is_422(api: httpx.AsyncClient) -> None:
+    given = body(webhook="https://receiver.example/", webhook_events_filter=["completed", "finished"])
+    document = problem(await api.post("/v1/predictions", json=given))
+    assert str(document["detail"]).startswith("- webhook_events_filter.1: ")
+
+
+# ── headers ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("Cancel-After", "4s"),
+        ("Cancel-After", "25h"),
+        ("Cancel-After", "soon"),
+        ("X-Priority", "urgent"),
+        ("Idempotency-Key", ""),
+        ("Idempotency-Key", "k" * 256),
+    ],
+)
+async def test_a_header_that_makes_no_sense_is_422(api: httpx.AsyncClient, name: str, value: str) -> None:
+    document = problem(await api.post("/v1/predictions", json=body(), headers={name: value}))
+    assert (document["status"], document["code"]) == (422, "invalid_header")
+    assert str(document["detail"]).startswith(f"{name} must be ")
+
+
+@pytest.mark.parametrize("host", ["evil.example/path", "a b", "user@host", "", 'h"x'])
+async def test_a_host_that_is_none_is_400(api: httpx.AsyncClient, host: str) -> None:
+    answer = await api.post("/v1/predictions", json=body(), headers={"Host": host})
+    assert problem(answer)["status"] == 400
+
+
+# ── who may ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("path", ["/v1/predictions", "/v1/account", f"/v1/models/{MODEL}"])
+async def test_no_token_is_401(api: httpx.AsyncClient, path: str) -> None:
+    del api.headers["Authorization"]
+    answer = await api.get(path)
+    assert problem(answer) == {
+        "title": "Unauthenticated",
+        "detail": "You did not pass an authentication token",
+        "status": 401,
+    }
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("header", ["Bearer wrong", "Bearer", "Bearer ", "Basic dXNlcjpwdw==", "dr_token", ""])
+async def test_a_token_that_is_none_is_401(api: httpx.AsyncClient, header: str) -> None:
+    document = problem(await api.post("/v1/predictions", json=body(), headers={"Authorization": header}))
+    assert document["detail"] == "You did not pass a valid authentication token"
+    assert document["status"] == 401
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "Token", "TOKEN"])
+async def test_both_schemes_are_taken_in_any_case(api: httpx.AsyncClient, token: str, scheme: str) -> None:
+    assert (await api.get("/v1/account", headers={"Authorization": f"{scheme} {token}"})).status_code == 200
+
+
+async def test_a_token_that_may_only_read_may_not_run(api: httpx.AsyncClient, redis: Redis) -> None:
+    reader = {"Authorization": f"Bearer {await Accounts(redis).create_token(ACCOUNT, scopes=['read'])}"}
+    refused = await api.post("/v1/predictions", json=body(), headers=reader)
+    assert problem(refused) == {"detail": "This token does not have the scope 'run'.", "status": 403}
+    assert (await api.get("/v1/predictions", headers=reader)).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["x", "A" * 26, "0" * 25 + "u", "é" * 26, "..%2f..", "a" * 10_000])
+async def test_what_can_be_no_id_is_404(api: httpx.AsyncClient, name: str) -> None:
+    assert problem(await api.get(f"/v1/predictions/{name}")) == NOT_FOUND
+    assert problem(await api.post(f"/v1/predictions/{name}/cancel")) == NOT_FOUND
+
+
+async def test_an_id_that_was_never_given_out_is_404(api: httpx.AsyncClient) -> None:
+    name = new_prediction_id(model=MODEL, now_ms=1)
+    assert problem(await api.get(f"/v1/predictions/{name}")) == NOT_FOUND
+    assert problem(await api.post(f"/v1/predictions/{name}/cancel")) == NOT_FOUND
+
+
+async def test_anothers_prediction_looks_like_none(
+    api: httpx.AsyncClient, redis: Redis, director: PlayedDirector
+) -> None:
+    theirs = {"Authorization": f"Bearer {await Accounts(redis).create_token('umbrella')}"}
+    made = (await api.post("/v1/predictions", json=body(), headers=theirs)).json()
+    assert problem(await api.get(f"/v1/predictions/{made['id']}")) == NOT_FOUND
+    assert problem(await api.post(f"/v1/predictions/{made['id']}/cancel")) == NOT_FOUND
+    assert (await api.get("/v1/predictions")).json()["results"] == []
+    await director.finish(await director.claim())  # it was not canceled
+
+
+# ── paths ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v2/predictions", "/v1/predictions/", "/v1/v1/v1/predictions"])
+async def test_an_unknown_path_is_404_and_never_a_redirect(api: httpx.AsyncClient, path: str) -> None:
+    assert problem(await api.get(path)) == NOT_FOUND
+
+
+async def test_a_wrong_method_is_405(api: httpx.AsyncClient) -> None:
+    assert problem(await api.delete("/v1/predictions"))["status"] == 405
+
+
+@pytest.mark.parametrize(
+    "query", ["cursor=%00", "cursor=bm90LWEtY3Vyc29y", "created_after=yesterday", "created_before=2024-13-01"]
+)
+async def test_a_listing_query_that_makes_no_sense_is_422(api: httpx.AsyncClient, query: str) -> None:
+    document = problem(await api.get(f"/v1/predictions?{query}"))
+    assert (document["status"], document["title"]) == (422, "Input validation failed")

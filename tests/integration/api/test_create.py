@@ -1,0 +1,262 @@
+"""Create, get and cancel: what a caller sends comes back untouched, and what it sees is true."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+from msgspec.structs import replace
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.accounts import Accounts
+from director.core.ids import PredictionId, QueueName
+from director.core.settings import ApiSettings
+from director.core.states import Status
+from tests.support.api import PlayedDirector, api_client
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
+
+pytestmark = pytest.mark.anyio
+
+HOOK = "https://receiver.example/hook?id=7"
+
+
+async def create(api: httpx.AsyncClient, *, headers: dict[str, str] | None = None, **body: object) -> httpx.Response:
+    given = {"version": VERSION, "input": {"text": "hi"}, **body}
+    return await api.post("/v1/predictions", json=given, headers=headers)
+
+
+async def test_a_prediction_is_accepted_as_replicate_does(api: httpx.AsyncClient) -> None:
+    answer = await create(api)
+    made = answer.json()
+    address = f"http://director.test/v1/predictions/{made['id']}"
+    assert answer.status_code == 201
+    assert answer.headers["location"] == address
+    assert answer.headers["content-type"] == "application/json"
+    assert made == {
+        "id": made["id"],
+        "model": MODEL,
+        "version": VERSION,
+        "input": {"text": "hi"},
+        "output": None,
+        "logs": "",
+        "error": None,
+        "status": "starting",
+        "created_at": made["created_at"],
+        "started_at": None,
+        "completed_at": None,
+        "data_removed": False,
+        "metrics": {},
+        "source": "api",
+        "urls": {"get": address, "cancel": f"{address}/cancel", "web": f"http://director.test/p/{made['id']}"},
+    }
+
+
+async def test_what_create_answers_is_what_get_answers(api: httpx.AsyncClient) -> None:
+    made = await create(api, webhook=HOOK, webhook_events_filter=["completed"], headers={"Cancel-After": "5m"})
+    got = await api.get(f"/v1/predictions/{made.json()['id']}")
+    assert got.status_code == 200
+    assert got.content == made.content
+
+
+@pytest.mark.parametrize("version", [VERSION, f"{MODEL}:{VERSION}", MODEL], ids=["bare", "pinned", "latest"])
+async def test_a_version_has_three_forms(api: httpx.AsyncClient, version: str) -> None:
+    made = (await create(api, version=version)).json()
+    assert (made["model"], made["version"]) == (MODEL, VERSION)
+
+
+async def test_the_route_of_a_model_takes_its_latest_version(api: httpx.AsyncClient) -> None:
+    answer = await api.post(f"/v1/models/{MODEL}/predictions", json={"input": {}})
+    assert (answer.status_code, answer.json()["version"]) == (201, VERSION)
+
+
+@pytest.mark.parametrize("base", ["", "/v1", "/v1/v1"])
+async def test_a_base_address_with_or_without_v1_works(api: httpx.AsyncClient, base: str) -> None:
+    made = (await api.post(f"{base}/predictions", json={"version": VERSION, "input": {}})).json()
+    assert (await api.get(f"{base}/predictions/{made['id']}")).json()["id"] == made["id"]
+    assert made["urls"]["get"] == f"http://director.test/v1/predictions/{made['id']}"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        '{"a":[],"b":{},"c":[{}]}',
+        '{"seed":12345678901234567890,"more":123456789012345678901234567890}',
+        '{"spaced" :  [1.0, 1e2,\t-0.0 ]}',
+        '{"text":"\\u00e9 \\ud83d\\ude00 é 😀","twice":1,"twice":2}',
+    ],
+)
+async def test_the_bytes_of_an_input_come_back_untouched(
+    api: httpx.AsyncClient, director: PlayedDirector, given: str
+) -> None:
+    body = f'{{"version":"{VERSION}","input":{given}}}'.encode()
+    made = await api.post("/v1/predictions", content=body)
+    assert f'"input":{given},'.encode() in made.content
+    claim = await director.claim()
+    assert bytes(claim.input) == given.encode()
+    await director.finish(claim, output=given.encode())
+    got = await api.get(f"/v1/predictions/{claim.id}")
+    assert f'"input":{given},"output":{given},'.encode() in got.content
+
+
+async def test_a_webhook_without_a_filter_hears_of_everything(api: httpx.AsyncClient) -> None:
+    made = (await create(api, webhook=HOOK)).json()
+    assert made["webhook"] == HOOK
+    assert made["webhook_events_filter"] == ["start", "output", "logs", "completed"]
+
+
+async def test_a_filter_is_kept(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+    await create(api, webhook=HOOK, webhook_events_filter=["completed", "start"])
+    claim = await director.claim()
+    assert (claim.record.webhook, claim.record.events) == (HOOK, "completed,start")
+
+
+async def test_a_deadline_is_asked_for_by_header(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+    made = (await create(api, headers={"Cancel-After": "1m30s"})).json()
+    claim = await director.claim()
+    assert claim.record.deadline == claim.record.created + 90_000
+    assert claim.record.late == "aborted"
+    assert made["deadline"] > made["created_at"]
+
+
+# ── lanes ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("asked", "lane"), [("high", "high"), ("low", "low"), (None, "normal")])
+async def test_a_priority_is_a_lane(
+    api: httpx.AsyncClient, director: PlayedDirector, asked: str | None, lane: str
+) -> None:
+    await create(api, headers={} if asked is None else {"X-Priority": asked})
+    assert (await director.claim()).record.lane == lane
+
+
+async def test_a_lane_that_the_token_does_not_have_is_refused(api: httpx.AsyncClient, redis: Redis) -> None:
+    low = await Accounts(redis).create_token(ACCOUNT, lanes=["low"])
+    refused = await create(api, headers={"Authorization": f"Bearer {low}", "X-Priority": "high"})
+    taken = await create(api, headers={"Authorization": f"Bearer {low}"})
+    assert refused.status_code == 403
+    assert refused.json()["detail"] == "This token may not use the lane 'high'."
+    assert taken.status_code == 201
+
+
+# ── idempotency ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_asking_twice_with_one_key_is_asking_once(api: httpx.AsyncClient, redis: Redis) -> None:
+    first = await create(api, headers={"Idempotency-Key": "order 7"})
+    again = await create(api, headers={"Idempotency-Key": "order 7"})
+    assert (first.status_code, again.status_code) == (201, 201)
+    assert again.json() == first.json()
+    assert "idempotency-replayed" not in first.headers
+    assert again.headers["idempotency-replayed"] == "true"
+    assert await redis.zcard(keys.listing(ACCOUNT)) == 1
+
+
+async def test_a_replay_shows_what_became_of_it(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+    await create(api, headers={"Idempotency-Key": "k"})
+    await director.finish(await director.claim(), output=b'"done"')
+    again = await create(api, headers={"Idempotency-Key": "k", "Prefer": "wait"})
+    assert (again.status_code, again.json()["status"], again.json()["output"]) == (201, "succeeded", "done")
+
+
+async def test_one_key_for_two_bodies_is_refused_and_leaves_nothing(api: httpx.AsyncClient, redis: Redis) -> None:
+    await create(api, headers={"Idempotency-Key": "k"})
+    other = await create(api, input={"text": "other"}, headers={"Idempotency-Key": "k"})
+    assert (other.status_code, other.json()["code"]) == (422, "idempotency_mismatch")
+    assert await redis.zcard(keys.listing(ACCOUNT)) == 1
+
+
+async def test_many_at_once_with_one_key_make_one_prediction(api: httpx.AsyncClient) -> None:
+    answers = await asyncio.gather(*[create(api, headers={"Idempotency-Key": "k"}) for _ in range(20)])
+    assert {answer.status_code for answer in answers} == {201}
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    assert sum("idempotency-replayed" not in answer.headers for answer in answers) == 1
+
+
+async def test_keys_of_two_accounts_are_two_keys(api: httpx.AsyncClient, redis: Redis) -> None:
+    other = await Accounts(redis).create_token("umbrella")
+    mine = await create(api, headers={"Idempotency-Key": "k"})
+    theirs = await create(api, headers={"Idempotency-Key": "k", "Authorization": f"Bearer {other}"})
+    assert mine.json()["id"] != theirs.json()["id"]
+
+
+# ── get and cancel ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_get_shows_a_run_as_it_goes(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+    made = (await create(api)).json()
+    claim = await director.claim()
+    await director.begin(claim, b'"a"', b'"b"')
+    running = (await api.get(f"/v1/predictions/{made['id']}")).json()
+    assert (running["status"], running["output"]) == ("processing", ["a", "b"])
+    assert running["started_at"] is not None
+    assert running["metrics"] == {}
+
+
+async def test_get_shows_how_it_ended(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+    made = (await create(api)).json()
+    claim = await director.claim()
+    await director.begin(claim)
+    await director.finish(claim, Status.FAILED, error="boom", logs="line\n", metrics=b'{"tokens":3}')
+    ended = (await api.get(f"/v1/predictions/{made['id']}")).json()
+    assert (ended["status"], ended["error"], ended["logs"], ended["output"]) == ("failed", "boom", "line\n", None)
+    assert ended["metrics"]["tokens"] == 3
+    assert ended["metrics"]["total_time"] >= ended["metrics"]["predict_time"] >= 0
+
+
+async def test_what_waits_is_canceled_at_once(api: httpx.AsyncClient, redis: Redis, queue: QueueName) -> None:
+    made = (await create(api)).json()
+    # official clients announce JSON here, and send nothing
+    answer = await api.post(f"/v1/predictions/{made['id']}/cancel", headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["status"]) == (200, "canceled")
+    assert answer.json()["completed_at"] is not None
+    assert await redis.zcard(keys.live(queue)) == 0
+
+
+async def test_what_runs_is_asked_to_stop(api: httpx.AsyncClient, director: PlayedDirector, redis: Redis) -> None:
+    made = (await create(api)).json()
+    claim = await director.claim()
+    await director.begin(claim)
+    answer = await api.post(f"/v1/predictions/{made['id']}/cancel")
+    assert (answer.status_code, answer.json()["status"]) == (200, "processing")
+    assert await redis.hget(keys.record(PredictionId(made["id"])), "cancel") == b"user"
+
+
+async def test_what_has_ended_stays_as_it_is(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+    made = (await create(api)).json()
+    await director.finish(await director.claim(), output=b"1")
+    answer = await api.post(f"/v1/predictions/{made['id']}/cancel")
+    assert (answer.status_code, answer.json()["status"], answer.json()["output"]) == (200, "succeeded", 1)
+
+
+# ── who knows us, and under which address ────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_public_url_is_what_answers_name(settings: ApiSettings, token: str, queue: QueueName) -> None:
+    public = replace(settings, public_url="https://api.acme.example/")
+    async with api_client(public, token=token) as api:
+        made = (await create(api)).json()
+    assert made["urls"]["get"] == f"https://api.acme.example/v1/predictions/{made['id']}"
+
+
+async def test_forwarded_headers_are_not_believed(api: httpx.AsyncClient) -> None:
+    made = await create(api, headers={"X-Forwarded-Host": "evil.example", "X-Forwarded-Proto": "https"})
+    assert made.json()["urls"]["get"].startswith("http://director.test/")
+
+
+async def test_account_and_webhook_secret(api: httpx.AsyncClient, redis: Redis) -> None:
+    account = (await api.get("/v1/account")).json()
+    secret = (await api.get("/v1/webhooks/default/secret")).json()
+    assert (account["username"], account["name"]) == (ACCOUNT, ACCOUNT)
+    assert secret == {"key": (await Accounts(redis).webhook_secrets(ACCOUNT))[0]}
+
+
+async def test_a_model_and_its_versions(api: httpx.AsyncClient, hello: QueueName) -> None:
+    model = (await api.get("/v1/models/example/hello")).json()
+    versions = (await api.get("/v1/models/example/hello/versions")).json()
+    version = (await api.get(f"/v1/models/example/hello/versions/{'b2' * 32}")).json()
+    assert (model["owner"], model["name"], model["run_count"]) == ("example", "hello", 0)
+    assert model["latest_version"] == version
+    assert versions == {"next": None, "previous": None, "results": [version]}
+    assert version["openapi_schema"]["components"]["schemas"]["Output"]["x-cog-array-type"] == "iterator"
+    assert json.dumps(version["cog_version"]) == '"0.23.1"'

@@ -1,0 +1,129 @@
+"""A list shows every prediction of its account once, newest first, however it is walked."""
+
+import asyncio
+from itertools import chain
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.ids import PredictionId, QueueName, lowest_id_at, new_prediction_id
+from director.core.scripts import Scripts
+from director.core.shards import shard
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
+
+pytestmark = pytest.mark.anyio
+
+START_MS = 1_750_000_000_000
+OLDEST = lowest_id_at(0)
+
+
+@pytest.fixture
+async def filed(scripts: Scripts, queue: QueueName) -> list[PredictionId]:
+    """The ids of 250 predictions, newest first, one a second."""
+    ids = [new_prediction_id(model=MODEL, now_ms=START_MS + 1000 * number) for number in range(250)]
+    await asyncio.gather(*(file(scripts, queue, prediction_id) for prediction_id in ids))
+    return ids[::-1]
+
+
+async def file(scripts: Scripts, queue: QueueName, prediction_id: PredictionId, data: bytes = b"{}") -> None:
+    await scripts.enlist(prediction_id, account=ACCOUNT, oldest=OLDEST)
+    await scripts.enqueue(
+        prediction_id,
+        queue=queue,
+        account=ACCOUNT,
+        model=MODEL,
+        version=VERSION,
+        shard=shard(ACCOUNT, streams=16, size=2),
+        input=data,
+        url="http://director.test",
+    )
+
+
+async def walk(api: httpx.AsyncClient, url: str | None, direction: str = "next") -> list[list[str]]:
+    """The ids of each page, following its links to the end."""
+    pages = []
+    while url is not None:
+        answer = await api.get(url)
+        assert answer.status_code == 200
+        page = answer.json()
+        pages.append([prediction["id"] for prediction in page["results"]])
+        url = page[direction]
+        assert url is None or url.startswith("http://director.test/v1/predictions?")
+    return pages
+
+
+async def test_next_leads_through_all_of_them_once(api: httpx.AsyncClient, filed: list[PredictionId]) -> None:
+    pages = await walk(api, "/v1/predictions")
+    assert [len(page) for page in pages] == [100, 100, 50]
+    assert [*chain(*pages)] == filed
+
+
+async def test_previous_leads_back_to_the_newest(api: httpx.AsyncClient, filed: list[PredictionId]) -> None:
+    second = (await api.get((await api.get("/v1/predictions")).json()["next"])).json()
+    last = (await api.get(second["next"])).json()
+    pages = await walk(api, last["previous"], "previous")
+    assert pages == [filed[100:200], filed[:100]]
+    first = (await api.get(second["previous"])).json()
+    assert (await api.get(first["next"])).json()["results"] == second["results"]
+
+
+async def test_the_first_page_has_nothing_before_it(api: httpx.AsyncClient, filed: list[PredictionId]) -> None:
+    assert (await api.get("/v1/predictions")).json()["previous"] is None
+
+
+async def test_an_account_without_predictions_has_an_empty_page(api: httpx.AsyncClient) -> None:
+    assert (await api.get("/v1/predictions")).json() == {"next": None, "previous": None, "results": []}
+
+
+async def test_what_is_made_meanwhile_moves_no_page(
+    api: httpx.AsyncClient, filed: list[PredictionId], scripts: Scripts, queue: QueueName
+) -> None:
+    first = (await api.get("/v1/predictions")).json()
+    await file(scripts, queue, new_prediction_id(model=MODEL, now_ms=START_MS + 10**9))
+    rest = await walk(api, first["next"])
+    assert [*chain(*rest)] == filed[100:]
+
+
+async def test_filters_are_kept_in_every_link(api: httpx.AsyncClient, filed: list[PredictionId]) -> None:
+    # the 20th second up to, and without, the 200th
+    query = "created_after=2025-06-15T15:07:00Z&created_before=2025-06-15T15:10:00%2B00:00"
+    pages = await walk(api, f"/v1/predictions?{query}")
+    assert [*chain(*pages)] == filed[50:230]
+
+
+async def test_a_time_without_an_offset_is_utc(api: httpx.AsyncClient, filed: list[PredictionId]) -> None:
+    pages = await walk(api, "/v1/predictions?created_after=2025-06-15T15:10:00")
+    assert [*chain(*pages)] == filed[:50]
+
+
+async def test_what_the_index_names_and_is_not_there_is_skipped(
+    api: httpx.AsyncClient, filed: list[PredictionId], redis: Redis
+) -> None:
+    refused = [new_prediction_id(model=MODEL, now_ms=START_MS + 500 + 1000 * number) for number in range(0, 250, 2)]
+    await redis.zadd(keys.listing(ACCOUNT), dict.fromkeys(refused, 0))
+    assert [*chain(*await walk(api, "/v1/predictions"))] == filed
+
+
+async def test_a_page_that_reads_too_much_is_short_and_has_a_next(
+    api: httpx.AsyncClient, filed: list[PredictionId], redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.listing.MOST_READ", 40)
+    refused = [new_prediction_id(model=MODEL, now_ms=START_MS + 10**9 + number) for number in range(100)]
+    await redis.zadd(keys.listing(ACCOUNT), dict.fromkeys(refused, 0))
+    pages = await walk(api, "/v1/predictions")
+    assert [len(page) for page in pages[:3]] == [0, 0, 20]
+    assert [*chain(*pages)] == filed
+
+
+async def test_a_heavy_page_ends_early_and_has_a_next(
+    api: httpx.AsyncClient, scripts: Scripts, queue: QueueName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.listing.HEAVY_BYTES", 20_000)
+    ids = [new_prediction_id(model=MODEL, now_ms=START_MS + number) for number in range(60)]
+    for prediction_id in ids:
+        await file(scripts, queue, prediction_id, b'{"text":"%b"}' % (b"x" * 1000))
+    pages = await walk(api, "/v1/predictions")
+    assert [len(page) for page in pages] == [20, 20, 20]
+    assert [*chain(*pages)] == ids[::-1]

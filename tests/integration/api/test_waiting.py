@@ -1,0 +1,234 @@
+"""`Prefer: wait`: 201 with the end, or 202 as if nothing had begun; and whoever leaves takes only its wait along."""
+
+import json
+import socket
+from urllib.parse import urlsplit
+
+import anyio
+import httpx
+import pytest
+from anyio import to_thread
+from msgspec.structs import replace
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.ids import PredictionId, QueueName
+from director.core.scripts import Scripts
+from director.core.settings import ApiSettings
+from director.core.states import Status
+from tests.support.api import PlayedDirector, api_client, eventually, live_api
+from tests.support.queue_driver import VERSION
+from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.anyio
+
+BODY = {"version": VERSION, "input": {}}
+
+
+async def listeners(redis: Redis) -> int:
+    """Channels of predictions that somebody is subscribed to."""
+    return len(await redis.pubsub_channels("*:ch:*"))
+
+
+async def ask(api: httpx.AsyncClient, prefer: str, answers: list[httpx.Response]) -> None:
+    answers.append(await api.post("/v1/predictions", json=BODY, headers={"Prefer": prefer}))
+
+
+@pytest.mark.parametrize(
+    ("status", "ended"),
+    [(Status.SUCCEEDED, {"output": b'"done"'}), (Status.FAILED, {"error": "boom"}), (Status.CANCELED, {})],
+)
+async def test_what_ends_in_time_is_201(
+    api: httpx.AsyncClient, director: PlayedDirector, status: Status, ended: dict[str, object]
+) -> None:
+    answers: list[httpx.Response] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, api, "wait=30", answers)
+        claim = await director.claim()
+        await director.begin(claim)
+        await director.finish(claim, status, **ended)
+    [answer] = answers
+    assert (answer.status_code, answer.json()["status"]) == (201, status)
+    assert answer.json() == (await api.get(f"/v1/predictions/{claim.id}")).json()
+    assert answer.headers["preference-applied"] == "wait=30"
+    assert answer.headers["location"] == answer.json()["urls"]["get"]
+
+
+async def test_a_cancel_ends_the_wait(api: httpx.AsyncClient, redis: Redis, queue: QueueName) -> None:
+    answers: list[httpx.Response] = []
+
+    async def is_queued() -> bool:
+        return bool(await redis.zcard(keys.live(queue)))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, api, "wait", answers)
+        await eventually(is_queued)
+        [name] = await redis.zrange(keys.live(queue), 0, 0)
+        await api.post(f"/v1/predictions/{name.decode()}/cancel")
+    assert (answers[0].status_code, answers[0].json()["status"]) == (201, "canceled")
+    assert answers[0].headers["preference-applied"] == "wait"
+
+
+async def test_what_runs_on_is_202_and_shows_nothing_of_it(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+    answers: list[httpx.Response] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, api, "wait=1", answers)
+        claim = await director.claim()
+        await director.begin(claim, b'"half"')
+    seen = answers[0].json()
+    assert answers[0].status_code == 202
+    assert (seen["status"], seen["output"], seen["logs"], seen["started_at"]) == ("starting", None, "", None)
+    assert (await api.get(f"/v1/predictions/{claim.id}")).json()["output"] == ["half"]
+
+
+@pytest.mark.parametrize("prefer", ["wait=0", "wait=soon", "respond-async", "wait=-1", ""])
+async def test_a_preference_that_makes_no_sense_is_as_good_as_none(api: httpx.AsyncClient, prefer: str) -> None:
+    answer = await api.post("/v1/predictions", json=BODY, headers={"Prefer": prefer})
+    assert (answer.status_code, answer.json()["status"]) == (201, "starting")
+    assert "preference-applied" not in answer.headers
+
+
+async def test_progress_is_read_at_a_bounded_pace(
+    api: httpx.AsyncClient, director: PlayedDirector, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = 0
+    get = Scripts.get
+
+    async def counted(self: Scripts, prediction_id: PredictionId) -> object:
+        nonlocal reads
+        reads += 1
+        return await get(self, prediction_id)
+
+    monkeypatch.setattr(Scripts, "get", counted)
+    answers: list[httpx.Response] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, api, "wait=30", answers)
+        claim = await director.claim()
+        seq = await director.begin(claim)
+        for _ in range(300):
+            seq = (
+                await scripts.advance(claim.id, token=claim.token, seq=seq, ran_ms=0, events=[("output", b'"x"')])
+            ).seq
+        await director.finish(claim, output=b"1")
+    assert answers[0].json()["output"] == 1
+    assert reads < 100
+
+
+async def test_beyond_the_most_waits_the_answer_is_at_once(
+    settings: ApiSettings, token: str, queue: QueueName, redis: Redis, director: PlayedDirector
+) -> None:
+    answers: list[httpx.Response] = []
+    async with api_client(replace(settings, max_waits=1), token=token) as api, anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, api, "wait=30", answers)
+
+        async def is_held() -> bool:
+            return await listeners(redis) == 1
+
+        await eventually(is_held)
+        second = await api.post("/v1/predictions", json=BODY, headers={"Prefer": "wait=30"})
+        assert (second.status_code, second.json()["status"]) == (201, "starting")
+        assert "preference-applied" not in second.headers
+        for _ in range(2):
+            await director.finish(await director.claim(), output=b"1")
+    assert answers[0].json()["status"] == "succeeded"
+
+
+async def test_two_that_wait_for_one_prediction_both_hear(
+    api: httpx.AsyncClient, director: PlayedDirector, redis: Redis
+) -> None:
+    answers: list[httpx.Response] = []
+
+    async def ask_by_key() -> None:
+        headers = {"Prefer": "wait=30", "Idempotency-Key": "k"}
+        answers.append(await api.post("/v1/predictions", json=BODY, headers=headers))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask_by_key)
+        tasks.start_soon(ask_by_key)
+        claim = await director.claim()
+        await director.finish(claim, output=b"1")
+    assert [answer.json()["status"] for answer in answers] == ["succeeded"] * 2
+    assert {answer.json()["id"] for answer in answers} == {claim.id}
+
+
+async def test_nobody_listens_once_nobody_waits(api: httpx.AsyncClient, director: PlayedDirector, redis: Redis) -> None:
+    async with anyio.create_task_group() as tasks:
+        for _ in range(5):
+            tasks.start_soon(ask, api, "wait=30", [])
+        for _ in range(5):
+            await director.finish(await director.claim(), output=b"1")
+
+    async def is_silent() -> bool:
+        return await listeners(redis) == 0
+
+    await eventually(is_silent)
+
+
+async def test_a_lost_subscription_is_renewed(api: httpx.AsyncClient, director: PlayedDirector, redis: Redis) -> None:
+    answers: list[httpx.Response] = []
+
+    async def is_held() -> bool:
+        return await listeners(redis) == 1
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, api, "wait=30", answers)
+        claim = await director.claim()
+        await eventually(is_held)
+        assert await redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub") == 1
+        await eventually(is_held)
+        await director.finish(claim, output=b"1")
+    assert (answers[0].status_code, answers[0].json()["output"]) == (201, 1)
+
+
+# ── over a real connection ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def connect(url: str, token: str) -> socket.socket:
+    """A raw request that waits, sent; its answer not read."""
+    content = json.dumps(BODY).encode()
+    host = urlsplit(url).netloc
+    connection = socket.create_connection((urlsplit(url).hostname or "", urlsplit(url).port or 0))
+    connection.sendall(
+        f"POST /v1/predictions HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\nPrefer: wait=60\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+        + content
+    )
+    return connection
+
+
+async def test_a_caller_that_hangs_up_frees_its_wait_and_cancels_nothing(
+    server: RedisServer, token: str, redis: Redis, director: PlayedDirector
+) -> None:
+    async def is_held() -> bool:
+        return await listeners(redis) == 1
+
+    async def is_free() -> bool:
+        return await listeners(redis) == 0
+
+    async with live_api(server.url) as live:
+        connection = await to_thread.run_sync(connect, live.url, token)
+        await eventually(is_held)
+        connection.close()
+        await eventually(is_free)
+        claim = await director.claim()
+        assert claim.record.cancel == ""
+        await director.finish(claim, output=b"1")
+
+
+async def test_an_api_that_ends_answers_those_who_wait(
+    server: RedisServer, token: str, redis: Redis, queue: QueueName
+) -> None:
+    answers: list[httpx.Response] = []
+
+    async def is_held() -> bool:
+        return await listeners(redis) == 1
+
+    async with live_api(server.url) as live:
+        headers = {"Authorization": f"Bearer {token}"}
+        async with httpx.AsyncClient(base_url=live.url, headers=headers, timeout=90, trust_env=False) as api:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask, api, "wait=60", answers)
+                await eventually(is_held)
+                live.process.terminate()
+            await live.process.wait()
+    assert (answers[0].status_code, answers[0].json()["status"]) == (202, "starting")

@@ -1,0 +1,135 @@
+"""The API for a test: inside the test's own loop, or as the real process on a free port.
+
+Never stands in for the API: both run what `python -m api` runs. What is played here is the other side, a director.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import anyio
+import httpx
+from anyio.abc import Process
+from msgspec import Struct
+
+from api.app import create_app
+from director.core.ids import QueueName
+from director.core.schema import Claim
+from director.core.scripts import Scripts
+from director.core.settings import ApiSettings
+from director.core.states import Status
+from tests.support.cog import free_port
+
+__all__ = ("LiveApi", "PlayedDirector", "api_client", "eventually", "live_api")
+
+START_LIMIT_S: Final = 30.0
+BASE: Final = "http://director.test"
+
+
+@asynccontextmanager
+async def api_client(
+    settings: ApiSettings, *, token: str | None = None, base: str = BASE
+) -> AsyncGenerator[httpx.AsyncClient, None]:
+    """A client of an API that runs in this loop, from its lifespan's start to its end."""
+    app = create_app(settings)
+    async with app.router.lifespan_context(app) as state:
+
+        async def with_state(scope: Any, receive: Any, send: Any) -> None:
+            await app({**scope, "state": dict(state or {})}, receive, send)
+
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        transport = httpx.ASGITransport(app=with_state)
+        async with httpx.AsyncClient(transport=transport, base_url=base, headers=headers) as client:
+            yield client
+
+
+class LiveApi(Struct, frozen=True, kw_only=True):
+    """`url` has no /v1."""
+
+    url: str
+    process: Process
+
+
+@asynccontextmanager
+async def live_api(redis_url: str, *, env: Mapping[str, str] | None = None) -> AsyncGenerator[LiveApi, None]:
+    """`python -m api` on a free port, until the block ends."""
+    port = free_port()
+    process = await anyio.open_process(
+        [sys.executable, "-m", "api"],
+        env={**os.environ, "DIRECTOR_REDIS_URL": redis_url, "DIRECTOR_PORT": str(port), **(env or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=None,
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            await eventually(lambda: _answers(client, f"{url}/livez"))
+        yield LiveApi(url=url, process=process)
+    finally:
+        with anyio.CancelScope(shield=True):
+            if process.returncode is None:
+                process.send_signal(signal.SIGKILL)
+            await process.aclose()
+
+
+async def _answers(client: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await client.get(url)).is_success
+    except httpx.TransportError:
+        return False
+
+
+async def eventually(is_so: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until it is so; TimeoutError where it never is."""
+    with anyio.fail_after(START_LIMIT_S):
+        while not await is_so():  # noqa: ASYNC110 - what is waited for happens in another process
+            await anyio.sleep(0.005)
+
+
+class PlayedDirector:
+    """Claims as a director does, and does with a claim what the test says."""
+
+    def __init__(self, scripts: Scripts, queue: QueueName) -> None:
+        self._scripts = scripts
+        self._queue = queue
+        self._claimed = 0
+
+    async def claim(self) -> Claim:
+        """The next prediction, as soon as there is one."""
+        with anyio.fail_after(START_LIMIT_S):
+            while True:
+                self._claimed += 1
+                claims = await self._scripts.claim(
+                    self._queue, consumer="played", nonce=f"played{self._claimed}", count=1, lease_s=60
+                )
+                if claims:
+                    return claims[0]
+                await anyio.sleep(0.002)
+
+    async def begin(self, claim: Claim, *outputs: bytes) -> int:
+        """The run begins, with these pieces of output; the last event's number."""
+        advanced = await self._scripts.advance(
+            claim.id,
+            token=claim.token,
+            seq=claim.record.seq,
+            ran_ms=0,
+            events=[("output", piece) for piece in outputs],
+        )
+        return advanced.seq
+
+    async def finish(self, claim: Claim, status: Status = Status.SUCCEEDED, **ended: Any) -> None:
+        """The run ends."""
+        assert await self._scripts.finish(claim.id, token=claim.token, status=status, ran_ms=0, **ended)
+
+    async def run(self, output_of: Callable[[Claim], bytes], *, pause_s: float = 0) -> None:
+        """Serve until canceled: every prediction succeeds with this output, a while after it began."""
+        while True:
+            claim = await self.claim()
+            await self.begin(claim)
+            await anyio.sleep(pause_s)
+            await self.finish(claim, output=output_of(claim))
