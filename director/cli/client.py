@@ -17,6 +17,7 @@ ANSWER_S: Final = 30.0
 
 NEXT_STEPS: Final = {
     401: "Give a valid --token, or make one with `director token create`.",
+    404: "Check the name or the id; `director queues` lists the models that can be asked.",
     503: "Try again in a moment.",
 }
 
@@ -100,5 +101,5 @@ def _detail(answer: httpx.Response) -> str:
         problem = msgspec.json.decode(answer.content, type=dict[str, Any])
     except msgspec.MsgspecError:
         return f"the service answered {answer.status_code}."
-    said = problem.get("detail") or problem.get("title") or f"the service answered {answer.status_code}"
-    return " ".join(str(said).split())
+    said = str(problem.get("detail") or problem.get("title") or f"the service answered {answer.status_code}")
+    return "; ".join(line.removeprefix("- ") for line in said.splitlines() if line)

@@ -1,8 +1,6 @@
 """End the `up` of a home, and what an `up` that was killed left behind. Safe to repeat."""
 
-import msgspec
-
-from director.up.home import UP, Home, State
+from director.up.home import UP, Home
 from director.up.processes import end, is_alive
 
 __all__ = ("down", "end_leftovers")
@@ -13,8 +11,7 @@ PART_GRACE_S = 10.0
 
 def down(home: Home) -> bool:
     """End everything; True if there was something to end."""
-    state = home.read()
-    up = state.processes.get(UP)
+    up = home.read().processes.get(UP)
     was_up = up is not None and is_alive(up)
     if up is not None:
         end(up, grace_s=UP_GRACE_S)
@@ -30,11 +27,6 @@ def end_leftovers(home: Home) -> bool:
     left = [one for name, one in state.processes.items() if name != UP and is_alive(one)]
     for one in reversed(left):
         end(one, grace_s=PART_GRACE_S)
-    if state.processes:
-        home.write(without_processes(state))
+    if state.pids:
+        home.write(state.stopped())
     return bool(left)
-
-
-def without_processes(state: State) -> State:
-    """The same home with nothing running: its address and its token stay known."""
-    return msgspec.structs.replace(state, processes={}, servers={})

@@ -6,7 +6,7 @@ Holds secrets, so it is this user's alone. Never deleted by us: what was accepte
 import fcntl
 import os
 import secrets
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -25,13 +25,29 @@ LOG_KEPT_BYTES: Final = 1 << 20
 
 
 class State(Struct, frozen=True, kw_only=True):
-    """What `up.json` says. The token stays for the life of the home; `processes` is empty while all is down."""
+    """What `up.json` says. The token stays for the life of the home; `pids` is empty while all is down."""
 
     url: str = ""
     token: str = ""
     redis_url: str = ""
-    processes: dict[str, Mark] = {}
     servers: dict[str, str] = {}  # model → URL of its model server
+    pids: dict[str, int] = {}
+    started: dict[str, str] = {}  # beside each pid, when its process began: see director.up.processes
+
+    @property
+    def processes(self) -> dict[str, Mark]:
+        """All that ran when this was written, in the order of their start."""
+        return {name: Mark(pid, self.started[name]) for name, pid in self.pids.items() if name in self.started}
+
+    def running(self, processes: Mapping[str, Mark]) -> "State":
+        """The same home with these processes."""
+        pids = {name: one.pid for name, one in processes.items()}
+        started = {name: one.started for name, one in processes.items()}
+        return msgspec.structs.replace(self, pids=pids, started=started)
+
+    def stopped(self) -> "State":
+        """The same home with nothing running: its address and its token stay known."""
+        return msgspec.structs.replace(self, pids={}, started={}, servers={})
 
 
 class Home:

@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 
 from director.core.catalog import Catalog
 from director.core.clock import SystemClock
+from director.core.errors import BackendUnavailable
 from director.core.gatherer import Gatherer
 from director.core.scripts import Scripts
 from director.up.errors import UpError
@@ -95,7 +96,7 @@ async def _is_ready(one: Expected, client: httpx.AsyncClient) -> bool:
         for ask in one.asks:
             if not await ask(client):
                 return False
-    except (httpx.TransportError, ValueError, KeyError):  # not listening yet, or not yet itself
+    except (httpx.TransportError, BackendUnavailable, ValueError, KeyError):  # not listening yet, or not yet itself
         return False
     return True
 

@@ -25,7 +25,7 @@ from director.core.redis_client import client, describe
 from director.core.settings import CommonSettings, load
 from director.up import parts
 from director.up.banner import banner
-from director.up.down import end_leftovers, without_processes
+from director.up.down import end_leftovers
 from director.up.errors import UpError
 from director.up.home import UP, Home
 from director.up.parts import Served
@@ -85,7 +85,7 @@ def up(options: Options, say: Callable[[str], None]) -> int:
         try:
             return anyio.run(Up(options, home, port, say).run)
         finally:
-            home.write(without_processes(home.read()))
+            home.write(home.read().stopped())
 
 
 class Up:
@@ -97,7 +97,7 @@ class Up:
         self._say = say
         self._port = port
         self._url = f"http://{_in_url(WILDCARDS.get(options.host, options.host))}:{port}"
-        self._state = msgspec.structs.replace(home.read(), url=self._url, processes={}, servers={})
+        self._state = msgspec.structs.replace(home.read().stopped(), url=self._url)
         self._is_ready = False
 
     async def run(self) -> int:
@@ -205,8 +205,7 @@ class Up:
     def _note(self) -> None:
         """Write down which processes there are, as the supervisor has them now."""
         own = mark(os.getpid())
-        processes = ({UP: own} if own else {}) | self._supervisor.marks
-        self._state = msgspec.structs.replace(self._state, processes=processes)
+        self._state = self._state.running(({UP: own} if own else {}) | self._supervisor.marks)
         self._home.write(self._state)
 
     def _say_ready(self, server: Server, *, has_examples: bool) -> None:
