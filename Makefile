@@ -1,0 +1,73 @@
+# Everything that a fresh checkout needs: Python 3.11 or newer, pip and make. `make` alone prints this help.
+
+PYTHON ?= python3
+VENV   ?= .venv
+ARGS   ?=
+
+BIN   := $(VENV)/bin
+READY := $(VENV)/.installed
+LOCK  := requirements.lock
+FILES := director api tests
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help up down test test-all lint types format bench lock clean
+
+help:  ## print this
+	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) \
+		| awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
+
+up: $(READY)  ## start everything on this machine: make up ARGS="--port 9000 --home DIR"
+	@$(BIN)/director up $(ARGS)
+
+down: $(READY)  ## stop what `make up` started: make down ARGS="--home DIR"
+	@$(BIN)/director down $(ARGS)
+
+test: $(READY)  ## run the tests: make test ARGS="-k cancel"
+	@$(BIN)/python -m pytest -m "not heavy and not redis7" $(ARGS)
+
+test-all: $(READY)  ## run all tests, Debian's redis-server and the heavy ones too; the last line says what did not run
+	@$(BIN)/python -m pytest -rs $(ARGS)
+	@if command -v redis-server >/dev/null; then echo "all ran"; \
+		else echo "did not run: the tests against redis-server, which is not installed"; fi
+
+lint: $(READY)  ## check style
+	@$(BIN)/ruff check $(FILES)
+	@$(BIN)/ruff format --check $(FILES)
+
+types: $(READY)  ## check types, strictly
+	@$(BIN)/mypy
+
+format: $(READY)  ## put style right
+	@$(BIN)/ruff check --fix --quiet $(FILES)
+	@$(BIN)/ruff format $(FILES)
+
+bench: $(READY)  ## measure what the service adds to a call, on the `make up` that runs
+	@$(BIN)/director bench latency $(ARGS)
+
+lock:  ## pin the newest versions of everything again
+	@rm -rf $(VENV)-lock && $(PYTHON) -m venv $(VENV)-lock
+	@$(VENV)-lock/bin/python -m pip install --quiet --disable-pip-version-check '.[examples,test]'
+	@{ sed -n '/^#/p' $(LOCK); $(VENV)-lock/bin/python -m pip freeze --exclude director; } > $(LOCK).new
+	@mv $(LOCK).new $(LOCK) && rm -rf $(VENV)-lock
+
+clean:  ## remove the virtual environment; data in .director stays
+	@rm -rf $(VENV)
+
+# The stamp is newer than what it was made from, so that the second time is quick.
+$(READY): pyproject.toml $(LOCK)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) -V 2>&1)." \
+			"Name another: make PYTHON=python3.12 …"; exit 1; }
+	@echo "installing into $(VENV) …"
+	@$(MAKE) --silent --no-print-directory $(BIN)/python
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) -e '.[examples,test]'
+	@touch $@
+
+# Debian splits what `venv` needs to bring pip along into a package of its own: without it, the system's pip does.
+$(BIN)/python:
+	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
+		$(PYTHON) -m venv --clear --without-pip $(VENV) \
+		&& $(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check pip; } || { \
+		rm -rf $(VENV); \
+		echo "Neither venv nor pip works for $(PYTHON). On Debian: apt install python3-venv python3-pip"; exit 1; }
