@@ -20,6 +20,8 @@ __all__ = ("Effect", "Finish", "GiveBack", "Halt", "Limits", "Stop", "Tell", "Tr
 
 MOST_EVENTS: Final = 100_000
 MOST_METRICS_BYTES: Final = 64 * 1024
+MOST_ERROR_CHARS: Final = 16 * 1024
+LINE_SOUGHT_CHARS: Final = 4096
 
 
 class Limits(Struct, frozen=True):
@@ -108,7 +110,7 @@ class Tracker:
         self.began_at: float | None = None
         self.ended = False
         self._items: list[bytes] = []
-        self._items_bytes = 0
+        self._items_bytes = 1  # as joined: a bracket, then each item with the comma or bracket after it
         self._logs: list[str] = []
         self._logs_chars = 0
         self._shown = 0
@@ -166,7 +168,7 @@ class Tracker:
     def _produce(self, event: Produced) -> list[Effect]:
         if event.index != len(self._items):  # a callback that was overtaken, or told twice
             return []
-        self._items_bytes += len(event.item)
+        self._items_bytes += len(event.item) + 1
         if self._items_bytes > self.limits.output:
             return [Halt()] if self.stop(Stop.TOO_LARGE) else []
         self._items.append(bytes(event.item))
@@ -191,17 +193,20 @@ class Tracker:
         return [Write((event,))]
 
     def _end(self, ended: Ended) -> Effect:
-        if self.stopped in STOPS and ended.outcome is not Outcome.INVALID:
+        if self.stopped is Stop.DEADLINE and self.began_at is None:
+            # only the record knows whether an earlier attempt began, and so what a passed deadline makes of it
+            return GiveBack(spent=False, error="", code="deadline_exceeded")
+        if self.stopped in STOPS:
             status, code, error = STOPS[self.stopped]
             return self._finish(ended, status, code=code, error=error)
         if self.stopped is Stop.DRAIN and ended.outcome not in ENDS:
             return GiveBack(spent=False, error="", code="drained")
         if ended.outcome in RETURNS:
             spent, code, error = RETURNS[ended.outcome]
-            why = f"{error} ({ended.error})" if ended.error else error
+            why = f"{error} ({_cut(ended.error)})" if ended.error else error
             return GiveBack(spent=spent, error=why, code=code, asked_s=ended.retry_after_s)
         status, code = ENDS[ended.outcome]
-        error = "" if status is Status.SUCCEEDED else ended.error or "The model failed without saying why."
+        error = "" if status is Status.SUCCEEDED else _cut(ended.error or "The model failed without saying why.")
         return self._finish(ended, status, code=code, error=error)
 
     def _finish(self, ended: Ended, status: Status, *, code: str, error: str) -> Finish:
@@ -223,8 +228,13 @@ class Tracker:
         return Finish(status=status, error=error, code=code, output=kept, logs=logs, metrics=metrics)
 
     def _tail(self, text: str) -> str:
-        """The end of a text that is too long, from a line's start where there is one."""
+        """The end of a text that is too long, from a line's start where one is near."""
         if len(text) <= self.limits.logs:
             return text
         cut = text[-self.limits.logs :]
-        return "… earlier lines were dropped …\n" + cut[cut.find("\n") + 1 :]
+        return "… earlier lines were dropped …\n" + cut[cut.find("\n", 0, LINE_SOUGHT_CHARS) + 1 :]
+
+
+def _cut(error: str) -> str:
+    """An error goes into the record and every listing: its beginning is enough."""
+    return error if len(error) <= MOST_ERROR_CHARS else error[:MOST_ERROR_CHARS] + " …"
