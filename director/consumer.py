@@ -4,7 +4,6 @@ Holds the seats before it asks, so nothing is claimed that has to wait here. Nev
 """
 
 import asyncio
-import contextlib
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
@@ -54,28 +53,23 @@ class Consumer:
         self._lease_s = lease_s
         self._register = register
         self._runs: set[asyncio.Task[None]] = set()
-        self._nonce = ""
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
         self._at_rest = False
+        self._over = asyncio.Event()
 
     async def run(self) -> None:
         """Claim and run, until `stop`."""
         self._task = asyncio.current_task()
-        with contextlib.suppress(asyncio.CancelledError):
+        try:
             while not self._stopping:
-                try:
-                    if not await self.run_once():
-                        await self._resting(self._bell.wait())
-                except BackendUnavailable as exc:
-                    log.warning("claiming failed", extra={"queue": self._queue, "error": str(exc)})
-                    await self._resting(self._clock.sleep(AWAY_S))
-                except UnknownQueue:
-                    log.error("redis does not know the queue, registering it again", extra={"queue": self._queue})
-                    await self._register()
-            return
-        if not self._stopping:  # canceled by whoever owns the task, not by stop
-            raise asyncio.CancelledError
+                if not await self._claimed():
+                    await self._resting(self._bell.wait())
+        except asyncio.CancelledError:
+            if not self._stopping:  # canceled by whoever owns the task, not by stop
+                raise
+        finally:
+            self._over.set()
 
     def stop(self) -> None:
         """Claim nothing more. A claim that is under way is not cut: what it brings still runs."""
@@ -96,7 +90,8 @@ class Consumer:
                 self._servers.leave(seat)
 
     async def finished(self) -> None:
-        """Wait until every run that was started here is settled, webhooks and all."""
+        """After `stop`: wait until no claim is under way and every run is settled, webhooks and all."""
+        await self._over.wait()
         while self._runs:
             await asyncio.wait(self._runs)
 
@@ -107,14 +102,32 @@ class Consumer:
         finally:
             self._at_rest = False
 
+    async def _claimed(self) -> int:
+        """`run_once`, also where Redis was emptied under us and has to be told of the queue again."""
+        try:
+            return await self.run_once()
+        except UnknownQueue:
+            log.error("redis does not know the queue, registering it again", extra={"queue": self._queue})
+        try:
+            await self._register()
+        except BackendUnavailable as exc:
+            log.warning("registering a model failed", extra={"error": str(exc)})
+            await self._resting(self._clock.sleep(AWAY_S))
+        return 0
+
     async def _claim(self, count: int) -> list[Claim]:
-        """The nonce stays the same until an answer came: a claim whose reply was lost is answered again."""
-        self._nonce = self._nonce or secrets.token_hex(16)
-        claims = await self._scripts.claim(
-            self._queue, consumer=self._name, nonce=self._nonce, count=count, lease_s=self._lease_s
-        )
-        self._nonce = ""
-        return claims
+        """The nonce stays until an answer came, and the seats too: a claim whose reply was lost is answered again."""
+        nonce = secrets.token_hex(16)
+        while True:
+            try:
+                return await self._scripts.claim(
+                    self._queue, consumer=self._name, nonce=nonce, count=count, lease_s=self._lease_s
+                )
+            except BackendUnavailable as exc:
+                log.warning("claiming failed", extra={"queue": self._queue, "error": str(exc)})
+                if self._stopping:  # what it may have claimed comes back by its lease
+                    return []
+                await self._resting(self._clock.sleep(AWAY_S))
 
     def _start(self, claim: Claim, seat: Seat) -> None:
         run = asyncio.get_running_loop().create_task(self._executor.execute(claim, seat))
