@@ -39,6 +39,7 @@ from director.heartbeat import KICK_WAIT_S, Heartbeat
 from director.holdings import Holdings
 from director.runners.cog import CogRunner
 from director.runners.inbox import Inbox
+from director.runners.runner import Health as ServerHealth
 from director.servers import Server, Servers
 from director.tracker import Limits, Stop
 from director.watch import Watch
@@ -131,6 +132,8 @@ class Director:
         self._queue: QueueName | None = None
         self._queue_known = asyncio.Event()
         self._registering = asyncio.Lock()
+        self._schema = OPEN_SCHEMA
+        self._server_kind = ""
         self.health.checks = {"redis": redis_check(self._redis), "model": self._model_ready}
 
     async def direct(self, started: Callable[[int], None]) -> None:
@@ -141,7 +144,7 @@ class Director:
             started(port)
             self._make_servers(port)
             for server in self.servers.all:
-                rooms.start_soon(Watch(server, self.servers, self._clock, self._register).run)
+                rooms.start_soon(Watch(server, self.servers, self._clock, self._introduce).run)
             await self._queue_known.wait()
             heartbeat, self._consumer = self._make_rooms()
             rooms.start_soon(heartbeat.run)
@@ -214,18 +217,24 @@ class Director:
             bell=Bell(self._waits, queue, self._clock),
             clock=self._clock,
             lease_s=settings.lease_s,
-            register=lambda: self._register(self.servers.all[0]),
+            register=self._register,
         )
         return heartbeat, consumer
 
-    async def _register(self, server: Server) -> None:
-        """Put the model of a ready server into the catalogue; the first one names the queue."""
+    async def _introduce(self, server: Server, health: ServerHealth) -> None:
+        """Put the model of a ready server into the catalogue."""
+        schema = await server.runner.openapi_schema()
+        if schema is None:
+            log.warning("the model server shows no schema", extra={"server": server.runner.url})
+        self._schema = schema or self._schema  # one that cannot be asked just now must not undo what is known
+        self._server_kind = health.server or self._server_kind
+        await self._register()
+
+    async def _register(self) -> None:
+        """Put what is known of the model into the catalogue; the first time names the queue."""
         async with self._registering:
-            schema = await server.runner.openapi_schema()
-            if schema is None:
-                log.warning("the model server has no schema: any input is taken", extra={"server": server.runner.url})
             settings = self._settings
-            self._version = self._version or version_id(settings.model, schema or OPEN_SCHEMA, b"")
+            self._version = self._version or version_id(settings.model, self._schema, b"")
             policy = Policy(
                 streams=settings.streams,
                 size=settings.shard_size,
@@ -236,8 +245,8 @@ class Director:
             self._queue = await self._catalog.register(
                 settings.model,
                 self._version,
-                schema=schema or OPEN_SCHEMA,
-                server=server.health.server,
+                schema=self._schema,
+                server=self._server_kind,
                 policy=policy,
             )
             log.info("model registered", extra={"model": settings.model, "version": self._version})

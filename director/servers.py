@@ -17,11 +17,13 @@ class Server(Struct, eq=False):
     """One model server: `slots` runs at a time, `busy` of them taken.
 
     `doubt` is set when a run showed that it needs a new start: it gets no work until the watch has seen to that.
+    `since` is the start of it that was seen last.
     """
 
     runner: Runner
     slots: int
     busy: int = 0
+    since: str = ""
     health: Health = Health(status=HealthStatus.STARTING)
     doubt: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
@@ -37,9 +39,10 @@ class Server(Struct, eq=False):
 
 
 class Seat(Struct, eq=False):
-    """The permit for one slot. Leave it once, when the server has answered."""
+    """The permit for one slot of this start of the server. Leave it once, when the server has answered."""
 
     server: Server
+    since: str
     taken: bool = True
 
 
@@ -76,9 +79,10 @@ class Servers:
             seat.server.busy -= 1
             self._changed.set()
 
-    def doubt(self, server: Server) -> None:
-        """A run showed that this server needs a new start."""
-        server.doubt.set()
+    def doubt(self, seat: Seat) -> None:
+        """A run showed that its server needs a new start, unless it had one meanwhile."""
+        if seat.since == seat.server.since:
+            seat.server.doubt.set()
 
     def saw(self, server: Server, health: Health) -> None:
         """A look at a server: from now on this is how it stands."""
@@ -90,5 +94,5 @@ class Servers:
         while free := [server for server in self.all if server.free > 0]:
             server = min(free, key=lambda server: server.busy / server.slots)
             server.busy += 1
-            seats.append(Seat(server))
+            seats.append(Seat(server, server.since))
         return seats

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 SOON_S: Final = 0.25
 LATER_S: Final = 5.0
 AWAY_S: Final = 1.0
-RUNNING: Final = (HealthStatus.READY, HealthStatus.BUSY)
+END_AGAIN_S: Final = 15.0  # a server takes up to 11 s to end
 
 # How long until the next look
 PAUSES: Final[dict[HealthStatus, float]] = {
@@ -47,13 +47,15 @@ class Watch:
     """The watch over one server. `register` is awaited each time the server becomes ready, before it is given work."""
 
     def __init__(
-        self, server: Server, servers: Servers, clock: Clock, register: Callable[[Server], Awaitable[object]]
+        self, server: Server, servers: Servers, clock: Clock, register: Callable[[Server, Health], Awaitable[object]]
     ) -> None:
         self._server = server
         self._servers = servers
         self._clock = clock
         self._register = register
         self._seen: HealthStatus | None = None
+        self._registered = False
+        self._asked_to_end_at: float | None = None
 
     async def run(self) -> None:
         """Look, for ever: often while it starts or is away, seldom once it is ready, at once when in doubt."""
@@ -65,7 +67,7 @@ class Watch:
                 await self._clock.sleep(AWAY_S)
                 continue
             if self._server.doubt.is_set():
-                await self._clock.sleep(AWAY_S)
+                await self._clock.sleep(min(AWAY_S, PAUSES[health.status]))
             else:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._server.doubt.wait(), PAUSES[health.status])
@@ -74,22 +76,41 @@ class Watch:
         """One look. A server whose worker is dead, or that a run made us doubt, is asked to make room for a new one."""
         server = self._server
         health = await server.runner.health()
+        self._judge_start(health)
+        if health.status is HealthStatus.DEFUNCT or (server.doubt.is_set() and health.can_run and not server.busy):
+            await self._end_server()
+            health = replace(health, status=HealthStatus.DEFUNCT)
+        elif health.can_run and not self._registered:
+            await self._register(server, health)
+            self._registered = True
+        self._report(health)
+        self._servers.saw(server, health)
+        return health
+
+    def _judge_start(self, health: Health) -> None:
+        """Is this the server that we knew? Doubt and registration belong to one start of it."""
+        server = self._server
+        is_new = health.since not in ("", server.since)
+        if is_new or (not health.can_run and not server.since):
+            server.doubt.clear()
+        if is_new:
+            server.since = health.since
+            self._asked_to_end_at = None
+        if is_new or not health.can_run:
+            self._registered = False
+
+    async def _end_server(self) -> None:
+        """Once, and again only when it heard nothing or is still there long after it should have ended."""
+        asked_at, now = self._asked_to_end_at, self._clock.monotonic()
+        if asked_at is None or now - asked_at >= END_AGAIN_S:
+            log.warning("asking a model server to end", extra={"server": self._server.runner.url})
+            self._asked_to_end_at = now if await self._server.runner.shutdown() else None
+
+    def _report(self, health: Health) -> None:
         if health.status is not self._seen:
             log.log(
                 LEVELS.get(health.status, logging.INFO),
                 "model server is " + health.status.replace("_", " "),
-                extra={"server": server.runner.url, "detail": health.detail, "setup_logs": health.setup_logs},
+                extra={"server": self._server.runner.url, "detail": health.detail, "setup_logs": health.setup_logs},
             )
-        became_ready = health.can_run and self._seen not in RUNNING
         self._seen = health.status
-        if health.status is HealthStatus.DEFUNCT or (server.doubt.is_set() and health.can_run and not server.busy):
-            log.warning("asking a model server to end", extra={"server": server.runner.url})
-            await server.runner.shutdown()
-            self._seen = HealthStatus.DEFUNCT
-            health = replace(health, status=HealthStatus.DEFUNCT)
-        elif became_ready:
-            await self._register(server)
-        if not health.can_run:  # it is being started anew: what was doubted is gone
-            server.doubt.clear()
-        self._servers.saw(server, health)
-        return health

@@ -45,6 +45,7 @@ class Health(Struct, frozen=True, kw_only=True):
     detail: str = ""
     setup_logs: str = ""
     server: str = ""  # e.g. "coglet 0.23.1"; empty while unknown
+    since: str = ""  # tells one start of the server from the next; empty while unknown
 
     @property
     def can_run(self) -> bool:
