@@ -35,6 +35,7 @@ REFUSED_S: Final = 1.0
 
 ABANDONED: Final = Ended(outcome=Outcome.LOST, error="The run was abandoned")
 FAULT: Final = Ended(outcome=Outcome.LOST, error="Following the run failed inside the director")
+NEVER_BEGAN: Final = Ended(outcome=Outcome.REFUSED, error="It was asked to stop before it was started")
 
 
 class Executor:
@@ -87,24 +88,28 @@ class Executor:
             await held.read(reading)
         finally:
             limit.cancel()
+        if not reading.cancelled() and (fault := reading.exception()):
+            log.error("following a run failed", exc_info=fault, extra={"prediction": held.claim.id})
         if held.is_lost:
             return None
         if not ends:
-            if not reading.cancelled() and (fault := reading.exception()):
-                log.error("following a run failed", exc_info=fault, extra={"prediction": held.claim.id})
-            self._perform(held, progress, held.tracker.apply(FAULT if not held.stuck else ABANDONED, self._now()), ends)
+            ended = ABANDONED if held.stuck else FAULT
+            self._perform(held, progress, held.tracker.apply(ended, self._now()), ends)
         if held.stuck:
-            self._servers.doubt(seat.server)
+            self._servers.doubt(seat)
         return ends[0]
 
     async def _read(self, held: Held, progress: Progress, seat: Seat, ends: list[Finish | GiveBack]) -> None:
+        if held.tracker.stopped is not None:
+            self._perform(held, progress, held.tracker.apply(NEVER_BEGAN, self._now()), ends)
+            return
         request = RunRequest(id=held.claim.id, input=held.claim.input)
         async with aclosing(held.runner.run(request)) as events:
             async for event in events:
                 if isinstance(event, Began):
                     log.info("prediction started", extra=_facts(held.claim))
                 elif isinstance(event, Ended) and event.server_is_dead:
-                    self._servers.doubt(seat.server)
+                    self._servers.doubt(seat)
                 self._perform(held, progress, held.tracker.apply(event, self._now()), ends)
 
     def _perform(self, held: Held, progress: Progress, effects: list[Effect], ends: list[Finish | GiveBack]) -> None:
@@ -124,11 +129,12 @@ class Executor:
     async def _settle(self, held: Held, progress: Progress, end: Finish | GiveBack | None) -> bool:
         """Write the end, for as long as it takes: what the model made must not be lost to a Redis that is away.
 
-        True when the prediction is terminal and its webhook is ours to deliver first.
+        True when the prediction is terminal and its webhook is ours to deliver first. A claim that seems lost by now
+        is no reason to stop asking: it looks the same when `finish` was carried out and its answer got lost.
         """
         pause = AWAY_S
         unwritten = await progress.close()
-        while end is not None and not held.is_lost:
+        while end is not None:
             try:
                 if isinstance(end, GiveBack):
                     await self._give_back(held, end)

@@ -89,4 +89,7 @@ class Heartbeat:
                         if await kicks.get_message(ignore_subscribe_messages=True, timeout=KICK_WAIT_S):
                             self._kicked.set()
             except exceptions.RedisError:
-                await self._clock.sleep(AWAY_S)
+                pass  # each beat tells of a cancel too
+            except Exception:
+                log.exception("listening for cancels failed", extra={"queue": self._queue})
+            await self._clock.sleep(AWAY_S)

@@ -36,6 +36,7 @@ class Held:
         self._clock = clock
         self._reading: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
+        self._let_go = False
 
     async def read(self, reading: asyncio.Task[None]) -> None:
         """Wait until the run has ended or was abandoned; then nobody asks the server about it any more."""
@@ -45,6 +46,8 @@ class Held:
         try:
             await asyncio.wait({reading})
         finally:
+            # nobody asks from here on: this prediction's next run may be on the same server by then
+            self._let_go = True
             reading.cancel()
             if self._stopping is not None:
                 self._stopping.cancel()
@@ -53,7 +56,8 @@ class Held:
         """Ask the server to stop the run, again and again until it has ended."""
         if self.tracker.stop(why):
             log.info("stopping a run", extra={"prediction": self.claim.id, "why": why})
-        if self.tracker.stopped is not None and self._stopping is None and not self.tracker.ended:
+        is_running = not (self.is_lost or self._let_go or self.tracker.ended)
+        if self.tracker.stopped is not None and self._stopping is None and is_running:
             self._stopping = asyncio.get_running_loop().create_task(self._stop())
 
     def lose(self) -> None:
@@ -69,7 +73,10 @@ class Held:
         pauses = iter(CANCEL_AGAIN_S)
         pause = 0.0
         while self._clock.monotonic() < until:
-            await self.runner.cancel(self.claim.id)
+            try:
+                await self.runner.cancel(self.claim.id)
+            except Exception:
+                log.exception("asking a server to stop a run failed", extra={"prediction": self.claim.id})
             pause = next(pauses, pause)
             await self._clock.sleep(pause)
         log.error("a run does not stop on its server", extra={"prediction": self.claim.id, "server": self.runner.url})
@@ -83,8 +90,7 @@ class Holdings:
 
     def __init__(self) -> None:
         self._held: dict[PredictionId, Held] = {}
-        self._empty = asyncio.Event()
-        self._empty.set()
+        self._stopped: Stop | None = None
 
     def __len__(self) -> int:
         return len(self._held)
@@ -93,14 +99,13 @@ class Holdings:
     def holding(self, held: Held) -> Iterator[None]:
         """Heartbeats and cancels find the claim while this lasts."""
         self._held[held.claim.id] = held
-        self._empty.clear()
+        if self._stopped is not None:
+            held.stop(self._stopped)
         try:
             yield
         finally:
             if self._held.get(held.claim.id) is held:  # a newer claim of the same prediction may have come back here
                 del self._held[held.claim.id]
-            if not self._held:
-                self._empty.set()
 
     def claims(self) -> list[tuple[PredictionId, Token]]:
         """What to extend."""
@@ -112,10 +117,7 @@ class Holdings:
         return held if held is not None and held.claim.token == token else None
 
     def stop_all(self, why: Stop) -> None:
-        """Ask every run to stop."""
+        """Ask every run to stop, and each one that a claim under way still brings."""
+        self._stopped = why
         for held in list(self._held.values()):
             held.stop(why)
-
-    async def empty(self) -> None:
-        """Wait until nothing is held."""
-        await self._empty.wait()

@@ -5,6 +5,7 @@ One per claim. Knows how the claim stands by the answers. Never ends a predictio
 """
 
 import asyncio
+import logging
 from typing import Final
 
 from director.core.clock import Clock
@@ -17,6 +18,8 @@ from director.tracker import Stop
 from director.webhooks.outbox import Outbox
 
 __all__ = ("Progress", "heed")
+
+log = logging.getLogger(__name__)
 
 GATHER_S: Final = 0.01
 AWAY_S: Final = 1.0
@@ -53,7 +56,8 @@ class Progress:
         async with self._writing:
             if self._task is not None:
                 self._task.cancel()
-        self._tell(self._untold, started_ms=None)
+        if not self._held.is_lost:
+            self._tell(self._untold, started_ms=None)
         return tuple(self._unwritten)
 
     async def run_once(self) -> Hold:
@@ -85,6 +89,9 @@ class Progress:
             except BackendUnavailable:
                 self._news.set()
                 await self._clock.sleep(AWAY_S)
+            except Exception:  # not the run's fault: the last write has all of it
+                log.exception("writing progress failed", extra={"prediction": self._held.claim.id})
+                return
 
     def _tell(self, events: tuple[WebhookEvent, ...] | list[WebhookEvent], *, started_ms: int | None) -> None:
         if self._outbox is not None:

@@ -82,19 +82,22 @@ class Outbox:
             log.info("left a webhook to the courier", extra={"prediction": self._record.id})
 
     async def _run(self) -> None:
-        while True:
+        while not self._closed.is_set() or WebhookEvent.START in self._wanted:
             await self._news.wait()
             self._news.clear()
-            if self._closed.is_set() and WebhookEvent.START not in self._wanted:
-                return
-            if self._wanted:
-                with contextlib.suppress(BackendUnavailable):
-                    await self._send_wanted()
+            try:
+                await self._send_wanted()
+            except BackendUnavailable:
+                log.info("left out a webhook", extra={"prediction": self._record.id})
+            except Exception:
+                log.exception("sending a webhook failed", extra={"prediction": self._record.id})
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closed.wait(), self._post.interval_s)
 
     async def _send_wanted(self) -> None:
         """One body tells all that is wanted: it is the whole prediction as it stands."""
+        if self._closed.is_set() and WebhookEvent.START not in self._wanted:
+            return
         self._sent += 1
         name = f"{self._wanted[0]}_{self._record.attempt}_{self._sent}"
         self._wanted.clear()
