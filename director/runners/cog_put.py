@@ -1,0 +1,59 @@
+"""What every PUT of a run to a Cog server has in common: the request's body, and the answer when it is one whole.
+
+Never decides which transport a run takes, and never sends anything.
+"""
+
+from typing import Final
+
+import httpx
+import msgspec
+from msgspec import Raw, Struct
+
+from director.runners.cog_answers import Again, Answer, read_answer, too_large
+from director.runners.connections import read_body
+from director.runners.runner import Ended, RunRequest
+
+__all__ = ("Run", "create_body", "read_whole")
+
+REFUSAL_BYTES: Final = 64 * 1024  # what is read of an answer that tells no end
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """A run, and what is known of the server that it goes to."""
+
+    request: RunRequest
+    coglet: bool
+    is_array: bool
+    max_body: int
+
+    @property
+    def path(self) -> str:
+        return f"/predictions/{self.request.id}"
+
+
+class _Create(Struct, omit_defaults=True):
+    input: Raw
+    webhook: str | None = None
+    webhook_events_filter: tuple[str, ...] = ()
+
+
+def create_body(run: Run, *, webhook: str | None = None, events: tuple[str, ...] = ()) -> bytes:
+    """The PUT's body. The caller's input goes through as it is."""
+    return msgspec.json.encode(_Create(run.request.input, webhook, events))
+
+
+async def read_whole(run: Run, response: httpx.Response) -> Ended | Again:
+    """Read an answer that is one body, and say what it means."""
+    is_end = response.status_code == 200
+    body, complete = await read_body(response, run.max_body if is_end else REFUSAL_BYTES)
+    if is_end and not complete:
+        return too_large(run.max_body)
+    return read_answer(
+        Answer(
+            prediction_id=run.request.id,
+            status=response.status_code,
+            body=body,
+            retry_after=response.headers.get("retry-after"),
+            coglet=run.coglet,
+        )
+    )

@@ -1,0 +1,654 @@
+"""The Cog runner on a real Cog server; on a scripted one only where a real one cannot be made to misbehave so."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import msgspec
+import pytest
+import uvicorn
+from msgspec import Raw
+from starlette.applications import Starlette
+
+from director.runners import cog
+from director.runners.cog import CogRunner
+from director.runners.inbox import Inbox
+from director.runners.runner import (
+    Began,
+    Ended,
+    HealthStatus,
+    Logged,
+    Measured,
+    Outcome,
+    Produced,
+    RunEvent,
+    RunRequest,
+)
+from tests.support.cog import cog_process, cog_server, write_model
+from tests.support.scripted_cog import Exchange, Script, ScriptedCog, answer, frame, scripted_cog, stream
+
+pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+
+ID = "a" * 26
+OTHER_ID = "b" * 26
+PATH = f"/predictions/{ID}"
+
+MODEL = """
+    import os, time
+    from typing import Iterator
+    from cog import BasePredictor
+
+    def wait_for(path):
+        while path and not os.path.exists(path):
+            time.sleep(0.005)
+
+    class Predictor(BasePredictor):
+        def predict(self, n: int = 3, text: str = "a", gate: str = "", then: str = "") -> Iterator[str]:
+            for i in range(n):
+                print("token", i)
+                yield f"{text}{i}"
+            wait_for(gate)
+            if then == "raise":
+                raise ValueError("it went wrong")
+            if then == "exit":
+                os._exit(1)
+
+    class Scalar(BasePredictor):
+        def predict(self, n: int = 3, text: str = "a", gate: str = "", then: str = "") -> str:
+            print("thinking")
+            wait_for(gate)
+            if then == "raise":
+                raise ValueError("it went wrong")
+            return text * n
+
+    class Metered(BasePredictor):
+        def predict(self) -> Iterator[str]:
+            self.record_metric("tokens", 2)
+            yield "a"
+
+    class Broken(BasePredictor):
+        def setup(self):
+            raise RuntimeError("no weights")
+
+        def predict(self) -> str:
+            return ""
+"""
+
+
+def schema(*, streams: bool, output: dict[str, Any]) -> dict[str, Any]:
+    inputs = {"n": "integer", "text": "string", "gate": "string", "then": "string"}
+    return {
+        "openapi": "3.0.2",
+        "info": {"title": "Cog", "version": "0.1.0"},
+        "paths": {"/predictions": {"post": {"x-cog-streaming": True} if streams else {}}},
+        "components": {
+            "schemas": {
+                "Input": {"type": "object", "properties": {name: {"type": kind} for name, kind in inputs.items()}},
+                "Output": output,
+            }
+        },
+    }
+
+
+ARRAY = {"type": "array", "items": {"type": "string"}, "x-cog-array-type": "iterator"}
+STREAMED = schema(streams=True, output=ARRAY)
+ANSWERED = schema(streams=False, output=ARRAY)
+SCALAR = schema(streams=False, output={"type": "string"})
+
+
+def request(prediction_id: str = ID, *, wants_progress: bool = True, **inputs: object) -> RunRequest:
+    return RunRequest(id=prediction_id, input=Raw(msgspec.json.encode(inputs)), wants_progress=wants_progress)
+
+
+async def follow(runner: CogRunner, asked: RunRequest) -> list[RunEvent]:
+    with anyio.fail_after(30):  # a run that never ends must fail its test, not hold up all the others
+        async with aclosing(runner.run(asked)) as events:
+            return [event async for event in events]
+
+
+async def the_end(runner: CogRunner, asked: RunRequest) -> Ended:
+    """The end of a run, of which it is checked that it is one of a kind and comes after a beginning, if it ran."""
+    *progress, ended = await follow(runner, asked)
+    assert isinstance(ended, Ended)
+    assert not any(isinstance(event, Ended) for event in progress)
+    assert [type(event) for event in progress].count(Began) == isinstance(next(iter(progress), None), Began)
+    return ended
+
+
+def items(events: list[RunEvent]) -> list[str]:
+    produced = [event for event in events if isinstance(event, Produced)]
+    assert [event.index for event in produced] == list(range(len(produced)))
+    return [msgspec.json.decode(event.item) for event in produced]
+
+
+def printed(events: list[RunEvent]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Logged))
+
+
+async def ready(runner: CogRunner) -> None:
+    """Wait until the server has a free slot."""
+    with anyio.fail_after(10):
+        while (await runner.health()).status is not HealthStatus.READY:  # noqa: ASYNC110  (a server tells no event)
+            await anyio.sleep(0.005)
+
+
+@asynccontextmanager
+async def runner_for(url: str, **options: Any) -> AsyncGenerator[CogRunner, None]:
+    runner = CogRunner(url, **options)
+    try:
+        yield runner
+    finally:
+        await runner.aclose()
+
+
+@pytest.fixture(scope="module")
+async def inbox() -> AsyncGenerator[Inbox, None]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # it listens from here on, so nobody need wait for it
+        inbox = Inbox(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        config = uvicorn.Config(Starlette(routes=list(inbox.routes())), lifespan="off", ws="none", log_level="warning")
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        yield inbox
+        server.should_exit = True
+        await serving
+
+
+@pytest.fixture(scope="module")
+async def streamed_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[str, None]:
+    async with cog_server(write_model(tmp_path_factory.mktemp("streamed"), MODEL, STREAMED)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+async def answered_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[str, None]:
+    async with cog_server(write_model(tmp_path_factory.mktemp("answered"), MODEL, ANSWERED)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+async def scalar_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[str, None]:
+    folder = write_model(tmp_path_factory.mktemp("scalar"), MODEL, SCALAR)
+    async with cog_server(folder, stub="predict.py:Scalar") as url:
+        yield url
+
+
+@pytest.fixture(params=["streamed", "answered"])
+async def runner(
+    request: pytest.FixtureRequest, streamed_url: str, answered_url: str, inbox: Inbox
+) -> AsyncGenerator[CogRunner, None]:
+    """The same model over both transports: streamed, and answered with callbacks on the way."""
+    url = {"streamed": streamed_url, "answered": answered_url}[request.param]
+    async with runner_for(url, inbox=inbox) as runner:
+        await ready(runner)
+        yield runner
+
+
+def open_gate(gate: Path) -> None:
+    gate.touch()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """A file that a run waits for."""
+    return tmp_path / "gate"
+
+
+# ---- a run, on a real server, over both transports ----
+
+
+async def test_output_and_logs_come_in_order_and_the_end_has_all_of_them(runner: CogRunner) -> None:
+    first, *progress, ended = await follow(runner, request(n=3))
+    assert first == Began()
+    assert items(progress) == ["a0", "a1", "a2"]
+    assert printed(progress) == "token 0\ntoken 1\ntoken 2\n"
+    assert isinstance(ended, Ended)
+    assert (ended.outcome, ended.output, ended.error) == (Outcome.SUCCEEDED, Raw(b'["a0","a1","a2"]'), None)
+    assert ended.logs == "token 0\ntoken 1\ntoken 2\n"
+    assert set(ended.metrics) == {"predict_time"}
+
+
+async def test_output_is_seen_before_the_end(runner: CogRunner, gate: Path) -> None:
+    with anyio.fail_after(30):
+        async with aclosing(runner.run(request(n=2, gate=str(gate)))) as events:
+            seen: list[RunEvent] = []
+            while len([event for event in seen if isinstance(event, Produced)]) < 2:
+                seen.append(await anext(events))
+            open_gate(gate)  # only now can it end
+            assert isinstance([event async for event in events][-1], Ended)
+
+
+async def test_two_thousand_outputs_arrive_complete(runner: CogRunner) -> None:
+    events = await follow(runner, request(n=2000))
+    assert items(events) == [f"a{n}" for n in range(2000)]
+    assert printed(events) == "".join(f"token {n}\n" for n in range(2000))
+    ended = events[-1]
+    assert isinstance(ended, Ended)
+    assert msgspec.json.decode(ended.output or b"") == items(events)
+
+
+async def test_text_of_any_kind_arrives_as_it_was_sent(runner: CogRunner) -> None:
+    text = 'ü "quoted" \n\r\u2028 \U0001f600 '
+    assert items(await follow(runner, request(n=1, text=text))) == [f"{text}0"]
+
+
+async def test_a_failure_has_its_error_its_logs_and_what_it_had_produced(runner: CogRunner) -> None:
+    ended = await the_end(runner, request(n=2, then="raise"))
+    assert ended.outcome is Outcome.FAILED
+    assert ended.error is not None
+    assert ended.error.endswith("ValueError: it went wrong")
+    assert not ended.error.startswith("Prediction failed: ")
+    assert ended.logs == "token 0\ntoken 1\n"
+    assert ended.output == Raw(b'["a0","a1"]')
+    assert not ended.server_is_dead
+
+
+async def test_who_wants_no_progress_gets_none_but_still_all_of_a_failure(runner: CogRunner) -> None:
+    began, ended = await follow(runner, request(n=2, then="raise", wants_progress=False))
+    assert began == Began()
+    assert isinstance(ended, Ended)
+    assert (ended.outcome, ended.logs) == (Outcome.FAILED, "token 0\ntoken 1\n")
+
+
+async def test_wrong_input_is_invalid_and_never_began(runner: CogRunner) -> None:
+    (ended,) = await follow(runner, request(n="three"))
+    assert ended == Ended(outcome=Outcome.INVALID, error='n: "three" is not of type "integer"')
+
+
+async def test_a_cancel_repeated_until_the_end_ends_it_as_canceled(runner: CogRunner, gate: Path) -> None:
+    ending = asyncio.create_task(the_end(runner, request(gate=str(gate))))
+    with anyio.fail_after(10):
+        while not ending.done():
+            await runner.cancel(ID)
+            await asyncio.wait({ending}, timeout=0.1)
+    assert (await ending).outcome is Outcome.CANCELED
+
+
+async def test_a_cancel_of_what_is_not_there_is_not_known(runner: CogRunner) -> None:
+    assert not await runner.cancel(OTHER_ID)
+
+
+async def test_closing_early_stops_the_run(runner: CogRunner, gate: Path) -> None:
+    async with aclosing(runner.run(request(gate=str(gate)))) as events:
+        assert await anext(events) == Began()
+        assert (await runner.health()).status is HealthStatus.BUSY
+    await ready(runner)
+    assert (await the_end(runner, request())).outcome is Outcome.SUCCEEDED
+
+
+async def test_a_second_run_waits_for_the_slot(runner: CogRunner, gate: Path) -> None:
+    async with aclosing(runner.run(request(gate=str(gate)))) as first:
+        assert await anext(first) == Began()
+        second = asyncio.create_task(follow(runner, request(OTHER_ID, n=1)))
+        await asyncio.wait({second}, timeout=0.1)
+        open_gate(gate)
+        assert [event async for event in first][-1].outcome is Outcome.SUCCEEDED  # type: ignore[union-attr]
+        assert items(await second) == ["a0"]
+
+
+async def test_a_second_run_that_waited_long_enough_is_refused_and_never_began(
+    runner: CogRunner, gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cog, "SLOT_PATIENCE_S", 0.1)
+    async with aclosing(runner.run(request(gate=str(gate)))) as first:
+        assert await anext(first) == Began()
+        assert await follow(runner, request(OTHER_ID)) == [
+            Ended(outcome=Outcome.REFUSED, error="The model server had no free slot")
+        ]
+    await ready(runner)
+
+
+async def test_a_run_that_a_dead_director_left_behind_is_ended_before_its_id_runs_again(
+    runner: CogRunner, gate: Path
+) -> None:
+    async with httpx.AsyncClient(base_url=runner.url, trust_env=False) as dead_director:
+        body = {"input": {"text": "old", "gate": str(gate)}}
+        left = await dead_director.put(PATH, json=body, headers={"prefer": "respond-async"})
+        assert left.status_code == 202
+    events = await follow(runner, request(text="new", n=2))
+    assert items(events) == ["new0", "new1"]
+
+
+async def test_a_hundred_runs_one_after_another_all_succeed(runner: CogRunner) -> None:
+    for n in range(100):
+        assert (await the_end(runner, request(f"{n:026d}", n=1))).outcome is Outcome.SUCCEEDED
+
+
+async def test_closing_the_runner_ends_what_is_open_as_lost(
+    streamed_url: str, answered_url: str, inbox: Inbox, gate: Path
+) -> None:
+    for url in (streamed_url, answered_url):
+        async with runner_for(url, inbox=inbox) as runner, aclosing(runner.run(request(gate=str(gate)))) as events:
+            assert await anext(events) == Began()
+            await runner.aclose()
+            ended = [event async for event in events][-1]
+            assert isinstance(ended, Ended)
+            assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, False)
+            assert [event.outcome async for event in runner.run(request())] == [Outcome.LOST]  # type: ignore[union-attr]
+        async with runner_for(url) as another:
+            await ready(another)
+
+
+# ---- what only one transport, or one kind of model, shows ----
+
+
+async def test_a_scalar_output_is_told_once_at_the_end(scalar_url: str, inbox: Inbox) -> None:
+    async with runner_for(scalar_url, inbox=inbox) as runner:
+        events = await follow(runner, request(n=2, text="é"))
+    assert items(events) == []
+    assert printed(events) == "thinking\n"
+    assert isinstance(events[-1], Ended)
+    assert events[-1].output == Raw('"éé"'.encode())
+
+
+async def test_a_scalar_output_is_told_once_at_the_end_of_a_stream_too(tmp_path: Path) -> None:
+    openapi = schema(streams=True, output={"type": "string"})
+    async with (
+        cog_server(write_model(tmp_path, MODEL, openapi), stub="predict.py:Scalar") as url,
+        runner_for(url) as runner,
+    ):
+        events = await follow(runner, request(n=2))
+    assert [type(event) for event in events] == [Began, Logged, Ended]
+    assert isinstance(events[-1], Ended)
+    assert events[-1].output == Raw(b'"aa"')
+
+
+async def test_fast_asks_for_no_callbacks_so_a_failure_has_no_logs(scalar_url: str, inbox: Inbox) -> None:
+    async with runner_for(scalar_url, inbox=inbox, fast=True) as runner:
+        began, ended = await follow(runner, request(then="raise"))
+    assert began == Began()
+    assert isinstance(ended, Ended)
+    assert (ended.outcome, ended.logs) == (Outcome.FAILED, None)
+
+
+async def test_without_an_inbox_the_output_of_an_array_model_is_told_at_the_end(answered_url: str) -> None:
+    async with runner_for(answered_url) as runner:
+        assert items(await follow(runner, request(n=3))) == ["a0", "a1", "a2"]
+
+
+async def test_metrics_of_the_model_are_told_as_they_come(tmp_path: Path) -> None:
+    async with (
+        cog_server(write_model(tmp_path, MODEL, STREAMED), stub="predict.py:Metered") as url,
+        runner_for(url) as runner,
+    ):
+        events = await follow(runner, request())
+    assert Measured("tokens", Raw(b"2"), "replace") in events
+    assert isinstance(events[-1], Ended)
+    assert events[-1].metrics["tokens"] == Raw(b"2")
+
+
+# ---- health, setup, death ----
+
+
+async def test_a_ready_server_names_itself_and_shows_its_schema(streamed_url: str) -> None:
+    async with runner_for(streamed_url) as runner:
+        health = await runner.health()
+        document = await runner.openapi_schema()
+    assert health.status is HealthStatus.READY
+    assert health.server.startswith("coglet 0.")
+    assert msgspec.json.decode(document or b"") == STREAMED
+
+
+async def test_a_failed_setup_says_why(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, MODEL)
+    async with (
+        cog_server(folder, stub="predict.py:Broken", until="SETUP_FAILED") as url,
+        runner_for(url) as runner,
+    ):
+        health = await runner.health()
+        (ended,) = await follow(runner, request())
+        assert await runner.openapi_schema() is None
+    assert (health.status, health.can_run) == (HealthStatus.SETUP_FAILED, False)
+    assert "no weights" in health.setup_logs
+    assert isinstance(ended, Ended)
+    assert ended.outcome is Outcome.REFUSED
+
+
+async def test_nobody_there_is_unreachable_and_a_run_is_lost(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    async with runner_for(url) as runner:
+        assert (await runner.health()).status is HealthStatus.UNREACHABLE
+        (ended,) = await follow(runner, request())
+        assert not await runner.cancel(ID)
+    assert isinstance(ended, Ended)
+    assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, True)
+
+
+@pytest.mark.parametrize("openapi", [STREAMED, ANSWERED], ids=["streamed", "answered"])
+async def test_a_worker_that_dies_takes_the_run_with_it_and_leaves_a_defunct_server(
+    tmp_path: Path, inbox: Inbox, openapi: dict[str, Any]
+) -> None:
+    async with (
+        cog_server(write_model(tmp_path, MODEL, openapi)) as url,
+        runner_for(url, inbox=inbox) as runner,
+    ):
+        ended = await the_end(runner, request(n=1, then="exit"))
+        health = await runner.health()
+        assert await runner.shutdown()
+    assert (ended.outcome, ended.error, ended.server_is_dead) == (Outcome.LOST, "Worker crashed", True)
+    assert (health.status, health.can_run) == (HealthStatus.DEFUNCT, False)
+
+
+@pytest.mark.parametrize("openapi", [STREAMED, ANSWERED], ids=["streamed", "answered"])
+async def test_a_server_that_is_killed_loses_the_run(
+    tmp_path: Path, inbox: Inbox, gate: Path, openapi: dict[str, Any]
+) -> None:
+    async with (
+        cog_process(write_model(tmp_path, MODEL, openapi)) as server,
+        runner_for(server.url, inbox=inbox) as runner,
+        aclosing(runner.run(request(gate=str(gate)))) as events,
+    ):
+        assert await anext(events) == Began()
+        os.kill(server.pid, signal.SIGKILL)
+        ended = [event async for event in events][-1]
+    assert isinstance(ended, Ended)
+    assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, True)
+
+
+async def test_a_server_that_comes_back_with_another_model_is_learned_anew(tmp_path: Path) -> None:
+    async with cog_process(write_model(tmp_path / "old", MODEL, SCALAR), stub="predict.py:Scalar") as server:
+        port = int(server.url.rpartition(":")[2])
+        runner = CogRunner(server.url)
+        assert items(await follow(runner, request())) == []
+    async with cog_process(write_model(tmp_path / "new", MODEL, STREAMED), port=port):
+        await ready(runner)
+        assert items(await follow(runner, request(n=1))) == ["a0"]
+        await runner.aclose()
+
+
+# ---- what a real server cannot be made to show ----
+
+
+SUCCEEDED = {"id": ID, "status": "succeeded", "output": ["a"], "logs": "", "metrics": {}}
+START = frame("start", {"id": ID, "status": "processing"})
+
+
+@pytest.fixture
+async def streaming() -> AsyncGenerator[ScriptedCog, None]:
+    async with scripted_cog(streams=True) as server:
+        server.on("POST", f"{PATH}/cancel", answer(404, {}))
+        yield server
+
+
+@pytest.fixture
+async def answering() -> AsyncGenerator[ScriptedCog, None]:
+    async with scripted_cog(streams=False) as server:
+        yield server
+
+
+async def test_silence_is_a_beginning_and_the_answer_may_take_its_time(answering: ScriptedCog) -> None:
+    released = asyncio.Event()
+
+    async def act(exchange: Exchange) -> None:
+        await released.wait()
+        await answer(200, SUCCEEDED).act(exchange)
+
+    answering.on("PUT", PATH, Script(act))
+    async with runner_for(answering.url) as runner, aclosing(runner.run(request())) as events:
+        assert await anext(events) == Began()
+        released.set()
+        assert [type(event) for event in [event async for event in events]] == [Produced, Ended]
+
+
+async def test_a_server_without_a_free_slot_for_a_moment_is_asked_again(answering: ScriptedCog) -> None:
+    answering.on("PUT", PATH, answer(409, b"{}"), answer(409, b"{}"), answer(200, SUCCEEDED))
+    async with runner_for(answering.url) as runner:
+        assert (await the_end(runner, request())).outcome is Outcome.SUCCEEDED
+    assert len(answering.asked("PUT")) == 3
+
+
+async def test_not_ready_is_refused_for_as_long_as_the_server_asks(answering: ScriptedCog) -> None:
+    answering.on("PUT", PATH, answer(503, {"error": "not yet"}, retry_after="7"))
+    async with runner_for(answering.url) as runner:
+        assert await follow(runner, request()) == [Ended(outcome=Outcome.REFUSED, error="not yet", retry_after_s=7.0)]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "is_dead"),
+    [(200, b"<html>", False), (200, b"", False), (200, b"[]", False), (500, b"Internal Server Error", True)],
+)
+async def test_an_answer_that_makes_no_sense_is_lost(
+    answering: ScriptedCog, status: int, body: bytes, is_dead: bool
+) -> None:
+    answering.on("PUT", PATH, answer(status, body))
+    async with runner_for(answering.url) as runner:
+        (ended,) = await follow(runner, request())
+    assert isinstance(ended, Ended)
+    assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, is_dead)
+    assert ended.error
+
+
+@pytest.mark.parametrize(
+    "head", [b"", b"HTTP/1.1 200 OK\r\n", b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{"]
+)
+async def test_a_connection_that_closes_without_an_answer_is_lost(answering: ScriptedCog, head: bytes) -> None:
+    answering.on("PUT", PATH, Script(lambda exchange: exchange.write(head)))
+    async with runner_for(answering.url) as runner:
+        (ended,) = await follow(runner, request())
+    assert isinstance(ended, Ended)
+    assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, True)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_a_huge_output_is_not_read_to_its_end(streams: bool) -> None:
+    async def endless(exchange: Exchange) -> None:
+        while not exchange.client_left.is_set():
+            await exchange.write(b"10000\r\n%s\r\n" % (b"x" * 0x10000))
+
+    huge = stream(b"data: ", then=endless) if streams else answer(200, b"x" * 3_000_000)
+    async with scripted_cog(streams=streams) as server, runner_for(server.url, max_body=1_000_000) as runner:
+        server.on("POST", f"{PATH}/cancel", answer(404, {}))
+        server.on("PUT", PATH, huge)
+        ended = await the_end(runner, request())
+    assert ended == Ended(outcome=Outcome.FAILED, error="The model's output is larger than 1000000 bytes")
+
+
+async def test_a_server_that_does_not_stream_after_all_is_asked_for_an_answer_and_remembered(
+    streaming: ScriptedCog,
+) -> None:
+    streaming.on("PUT", PATH, answer(406, {"error": "no"}), answer(200, SUCCEEDED))
+    async with runner_for(streaming.url) as runner:
+        for _ in range(2):
+            assert (await the_end(runner, request())).outcome is Outcome.SUCCEEDED
+    accepts = [exchange.headers["accept"] for exchange in streaming.asked("PUT")]
+    assert accepts == ["text/event-stream", "application/json", "application/json"]
+
+
+async def test_a_server_that_ignores_the_wish_for_a_stream_is_understood(streaming: ScriptedCog) -> None:
+    streaming.on("PUT", PATH, answer(200, SUCCEEDED, content_type="application/json"))
+    async with runner_for(streaming.url) as runner:
+        assert (await the_end(runner, request())).outcome is Outcome.SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    ("chunks", "error"),
+    [
+        ([], "stopped before the run had ended"),
+        ([frame("error", {"error": "SSE stream lagged; events were dropped", "skipped": 9})], "SSE stream lagged"),
+        ([frame("error", b"what?")], "broke off: what?"),
+        ([frame("output", b"{")], "not JSON"),
+        ([frame("log", {"data": 5})], "not of the expected shape"),
+        ([frame("completed", b"<html>")], "not JSON"),
+        ([frame("completed", {"id": OTHER_ID, "status": "succeeded"})], "about another prediction"),
+    ],
+)
+async def test_a_stream_without_a_proper_end_is_lost_but_kills_nothing(
+    streaming: ScriptedCog, chunks: list[bytes], error: str
+) -> None:
+    streaming.on("PUT", PATH, stream(START, *chunks))
+    async with runner_for(streaming.url) as runner:
+        began, ended = await follow(runner, request())
+    assert began == Began()
+    assert isinstance(ended, Ended)
+    assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, False)
+    assert error in (ended.error or "")
+
+
+async def test_a_stream_whose_connection_breaks_is_lost_with_its_server(streaming: ScriptedCog) -> None:
+    streaming.on("PUT", PATH, stream(START, whole=False))
+    async with runner_for(streaming.url) as runner:
+        ended = await the_end(runner, request())
+    assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, True)
+
+
+async def test_events_of_a_later_version_are_passed_over(streaming: ScriptedCog) -> None:
+    streaming.on("PUT", PATH, stream(START, frame("novelty", b"?"), frame("completed", SUCCEEDED)))
+    async with runner_for(streaming.url) as runner:
+        assert (await the_end(runner, request())).outcome is Outcome.SUCCEEDED
+
+
+async def test_a_fault_of_the_runner_itself_still_gives_an_end(
+    answering: ScriptedCog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def faulty(*_: object, **__: object) -> Ended:
+        raise RuntimeError("oh")
+
+    monkeypatch.setattr(cog, "put_sync", faulty)
+    async with runner_for(answering.url) as runner:
+        assert await follow(runner, request()) == [
+            Ended(outcome=Outcome.LOST, error="Following the run failed: RuntimeError('oh')")
+        ]
+    assert "following a run failed" in caplog.text
+
+
+async def test_an_earlier_run_that_does_not_end_is_waited_for_only_so_long(
+    answering: ScriptedCog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cog, "STRANGER_PATIENCE_S", 0.1)
+    answering.on("PUT", PATH, answer(202, {"id": ID, "status": "processing"}))
+    answering.on("POST", f"{PATH}/cancel", answer(200, {}))
+    async with runner_for(answering.url) as runner:
+        (ended,) = await follow(runner, request())
+    assert isinstance(ended, Ended)
+    assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, True)
+    assert len(answering.asked("POST")) > 1
+
+
+async def test_a_python_server_is_named_and_told_to_stop_what_is_closed_early(answering: ScriptedCog) -> None:
+    async def silence(exchange: Exchange) -> None:
+        await exchange.client_left.wait()
+
+    answering.on("GET", "/health-check", answer(200, {"status": "READY", "setup": {"started_at": "then"}}))
+    answering.on("GET", "/", answer(200, {"cog_version": "0.16.12"}))
+    answering.on("PUT", PATH, Script(silence))
+    async with runner_for(answering.url) as runner:
+        assert (await runner.health()).server == "cog 0.16.12 (python)"
+        async with aclosing(runner.run(request())) as events:
+            assert await anext(events) == Began()
+        assert [exchange.path for exchange in answering.asked("POST")] == [f"{PATH}/cancel"]
+
+
+async def test_nothing_that_a_server_says_is_carried_over_to_the_next_request(answering: ScriptedCog) -> None:
+    answering.on("PUT", PATH, answer(200, SUCCEEDED, set_cookie="a=b"), answer(307, b"", location="/elsewhere"))
+    async with runner_for(answering.url) as runner:
+        await the_end(runner, request())
+        assert (await the_end(runner, request())).outcome is Outcome.LOST
+    assert [exchange.path for exchange in answering.asked("PUT")] == [PATH, PATH]
+    assert all("cookie" not in exchange.headers for exchange in answering.exchanges)

@@ -1,0 +1,202 @@
+"""Each answer that a Cog server was seen to give has one meaning, and any other has one too."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from director.runners.cog_answers import Again, Answer, read_answer, read_end, too_large
+from director.runners.runner import Ended, Outcome
+
+ID = "a" * 26
+
+
+def read(status: int, body: object, *, retry_after: str | None = None, coglet: bool = True) -> Ended | Again:
+    raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    return read_answer(Answer(prediction_id=ID, status=status, body=raw, retry_after=retry_after, coglet=coglet))
+
+
+def ended(status: int, body: object, *, retry_after: str | None = None, coglet: bool = True) -> Ended:
+    answer = read(status, body, retry_after=retry_after, coglet=coglet)
+    assert isinstance(answer, Ended)
+    return answer
+
+
+def failed(error: str, **more: object) -> dict[str, object]:
+    return {"id": ID, "status": "failed", "error": error, "logs": "", "metrics": {"predict_time": 0.1}} | more
+
+
+def test_a_success_keeps_its_output_and_metrics_byte_for_byte() -> None:
+    body = b'{"id":"%s","logs":"hi\\n","metrics":{"predict_time":0.30},"output":[1.0, {"a":[]}],"status":"succeeded"}'
+    assert ended(200, body % ID.encode()) == Ended(
+        outcome=Outcome.SUCCEEDED,
+        output=Raw(b'[1.0, {"a":[]}]'),
+        logs="hi\n",
+        metrics={"predict_time": Raw(b"0.30")},
+    )
+
+
+@pytest.mark.parametrize("body", [{"status": "succeeded"}, {"status": "succeeded", "output": None, "metrics": None}])
+def test_a_success_without_output_has_null(body: object) -> None:
+    assert ended(200, body) == Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"null"), logs="")
+
+
+def test_a_failure_of_the_model_is_told_without_the_layers_it_crossed() -> None:
+    told = ended(200, failed("Prediction failed: Prediction failed: ValueError: it went wrong"))
+    assert (told.outcome, told.error) == (Outcome.FAILED, "ValueError: it went wrong")
+    assert told.metrics == {"predict_time": Raw(b"0.1")}
+    assert not told.server_is_dead
+
+
+def test_the_empty_logs_of_a_coglet_failure_are_not_taken_for_the_truth() -> None:
+    told = ended(200, failed("Prediction failed: no"))
+    assert (told.logs, told.output) == (None, None)
+
+
+def test_logs_and_partial_output_of_a_python_server_s_failure_are_kept() -> None:
+    told = ended(200, failed("no", logs="Traceback\n", output=["a"]), coglet=False)
+    assert (told.logs, told.output) == ("Traceback\n", Raw(b'["a"]'))
+
+
+def test_a_failure_without_words_gets_some() -> None:
+    assert ended(200, failed("")).error == "The model failed without saying why"
+
+
+def test_a_million_prefixes_are_stripped_at_once() -> None:
+    assert ended(200, failed("Prediction failed: " * 1_000_000 + "x")).error == "x"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "Worker crashed",
+        "Failed to send request: Failed to send on slot socket: Broken pipe (os error 32)",
+        "Failed to create output dir: File name too long (os error 36)",
+        "Slot socket error: closed",
+        "Slot dropped unexpectedly",
+        "Internal error: x",
+        "prediction task lost",
+    ],
+)
+class TestServerFaults:
+    def test_a_fault_of_coglet_itself_is_lost_and_the_server_is_dead(self, error: str) -> None:
+        told = ended(200, failed(error))
+        assert (told.outcome, told.error, told.server_is_dead) == (Outcome.LOST, error, True)
+
+    def test_a_model_that_raises_the_same_words_only_fails(self, error: str) -> None:
+        told = ended(200, failed(f"Prediction failed: {error}"))
+        assert (told.outcome, told.server_is_dead) == (Outcome.FAILED, False)
+
+    def test_on_a_python_server_they_can_only_be_the_model_s(self, error: str) -> None:
+        assert ended(200, failed(error), coglet=False).outcome is Outcome.FAILED
+
+
+def test_canceled_is_told_as_it_is() -> None:
+    told = ended(200, {"id": ID, "status": "canceled", "logs": "", "metrics": {"predict_time": 1}})
+    assert (told.outcome, told.error, told.logs) == (Outcome.CANCELED, None, None)
+
+
+@pytest.mark.parametrize(
+    ("status", "again"), [(202, Again.RUNNING), (406, Again.NO_STREAM), (409, Again.NO_SLOT)], ids=str
+)
+def test_what_has_not_begun_is_tried_again(status: int, again: Again) -> None:
+    assert read(status, {"error": "whatever", "status": "failed"}) is again
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error"),
+    [
+        (
+            422,
+            {"detail": [{"loc": ["body", "input", "text"], "msg": '5 is not of type "string"', "type": "value_error"}]},
+            'text: 5 is not of type "string"',
+        ),
+        (
+            422,
+            {"detail": [{"loc": ["body", "input", "a"], "msg": "x"}, {"loc": ["body", "input", "b", 0], "msg": "y"}]},
+            "a: x; b.0: y",
+        ),
+        (422, {"detail": [{"loc": ["body", "input"], "msg": "Field required"}]}, "Field required"),
+        (422, {"detail": [{"loc": ["body", "input", "input"], "msg": "no"}]}, "input: no"),
+        (422, {"detail": "ids differ"}, "ids differ"),
+        (422, {"error": "refused"}, "refused"),
+        (422, b"Failed to deserialize the JSON body", "Failed to deserialize the JSON body"),
+        (422, {"detail": {"odd": 1}}, '{"detail":{"odd":1}}'),
+        (422, b"", "The model server answered 422"),
+        (400, b"Failed to parse the request body\n as JSON", "Failed to parse the request body as JSON"),
+        (413, b"length limit exceeded", "length limit exceeded"),
+        (415, b"Expected request with `Content-Type: application/json`", "Expected request with `Content-Type: "),
+    ],
+)
+def test_refused_input_is_invalid_with_a_readable_error(status: int, body: object, error: str) -> None:
+    told = ended(status, body)
+    assert told.outcome is Outcome.INVALID
+    assert told.error is not None
+    assert told.error.startswith(error)
+    assert told.error == error or status == 415
+
+
+def test_a_refusal_as_long_as_a_book_is_cut() -> None:
+    assert len(ended(422, {"detail": "x" * 1_000_000}).error or "") <= 500
+    assert len(ended(422, b"x" * 1_000_000).error or "") <= 500
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [(None, None), ("7", 7.0), ("999999999999", 3600.0), ("-1", None), ("Wed, 21 Oct", None), ("", None), ("²", None)],
+)
+def test_not_ready_is_refused_for_as_long_as_the_server_asks(header: str | None, seconds: float | None) -> None:
+    told = ended(503, {"error": "Setup has not finished yet.", "status": "failed"}, retry_after=header)
+    assert told == Ended(outcome=Outcome.REFUSED, error="Setup has not finished yet.", retry_after_s=seconds)
+
+
+def test_a_500_is_a_python_server_whose_worker_died() -> None:
+    told = ended(500, b"Internal Server Error")
+    assert (told.outcome, told.server_is_dead) == (Outcome.LOST, True)
+    assert told.error == "The model server answered 500: Internal Server Error"
+
+
+@pytest.mark.parametrize("status", [301, 401, 404, 405, 418, 502, 999])
+def test_an_answer_of_no_model_server_is_lost_but_kills_nothing(status: int) -> None:
+    told = ended(status, b"what?")
+    assert (told.outcome, told.server_is_dead) == (Outcome.LOST, False)
+    assert told.error == f"The model server answered {status}: what?"
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (b"", "not JSON"),
+        (b"<html>", "not JSON"),
+        (b"[]", "not of the expected shape"),
+        (b'{"output":1}', "not of the expected shape"),
+        (b'{"status":"succeeded","logs":5}', "not of the expected shape"),
+        (b'{"status":"succeeded","output":"\xff"}', "not JSON"),
+        (b'{"status":"succeeded","output":NaN}', "not JSON"),
+        (b'{"status":"succeeded","output":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+        (b'{"status":"succeeded","id":"someone else"}', "about another prediction"),
+        (b'{"status":"processing"}', "before the run had ended: it is 'processing'"),
+        (b'{"status":"exploded"}', "before the run had ended: it is 'exploded'"),
+    ],
+)
+def test_a_200_that_makes_no_sense_is_lost_with_a_clear_error(body: bytes, error: str) -> None:
+    told = ended(200, body)
+    assert (told.outcome, told.server_is_dead) == (Outcome.LOST, False)
+    assert error in (told.error or "")
+
+
+@given(status=st.integers(100, 999), body=st.binary(max_size=200), header=st.none() | st.text(max_size=20))
+def test_no_answer_is_without_a_meaning(status: int, body: bytes, header: str | None) -> None:
+    told = read_answer(Answer(prediction_id=ID, status=status, body=body, retry_after=header))
+    assert isinstance(told, Again) or told.error or told.outcome in (Outcome.SUCCEEDED, Outcome.CANCELED)
+
+
+def test_a_stream_s_last_event_is_read_like_an_answer() -> None:
+    body = msgspec.json.encode(failed("Prediction failed: no", logs="token 0\n", output=["a "]))
+    told = read_end(body, prediction_id=ID)
+    assert (told.outcome, told.error, told.logs, told.output) == (Outcome.FAILED, "no", "token 0\n", Raw(b'["a "]'))
+
+
+def test_an_output_over_the_limit_is_the_model_s_failure() -> None:
+    assert too_large(10) == Ended(outcome=Outcome.FAILED, error="The model's output is larger than 10 bytes")

@@ -1,0 +1,69 @@
+"""The feed of one run: `Began` once and first, `Ended` once and last, and a slow reader slows the server down."""
+
+import asyncio
+
+import pytest
+
+from director.runners.feed import Feed
+from director.runners.runner import Began, Ended, Logged, Outcome, RunEvent
+
+pytestmark = pytest.mark.anyio
+
+
+async def everything(feed: Feed) -> list[RunEvent]:
+    events = [await feed.next()]
+    while not isinstance(events[-1], Ended):
+        events.append(await feed.next())
+    return events
+
+
+async def test_the_first_progress_is_the_beginning() -> None:
+    feed, end = Feed(read_ahead=1000), Ended(outcome=Outcome.SUCCEEDED)
+    feed.add(Logged("a"), size=1)
+    feed.add(Logged("b"), size=1)
+    feed.end(end)
+    assert await everything(feed) == [Began(), Logged("a"), Logged("b"), end]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "began"),
+    [
+        (Outcome.SUCCEEDED, True),
+        (Outcome.FAILED, True),
+        (Outcome.CANCELED, True),
+        (Outcome.INVALID, False),
+        (Outcome.REFUSED, False),
+        (Outcome.LOST, False),
+    ],
+)
+async def test_an_end_at_once_tells_a_beginning_only_of_what_ran(outcome: Outcome, began: bool) -> None:
+    feed, end = Feed(read_ahead=1000), Ended(outcome=outcome)
+    feed.end(end)
+    assert await everything(feed) == ([Began(), end] if began else [end])
+
+
+async def test_silence_after_the_request_is_a_beginning() -> None:
+    feed = Feed(read_ahead=1000)
+    feed.sent()
+    assert await feed.next() == Began()
+
+
+async def test_nothing_follows_the_end() -> None:
+    feed, end = Feed(read_ahead=1000), Ended(outcome=Outcome.LOST)
+    feed.end(end)
+    feed.add(Logged("late"), size=4)
+    feed.end(Ended(outcome=Outcome.SUCCEEDED))
+    assert await everything(feed) == [end]
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(feed.next(), 0)
+
+
+async def test_there_is_room_again_when_the_reader_has_caught_up() -> None:
+    feed = Feed(read_ahead=1000)
+    feed.add(Logged("a" * 2000), size=2000)
+    room = asyncio.create_task(feed.room())
+    await feed.next()  # Began
+    await asyncio.sleep(0)
+    assert not room.done()
+    await feed.next()
+    await room
