@@ -151,8 +151,10 @@ async def test_run_of_a_model_that_fails_raises_its_error(official: replicate.Cl
     async def play() -> None:
         await director.finish(await director.claim(), Status.FAILED, error="boom")
 
-    with pytest.raises(ModelError, match="boom"):
-        await meanwhile(lambda: official.run(MODEL, input={}), play)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(play)
+        with pytest.raises(ModelError, match="boom"):
+            await within(lambda: official.run(MODEL, input={}))
 
 
 async def test_wait_ends_with_the_prediction(official: replicate.Client, director: PlayedDirector) -> None:

@@ -1,0 +1,75 @@
+"""A cache forgets by age and by number, keeps what is missing more briefly, and never keeps a failure."""
+
+import pytest
+
+from api.cache import Cache
+from tests.support.clock import FakeClock
+
+pytestmark = pytest.mark.anyio
+
+
+class Source:
+    """Counts how often it is asked; `value` is what it answers."""
+
+    def __init__(self, value: str | None = "v") -> None:
+        self.value = value
+        self.asked = 0
+
+    async def load(self) -> str | None:
+        self.asked += 1
+        return self.value
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def cache(clock: FakeClock) -> Cache[str, str]:
+    return Cache(clock=clock, ttl_s=5, most=2)
+
+
+async def test_a_value_is_asked_for_once_until_it_is_old(cache: Cache[str, str], clock: FakeClock) -> None:
+    source = Source()
+    for moment, asked in [(0.0, 1), (4.9, 1), (0.1, 2)]:
+        clock.pass_time(moment)
+        assert await cache.get("k", source.load) == "v"
+        assert source.asked == asked
+
+
+async def test_what_is_missing_is_kept_for_a_second(cache: Cache[str, str], clock: FakeClock) -> None:
+    source = Source(None)
+    assert await cache.get("k", source.load) is None
+    clock.pass_time(0.9)
+    assert await cache.get("k", source.load) is None
+    assert source.asked == 1
+    source.value = "made"
+    clock.pass_time(0.1)
+    assert await cache.get("k", source.load) == "made"
+
+
+async def test_the_oldest_makes_room(cache: Cache[str, str]) -> None:
+    first, other = Source(), Source()
+    await cache.get("a", first.load)
+    await cache.get("b", other.load)
+    await cache.get("c", other.load)
+    await cache.get("a", first.load)
+    assert first.asked == 2
+
+
+async def test_a_failure_is_not_kept(cache: Cache[str, str]) -> None:
+    async def fail() -> str | None:
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        await cache.get("k", fail)
+    assert await cache.get("k", Source().load) == "v"
+
+
+async def test_no_lifetime_is_no_cache(clock: FakeClock) -> None:
+    cache: Cache[str, str] = Cache(clock=clock, ttl_s=0, most=2)
+    source = Source()
+    await cache.get("k", source.load)
+    await cache.get("k", source.load)
+    assert source.asked == 2
