@@ -1,0 +1,294 @@
+"""The command line's frame: what it reads, how it fails, and how a prediction looks in a terminal."""
+
+import argparse
+import base64
+import io
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from director.cli import predictions
+from director.cli.arguments import input_value, model_name, port_number
+from director.cli.client import Seen
+from director.cli.inputs import FileFault, parse, save
+from director.cli.main import main
+from director.cli.printing import Printer
+from director.cli.where import Nowhere, redis_url, service
+from director.core.states import Status
+from director.up.home import Home, State
+
+COMMANDS = ("up", "down", "api", "run", "keeper", "predict", "get", "cancel", "queues", "token", "bench")
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch, tmp_path):
+    for name in ("DIRECTOR_URL", "DIRECTOR_TOKEN", "DIRECTOR_REDIS_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def given(**values: Any) -> argparse.Namespace:
+    return argparse.Namespace(**({"home": ".director", "url": "", "token": "", "redis": ""} | values))
+
+
+def up_in(folder: str, **state: Any) -> None:
+    home = Home(Path(folder))
+    home.make()
+    home.write(State(**state))
+
+
+# ---- the frame ----
+
+
+def test_every_command_has_help(capsys):
+    for command in COMMANDS:
+        with pytest.raises(SystemExit) as ended:
+            main([command, "--help"])
+        assert ended.value.code == 0
+        assert f"director {command}" in capsys.readouterr().out
+
+
+def test_help_of_a_process_has_its_settings(capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    assert "DIRECTOR_LEASE_S (15.0)\n      Silence after which" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("line", [[], ["nonsense"], ["predict", "no-slash"], ["up", "--port", "70000"], ["token"]])
+def test_a_wrong_line_is_usage_and_exit_code_2(line, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(line)
+    assert ended.value.code == 2
+    assert "usage: director" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["predict", "a/b"],
+        ["get", "x"],
+        ["cancel", "x"],
+        ["queues"],
+        ["token", "create", "--account", "a"],
+        ["bench", "latency"],
+    ],
+    ids=" ".join,
+)
+def test_without_a_service_every_command_says_in_one_line_how_to_get_one(line, capsys):
+    assert main(line) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("director: ")
+    assert err.count("\n") == 1
+    assert "director up" in err
+
+
+def test_a_service_that_is_gone_is_one_line(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    up_in(".director", url=f"http://127.0.0.1:{port}", token="t")
+    assert main(["get", "x"]) == 1
+    assert f"nobody answers at http://127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_redis_that_is_gone_is_one_line(capsys, tmp_path):
+    assert main(["queues", "--redis", f"unix://{tmp_path}/nobody"]) == 1
+    assert capsys.readouterr().err == "director: Redis is away: ConnectionError\n"
+
+
+def test_ctrl_c_is_exit_code_130(monkeypatch):
+    def interrupted(_: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(predictions, "_get", interrupted)
+    assert main(["get", "x"]) == 130
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (["token", "create", "--account", "No Name"], "is no account name"),
+        (["token", "create", "--account", "a", "--lanes", "fast"], "--lanes takes high, normal, low"),
+    ],
+    ids=["account", "lanes"],
+)
+def test_a_token_for_nobody_is_refused_before_redis_is_asked(line, says, capsys):
+    assert main([*line, "--redis", "unix:///nowhere"]) == 1
+    assert says in capsys.readouterr().err
+
+
+def test_help_imports_no_client_and_no_server():
+    source = (
+        "import sys\nfrom director.cli.main import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "print([name for name in ('redis', 'httpx', 'anyio', 'starlette', 'msgspec') if name in sys.modules])"
+    )
+    answer = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert answer.stdout.splitlines()[-1] == "[]"
+
+
+def test_python_m_director_is_director():
+    answer = subprocess.run([sys.executable, "-m", "director", "--version"], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip()
+
+
+# ---- where the service is ----
+
+
+def test_the_line_wins_over_the_environment_which_wins_over_the_home(monkeypatch):
+    up_in(".director", url="http://home", token="of-home", redis_url="redis://home")
+    assert (service(given()).url, service(given()).token) == ("http://home", "of-home")
+    assert redis_url(given()) == "redis://home"
+    monkeypatch.setenv("DIRECTOR_URL", "http://env/v1/")
+    monkeypatch.setenv("DIRECTOR_TOKEN", "of-env")
+    monkeypatch.setenv("DIRECTOR_REDIS_URL", "redis://env")
+    assert (service(given()).url, service(given()).token) == ("http://env", "of-env")
+    assert redis_url(given()) == "redis://env"
+    told = given(url="http://line", token="of-line", redis="redis://line")
+    assert (service(told).url, service(told).token) == ("http://line", "of-line")
+    assert redis_url(told) == "redis://line"
+
+
+def test_the_token_of_a_home_is_never_sent_to_another_service():
+    up_in(".director", url="http://home", token="of-home")
+    with pytest.raises(Nowhere, match="token is missing"):
+        service(given(url="http://elsewhere"))
+
+
+# ---- inputs and outputs ----
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("n=3", "n", 3),
+        ("delay=0.5", "delay", 0.5),
+        ("on=true", "on", True),
+        ("list=[1,2]", "list", [1, 2]),
+        ("text=hello there", "text", "hello there"),
+        ('text="3"', "text", "3"),
+        ("text=", "text", ""),
+        ("sum=1+1=2", "sum", "1+1=2"),
+        ("text={oops", "text", "{oops"),
+    ],
+)
+def test_a_value_is_json_where_it_reads_as_json_and_else_text(text, name, value):
+    assert parse(text) == (name, value)
+
+
+def test_a_file_becomes_a_data_uri(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"\x89PNG")
+    (tmp_path / "a.unheard-of").write_bytes(b"?")
+    assert parse(f"image=@{tmp_path}/a.png") == ("image", "data:image/png;base64,iVBORw==")
+    assert parse(f"image=@{tmp_path}/a.unheard-of")[1].startswith("data:application/octet-stream;base64,")
+    with pytest.raises(FileFault, match=r"cannot read .*: No such file"):
+        parse("image=@nowhere.png")
+
+
+def test_a_file_that_cannot_be_read_is_one_line_and_not_a_traceback(capsys):
+    assert main(["predict", "a/b", "-i", "image=@nowhere.png"]) == 1
+    assert capsys.readouterr().err == "director: cannot read nowhere.png: No such file or directory. " + (
+        "Check the path after the @.\n"
+    )
+
+
+@pytest.mark.parametrize("text", ["text", "=5"])
+def test_an_input_without_a_name_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="name=value"):
+        input_value(text)
+
+
+def test_a_file_that_the_model_made_is_saved(tmp_path):
+    save(f"data:image/png;base64,{base64.b64encode(b'picture').decode()}", str(tmp_path / "out.png"))
+    assert (tmp_path / "out.png").read_bytes() == b"picture"
+    for output in ("just text", ["a"], None):
+        with pytest.raises(FileFault, match="no file"):
+            save(output, str(tmp_path / "out.png"))
+
+
+@pytest.mark.parametrize("text", ["hello", "a/b/c", "a b/c", "/b", "a/", "a/b:", ""])
+def test_what_is_no_model_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="owner/name"):
+        model_name(text)
+
+
+@pytest.mark.parametrize("text", ["-1", "65536", "http", ""])
+def test_what_is_no_port_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="no port"):
+        port_number(text)
+
+
+# ---- a prediction in a terminal ----
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(*looks: tuple[Status, Any, str], err: io.StringIO | None = None) -> tuple[str, str]:
+    """What is printed for these looks at one prediction: status, output, logs."""
+    out, err = io.StringIO(), err or io.StringIO()
+    printer = Printer(out, err)
+    for status, output, logs in looks:
+        printer.show(Seen(id="p", status=status, output=output, logs=logs))
+    return out.getvalue(), err.getvalue()
+
+
+def test_output_that_grows_is_printed_once_as_one_text():
+    out, err = shown(
+        (Status.STARTING, None, ""),
+        (Status.PROCESSING, ["one "], "loading\n"),
+        (Status.PROCESSING, ["one ", "two"], "loading\n"),
+        (Status.SUCCEEDED, ["one ", "two", " three"], "loading\ndone\n"),
+    )
+    assert out == "one two three\n"
+    assert err.count("loading\n") == 1
+    assert err.count("done\n") == 1
+    assert err.splitlines()[0] == "» starting (p)"
+    assert err.splitlines()[-1].startswith("» succeeded after ")
+
+
+def test_another_attempt_prints_its_output_anew_and_says_so():
+    out, err = shown(
+        (Status.PROCESSING, ["first try"], ""),
+        (Status.STARTING, None, ""),
+        (Status.PROCESSING, [], ""),
+        (Status.SUCCEEDED, ["second try"], ""),
+    )
+    assert out == "first try\nsecond try\n"
+    assert "began again" in err
+
+
+@pytest.mark.parametrize(
+    ("output", "printed"),
+    [
+        ("text", "text\n"),
+        ("text\n", "text\n"),
+        (["https://a/1.png", "https://a/2.png"], "https://a/1.png\nhttps://a/2.png\n"),
+        ({"a": 1}, '{\n  "a": 1\n}\n'),
+        ([{"a": 1}, 2], '{\n  "a": 1\n}\n2\n'),
+        (0, "0\n"),
+        ([], ""),
+        (None, ""),
+    ],
+    ids=json.dumps,
+)
+def test_each_kind_of_output_is_printed_readably(output, printed):
+    assert shown((Status.SUCCEEDED, output, ""))[0] == printed
+
+
+def test_on_a_terminal_the_wait_is_one_line_that_goes_away():
+    _, err = shown(
+        (Status.STARTING, None, ""), (Status.STARTING, None, ""), (Status.SUCCEEDED, "x", ""), err=Terminal()
+    )
+    assert err.count("\r» starting 0 s") == 2
+    assert err.count("\r\x1b[K") == 2
+    assert err.count("\n") == 1
