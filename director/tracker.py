@@ -22,6 +22,7 @@ MOST_EVENTS: Final = 100_000
 MOST_METRICS_BYTES: Final = 64 * 1024
 MOST_ERROR_CHARS: Final = 16 * 1024
 LINE_SOUGHT_CHARS: Final = 4096
+NULL: Final = Raw(b"null")
 
 
 class Limits(Struct, frozen=True):
@@ -224,7 +225,7 @@ class Tracker:
                 logs=logs,
                 metrics=metrics,
             )
-        kept = b"" if output is None or output == b"null" else bytes(output)
+        kept = b"" if output is None or output == NULL else bytes(output)
         return Finish(status=status, error=error, code=code, output=kept, logs=logs, metrics=metrics)
 
     def _tail(self, text: str) -> str:

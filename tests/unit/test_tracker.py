@@ -1,0 +1,331 @@
+"""What the tracker promises, for each row of its tables and for any order of what can happen."""
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from director import tracker as tracker_module
+from director.core.ids import PredictionId, QueueName
+from director.core.schema import Record
+from director.core.states import TERMINAL, Status, WebhookEvent, may_follow
+from director.runners.runner import Began, Ended, Logged, Measured, Outcome, Produced, RunEvent
+from director.tracker import (
+    ENDS,
+    RETURNS,
+    STOPS,
+    Effect,
+    Finish,
+    GiveBack,
+    Halt,
+    Limits,
+    Stop,
+    Tell,
+    Tracker,
+    Write,
+)
+
+RECORD = Record(
+    id=PredictionId("a" * 26),
+    account="acme",
+    model="acme/echo",
+    version="a1" * 32,
+    queue=QueueName("acme/echo:a1a1a1a1a1a1"),
+    lane="normal",
+    status=Status.STARTING,
+    created=0,
+    attempt=1,
+)
+STARTED = Write((("started", b""),))
+ENDED_BY_ITSELF = Ended(outcome=Outcome.SUCCEEDED, output=Raw(b'"done"'), logs="said\n")
+
+
+def tracker(*, output: int = 1000, logs: int = 1000) -> Tracker:
+    return Tracker(RECORD, Limits(output=output, logs=logs))
+
+
+def follow(run: Tracker, *events: RunEvent) -> list[Effect]:
+    return [effect for event in events for effect in run.apply(event, at=0.0)]
+
+
+def written(effects: Sequence[Effect], kind: str) -> list[bytes]:
+    """The data of the events of this kind that were asked to be written."""
+    events = [event for effect in effects if isinstance(effect, Write) for event in effect.events]
+    return [data for name, data in events if name == kind]
+
+
+def finish(run: Tracker, *events: RunEvent) -> Finish:
+    *_, end = follow(run, *events)
+    assert isinstance(end, Finish)
+    return end
+
+
+def give_back(run: Tracker, *events: RunEvent) -> GiveBack:
+    *_, end = follow(run, *events)
+    assert isinstance(end, GiveBack)
+    return end
+
+
+# ---- one by one ----
+
+
+def test_a_run_begins_once_whatever_shows_it_first() -> None:
+    run = tracker()
+    assert follow(run, Logged("hi"))[:2] == [STARTED, Tell(WebhookEvent.START)]
+    assert STARTED not in follow(run, Began(), Produced(Raw(b"1"), 0))
+
+
+def test_output_logs_and_metrics_are_written_and_told_of_as_they_come() -> None:
+    effects = follow(tracker(), Began(), Produced(Raw(b'"a"'), 0), Logged("b\n"), Measured("tokens", Raw(b"2")))
+    assert effects == [
+        STARTED,
+        Tell(WebhookEvent.START),
+        Write((("output", b'"a"'),)),
+        Tell(WebhookEvent.OUTPUT),
+        Write((("logs", b'"b\\n"'),)),
+        Tell(WebhookEvent.LOGS),
+        Write((("metric", msgspec.json.encode(Measured("tokens", Raw(b"2")))),)),
+    ]
+
+
+@pytest.mark.parametrize("index", [0, 2])
+def test_an_output_that_was_told_twice_or_out_of_turn_is_passed_over(index: int) -> None:
+    run = tracker()
+    follow(run, Produced(Raw(b"1"), 0))
+    assert follow(run, Produced(Raw(b"9"), index)) == []
+    assert run.output == Raw(b"[1]")
+
+
+@pytest.mark.parametrize("outcome", ENDS)
+def test_a_run_that_ended_by_itself_is_finished(outcome: Outcome) -> None:
+    end = finish(tracker(), Ended(outcome=outcome, error="because"))
+    assert (end.status, end.code) == ENDS[outcome]
+    assert end.error == ("" if outcome is Outcome.SUCCEEDED else "because")
+
+
+@pytest.mark.parametrize("outcome", RETURNS)
+def test_a_run_that_did_not_end_by_itself_may_run_again(outcome: Outcome) -> None:
+    spent, code, error = RETURNS[outcome]
+    end = give_back(tracker(), Ended(outcome=outcome, error="reset", retry_after_s=7))
+    assert end == GiveBack(spent=spent, error=f"{error} (reset)", code=code, asked_s=7)
+
+
+def test_every_outcome_has_one_row() -> None:
+    assert set(ENDS) | set(RETURNS) == set(Outcome)
+    assert not set(ENDS) & set(RETURNS)
+    assert set(STOPS) | {Stop.DRAIN} == set(Stop)
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+@pytest.mark.parametrize("why", STOPS)
+def test_a_run_that_was_stopped_ends_as_its_stopper_meant_whatever_the_server_says(why: Stop, outcome: Outcome) -> None:
+    run = tracker()
+    follow(run, Began())
+    assert run.stop(why)
+    end = finish(run, Ended(outcome=outcome, error="the server's own words"))
+    assert (end.status, end.code, end.error) == STOPS[why]
+
+
+@pytest.mark.parametrize("outcome", RETURNS)
+def test_a_deadline_before_the_run_began_is_left_to_the_record(outcome: Outcome) -> None:
+    run = tracker()
+    run.stop(Stop.DEADLINE)
+    assert give_back(run, Ended(outcome=outcome)) == GiveBack(spent=False, error="", code="deadline_exceeded")
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_a_drained_run_is_given_back_unspent_unless_it_ended_by_itself(outcome: Outcome) -> None:
+    run = tracker()
+    follow(run, Began())
+    assert run.stop(Stop.DRAIN)
+    *_, end = follow(run, Ended(outcome=outcome, error="x"))
+    if outcome in ENDS:
+        assert isinstance(end, Finish)
+    else:
+        assert end == GiveBack(spent=False, error="", code="drained")
+
+
+@pytest.mark.parametrize("why", STOPS)
+def test_whoever_stops_a_run_outranks_a_drain(why: Stop) -> None:
+    run = tracker()
+    assert run.stop(Stop.DRAIN)
+    assert run.stop(why)
+    assert not run.stop(Stop.DRAIN)
+    assert run.stopped is why
+
+
+def test_the_first_reason_to_stop_stands() -> None:
+    run = tracker()
+    assert run.stop(Stop.RUN_LIMIT)
+    assert not run.stop(Stop.USER)
+    assert finish(run, Began(), Ended(outcome=Outcome.CANCELED)).error == "Prediction timed out"
+
+
+def test_after_the_end_nothing_can_be_stopped_and_nothing_is_done() -> None:
+    run = tracker()
+    follow(run, ENDED_BY_ITSELF)
+    assert not run.stop(Stop.USER)
+    assert follow(run, Logged("late"), Produced(Raw(b"1"), 0), Ended(outcome=Outcome.LOST)) == []
+
+
+def test_a_refused_run_never_began() -> None:
+    run = tracker()
+    assert follow(run, Ended(outcome=Outcome.REFUSED)) == [
+        GiveBack(spent=False, error="The model server had no room for it.", code="refused")
+    ]
+    assert run.ran_ms(99.0) is None
+
+
+def test_the_end_tells_what_the_progress_did_not() -> None:
+    end = finish(tracker(), Produced(Raw(b"1"), 0), Logged("early\n"), ENDED_BY_ITSELF)
+    assert (end.output, end.logs) == (b'"done"', "said\n")
+
+
+def test_what_the_server_did_not_tell_at_the_end_is_what_progress_showed() -> None:
+    end = finish(tracker(), Produced(Raw(b"1"), 0), Logged("early\n"), Ended(outcome=Outcome.FAILED, error="x"))
+    assert (end.output, end.logs) == (b"[1]", "early\n")
+
+
+def test_no_output_is_none_not_the_word_null() -> None:
+    assert finish(tracker(), Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"null"))).output == b""
+
+
+# ---- bounds ----
+
+
+def test_output_beyond_its_limit_halts_the_run_once_and_fails_it() -> None:
+    run = tracker(output=10)
+    effects = follow(run, Produced(Raw(b'"123456"'), 0), Produced(Raw(b"1"), 1), Produced(Raw(b"1"), 1))
+    assert effects.count(Halt()) == 1
+    end = finish(run, Ended(outcome=Outcome.CANCELED))
+    assert (end.status, end.code, end.output) == (Status.FAILED, "output_too_large", b'["123456"]')
+
+
+@pytest.mark.parametrize(("size", "status"), [(10, Status.SUCCEEDED), (11, Status.FAILED)])
+def test_the_limit_is_the_largest_output_that_is_kept(size: int, status: Status) -> None:
+    at_once = b'"%s"' % (b"x" * (size - 2))
+    end = finish(tracker(output=10), Ended(outcome=Outcome.SUCCEEDED, output=Raw(at_once)))
+    assert (end.status, end.output) == (status, at_once if status is Status.SUCCEEDED else b"")
+    in_parts = tracker(output=10)
+    follow(in_parts, Produced(Raw(b"1234"), 0), Produced(Raw(b"9" * (size - 7)), 1))
+    assert in_parts.stopped == (None if status is Status.SUCCEEDED else Stop.TOO_LARGE)
+
+
+def test_output_that_is_too_large_only_at_the_end_says_how_large() -> None:
+    end = finish(tracker(output=1000), Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"1" * 1500)))
+    assert end.code == "output_too_large"
+    assert end.error == "The output has 1,500 bytes: more than the 1,000 that are kept."
+
+
+def test_a_failure_keeps_its_own_error_when_its_output_is_too_large_too() -> None:
+    end = finish(tracker(output=10), Ended(outcome=Outcome.FAILED, error="mine", output=Raw(b"1" * 11)))
+    assert (end.code, end.error, end.output) == ("model_failed", "mine", b"")
+
+
+def test_logs_that_are_too_long_lose_their_beginning_by_whole_lines() -> None:
+    lines = [f"line {number}\n" for number in range(1000)]
+    end = finish(tracker(logs=100), *map(Logged, lines), Ended(outcome=Outcome.FAILED, error="x"))
+    first, *rest = end.logs.splitlines(keepends=True)
+    assert first == "… earlier lines were dropped …\n"
+    assert rest == lines[-len(rest) :]
+    assert 80 < sum(map(len, rest)) <= 100
+
+
+def test_one_endless_line_of_logs_keeps_its_end() -> None:
+    end = finish(
+        tracker(logs=10_000), Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"1"), logs="x" * 30_000 + "the end\n")
+    )
+    assert end.logs.endswith("xthe end\n")
+    assert 10_000 <= len(end.logs) < 10_100
+
+
+def test_logs_never_take_much_more_than_twice_their_limit() -> None:
+    run = tracker(logs=1000)
+    for _ in range(500):
+        follow(run, Logged("x" * 100))
+        assert len(run.logs) <= 2200
+
+
+def test_an_error_as_long_as_the_model_likes_is_cut() -> None:
+    end = finish(tracker(), Ended(outcome=Outcome.FAILED, error="why " * 100_000))
+    assert end.error.startswith("why why")
+    assert len(end.error) < 20_000
+    assert len(give_back(tracker(), Ended(outcome=Outcome.LOST, error="why " * 100_000)).error) < 20_000
+
+
+def test_metrics_that_are_too_large_are_dropped() -> None:
+    assert finish(tracker(), Ended(outcome=Outcome.SUCCEEDED, metrics={"n": Raw(b"1")})).metrics == b'{"n":1}'
+    large = {"n": Raw(b"1" * 100_000)}
+    assert finish(tracker(), Ended(outcome=Outcome.SUCCEEDED, metrics=large)).metrics == b""
+
+
+def test_beyond_so_many_events_progress_is_told_but_no_longer_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracker_module, "MOST_EVENTS", 3)
+    run = tracker()
+    effects = follow(run, *(Produced(Raw(b"%d" % number), number) for number in range(5)))
+    assert written(effects, "output") == [b"0", b"1", b"2"]
+    assert effects.count(Tell(WebhookEvent.OUTPUT)) == 5
+    assert finish(run, Ended(outcome=Outcome.SUCCEEDED)).output == b"[0,1,2,3,4]"
+
+
+def test_beyond_so_many_bytes_progress_is_no_longer_written() -> None:
+    effects = follow(tracker(output=100, logs=100), *(Logged("x" * 48) for _ in range(20)))
+    assert len(written(effects, "logs")) == 4
+
+
+# ---- any order of anything ----
+
+json_items = st.sampled_from([b"1", b'"text"', b"[]", b"{}", b"null", b'"\xc3\xbc"', b'"%s"' % (b"x" * 60)]).map(Raw)
+events = st.one_of(
+    st.just(Began()),
+    st.builds(Produced, json_items, st.integers(0, 4)),
+    st.builds(Logged, st.text(max_size=40)),
+    st.builds(Measured, st.just("n"), json_items),
+    st.builds(
+        Ended,
+        outcome=st.sampled_from(Outcome),
+        output=st.none() | json_items,
+        logs=st.none() | st.text(max_size=40),
+        error=st.none() | st.text(max_size=10),
+    ),
+)
+steps = st.lists(events | st.sampled_from(Stop), max_size=30)
+
+
+@given(steps=steps, last=st.sampled_from(Outcome))
+def test_whatever_happens_there_is_one_end_and_it_is_allowed(steps: list[RunEvent | Stop], last: Outcome) -> None:
+    run = tracker(output=120, logs=60)
+    effects: list[Effect] = []
+    shown = b""
+    for at, step in enumerate([*steps, Ended(outcome=last)]):
+        if isinstance(step, Stop):
+            run.stop(step)
+        else:
+            effects += run.apply(step, at=at)
+        now = bytes(run.output or b"[]")
+        assert now.startswith(shown)  # what was seen is never taken back
+        shown = now[:-1] if now != b"[]" else b""
+
+    ends = [effect for effect in effects if isinstance(effect, Finish | GiveBack)]
+    assert len(ends) == 1
+    assert effects[-1] is ends[0]
+    assert effects.count(Halt()) <= 1
+
+    kinds = [kind for effect in effects if isinstance(effect, Write) for kind, _ in effect.events]
+    assert kinds.count("started") <= 1
+    assert "started" not in kinds[1:]
+    assert ("started" in kinds) == (run.began_at is not None) == (Tell(WebhookEvent.START) in effects)
+    assert not kinds or kinds[0] == "started"
+
+    if isinstance(end := ends[0], Finish):
+        before = Status.PROCESSING if run.began_at is not None else Status.STARTING
+        assert end.status in TERMINAL
+        assert may_follow(before=before, after=end.status)
+        assert len(end.output) <= 120
+        assert (end.error == "") == (end.status in (Status.SUCCEEDED, Status.CANCELED))
+        msgspec.json.decode(end.output or b"null")
+    if run.stopped is Stop.USER:
+        assert ends[0] == Finish(status=Status.CANCELED, output=end.output, logs=end.logs, metrics=end.metrics)
