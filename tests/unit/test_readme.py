@@ -1,0 +1,43 @@
+"""What the READMEs list is what the code has."""
+
+import re
+from pathlib import Path
+
+from director.core.settings import ApiSettings, CommonSettings, DirectorSettings, KeeperSettings, described
+
+ROOT = Path(__file__).parents[2]
+PROCESSES = {"api": ApiSettings, "director": DirectorSettings, "keeper": KeeperSettings}
+
+
+def settings_table() -> str:
+    """The README's table of settings, as the code has it."""
+    rows: dict[str, tuple[str, str, list[str]]] = {}
+    for process, cls in PROCESSES.items():
+        for name, default, text in described(cls):
+            row = rows.setdefault(name, (default, text, []))
+            row[2].append(process)
+    common = {name for name, _, _ in described(CommonSettings)}
+    lines = ["| variable | default | what | read by |", "|---|---|---|---|"]
+    for name, (default, text, processes) in rows.items():
+        readers = "all" if name in common else ", ".join(processes)
+        lines.append(f"| `{name}` | {f'`{default}`' if default else ''} | {text} | {readers} |")
+    return "\n".join(lines)
+
+
+def test_the_settings_table_is_what_the_code_reads() -> None:
+    readme = (ROOT / "README.md").read_text()
+    found = re.search(r"<!-- settings -->\n(.*?)\n?<!-- /settings -->", readme, re.DOTALL)
+    assert found is not None
+    assert found[1] == settings_table(), "put the table that settings_table() makes into README.md"
+
+
+def test_every_script_has_a_row_in_the_readme_of_its_room() -> None:
+    listed = set(
+        re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", (ROOT / "lua/README.md").read_text(), re.M)))
+    )
+    assert listed == {path.stem for path in (ROOT / "lua").glob("*.lua")}
+
+
+def test_every_path_that_the_readme_names_is_there() -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text()):
+        assert (ROOT / target).exists(), target
