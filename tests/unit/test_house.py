@@ -1,0 +1,125 @@
+"""The house: who may import whom. This is the map."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# A room, and what of this house it may import. Other packages are free but for the pure rooms below.
+MAY_IMPORT = {
+    "lua": (),
+    "director.core": ("director.core", "lua"),
+    "director": ("director", "lua"),
+    "api": ("api", "director.core", "lua"),
+}
+PURE = (
+    "director.core.errors",
+    "director.core.ids",
+    "director.core.keys",
+    "director.core.retry",
+    "director.core.schema",
+    "director.core.settings",
+    "director.core.shards",
+    "director.core.signing",
+    "director.core.states",
+    "director.core.view",
+    "director.core.webhook_url",
+    "director.runners.runner",
+    "director.tracker",
+)
+EDGES = ("redis", "httpx", "anyio", "starlette", "uvicorn", "asyncio", "socket", "time", "logging", "jsonschema_rs")
+NO_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
+
+
+def modules() -> dict[str, Path]:
+    """All that is shipped. Example models are run by Cog, not by this house."""
+    found = {}
+    for room in ("lua", "director", "api"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            if "examples" not in path.relative_to(ROOT).parts:
+                name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+                found[name.removesuffix(".__init__")] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute: a reader sees which room they lead to"
+            # `from director import core` may name a module or a thing in it
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def lies_in(name: str, rooms: tuple[str, ...]) -> bool:
+    return any(name == room or name.startswith(f"{room}.") for room in rooms)
+
+
+def room_of(module: str) -> str:
+    return next(room for room in sorted(MAY_IMPORT, key=len, reverse=True) if lies_in(module, (room,)))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_go_down_only(module: str) -> None:
+    house = tuple(MAY_IMPORT)
+    allowed = MAY_IMPORT[room_of(module)]
+    # the package's own name holds only its version, so everyone may ask for that
+    upwards = {
+        name
+        for name in imports(MODULES[module])
+        if lies_in(name, house) and not lies_in(name, allowed) and name != "director.__version__"
+    }
+    assert upwards == set()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_shipped_imports_tests(module: str) -> None:
+    assert not [name for name in imports(MODULES[module]) if lies_in(name, ("tests", "pytest", "hypothesis"))]
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_pure_rooms_touch_nothing(module: str) -> None:
+    assert not [name for name in imports(MODULES[module]) if lies_in(name, EDGES)]
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_pure_rooms_lean_on_pure_rooms_only(module: str) -> None:
+    ours = {name for name in imports(MODULES[module]) if lies_in(name, tuple(MAY_IMPORT))}
+    assert not {name for name in ours if not lies_in(name, PURE)}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_opens_with_its_promise(module: str) -> None:
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_is_named_after_what_it_holds(module: str) -> None:
+    assert not NO_NAMES & set(module.split("."))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_lists_what_it_offers_and_offers_what_it_lists(module: str) -> None:
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    public: list[str] = []
+    named: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=[ast.Name(id="__all__")]):
+                public = list(ast.literal_eval(node.value))
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                named.add(node.name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                named.add(name)
+            case ast.Import() | ast.ImportFrom():
+                named |= {alias.asname or alias.name for alias in node.names}
+    assert len(public) == len(set(public))
+    assert set(public) <= named

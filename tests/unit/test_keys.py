@@ -1,0 +1,73 @@
+"""Keys: one spelling, one slot for all that a script touches, and a closed list of what may live for ever."""
+
+import inspect
+import re
+
+import pytest
+
+from director.core import keys
+from director.core.ids import QueueName, new_prediction_id, partition_of
+
+ID = new_prediction_id(model="acme/echo", now_ms=1_800_000_000_000)
+QUEUE = QueueName("acme/echo:a1a1a1a1a1a1")
+
+OF_PREDICTION = (keys.record, keys.input_data, keys.output_data, keys.events, keys.channel)
+OF_QUEUE = (
+    keys.meta,
+    keys.bell,
+    keys.live,
+    keys.lease,
+    keys.last,
+    keys.delayed,
+    keys.deadline,
+    keys.dead,
+    keys.directors,
+)
+
+
+def test_all_keys_of_a_model_carry_one_hash_tag() -> None:
+    names = [
+        *(key(ID) for key in OF_PREDICTION),
+        *(key(QUEUE) for key in OF_QUEUE),
+        keys.stream(QUEUE, "high", 31),
+        keys.owed(partition_of(ID)),
+        keys.idempotency(account="acme", model="acme/echo", digest="d"),
+    ]
+    assert {re.match(r"\{p\d+\}", name)[0] for name in names} == {"{p721}"}  # type: ignore[index]
+    assert len(set(names)) == len(names), "two keys of one name"
+
+
+def test_keys_are_spelled_as_they_were() -> None:
+    assert keys.record(ID) == f"{{p721}}:rec:{ID}"
+    assert keys.events(ID) == f"{{p721}}:ev:{ID}"
+    assert keys.meta(QUEUE) == "{p721}:q:acme/echo:a1a1a1a1a1a1:meta"
+    assert keys.stream(QUEUE, "low", 3) == "{p721}:q:acme/echo:a1a1a1a1a1a1:low:s3"
+    assert keys.listing("acme") == "{a:acme}:listing"
+    assert keys.idempotency(account="acme", model="acme/echo", digest="d") == "{p721}:idem:acme:acme/echo:d"
+
+
+@pytest.mark.parametrize("function", [getattr(keys, name) for name in keys.__all__ if callable(getattr(keys, name))])
+def test_each_key_says_its_type_and_its_writer_or_lifetime(function: object) -> None:
+    text = inspect.getdoc(function) or ""
+    if function in (keys.tag, keys.queue_partition):
+        assert text
+    else:
+        assert re.match(r"(string|hash|stream|list|set|zset|channel) · ", text)
+
+
+def test_what_says_that_it_is_permanent_is_on_the_closed_list() -> None:
+    for name in keys.__all__:
+        function = getattr(keys, name)
+        if callable(function) and "Permanent." in (inspect.getdoc(function) or ""):
+            assert ("s" if name == "stream" else name) in keys.PERMANENT
+
+
+def test_the_closed_list_names_only_keys_that_exist_and_says_why() -> None:
+    for name, why in keys.PERMANENT.items():
+        assert callable(getattr(keys, "stream" if name == "s" else name))
+        assert why
+
+
+def test_a_model_keeps_its_partition_over_its_versions() -> None:
+    other = QueueName("acme/echo:b2b2b2b2b2b2")
+    assert keys.queue_partition(QUEUE) == keys.queue_partition(other) == partition_of(ID)

@@ -1,0 +1,70 @@
+"""Settings: what an environment variable does, and what is said when it is wrong."""
+
+import pytest
+
+from director.core.errors import SettingsError
+from director.core.settings import (
+    PREFIX,
+    ApiSettings,
+    CommonSettings,
+    DirectorSettings,
+    KeeperSettings,
+    described,
+    load,
+)
+
+ALL = [CommonSettings, ApiSettings, DirectorSettings, KeeperSettings]
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_an_empty_environment_gives_the_defaults(cls: type[CommonSettings]) -> None:
+    assert load(cls, {}) == cls()
+
+
+def test_a_variable_is_read_as_its_type() -> None:
+    settings = load(
+        DirectorSettings,
+        {"DIRECTOR_LEASE_S": "3", "DIRECTOR_ATTEMPTS": "5", "DIRECTOR_SERVERS": "http://a:1, http://b:2"},
+    )
+    assert (settings.lease_s, settings.attempts, settings.servers) == (3.0, 5, ("http://a:1", "http://b:2"))
+
+
+def test_an_empty_variable_is_one_that_is_not_set() -> None:
+    assert load(ApiSettings, {"DIRECTOR_PORT": ""}).port == ApiSettings().port
+
+
+def test_the_command_line_wins_where_it_says_something() -> None:
+    environ = {"DIRECTOR_PORT": "1000", "DIRECTOR_HOST": "0.0.0.0"}
+    settings = load(ApiSettings, environ, port=2000, host=None)
+    assert (settings.port, settings.host) == (2000, "0.0.0.0")
+
+
+def test_other_variables_are_not_ours() -> None:
+    assert load(ApiSettings, {"PORT": "1", "DIRECTOR_LEASE_S": "much"}) == ApiSettings()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("PORT", "eighty", "int"),
+        ("PORT", "65536", "<= 65535"),
+        ("CACHE_S", "-1", ">= 0"),
+        ("DURABILITY", "none", "regex"),
+        ("LOG_LEVEL", "LOUD", "regex"),
+    ],
+)
+def test_a_wrong_value_names_its_variable_and_what_it_should_be(name: str, value: str, why: str) -> None:
+    with pytest.raises(SettingsError, match=rf"DIRECTOR_{name}: .*{why}"):
+        load(ApiSettings, {f"DIRECTOR_{name}": value})
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_every_setting_is_described_for_people(cls: type[CommonSettings]) -> None:
+    rows = described(cls)
+    assert [name for name, _, _ in rows] == [PREFIX + name.upper() for name in cls.__struct_fields__]
+    assert all(text.endswith(".") for _, _, text in rows)
+
+
+def test_nobody_can_change_settings_that_were_read() -> None:
+    with pytest.raises(AttributeError):
+        load(ApiSettings, {}).port = 1  # type: ignore[misc]

@@ -1,0 +1,138 @@
+"""View: from what is stored to what a caller sees."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from director.core.ids import QueueName, new_prediction_id
+from director.core.schema import Event, Record, Stored
+from director.core.states import Status
+from director.core.view import fold, iso, view
+
+ID = new_prediction_id(model="acme/echo", now_ms=1_800_000_000_000)
+MADE = Record(
+    id=ID,
+    account="acme",
+    model="acme/echo",
+    version="v",
+    queue=QueueName("acme/echo:v"),
+    lane="normal",
+    status=Status.STARTING,
+    created=1_800_000_000_000,
+    url="https://api.example.com",
+)
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), st.lists, max_leaves=5)
+
+
+def shown(record: Record = MADE, **parts: object) -> dict[str, object]:
+    """As it goes over the wire."""
+    stored = msgspec.structs.replace(Stored(record=record, input=Raw(b"{}")), **parts)
+    return dict(msgspec.json.decode(msgspec.json.encode(view(stored))))
+
+
+def test_what_waits_looks_as_official_clients_expect() -> None:
+    assert shown(input=Raw(b'{"n":1}')) == {
+        "id": ID,
+        "model": "acme/echo",
+        "version": "v",
+        "input": {"n": 1},
+        "output": None,
+        "logs": "",
+        "error": None,
+        "status": "starting",
+        "created_at": "2027-01-15T08:00:00.000Z",
+        "started_at": None,
+        "completed_at": None,
+        "data_removed": False,
+        "metrics": {},
+        "source": "api",
+        "urls": {
+            "get": f"https://api.example.com/v1/predictions/{ID}",
+            "cancel": f"https://api.example.com/v1/predictions/{ID}/cancel",
+            "web": f"https://api.example.com/p/{ID}",
+        },
+    }
+
+
+def test_an_end_has_our_times_and_what_the_model_measured() -> None:
+    record = msgspec.structs.replace(
+        MADE,
+        status=Status.SUCCEEDED,
+        started=MADE.created + 1_500,
+        completed=MADE.created + 4_000,
+        metrics='{"tokens":7,"predict_time":99}',
+    )
+    seen = shown(record, output=Raw(b"[1]"), logs="x")
+    assert seen["metrics"] == {"tokens": 7, "predict_time": 2.5, "total_time": 4.0}
+    assert (seen["output"], seen["logs"], seen["completed_at"]) == ([1], "x", "2027-01-15T08:00:04.000Z")
+
+
+def test_what_never_ran_has_no_predict_time() -> None:
+    record = msgspec.structs.replace(MADE, status=Status.CANCELED, completed=MADE.created + 4_000)
+    assert shown(record)["metrics"] == {"total_time": 4.0}
+
+
+def test_removed_data_is_said_to_be_removed() -> None:
+    seen = shown(input=None)
+    assert (seen["data_removed"], seen["input"]) == (True, {})
+
+
+def test_the_deadline_is_shown_to_who_asked_for_it() -> None:
+    record = msgspec.structs.replace(MADE, deadline=MADE.created + 60_000)
+    assert "deadline" not in shown(record)
+    assert shown(msgspec.structs.replace(record, late="aborted"))["deadline"] == "2027-01-15T08:01:00.000Z"
+
+
+def test_the_webhook_is_shown_with_its_filter() -> None:
+    record = msgspec.structs.replace(MADE, webhook="https://example.com", events="start,completed")
+    seen = shown(record)
+    assert (seen["webhook"], seen["webhook_events_filter"]) == ("https://example.com", ["start", "completed"])
+
+
+@pytest.mark.parametrize("field", ["token", "holder", "account", "queue", "lane", "attempt", "claims", "seq"])
+def test_the_engine_room_is_not_shown(field: str) -> None:
+    assert field not in shown()
+
+
+def test_a_callers_bytes_are_not_re_encoded() -> None:
+    data = b'{"n":1.0,"big":12345678901234567890,"l":[]}'
+    assert data in msgspec.json.encode(view(Stored(record=MADE, input=Raw(data))))
+
+
+@given(st.lists(JSON, max_size=6))
+def test_outputs_fold_to_the_list_of_them(values: list[object]) -> None:
+    output, logs = fold([Event(i, "output", 0, msgspec.json.encode(value)) for i, value in enumerate(values)])
+    assert (msgspec.json.decode(output) if output else []) == values
+    assert logs == ""
+
+
+def test_logs_fold_to_one_text_beside_the_rest() -> None:
+    events = [
+        Event(1, "started", 0),
+        Event(2, "logs", 0, b'"a\\n"'),
+        Event(3, "metric", 0, b"1"),
+        Event(4, "logs", 0, b'"b"'),
+    ]
+    assert fold(events) == (None, "a\nb")
+
+
+@pytest.mark.parametrize("restart", ["retried", "released"])
+def test_another_attempt_empties_both(restart: str) -> None:
+    events = [
+        Event(1, "output", 0, b"1"),
+        Event(2, "logs", 0, b'"a"'),
+        Event(3, restart, 0),
+        Event(4, "output", 0, b"2"),
+    ]
+    output, logs = fold(events)
+    assert (bytes(output or b""), logs) == (b"[2]", "")
+
+
+@given(st.integers(0, 4_000_000_000_000))
+def test_times_are_rfc_3339_with_milliseconds_and_z(at_ms: int) -> None:
+    text = iso(at_ms)
+    assert len(text) == 24
+    assert text.endswith("Z")
+    assert text[20:23] == f"{at_ms % 1000:03}"
