@@ -88,9 +88,11 @@ class Catalog:
         async def write() -> None:
             await self._redis.sadd(keys.queues(), queue)
             await self._redis.hset(key, mapping={"schema": bytes(schema), "server": server})
-            is_new = await self._redis.hsetnx(key, "created", str(now_ms))
+            await self._redis.hsetnx(key, "created", str(now_ms))
             await self._redis.hset(keys.versions(), version, model)
             await self._redis.hsetnx(name, "created", str(now_ms))
+            # not by HSETNX's answer, which may be lost: all of this is then done again
+            is_new = await self._redis.hget(key, "created") == str(now_ms).encode()
             if is_new or not await self._redis.hexists(name, "latest"):
                 await self._redis.hset(name, "latest", version)
 

@@ -75,7 +75,9 @@ class Gatherer:
         if script is None:
             script = self._scripts[name] = Script.load(name)
         loop = asyncio.get_running_loop()
-        call = Call(script, keys, args, loop.create_future())
+        # encoded here, so that text which cannot be sent fails its own caller, not every call of the pipeline
+        encoded = [arg.encode() if isinstance(arg, str) else arg for arg in args]
+        call = Call(script, keys, encoded, loop.create_future())
         self._waiting.append(call)
         if len(self._waiting) == 1:
             loop.call_soon(self._send)
@@ -83,8 +85,10 @@ class Gatherer:
 
     async def aclose(self) -> None:
         """Let calls that are on their way come back."""
-        while self._sending:
-            await asyncio.wait(self._sending)
+        while self._waiting or self._sending:
+            await asyncio.sleep(0)  # calls of this very turn are on their way after it
+            if self._sending:
+                await asyncio.wait(self._sending)
 
     def _send(self) -> None:
         calls, self._waiting = self._waiting, []

@@ -6,7 +6,7 @@ One method per file of lua/, named after it; what a script promises stands in it
 
 import random
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from msgspec import Raw, Struct
 
@@ -15,6 +15,7 @@ from director.core.errors import IdempotencyMismatch, UnknownQueue
 from director.core.gatherer import Arg, Gatherer
 from director.core.ids import Partition, PredictionId, QueueName, partition_of
 from director.core.schema import Claim, Event, NewEvent, Record, Stored, Token, flat, pairs
+from director.core.shards import MAX_STREAMS
 from director.core.states import Status
 from director.core.view import fold
 
@@ -86,12 +87,14 @@ class Scripts:
         record_ttl_s: float,
     ) -> bool:
         """Make a queue known, or refresh its policy; False when its name belongs to another version."""
+        _refuse_streams(streams)
         lifetimes = [int(data_ttl_s * 1000), int(record_ttl_s * 1000)]
         args: list[Arg] = [version, streams, size, attempts, *lifetimes]
         return bool(await self._call("register", [keys.meta(queue)], args))
 
     async def resize(self, queue: QueueName, *, streams: int) -> tuple[int, int]:
         """Change the streams of each lane; returns (streams that take new work, streams that are read)."""
+        _refuse_streams(streams)
         reply = await self._call("resize", [keys.meta(queue)], [queue, streams])
         if not reply:
             raise UnknownQueue(queue)
@@ -334,6 +337,11 @@ class Scripts:
         args: list[Arg] = [prediction_id, "" if delay_s is None else int(delay_s * 1000), outcome, _now(now_ms)]
         owed = keys.owed(partition_of(prediction_id))
         return bool(await self._call("deliver", [keys.record(prediction_id), owed], args))
+
+
+def _refuse_streams(streams: int) -> None:
+    if not 1 <= streams <= MAX_STREAMS:  # beyond the mask an entry would never be read
+        raise ValueError(f"a lane has 1 to {MAX_STREAMS} streams, not {streams}")
 
 
 def _now(now_ms: int | None) -> Arg:

@@ -1,0 +1,287 @@
+"""The gatherer: one write per turn of the loop; a call that Redis could not answer is asked again, once in effect."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from director.core import keys
+from director.core.catalog import OPEN_SCHEMA, Catalog, Policy
+from director.core.clock import SystemClock
+from director.core.errors import BackendUnavailable
+from director.core.gatherer import Call, Gatherer
+from director.core.ids import QueueName, lowest_id_at
+from director.core.redis_client import client
+from director.core.scripts import Scripts
+from director.core.states import Status
+from tests.support.proxy import LosingProxy, losing_proxy
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
+from tests.support.servers import RedisServer, redis_server
+
+pytestmark = pytest.mark.anyio
+
+
+class CountingGatherer(Gatherer):
+    """Remembers how many calls each pipeline had."""
+
+    def __init__(self, redis: Redis) -> None:
+        super().__init__(redis)
+        self.pipelines: list[int] = []
+
+    async def _send_once(self, calls: list[Call]) -> list[Call]:
+        self.pipelines.append(len(calls))
+        return await super()._send_once(calls)
+
+
+@pytest.fixture
+async def gatherer(redis: Redis) -> AsyncIterator[CountingGatherer]:
+    gatherer = CountingGatherer(redis)
+    yield gatherer
+    await gatherer.aclose()
+
+
+@pytest.fixture
+def scripts(gatherer: CountingGatherer) -> Scripts:
+    return Scripts(gatherer)
+
+
+async def drive(redis: Redis) -> QueueDriver:
+    scripts = Scripts(Gatherer(redis))
+    queue = await Catalog(redis, scripts, SystemClock()).register(
+        MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy()
+    )
+    return QueueDriver(redis, scripts, queue)
+
+
+# ── one write ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_calls_of_one_turn_leave_in_one_pipeline(driver: QueueDriver, gatherer: CountingGatherer) -> None:
+    await driver.submit()  # the server knows the script now
+    gatherer.pipelines.clear()
+    ids = await asyncio.gather(*(driver.submit() for _ in range(20)))
+    assert gatherer.pipelines == [20]
+    assert len(await driver.members(keys.live(driver.queue))) == 21
+    assert len(set(ids)) == 20
+
+
+async def test_calls_of_one_turn_are_carried_out_in_their_order(
+    driver: QueueDriver, gatherer: CountingGatherer
+) -> None:
+    prediction_id = driver.new_id()
+    gatherer.pipelines.clear()
+    _, _, stored = await asyncio.gather(
+        driver.scripts.enlist(prediction_id, account=ACCOUNT, oldest=lowest_id_at(0)),
+        driver.submit(prediction_id),
+        driver.scripts.get(prediction_id),
+    )
+    assert stored is not None
+
+
+async def test_more_calls_than_a_pipeline_takes_leave_in_several(
+    driver: QueueDriver, gatherer: CountingGatherer
+) -> None:
+    prediction_id = await driver.submit()
+    await driver.scripts.get(prediction_id)
+    gatherer.pipelines.clear()
+    found = await asyncio.gather(*(driver.scripts.get(prediction_id) for _ in range(300)))
+    assert all(found)
+    assert sorted(gatherer.pipelines) == [44, 256]
+
+
+async def test_calls_of_later_turns_wait_for_no_earlier_answer(driver: QueueDriver, gatherer: CountingGatherer) -> None:
+    await driver.submit()
+    gatherer.pipelines.clear()
+    first = asyncio.ensure_future(driver.submit())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    second = asyncio.ensure_future(driver.submit())
+    await asyncio.gather(first, second)
+    assert gatherer.pipelines == [1, 1]
+
+
+# ── each caller has its own fate ────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_one_callers_fault_is_not_its_neighbours(driver: QueueDriver) -> None:
+    await driver.redis.set(keys.listing("broken"), "not a list")
+    refused, accepted = await asyncio.gather(
+        driver.scripts.enlist(driver.new_id(), account="broken", oldest=lowest_id_at(0)),
+        driver.submit(),
+        return_exceptions=True,
+    )
+    assert isinstance(refused, ResponseError)
+    assert isinstance(accepted, str)
+    await driver.redis.delete(keys.listing("broken"))
+
+
+async def test_text_that_cannot_be_sent_fails_its_own_caller_only(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    refused, accepted = await asyncio.gather(
+        driver.finish(claim, Status.FAILED, error="half a pair: \ud800"), driver.submit(), return_exceptions=True
+    )
+    assert isinstance(refused, UnicodeEncodeError)
+    assert isinstance(accepted, str)
+    assert await driver.finish(claim)
+
+
+async def test_the_call_of_a_canceled_caller_still_happens(driver: QueueDriver, gatherer: CountingGatherer) -> None:
+    prediction_id = driver.new_id()
+    caller = asyncio.ensure_future(driver.submit(prediction_id))
+    await asyncio.sleep(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    await gatherer.aclose()
+    assert (await driver.record(prediction_id)).status == "starting"
+
+
+async def test_closing_lets_a_call_that_was_only_just_made_come_back(
+    driver: QueueDriver, gatherer: CountingGatherer
+) -> None:
+    caller = asyncio.ensure_future(driver.submit())
+    await asyncio.sleep(0)
+    await gatherer.aclose()
+    assert len(await driver.members(keys.live(driver.queue))) == 1
+    await caller
+
+
+# ── a server that forgets, dies, or is away ─────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def mortal() -> Iterator[RedisServer]:
+    with redis_server(loopback=True) as started:
+        yield started
+
+
+@pytest.fixture
+async def mortal_driver(mortal: RedisServer) -> AsyncIterator[QueueDriver]:
+    redis = client(mortal.url)
+    yield await drive(redis)
+    await redis.aclose()
+
+
+async def test_a_server_that_forgot_its_scripts_is_told_again(driver: QueueDriver) -> None:
+    await driver.submit()
+    await driver.redis.script_flush()
+    first, second = await asyncio.gather(driver.submit(), driver.submit())
+    assert first != second
+    assert len(await driver.members(keys.live(driver.queue))) == 3
+
+
+async def test_a_server_that_was_killed_and_came_back_lost_nothing(
+    mortal: RedisServer, mortal_driver: QueueDriver
+) -> None:
+    driver = mortal_driver
+    await driver.submit(streams=[0])
+    await asyncio.gather(*(driver.submit() for _ in range(10)))
+    held = await driver.claim_one()
+    mortal.kill()
+    mortal.start()
+    assert len(await asyncio.gather(*(driver.submit() for _ in range(10)))) == 10
+    assert len(await driver.members(keys.live(driver.queue))) == 21
+    assert await driver.extend(held) == ["held"]
+    assert await driver.finish(held)
+    assert len(await driver.claim_all()) == 20
+
+
+async def test_a_server_that_is_away_is_an_error_for_every_caller_in_bounded_time(
+    mortal: RedisServer, mortal_driver: QueueDriver
+) -> None:
+    driver = mortal_driver
+    mortal.kill()
+    async with asyncio.timeout(20):
+        answers = await asyncio.gather(*(driver.submit() for _ in range(5)), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [BackendUnavailable] * 5
+    mortal.start()
+    assert await driver.submit()
+
+
+# ── a lost reply ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+async def losing(mortal: RedisServer) -> AsyncIterator[LosingProxy]:
+    async with losing_proxy(mortal.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def far_driver(losing: LosingProxy) -> AsyncIterator[QueueDriver]:
+    """The queue as a client behind the proxy sees it; every script is known to the server."""
+    redis = client(losing.url)
+    driver = await drive(redis)
+    await driver.submit()
+    claim = await driver.claim_one()
+    await driver.extend(claim)
+    await driver.begin(claim)
+    await driver.finish(claim)
+    yield driver
+    await redis.aclose()
+
+
+async def test_an_enqueue_whose_reply_was_lost_is_accepted_once(losing: LosingProxy, far_driver: QueueDriver) -> None:
+    prediction_id = far_driver.new_id()
+    losing.lose_next_reply(prediction_id.encode())
+    assert await far_driver.submit(prediction_id) == prediction_id
+    assert losing.lost == 1
+    assert sum(len(ids) for ids in (await far_driver.entries()).values()) == 1
+
+
+async def test_a_claim_whose_reply_was_lost_is_the_same_claim(losing: LosingProxy, far_driver: QueueDriver) -> None:
+    for _ in range(4):
+        await far_driver.submit()
+    losing.lose_next_reply(b"rare-nonce")
+    claims = await far_driver.claim(2, nonce="rare-nonce")
+    assert losing.lost == 1
+    assert [claim.token for claim in claims] == ["rare-nonce-1", "rare-nonce-2"]
+    assert [claim.record.attempt for claim in claims] == [1, 1]
+    assert len(await far_driver.members(keys.lease(far_driver.queue))) == 2
+
+
+async def test_progress_whose_reply_was_lost_is_written_once(losing: LosingProxy, far_driver: QueueDriver) -> None:
+    await far_driver.submit()
+    claim = await far_driver.claim_one()
+    losing.lose_next_reply(b'"rare words"')
+    assert await far_driver.begin(claim, ("logs", b'"rare words"')) == 3
+    assert losing.lost == 1
+    assert await far_driver.kinds(claim.id) == ["created", "started", "logs"]
+
+
+async def test_a_finish_whose_reply_was_lost_is_finished_once(losing: LosingProxy, far_driver: QueueDriver) -> None:
+    await far_driver.submit()
+    claim = await far_driver.claim_one()
+    losing.lose_next_reply(b"rare words")
+    assert await far_driver.finish(claim, Status.FAILED, error="rare words")
+    assert losing.lost == 1
+    assert (await far_driver.kinds(claim.id)).count("completed") == 1
+
+
+async def test_a_release_whose_reply_was_lost_gives_back_once(losing: LosingProxy, far_driver: QueueDriver) -> None:
+    await far_driver.submit()
+    claim = await far_driver.claim_one()
+    losing.lose_next_reply(claim.token.encode())
+    answer: Any = await far_driver.release(claim, spent=True)
+    assert losing.lost == 1
+    assert answer in {"waiting", "lost"}, "given back, and so no claim of this holder any more"
+    again = await far_driver.claim_one()
+    assert (again.id, again.record.attempt) == (claim.id, 2)
+
+
+async def test_a_version_whose_replies_were_lost_is_still_the_latest(
+    losing: LosingProxy, far_driver: QueueDriver
+) -> None:
+    catalog = Catalog(far_driver.redis, far_driver.scripts, SystemClock())
+    newer = "b2" * 32
+    losing.lose_next_reply(b"HSETNX")
+    queue: QueueName = await catalog.register(MODEL, newer, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    assert losing.lost == 1
+    model = await catalog.model(MODEL)
+    assert model is not None
+    assert model.latest == newer
+    assert queue in await catalog.queues()

@@ -1,0 +1,71 @@
+"""A TCP proxy between a client and a server that can lose replies: the request arrives, the answer never does.
+
+Never changes a byte of what it passes on.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import anyio
+from anyio.abc import ByteStream, SocketAttribute, SocketStream
+
+__all__ = ("LosingProxy", "losing_proxy")
+
+
+class LosingProxy:
+    """`lose_next_reply` cuts the connection whose next request holds `marker`, once the server has answered it."""
+
+    def __init__(self, target_port: int) -> None:
+        self._target_port = target_port
+        self._marker: bytes | None = None
+        self.port = 0
+        self.lost = 0
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def lose_next_reply(self, marker: bytes) -> None:
+        """`marker`: bytes that only the request in question has."""
+        self._marker = marker
+
+    async def serve(self, client: SocketStream) -> None:
+        async with client, await anyio.connect_tcp("127.0.0.1", self._target_port) as server:
+            doomed = anyio.Event()
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._requests, client, server, doomed)
+                await self._replies(server, client, doomed)
+                group.cancel_scope.cancel()
+
+    async def _requests(self, client: ByteStream, server: ByteStream, doomed: anyio.Event) -> None:
+        try:
+            async for chunk in client:
+                if self._marker is not None and self._marker in chunk:
+                    self._marker = None
+                    doomed.set()
+                await server.send(chunk)
+            await server.send_eof()
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            return  # either side has gone, and the other will see it
+
+    async def _replies(self, server: ByteStream, client: ByteStream, doomed: anyio.Event) -> None:
+        try:
+            async for chunk in server:
+                if doomed.is_set():
+                    self.lost += 1
+                    return
+                await client.send(chunk)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            return
+
+
+@asynccontextmanager
+async def losing_proxy(target_port: int) -> AsyncGenerator[LosingProxy, None]:
+    """A proxy on a free loopback port, in front of the server on `target_port`."""
+    proxy = LosingProxy(target_port)
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    async with listener, anyio.create_task_group() as group:
+        proxy.port = int(listener.extra(SocketAttribute.local_port))  # noqa: S610 - not Django's
+        group.start_soon(listener.serve, proxy.serve)
+        yield proxy
+        group.cancel_scope.cancel()
