@@ -96,12 +96,6 @@ class Supervisor:
                 if kept.process is not None:
                     signal_group(kept.process.pid, signal.SIGKILL)
 
-    def restart(self, name: str) -> None:
-        """Kill a part that is of no more use; it is started again like one that died."""
-        for kept in (kept for stage in self._stages for kept in stage):
-            if kept.part.name == name and kept.process is not None:
-                signal_group(kept.process.pid, signal.SIGKILL)
-
     async def _keep(self, kept: Kept) -> None:
         try:
             with kept.scope:

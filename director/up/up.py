@@ -42,7 +42,6 @@ from director.up.readiness import (
 from director.up.server import VALKEY, EmbeddedServer, find_binary
 from director.up.supervisor import supervising
 from director.up.tail import follow
-from director.up.watch import watch_model
 
 __all__ = ("ACCOUNT", "Options", "up")
 
@@ -149,8 +148,6 @@ class Up:
             )
         self._is_ready = True
         self._say_ready(server, has_examples=bool(served))
-        for one in served:
-            tasks.start_soon(watch_model, one, self._supervisor, self._say)
 
     def _start_parts(self, redis: Redis, redis_url: str, served: Sequence[Served]) -> list[Expected]:
         """Start all but the server. Ended in reverse: nobody may ask any more, then runs end, then what they needed."""

@@ -1,0 +1,337 @@
+"""`director up`, as a newcomer uses it: the real command, real parts, and what it printed pasted back."""
+
+import io
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+
+from director.up.home import UP, Home
+from director.up.processes import Mark, is_alive
+from tests.support.cog import free_port
+from tests.support.servers import redis_server
+
+pytestmark = pytest.mark.cog
+
+DIRECTOR = [sys.executable, "-m", "director"]
+PATIENCE_S = 90
+READY = "Ctrl-C ends everything"
+
+
+def until(is_so: Callable[[], object], why: Callable[[], str] = str) -> None:
+    """Look until it is so: what is waited for happens in other processes."""
+    give_up = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < give_up, why()
+        time.sleep(0.05)
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("DIRECTOR_")}
+
+
+def director(*line: str, home: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*DIRECTOR, *line, "--home", str(home)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+        env=environment(),
+    )
+
+
+class Started:
+    """A `director up` that runs, and what it printed so far."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", home: Path, out: Path) -> None:
+        self.process = process
+        self.home = home
+        self._out = out
+
+    @property
+    def said(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return json.loads((self.home / "up.json").read_bytes())
+
+    @property
+    def processes(self) -> dict[str, Mark]:
+        return Home(self.home).read().processes
+
+    def wait_for(self, text: str) -> None:
+        until(lambda: text in self.said or self.process.poll() is not None, lambda: self.said)
+        assert text in self.said, self.said
+
+    def end(self, number: signal.Signals = signal.SIGINT) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(PATIENCE_S)
+
+
+@contextmanager
+def started(home: Path, *options: str) -> Generator[Started, None, None]:
+    """`director up` on a free port, ready; whatever the test did, nothing of it is left afterwards."""
+    home.mkdir(exist_ok=True)
+    out = home / "out.txt"
+    with out.open("wb") as file:
+        process = subprocess.Popen(
+            [*DIRECTOR, "up", "--port", "0", "--home", str(home), *options],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment(),
+        )
+    try:
+        up = Started(process, home, out)
+        up.wait_for(READY)
+        yield up
+    finally:
+        process.terminate()
+        process.wait(PATIENCE_S)
+        director("down", home=home)
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Generator[Started, None, None]:
+    with started(tmp_path_factory.mktemp("up")) as running:
+        yield running
+
+
+# ---- what it prints works as it stands ----
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_printed_curl_line_gives_the_models_output(up):
+    [line] = [line for line in up.said.splitlines() if line.startswith("  curl ")]
+    answer = subprocess.run(shlex.split(line), capture_output=True, check=True, env=environment())
+    prediction = json.loads(answer.stdout)
+    assert (prediction["status"], prediction["output"]) == ("succeeded", ["hello 1\n", "hello 2\n", "hello 3\n"])
+
+
+def test_the_printed_python_gives_the_models_output(up):
+    lines = up.said.splitlines()
+    program = "\n".join(line.strip() for line in lines[lines.index("  import replicate") :][:3])
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment()
+    )
+    assert answer.stdout == "hello 1\nhello 2\nhello 3\n\n"
+
+
+def test_up_json_says_where_it_is_and_what_runs(up):
+    assert up.state["url"] in up.said
+    assert up.state["token"] in up.said
+    assert set(up.state["servers"]) == {"example/hello", "example/thumbnail"}
+    assert list(up.state["pids"])[:2] == [UP, "valkey"]
+    assert set(up.state["pids"]) == {
+        UP,
+        "valkey",
+        "keeper",
+        "api",
+        *(f"{part}-{model}" for part in ("model", "director") for model in ("hello", "thumbnail")),
+    }
+    assert all(is_alive(one) for one in up.processes.values())
+
+
+# ---- the other commands find it ----
+
+
+def test_predict_prints_the_output_and_says_the_rest_on_stderr(up):
+    answer = director("predict", "example/hello", "-i", "text=hi", "-i", "n=2", home=up.home)
+    assert (answer.returncode, answer.stdout) == (0, "hi 1\nhi 2\n")
+    assert "succeeded after" in answer.stderr
+
+
+def test_predict_for_machines_prints_the_prediction(up):
+    answer = director("predict", "example/hello", "-i", "text=hi", "-i", "n=1", "--json", home=up.home)
+    prediction = json.loads(answer.stdout)
+    assert (prediction["status"], prediction["output"], answer.stderr) == ("succeeded", ["hi 1\n"], "")
+
+    again = director("get", prediction["id"], "--json", home=up.home)
+    assert json.loads(again.stdout) == prediction
+
+
+def test_predict_takes_a_version_and_sends_and_saves_files(up, tmp_path):
+    picture, small = tmp_path / "picture.png", tmp_path / "small.png"
+    Image.new("RGB", (600, 300), "red").save(picture)
+    queues = json.loads(director("queues", "--json", home=up.home).stdout)
+    [short] = [one["queue"].rpartition(":")[2] for one in queues if one["queue"].startswith("example/thumbnail:")]
+    answer = director("predict", "example/thumbnail", "-i", f"image=@{picture}", "-o", str(small), home=up.home)
+    assert answer.returncode == 0, answer.stderr
+    assert Image.open(io.BytesIO(small.read_bytes())).size == (128, 64)
+    version = httpx.get(
+        f"{up.state['url']}/v1/predictions", headers={"authorization": f"Bearer {up.state['token']}"}
+    ).json()["results"][0]["version"]
+    assert version.startswith(short)
+    by_version = director("predict", f"example/thumbnail:{version}", "-i", f"image=@{picture}", home=up.home)
+    assert by_version.stdout.startswith("data:image/png;base64,")
+
+
+def test_what_the_model_refuses_is_one_line_and_exit_code_1(up):
+    answer = director("predict", "example/hello", "-i", "n=2", home=up.home)
+    assert (answer.returncode, answer.stdout) == (1, "")
+    assert answer.stderr.count("\n") == 1
+    assert "text" in answer.stderr
+
+
+def test_an_unknown_model_is_one_line_with_the_next_step(up):
+    answer = director("predict", "nobody/nothing", home=up.home)
+    assert answer.returncode == 1
+    assert "director queues" in answer.stderr
+
+
+def test_ctrl_c_during_predict_cancels_the_prediction(up):
+    line = ["predict", "example/hello", "-i", "text=hi", "-i", "n=3", "-i", "delay=600", "--home", str(up.home)]
+    with subprocess.Popen(
+        [*DIRECTOR, *line], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as running:
+        assert running.stdout.readline() == "hi 1\n"
+        running.send_signal(signal.SIGINT)
+        _, err = running.communicate(timeout=PATIENCE_S)
+        assert running.returncode == 130
+    prediction = err.split()[-1]
+    until(lambda: "canceled" in director("get", prediction, home=up.home).stdout)
+
+
+def test_cancel_ends_a_prediction_that_runs(up):
+    headers = {"authorization": f"Bearer {up.state['token']}"}
+    url = f"{up.state['url']}/v1/models/example/hello/predictions"
+    created = httpx.post(url, headers=headers, json={"input": {"text": "hi", "n": 2, "delay": 600}}).json()
+    assert director("cancel", created["id"], home=up.home).returncode == 0
+    until(lambda: "canceled" in director("get", created["id"], home=up.home).stdout)
+
+
+def test_a_new_token_is_taken_at_once(up):
+    made = json.loads(director("token", "create", "--account", "team-a", "--json", home=up.home).stdout)
+    answer = httpx.get(f"{up.state['url']}/v1/predictions", headers={"authorization": f"Bearer {made['token']}"})
+    assert (answer.status_code, answer.json()["results"]) == (200, [])
+
+
+def test_queues_shows_a_director_beside_each_example(up):
+    lines = director("queues", home=up.home).stdout.splitlines()
+    assert lines[0].split()[:2] == ["queue", "high"]
+    assert [line.split(":")[0] for line in lines[1:]] == ["example/hello", "example/thumbnail"]
+
+
+def test_bench_latency_measures_both_ways(up):
+    answer = director("bench", "latency", "-n", "5", "--json", home=up.home)
+    facts = json.loads(answer.stdout)
+    assert facts["rounds"] == 5
+    assert facts["durability"] == "always"
+    assert 0 < facts["direct_ms"]["median"] < facts["through_ms"]["median"]
+
+
+# ---- when something is wrong ----
+
+
+def test_a_second_up_of_the_same_home_is_one_line(up):
+    answer = director("up", home=up.home)
+    assert answer.returncode == 1
+    assert answer.stderr.count("\n") == 1
+    assert f"up already at {up.state['url']}" in answer.stderr
+
+
+def test_a_port_that_is_taken_is_one_line(up, tmp_path):
+    answer = director("up", "--port", up.state["url"].rpartition(":")[2], home=tmp_path)
+    assert (answer.returncode, answer.stdout) == (1, "")
+    assert answer.stderr.count("\n") == 1
+    assert "is taken" in answer.stderr
+
+
+def test_a_redis_that_does_not_answer_is_one_line(tmp_path):
+    answer = director("up", "--redis", f"redis://127.0.0.1:{free_port()}", "--port", "0", home=tmp_path)
+    assert answer.returncode == 1
+    assert answer.stderr.count("\n") == 1
+    assert "Nobody answers at redis://127.0.0.1" in answer.stderr
+
+
+def test_a_redis_that_would_lose_work_is_refused_with_the_mend(tmp_path):
+    with redis_server(config={"appendonly": "no"}) as server:
+        answer = director("up", "--redis", server.url, "--port", "0", home=tmp_path / "home")
+    assert answer.returncode == 1
+    assert "DIRECTOR_DURABILITY=memory" in answer.stderr
+
+
+@pytest.mark.parametrize("part", ["api", "director-hello", "model-hello", "keeper", "valkey"])
+def test_a_part_that_is_killed_is_started_again_and_the_service_goes_on(up, part):
+    killed = up.processes[part]
+    os.kill(killed.pid, signal.SIGKILL)
+    up.wait_for(f"{part} ended (killed by SIGKILL); starting it again in 0.5 s")
+    until(lambda: up.processes[part] != killed and is_alive(up.processes[part]))
+
+    def works() -> bool:
+        return director("predict", "example/hello", "-i", "text=hi", "-i", "n=1", home=up.home).returncode == 0
+
+    until(works, lambda: up.said)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the worker in /proc")
+def test_a_model_server_whose_worker_died_is_started_again(up):
+    # Cog's parent process lives on without it: the director beside it tells it to end, and up starts it again
+    parent = up.processes["model-thumbnail"]
+    threads = Path(f"/proc/{parent.pid}/task").iterdir()
+    workers = {int(pid) for thread in threads for pid in (thread / "children").read_text().split()}
+    assert workers
+    for worker in workers:
+        os.kill(worker, signal.SIGKILL)
+    up.wait_for("model-thumbnail ended (exit code 0); starting it again")
+    until(lambda: up.processes["model-thumbnail"] != parent)
+
+
+# ---- ending, and going on ----
+
+
+def test_ctrl_c_ends_everything_and_the_next_up_keeps_token_and_data(tmp_path):
+    home = tmp_path / "home"
+    with started(home) as first:
+        token, processes = first.state["token"], first.processes
+        made = json.loads(
+            director("predict", "example/hello", "-i", "text=hi", "-i", "n=1", "--json", home=home).stdout
+        )
+        assert first.end(signal.SIGINT) == 0
+        assert not [name for name, one in processes.items() if is_alive(one)]
+        assert first.state["pids"] == {}
+    with started(home) as second:
+        assert second.state["token"] == token
+        again = json.loads(director("get", made["id"], "--json", home=home).stdout)
+        assert (again["status"], again["output"]) == ("succeeded", ["hi 1\n"])
+
+
+def test_down_ends_an_up_and_may_be_repeated(tmp_path):
+    with started(tmp_path / "home", "--no-example") as running:
+        processes = running.processes
+        assert set(processes) == {UP, "valkey", "keeper", "api"}
+        assert director("down", home=running.home).stdout == "stopped\n"
+        assert running.process.wait(PATIENCE_S) == 0
+        assert not [name for name, one in processes.items() if is_alive(one)]
+        assert director("down", home=running.home).stdout.startswith("nothing runs")
+
+
+def test_an_up_that_is_killed_leaves_nothing_that_the_next_one_stumbles_over(tmp_path):
+    home = tmp_path / "home"
+    with started(home, "--no-example") as first:
+        processes = first.processes
+        first.end(signal.SIGKILL)
+    with started(home, "--no-example") as second:
+        assert not [name for name, one in processes.items() if is_alive(one)]
+        assert all(is_alive(one) for one in second.processes.values())
+
+
+@pytest.mark.redis7
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed")
+def test_up_runs_on_a_redis_server_that_is_installed(tmp_path):
+    with started(tmp_path / "home", "--redis-server", "redis-server", "--no-example") as running:
+        assert "redis 7" in running.said
+        assert director("queues", home=running.home).stdout.startswith("no queues yet")
