@@ -1,6 +1,7 @@
 """What `up` prints when all is ready: where to ask, with what token, and two ways to do it that work as they stand."""
 
 import json
+import shlex
 
 __all__ = ("banner",)
 
@@ -8,13 +9,16 @@ EXAMPLE = "example/hello"
 INPUT = {"text": "hello", "n": 3}
 
 
-def banner(*, url: str, token: str, home: str, promise: str, has_examples: bool) -> str:
+def banner(*, url: str, token: str, redis_url: str, home: str, promise: str, has_examples: bool) -> str:
     """The text. `promise`: what the server's durability means for what it accepts."""
     parts = [f"\nDirector is up at {url}\n  token  {token}\n  data   {home} ({promise})"]
     if has_examples:
         parts += [_curl(url, token), _python(url, token), f"Or: director predict {EXAMPLE} -i text=hello -i n=3"]
     else:
-        parts.append("Serve a model of yours: director run --model owner/name --server http://127.0.0.1:5000")
+        serve = "director run --model owner/name --server http://127.0.0.1:5000"
+        parts.append(
+            f"Serve a model of yours, say a Cog server on port 5000:\n\n  {serve} --redis {shlex.quote(redis_url)}"
+        )
     parts.append("Webhooks may go to addresses of this machine. Ctrl-C ends everything; the data stays.\n")
     return "\n\n".join(parts)
 

@@ -210,6 +210,7 @@ class Up:
             banner(
                 url=self._url,
                 token=self._state.token,
+                redis_url=self._state.redis_url,
                 home=self._home.shown,
                 promise=PROMISES[server.level],
                 has_examples=has_examples,

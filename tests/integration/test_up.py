@@ -42,14 +42,14 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("DIRECTOR_")}
 
 
-def director(*line: str, home: Path) -> "subprocess.CompletedProcess[str]":
+def director(*line: str, home: Path, **settings: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [*DIRECTOR, *line, "--home", str(home)],
         capture_output=True,
         text=True,
         check=False,
         timeout=PATIENCE_S,
-        env=environment(),
+        env=environment() | settings,
     )
 
 
@@ -264,6 +264,15 @@ def test_a_redis_that_would_lose_work_is_refused_with_the_mend(tmp_path):
     assert "DIRECTOR_DURABILITY=memory" in answer.stderr
 
 
+def test_a_part_that_does_not_come_up_is_named_with_the_end_of_its_log_and_nothing_stays(tmp_path):
+    answer = director("up", "--port", "0", "--no-example", home=tmp_path, DIRECTOR_LEASE_S="-1")
+    assert answer.returncode == 1
+    assert f"keeper does not come up. Its log, {tmp_path}/logs/keeper.log, ends with:" in answer.stderr
+    assert "DIRECTOR_LEASE_S" in answer.stderr
+    assert Home(tmp_path).read().pids == {}
+    assert director("down", home=tmp_path).stdout.startswith("nothing runs")
+
+
 @pytest.mark.parametrize("part", ["api", "director-hello", "model-hello", "keeper", "valkey"])
 def test_a_part_that_is_killed_is_started_again_and_the_service_goes_on(up, part):
     killed = up.processes[part]
@@ -313,6 +322,7 @@ def test_down_ends_an_up_and_may_be_repeated(tmp_path):
     with started(tmp_path / "home", "--no-example") as running:
         processes = running.processes
         assert set(processes) == {UP, "valkey", "keeper", "api"}
+        assert f"--redis {running.state['redis_url']}" in running.said
         assert director("down", home=running.home).stdout == "stopped\n"
         assert running.process.wait(PATIENCE_S) == 0
         assert not [name for name, one in processes.items() if is_alive(one)]
