@@ -17,6 +17,7 @@ from anyio.abc import Process
 from msgspec import Struct
 
 from api.app import create_app
+from director.core.errors import UnsafeBackend
 from director.core.ids import QueueName
 from director.core.schema import Claim
 from director.core.scripts import Scripts
@@ -32,10 +33,10 @@ BASE: Final = "http://director.test"
 
 @asynccontextmanager
 async def api_client(
-    settings: ApiSettings, *, token: str | None = None, base: str = BASE
+    settings: ApiSettings, *, token: str | None = None, on_unsafe: Callable[[UnsafeBackend], None] | None = None
 ) -> AsyncGenerator[httpx.AsyncClient, None]:
     """A client of an API that runs in this loop, from its lifespan's start to its end."""
-    app = create_app(settings)
+    app = create_app(settings, on_unsafe=on_unsafe)
     async with app.router.lifespan_context(app) as state:
 
         async def with_state(scope: Any, receive: Any, send: Any) -> None:
@@ -43,7 +44,7 @@ async def api_client(
 
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         transport = httpx.ASGITransport(app=with_state)
-        async with httpx.AsyncClient(transport=transport, base_url=base, headers=headers) as client:
+        async with httpx.AsyncClient(transport=transport, base_url=BASE, headers=headers) as client:
             yield client
 
 

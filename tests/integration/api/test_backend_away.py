@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from director.core.accounts import Accounts
 from director.core.catalog import OPEN_SCHEMA, Catalog, Policy
 from director.core.clock import SystemClock
+from director.core.errors import UnsafeBackend
 from director.core.gatherer import Gatherer
 from director.core.redis_client import client
 from director.core.scripts import Scripts
@@ -84,6 +85,15 @@ async def test_an_api_that_starts_first_serves_once_redis_is_there(
             return (await api.post("/v1/predictions", json=BODY)).status_code == 201
 
         await eventually(is_taken)
+
+
+async def test_a_server_that_would_lose_work_is_given_none(settings: ApiSettings, token: str) -> None:
+    unsafe: list[UnsafeBackend] = []
+    async with api_client(replace(settings, durability="replicated"), token=token, on_unsafe=unsafe.append) as api:
+        assert_away(await api.post("/v1/predictions", json=BODY))
+        assert (await api.get("/v1/predictions")).json()["results"] == []
+    [reason] = unsafe
+    assert "DIRECTOR_DURABILITY=always" in str(reason)
 
 
 async def test_readiness_names_the_durability_level(settings: ApiSettings, token: str) -> None:
