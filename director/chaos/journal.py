@@ -1,0 +1,141 @@
+"""What the parties of a run write down, one JSON line at a time: the only evidence that the checker has.
+
+Each party writes a file of its own (`client.jsonl`, `cog-0.jsonl`, `sink.jsonl`, `nemesis.jsonl`, `queue.jsonl`) and
+flushes every line, so that a killed process leaves all but its last thought. Times are milliseconds of the one clock of
+this machine. Nothing here is written by the code under test.
+"""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import msgspec
+from msgspec import Struct
+
+__all__ = (
+    "Answered",
+    "CogEnded",
+    "CogStarted",
+    "Delivered",
+    "Fault",
+    "Final",
+    "Healed",
+    "Journal",
+    "Line",
+    "Sent",
+    "now_ms",
+    "read",
+)
+
+
+class Sent(Struct, frozen=True, kw_only=True, tag="sent"):
+    """client: a request is about to leave. `key`: its idempotency key; the same for every try of one submit.
+
+    `plan`: what the caller wants of it (see load.py), for reading a failed run.
+    """
+
+    at: int
+    key: str
+    action: Literal["create", "cancel"]
+    tenant: str = ""
+    model: str = ""
+    webhook: bool = False
+    plan: str = ""
+
+
+class Answered(Struct, frozen=True, kw_only=True, tag="answered"):
+    """client: the answer to it. `status` 0: none came. `id` where the body named one; `shown` its status."""
+
+    at: int
+    key: str
+    action: Literal["create", "cancel"]
+    status: int
+    id: str = ""
+    shown: str = ""
+    replayed: bool = False
+
+
+class CogStarted(Struct, frozen=True, kw_only=True, tag="cog_started"):
+    """a model server: a run began. `run` is unique for each run; `server` and `slot` say where."""
+
+    at: int
+    id: str
+    run: str
+    server: str
+    pid: int
+
+
+class CogEnded(Struct, frozen=True, kw_only=True, tag="cog_ended"):
+    """a model server: that run ended, as it told whoever asked. Missing after a kill."""
+
+    at: int
+    id: str
+    run: str
+    outcome: Literal["succeeded", "failed", "canceled", "crashed"]
+
+
+class Delivered(Struct, frozen=True, kw_only=True, tag="delivered"):
+    """sink: a webhook arrived. `answered`: the status that the sink gave. `signed`: its signature was good."""
+
+    at: int
+    id: str
+    webhook_id: str
+    status: str
+    answered: int
+    signed: bool
+
+
+class Fault(Struct, frozen=True, kw_only=True, tag="fault"):
+    """nemesis: a fault begins or ends. `kind` as in faults.py, `target` the name of the process or link."""
+
+    at: int
+    kind: str
+    target: str
+    phase: Literal["begin", "end"]
+    detail: str = ""
+
+
+class Healed(Struct, frozen=True, kw_only=True, tag="healed"):
+    """nemesis: the load is over, every fault is mended, every process runs: from here on things must come to rest."""
+
+    at: int
+
+
+class Final(Struct, frozen=True, kw_only=True, tag="final"):
+    """queue: a prediction as Redis has it once all is at rest: its record, and its events as (kind, at, data)."""
+
+    at: int
+    id: str
+    record: dict[str, str]
+    events: list[tuple[str, int, str]]
+
+
+Line = Sent | Answered | CogStarted | CogEnded | Delivered | Fault | Healed | Final
+
+
+class Journal:
+    """One party's file, appended to. Several processes may append to one file: a line is one write."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: BinaryIO = path.open("ab", buffering=0)
+
+    def write(self, line: Line) -> None:
+        """Put a line down, now."""
+        self._file.write(msgspec.json.encode(line) + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read(path: Path) -> Iterator[Line]:
+    """Every whole line of a file; a last one that was cut by a kill is left out."""
+    decoder = msgspec.json.Decoder(Line)
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        yield decoder.decode(line)
+
+
+def now_ms() -> int:
+    """The clock that all parties share."""
+    return time.time_ns() // 1_000_000
