@@ -106,7 +106,7 @@ for index = 1, count do
   if not id then break end
   turn = turn + 1
   redis.call('HSET', record_key(id), 'token', nonce .. '-' .. index, 'holder', consumer,
-    'attempt', r.attempt + 1, 'claims', r.claims + 1)
+    'attempt', r.attempt + 1, 'claims', r.claims + 1, 'claimed', now)
   redis.call('ZADD', queue_key(queue, 'lease'), now + lease_ms, id)
   remembered[#remembered + 1] = index .. ':' .. id
   reply[#reply + 1] = handed(id)

@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from redis.asyncio import Redis
 
-from director.core.catalog import OPEN_SCHEMA, Catalog, Policy
+from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
 from director.core.gatherer import Gatherer
 from director.core.ids import QueueName
+from director.core.policy import Policy
 from director.core.redis_client import client
 from director.core.scripts import Scripts
 from tests.support.keyspace import leaks

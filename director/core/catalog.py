@@ -3,33 +3,24 @@
 Nothing here is cached: the API keeps what it read for a few seconds by itself.
 """
 
-from typing import Annotated, Final
+from typing import Final
 
-from msgspec import Meta, Raw, Struct
+from msgspec import Raw, Struct
 from redis.asyncio import Redis
 
 from director.core import keys
 from director.core.clock import Clock
 from director.core.errors import SettingsError
 from director.core.ids import QueueName, queue_name
+from director.core.policy import Policy
 from director.core.redis_client import ask, text, texts
 from director.core.scripts import Scripts
 
-__all__ = ("MODEL_NAME", "OPEN_SCHEMA", "VERSION_ID", "Catalog", "Model", "Policy", "Version")
+__all__ = ("MODEL_NAME", "OPEN_SCHEMA", "VERSION_ID", "Catalog", "Model", "Version")
 
 MODEL_NAME: Final = r"^[a-z0-9][a-z0-9._-]{0,63}/[a-z0-9][a-z0-9._-]{0,63}$"
 VERSION_ID: Final = r"^[0-9a-f]{64}$"
 OPEN_SCHEMA: Final = Raw(b'{"openapi":"3.0.2","info":{"title":"Cog","version":"0.1.0"},"paths":{}}')
-
-
-class Policy(Struct, frozen=True, kw_only=True):
-    """How a queue treats its predictions, and its size when it is new."""
-
-    streams: Annotated[int, Meta(ge=1, le=32)] = 16
-    size: Annotated[int, Meta(ge=1, le=32)] = 2
-    attempts: int = 3
-    data_ttl_s: float = 3600.0
-    record_ttl_s: float = 7 * 86400.0
 
 
 class Version(Struct, frozen=True, kw_only=True):
@@ -70,15 +61,7 @@ class Catalog:
         The queue comes first and the model last: whoever finds a name finds all that stands behind it.
         """
         queue = queue_name(model, version)
-        if not await self._scripts.register(
-            queue,
-            version=version,
-            streams=policy.streams,
-            size=min(policy.size, policy.streams),
-            attempts=policy.attempts,
-            data_ttl_s=policy.data_ttl_s,
-            record_ttl_s=policy.record_ttl_s,
-        ):
+        if not await self._scripts.register(queue, version=version, policy=policy):
             raise SettingsError(
                 f"Version {version} of {model} shares its first 12 digits with another: choose one anew."
             )

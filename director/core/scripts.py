@@ -1,7 +1,7 @@
 """Every script as a typed call: the one place that knows the order of KEYS and ARGV and the shape of replies.
 
 One method per file of lua/, named after it; what a script promises stands in its header.
-`now_ms` is for tests: without it scripts ask the server's clock.
+Without `now_ms` scripts ask the server's clock: tests walk time with it.
 """
 
 import random
@@ -14,18 +14,23 @@ from director.core import keys
 from director.core.errors import IdempotencyMismatch, UnknownQueue
 from director.core.gatherer import Arg, Gatherer
 from director.core.ids import Partition, PredictionId, QueueName, partition_of
+from director.core.policy import Policy
+from director.core.redis_client import text
 from director.core.schema import Claim, Event, NewEvent, Record, Stored, Token, flat, pairs
 from director.core.shards import MAX_STREAMS
 from director.core.states import Status
 from director.core.view import fold
 
-__all__ = ("Accepted", "Advanced", "Canceled", "Hold", "QueueStats", "Requeued", "Scripts")
+__all__ = ("Accepted", "Advanced", "Canceled", "Hold", "QueueStats", "Repair", "Requeued", "Scripts")
 
 Hold = Literal["held", "lost", "user", "deadline"]
 """What a holder learns of its claim: it holds; it is lost; its caller asked to cancel; its time is up."""
 
 Canceled = Literal["canceled", "asked", "over", "unknown"]
 Requeued = Literal["waiting", "delayed", "dead", "canceled", "late", "gone", "lost"]
+Repair = Literal["forgotten", "leased", "placed"]
+"""What reconcile did: dropped an id that has ended or has no record; gave a claim its lease; put it in a stream."""
+
 MOST_CLAIMS = 20
 IDEMPOTENCY_TTL_MS = 24 * 3600 * 1000
 
@@ -75,21 +80,12 @@ class Scripts:
 
     # ── queues ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def register(
-        self,
-        queue: QueueName,
-        *,
-        version: str,
-        streams: int,
-        size: int,
-        attempts: int,
-        data_ttl_s: float,
-        record_ttl_s: float,
-    ) -> bool:
+    async def register(self, queue: QueueName, *, version: str, policy: Policy) -> bool:
         """Make a queue known, or refresh its policy; False when its name belongs to another version."""
-        _refuse_streams(streams)
-        lifetimes = [int(data_ttl_s * 1000), int(record_ttl_s * 1000)]
-        args: list[Arg] = [version, streams, size, attempts, *lifetimes]
+        _refuse_streams(policy.streams)
+        size: list[Arg] = [version, policy.streams, min(policy.size, policy.streams)]
+        retries: list[Arg] = [policy.attempts, policy.on_lost, _ms(policy.backoff_s), _ms(policy.backoff_cap_s)]
+        args: list[Arg] = [*size, *retries, _ms(policy.data_ttl_s), _ms(policy.record_ttl_s)]
         return bool(await self._call("register", [keys.meta(queue)], args))
 
     async def resize(self, queue: QueueName, *, streams: int) -> tuple[int, int]:
@@ -102,13 +98,28 @@ class Scripts:
 
     async def stats(self, queue: QueueName, *, alive_s: float = 15.0, now_ms: int | None = None) -> QueueStats:
         """How much waits, runs, is delayed and dead, and how many directors serve it."""
-        args: list[Arg] = [queue, int(alive_s * 1000), _now(now_ms)]
+        args: list[Arg] = [queue, _ms(alive_s), _now(now_ms)]
         reply = await self._call("stats", [keys.meta(queue)], args)
         if not reply:
             raise UnknownQueue(queue)
         *counts, paused = reply
         names = [name for name in QueueStats.__struct_fields__ if name != "paused"]
         return QueueStats(**dict(zip(names, counts, strict=True)), paused=bool(paused))
+
+    async def pause(self, queue: QueueName, *, paused: bool) -> None:
+        """Hand nothing out, or resume. What is claimed runs on."""
+        if not await self._call("pause", [keys.meta(queue)], [queue, int(paused)]):
+            raise UnknownQueue(queue)
+
+    # ── dead letters ──────────────────────────────────────────────────────────────────────────────────────────
+
+    async def revive(self, prediction_id: PredictionId, *, now_ms: int | None = None) -> bool:
+        """Return a dead letter to its queue; False when it is none, or its input is gone."""
+        return bool(await self._call("revive", [keys.record(prediction_id)], [prediction_id, _now(now_ms)]))
+
+    async def drop(self, prediction_id: PredictionId, queue: QueueName) -> bool:
+        """Let go of a dead letter; False when it is none."""
+        return bool(await self._call("drop", [keys.record(prediction_id)], [prediction_id, queue]))
 
     # ── the caller's side ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -210,7 +221,7 @@ class Scripts:
 
         Raises UnknownQueue.
         """
-        args: list[Arg] = [queue, consumer, nonce, count, int(lease_s * 1000), MOST_CLAIMS, _now(now_ms)]
+        args: list[Arg] = [queue, consumer, nonce, count, _ms(lease_s), MOST_CLAIMS, _now(now_ms)]
         state, *handed = await self._call("claim", [keys.meta(queue)], args)
         if state == b"unknown":
             raise UnknownQueue(queue)
@@ -231,7 +242,7 @@ class Scripts:
     ) -> list[Hold]:
         """Move the leases of all these claims; one answer for each, in order. None at all is a sign of life."""
         held = [part for claim in claims for part in claim]
-        args: list[Arg] = [queue, consumer, int(lease_s * 1000), _now(now_ms), *held]
+        args: list[Arg] = [queue, consumer, _ms(lease_s), _now(now_ms), *held]
         return [word.decode() for word in await self._call("extend", [keys.directors(queue)], args)]
 
     async def advance(
@@ -272,7 +283,7 @@ class Scripts:
         `seq` and `events` as for `advance`: what it did not write yet.
         """
         ended: list[Arg] = [status, error, code, output, logs, metrics]
-        written: list[Arg] = [_now(ran_ms), int(grace_s * 1000), seq, _now(now_ms)]
+        written: list[Arg] = [_now(ran_ms), _ms(grace_s), seq, _now(now_ms)]
         args: list[Arg] = [prediction_id, token, *ended, *written, *_parts(events)]
         return bool(await self._call("finish", [keys.record(prediction_id)], args) == b"finished")
 
@@ -288,26 +299,49 @@ class Scripts:
         now_ms: int | None = None,
     ) -> Requeued:
         """Give a claim back: unspent, or as a spent attempt. Returns what became of the prediction."""
-        args: list[Arg] = [prediction_id, token, int(spent), int(delay_s * 1000), error, code, _now(now_ms)]
+        args: list[Arg] = [prediction_id, token, int(spent), _ms(delay_s), error, code, _now(now_ms)]
         answer = await self._call("release", [keys.record(prediction_id)], args)
         return cast(Requeued, answer.decode())
 
     # ── the keeper's side ─────────────────────────────────────────────────────────────────────────────────────
 
     async def reap(
+        self, queue: QueueName, *, limit: int, now_ms: int | None = None
+    ) -> list[tuple[PredictionId, Requeued]]:
+        """Take back claims whose lease ran out; what became of each.
+
+        `now_ms`: judge by this time of the server's, which a keeper that was frozen would overrun.
+        """
+        reply = await self._call("reap", [keys.lease(queue)], [limit, _jitter(), _now(now_ms)])
+        return _outcomes(reply)
+
+    async def recover(
         self,
         queue: QueueName,
+        lane: str,
+        number: int,
         *,
-        limit: int,
-        base_s: float,
-        cap_s: float,
+        cursor: str,
+        count: int,
+        idle_s: float,
         now_ms: int | None = None,
-    ) -> list[tuple[PredictionId, Requeued]]:
-        """Take back claims whose lease ran out; what became of each."""
-        jitter = random.random()  # noqa: S311 - spreads retries, guards nothing
-        args: list[Arg] = [limit, jitter, int(base_s * 1000), int(cap_s * 1000), _now(now_ms)]
-        reply = await self._call("reap", [keys.lease(queue)], args)
-        return [(PredictionId(name.decode()), cast(Requeued, word.decode())) for name, word in pairs(reply)]
+    ) -> tuple[str, list[tuple[PredictionId, Requeued]]]:
+        """Find claims of one stream that have no lease any more; the cursor to go on from, '0-0' at the end."""
+        args: list[Arg] = [queue, cursor, count, _ms(idle_s), _jitter(), _now(now_ms)]
+        last, *recovered = await self._call("recover", [keys.stream(queue, lane, number)], args)
+        return last.decode(), _outcomes(recovered)
+
+    async def reconcile(
+        self, queue: QueueName, *, start: int, count: int, lease_s: float, now_ms: int | None = None
+    ) -> tuple[int, list[tuple[PredictionId, Repair]]]:
+        """Put right what is nowhere in one slice of what lives; where the next slice starts, 0 after the last."""
+        args: list[Arg] = [queue, start, count, _ms(lease_s), _now(now_ms)]
+        following, *repaired = await self._call("reconcile", [keys.live(queue)], args)
+        return following, [(PredictionId(name.decode()), cast(Repair, word.decode())) for name, word in pairs(repaired)]
+
+    async def retire(self, queue: QueueName, *, silent_s: float, now_ms: int | None = None) -> str:
+        """Forget one director that has been silent for long and has nothing pending; its name, '' for none."""
+        return text(await self._call("retire", [keys.directors(queue)], [queue, _ms(silent_s), _now(now_ms)]))
 
     async def promote(self, queue: QueueName, *, limit: int, now_ms: int | None = None) -> int:
         """Put due retries back into their streams; how many."""
@@ -322,7 +356,7 @@ class Scripts:
         self, partition: Partition, *, limit: int, hold_s: float, now_ms: int | None = None
     ) -> list[PredictionId]:
         """Take terminal webhooks whose next attempt has come; they are due again after `hold_s`."""
-        args: list[Arg] = [limit, int(hold_s * 1000), _now(now_ms)]
+        args: list[Arg] = [limit, _ms(hold_s), _now(now_ms)]
         return [PredictionId(name.decode()) for name in await self._call("due", [keys.owed(partition)], args)]
 
     async def deliver(
@@ -334,7 +368,7 @@ class Scripts:
         now_ms: int | None = None,
     ) -> bool:
         """Note how a terminal webhook's attempt went; no `delay_s`: there will be no other."""
-        args: list[Arg] = [prediction_id, "" if delay_s is None else int(delay_s * 1000), outcome, _now(now_ms)]
+        args: list[Arg] = [prediction_id, "" if delay_s is None else _ms(delay_s), outcome, _now(now_ms)]
         owed = keys.owed(partition_of(prediction_id))
         return bool(await self._call("deliver", [keys.record(prediction_id), owed], args))
 
@@ -342,6 +376,18 @@ class Scripts:
 def _refuse_streams(streams: int) -> None:
     if not 1 <= streams <= MAX_STREAMS:  # beyond the mask an entry would never be read
         raise ValueError(f"a lane has 1 to {MAX_STREAMS} streams, not {streams}")
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)
+
+
+def _jitter() -> float:
+    return random.random()  # noqa: S311 - spreads retries, guards nothing
+
+
+def _outcomes(reply: Sequence[bytes]) -> list[tuple[PredictionId, Requeued]]:
+    return [(PredictionId(name.decode()), cast(Requeued, word.decode())) for name, word in pairs(reply)]
 
 
 def _now(now_ms: int | None) -> Arg:

@@ -23,9 +23,6 @@ log = logging.getLogger(__name__)
 
 SLOWEST_TICK_S: Final = 1.0
 TICKS_PER_LEASE: Final = 10
-# Backoff of the second and later retries; the first has no other wait than the lease.
-BACKOFF_BASE_S: Final = 1.0
-BACKOFF_CAP_S: Final = 60.0
 
 
 class Reaped(Struct, frozen=True):
@@ -84,7 +81,7 @@ class Reaper:
     async def _reap(self, queue: QueueName, now_ms: int) -> list[tuple[PredictionId, Requeued]]:
         # By the time of the last answer, not by the clock when the script runs: a server that freezes in between
         # runs it on waking, when every lease has run out
-        batch = await self._scripts.reap(queue, limit=LIMIT, base_s=BACKOFF_BASE_S, cap_s=BACKOFF_CAP_S, now_ms=now_ms)
+        batch = await self._scripts.reap(queue, limit=LIMIT, now_ms=now_ms)
         for prediction_id, became in batch:
             log.info("claim taken back", extra={"prediction": prediction_id, "queue": queue, "became": became})
         return batch

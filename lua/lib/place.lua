@@ -25,10 +25,16 @@ local function ring(queue)
   end
 end
 
+-- Make sure that claims look into this stream.
+local function offer(queue, lane, number)
+  local mask = bit.bor(mask_of(queue, lane), bit.lshift(1, number)) % 4294967296
+  redis.call('HSET', queue_key(queue, 'meta'), 'mask:' .. lane, mask)
+  ring(queue)
+end
+
 -- Returns the stream's number and the entry's id; the caller writes both into the record.
 local function place(id, r)
-  local meta = queue_key(r.queue, 'meta')
-  local streams = tonumber(redis.call('HGET', meta, 'streams'))
+  local streams = tonumber(redis.call('HGET', queue_key(r.queue, 'meta'), 'streams'))
   local best, least
   for number in string.gmatch(r.shard, '%d+') do
     number = number % streams -- a shard from before a resize may name a stream that takes no new work
@@ -36,9 +42,7 @@ local function place(id, r)
     if not least or depth < least then best, least = number, depth end
   end
   local mid = redis.call('XADD', stream_key(r.queue, r.lane, best), '*', 'id', id, 'cost', r.cost)
-  local mask = bit.bor(mask_of(r.queue, r.lane), bit.lshift(1, best)) % 4294967296
-  redis.call('HSET', meta, 'mask:' .. r.lane, mask)
-  ring(r.queue)
+  offer(r.queue, r.lane, best)
   return best, mid
 end
 

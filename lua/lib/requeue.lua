@@ -1,7 +1,10 @@
 -- lib/requeue: take a claim away and put the prediction back, or end it where it may not run again.
 -- Needs lib/keys, lib/place, lib/settle. Returns what became of it, in one word.
 
--- how: spent (was it an attempt?), delay_ms, error and code (what it is ended with when no attempt is left)
+-- how: spent    was it an attempt?
+--      delay_ms before it may run again; of a lost claim the queue's policy decides
+--      lost     its holder went silent: jitter (0..1) spreads the retries
+--      error, code  what it is ended with when it may not run again
 local function requeue(id, r, how, now)
   if r.cancel == 'user' then
     settle(id, r, 'canceled', {}, now)
@@ -11,25 +14,30 @@ local function requeue(id, r, how, now)
     settle_late(id, r, now)
     return 'late'
   end
-  local attempt = tonumber(r.attempt)
-  if not how.spent then attempt = attempt - 1 end
-  local attempts = tonumber(redis.call('HGET', queue_key(r.queue, 'meta'), 'attempts'))
-  if how.spent and attempt >= attempts then
-    bury(id, r, { error = how.error, code = how.code }, now)
+  local policy = redis.call('HMGET', queue_key(r.queue, 'meta'), 'attempts', 'on_lost', 'backoff_ms', 'backoff_cap_ms')
+  local attempt, delay_ms, code, why = tonumber(r.attempt), how.delay_ms, how.code, how.error
+  if how.lost then
+    code, why = 'director_lost', 'The director that ran it went silent, and it may not run again.'
+    -- the first retry is immediate: the lease was the wait
+    delay_ms = attempt > 1 and math.floor(how.jitter * math.min(policy[4], policy[3] * 2 ^ (attempt - 1))) or 0
+  end
+  if how.spent and (attempt >= tonumber(policy[1]) or (how.lost and policy[2] == 'fail')) then
+    bury(id, r, { error = why, code = code }, now)
     return 'dead'
   end
   unplace(r)
   redis.call('ZREM', queue_key(r.queue, 'lease'), id)
   local seq = r.seq + 1
-  append(id, how.spent and 'retried' or 'released', now, how.code)
+  append(id, how.spent and 'retried' or 'released', now, code .. ' ' .. r.holder)
   local stream, mid = '', ''
-  if how.delay_ms > 0 then
-    redis.call('ZADD', queue_key(r.queue, 'delayed'), now + how.delay_ms, id)
+  if delay_ms > 0 then
+    redis.call('ZADD', queue_key(r.queue, 'delayed'), now + delay_ms, id)
   else
     stream, mid = place(id, r)
   end
-  redis.call('HSET', record_key(id), 'status', 'starting', 'started', '', 'token', '', 'attempt', attempt,
-    'stream', stream, 'mid', mid, 'seq', seq)
+  redis.call('HSET', record_key(id), 'status', 'starting', 'started', '', 'token', '', 'stream', stream, 'mid', mid,
+    'attempt', how.spent and attempt or attempt - 1, 'seq', seq)
+  if how.spent then redis.call('HSET', record_key(id), 'history', history_with(r, code, now)) end
   redis.call('PUBLISH', channel(id), seq)
-  return how.delay_ms > 0 and 'delayed' or 'waiting'
+  return delay_ms > 0 and 'delayed' or 'waiting'
 end

@@ -47,7 +47,18 @@ local function settle_late(id, r, now)
   end
 end
 
+-- The attempts that did not end the prediction: attempt, holder, claimed, given up, why; a semicolon between two.
+local function history_with(r, code, now)
+  local line = table.concat({ r.attempt, r.holder, r.claimed, now, code }, ' ')
+  return r.history == '' and line or r.history .. ';' .. line
+end
+
+-- A dead letter keeps its input and events as long as its record: a person may revive it.
 local function bury(id, r, end_, now)
   settle(id, r, 'failed', end_, now)
+  redis.call('HSET', record_key(id), 'history', history_with(r, end_.code, now))
+  local ttl = redis.call('HGET', queue_key(r.queue, 'meta'), 'record_ttl_ms')
+  redis.call('PEXPIRE', input_key(id), ttl)
+  redis.call('PEXPIRE', events_key(id), ttl)
   redis.call('ZADD', queue_key(r.queue, 'dead'), now, id)
 end

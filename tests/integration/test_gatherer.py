@@ -9,11 +9,12 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from director.core import keys
-from director.core.catalog import OPEN_SCHEMA, Catalog, Policy
+from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.gatherer import Call, Gatherer
 from director.core.ids import QueueName, lowest_id_at
+from director.core.policy import Policy
 from director.core.redis_client import client
 from director.core.scripts import Scripts
 from director.core.states import Status

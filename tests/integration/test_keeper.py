@@ -13,10 +13,11 @@ from standardwebhooks import Webhook
 
 from director.core import keys
 from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog, Policy
+from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
 from director.core.gatherer import Gatherer
 from director.core.ids import PredictionId, QueueName, partition_of
+from director.core.policy import Policy
 from director.core.redis_client import client
 from director.core.schema import Claim
 from director.core.scripts import Scripts

@@ -17,10 +17,11 @@ import pytest
 from anyio.abc import Process
 from anyio.streams.text import TextReceiveStream
 
-from director.core.catalog import OPEN_SCHEMA, Catalog, Policy
+from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError, UnsafeBackend
 from director.core.gatherer import Gatherer
+from director.core.policy import Policy
 from director.core.redis_client import client
 from director.core.scripts import Scripts
 from director.core.settings import KeeperSettings

@@ -12,10 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from director.core import keys
-from director.core.catalog import OPEN_SCHEMA, Catalog, Policy
+from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
 from director.core.gatherer import Gatherer
 from director.core.ids import PredictionId
+from director.core.policy import Policy
 from director.core.redis_client import client
 from director.core.schema import Claim
 from director.core.scripts import Scripts

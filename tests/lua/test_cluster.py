@@ -12,10 +12,11 @@ import redis as blocking
 from redis import exceptions
 from redis.asyncio import Redis
 
-from director.core.catalog import OPEN_SCHEMA, Catalog, Policy
+from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
 from director.core.gatherer import Arg, Gatherer
 from director.core.ids import lowest_id_at, partition_of
+from director.core.policy import Policy
 from director.core.redis_client import client
 from director.core.scripts import Scripts
 from tests.lua.test_headers import NAMES

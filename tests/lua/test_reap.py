@@ -47,7 +47,7 @@ async def test_the_second_retry_waits_up_to_its_backoff(driver: QueueDriver) -> 
     await lose(driver)
     await driver.reap()
     await lose(driver)
-    [(name, word, *_)] = await driver.scripts.reap(driver.queue, limit=1, base_s=1, cap_s=60, now_ms=driver.now_ms)
+    [(name, word, *_)] = await driver.scripts.reap(driver.queue, limit=1, now_ms=driver.now_ms)
     assert (name, word) in {(prediction_id, "delayed"), (prediction_id, "waiting")}  # full jitter may draw a nought
     due = (await driver.members(keys.delayed(driver.queue))).get(prediction_id, driver.now_ms)
     assert driver.now_ms <= due <= driver.now_ms + 2_000

@@ -1,52 +1,50 @@
 """register: make a queue known, or refresh its policy; its streams are resize's business."""
 
-from typing import Any
-
 import pytest
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.core import keys
 from director.core.ids import QueueName
+from director.core.policy import Policy
 from director.core.scripts import Scripts
 from tests.support.keyspace import dump
 
 pytestmark = pytest.mark.anyio
 
 QUEUE = QueueName("acme/new:0123456789ab")
-POLICY: dict[str, Any] = {
-    "version": "v1",
-    "streams": 8,
-    "size": 3,
-    "attempts": 5,
-    "data_ttl_s": 60,
-    "record_ttl_s": 120,
-}
+POLICY = Policy(
+    streams=8, size=3, attempts=5, on_lost="fail", backoff_s=2, backoff_cap_s=30, data_ttl_s=60, record_ttl_s=120
+)
 
 
 async def test_a_new_queue_has_its_size_and_policy(redis: Redis, scripts: Scripts) -> None:
-    assert await scripts.register(QUEUE, **POLICY)
+    assert await scripts.register(QUEUE, version="v1", policy=POLICY)
     assert await redis.hgetall(keys.meta(QUEUE)) == {
         b"version": b"v1",
         b"streams": b"8",
         b"read": b"8",
         b"size": b"3",
         b"attempts": b"5",
+        b"on_lost": b"fail",
+        b"backoff_ms": b"2000",
+        b"backoff_cap_ms": b"30000",
         b"data_ttl_ms": b"60000",
         b"record_ttl_ms": b"120000",
     }
 
 
 async def test_again_it_refreshes_the_policy_and_leaves_the_streams(redis: Redis, scripts: Scripts) -> None:
-    await scripts.register(QUEUE, **POLICY)
-    assert await scripts.register(QUEUE, **{**POLICY, "streams": 2, "size": 1, "attempts": 1})
+    await scripts.register(QUEUE, version="v1", policy=POLICY)
+    assert await scripts.register(QUEUE, version="v1", policy=replace(POLICY, streams=2, size=1, attempts=1))
     meta = await redis.hgetall(keys.meta(QUEUE))
     assert (meta[b"streams"], meta[b"size"], meta[b"attempts"]) == (b"8", b"3", b"1")
 
 
 async def test_another_version_under_the_same_name_is_refused(redis: Redis, scripts: Scripts) -> None:
-    await scripts.register(QUEUE, **POLICY)
+    await scripts.register(QUEUE, version="v1", policy=POLICY)
     before = await dump(redis)
-    assert not await scripts.register(QUEUE, **{**POLICY, "version": "v2", "attempts": 1})
+    assert not await scripts.register(QUEUE, version="v2", policy=replace(POLICY, attempts=1))
     assert await dump(redis) == before
 
 
@@ -55,5 +53,5 @@ async def test_a_number_of_streams_that_no_mask_can_hold_is_refused(
     redis: Redis, scripts: Scripts, streams: int
 ) -> None:
     with pytest.raises(ValueError, match="1 to 32"):
-        await scripts.register(QUEUE, **{**POLICY, "streams": streams})
+        await scripts.register(QUEUE, version="v1", policy=replace(POLICY, streams=streams))
     assert await dump(redis) == {}

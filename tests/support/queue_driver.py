@@ -115,13 +115,13 @@ class QueueDriver:
         return await self.scripts.release(claim.id, token=claim.token, spent=spent, now_ms=self.now_ms, **options)
 
     async def reap(self, *, limit: int = 100) -> dict[PredictionId, Requeued]:
-        return dict(await self.scripts.reap(self.queue, limit=limit, base_s=1, cap_s=60, now_ms=self.now_ms))
+        return dict(await self.scripts.reap(self.queue, limit=limit, now_ms=self.now_ms))
 
     async def cancel(self, prediction_id: PredictionId, *, account: str = ACCOUNT) -> str:
         return await self.scripts.cancel(prediction_id, account=account, now_ms=self.now_ms)
 
     async def pause(self, *, paused: bool = True) -> None:
-        await self.redis.hset(keys.meta(self.queue), "paused", str(int(paused)))
+        await self.scripts.pause(self.queue, paused=paused)
 
     # ── looking ───────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -10,8 +10,9 @@ from redis.asyncio import Redis
 
 import director.examples
 from director.core.accounts import Accounts
-from director.core.catalog import Catalog, Policy
+from director.core.catalog import Catalog
 from director.core.ids import QueueName
+from director.core.policy import Policy
 from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
 from tests.support.api import PlayedDirector, api_client

@@ -7,10 +7,11 @@ import pytest
 from msgspec.structs import replace
 
 from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog, Policy
+from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
 from director.core.errors import UnsafeBackend
 from director.core.gatherer import Gatherer
+from director.core.policy import Policy
 from director.core.redis_client import client
 from director.core.scripts import Scripts
 from director.core.settings import ApiSettings

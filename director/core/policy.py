@@ -1,0 +1,27 @@
+"""How a queue treats its predictions: what a director registers for its model, and every script and keeper goes by."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from director.core.shards import MAX_STREAMS
+
+__all__ = ("OnLost", "Policy")
+
+OnLost = Literal["retry", "fail"]
+
+
+class Policy(Struct, frozen=True, kw_only=True):
+    """`streams` and `size` count for a queue that is new; the rest is in force as soon as it is registered.
+
+    `on_lost`: what a claim becomes whose holder went silent; `fail` for models whose run must not happen twice.
+    """
+
+    streams: Annotated[int, Meta(ge=1, le=MAX_STREAMS)] = 16
+    size: Annotated[int, Meta(ge=1, le=MAX_STREAMS)] = 2
+    attempts: int = 3
+    on_lost: OnLost = "retry"
+    backoff_s: float = 1.0
+    backoff_cap_s: float = 60.0
+    data_ttl_s: float = 3600.0
+    record_ttl_s: float = 7 * 86400.0

@@ -1,0 +1,73 @@
+#!lua flags=allow-oom
+-- reconcile: compare one slice of what is accepted with where it ought to be, and put right what is nowhere.
+-- Uses lib/keys lib/place lib/settle
+--
+--   KEYS[1]  live     zset  {p}:q:<queue>:live
+--   ARGV[1]  queue
+--   ARGV[2]  from     rank of the first id of this slice
+--   ARGV[3]  count    ids in this slice
+--   ARGV[4]  lease_ms a claim without a lease gets this one: its holder extends it, or it is reaped
+--   ARGV[5]  now_ms   '' for the server's clock
+--   Returns  {next, id, repair, …}
+--            next    rank that the next slice starts from, 0 after the last one
+--            repair  'forgotten' (no record, or a terminal one), 'leased' or 'placed'
+
+local live, queue, from, count, lease_ms = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local now = clock(ARGV[5])
+
+local function is_later(mid, other)
+  local ms, n = string.match(mid, '^(%d+)-(%d+)$')
+  local other_ms, other_n = string.match(other, '^(%d+)-(%d+)$')
+  if ms ~= other_ms then return tonumber(ms) > tonumber(other_ms) end
+  return tonumber(n) > tonumber(other_n)
+end
+
+-- Would a claim still find it? Its entry must be there, and not yet delivered to anybody.
+local function is_waiting(r)
+  local stream = stream_key(queue, r.lane, r.stream)
+  if #redis.call('XRANGE', stream, r.mid, r.mid) == 0 then return false end
+  local pending = redis.pcall('XPENDING', stream, GROUP, r.mid, r.mid, 1)
+  if pending.err then return true end -- no group yet: the first claim makes one from 0
+  if #pending > 0 then return false end
+  for _, group in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    for i = 1, #group, 2 do
+      if group[i] == 'last-delivered-id' then return is_later(r.mid, group[i + 1]) end
+    end
+  end
+  return true
+end
+
+local function repair(id)
+  local r = read(id)
+  if not r or TERMINAL[r.status] then
+    redis.call('ZREM', live, id)
+    return 'forgotten'
+  end
+  if r.token ~= '' then
+    if redis.call('ZSCORE', queue_key(queue, 'lease'), id) then return nil end
+    redis.call('ZADD', queue_key(queue, 'lease'), now + lease_ms, id)
+    return 'leased'
+  end
+  if r.mid == '' and redis.call('ZSCORE', queue_key(queue, 'delayed'), id) then return nil end
+  if r.mid ~= '' and is_waiting(r) then
+    offer(queue, r.lane, r.stream)
+    return nil
+  end
+  unplace(r)
+  local stream, mid = place(id, r)
+  redis.call('HSET', record_key(id), 'stream', stream, 'mid', mid)
+  return 'placed'
+end
+
+local ids = redis.call('ZRANGE', live, from, from + count - 1)
+local reply, kept = { 0 }, 0
+for _, id in ipairs(ids) do
+  local done = repair(id)
+  if done ~= 'forgotten' then kept = kept + 1 end
+  if done then
+    reply[#reply + 1] = id
+    reply[#reply + 1] = done
+  end
+end
+if #ids == count then reply[1] = from + kept end
+return reply

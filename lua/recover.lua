@@ -1,0 +1,43 @@
+#!lua flags=allow-oom
+-- recover: find claims that lost their lease, by the pending entries of one stream: the slow cross-check of reap.
+-- Uses lib/keys lib/place lib/settle lib/requeue
+--
+--   KEYS[1]  stream   stream  {p}:q:<queue>:<lane>:s<n>
+--   ARGV[1]  queue
+--   ARGV[2]  cursor   from the last call, '0-0' at first: from there on every call would see the same few entries
+--   ARGV[3]  count    entries claimed for a look; the server scans ten times as many
+--   ARGV[4]  idle_ms  only entries that nobody extended for so long
+--   ARGV[5]  jitter   0..1, as reap
+--   ARGV[6]  now_ms   '' for the server's clock
+--   Returns  {cursor, id, what became of it, …}   cursor '0-0' once the end was reached
+
+local stream, queue, cursor, count, idle_ms = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local jitter, now = tonumber(ARGV[5]), clock(ARGV[6])
+
+local reply = redis.pcall('XAUTOCLAIM', stream, GROUP, 'keeper', idle_ms, cursor, 'COUNT', count, 'JUSTID')
+if reply.err then return { '0-0' } end -- no stream, or no group: nothing is pending
+
+local recovered = { reply[1] }
+for _, mid in ipairs(reply[2]) do
+  local entry = redis.call('XRANGE', stream, mid, mid)[1]
+  local id = entry and entry[2][2]
+  local r = id and read(id)
+  local became
+  if not r or TERMINAL[r.status] or r.mid ~= mid then
+    redis.call('XACK', stream, GROUP, mid)
+    redis.call('XDEL', stream, mid)
+    became = 'gone'
+  elseif r.token == '' then -- it waits, and no claim would be given it
+    unplace(r)
+    local number, again = place(id, r)
+    redis.call('HSET', record_key(id), 'stream', number, 'mid', again)
+    became = 'waiting'
+  elseif tonumber(redis.call('ZSCORE', queue_key(queue, 'lease'), id) or 0) <= now then
+    became = requeue(id, r, { spent = true, lost = true, jitter = jitter }, now)
+  end
+  if became then
+    recovered[#recovered + 1] = id or ''
+    recovered[#recovered + 1] = became
+  end
+end
+return recovered

@@ -1,0 +1,31 @@
+#!lua
+-- revive: return a dead letter to its queue, with all its attempts before it. Only for an operator: it is the one way
+-- out of a terminal status.
+-- Uses lib/keys lib/place lib/settle
+--
+--   KEYS[1]  record   hash  {p}:rec:<id>
+--   ARGV[1]  id
+--   ARGV[2]  now_ms   '' for the server's clock
+--   Returns  1  it waits again, without a deadline
+--            0  it is no dead letter, or its input was removed: nothing was written
+
+local id, now = ARGV[1], clock(ARGV[2])
+
+local r = read(id)
+if not r or r.status ~= 'failed' then return 0 end
+if not redis.call('ZSCORE', queue_key(r.queue, 'dead'), id) then return 0 end
+if redis.call('EXISTS', input_key(id)) == 0 then return 0 end
+
+local stream, mid = place(id, r)
+redis.call('HSET', KEYS[1], 'status', 'starting', 'started', '', 'completed', '', 'begun', '', 'error', '', 'code', '',
+  'metrics', '', 'ended', '', 'deadline', '', 'start_by', '', 'attempt', 0, 'claims', 0, 'stream', stream, 'mid', mid,
+  'seq', r.seq + 1, 'told', '', 'tellings', 0)
+redis.call('HINCRBY', KEYS[1], 'revivals', 1)
+append(id, 'revived', now, '')
+for _, key in ipairs({ KEYS[1], input_key(id), events_key(id) }) do redis.call('PERSIST', key) end
+redis.call('DEL', output_key(id))
+redis.call('ZREM', queue_key(r.queue, 'dead'), id)
+redis.call('ZREM', owed_key(), id)
+redis.call('ZADD', queue_key(r.queue, 'live'), now, id)
+redis.call('PUBLISH', channel(id), r.seq + 1)
+return 1
