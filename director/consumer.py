@@ -83,7 +83,7 @@ class Consumer:
         try:
             claims = await self._claim(len(seats))
             for claim in claims:
-                self._start(claim, seats.pop())
+                self._start(claim, seats.pop(0))  # the first are those of the least busy servers
             return len(claims)
         finally:
             for seat in seats:
@@ -94,6 +94,14 @@ class Consumer:
         await self._over.wait()
         while self._runs:
             await asyncio.wait(self._runs)
+
+    async def abandon(self) -> None:
+        """Let go of every run that is left: its claim stays with its lease, and nothing of it outlives the director."""
+        runs = set(self._runs)
+        for run in runs:
+            run.cancel()
+        if runs:
+            await asyncio.wait(runs)
 
     async def _resting(self, wait: Awaitable[Waited]) -> Waited:
         self._at_rest = True

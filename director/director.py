@@ -23,13 +23,14 @@ from redis.asyncio import Redis
 from director.bell import LONGEST_S, Bell
 from director.consumer import Consumer
 from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog, Policy
+from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import Clock, SystemClock
 from director.core.durability import check
 from director.core.errors import BackendUnavailable, DirectorError, SettingsError
 from director.core.gatherer import Gatherer
 from director.core.ids import QueueName, version_id
 from director.core.logs import configure
+from director.core.policy import Policy
 from director.core.redis_client import blocking_client, client, describe
 from director.core.scripts import Scripts
 from director.core.settings import DirectorSettings
@@ -48,7 +49,7 @@ from director.webhooks.outbox import Post
 from director.webhooks.sender import Sender
 from director.webhooks.terminal import TerminalWebhooks
 
-__all__ = ("Director", "run", "serve")
+__all__ = ("Director", "connected", "run", "serve")
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ async def run(settings: DirectorSettings, *, started: Callable[[int], None] = la
     """
     try:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async with _director(settings) as director, anyio.create_task_group() as tasks:
+            async with connected(settings) as director, anyio.create_task_group() as tasks:
                 tasks.start_soon(director.direct, started)
                 async for _ in signals:
                     break
@@ -89,7 +90,7 @@ async def run(settings: DirectorSettings, *, started: Callable[[int], None] = la
 
 
 @asynccontextmanager
-async def _director(settings: DirectorSettings) -> AsyncGenerator["Director"]:
+async def connected(settings: DirectorSettings) -> AsyncGenerator["Director"]:
     """The director with its connections, which are let go afterwards."""
     if not settings.model or not settings.servers:
         raise SettingsError("A director needs --model owner/name and at least one --server URL.")
@@ -102,6 +103,7 @@ async def _director(settings: DirectorSettings) -> AsyncGenerator["Director"]:
         yield director
     finally:
         with anyio.CancelScope(shield=True):
+            await director.abandon()
             for server in director.servers.all:
                 await server.runner.aclose()
             await gatherer.aclose()
@@ -164,6 +166,11 @@ class Director:
             await self._consumer.finished()
             return
         log.warning("left claims to their leases", extra={"held": len(self.holdings)})
+
+    async def abandon(self) -> None:
+        """Let go of what a drain left, or what nobody drained, before its connections go."""
+        if self._consumer is not None:
+            await self._consumer.abandon()
 
     async def _serve_http(self, *, task_status: anyio.abc.TaskStatus[int]) -> None:
         self._inbox = Inbox("")

@@ -78,6 +78,8 @@ class Executor:
             log.exception("a claim is left to its lease", extra={"prediction": claim.id})
         finally:
             self._servers.leave(seat)
+            progress.drop()
+            outbox.drop()
 
     async def _follow(self, held: Held, progress: Progress, seat: Seat) -> Finish | GiveBack | None:
         """Start the run and follow it; what its end asks for, or None when the claim was lost."""
@@ -93,16 +95,13 @@ class Executor:
         if held.is_lost:
             return None
         if not ends:
-            ended = ABANDONED if held.stuck else FAULT
+            ended = ABANDONED if held.stuck else NEVER_BEGAN if held.unbegun else FAULT
             self._perform(held, progress, held.tracker.apply(ended, self._now()), ends)
         if held.stuck:
             self._servers.doubt(seat)
         return ends[0]
 
     async def _read(self, held: Held, progress: Progress, seat: Seat, ends: list[Finish | GiveBack]) -> None:
-        if held.tracker.stopped is not None:
-            self._perform(held, progress, held.tracker.apply(NEVER_BEGAN, self._now()), ends)
-            return
         request = RunRequest(id=held.claim.id, input=held.claim.input)
         async with aclosing(held.runner.run(request)) as events:
             async for event in events:

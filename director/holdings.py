@@ -33,6 +33,7 @@ class Held:
         self.runner = runner
         self.is_lost = False
         self.stuck = False
+        self.unbegun = False
         self._clock = clock
         self._reading: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
@@ -69,6 +70,11 @@ class Held:
             self._reading.cancel()
 
     async def _stop(self) -> None:
+        if self.tracker.began_at is None and self._reading is not None:
+            # it may wait for a slot for long, and the server cannot stop what it does not know: let go of it
+            self.unbegun = True
+            self._reading.cancel()
+            return
         until = self._clock.monotonic() + CANCEL_WAIT_S
         pauses = iter(CANCEL_AGAIN_S)
         pause = 0.0

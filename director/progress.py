@@ -60,6 +60,11 @@ class Progress:
             self._tell(self._untold, started_ms=None)
         return tuple(self._unwritten)
 
+    def drop(self) -> None:
+        """Write nothing more, not even what is under way."""
+        if self._task is not None:
+            self._task.cancel()
+
     async def run_once(self) -> Hold:
         """Write all that is unwritten. A write whose answer was lost is known by its numbers, and not written twice."""
         events, told = tuple(self._unwritten), tuple(self._untold)

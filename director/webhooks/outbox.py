@@ -71,6 +71,11 @@ class Outbox:
         if self._task is not None:
             await self._task
 
+    def drop(self) -> None:
+        """Tell nothing more, not even what is on its way."""
+        if self._task is not None:
+            self._task.cancel()
+
     async def complete(self) -> None:
         """The prediction is terminal: close, then tell so and note how it went."""
         await self.close()

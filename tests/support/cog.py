@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +32,7 @@ class CogServer(Struct, frozen=True, kw_only=True):
 
     url: str
     pid: int
+    exited: Callable[[], bool] = lambda: False
 
 
 def write_model(folder: Path, source: str, schema: Mapping[str, Any] | None = None) -> Path:
@@ -88,7 +89,9 @@ async def cog_process(
             start_new_session=True,
         )
         try:
-            server = CogServer(url=f"http://127.0.0.1:{port}", pid=process.pid)
+            server = CogServer(
+                url=f"http://127.0.0.1:{port}", pid=process.pid, exited=lambda: process.returncode is not None
+            )
             try:
                 await _wait_for_health(server.url, until, process)
             except (ChildProcessError, TimeoutError) as exc:

@@ -1,0 +1,1 @@
+"""The director on a real Valkey and real Cog servers."""

@@ -1,0 +1,133 @@
+"""One model that does whatever its input says, on real Cog servers, and somebody who asks for it."""
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from director.core.accounts import Accounts
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.policy import Policy
+from director.core.scripts import Scripts
+from tests.support.cog import cog_server, write_model
+from tests.support.live_director import Caller, Gate, Tally
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
+
+SOURCE = """
+    import os, time
+    from typing import Iterator
+    from cog import BasePredictor
+
+    def wait_for(path):
+        while path and not os.path.exists(path):
+            time.sleep(0.005)
+
+    def ignore_cancels_until(path):
+        while not os.path.exists(path):
+            try:
+                wait_for(path)
+            except BaseException:
+                pass
+
+    class Predictor(BasePredictor):
+        def predict(
+            self, text: str = "a", n: int = 3, size: int = 0, log: int = 0, width: int = 100,
+            gate: str = "", count: str = "", then: str = "",
+        ) -> Iterator[str]:
+            if count:
+                with open(count, "a") as file:
+                    file.write(".")
+            for line in range(log // width):
+                print(f"{line:0{width - 1}d}")
+            for i in range(n):
+                print("token", i)
+                yield f"{text}{i}"
+            if size:
+                yield "x" * size
+            if then == "stubborn":
+                ignore_cancels_until(gate)
+            wait_for(gate)
+            if then == "raise":
+                raise ValueError("it went wrong")
+            if then == "exit" or (then == "exit once" and os.path.getsize(count) == 1):
+                os._exit(1)
+
+    class Broken(BasePredictor):
+        def setup(self):
+            raise RuntimeError("no weights")
+
+        def predict(self, text: str = "a") -> str:
+            return ""
+"""
+INPUTS = {
+    "text": "string",
+    "n": "integer",
+    "size": "integer",
+    "log": "integer",
+    "width": "integer",
+    "gate": "string",
+    "count": "string",
+    "then": "string",
+}
+
+
+def schema(*, streams: bool) -> dict[str, Any]:
+    return {
+        "openapi": "3.0.2",
+        "info": {"title": "Cog", "version": "0.1.0"},
+        "paths": {"/predictions": {"post": {"x-cog-streaming": True} if streams else {}}},
+        "components": {
+            "schemas": {
+                "Input": {"type": "object", "properties": {name: {"type": kind} for name, kind in INPUTS.items()}},
+                "Output": {"type": "array", "items": {"type": "string"}, "x-cog-array-type": "iterator"},
+            }
+        },
+    }
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model, streamed."""
+    return write_model(tmp_path_factory.mktemp("model") / "streamed", SOURCE, schema(streams=True))
+
+
+@pytest.fixture(scope="session")
+async def cog_url(folder: Path) -> AsyncGenerator[str]:
+    """A server that outlives the tests: for those that do not end it."""
+    async with cog_server(folder) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+async def second_cog_url(folder: Path) -> AsyncGenerator[str]:
+    """Another one of the same model."""
+    async with cog_server(folder) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+async def answered_cog_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[str]:
+    """One that does not stream: progress comes by callbacks, the end by the answer."""
+    folder = write_model(tmp_path_factory.mktemp("model") / "answered", SOURCE, schema(streams=False))
+    async with cog_server(folder) as url:
+        yield url
+
+
+@pytest.fixture
+async def caller(redis: Redis, scripts: Scripts, catalog: Catalog) -> Caller:
+    """Somebody with an account, and a queue that is known before any director came."""
+    await Accounts(redis).create_token(ACCOUNT)
+    await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="", policy=Policy())
+    return Caller(redis, scripts)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path / "gate")
+
+
+@pytest.fixture
+def tally(tmp_path: Path) -> Tally:
+    return Tally(tmp_path / "tally")

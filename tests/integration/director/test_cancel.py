@@ -1,0 +1,119 @@
+"""How a run is stopped: by its caller, by its deadline, and when the first word gets lost."""
+
+from typing import Any
+
+import anyio
+import pytest
+
+from director.runners.cog import CogRunner
+from tests.support.eventually import eventually
+from tests.support.live_director import Caller, Gate, live_director
+from tests.support.scripted_cog import Exchange, answer, frame, scripted_cog, stream
+from tests.support.servers import RedisServer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+
+
+async def test_a_cancel_stops_the_run_keeps_what_it_had_and_frees_the_slot(
+    caller: Caller, server: RedisServer, cog_url: str, gate: Gate
+) -> None:
+    async with live_director(server.url, cog_url, lease_s=60):  # no heartbeat brings the news: the kick does
+        asked = await caller.submit(n=2, gate=str(gate))
+        await caller.shows(asked, output=["a0", "a1"])
+        assert await caller.cancel(asked) == "asked"
+        ended = await caller.ended(asked)
+        assert (ended["status"], ended["error"], ended["output"]) == ("canceled", None, ["a0", "a1"])
+        assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
+    await caller.nothing_is_left()
+
+
+async def test_a_cancel_whose_kick_got_lost_is_told_by_the_heartbeat(
+    caller: Caller, server: RedisServer, cog_url: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("director.heartbeat.Heartbeat._listen", lambda _: anyio.sleep_forever())
+    async with live_director(server.url, cog_url, lease_s=0.9):
+        asked = await caller.submit(n=1, gate=str(gate))
+        await caller.shows(asked, status="processing")
+        await caller.cancel(asked)
+        assert (await caller.ended(asked))["status"] == "canceled"
+
+
+async def test_a_cancel_that_the_server_did_not_hear_is_repeated(
+    caller: Caller, server: RedisServer, cog_url: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    cancel = CogRunner.cancel
+
+    async def deaf_at_first(self: CogRunner, prediction_id: str) -> bool:
+        heard.append(prediction_id)
+        return len(heard) > 2 and await cancel(self, prediction_id)
+
+    async with live_director(server.url, cog_url):
+        asked = await caller.submit(n=1, gate=str(gate))
+        await caller.shows(asked, output=["a0"])
+        monkeypatch.setattr(CogRunner, "cancel", deaf_at_first)
+        await caller.cancel(asked)
+        assert (await caller.ended(asked))["status"] == "canceled"
+    assert heard[:3] == [asked] * 3
+
+
+async def test_a_run_that_succeeds_all_the_same_is_canceled_for_its_caller(caller: Caller, server: RedisServer) -> None:
+    asked = caller.new_id()
+    canceled = anyio.Event()
+
+    async def then(exchange: Exchange) -> None:
+        await canceled.wait()
+        last = frame("completed", {"id": asked, "status": "succeeded", "output": ["all of it"]})
+        await exchange.write(b"%x\r\n%s\r\n" % (len(last), last))
+
+    async with scripted_cog() as cog, live_director(server.url, cog.url):
+        cog.on("POST", f"/predictions/{asked}/cancel", answer(404, b"{}"))
+        cog.on("PUT", f"/predictions/{asked}", stream(frame("start", {}), then=then))
+        await caller.submit(asked)
+        await caller.shows(asked, status="processing")
+        before = len(cog.asked("POST"))
+        await caller.cancel(asked)
+        await eventually(lambda: cog.asked("POST"), "it is asked to stop", until=lambda posts: len(posts) > before)
+        canceled.set()
+        assert (await caller.ended(asked))["status"] == "canceled"
+
+
+async def test_a_prediction_that_waits_is_canceled_without_a_run(
+    caller: Caller, server: RedisServer, cog_url: str, gate: Gate
+) -> None:
+    async with live_director(server.url, cog_url):
+        running = await caller.submit(n=1, gate=str(gate))
+        await caller.shows(running, status="processing")
+        waiting = await caller.submit(n=1)
+        assert await caller.cancel(waiting) == "canceled"
+        gate.open()
+        assert (await caller.ended(running))["status"] == "succeeded"
+        assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
+    ended = await caller.get(waiting)
+    assert (ended["status"], ended["started_at"]) == ("canceled", None)
+
+
+@pytest.mark.parametrize("late", ["", "aborted"])
+async def test_a_deadline_that_passes_in_the_run_cancels_it(
+    caller: Caller, server: RedisServer, cog_url: str, gate: Gate, late: str
+) -> None:
+    async with live_director(server.url, cog_url, lease_s=0.9):
+        asked = await caller.submit(n=1, gate=str(gate), lifetime_ms=1000, late=late)
+        ended = await caller.ended(asked)
+        assert (ended["status"], ended["error"]) == ("canceled", None)
+        assert ended["started_at"] is not None
+        assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
+
+
+async def test_a_deadline_that_passes_before_the_run_could_begin_ends_it_as_one_that_waited(
+    caller: Caller, server: RedisServer
+) -> None:
+    ends: list[dict[str, Any]] = []
+    async with scripted_cog() as cog, live_director(server.url, cog.url, lease_s=0.3):  # it never has a free slot
+        for late in ("", "aborted"):
+            asked = await caller.submit(lifetime_ms=300, late=late)
+            ends.append(await caller.ended(asked))
+    assert [(end["status"], end.get("code"), end["started_at"]) for end in ends] == [
+        ("failed", "deadline_exceeded", None),
+        ("aborted", None, None),
+    ]

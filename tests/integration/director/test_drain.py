@@ -1,0 +1,106 @@
+"""SIGTERM: what runs is finished or handed back, nothing new is claimed, and the process ends well."""
+
+import asyncio
+import signal
+from typing import Any
+
+import pytest
+
+from director.director import Director
+from tests.support.eventually import eventually
+from tests.support.live_director import Caller, Gate, Tally, director_process, live_director
+from tests.support.servers import RedisServer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+
+
+async def test_a_drain_finishes_what_runs_and_claims_nothing_more(
+    caller: Caller, server: RedisServer, cog_url: str, gate: Gate
+) -> None:
+    async with director_process(server.url, cog_url) as director:
+        running = await caller.submit(n=1, gate=str(gate))
+        await caller.shows(running, status="processing")
+        waiting = await caller.submit(n=1)
+        director.send(signal.SIGTERM)
+        await director.says("draining")
+        gate.open()
+        assert await director.exit_code() == 0
+        assert director.said("director ended")
+    assert (await caller.ended(running))["status"] == "succeeded"
+    record = await caller.record(waiting)
+    assert (record.status, record.claims) == ("starting", 0)
+
+
+async def test_what_cannot_finish_in_time_is_handed_back_unspent_and_run_by_another(
+    caller: Caller, server: RedisServer, cog_url: str, gate: Gate, tally: Tally
+) -> None:
+    async with director_process(server.url, cog_url, drain_s=0) as director:
+        asked = await caller.submit(n=1, gate=str(gate), count=str(tally))
+        await caller.shows(asked, output=["a0"])
+        director.send(signal.SIGTERM)
+        assert await director.exit_code() == 0
+        given_back = director.said("claim given back")
+        assert [(each["spent"], each["became"]) for each in given_back] == [(False, "waiting")]
+    handed = await caller.get(asked)
+    assert (handed["status"], handed["output"], handed["started_at"]) == ("starting", None, None)
+    assert (await caller.record(asked)).attempt == 0
+    gate.open()
+    async with live_director(server.url, cog_url):
+        assert (await caller.ended(asked))["output"] == ["a0"]
+    assert (await caller.record(asked)).attempt == 1
+    assert tally.runs == 2
+
+
+async def test_a_director_that_never_had_a_server_ends_at_once(caller: Caller, server: RedisServer) -> None:
+    async with director_process(server.url, "http://127.0.0.1:9") as director:
+        await director.says("model server is unreachable")
+        director.send(signal.SIGTERM)
+        assert await director.exit_code() == 0
+
+
+async def test_a_claim_under_way_when_the_drain_begins_still_runs(
+    caller: Caller, server: RedisServer, cog_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with live_director(server.url, cog_url) as director:
+        claimed, answered = _slow_claims(director, monkeypatch)
+        asked = await caller.submit(n=1)
+        await asyncio.wait_for(claimed.wait(), 10)
+        draining = asyncio.create_task(director.drain())
+        await eventually(lambda: director._consumer and director._consumer._stopping, "it drains")
+        answered.set()
+        await draining
+        assert (await caller.get(asked))["status"] == "succeeded"
+        assert len(director.holdings) == 0
+
+
+async def test_a_claim_that_comes_in_after_the_drains_time_is_handed_back_unstarted(
+    caller: Caller, server: RedisServer, cog_url: str, tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with live_director(server.url, cog_url, drain_s=0) as director:
+        claimed, answered = _slow_claims(director, monkeypatch)
+        asked = await caller.submit(n=1, count=str(tally))
+        await asyncio.wait_for(claimed.wait(), 10)
+        draining = asyncio.create_task(director.drain())
+        await eventually(lambda: director.holdings._stopped, "it hands back")
+        answered.set()
+        await draining
+    record = await caller.record(asked)
+    assert (record.status, record.attempt, record.holder) == ("starting", 0, director.name)
+    assert tally.runs == 0
+    assert await caller.kinds(asked) == ["created", "released"]
+
+
+def _slow_claims(director: Director, monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
+    """The first claim that brings something is answered only when the second event is set."""
+    claimed, answered = asyncio.Event(), asyncio.Event()
+    claim = director._scripts.claim
+
+    async def slow(*args: Any, **options: Any) -> Any:
+        claims = await claim(*args, **options)
+        if claims and not claimed.is_set():
+            claimed.set()
+            await answered.wait()
+        return claims
+
+    monkeypatch.setattr(director._scripts, "claim", slow)
+    return claimed, answered

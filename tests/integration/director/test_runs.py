@@ -1,0 +1,307 @@
+"""What becomes of a prediction, by what the model does with it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from redis.asyncio import Redis
+
+from director import holdings
+from director.core.catalog import Catalog
+from director.core.errors import BackendUnavailable
+from tests.support.cog import cog_server
+from tests.support.eventually import eventually
+from tests.support.live_director import Caller, Gate, Tally, keeping, live_director, supervised_cog
+from tests.support.queue_driver import MODEL, VERSION
+from tests.support.scripted_cog import Exchange, Script, answer, frame, scripted_cog, stream
+from tests.support.servers import RedisServer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+
+
+async def test_output_is_seen_while_it_runs_and_the_end_has_all_of_it(
+    caller: Caller, server: RedisServer, cog_url: str, gate: Gate
+) -> None:
+    async with live_director(server.url, cog_url):
+        asked = await caller.submit(n=3, gate=str(gate))
+        running = await caller.shows(asked, output=["a0", "a1", "a2"], logs="token 0\ntoken 1\ntoken 2\n")
+        assert running["status"] == "processing"
+        assert running["started_at"] is not None
+        gate.open()
+        ended = await caller.ended(asked)
+    assert ended["status"] == "succeeded"
+    assert ended["output"] == ["a0", "a1", "a2"]
+    assert ended["logs"] == "token 0\ntoken 1\ntoken 2\n"
+    assert ended["error"] is None
+    assert ended["started_at"] == running["started_at"]
+    assert set(ended["metrics"]) >= {"predict_time", "total_time"}
+    await caller.nothing_is_left()
+
+
+async def test_progress_is_seen_also_of_a_server_that_does_not_stream(
+    caller: Caller, server: RedisServer, answered_cog_url: str, gate: Gate
+) -> None:
+    async with live_director(server.url, answered_cog_url):
+        asked = await caller.submit(n=2, gate=str(gate))
+        await caller.shows(asked, status="processing", output=["a0", "a1"])
+        gate.open()
+        assert (await caller.ended(asked))["output"] == ["a0", "a1"]
+
+
+async def test_the_events_of_a_run_are_in_order(caller: Caller, server: RedisServer, cog_url: str) -> None:
+    async with live_director(server.url, cog_url):
+        asked = await caller.submit(n=2)
+        await caller.ended(asked)
+        first, second, *progress, last = await caller.kinds(asked)
+    assert (first, second, last) == ("created", "started", "completed")
+    assert [kind for kind in progress if kind == "output"] == ["output", "output"]
+
+
+async def test_a_model_that_raises_fails_with_its_error_and_what_it_had(
+    caller: Caller, server: RedisServer, cog_url: str, answered_cog_url: str
+) -> None:
+    for url in (cog_url, answered_cog_url):
+        async with live_director(server.url, url):
+            ended = await caller.ended(await caller.submit(n=2, then="raise"))
+        assert (ended["status"], ended["code"]) == ("failed", "model_failed")
+        assert ended["error"].endswith("it went wrong")
+        assert (ended["output"], ended["logs"]) == (["a0", "a1"], "token 0\ntoken 1\n")
+    assert await caller.dead() == []
+
+
+@pytest.mark.parametrize("then", ["", "raise"])
+async def test_a_megabyte_of_logs_is_kept_whole(
+    caller: Caller, server: RedisServer, cog_url: str, answered_cog_url: str, then: str
+) -> None:
+    # lines are long where they are streamed: Cog drops what is not read in time
+    for url, width in ((cog_url, 2_000), (answered_cog_url, 100)):
+        async with live_director(server.url, url):
+            ended = await caller.ended(await caller.submit(n=0, log=1_000_000, width=width, then=then))
+        assert ended["status"] == ("failed" if then else "succeeded")
+        assert ended["logs"] == "".join(f"{line:0{width - 1}d}\n" for line in range(1_000_000 // width))
+
+
+async def test_of_ten_megabytes_of_logs_the_end_is_kept(caller: Caller, server: RedisServer, cog_url: str) -> None:
+    async with live_director(server.url, cog_url):
+        ended = await caller.ended(await caller.submit(n=0, log=10_000_000, width=20_000))
+    first, *rest = ended["logs"].splitlines()
+    assert ended["status"] == "succeeded"
+    assert first == "… earlier lines were dropped …"
+    assert rest[-1] == f"{499:019999d}"
+    assert (2 << 20) - 20_000 < sum(len(line) + 1 for line in rest) <= 2 << 20
+
+
+@pytest.mark.parametrize(("size", "code"), [((8 << 20) - 4, None), ((8 << 20) - 3, "output_too_large")])
+async def test_an_output_of_eight_mebibytes_is_the_largest_that_is_kept(
+    caller: Caller, server: RedisServer, cog_url: str, size: int, code: str | None
+) -> None:
+    async with live_director(server.url, cog_url):
+        ended = await caller.ended(await caller.submit(n=0, size=size))
+        assert ended.get("code") == code
+        assert ended["status"] == ("failed" if code else "succeeded")
+        assert ended["output"] == (None if code else ["x" * size])
+        assert bool(ended["error"]) == bool(code)
+        assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"  # the slot is free again
+
+
+async def test_a_run_that_hangs_times_out_and_leaves_its_slot(
+    caller: Caller, server: RedisServer, cog_url: str, gate: Gate
+) -> None:
+    async with live_director(server.url, cog_url, run_limit_s=0.3):
+        ended = await caller.ended(await caller.submit(n=1, gate=str(gate)))
+        assert (ended["status"], ended["code"]) == ("failed", "timed_out")
+        assert ended["error"] == "Prediction timed out"
+        assert ended["output"] == ["a0"]
+        assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
+
+
+async def test_a_run_that_cannot_be_stopped_is_ended_all_the_same_and_its_server_anew(
+    caller: Caller, server: RedisServer, folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holdings, "CANCEL_WAIT_S", 0.5)
+    async with supervised_cog(folder) as cog, live_director(server.url, cog.url, run_limit_s=0.3):
+        ended = await caller.ended(await caller.submit(n=1, gate=str(gate), then="stubborn"))
+        assert (ended["status"], ended["error"]) == ("failed", "Prediction timed out")
+        waiting = await caller.submit(n=1)
+        gate.open()  # only now can the server end, as it was asked to
+        assert (await caller.ended(waiting))["status"] == "succeeded"
+        assert cog.starts == 2
+
+
+async def test_a_model_that_kills_its_server_uses_up_its_attempts_and_others_go_on(
+    caller: Caller, server: RedisServer, redis: Redis, folder: Path, tally: Tally
+) -> None:
+    async with supervised_cog(folder) as cog, live_director(server.url, cog.url, attempts=2):
+        poison = await caller.submit(n=1, count=str(tally), then="exit")
+        async with keeping(redis, server.url, lease_s=15):
+            ended = await caller.ended(poison)
+            assert (ended["status"], ended["code"]) == ("failed", "server_lost")
+            assert ended["error"].startswith("The model server died while it ran, and no attempt is left.")
+            assert tally.runs == 2
+            assert await caller.dead() == [poison]
+            assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
+            assert cog.starts == 3
+
+
+async def test_one_death_of_the_server_costs_an_attempt_and_no_prediction(
+    caller: Caller, server: RedisServer, redis: Redis, folder: Path, tally: Tally
+) -> None:
+    async with supervised_cog(folder) as cog, live_director(server.url, cog.url):
+        asked = await caller.submit(n=2, count=str(tally), then="exit once")
+        async with keeping(redis, server.url, lease_s=15):
+            ended = await caller.ended(asked)
+        assert (ended["status"], ended["output"], ended["logs"]) == ("succeeded", ["a0", "a1"], "token 0\ntoken 1\n")
+        assert (await caller.record(asked)).attempt == 2
+        assert "retried" in await caller.kinds(asked)
+        assert cog.starts == 2
+
+
+async def test_a_model_whose_setup_fails_gets_no_prediction(caller: Caller, server: RedisServer, folder: Path) -> None:
+    asked = await caller.submit()
+    async with (
+        cog_server(folder, stub="predict.py:Broken", until="SETUP_FAILED") as url,
+        live_director(server.url, url) as director,
+    ):
+        missing = await eventually(
+            director.health.missing, "it says why", until=lambda missing: "no weights" in missing.get("model", "")
+        )
+        assert missing["model"].startswith("setup_failed: ")
+    record = await caller.record(asked)
+    assert (record.status, record.claims) == ("starting", 0)
+    async with live_director(server.url, url):  # nobody is there at all
+        assert (await caller.record(asked)).claims == 0
+
+
+async def test_wrong_input_that_slipped_past_fails_without_a_start(
+    caller: Caller, server: RedisServer, cog_url: str
+) -> None:
+    async with live_director(server.url, cog_url):
+        asked = await caller.submit(n="three")
+        ended = await caller.ended(asked)
+    assert (ended["status"], ended["code"]) == ("failed", "invalid_input")
+    assert ended["error"] == 'n: "three" is not of type "integer"'
+    assert ended["started_at"] is None
+    assert await caller.kinds(asked) == ["created", "completed"]
+
+
+async def test_the_model_is_in_the_catalogue_with_its_schema_and_its_server(
+    caller: Caller, server: RedisServer, cog_url: str, catalog: Catalog
+) -> None:
+    async with live_director(server.url, cog_url) as director:
+        await eventually(lambda: director.servers.any_ready(), "the server is ready")
+    version = await catalog.version(MODEL, VERSION)
+    assert version is not None
+    assert "Input" in json.loads(bytes(version.schema))["components"]["schemas"]
+    assert version.server.startswith("coglet ")
+
+
+# ---- slots ----
+
+
+async def test_two_servers_share_the_work_and_neither_gets_more_than_its_slots(
+    caller: Caller, server: RedisServer, cog_url: str, second_cog_url: str, gate: Gate
+) -> None:
+    async with live_director(server.url, cog_url, second_cog_url) as director:
+        await eventually(lambda: all(each.can_run for each in director.servers.all), "both servers are ready")
+        asked = [await caller.submit(n=1, gate=str(gate)) for _ in range(3)]
+        await eventually(lambda: _running(caller, asked), "two of them run", until=lambda running: running == 2)
+        assert [each.busy for each in director.servers.all] == [1, 1]
+        assert (await caller.scripts.stats(caller.queue)).waiting == 1  # what cannot run is not claimed
+        gate.open()
+        assert {(await caller.ended(each))["status"] for each in asked} == {"succeeded"}
+        await eventually(lambda: director.servers.busy, "every seat is left", until=lambda busy: busy == 0)
+
+
+async def test_the_least_busy_server_is_next_and_slots_are_never_exceeded(caller: Caller, server: RedisServer) -> None:
+    opened = anyio.Event()
+    async with scripted_cog() as first, scripted_cog() as second:
+        asked = [caller.new_id() for _ in range(9)]
+        most = {first: 0, second: 0}
+        running = {first: 0, second: 0}
+        for cog in (first, second):
+            for each in asked:
+                cog.on("POST", f"/predictions/{each}/cancel", answer(404, b"{}"))
+                cog.on("PUT", f"/predictions/{each}", _held(each, opened, cog, running, most))
+        async with live_director(server.url, first.url, second.url, concurrent_predictions=3) as director:
+            await eventually(lambda: all(each.can_run for each in director.servers.all), "both servers are ready")
+            for number, each in enumerate(asked):
+                await caller.submit(each)
+                if number < 6:
+                    await eventually(lambda: sum(running.values()), "it runs", until=(number + 1).__le__)
+                    assert abs(running[first] - running[second]) <= 1
+            opened.set()
+            for each in asked:
+                assert (await caller.ended(each))["status"] == "succeeded"
+    assert most == {first: 3, second: 3}
+
+
+def _held(prediction_id: str, opened: anyio.Event, cog: Any, running: dict[Any, int], most: dict[Any, int]) -> Script:
+    """A run that lasts until `opened`, and is counted."""
+    done = {"id": prediction_id, "status": "succeeded", "output": ["x"]}
+
+    async def hold(_: Exchange) -> None:
+        running[cog] += 1
+        most[cog] = max(most[cog], running[cog])
+        await opened.wait()
+        running[cog] -= 1
+
+    async def act(exchange: Exchange) -> None:
+        async def then(exchange: Exchange) -> None:
+            await hold(exchange)
+            last = frame("completed", done)
+            await exchange.write(b"%x\r\n%s\r\n" % (len(last), last))
+
+        await stream(frame("start", {}), then=then).act(exchange)
+
+    return Script(act)
+
+
+async def _running(caller: Caller, asked: list[Any]) -> int:
+    return [await caller.status(each) for each in asked].count("processing")
+
+
+# ---- answers of Redis that get lost ----
+
+
+async def test_a_claim_whose_answer_was_lost_is_answered_again_and_nothing_twice(
+    caller: Caller, server: RedisServer, cog_url: str, tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nonces: list[str] = []
+    async with live_director(server.url, cog_url) as director:
+        claim = director._scripts.claim
+
+        async def lossy(*args: Any, **options: Any) -> Any:
+            claims = await claim(*args, **options)
+            nonces.append(options["nonce"])
+            if claims and len(set(nonces)) == len(nonces):
+                raise BackendUnavailable("the answer was lost")
+            return claims
+
+        monkeypatch.setattr(director._scripts, "claim", lossy)
+        asked = await caller.submit(n=1, count=str(tally))
+        assert (await caller.ended(asked))["status"] == "succeeded"
+    assert len(set(nonces)) < len(nonces)
+    assert tally.runs == 1
+    assert (await caller.record(asked)).attempt == 1
+
+
+async def test_a_finish_whose_answer_was_lost_is_asked_again_and_told_once(
+    caller: Caller, server: RedisServer, cog_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[bool] = []
+    async with live_director(server.url, cog_url) as director:
+        finish = director._scripts.finish
+
+        async def lossy(*args: Any, **options: Any) -> Any:
+            answers.append(await finish(*args, **options))
+            if len(answers) == 1:
+                raise BackendUnavailable("the answer was lost")
+            return answers[-1]
+
+        monkeypatch.setattr(director._scripts, "finish", lossy)
+        asked = await caller.submit(n=1)
+        assert (await caller.ended(asked))["status"] == "succeeded"
+        await eventually(lambda: answers, "it asked again", until=[True, True].__eq__)
+    assert (await caller.kinds(asked)).count("completed") == 1

@@ -1,0 +1,264 @@
+"""A director at work in a test: inside it, or as a process that can be killed, beside who asks and who restarts.
+
+Never stands in for a room: the director, its Redis and its model servers are those of the product.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import msgspec
+from anyio.abc import Process
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.clock import SystemClock
+from director.core.gatherer import Gatherer
+from director.core.ids import PredictionId, QueueName, new_prediction_id, queue_name
+from director.core.schema import Record
+from director.core.scripts import Scripts
+from director.core.settings import DirectorSettings, KeeperSettings
+from director.core.shards import shard
+from director.core.view import view
+from director.director import Director, connected
+from director.keeper.keeper import Keeper
+from director.webhooks.addresses import AllowList
+from director.webhooks.sender import Sender
+from tests.support.cog import CogServer, cog_process, free_port
+from tests.support.eventually import eventually
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
+
+__all__ = (
+    "Caller",
+    "DirectorProcess",
+    "Gate",
+    "Supervised",
+    "Tally",
+    "director_process",
+    "keeping",
+    "live_director",
+    "settings_for",
+    "supervised_cog",
+)
+
+TERMINAL: Final = ("succeeded", "failed", "canceled", "aborted")
+URL: Final = "http://api.test"
+
+
+class Gate:
+    """A file that a run waits for. `str` of it is the model's input."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __str__(self) -> str:
+        return str(self._path)
+
+    def open(self) -> None:
+        """Let the run go on."""
+        self._path.touch()
+
+
+class Tally(Gate):
+    """A file in which the model leaves a dot for each run."""
+
+    @property
+    def runs(self) -> int:
+        """How often the model was run."""
+        return len(self._path.read_text()) if self._path.exists() else 0
+
+
+class Caller:
+    """Who asks for predictions, as the API would for them."""
+
+    def __init__(self, redis: Any, scripts: Scripts) -> None:
+        self.redis = redis  # Any: its types say str or bytes, and ours answers in bytes
+        self.scripts = scripts
+        self.queue: QueueName = queue_name(MODEL, VERSION)
+
+    def new_id(self) -> PredictionId:
+        return new_prediction_id(model=MODEL, now_ms=SystemClock().now_ms())
+
+    async def submit(self, prediction_id: PredictionId | None = None, **asked: Any) -> PredictionId:
+        """Ask for one prediction. What is not an option of the queue is input."""
+        known = ("webhook", "events", "lifetime_ms", "late", "start_by_ms", "lane")
+        options = {name: asked.pop(name) for name in known if name in asked}
+        accepted = await self.scripts.enqueue(
+            prediction_id or self.new_id(),
+            queue=self.queue,
+            account=ACCOUNT,
+            model=MODEL,
+            version=VERSION,
+            shard=shard(ACCOUNT, streams=16, size=2),
+            input=msgspec.json.encode(asked),
+            url=URL,
+            **options,
+        )
+        return accepted.id
+
+    async def cancel(self, prediction_id: PredictionId) -> str:
+        return await self.scripts.cancel(prediction_id, account=ACCOUNT)
+
+    async def get(self, prediction_id: PredictionId) -> dict[str, Any]:
+        """What GET answers."""
+        stored = await self.scripts.get(prediction_id)
+        assert stored is not None
+        shown: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(view(stored)))
+        return shown
+
+    async def record(self, prediction_id: PredictionId) -> Record:
+        stored = await self.scripts.get(prediction_id)
+        assert stored is not None
+        return stored.record
+
+    async def kinds(self, prediction_id: PredictionId) -> list[str]:
+        """What its events tell, in order."""
+        entries = await self.redis.lrange(keys.events(prediction_id), 0, -1)
+        return [entry.decode().partition(" ")[0] for entry in entries]
+
+    async def ended(self, prediction_id: PredictionId) -> dict[str, Any]:
+        """The prediction, once it is terminal, with what its events must be then."""
+        # not by GET: it reads every event of a run, and the director that is waited for shares this loop
+        await eventually(
+            lambda: self.status(prediction_id), f"{prediction_id} ended", until=lambda status: status in TERMINAL
+        )
+        kinds = await self.kinds(prediction_id)
+        assert (kinds[0], kinds[-1], kinds.count("completed")) == ("created", "completed", 1)
+        return await self.get(prediction_id)
+
+    async def status(self, prediction_id: PredictionId) -> str:
+        """Its status alone."""
+        return (await self.redis.hget(keys.record(prediction_id), "status") or b"").decode()
+
+    async def shows(self, prediction_id: PredictionId, **fields: Any) -> dict[str, Any]:
+        """The prediction, once GET shows these fields so."""
+        return await eventually(
+            lambda: self.get(prediction_id),
+            f"{prediction_id} shows {fields}",
+            until=lambda shown: {name: shown[name] for name in fields} == fields,
+        )
+
+    async def dead(self) -> list[str]:
+        return [name.decode() for name in await self.redis.zrange(keys.dead(self.queue), 0, -1)]
+
+    async def nothing_is_left(self) -> None:
+        """No entry, lease or live prediction remains, and nothing is pending."""
+        stats = await self.scripts.stats(self.queue)
+        assert (stats.waiting, stats.claimed, stats.delayed, stats.live) == (0, 0, 0, 0)
+
+
+def settings_for(redis_url: str, servers: Sequence[str], **given: Any) -> DirectorSettings:
+    """As shipped, but for what `given` says."""
+    given = {"model": MODEL, "version": VERSION, **given}
+    return DirectorSettings(redis_url=redis_url, servers=tuple(servers), **given)
+
+
+@asynccontextmanager
+async def live_director(redis_url: str, *servers: str, **given: Any) -> AsyncGenerator[Director]:
+    """A director in this process, ended without a drain. It may not have seen its servers yet."""
+    async with (
+        connected(settings_for(redis_url, servers, **given)) as director,
+        anyio.create_task_group() as tasks,
+    ):
+        listens = anyio.Event()
+        tasks.start_soon(director.direct, lambda _: listens.set())
+        await listens.wait()
+        yield director
+        tasks.cancel_scope.cancel()
+
+
+class DirectorProcess:
+    """`python -m director run`, with what it logs."""
+
+    def __init__(self, process: Process, log: Path) -> None:
+        self.process = process
+        self._log = log
+
+    def said(self, message: str) -> list[dict[str, Any]]:
+        """The lines with this message so far."""
+        lines = [json.loads(line) for line in self._log.read_text().splitlines(keepends=True) if line.endswith("}\n")]
+        return [line for line in lines if line["message"] == message]
+
+    async def says(self, message: str) -> dict[str, Any]:
+        """Wait for a line with this message."""
+        said = await eventually(lambda: self.said(message), f"the director says {message!r}")
+        return said[-1]
+
+    def send(self, signal_number: int) -> None:
+        os.kill(self.process.pid, signal_number)
+
+    async def exit_code(self) -> int:
+        with anyio.fail_after(30):
+            return await self.process.wait()
+
+
+@asynccontextmanager
+async def director_process(redis_url: str, *servers: str, **given: Any) -> AsyncGenerator[DirectorProcess]:
+    """A process of its own, killed with the block if it is still there."""
+    variables = {"model": MODEL, "version": VERSION, "redis_url": redis_url, "servers": ",".join(servers), **given}
+    env = {f"DIRECTOR_{name.upper()}": str(value) for name, value in variables.items()}
+    with tempfile.NamedTemporaryFile(prefix="dr-log-") as log:
+        process = await anyio.open_process(
+            [sys.executable, "-m", "director", "run"],
+            env=dict(os.environ) | env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+        )
+        try:
+            yield DirectorProcess(process, Path(log.name))
+        finally:
+            with anyio.CancelScope(shield=True):
+                if process.returncode is None:
+                    process.kill()
+                await process.aclose()
+
+
+@asynccontextmanager
+async def keeping(redis: Redis, url: str, *, lease_s: float) -> AsyncGenerator[None]:
+    """The keeper's roles, beside the test."""
+    gatherer, sender = Gatherer(redis), Sender(AllowList.parse("loopback"))
+    keeper = Keeper(KeeperSettings(redis_url=url, lease_s=lease_s), gatherer, sender, SystemClock())
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(keeper.keep)
+        yield
+        tasks.cancel_scope.cancel()
+    await gatherer.aclose()
+    await sender.aclose()
+
+
+class Supervised:
+    """A Cog server that somebody starts again whenever it ended. `starts` counts."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.starts = 0
+        self.server: CogServer | None = None
+
+
+@asynccontextmanager
+async def supervised_cog(folder: Path, **options: Any) -> AsyncGenerator[Supervised]:
+    """Serve the model in `folder` on one port, through as many starts as it takes."""
+    port = free_port()
+    supervised = Supervised(f"http://127.0.0.1:{port}")
+
+    async def supervise(*, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        while True:
+            async with cog_process(folder, port=port, **options) as server:
+                supervised.server = server
+                supervised.starts += 1
+                if supervised.starts == 1:
+                    task_status.started()
+                await eventually(server.exited, "Cog ended", limit_s=600)
+
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(supervise)
+        yield supervised
+        tasks.cancel_scope.cancel()
