@@ -3,6 +3,18 @@
 Each party writes a file of its own (`client.jsonl`, `cog-0.jsonl`, `sink.jsonl`, `nemesis.jsonl`, `queue.jsonl`) and
 flushes every line, so that a killed process leaves all but its last thought. Times are milliseconds of the one clock of
 this machine. Nothing here is written by the code under test.
+
+What the checker counts on:
+
+- client: the tries of one key follow each other, each after the answer to the one before. Another body under a key that
+  was used is another `plan`.
+- a model server: `CogStarted` is down before the run shows anything, `CogEnded` before its answer leaves. Every item of
+  an output is `{"run": <run>, "i": <n>}`, so that a write shows which run it comes from. A run that takes its server
+  with it says `crashed` first.
+- nemesis: a process is named by its part and number (`director-0`, `cog-0`, `api-0`), a link by its two ends
+  (`director-0:redis`); whatever makes Redis slow or unreachable has `redis` in its target. Kinds that end a process begin
+  with `kill` or `crash`, those that freeze it with `stop`. A fault ends when what it hit works again: after a kill, when
+  the next process is ready. `pid` is the process that was hit.
 """
 
 import time
@@ -94,6 +106,7 @@ class Fault(Struct, frozen=True, kw_only=True, tag="fault"):
     target: str
     phase: Literal["begin", "end"]
     detail: str = ""
+    pid: int = 0
 
 
 class Healed(Struct, frozen=True, kw_only=True, tag="healed"):
@@ -103,12 +116,17 @@ class Healed(Struct, frozen=True, kw_only=True, tag="healed"):
 
 
 class Final(Struct, frozen=True, kw_only=True, tag="final"):
-    """queue: a prediction as Redis has it once all is at rest: its record, and its events as (kind, at, data)."""
+    """queue: a prediction as Redis has it once all is at rest: its record, its events as (kind, at, data), its output.
+
+    Every prediction that the accounts' lists name, and every one that the client was told of; `record` is empty where
+    there is none. Written by rest.py.
+    """
 
     at: int
     id: str
     record: dict[str, str]
     events: list[tuple[str, int, str]]
+    output: str = ""
 
 
 Line = Sent | Answered | CogStarted | CogEnded | Delivered | Fault | Healed | Final
