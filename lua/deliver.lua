@@ -7,13 +7,15 @@
 --   ARGV[1]  id
 --   ARGV[2]  delay_ms  until the next attempt; '' when there is none: it arrived, or is given up
 --   ARGV[3]  outcome   delivered, failed, refused, gone or given_up: kept in the record as `told`
---   ARGV[4]  now_ms    '' for the server's clock
+--   ARGV[4]  revivals  of the record that was told of: another number, and another end is owed by now
+--   ARGV[5]  now_ms    '' for the server's clock
 --   Returns  1  noted
---            0  it was not owed any more: nothing was written
+--            0  that end is not owed any more: nothing was written
 
-local id, delay_ms, outcome, now = ARGV[1], ARGV[2], ARGV[3], clock(ARGV[4])
+local id, delay_ms, outcome, revivals, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4], clock(ARGV[5])
 
 if not redis.call('ZSCORE', KEYS[2], id) then return 0 end
+if (redis.call('HGET', KEYS[1], 'revivals') or '0') ~= revivals then return 0 end
 
 if delay_ms == '' then
   redis.call('ZREM', KEYS[2], id)

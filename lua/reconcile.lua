@@ -10,7 +10,8 @@
 --   ARGV[5]  now_ms   '' for the server's clock
 --   Returns  {next, id, repair, …}
 --            next    rank that the next slice starts from, 0 after the last one
---            repair  'forgotten' (no record, or a terminal one), 'leased' or 'placed'
+--            repair  'forgotten' (no record, or a terminal one), 'leased', 'offered' (no claim would have looked into
+--                    its stream) or 'placed'
 
 local live, queue, from, count, lease_ms = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local now = clock(ARGV[5])
@@ -50,8 +51,9 @@ local function repair(id)
   end
   if r.mid == '' and redis.call('ZSCORE', queue_key(queue, 'delayed'), id) then return nil end
   if r.mid ~= '' and is_waiting(r) then
+    if bit.band(mask_of(queue, r.lane), bit.lshift(1, r.stream)) ~= 0 then return nil end
     offer(queue, r.lane, r.stream)
-    return nil
+    return 'offered'
   end
   unplace(r)
   local stream, mid = place(id, r)

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- retire: forget one director that has been silent for long, once nothing is pending for it in any stream.
+-- retire: forget one director that has been silent for long and has nothing pending in any stream.
 -- Uses lib/keys
 --
 --   KEYS[1]  directors  zset  {p}:q:<queue>:directors
@@ -9,26 +9,32 @@
 --   Returns  the consumer that is forgotten, '' when there is none
 
 local directors, queue, silent_ms, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
+local LOOKED_AT = 8 -- the longest silent; what is pending for one is taken back before long, so none stands in the way
 
-local consumer = redis.call('ZRANGEBYSCORE', directors, '-inf', now - silent_ms, 'LIMIT', 0, 1)[1]
-if not consumer then return '' end
-local streams = {}
-for _, lane in ipairs({ 'high', 'normal', 'low' }) do
-  for number = 0, redis.call('HGET', queue_key(queue, 'meta'), 'read') - 1 do
-    local stream = stream_key(queue, lane, number)
-    local pending = redis.pcall('XPENDING', stream, GROUP, '-', '+', 1, consumer)
-    if not pending.err then -- there is such a stream, and a group
-      -- DELCONSUMER would drop what is pending: it would never be delivered again
-      if #pending > 0 then
-        redis.call('ZADD', directors, now, consumer) -- look again later, at others first
-        return ''
+-- The streams that may know this consumer; nil while one of them has an entry pending for it.
+local function streams_without_pending(consumer)
+  local streams = {}
+  for _, lane in ipairs({ 'high', 'normal', 'low' }) do
+    for number = 0, redis.call('HGET', queue_key(queue, 'meta'), 'read') - 1 do
+      local stream = stream_key(queue, lane, number)
+      local pending = redis.pcall('XPENDING', stream, GROUP, '-', '+', 1, consumer)
+      if not pending.err then -- there is such a stream, and a group
+        if #pending > 0 then return nil end
+        streams[#streams + 1] = stream
       end
-      streams[#streams + 1] = stream
     end
   end
+  return streams
 end
 
-for _, stream in ipairs(streams) do redis.call('XGROUP', 'DELCONSUMER', stream, GROUP, consumer) end
-redis.call('ZREM', directors, consumer)
-redis.call('HDEL', queue_key(queue, 'last'), consumer)
-return consumer
+for _, consumer in ipairs(redis.call('ZRANGEBYSCORE', directors, '-inf', now - silent_ms, 'LIMIT', 0, LOOKED_AT)) do
+  local streams = streams_without_pending(consumer)
+  if streams then
+    -- DELCONSUMER drops what is pending, which would never be delivered again: hence the look before
+    for _, stream in ipairs(streams) do redis.call('XGROUP', 'DELCONSUMER', stream, GROUP, consumer) end
+    redis.call('ZREM', directors, consumer)
+    redis.call('HDEL', queue_key(queue, 'last'), consumer)
+    return consumer
+  end
+end
+return ''

@@ -60,6 +60,7 @@ class Record(Struct, frozen=True, kw_only=True):
     metrics: str = ""
     told: str = ""
     tellings: int = 0
+    revivals: int = 0
 
     @property
     def is_terminal(self) -> bool:

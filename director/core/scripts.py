@@ -28,8 +28,9 @@ Hold = Literal["held", "lost", "user", "deadline"]
 
 Canceled = Literal["canceled", "asked", "over", "unknown"]
 Requeued = Literal["waiting", "delayed", "dead", "canceled", "late", "gone", "lost"]
-Repair = Literal["forgotten", "leased", "placed"]
-"""What reconcile did: dropped an id that has ended or has no record; gave a claim its lease; put it in a stream."""
+Repair = Literal["forgotten", "leased", "offered", "placed"]
+"""What reconcile did: dropped an id that has ended or has no record; gave a claim its lease; made claims look into the
+stream where it stands; put it in a stream."""
 
 MOST_CLAIMS = 20
 IDEMPOTENCY_TTL_MS = 24 * 3600 * 1000
@@ -365,10 +366,15 @@ class Scripts:
         *,
         outcome: str,
         delay_s: float | None,
+        revivals: int = 0,
         now_ms: int | None = None,
     ) -> bool:
-        """Note how a terminal webhook's attempt went; no `delay_s`: there will be no other."""
-        args: list[Arg] = [prediction_id, "" if delay_s is None else _ms(delay_s), outcome, _now(now_ms)]
+        """Note how a terminal webhook's attempt went; no `delay_s`: there will be no other.
+
+        `revivals` of the record that was told of: what a later end owes is not settled by an earlier one's answer.
+        """
+        delay_ms: Arg = "" if delay_s is None else _ms(delay_s)
+        args: list[Arg] = [prediction_id, delay_ms, outcome, revivals, _now(now_ms)]
         owed = keys.owed(partition_of(prediction_id))
         return bool(await self._call("deliver", [keys.record(prediction_id), owed], args))
 

@@ -12,7 +12,7 @@ from director.core.schema import Event, Prediction, Stored, Urls
 __all__ = ("fold", "iso", "joined", "view")
 
 NOTHING: Final = Raw(b"{}")
-RESTARTS: Final = frozenset({"retried", "released"})
+RESTARTS: Final = frozenset({"retried", "released", "revived"})
 
 
 def view(stored: Stored) -> Prediction:

@@ -112,7 +112,7 @@ class Outbox:
         secrets = await self._post.accounts.webhook_secrets(self._record.account)
         delivery = await self._post.sender.send(
             self._record.webhook,
-            message_id=message_id(self._record.id, event),
+            message_id=message_id(self._record.id, event, revivals=self._record.revivals),
             body=body(stored),
             secrets=secrets,
             now_s=self._post.clock.now_ms() // 1000,

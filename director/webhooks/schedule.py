@@ -8,7 +8,7 @@ from director.webhooks.sender import Delivery
 
 __all__ = ("SCHEDULE_S", "Noted", "Outcome", "noted")
 
-Outcome = Literal["delivered", "failed", "gone", "refused", "given_up"]
+Outcome = Literal["delivered", "failed", "gone", "refused", "given_up", "revived"]
 
 MINUTE: Final = 60.0
 HOUR: Final = 60 * MINUTE

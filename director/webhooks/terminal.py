@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 # The record outlives what it owes; where an operator removed it, there is nothing left to say.
 REMOVED: Final = Noted("given_up")
+# An operator was quicker: that end is owed no more, and the next one is not here yet.
+REVIVED: Final = Noted("revived")
 
 
 class TerminalWebhooks:
@@ -42,13 +44,18 @@ class TerminalWebhooks:
         """
         stored = await self._scripts.get(prediction_id)
         if stored is None:
-            result = REMOVED
-        else:
-            delivery = await self._send(stored)
-            jitter = random.random()  # noqa: S311 - spreads retries, guards nothing
-            result = noted(delivery, tellings=stored.record.tellings, jitter=jitter)
-            _report(stored.record, delivery, result)
-        await self._scripts.deliver(prediction_id, outcome=result.outcome, delay_s=result.delay_s)
+            return await self._note(prediction_id, REMOVED)
+        record = stored.record
+        if not record.is_terminal:
+            return REVIVED
+        delivery = await self._send(stored)
+        jitter = random.random()  # noqa: S311 - spreads retries, guards nothing
+        result = noted(delivery, tellings=record.tellings, jitter=jitter)
+        _report(record, delivery, result)
+        return await self._note(prediction_id, result, revivals=record.revivals)
+
+    async def _note(self, prediction_id: PredictionId, result: Noted, *, revivals: int = 0) -> Noted:
+        await self._scripts.deliver(prediction_id, outcome=result.outcome, delay_s=result.delay_s, revivals=revivals)
         return result
 
     async def _send(self, stored: Stored) -> Delivery:
@@ -57,7 +64,7 @@ class TerminalWebhooks:
         try:
             return await self._sender.send(
                 record.webhook,
-                message_id=message_id(record.id, WebhookEvent.COMPLETED),
+                message_id=message_id(record.id, WebhookEvent.COMPLETED, revivals=record.revivals),
                 body=body(stored),
                 secrets=secrets,
                 now_s=self._clock.now_ms() / 1000,

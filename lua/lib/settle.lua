@@ -60,5 +60,7 @@ local function bury(id, r, end_, now)
   local ttl = redis.call('HGET', queue_key(r.queue, 'meta'), 'record_ttl_ms')
   redis.call('PEXPIRE', input_key(id), ttl)
   redis.call('PEXPIRE', events_key(id), ttl)
+  -- those whose record is gone by now: nobody can revive them, and the list must not grow for ever
+  redis.call('ZREMRANGEBYSCORE', queue_key(r.queue, 'dead'), '-inf', now - ttl)
   redis.call('ZADD', queue_key(r.queue, 'dead'), now, id)
 end

@@ -12,6 +12,7 @@ import redis as blocking
 from redis import exceptions
 from redis.asyncio import Redis
 
+from director.core import keys
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
 from director.core.gatherer import Arg, Gatherer
@@ -105,6 +106,29 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     owed = await scripts.due(partition, limit=9, hold_s=30, now_ms=driver.now_ms)
     assert finished.id in owed
     assert await scripts.deliver(finished.id, outcome="delivered", delay_s=None)
+
+    await driver.pause()
+    await driver.pause(paused=False)
+    died = await driver.submit(lane="high")
+    for _ in range(3):
+        await driver.release(await driver.claim_one(consumer="gone"), spent=True)
+    assert await scripts.revive(died, now_ms=driver.now_ms)
+    for _ in range(3):
+        await driver.release(await driver.claim_one(consumer="gone"), spent=True)
+    assert await scripts.drop(died, queue)
+    driver.pass_time(3600)
+    await driver.extend(consumer="d1")
+    await redis.zadd(keys.directors(queue), {"gone": 0})
+    assert await scripts.retire(queue, silent_s=3600, now_ms=driver.now_ms) == "gone"
+    waits = await driver.submit(lane="low", streams=[0])
+    await redis.delete(keys.stream(queue, "low", 0))
+    following, repaired = await scripts.reconcile(queue, start=0, count=99, lease_s=15, now_ms=driver.now_ms)
+    assert (following, dict(repaired)[waits]) == (0, "placed")
+    orphan = await driver.claim_one()
+    await redis.zrem(keys.lease(queue), orphan.id)
+    number = int(await driver.field(orphan.id, "stream"))
+    recovered = await scripts.recover(queue, orphan.record.lane, number, cursor="0-0", count=9, idle_s=0)
+    assert recovered == ("0-0", [(orphan.id, "waiting")])
 
     assert gatherer.called == set(NAMES), "a script that this walk leaves out"
     await gatherer.aclose()
