@@ -1,0 +1,160 @@
+"""What a death costs: of the director, of the model server, of Redis. Never a prediction, never two ends."""
+
+import os
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.accounts import Accounts
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.clock import SystemClock
+from director.core.gatherer import Gatherer
+from director.core.policy import Policy
+from director.core.redis_client import client
+from director.core.scripts import Scripts
+from tests.support.eventually import eventually
+from tests.support.live_director import Caller, Gate, Tally, director_process, keeping, live_director, supervised_cog
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
+from tests.support.servers import RedisServer, redis_server
+
+pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+
+
+@asynccontextmanager
+async def calling(server: RedisServer) -> AsyncGenerator[Caller]:
+    """Somebody who asks, on a server of its own."""
+    redis = client(server.url)
+    gatherer = Gatherer(redis)
+    scripts = Scripts(gatherer)
+    try:
+        await Accounts(redis).create_token(ACCOUNT)
+        catalog = Catalog(redis, scripts, SystemClock())
+        await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="", policy=Policy())
+        yield Caller(redis, scripts)
+    finally:
+        await gatherer.aclose()
+        await redis.aclose()
+
+
+async def test_what_a_killed_director_ran_is_finished_by_another(
+    caller: Caller, server: RedisServer, redis: Redis, cog_url: str, gate: Gate, tally: Tally
+) -> None:
+    asked = await caller.submit(n=2, gate=str(gate), count=str(tally))
+    async with keeping(redis, server.url, lease_s=1):
+        async with director_process(server.url, cog_url, lease_s=1) as first:
+            await caller.shows(asked, status="processing", output=["a0", "a1"])
+            first.send(signal.SIGKILL)
+            await first.exit_code()
+        gate.open()
+        async with live_director(server.url, cog_url, lease_s=1):
+            ended = await caller.ended(asked)
+    assert (ended["status"], ended["output"], ended["logs"]) == ("succeeded", ["a0", "a1"], "token 0\ntoken 1\n")
+    assert tally.runs == 2
+    assert (await caller.record(asked)).attempt == 2
+    await caller.nothing_is_left()
+
+
+async def test_a_run_that_a_killed_director_left_behind_is_stopped_before_it_is_started_again(
+    caller: Caller, server: RedisServer, redis: Redis, answered_cog_url: str, gate: Gate, tally: Tally
+) -> None:
+    asked = await caller.submit(n=1, gate=str(gate), count=str(tally))
+    async with keeping(redis, server.url, lease_s=1):
+        async with director_process(server.url, answered_cog_url, lease_s=1) as first:
+            await caller.shows(asked, status="processing")
+            first.send(signal.SIGKILL)
+            await first.exit_code()
+        async with live_director(server.url, answered_cog_url, lease_s=1):
+            await eventually(lambda: tally.runs, "it runs again", until=lambda runs: runs == 2)
+            gate.open()
+            assert (await caller.ended(asked))["output"] == ["a0"]
+    assert tally.runs == 2
+
+
+async def test_a_director_that_slept_through_its_lease_writes_nothing(
+    caller: Caller, server: RedisServer, redis: Redis, cog_url: str, second_cog_url: str, gate: Gate, tally: Tally
+) -> None:
+    asked = await caller.submit(n=1, gate=str(gate), count=str(tally))
+    async with (
+        keeping(redis, server.url, lease_s=1),
+        director_process(server.url, cog_url, lease_s=1) as zombie,
+    ):
+        await caller.shows(asked, status="processing", output=["a0"])
+        zombie.send(signal.SIGSTOP)
+        await eventually(lambda: caller.record(asked), "it is taken back", until=lambda record: not record.token)
+        async with live_director(server.url, second_cog_url, lease_s=1) as heir:
+            await eventually(lambda: caller.record(asked), "the heir has it", until=lambda it: it.holder == heir.name)
+            zombie.send(signal.SIGCONT)
+            await zombie.says("claim lost")
+            gate.open()
+            ended = await caller.ended(asked)
+            assert (ended["status"], ended["output"]) == ("succeeded", ["a0"])
+            assert (await caller.record(asked)).holder == heir.name
+        assert not zombie.said("prediction ended")
+        assert not zombie.said("claim given back")
+        events = await caller.kinds(asked)
+        assert events.count("started") == 2
+        assert events.index("retried") < len(events) - 1 - events[::-1].index("started")
+
+
+async def test_a_claim_that_was_taken_away_ends_its_run_and_leaves_no_word(
+    caller: Caller, server: RedisServer, redis: Redis, cog_url: str, gate: Gate
+) -> None:
+    async with live_director(server.url, cog_url, lease_s=0.6) as director:
+        asked = await caller.submit(n=1, gate=str(gate))
+        await caller.shows(asked, status="processing", output=["a0"])
+        await redis.hset(keys.record(asked), "token", "of another")
+        await eventually(lambda: len(director.holdings), "it lets go", until=lambda held: held == 0)
+        before = await caller.kinds(asked)
+        assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"  # the slot is free again
+        assert await caller.kinds(asked) == before
+    assert (await caller.record(asked)).status == "processing"
+
+
+async def test_a_model_server_that_is_killed_costs_an_attempt(
+    caller: Caller, server: RedisServer, redis: Redis, folder: Path, gate: Gate, tally: Tally
+) -> None:
+    async with supervised_cog(folder) as cog, live_director(server.url, cog.url):
+        asked = await caller.submit(n=2, gate=str(gate), count=str(tally))
+        await caller.shows(asked, output=["a0", "a1"])
+        assert cog.server is not None
+        os.killpg(cog.server.pid, signal.SIGKILL)
+        gate.open()
+        async with keeping(redis, server.url, lease_s=15):
+            ended = await caller.ended(asked)
+        assert (ended["status"], ended["output"], ended["logs"]) == ("succeeded", ["a0", "a1"], "token 0\ntoken 1\n")
+        assert cog.starts == 2
+    assert tally.runs == 2
+
+
+async def test_what_ended_while_redis_was_away_is_written_when_it_is_back(cog_url: str, gate: Gate) -> None:
+    with redis_server() as server:
+        async with calling(server) as caller, live_director(server.url, cog_url) as director:
+            asked = await caller.submit(n=2, gate=str(gate))
+            await caller.shows(asked, output=["a0", "a1"])
+            [held] = director.holdings._held.values()
+            server.kill()
+            gate.open()
+            await eventually(lambda: held.tracker.ended, "the run ends")
+            server.start()
+            ended = await caller.ended(asked)
+            assert (ended["status"], ended["output"]) == ("succeeded", ["a0", "a1"])
+            assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
+
+
+async def test_an_emptied_redis_is_told_of_the_queue_again(
+    caller: Caller, server: RedisServer, redis: Redis, cog_url: str, catalog: Catalog
+) -> None:
+    async with live_director(server.url, cog_url):
+        await caller.ended(await caller.submit(n=1))
+        known = await catalog.version(MODEL, VERSION)
+        await redis.flushall()
+        found = await eventually(lambda: catalog.version(MODEL, VERSION), "it is registered")
+        assert known is not None
+        assert found is not None
+        assert (found.schema, found.server) == (known.schema, known.server)
+        assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"

@@ -1,0 +1,153 @@
+"""What a caller is told by webhook while its prediction runs, on a receiver of its own."""
+
+import json
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from replicate.webhook import Webhooks, WebhookSigningSecret
+
+from director.core import keys
+from director.core.accounts import Accounts
+from director.core.clock import SystemClock
+from director.core.ids import partition_of
+from tests.support.eventually import eventually
+from tests.support.live_director import Caller, Gate, live_director
+from tests.support.queue_driver import ACCOUNT
+from tests.support.servers import RedisServer
+from tests.support.sink import Answer, Received, Sink, sink
+
+pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+
+ALL = "start,output,logs,completed"
+
+
+def body(received: Received) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(received.body)
+    return told
+
+
+async def completed(receiver: Sink) -> dict[str, Any]:
+    """The terminal webhook, which is the last one."""
+    await eventually(
+        lambda: receiver.received and body(receiver.received[-1])["completed_at"], "the terminal webhook came"
+    )
+    return body(receiver.received[-1])
+
+
+async def owed(redis: Any, prediction_id: Any) -> float | None:
+    score: float | None = await redis.zscore(keys.owed(partition_of(prediction_id)), prediction_id)
+    return score
+
+
+async def test_start_comes_before_output_before_completed(
+    caller: Caller, server: RedisServer, cog_url: str, gate: Gate
+) -> None:
+    async with sink() as receiver, live_director(server.url, cog_url, webhook_allow="loopback", webhook_interval_s=0):
+        asked = await caller.submit(n=2, gate=str(gate), webhook=receiver.url, events=ALL)
+        await eventually(
+            lambda: receiver.received and body(receiver.received[-1])["output"],
+            "output is told",
+            until=["a0", "a1"].__eq__,
+        )
+        gate.open()
+        last = await completed(receiver)
+        ended = await caller.ended(asked)
+    told = [body(each) for each in receiver.received]
+    assert last == ended
+    assert [each["status"] for each in told] == ["processing"] * (len(told) - 1) + ["succeeded"]
+    assert {each["started_at"] for each in told} == {ended["started_at"]}
+    lengths = [len(each["output"] or []) for each in told]
+    assert lengths == sorted(lengths)
+    ids = [each.headers["webhook-id"] for each in receiver.received]
+    assert len(set(ids)) == len(ids)
+    assert ids[0] == f"msg_{asked}_start_1_1"
+    assert ids[-1] == f"msg_{asked}_completed"
+
+
+@pytest.mark.parametrize(("events", "expected"), [("completed", 1), ("start,completed", 2), ("start", 1)])
+async def test_a_caller_hears_only_what_it_asked_for(
+    caller: Caller, server: RedisServer, redis: Redis, cog_url: str, events: str, expected: int
+) -> None:
+    async with sink() as receiver:
+        async with live_director(server.url, cog_url, webhook_allow="loopback", webhook_interval_s=0) as director:
+            asked = await caller.submit(n=3, webhook=receiver.url, events=events)
+            await caller.ended(asked)
+            await eventually(lambda: director._consumer and not director._consumer._runs, "all is told")
+        statuses = [body(each)["status"] for each in receiver.received]
+    assert len(statuses) == expected
+    assert statuses == (["processing"] if "start" in events else []) + (["succeeded"] if "completed" in events else [])
+    assert await owed(redis, asked) is None
+
+
+async def test_many_outputs_are_few_webhooks_and_the_last_tells_all(
+    caller: Caller, server: RedisServer, cog_url: str
+) -> None:
+    async with sink() as receiver, live_director(server.url, cog_url, webhook_allow="loopback"):
+        await caller.submit(n=500, webhook=receiver.url, events=ALL)
+        last = await completed(receiver)
+    assert last["output"] == [f"a{number}" for number in range(500)]
+    assert 2 <= len(receiver.received) <= 5
+
+
+async def test_every_webhook_carries_a_signature_that_the_official_client_accepts(
+    caller: Caller, server: RedisServer, redis: Redis, cog_url: str
+) -> None:
+    async with sink() as receiver, live_director(server.url, cog_url, webhook_allow="loopback"):
+        await caller.submit(n=1, webhook=receiver.url, events=ALL)
+        await completed(receiver)
+    [secret] = await Accounts(redis).webhook_secrets(ACCOUNT)
+    for each in receiver.received:
+        Webhooks.validate(headers=dict(each.headers), body=each.body.decode(), secret=WebhookSigningSecret(key=secret))
+
+
+async def test_a_dead_receiver_holds_neither_the_slot_nor_others(
+    caller: Caller, server: RedisServer, cog_url: str
+) -> None:
+    async with sink() as dead, live_director(server.url, cog_url, webhook_allow="loopback"):
+        dead.answer = Answer(delay_s=60)
+        first = await caller.submit(n=1, webhook=dead.url, events=ALL)
+        assert (await caller.ended(first))["status"] == "succeeded"
+        assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
+        assert [body(each)["status"] for each in dead.received] == ["processing"]  # still held there
+
+
+async def test_a_terminal_webhook_that_failed_stays_owed_until_its_next_try(
+    caller: Caller, server: RedisServer, redis: Redis, cog_url: str
+) -> None:
+    async with sink() as receiver, live_director(server.url, cog_url, webhook_allow="loopback"):
+        receiver.answer = Answer(status=500)
+        before = SystemClock().now_ms()
+        asked = await caller.submit(n=1, webhook=receiver.url, events="completed")
+        record = await eventually(lambda: caller.record(asked), "it is noted", until=lambda record: record.told)
+        after = SystemClock().now_ms()
+    assert (record.status, record.told, record.tellings) == ("succeeded", "failed", 1)
+    due = await owed(redis, asked)
+    assert due is not None
+    assert before + 1800 <= due <= after + 2200  # the first pause: two seconds, a tenth sooner or later
+
+
+async def test_a_receiver_that_is_not_allowed_is_asked_once_in_words_and_never_reached(
+    caller: Caller, server: RedisServer, redis: Redis, cog_url: str
+) -> None:
+    async with sink() as receiver, live_director(server.url, cog_url):
+        asked = await caller.submit(n=1, webhook=receiver.url, events=ALL)
+        assert (await caller.ended(asked))["status"] == "succeeded"
+        record = await eventually(lambda: caller.record(asked), "it is noted", until=lambda record: record.told)
+    assert record.told == "refused"
+    assert await owed(redis, asked) is None
+    assert receiver.received == []
+
+
+async def test_a_prediction_that_is_handed_back_is_not_told_of_as_ended(
+    caller: Caller, server: RedisServer, cog_url: str, gate: Gate
+) -> None:
+    async with sink() as receiver:
+        async with live_director(server.url, cog_url, webhook_allow="loopback", drain_s=0) as director:
+            asked = await caller.submit(n=1, gate=str(gate), webhook=receiver.url, events="start,completed")
+            await caller.shows(asked, status="processing")
+            await director.drain()
+        gate.open()
+        async with live_director(server.url, cog_url, webhook_allow="loopback"):
+            await completed(receiver)
+    assert [body(each)["status"] for each in receiver.received] == ["processing", "processing", "succeeded"]
