@@ -17,7 +17,7 @@ def message_id(prediction_id: PredictionId, event: str, *, revivals: int = 0) ->
     """The `webhook-id`, by which a receiver knows a repetition: nothing in it changes between attempts.
 
     `event` is `completed` for the terminal one, and for the others a name that is used once in a prediction.
-    What an operator revived begins and ends once more, so its `revivals` are named too: else it would be taken for told.
+    What an operator revived begins and ends once more, so its `revivals` are named too: no receiver takes it for told.
     """
     life = f"_r{revivals}" if revivals else ""
     return f"msg_{prediction_id}{life}_{event}"

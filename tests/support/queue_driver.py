@@ -10,7 +10,7 @@ from typing import Any, Final
 from director.core import keys
 from director.core.ids import PredictionId, QueueName, new_prediction_id
 from director.core.schema import Claim, Record
-from director.core.scripts import Hold, Requeued, Scripts
+from director.core.scripts import Hold, Repair, Requeued, Scripts
 from director.core.shards import shard
 from director.core.states import Status
 
@@ -122,6 +122,44 @@ class QueueDriver:
 
     async def pause(self, *, paused: bool = True) -> None:
         await self.scripts.pause(self.queue, paused=paused)
+
+    async def promote(self, *, limit: int = 100) -> int:
+        return await self.scripts.promote(self.queue, limit=limit, now_ms=self.now_ms)
+
+    async def expire(self, *, limit: int = 100) -> tuple[int, int]:
+        return await self.scripts.expire(self.queue, limit=limit, now_ms=self.now_ms)
+
+    async def reconcile(self, *, start: int = 0, count: int = 200) -> tuple[int, dict[PredictionId, Repair]]:
+        """One slice; where the next one starts, and what was repaired."""
+        following, repaired = await self.scripts.reconcile(
+            self.queue, start=start, count=count, lease_s=15, now_ms=self.now_ms
+        )
+        return following, dict(repaired)
+
+    async def recover(
+        self, number: int, *, lane: str = "normal", cursor: str = "0-0", count: int = 100, idle_s: float = 0
+    ) -> tuple[str, dict[PredictionId, Requeued]]:
+        """One look at one stream. Idle time is the server's own: nobody else can walk it."""
+        last, recovered = await self.scripts.recover(
+            self.queue, lane, number, cursor=cursor, count=count, idle_s=idle_s, now_ms=self.now_ms
+        )
+        return last, dict(recovered)
+
+    async def retire(self, *, silent_s: float = 3600) -> str:
+        return await self.scripts.retire(self.queue, silent_s=silent_s, now_ms=self.now_ms)
+
+    async def revive(self, prediction_id: PredictionId) -> bool:
+        return await self.scripts.revive(prediction_id, now_ms=self.now_ms)
+
+    async def drop(self, prediction_id: PredictionId) -> bool:
+        return await self.scripts.drop(prediction_id, self.queue)
+
+    async def die(self, **options: Any) -> PredictionId:
+        """A dead letter: submitted, and failed as often as it may. For a queue where nothing else waits."""
+        prediction_id = await self.submit(**options)
+        while await self.release(await self.claim_one(), spent=True, error="It broke.", code="broken") != "dead":
+            pass
+        return prediction_id
 
     # ── looking ───────────────────────────────────────────────────────────────────────────────────────────────
 

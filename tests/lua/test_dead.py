@@ -1,0 +1,196 @@
+"""revive and drop: what a person does with dead letters, and what those remember of their attempts."""
+
+import pytest
+
+from director.core import keys
+from director.core.ids import partition_of
+from director.core.states import Status
+from tests.support.keyspace import dump
+from tests.support.queue_driver import QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+HOUR_S, WEEK_S = 3600, 7 * 86_400
+
+
+# ── history ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_dead_letter_tells_of_each_attempt_who_held_it_when_and_how_it_ended(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    lines = []
+    for attempt, holder in enumerate(["d1", "d2", "d3"], start=1):
+        claimed_ms = driver.now_ms
+        claim = await driver.claim_one(consumer=holder)
+        driver.pass_time(15)
+        if attempt == 3:
+            lines.append(f"3 d3 {claimed_ms} {driver.now_ms} broken")
+            await driver.release(claim, spent=True, error="It broke.", code="broken")
+        else:
+            lines.append(f"{attempt} {holder} {claimed_ms} {driver.now_ms} director_lost")
+            await driver.reap()
+        driver.pass_time(60)
+        await driver.promote()
+    assert (await driver.field(prediction_id, "history")).split(";") == lines
+
+
+async def test_an_attempt_that_was_given_back_unspent_leaves_no_line(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    await driver.release(await driver.claim_one())
+    assert await driver.field(prediction_id, "history") == ""
+
+
+async def test_a_dead_letter_keeps_its_input_and_events_as_long_as_its_record(driver: QueueDriver) -> None:
+    prediction_id = await driver.die()
+    for key in (keys.record, keys.input_data, keys.events):
+        assert await driver.lifetime_s(key(prediction_id)) == WEEK_S
+
+
+async def test_dead_letters_whose_record_is_gone_leave_the_list_when_another_dies(driver: QueueDriver) -> None:
+    await driver.die()
+    driver.pass_time(WEEK_S)
+    younger = await driver.die()
+    assert list(await driver.members(keys.dead(driver.queue))) == [younger]
+
+
+# ── revive ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_revived_it_waits_as_if_new_with_all_its_attempts_before_it(driver: QueueDriver) -> None:
+    prediction_id = await driver.die(lifetime_ms=60_000, start_by_ms=50_000)
+    history = await driver.field(prediction_id, "history")
+    driver.pass_time(HOUR_S)
+    await driver.hear_bell()
+    assert await driver.revive(prediction_id)
+    assert await driver.hear_bell()
+    record = await driver.record(prediction_id)
+    assert (record.status, record.attempt, record.claims, record.revivals) == ("starting", 0, 0, 1)
+    assert (record.error, record.code, record.completed, record.deadline) == ("", "", None, None)
+    assert await driver.members(keys.dead(driver.queue)) == {}
+    assert list(await driver.members(keys.live(driver.queue))) == [prediction_id]
+    assert (await driver.kinds(prediction_id))[-2:] == ["completed", "revived"]
+    assert await driver.reconcile() == (0, {})
+    claim = await driver.claim_one()
+    assert (claim.record.attempt, bytes(claim.input)) == (1, b'{"text":"hi"}')
+    assert await driver.field(prediction_id, "history") == history
+    for _ in range(2):
+        assert await driver.release(claim, spent=True) == "waiting"
+        claim = await driver.claim_one()
+    assert await driver.finish(claim, seq=claim.record.seq, output=b"1")
+
+
+async def test_revived_it_has_no_lifetime_until_it_ends_again(driver: QueueDriver) -> None:
+    prediction_id = await driver.die()
+    await driver.revive(prediction_id)
+    for key in (keys.record, keys.input_data, keys.events):
+        assert await driver.lifetime_s(key(prediction_id)) == -1
+    await driver.finish(await driver.claim_one())
+    assert await driver.lifetime_s(keys.record(prediction_id)) == WEEK_S
+    assert await driver.lifetime_s(keys.input_data(prediction_id)) == HOUR_S
+
+
+async def test_nothing_that_it_put_out_before_is_seen_again(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    for _ in range(2):
+        await driver.release(await driver.claim_one(), spent=True)
+    claim = await driver.claim_one()
+    await driver.begin(claim, ("output", b"1"), ("logs", b'"old"'))
+    assert await driver.release(claim, spent=True) == "dead"
+    await driver.revive(prediction_id)
+    await driver.begin(await driver.claim_one(), ("output", b"2"))
+    stored = await driver.scripts.get(prediction_id)
+    assert stored is not None
+    assert (bytes(stored.output or b""), stored.logs) == (b"[2]", "")
+
+
+async def test_its_second_end_is_owed_again_and_an_answer_to_the_first_does_not_settle_it(driver: QueueDriver) -> None:
+    prediction_id = await driver.die(webhook="https://example.com", events="completed")
+    owed = keys.owed(partition_of(prediction_id))
+    assert list(await driver.members(owed)) == [prediction_id]
+    await driver.revive(prediction_id)
+    assert await driver.members(owed) == {}
+    await driver.finish(await driver.claim_one())
+    assert not await driver.scripts.deliver(prediction_id, outcome="delivered", delay_s=None, revivals=0)
+    record = await driver.record(prediction_id)
+    assert (list(await driver.members(owed)), record.told, record.tellings) == ([prediction_id], "", 0)
+    assert await driver.scripts.deliver(prediction_id, outcome="delivered", delay_s=None, revivals=1)
+    assert await driver.members(owed) == {}
+
+
+async def test_reviving_twice_revives_once(driver: QueueDriver) -> None:
+    prediction_id = await driver.die()
+    assert await driver.revive(prediction_id)
+    before = await dump(driver.redis)
+    assert not await driver.revive(prediction_id)
+    assert await dump(driver.redis) == before
+
+
+async def test_who_held_it_before_its_death_holds_nothing_after(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    for _ in range(2):
+        await driver.release(await driver.claim_one(), spent=True)
+    zombie = await driver.claim_one()
+    driver.pass_time(15)
+    assert await driver.reap() == {prediction_id: "dead"}
+    await driver.revive(prediction_id)
+    before = await dump(driver.redis)
+    assert not await driver.finish(zombie)
+    assert await driver.release(zombie) == "lost"
+    assert await dump(driver.redis) == before
+
+
+async def test_one_that_failed_by_itself_is_no_dead_letter(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    await driver.finish(claim, Status.FAILED, error="no")
+    before = await dump(driver.redis)
+    assert not await driver.revive(claim.id)
+    assert not await driver.drop(claim.id)
+    assert not await driver.revive(driver.new_id())
+    assert await dump(driver.redis) == before
+
+
+async def test_without_its_input_it_stays_dead(driver: QueueDriver) -> None:
+    prediction_id = await driver.die()
+    await driver.redis.delete(keys.input_data(prediction_id))
+    before = await dump(driver.redis)
+    assert not await driver.revive(prediction_id)
+    assert await dump(driver.redis) == before
+
+
+# ── drop ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_dropped_it_is_an_ordinary_failure_whose_data_goes_with_its_time(driver: QueueDriver) -> None:
+    prediction_id = await driver.die()
+    assert await driver.drop(prediction_id)
+    assert await driver.members(keys.dead(driver.queue)) == {}
+    assert await driver.lifetime_s(keys.input_data(prediction_id)) == HOUR_S
+    assert await driver.lifetime_s(keys.events(prediction_id)) == HOUR_S
+    assert await driver.lifetime_s(keys.record(prediction_id)) == WEEK_S
+    record = await driver.record(prediction_id)
+    assert (record.status, record.code) == ("failed", "broken")
+    assert not await driver.revive(prediction_id)
+
+
+async def test_dropping_prolongs_nothing(driver: QueueDriver) -> None:
+    prediction_id = await driver.die()
+    await driver.redis.expire(keys.input_data(prediction_id), 60)
+    await driver.drop(prediction_id)
+    assert await driver.lifetime_s(keys.input_data(prediction_id)) <= 60
+
+
+async def test_dropping_twice_drops_once(driver: QueueDriver) -> None:
+    prediction_id = await driver.die()
+    await driver.drop(prediction_id)
+    before = await dump(driver.redis)
+    assert not await driver.drop(prediction_id)
+    assert await dump(driver.redis) == before
+
+
+async def test_one_whose_record_is_gone_can_still_be_dropped(driver: QueueDriver) -> None:
+    prediction_id = await driver.die()
+    await driver.redis.delete(keys.record(prediction_id))
+    assert not await driver.revive(prediction_id)
+    assert await driver.drop(prediction_id)
+    assert await driver.members(keys.dead(driver.queue)) == {}

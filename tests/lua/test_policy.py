@@ -1,0 +1,79 @@
+"""What a queue's policy makes of claims that were lost: whether they run again, how often and when."""
+
+import pytest
+
+from director.core import keys
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.gatherer import Gatherer
+from director.core.policy import Policy
+from tests.support.queue_driver import MODEL, VERSION, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+
+async def obey(catalog: Catalog, **policy: object) -> None:
+    """Register the queue again, as a director does whose settings were changed."""
+    await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy(**policy))  # type: ignore[arg-type]
+
+
+async def waits(driver: QueueDriver, *, jitter: float, losses: int) -> list[float]:
+    """After each of these losses, how long until it may run again."""
+    found = []
+    await driver.submit()
+    for _ in range(losses):
+        claim = await driver.claim_one()
+        driver.pass_time(15)
+        gatherer = Gatherer(driver.redis)
+        await gatherer.call("reap", [keys.lease(driver.queue)], [9, jitter, driver.now_ms])
+        await gatherer.aclose()
+        due_ms = (await driver.members(keys.delayed(driver.queue))).get(claim.id, driver.now_ms)
+        found.append((due_ms - driver.now_ms) / 1000)
+        driver.now_ms = due_ms
+        await driver.promote()
+    return found
+
+
+async def test_the_first_retry_is_at_once_and_the_others_back_off_up_to_the_cap(
+    driver: QueueDriver, catalog: Catalog
+) -> None:
+    await obey(catalog, attempts=7, backoff_s=2, backoff_cap_s=20)
+    assert await waits(driver, jitter=1, losses=6) == [0, 4, 8, 16, 20, 20]
+
+
+async def test_full_jitter_may_draw_any_part_of_it(driver: QueueDriver, catalog: Catalog) -> None:
+    await obey(catalog, attempts=7, backoff_s=2, backoff_cap_s=20)
+    assert await waits(driver, jitter=0.5, losses=4) == [0, 2, 4, 8]
+    assert await waits(driver, jitter=0, losses=4) == [0, 0, 0, 0]
+
+
+async def test_as_many_attempts_as_the_policy_says_and_no_more(driver: QueueDriver, catalog: Catalog) -> None:
+    await obey(catalog, attempts=1)
+    await driver.submit()
+    claim = await driver.claim_one()
+    driver.pass_time(15)
+    assert await driver.reap() == {claim.id: "dead"}
+
+
+async def test_where_a_run_must_not_happen_twice_a_lost_claim_is_the_end(driver: QueueDriver, catalog: Catalog) -> None:
+    await obey(catalog, on_lost="fail")
+    await driver.submit()
+    claim = await driver.claim_one()
+    driver.pass_time(15)
+    assert await driver.reap() == {claim.id: "dead"}
+    record = await driver.record(claim.id)
+    assert (record.status, record.code) == ("failed", "director_lost")
+    assert list(await driver.members(keys.dead(driver.queue))) == [claim.id]
+
+
+async def test_even_there_what_its_holder_gives_back_runs_again(driver: QueueDriver, catalog: Catalog) -> None:
+    await obey(catalog, on_lost="fail")
+    await driver.submit()
+    assert await driver.release(await driver.claim_one(), spent=True) == "waiting"
+    assert await driver.release(await driver.claim_one()) == "waiting"
+
+
+async def test_a_policy_counts_for_what_waits_already(driver: QueueDriver, catalog: Catalog) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    await obey(catalog, attempts=1)
+    assert await driver.release(claim, spent=True) == "dead"

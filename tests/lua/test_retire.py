@@ -1,0 +1,98 @@
+"""retire: directors that are long gone are forgotten, and never with anything still pending for them."""
+
+import pytest
+
+from director.core import keys
+from tests.support.keyspace import dump
+from tests.support.queue_driver import QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+HOUR_S = 3600
+
+
+async def consumers(driver: QueueDriver) -> set[str]:
+    """Whoever any stream's group knows."""
+    found = set()
+    for lane in keys.LANES:
+        for number in range(32):
+            stream = keys.stream(driver.queue, lane, number)
+            if await driver.redis.exists(stream):
+                rows = await driver.redis.xinfo_consumers(stream, keys.GROUP)
+                found |= {row["name"].decode() for row in rows}
+    return found
+
+
+async def test_one_that_is_long_silent_is_forgotten_everywhere(driver: QueueDriver) -> None:
+    for lane in keys.LANES:
+        await driver.submit(streams=[5], lane=lane)
+    for claim in await driver.claim(3, consumer="gone"):
+        await driver.finish(claim)
+    await driver.extend(consumer="gone")
+    driver.pass_time(HOUR_S)
+    await driver.extend(consumer="here")
+    assert await driver.retire() == "gone"
+    assert list(await driver.members(keys.directors(driver.queue))) == ["here"]
+    assert await consumers(driver) == set()
+    assert await driver.redis.hkeys(keys.last(driver.queue)) == []
+
+
+async def test_one_that_gave_a_sign_of_life_stays(driver: QueueDriver) -> None:
+    await driver.submit()
+    await driver.finish(await driver.claim_one())
+    await driver.extend()
+    driver.pass_time(HOUR_S - 0.001)
+    before = await dump(driver.redis)
+    assert await driver.retire() == ""
+    assert await dump(driver.redis) == before
+
+
+@pytest.mark.parametrize("lane", keys.LANES)
+async def test_one_that_still_has_something_pending_stays_with_it(driver: QueueDriver, lane: str) -> None:
+    await driver.submit(lane=lane, streams=[15])
+    claim = await driver.claim_one(consumer="gone")
+    await driver.extend(consumer="gone")
+    driver.pass_time(HOUR_S)
+    before = await dump(driver.redis)
+    assert await driver.retire() == ""
+    assert await dump(driver.redis) == before
+    assert await driver.reap() == {claim.id: "waiting"}
+    assert await driver.retire() == "gone"
+    assert (await driver.claim_one()).id == claim.id
+
+
+async def test_in_a_stream_above_a_shrink_it_is_looked_for_too(driver: QueueDriver) -> None:
+    await driver.submit(streams=[15])
+    await driver.claim_one(consumer="gone")
+    await driver.extend(consumer="gone")
+    await driver.scripts.resize(driver.queue, streams=1)
+    driver.pass_time(HOUR_S)
+    assert await driver.retire() == ""
+
+
+async def test_one_that_holds_something_does_not_keep_another_from_being_forgotten(driver: QueueDriver) -> None:
+    await driver.submit()
+    await driver.claim_one(consumer="a")
+    await driver.extend(consumer="a")
+    driver.pass_time(1)
+    await driver.extend(consumer="b")
+    driver.pass_time(HOUR_S)
+    assert await driver.retire() == "b"
+
+
+async def test_it_forgets_one_a_call_and_then_none(driver: QueueDriver) -> None:
+    for name in ("a", "b"):
+        await driver.extend(consumer=name)
+        driver.pass_time(1)
+    driver.pass_time(HOUR_S)
+    assert [await driver.retire() for _ in range(3)] == ["a", "b", ""]
+
+
+async def test_one_that_comes_back_is_known_again(driver: QueueDriver) -> None:
+    await driver.extend()
+    driver.pass_time(HOUR_S)
+    assert await driver.retire() == "d1"
+    await driver.submit()
+    claim = await driver.claim_one()
+    assert await driver.extend(claim) == ["held"]
+    assert await driver.finish(claim)
