@@ -12,9 +12,9 @@ What the checker counts on:
   an output is `{"run": <run>, "i": <n>}`, so that a write shows which run it comes from. A run that takes its server
   with it says `crashed` first.
 - nemesis: a process is named by its part and number (`director-0`, `cog-0`, `api-0`), a link by its two ends
-  (`director-0:redis`); whatever makes Redis slow or unreachable has `redis` in its target. Kinds that end a process begin
-  with `kill` or `crash`, those that freeze it with `stop`. A fault ends when what it hit works again: after a kill, when
-  the next process is ready. `pid` is the process that was hit.
+  (`director-0:redis`, `all:redis`). Director and model server of one number belong together. Kinds that end a process
+  begin with `kill` or `crash`, those that freeze it with `stop`; `partition` cuts a link. A fault ends when what it hit
+  works again: after a kill, when the next process is ready. `pid` is the process that was hit.
 """
 
 import time

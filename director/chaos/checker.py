@@ -1,0 +1,137 @@
+"""The verdict on a run: every invariant against the journals of its folder and what was left in Redis.
+
+Believes only what the parties wrote down and what Redis holds at rest; never a counter, log or metric of the code under
+test. A run that shows nothing is no good run: what is missing is a breach too.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from director.chaos.breach import Breach
+from director.chaos.evidence import Evidence, Rules
+from director.chaos.gather import gather
+from director.chaos.invariants import INVARIANTS
+from director.chaos.occupancy import runs_per_prediction
+from director.chaos.recovery import percentile, recoveries
+from director.chaos.rest import Leftovers
+from director.chaos.timeline import timeline
+
+__all__ = ("Report", "check", "text")
+
+MOST_SHOWN: Final = 20
+NO_EVIDENCE: Final = "evidence"
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """What `--json` writes. `breaches`: of each invariant, the first with their evidence; `counts`: all of them."""
+
+    ok: bool
+    seed: int
+    seconds: float
+    lease: float
+    sent: int
+    acked: int
+    terminal: int
+    lost: int
+    double: int
+    stale: int
+    duplicate_runs: int
+    webhooks_missing: int
+    recoveries: int
+    recovery_p50_ms: int | None
+    recovery_p99_ms: int | None
+    runs_per_prediction: dict[int, int]
+    faults: dict[str, int]
+    counts: dict[str, int]
+    breaches: dict[str, list[Breach]]
+
+
+def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | None = None) -> Report:
+    """Judge the run whose journals are in `folder`. `leftovers` is there too, unless it is given."""
+    evidence = gather(folder, rules or Rules(), leftovers)
+    breaches = {name: judge(evidence) for name, (_, judge) in INVARIANTS.items()}
+    breaches[NO_EVIDENCE] = _missing(evidence)
+    accepted = evidence.accepted()
+    recovered = [each.ms for each in recoveries(evidence)]
+    histogram = runs_per_prediction(evidence)
+    return Report(
+        ok=not any(breaches.values()),
+        seed=evidence.rules.seed,
+        seconds=evidence.rules.seconds,
+        lease=evidence.rules.lease_s,
+        sent=len(evidence.creates),
+        acked=len(accepted),
+        terminal=sum(evidence.is_terminal(each) for each in accepted),
+        lost=_ids(breaches["I1"]),
+        double=_ids(breaches["I2"]),
+        stale=_ids(breaches["I4"]),
+        duplicate_runs=sum((runs - 1) * count for runs, count in histogram.items() if runs > 1),
+        webhooks_missing=_ids([each for each in breaches["I3"] if each.what.startswith("missing")]),
+        recoveries=len(recovered),
+        recovery_p50_ms=percentile(recovered, 0.5),
+        recovery_p99_ms=percentile(recovered, 0.99),
+        runs_per_prediction=histogram,
+        faults=_faults(evidence),
+        counts={name: len(found) for name, found in breaches.items()},
+        breaches={name: _explained(evidence, found) for name, found in breaches.items() if found},
+    )
+
+
+def text(report: Report) -> str:
+    """The verdict for people: what happened, each invariant, then the first breaches of each with their evidence."""
+    lines = [
+        f"{report.seconds:g} s of faults with seed {report.seed}, lease {report.lease:g} s: {_named(report.faults)}",
+        f"sent {report.sent}  accepted {report.acked}  terminal {report.terminal}  lost {report.lost}"
+        f"  double {report.double}  stale {report.stale}  extra runs {report.duplicate_runs}"
+        f"  webhooks missing {report.webhooks_missing}",
+        f"runs per prediction: {_named(report.runs_per_prediction)}",
+        f"recovery of {report.recoveries} orphans: p50 {_s(report.recovery_p50_ms)}, p99 {_s(report.recovery_p99_ms)}",
+        "",
+    ]
+    sentences = {name: sentence for name, (sentence, _) in INVARIANTS.items()}
+    for name, sentence in {**sentences, NO_EVIDENCE: "Every party left its evidence."}.items():
+        count = report.counts[name]
+        verdict = "OK" if not count else f"{count} breach{'es' if count > 1 else ''}"
+        lines.append(f"  {name:<8}  {sentence:<70}  {verdict}")
+    for name, breaches in report.breaches.items():
+        lines += ["", f"{name}: {report.counts[name]} in all"]
+        for breach in breaches:
+            lines.append(f"  {breach.id or '(the run)'}: {breach.what}")
+            lines += [f"      {each}" for each in breach.evidence]
+    verdict = "nothing accepted was lost, and every promise held" if report.ok else "BROKEN PROMISES"
+    return "\n".join([*lines, "", f"{verdict}  (seed {report.seed})"])
+
+
+def _missing(evidence: Evidence) -> list[Breach]:
+    """What a run must have to be judged at all."""
+    wanted = {
+        "nobody was answered with a 2xx": evidence.accepted(),
+        "no model server ran anything": evidence.runs,
+        "nobody looked at the predictions in Redis": evidence.finals,
+        "it was never healed": evidence.healed is not None,
+    }
+    return [Breach(NO_EVIDENCE, "", what) for what, there in wanted.items() if not there]
+
+
+def _explained(evidence: Evidence, breaches: list[Breach]) -> list[Breach]:
+    return [replace(each, evidence=timeline(evidence, each.id)) for each in breaches[:MOST_SHOWN]]
+
+
+def _faults(evidence: Evidence) -> dict[str, int]:
+    kinds = sorted({fault.kind for fault in evidence.faults})
+    return {kind: sum(fault.kind == kind for fault in evidence.faults) for kind in kinds}
+
+
+def _ids(breaches: list[Breach]) -> int:
+    return len({each.id for each in breaches})
+
+
+def _named(counts: dict[str, int] | dict[int, int]) -> str:
+    return ", ".join(f"{name} × {count}" for name, count in counts.items()) or "none"
+
+
+def _s(value: int | None) -> str:
+    return "–" if value is None else f"{value / 1000:.2f} s"

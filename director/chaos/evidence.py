@@ -1,0 +1,134 @@
+"""What the journals of a run say together: tries and their answers, runs with their ends, faults with theirs.
+
+Pure, and judges nothing: that is for invariants.py. gather.py puts it together.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from director.chaos.journal import Answered, Delivered, Final, Sent
+from director.chaos.rest import Leftovers
+from director.core.states import TERMINAL
+
+__all__ = ("Event", "Evidence", "Rules", "Run", "Try", "Window")
+
+Event = tuple[str, int, str]
+"""(kind, at, data) of a prediction, as `Final` has it."""
+
+
+class Rules(Struct, frozen=True, kw_only=True):
+    """What the run was told to do, and what its promises were."""
+
+    seed: int = 0
+    seconds: float = 0
+    lease_s: float = 15
+    attempts: int = 3
+    slots: int = 8
+    cancel_s: float = 2
+    grace_s: float = 5  # for a run whose claim was lost to be stopped, beyond one lease
+
+    @property
+    def recovery_s(self) -> float:
+        """From the death of a holder to the next start: 20 s with the default lease, 4 s with one of 3 s."""
+        return self.lease_s + max(1.0, self.lease_s / 3)
+
+
+class Try(Struct, frozen=True):
+    """One request of the client, and the answer where one came."""
+
+    sent: Sent
+    answer: Answered | None = None
+
+    @property
+    def status(self) -> int:
+        return 0 if self.answer is None else self.answer.status
+
+    @property
+    def ok(self) -> bool:
+        return 200 <= self.status < 300
+
+    @property
+    def id(self) -> str:
+        return "" if self.answer is None else self.answer.id
+
+    @property
+    def shown(self) -> str:
+        return "" if self.answer is None else self.answer.shown
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """One run on a model server. `outcome` is '' when it ended with its server, or not within what was written."""
+
+    id: str
+    run: str
+    server: str
+    pid: int
+    began: int
+    ended: int
+    outcome: str = ""
+
+
+class Window(Struct, frozen=True, kw_only=True):
+    """A fault from its beginning to its mending."""
+
+    kind: str
+    target: str
+    pid: int
+    begin: int
+    end: int
+
+    @property
+    def is_kill(self) -> bool:
+        return self.kind.startswith(("kill", "crash"))
+
+    @property
+    def is_freeze(self) -> bool:
+        return self.kind.startswith("stop")
+
+    @property
+    def is_outage(self) -> bool:
+        """Nobody could reach Redis, not only one of its clients."""
+        if self.target.startswith("redis"):
+            return self.is_kill or self.is_freeze
+        return self.kind == "partition" and self.target.startswith("all:")
+
+    def overlaps(self, begin: float, end: float) -> bool:
+        return self.begin <= end and begin <= self.end
+
+
+class Evidence(Struct, frozen=True, kw_only=True):
+    """All of it, by what it is about. `until`: when the last line was written."""
+
+    rules: Rules
+    creates: dict[str, list[Try]]  # by key
+    by_id: dict[str, list[Try]]  # creates and cancels, where an answer named the prediction
+    runs: dict[str, list[Run]]
+    told: dict[str, list[Delivered]]
+    faults: list[Window]
+    healed: int | None
+    finals: dict[str, Final]
+    leftovers: Leftovers | None
+    until: int
+
+    def accepted(self) -> dict[str, list[Try]]:
+        """id → the creates that were answered with it and a 2xx."""
+        found: dict[str, list[Try]] = defaultdict(list)
+        for tries in self.creates.values():
+            for each in tries:
+                if each.ok:
+                    found[each.id].append(each)
+        return found
+
+    def status(self, prediction_id: str) -> str:
+        """Its status at rest; '' without a record."""
+        final = self.finals.get(prediction_id)
+        return "" if final is None else final.record.get("status", "")
+
+    def is_terminal(self, prediction_id: str) -> bool:
+        return self.status(prediction_id) in TERMINAL
+
+    def every_run(self) -> Iterator[Run]:
+        for runs in self.runs.values():
+            yield from runs

@@ -1,0 +1,59 @@
+"""What has to hold after a run, one function each: I1 to I9 and I12 of the reliability plan.
+
+Pure: each takes the evidence and returns what breaks its sentence. None leans on another, so that a fault of the code
+shows under the name of the promise that it breaks.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from director.chaos.breach import Breach
+from director.chaos.caller import canceled_stays_canceled, one_key_one_id, webhooks_tell_the_end
+from director.chaos.evidence import Evidence
+from director.chaos.history import nothing_is_lost, one_end, only_current_runs_write
+from director.chaos.occupancy import attempts_are_bounded, slots_are_kept
+from director.chaos.recovery import recovery_is_quick
+
+__all__ = ("INVARIANTS", "Invariant", "all_is_at_rest")
+
+Invariant = Callable[[Evidence], list[Breach]]
+
+# What may be left of a queue, and why it may not.
+RESTS: Final = {
+    "entries": "entries in its streams",
+    "pending": "pending entries",
+    "lease": "leases",
+    "delayed": "delayed retries",
+    "deadline": "deadlines",
+    "live": "predictions on the list of what lives",
+}
+
+
+def all_is_at_rest(evidence: Evidence) -> list[Breach]:
+    """I7. Queue by queue, then what belongs to none."""
+    left = evidence.leftovers
+    if left is None:
+        return [Breach("I7", "", "nobody looked at what was left in Redis")]
+    breaches = [
+        Breach("I7", rest.queue, f"{count} {what}")
+        for rest in left.queues
+        for name, what in RESTS.items()
+        if (count := getattr(rest, name))
+    ]
+    if left.owed:
+        breaches.append(Breach("I7", "", f"{left.owed} webhooks still owed"))
+    return breaches + [Breach("I7", key, "a key that nothing will ever remove") for key in left.endless]
+
+
+INVARIANTS: Final[dict[str, tuple[str, Invariant]]] = {
+    "I1": ("What was answered with a 2xx has ended.", nothing_is_lost),
+    "I2": ("It ended once, as its record says, and nothing changed that.", one_end),
+    "I3": ("Its caller was told so: signed, under one id, last of all.", webhooks_tell_the_end),
+    "I4": ("Only the run that held the claim wrote, and nothing after the end.", only_current_runs_write),
+    "I5": ("It ran no more often than its attempts, and never twice at once.", attempts_are_bounded),
+    "I6": ("What was canceled stays canceled, and a cancel is quick.", canceled_stays_canceled),
+    "I7": ("Once healed, nothing is left in Redis that should not be there.", all_is_at_rest),
+    "I8": ("One idempotency key is one prediction; another body is refused.", one_key_one_id),
+    "I9": ("No model server ever ran more than its slots.", slots_are_kept),
+    "I12": ("After a death, what was running starts again in time.", recovery_is_quick),
+}

@@ -1,0 +1,444 @@
+"""The checker of a fault-injection run: for each promise a run that keeps it, and one that breaks nothing else."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from director.chaos.checker import Report, check, text
+from director.chaos.evidence import Rules
+from director.chaos.invariants import INVARIANTS
+from director.chaos.journal import Answered, CogEnded, CogStarted, Delivered, Fault, Final, Healed, Journal, Line, Sent
+from director.chaos.rest import Leftovers, QueueRest
+
+T = 1_800_000_000_000
+HOLDER = "host-41-0a1b2c3d"  # a director's name says its pid
+EMPTY = Leftovers(queues=[QueueRest(queue="acme/echo:a1")], owed=0, endless=[])
+RULES = Rules(seed=7, seconds=60, lease_s=15, attempts=3, slots=2)
+
+Events = list[tuple[str, int, str]]
+
+
+def item(run: str) -> str:
+    return f'{{"run":"{run}","i":0}}'
+
+
+def create(
+    key: str, prediction: str, *, at: int = 0, status: int = 201, plan: str = "plain", shown: str = ""
+) -> list[Line]:
+    return [
+        Sent(at=T + at, key=key, action="create", webhook=True, plan=plan),
+        Answered(at=T + at + 5, key=key, action="create", status=status, id=prediction, shown=shown or "starting"),
+    ]
+
+
+def cancel(key: str, prediction: str, *, at: int, shown: str) -> list[Line]:
+    return [
+        Sent(at=T + at, key=key, action="cancel", plan="cancel"),
+        Answered(at=T + at + 5, key=key, action="cancel", status=200, id=prediction, shown=shown),
+    ]
+
+
+def run(
+    prediction: str, name: str, *, began: int, ended: int | None, outcome: Any = "succeeded", **where: Any
+) -> list[Line]:
+    where = {"server": "cog-0", "pid": 90, **where}
+    lines: list[Line] = [CogStarted(at=T + began, id=prediction, run=name, **where)]
+    if ended is not None:
+        lines.append(CogEnded(at=T + ended, id=prediction, run=name, outcome=outcome))
+    return lines
+
+
+def fault(kind: str, target: str, begin: int, end: int, *, pid: int = 0) -> list[Line]:
+    return [
+        Fault(at=T + begin, kind=kind, target=target, phase="begin", pid=pid),
+        Fault(at=T + end, kind=kind, target=target, phase="end", pid=pid),
+    ]
+
+
+def told(prediction: str, status: str, *, at: int, answered: int = 200, name: str = "", signed: bool = True) -> Line:
+    return Delivered(
+        at=T + at,
+        id=prediction,
+        webhook_id=name
+        or f"msg_{prediction}_{'completed' if status in ('succeeded', 'failed', 'canceled') else status}",
+        status=status,
+        answered=answered,
+        signed=signed,
+    )
+
+
+def final(prediction: str, status: str, *events: tuple[str, int, str], output: str = "", **record: str) -> Line:
+    return Final(
+        at=T + 90_000,
+        id=prediction,
+        record={"status": status, **record} if status else {},
+        events=[(kind, T + at, data) for kind, at, data in events],
+        output=output,
+    )
+
+
+def ended_well(prediction: str, name: str, *, at: int = 100) -> list[tuple[str, int, str]]:
+    return [
+        ("created", 1, ""),
+        ("started", 20, ""),
+        ("output", 30, item(name)),
+        ("completed", at, "succeeded"),
+    ]
+
+
+def good(prediction: str = "a", key: str = "k-a") -> list[Line]:
+    """One prediction to which nothing happened."""
+    name = f"r-{prediction}"
+    return [
+        *create(key, prediction),
+        *run(prediction, name, began=10, ended=90),
+        told(prediction, "succeeded", at=120),
+        final(prediction, "succeeded", *ended_well(prediction, name), output=f"[{item(name)}]"),
+    ]
+
+
+def lived_through_a_death(*, died: int = 50, again: int = 16_000) -> list[Line]:
+    """Its first director is killed, the second run ends it."""
+    return [
+        *create("k-b", "b"),
+        *run("b", "r1", began=20, ended=60, outcome="canceled"),
+        *fault("kill_director", "director-0", died, died + 1_000, pid=41),
+        *run("b", "r2", began=again, ended=again + 80, server="cog-1", pid=91),
+        told("b", "succeeded", at=again + 120),
+        final(
+            "b",
+            "succeeded",
+            ("created", 1, ""),
+            ("output", 40, item("r1")),
+            ("retried", 15_500, f"director_lost {HOLDER}"),
+            ("output", again + 40, item("r2")),
+            ("completed", again + 100, "succeeded"),
+            output=f"[{item('r2')}]",
+        ),
+    ]
+
+
+def canceled(*, shown: str = "canceled", status: str = "canceled", ended: int = 300) -> list[Line]:
+    """Canceled by its caller while it ran."""
+    return [
+        *create("k-c", "c"),
+        *run("c", "r-c", began=10, ended=ended - 10, outcome=status),
+        *cancel("k-c", "c", at=200, shown=shown),
+        told("c", status, at=ended + 20),
+        final("c", status, ("created", 1, ""), ("started", 20, ""), ("completed", ended, status)),
+    ]
+
+
+def without(lines: list[Line], kind: type[Line]) -> list[Line]:
+    return [line for line in lines if not isinstance(line, kind)]
+
+
+ENDED_BY_A_STRANGER = [("created", 1, ""), ("output", 30, item("r-x")), ("completed", 100, "succeeded")]
+
+
+def altered(
+    prediction: str, status: str, *events: tuple[str, int, str], output: str | None = None, **record: str
+) -> list[Line]:
+    """A good one, but for what Redis has of it at rest."""
+    name = f"r-{prediction}"
+    rest = final(prediction, status, *events, output=f"[{item(name)}]" if output is None else output, **record)
+    return [*without(good(prediction), Final), rest]
+
+
+def runs(*intervals: tuple[int, int | None], released: int = 0) -> list[Line]:
+    """One prediction that ran so often, each time with leave, or as many as it has."""
+    lines: list[Line] = [*create("k-d", "d")]
+    events = [("created", 1, "")]
+    for number, (began, ended) in enumerate(intervals):
+        last = number == len(intervals) - 1
+        lines += run(
+            "d",
+            f"r{number}",
+            began=began,
+            ended=ended,
+            outcome="succeeded" if last else "canceled",
+            server=f"cog-{number}",
+        )
+        if number:
+            word = "released" if number <= released else "retried"
+            events.append((word, began - 5, "server_lost host-41-aa"))
+    end = (intervals[-1][1] or 0) + 10
+    events += [("output", end - 5, item(f"r{len(intervals) - 1}")), ("completed", end, "succeeded")]
+    return [
+        *lines,
+        told("d", "succeeded", at=end + 9),
+        final("d", "succeeded", *events, output=f"[{item(f'r{len(intervals) - 1}')}]"),
+    ]
+
+
+def beside(count: int) -> list[Line]:
+    """So many at once on one server."""
+    return [line for number in range(count) for line in good(f"e{number}", f"k-e{number}")]
+
+
+KEPT: dict[str, list[Line]] = {
+    "one to which nothing happened": good(),
+    "a death, and another run": lived_through_a_death(),
+    "a slow start, but Redis was away": [
+        *lived_through_a_death(again=25_000),
+        *fault("kill_redis", "redis-0", 5_000, 6_000),
+    ],
+    "a slow start, but every slot was taken": [
+        *lived_through_a_death(again=25_000),
+        *[
+            line
+            for number, server in enumerate(("cog-0", "cog-0", "cog-1", "cog-1"))
+            for line in [
+                *without(without(good(f"f{number}", f"k-f{number}"), CogStarted), CogEnded),
+                *run(
+                    f"f{number}",
+                    f"r-f{number}",
+                    began=15_000,
+                    ended=24_990,
+                    server=server,
+                    pid=90 + (server == "cog-1"),
+                ),
+            ]
+            if not isinstance(line, Final | Delivered)
+        ],
+        *[
+            final(
+                f"f{number}",
+                "succeeded",
+                ("created", 1, ""),
+                ("completed", 25_000, "succeeded"),
+                output=f"[{item(f'r-f{number}')}]",
+            )
+            for number in range(4)
+        ],
+        *[told(f"f{number}", "succeeded", at=25_100) for number in range(4)],
+    ],
+    "a cancel of one that ran": canceled(),
+    "a cancel that came too late": canceled(shown="succeeded", status="succeeded"),
+    "a slow cancel under a fault": [
+        *canceled(shown="processing", ended=4_000),
+        *fault("partition", "api-0:redis", 100, 900),
+    ],
+    "three attempts and one unspent": runs((10, 20), (50, 60), (100, 110), (150, 160), released=1),
+    "a zombie that went on for a lease": runs((10, 18_000), (15_000, 18_100)),
+    "the second revival of a dead letter": [
+        *create("k-g", "g"),
+        *run("g", "r1", began=10, ended=20, outcome="failed"),
+        *run("g", "r2", began=210, ended=220),
+        told("g", "failed", at=40),
+        told("g", "succeeded", at=240, name="msg_g_completed_2"),
+        final(
+            "g",
+            "succeeded",
+            ("created", 1, ""),
+            ("completed", 30, "failed"),
+            ("revived", 200, ""),
+            ("completed", 230, "succeeded"),
+            output=f"[{item('r2')}]",
+        ),
+    ],
+    "an answer that was lost, and the same key again": [
+        *create("k-a", "", at=-50, status=0),
+        *good(),
+    ],
+    "another body under a known key": [*good(), *create("k-a", "", at=50, status=422, plan="other body")],
+    "one that nobody heard of": [
+        *good(),
+        *create("k-h", "", status=503),
+        final("h", "canceled", ("created", 1, ""), ("completed", 30, "canceled")),
+    ],
+    "as many at once as there are slots": beside(2),
+    "webhooks that failed, then arrived": [
+        *without(good(), Delivered),
+        told("a", "succeeded", at=110, answered=500),
+        told("a", "succeeded", at=900),
+    ],
+    "a straggler of a director that was frozen": [
+        *good(),
+        told("a", "processing", at=500),
+        *fault("stop_director", "director-0", 20, 490),
+    ],
+}
+
+BROKEN: list[tuple[str, str, list[Line]]] = [
+    ("I1", "no record of it", [*without(good("z", "k-z"), Final), *good()]),
+    ("I1", "processing for ever", altered("a", "processing", ("created", 1, ""), ("started", 20, ""))),
+    ("I2", "its ends are", altered("a", "succeeded", ("created", 1, ""), ("output", 30, item("r-a")))),
+    (
+        "I2",
+        "its record says failed",
+        [*without(altered("a", "failed", *ended_well("a", "r-a")), Delivered), told("a", "failed", at=120)],
+    ),
+    ("I2", "was shown failed", [*good(), *create("k-a", "a", at=500, shown="failed")]),
+    ("I3", "missing", without(good(), Delivered)),
+    ("I3", "missing", [*without(good(), Delivered), told("a", "succeeded", at=120, answered=500)]),
+    ("I3", "missing", [*without(good(), Delivered), told("a", "processing", at=60)]),
+    ("I3", "copies of one webhook", [*good(), told("a", "succeeded", at=200, name="msg_other")]),
+    ("I3", "wrong signature", [*good(), told("a", "succeeded", at=200, signed=False)]),
+    ("I3", "the last webhook says failed", [*good(), told("a", "failed", at=200)]),
+    ("I3", "told processing after the end", [*good(), told("a", "processing", at=200)]),
+    ("I4", "after its end", altered("a", "succeeded", *ended_well("a", "r-a"), ("output", 110, item("r-a")))),
+    ("I4", "no model server had", altered("a", "succeeded", *ENDED_BY_A_STRANGER)),
+    (
+        "I4",
+        "at rest: an output of the run r-x",
+        altered("a", "succeeded", *ended_well("a", "r-a"), output=f"[{item('r-x')}]"),
+    ),
+    (
+        "I4",
+        "no run of its last attempt did",
+        [*without(good(), CogEnded), CogEnded(at=T + 90, id="a", run="r-a", outcome="canceled")],
+    ),
+    ("I5", "it ran 4 times, and 3 are allowed", runs((10, 20), (50, 60), (100, 110), (150, 160))),
+    ("I5", "beside each other for 21000 ms", runs((10, 37_000), (16_000, 37_100))),
+    ("I6", "shown canceled, and now it is succeeded", canceled(status="succeeded")),
+    ("I6", "ended 3800 ms after the cancel", canceled(shown="processing", ended=4_000)),
+    ("I8", "one key made", [*good(), *good("b", "k-a")]),
+    ("I8", "one prediction for the keys", [*good(), *create("k-z", "a")]),
+    ("I8", "was refused as another one", [*good(), *create("k-a", "", at=50, status=422)]),
+    ("I8", "answered 201", [*good(), *create("k-a", "a", at=50, plan="other body")]),
+    ("I8", "a second prediction", [*good(), final("h", "canceled", ("created", 1, ""), ("completed", 30, "canceled"))]),
+    ("I9", "3 runs at once", beside(3)),
+    ("I12", "it started again 24950 ms later", lived_through_a_death(again=25_000)),
+]
+
+STALE: dict[str, Events] = {
+    "progress of the old run in the new attempt": [
+        ("created", 1, ""),
+        ("retried", 15_500, f"director_lost {HOLDER}"),
+        ("output", 15_600, item("r1")),
+        ("completed", 16_100, "succeeded"),
+    ],
+    "outputs of both in one attempt": [
+        ("created", 1, ""),
+        ("retried", 15_500, f"director_lost {HOLDER}"),
+        ("output", 16_040, item("r2")),
+        ("output", 16_050, item("r1")),
+        ("completed", 16_100, "succeeded"),
+    ],
+}
+LEFT: list[tuple[str, Leftovers]] = [
+    ("1 entries", Leftovers(queues=[QueueRest(queue="q", entries=1)], owed=0, endless=[])),
+    ("2 pending", Leftovers(queues=[QueueRest(queue="q", pending=2)], owed=0, endless=[])),
+    ("1 leases", Leftovers(queues=[QueueRest(queue="q", lease=1)], owed=0, endless=[])),
+    ("1 delayed", Leftovers(queues=[QueueRest(queue="q", delayed=1)], owed=0, endless=[])),
+    ("1 deadlines", Leftovers(queues=[QueueRest(queue="q", deadline=1)], owed=0, endless=[])),
+    ("1 predictions on the list", Leftovers(queues=[QueueRest(queue="q", live=1)], owed=0, endless=[])),
+    ("1 webhooks still owed", Leftovers(queues=[], owed=1, endless=[])),
+    ("nothing will ever remove", Leftovers(queues=[], owed=0, endless=["{p1}:rec:x"])),
+]
+
+
+@pytest.fixture
+def judged(tmp_path: Path) -> Callable[..., Report]:
+    """The verdict on journals that say just this, each party in a file of its own."""
+
+    def judge(lines: list[Line], leftovers: Leftovers | None = EMPTY, *, healed: bool = True) -> Report:
+        for line in [*lines, *([Healed(at=T + 60_000)] if healed else [])]:
+            journal = Journal(tmp_path / f"{type(line).__name__}.jsonl")
+            journal.write(line)
+            journal.close()
+        return check(tmp_path, RULES, leftovers=leftovers)
+
+    return judge
+
+
+def broken(report: Report) -> set[str]:
+    return {name for name, count in report.counts.items() if count}
+
+
+@pytest.mark.parametrize("story", KEPT)
+def test_a_run_that_kept_its_promises_is_good(judged: Callable[..., Report], story: str) -> None:
+    report = judged(KEPT[story])
+    assert broken(report) == set(), text(report)
+    assert report.ok
+
+
+@pytest.mark.parametrize(("invariant", "what", "lines"), BROKEN, ids=[f"{name}: {what}" for name, what, _ in BROKEN])
+def test_a_broken_promise_is_reported_under_its_name_alone(
+    judged: Callable[..., Report], invariant: str, what: str, lines: list[Line]
+) -> None:
+    report = judged(lines)
+    assert broken(report) == {invariant}, text(report)
+    assert any(what in breach.what for breach in report.breaches[invariant]), text(report)
+    assert not report.ok
+
+
+@pytest.mark.parametrize("story", STALE)
+def test_a_write_of_a_run_whose_claim_was_taken_away_is_found(judged: Callable[..., Report], story: str) -> None:
+    rest = final("b", "succeeded", *STALE[story], output=f"[{item('r2')}]")
+    report = judged([*without(lived_through_a_death(), Final), rest])
+    assert broken(report) == {"I4"}
+    assert report.stale == 1
+
+
+@pytest.mark.parametrize(("what", "left"), LEFT, ids=[what for what, _ in LEFT])
+def test_what_is_left_in_redis_is_reported(judged: Callable[..., Report], what: str, left: Leftovers) -> None:
+    report = judged(good(), left)
+    assert broken(report) == {"I7"}
+    assert what in report.breaches["I7"][0].what
+
+
+def test_every_invariant_is_shown_to_bite() -> None:
+    assert {name for name, _, _ in BROKEN} | {"I7"} == set(INVARIANTS)
+
+
+def test_a_run_that_shows_nothing_is_no_good_run(judged: Callable[..., Report]) -> None:
+    report = judged([], None, healed=False)
+    assert not report.ok
+    assert report.counts["evidence"] == 4
+    assert report.counts["I7"] == 1
+
+
+def test_counts_are_of_predictions_and_a_breach_tells_the_whole_story(judged: Callable[..., Report]) -> None:
+    lines = [*lived_through_a_death(), *good(), *without(good("z", "k-z"), Final)]
+    report = judged(lines)
+    assert (report.sent, report.acked, report.terminal, report.lost) == (3, 3, 2, 1)
+    assert (report.duplicate_runs, report.runs_per_prediction) == (1, {1: 2, 2: 1})
+    assert (report.recoveries, report.recovery_p50_ms, report.recovery_p99_ms) == (1, 15_950, 15_950)
+    [breach] = report.breaches["I1"]
+    assert [line.partition(" ")[2] for line in breach.evidence] == [
+        "client: sends create, key k-z, plan 'plain'",
+        "client: hears 201 starting",
+        "cog-0: run r-z begins in process 90",
+        "cog-0: run r-z ends, succeeded",
+        "sink: hears succeeded as msg_z_completed, answers 200",
+    ]
+
+
+def test_only_the_first_breaches_are_shown_and_all_are_counted(judged: Callable[..., Report]) -> None:
+    report = judged([line for number in range(30) for line in create(f"k{number}", f"p{number}")])
+    assert report.counts["I1"] == report.lost == 30
+    assert len(report.breaches["I1"]) == 20
+
+
+def test_the_verdict_for_people_names_every_promise(judged: Callable[..., Report]) -> None:
+    shown = text(judged(without(good(), Delivered)))
+    for name, (sentence, _) in INVARIANTS.items():
+        assert f"  {name} " in shown
+        assert sentence in shown
+    assert "1 breach\n" in shown
+    assert "missing: it succeeded, and no webhook that says so arrived" in shown
+    assert shown.endswith("BROKEN PROMISES  (seed 7)")
+
+
+def test_the_run_of_a_killed_server_ends_with_it(judged: Callable[..., Report]) -> None:
+    """Two more on the same slots after the kill are no third and fourth at once."""
+    lines = [
+        *[line for number in range(2) for line in run(f"e{number}", f"old{number}", began=1, ended=None, pid=80)],
+        *fault("kill_cog", "cog-0", 5, 8, pid=80),
+        *beside(2),
+    ]
+    report = judged(lines)
+    assert report.counts["I9"] == 0
+
+
+def test_the_verdict_can_be_read_again_from_the_folder_alone(judged: Callable[..., Report], tmp_path: Path) -> None:
+    (tmp_path / "leftovers.json").write_bytes(msgspec.json.encode(EMPTY))
+    first = judged(good(), None)
+    assert first.ok
+    assert check(tmp_path, RULES) == first
+    assert msgspec.json.decode(msgspec.json.encode(first), type=Report) == first
