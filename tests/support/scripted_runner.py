@@ -1,0 +1,67 @@
+"""A runner that does what a test says: for what no real server can be made to show at the right moment.
+
+Never decides anything: its health, its events and its answers are set from outside.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from msgspec import Raw
+
+from director.runners.runner import Ended, Health, HealthStatus, Outcome, RunEvent, RunRequest
+
+__all__ = ("ScriptedRunner",)
+
+
+class ScriptedRunner:
+    """`cancels` and `shutdowns` count what was asked. `fault` is raised by the run where its events are used up."""
+
+    url = "http://scripted"
+
+    def __init__(self, *events: RunEvent, fault: Exception | None = None) -> None:
+        self.events = list(events)
+        self.fault = fault
+        self.now = Health(status=HealthStatus.READY, since="first")
+        self.hears_shutdown = True
+        self.is_rude = False
+        self.cancels = 0
+        self.shutdowns = 0
+        self.started = asyncio.Event()
+        self.goes_on = asyncio.Event()
+        self.let_go = asyncio.Event()
+
+    async def health(self) -> Health:
+        """As the test set it."""
+        return self.now
+
+    async def openapi_schema(self) -> Raw | None:
+        """None."""
+        return None
+
+    async def run(self, request: RunRequest) -> AsyncGenerator[RunEvent, None]:
+        """The events, one by one; then the fault, or an end as soon as it `goes_on`."""
+        self.started.set()
+        try:
+            for event in self.events:
+                yield event
+            if self.fault is not None:
+                raise self.fault
+            await self.goes_on.wait()
+            yield Ended(outcome=Outcome.CANCELED)
+        finally:
+            self.let_go.set()
+
+    async def cancel(self, prediction_id: str) -> bool:
+        """Count it."""
+        self.cancels += 1
+        if self.is_rude:
+            raise ConnectionError("it hung up")
+        return True
+
+    async def shutdown(self) -> bool:
+        """Count it."""
+        self.shutdowns += 1
+        return self.hears_shutdown
+
+    async def aclose(self) -> None:
+        """Nothing to let go of."""

@@ -1,0 +1,186 @@
+"""How claims come in: never more than there are seats, never twice, and whole also at the end."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from msgspec import Raw
+from msgspec.structs import replace
+
+from director.consumer import Consumer
+from director.core.errors import BackendUnavailable, UnknownQueue
+from director.core.ids import QueueName
+from director.core.schema import Claim
+from director.runners.runner import Health, HealthStatus
+from director.servers import Seat, Server, Servers
+from tests.support.clock import FakeClock
+from tests.support.eventually import eventually
+from tests.support.scripted_runner import ScriptedRunner
+from tests.unit.test_tracker import RECORD
+
+pytestmark = pytest.mark.anyio
+
+QUEUE = QueueName("acme/echo:a1a1a1a1a1a1")
+
+
+class Counter:
+    """A queue, its bell and an executor, as a test wants them. `answers` are used up by one claim each."""
+
+    def __init__(self, slots: int = 1) -> None:
+        self.answers: list[int | Exception | asyncio.Event] = []
+        self.asked: list[tuple[str, int]] = []
+        self.executed: list[Claim] = []
+        self.registered = 0
+        self.away: list[Exception] = []
+        self.bell = asyncio.Event()
+        self.run_ends = asyncio.Event()
+        self.clock = FakeClock()
+        ready = Health(status=HealthStatus.READY)
+        self.servers = Servers([Server(ScriptedRunner(), slots, health=ready)])
+        parts: Any = {"scripts": self, "executor": self, "bell": self}
+        self.consumer = Consumer(
+            queue=QUEUE,
+            name="d1",
+            servers=self.servers,
+            clock=self.clock,
+            lease_s=15,
+            register=self.register,
+            **parts,
+        )
+
+    async def claim(self, queue: QueueName, *, consumer: str, nonce: str, count: int, lease_s: float) -> list[Claim]:
+        self.asked.append((nonce, count))
+        answer = self.answers.pop(0) if self.answers else 0
+        if isinstance(answer, asyncio.Event):
+            await answer.wait()
+            answer = 1
+        if isinstance(answer, Exception):
+            raise answer
+        return [Claim(replace(RECORD, token=f"{nonce}-{number}"), Raw(b"{}")) for number in range(answer)]
+
+    async def execute(self, claim: Claim, seat: Seat) -> None:
+        self.executed.append(claim)
+        await self.run_ends.wait()
+        self.servers.leave(seat)
+
+    async def wait(self) -> bool:
+        return await self.bell.wait()
+
+    async def register(self) -> None:
+        self.registered += 1
+        if self.away:
+            raise self.away.pop(0)
+
+
+async def test_it_asks_for_as_many_as_there_are_seats_and_leaves_those_it_does_not_need() -> None:
+    counter = Counter(slots=3)
+    counter.answers = [2]
+    assert await counter.consumer.run_once() == 2
+    assert [count for _, count in counter.asked] == [3]
+    await eventually(lambda: len(counter.executed), "both run", until=(2).__eq__)
+    assert counter.servers.busy == 2
+    counter.run_ends.set()
+    await eventually(lambda: counter.servers.busy, "seats are left", until=(0).__eq__)
+
+
+async def test_without_a_seat_nothing_is_asked_for() -> None:
+    counter = Counter()
+    counter.answers = [1]
+    consuming = asyncio.create_task(counter.consumer.run())
+    await eventually(lambda: counter.executed, "it runs")
+    await asyncio.sleep(0.01)
+    assert len(counter.asked) == 1
+    counter.run_ends.set()
+    await eventually(lambda: len(counter.asked), "it asks again", until=(2).__eq__)
+    counter.consumer.stop()
+    await asyncio.wait_for(consuming, 5)
+
+
+async def test_a_claim_without_an_answer_is_repeated_with_its_nonce_on_the_same_seats() -> None:
+    counter = Counter(slots=2)
+    counter.answers = [BackendUnavailable("lost"), 2]
+    claiming = asyncio.create_task(counter.consumer.run_once())
+    await eventually(lambda: len(counter.asked), "it asked once", until=(1).__eq__)
+    counter.servers.saw(counter.servers.all[0], Health(status=HealthStatus.UNREACHABLE))  # no new seats meanwhile
+    counter.clock.pass_time(1)
+    assert await asyncio.wait_for(claiming, 5) == 2
+    (first, one), (second, two) = counter.asked
+    assert (first, one) == (second, two)
+    assert first != ""
+    counter.run_ends.set()
+    await eventually(lambda: counter.servers.busy, "seats are left", until=(0).__eq__)
+
+
+async def test_every_claim_has_a_nonce_of_its_own() -> None:
+    counter = Counter(slots=2)
+    counter.answers = [1, 1]
+    await counter.consumer.run_once()
+    await counter.consumer.run_once()
+    assert len({nonce for nonce, _ in counter.asked}) == 2
+    counter.run_ends.set()
+    await eventually(lambda: counter.servers.busy, "seats are left", until=(0).__eq__)
+
+
+async def test_an_unknown_queue_is_registered_again_also_when_redis_is_away_just_then() -> None:
+    counter = Counter()
+    counter.bell.set()
+    counter.away = [BackendUnavailable("away")]
+    counter.answers = [UnknownQueue(QUEUE), UnknownQueue(QUEUE), 1]
+    consuming = asyncio.create_task(counter.consumer.run())
+    await eventually(lambda: counter.registered, "it tried", until=(1).__eq__)
+    assert counter.servers.busy == 0
+    counter.clock.pass_time(1)
+    await eventually(lambda: counter.executed, "it runs")
+    assert counter.registered == 2
+    counter.consumer.stop()
+    counter.run_ends.set()
+    await asyncio.wait_for(consuming, 5)
+
+
+async def test_what_a_claim_under_way_brings_still_runs_after_stop() -> None:
+    counter = Counter()
+    answered = asyncio.Event()
+    counter.answers = [answered]
+    consuming = asyncio.create_task(counter.consumer.run())
+    await eventually(lambda: counter.asked, "it asked")
+    counter.consumer.stop()
+    finishing = asyncio.create_task(counter.consumer.finished())
+    await asyncio.sleep(0)
+    assert not finishing.done()
+    answered.set()
+    await asyncio.wait_for(consuming, 5)
+    await eventually(lambda: counter.executed, "it runs")
+    assert not finishing.done()
+    counter.run_ends.set()
+    await asyncio.wait_for(finishing, 5)
+    assert len(counter.asked) == 1
+
+
+@pytest.mark.parametrize("answers", [[], [BackendUnavailable("away")]])
+async def test_stopped_while_it_waits_it_ends_at_once(answers: list[Any]) -> None:
+    counter = Counter()
+    counter.answers = answers
+    consuming = asyncio.create_task(counter.consumer.run())
+    await eventually(lambda: counter.asked, "it asked")
+    counter.consumer.stop()
+    await asyncio.wait_for(consuming, 5)
+    await asyncio.wait_for(counter.consumer.finished(), 5)
+    assert counter.servers.busy == 0
+
+
+async def test_canceled_by_its_owner_it_does_not_pretend_to_have_ended_by_itself() -> None:
+    counter = Counter()
+    consuming = asyncio.create_task(counter.consumer.run())
+    await eventually(lambda: counter.asked, "it asked")
+    consuming.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await consuming
+
+
+async def test_what_is_abandoned_is_over_afterwards() -> None:
+    counter = Counter()
+    counter.answers = [1]
+    await counter.consumer.run_once()
+    await eventually(lambda: counter.executed, "it runs")
+    await asyncio.wait_for(counter.consumer.abandon(), 5)
+    await asyncio.wait_for(counter.consumer.abandon(), 5)  # safe to repeat

@@ -1,0 +1,173 @@
+"""How a run is reached from outside it: stopped again and again, let go of, and left alone once it is over."""
+
+import asyncio
+
+import pytest
+from msgspec import Raw
+from msgspec.structs import replace
+
+from director.core.schema import Claim
+from director.holdings import CANCEL_AGAIN_S, CANCEL_WAIT_S, Held, Holdings
+from director.runners.runner import Began, Ended, Outcome, RunRequest
+from director.tracker import Limits, Stop, Tracker
+from tests.support.clock import FakeClock
+from tests.support.eventually import eventually
+from tests.support.scripted_runner import ScriptedRunner
+from tests.unit.test_tracker import RECORD
+
+pytestmark = pytest.mark.anyio
+
+CLAIM = Claim(replace(RECORD, token="nonce-1"), Raw(b"{}"))
+
+
+class Run:
+    """One claim that is held, and a task that follows its run."""
+
+    def __init__(self, *, began: bool = True, runner: ScriptedRunner | None = None) -> None:
+        self.clock = FakeClock()
+        self.runner = runner or ScriptedRunner()
+        self.tracker = Tracker(CLAIM.record, Limits())
+        if began:
+            self.tracker.apply(Began(), 0.0)
+        self.held = Held(CLAIM, self.tracker, self.runner, self.clock)
+        self.following = asyncio.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        self.reading = asyncio.create_task(self._read())
+        await self.held.read(self.reading)
+
+    async def _read(self) -> None:
+        async for event in self.runner.run(RunRequest(id=CLAIM.id, input=CLAIM.input)):
+            self.tracker.apply(event, self.clock.monotonic())
+
+    async def canceled(self, times: int) -> None:
+        """Wait until the server was asked that often."""
+        await eventually(lambda: self.runner.cancels, "cancels", until=times.__eq__)
+
+    async def over(self) -> None:
+        """Wait until nobody follows it any more."""
+        await asyncio.wait_for(self.following, 5)
+
+
+async def test_a_run_is_asked_to_stop_until_it_has_ended_and_never_after() -> None:
+    run = Run()
+    await run.runner.started.wait()
+    run.held.stop(Stop.USER)
+    for times, pause in enumerate((*CANCEL_AGAIN_S, 1.0), 1):
+        await run.canceled(times)
+        run.clock.pass_time(pause)
+    await run.canceled(len(CANCEL_AGAIN_S) + 2)
+    run.runner.goes_on.set()
+    await run.over()
+    asked = run.runner.cancels
+    run.held.stop(Stop.DEADLINE)
+    run.clock.pass_time(10)
+    await asyncio.sleep(0)
+    assert run.runner.cancels == asked
+    assert run.tracker.ended
+
+
+async def test_a_second_reason_to_stop_asks_no_louder() -> None:
+    run = Run()
+    await run.runner.started.wait()
+    run.held.stop(Stop.DRAIN)
+    run.held.stop(Stop.USER)
+    await run.canceled(1)
+    run.runner.goes_on.set()
+    await run.over()
+    assert run.runner.cancels == 1
+    assert run.tracker.stopped is Stop.USER
+
+
+async def test_a_cancel_that_fails_is_only_one_of_many() -> None:
+    run = Run()
+    await run.runner.started.wait()
+    run.runner.is_rude = True
+    run.held.stop(Stop.USER)
+    await run.canceled(1)
+    run.clock.pass_time(0.1)
+    await run.canceled(2)
+    run.runner.goes_on.set()
+    await run.over()
+
+
+async def test_a_run_that_heeds_no_cancel_is_abandoned() -> None:
+    run = Run()
+    await run.runner.started.wait()
+    run.held.stop(Stop.USER)
+    await run.canceled(1)
+    run.clock.pass_time(CANCEL_WAIT_S)
+    await run.over()
+    assert run.held.stuck
+    assert run.reading.cancelled()
+
+
+async def test_a_run_that_has_not_begun_is_let_go_of_at_once() -> None:
+    run = Run(began=False)
+    await run.runner.started.wait()
+    run.held.stop(Stop.USER)
+    await run.over()
+    assert run.held.unbegun
+    assert run.runner.cancels == 0
+
+
+async def test_a_lost_claim_lets_go_of_its_run_and_stops_nothing() -> None:
+    run = Run()
+    await run.runner.started.wait()
+    run.held.lose()
+    run.held.stop(Stop.USER)
+    await run.over()
+    assert run.runner.let_go.is_set()
+    assert run.runner.cancels == 0
+
+
+async def test_a_claim_that_is_lost_before_its_run_starts_starts_none() -> None:
+    run = Run()
+    run.held.lose()
+    await run.over()
+    assert not run.runner.started.is_set()
+
+
+async def test_a_claim_is_found_by_its_token_while_it_is_held() -> None:
+    run, holdings = Run(), Holdings()
+    with holdings.holding(run.held):
+        assert holdings.claims() == [(CLAIM.id, "nonce-1")]
+        assert holdings.find(CLAIM.id, "nonce-1") is run.held
+        assert holdings.find(CLAIM.id, "nonce-2") is None
+        run.held.lose()
+        assert holdings.claims() == []  # there is nothing to extend any more
+    assert holdings.find(CLAIM.id, "nonce-1") is None
+    await run.over()
+
+
+async def test_a_newer_claim_of_the_same_prediction_outlasts_the_older_one() -> None:
+    older, newer, holdings = Run(), Run(), Holdings()
+    newer.held.claim = Claim(replace(CLAIM.record, token="nonce-2"), CLAIM.input)
+    with holdings.holding(older.held):
+        holding = holdings.holding(newer.held)
+        holding.__enter__()
+    assert holdings.claims() == [(CLAIM.id, "nonce-2")]
+    holding.__exit__(None, None, None)
+    assert len(holdings) == 0
+    for run in (older, newer):
+        run.held.lose()
+        await run.over()
+
+
+async def test_a_hand_back_stops_also_what_comes_in_after_it() -> None:
+    run, holdings = Run(began=False), Holdings()
+    holdings.stop_all(Stop.DRAIN)
+    with holdings.holding(run.held):
+        assert run.tracker.stopped is Stop.DRAIN
+        await run.over()
+    assert not run.runner.started.is_set()
+
+
+async def test_a_run_that_ended_by_itself_is_not_stopped() -> None:
+    run = Run(runner=ScriptedRunner(Ended(outcome=Outcome.SUCCEEDED)))
+    await eventually(lambda: run.tracker.ended, "it ended")
+    run.held.stop(Stop.USER)
+    await asyncio.sleep(0)
+    assert run.runner.cancels == 0
+    run.held.lose()
+    await run.over()

@@ -1,0 +1,183 @@
+"""Progress on its way to a real Valkey: gathered, in order, and never twice, whatever becomes of an answer."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from director.core.clock import SystemClock
+from director.core.errors import BackendUnavailable
+from director.core.schema import Claim, NewEvent
+from director.core.scripts import Advanced, Scripts
+from director.core.states import Status
+from director.holdings import Held
+from director.progress import Progress
+from director.runners.runner import Began
+from director.tracker import Limits, Stop, Tracker
+from tests.support.clock import FakeClock
+from tests.support.eventually import eventually
+from tests.support.queue_driver import QueueDriver
+from tests.support.scripted_runner import ScriptedRunner
+
+pytestmark = pytest.mark.anyio
+
+STARTED: NewEvent = ("started", b"")
+
+
+class Wire(Scripts):
+    """The scripts, with what a test does around each `advance`."""
+
+    def __init__(self, scripts: Scripts) -> None:
+        self._call = scripts._call
+        self.sent: list[list[NewEvent]] = []
+        self.after: list[Callable[[], Awaitable[None]]] = []
+
+    async def advance(self, *args: Any, **options: Any) -> Advanced:
+        self.sent.append(list(options["events"]))
+        advanced = await super().advance(*args, **options)
+        if self.after:
+            await self.after.pop(0)()
+        return advanced
+
+
+async def lose_the_answer() -> None:
+    raise BackendUnavailable("the answer was lost")
+
+
+async def fail() -> None:
+    raise RuntimeError("a fault of ours")
+
+
+@pytest.fixture
+async def claim(driver: QueueDriver) -> Claim:
+    await driver.submit()
+    return await driver.claim_one(lease_s=3600)
+
+
+@pytest.fixture
+def wire(scripts: Scripts) -> Wire:
+    return Wire(scripts)
+
+
+@pytest.fixture
+async def held(claim: Claim) -> Held:
+    tracker = Tracker(claim.record, Limits())
+    tracker.apply(Began(), 0.0)
+    return Held(claim, tracker, ScriptedRunner(), FakeClock())
+
+
+@pytest.fixture
+def progress(held: Held, wire: Wire) -> Progress:
+    return Progress(held, wire, SystemClock(), None)
+
+
+def output(number: int) -> NewEvent:
+    return ("output", b"%d" % number)
+
+
+async def finish(driver: QueueDriver, claim: Claim, progress: Progress) -> None:
+    """What the executor writes last."""
+    left = await progress.close()
+    assert await driver.finish(claim, Status.SUCCEEDED, seq=progress.seq, events=left, ran_ms=1)
+
+
+async def test_events_of_one_moment_leave_in_one_write(
+    driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire
+) -> None:
+    for event in (STARTED, output(0), output(1)):
+        progress.add((event,))
+    await eventually(lambda: progress.seq, "it is written", until=lambda seq: seq == claim.record.seq + 3)
+    assert wire.sent == [[STARTED, output(0), output(1)]]
+    await finish(driver, claim, progress)
+    assert await driver.kinds(claim.id) == ["created", "started", "output", "output", "completed"]
+
+
+async def test_a_write_whose_answer_was_lost_is_not_written_twice(
+    driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire
+) -> None:
+    wire.after.append(lose_the_answer)
+    progress.add((STARTED, output(0)))
+    with pytest.raises(BackendUnavailable):
+        await progress.run_once()
+    progress.add((output(1),))
+    assert await progress.run_once() == "held"
+    assert wire.sent == [[STARTED, output(0)], [STARTED, output(0), output(1)]]
+    await finish(driver, claim, progress)
+    assert await driver.kinds(claim.id) == ["created", "started", "output", "output", "completed"]
+    stored = await driver.scripts.get(claim.id)
+    assert stored is not None
+
+
+async def test_the_last_write_knows_what_a_lost_answer_had_written(
+    driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire
+) -> None:
+    wire.after.append(lose_the_answer)
+    progress.add((STARTED, output(0)))
+    with pytest.raises(BackendUnavailable):
+        await progress.run_once()
+    progress.add((output(1),))
+    await finish(driver, claim, progress)
+    assert await driver.kinds(claim.id) == ["created", "started", "output", "output", "completed"]
+
+
+async def test_closing_waits_for_a_write_under_way_and_returns_only_what_is_left(
+    driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire
+) -> None:
+    written, answered = asyncio.Event(), asyncio.Event()
+
+    async def hold() -> None:
+        written.set()
+        await answered.wait()
+
+    wire.after.append(hold)
+    progress.add((STARTED,))
+    await asyncio.wait_for(written.wait(), 5)
+    progress.add((output(0),))
+    closing = asyncio.create_task(progress.close())
+    await asyncio.sleep(0)
+    assert not closing.done()
+    answered.set()
+    assert await closing == (output(0),)
+    assert progress.seq == claim.record.seq + 1
+    assert len(wire.sent) == 1
+
+
+async def test_a_short_run_has_no_write_of_its_own(
+    driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire
+) -> None:
+    progress.add((STARTED, output(0)))
+    await finish(driver, claim, progress)
+    assert wire.sent == []
+    assert await driver.kinds(claim.id) == ["created", "started", "output", "completed"]
+
+
+async def test_a_fault_of_ours_in_a_write_leaves_all_to_the_last_one(
+    driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire, caplog: Any
+) -> None:
+    wire.after.append(fail)
+    progress.add((STARTED, output(0)))
+    await eventually(lambda: "writing progress failed" in caplog.messages, "it is logged")
+    progress.add((output(1),))
+    await finish(driver, claim, progress)
+    assert await driver.kinds(claim.id) == ["created", "started", "output", "output", "completed"]
+
+
+async def test_an_answer_that_the_caller_canceled_stops_the_run(
+    driver: QueueDriver, claim: Claim, held: Held, progress: Progress
+) -> None:
+    await driver.cancel(claim.id)
+    progress.add((STARTED,))
+    assert await progress.run_once() == "user"
+    assert held.tracker.stopped is Stop.USER
+    held.lose()
+
+
+async def test_an_answer_that_the_claim_is_lost_is_heeded_and_nothing_was_written(
+    driver: QueueDriver, claim: Claim, held: Held, progress: Progress
+) -> None:
+    await driver.release(claim)
+    progress.add((STARTED, output(0)))
+    assert await progress.run_once() == "lost"
+    assert held.is_lost
+    assert await driver.kinds(claim.id) == ["created", "released"]

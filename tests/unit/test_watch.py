@@ -1,0 +1,146 @@
+"""What a look at a model server leads to: seats, registration, and a new start where one is needed."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from director.core.errors import BackendUnavailable
+from director.runners.runner import Health, HealthStatus
+from director.servers import Server, Servers
+from director.watch import END_AGAIN_S, Watch
+from tests.support.clock import FakeClock
+from tests.support.scripted_runner import ScriptedRunner
+
+pytestmark = pytest.mark.anyio
+
+READY = Health(status=HealthStatus.READY, since="first", server="coglet 1")
+DEFUNCT = Health(status=HealthStatus.DEFUNCT, since="first")
+AWAY = Health(status=HealthStatus.UNREACHABLE)
+
+
+class Watched:
+    """A server under watch; `registered` has what was registered, and `redis_is_away` makes that fail."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.runner = ScriptedRunner()
+        self.server = Server(self.runner, 1)
+        self.servers = Servers([self.server])
+        self.registered: list[str] = []
+        self.redis_is_away = False
+        self.watch = Watch(self.server, self.servers, self.clock, self._register)
+
+    async def _register(self, server: Server, health: Health) -> None:
+        assert not server.can_run or self.registered  # before it is given work
+        if self.redis_is_away:
+            raise BackendUnavailable("away")
+        self.registered.append(health.server)
+
+    async def look(self, health: Health) -> Health:
+        self.runner.now = health
+        return await self.watch.run_once()
+
+    async def doubt(self) -> None:
+        """A run on it shows that it needs a new start."""
+        [seat] = await self.servers.seats()
+        self.servers.doubt(seat)
+        self.servers.leave(seat)
+
+
+@pytest.fixture
+async def watched() -> Watched:
+    return Watched()
+
+
+async def test_a_server_is_registered_once_for_each_of_its_starts(watched: Watched) -> None:
+    await watched.look(replace(READY, status=HealthStatus.STARTING))
+    assert not watched.servers.any_ready()
+    await watched.look(READY)
+    await watched.look(replace(READY, status=HealthStatus.BUSY))
+    assert watched.servers.any_ready()
+    await watched.look(replace(READY, since="second", server="coglet 2"))
+    assert watched.registered == ["coglet 1", "coglet 2"]
+
+
+async def test_a_registration_that_failed_is_made_up_for_before_any_work(watched: Watched) -> None:
+    watched.redis_is_away = True
+    with pytest.raises(BackendUnavailable):
+        await watched.look(READY)
+    assert not watched.servers.any_ready()
+    watched.redis_is_away = False
+    await watched.look(READY)
+    assert watched.registered == ["coglet 1"]
+    assert watched.servers.any_ready()
+
+
+async def test_a_server_whose_worker_is_dead_is_asked_to_end_once(watched: Watched) -> None:
+    await watched.look(READY)
+    for _ in range(3):
+        await watched.look(DEFUNCT)
+        watched.clock.pass_time(1)
+    assert watched.runner.shutdowns == 1
+    assert not watched.servers.any_ready()
+    watched.clock.pass_time(END_AGAIN_S)
+    await watched.look(DEFUNCT)
+    assert watched.runner.shutdowns == 2  # it should have been gone for long
+
+
+async def test_a_server_that_did_not_hear_it_is_asked_again(watched: Watched) -> None:
+    watched.runner.hears_shutdown = False
+    await watched.look(DEFUNCT)
+    await watched.look(DEFUNCT)
+    assert watched.runner.shutdowns == 2
+
+
+async def test_a_doubted_server_gets_no_work_until_it_was_started_anew(watched: Watched) -> None:
+    await watched.look(READY)
+    await watched.doubt()
+    assert (await watched.look(READY)).status is HealthStatus.DEFUNCT
+    assert watched.runner.shutdowns == 1
+    for health in (READY, AWAY, READY):  # it takes its time, and is not to be trusted before it is another one
+        await watched.look(health)
+        assert not watched.servers.any_ready()
+    await watched.look(replace(READY, since="second"))
+    assert watched.servers.any_ready()
+    assert watched.runner.shutdowns == 1
+
+
+async def test_a_doubted_server_is_not_ended_under_another_run(watched: Watched) -> None:
+    await watched.look(READY)
+    await watched.doubt()
+    watched.server.busy = 1
+    await watched.look(READY)
+    assert watched.runner.shutdowns == 0
+    watched.server.busy = 0
+    await watched.look(READY)
+    assert watched.runner.shutdowns == 1
+
+
+async def test_a_server_that_was_restarted_meanwhile_is_not_ended_again(watched: Watched) -> None:
+    await watched.look(READY)
+    await watched.doubt()
+    await watched.look(replace(READY, since="second"))
+    assert watched.runner.shutdowns == 0
+    assert watched.servers.any_ready()
+
+
+async def test_a_server_that_does_not_tell_its_starts_is_trusted_again_once_it_was_away(watched: Watched) -> None:
+    nameless = replace(READY, since="")
+    await watched.look(nameless)
+    await watched.doubt()
+    await watched.look(nameless)
+    assert watched.runner.shutdowns == 1
+    await watched.look(AWAY)
+    await watched.look(nameless)
+    assert watched.servers.any_ready()
+    assert watched.runner.shutdowns == 1
+
+
+async def test_it_says_why_a_server_is_not_ready(watched: Watched, caplog: Any) -> None:
+    failed = Health(status=HealthStatus.SETUP_FAILED, detail="no weights", setup_logs="Traceback …")
+    await watched.look(failed)
+    await watched.look(failed)
+    [said] = [record for record in caplog.records if record.message == "model server is setup failed"]
+    assert (said.levelname, said.detail) == ("ERROR", "no weights")
+    assert watched.server.health == failed
