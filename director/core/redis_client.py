@@ -5,18 +5,29 @@ connections), no retries inside redis-py: a lost reply is retried by the gathere
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
 
 from redis import exceptions
 from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
+from director.core.connections import NO_RETRIES, direct_pool, is_sentinel_url, sentinel_pool
 from director.core.errors import BackendUnavailable, SettingsError
 
-__all__ = ("AWAY", "PAUSE_S", "TRIES", "ask", "blocking_client", "client", "describe", "text", "texts", "unavailable")
+__all__ = (
+    "AWAY",
+    "PAUSE_S",
+    "TRIES",
+    "ask",
+    "blocking_client",
+    "client",
+    "describe",
+    "has_password",
+    "text",
+    "texts",
+    "unavailable",
+)
 
 Reply = TypeVar("Reply")
 
@@ -31,8 +42,11 @@ AWAY: Final = (
     exceptions.TryAgainError,
     exceptions.MasterDownError,
 )
-# Plain ResponseErrors of the same kind: redis-py has no class for them.
-AWAY_WORDS: Final = ("NOREPLICAS", "MISCONF", "OOM", "LOADING", "READONLY", "MASTERDOWN", "BUSY")
+# Plain ResponseErrors of the same kind: redis-py has no class for them. In a pipeline it puts words of its own before.
+AWAY_WORDS: Final = re.compile(r"(?:^|caused error: \W*)(NOREPLICAS|MISCONF|OOM|LOADING|READONLY|MASTERDOWN|BUSY) ")
+
+# What an operator has to mend, although it heals without a restart here.
+REFUSED: Final = "Redis refuses the user or the password in its URL"
 
 SOCKET_TIMEOUT_S: Final = 3.0
 CONNECT_TIMEOUT_S: Final = 2.0
@@ -57,15 +71,20 @@ def _client(url: str, *, connections: int, name: str, socket_timeout_s: float) -
         "protocol": 2,
         "socket_timeout": socket_timeout_s,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
-        "retry": Retry(NoBackoff(), 0),
+        "retry": NO_RETRIES,
         "health_check_interval": 0,
         "client_name": name,
+        "max_connections": connections,
+        "timeout": SOCKET_TIMEOUT_S,
     }
+    make: Callable[..., BlockingConnectionPool] = sentinel_pool if is_sentinel_url(url) else direct_pool
     try:
-        pool = BlockingConnectionPool.from_url(url, max_connections=connections, timeout=SOCKET_TIMEOUT_S, **options)
-    except ValueError as exc:
-        raise SettingsError(f"The Redis URL is not one ({describe(url)}): redis://, rediss:// or unix:// …") from exc
-    return Redis.from_pool(pool)
+        return Redis.from_pool(make(url, **options))
+    except (ValueError, TypeError) as exc:
+        raise SettingsError(
+            f"The Redis URL is not one ({describe(url)}): redis://host:port/db, rediss://…, unix:///path "
+            "or redis+sentinel://host:port,host:port/name"
+        ) from exc
 
 
 async def ask(send: Callable[[], Awaitable[Reply]]) -> Reply:
@@ -85,15 +104,26 @@ async def ask(send: Callable[[], Awaitable[Reply]]) -> Reply:
 
 def unavailable(exc: Exception) -> BackendUnavailable | None:
     """The error to raise instead of `exc` where Redis is only away for now; None where it is a fault of ours."""
-    if isinstance(exc, AWAY) or str(exc).startswith(AWAY_WORDS):
+    if isinstance(exc, exceptions.AuthenticationError):
+        return BackendUnavailable(REFUSED)
+    if isinstance(exc, AWAY):
         return BackendUnavailable(f"Redis is away: {type(exc).__name__}")
+    if isinstance(exc, exceptions.ResponseError) and (word := AWAY_WORDS.search(str(exc))):
+        return BackendUnavailable(f"Redis is away: {word[1]}")
     return None
 
 
 def describe(url: str) -> str:
     """The address in a URL without its secrets, for logs and messages."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"
+    scheme, _, rest = url.partition("://")
+    # all before the last @, wherever it stands: a password that was not escaped must not come through
+    return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}" if rest else "no scheme"
+
+
+def has_password(url: str) -> bool:
+    """Does this URL bring a password along?"""
+    user, at, _ = url.partition("://")[2].rpartition("@")
+    return bool(at) and ":" in user
 
 
 def text(reply: bytes | str) -> str:

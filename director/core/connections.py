@@ -1,0 +1,139 @@
+"""Pools of connections that leave a server which is no longer the one to write to.
+
+A server that was demoted keeps its connections open and answers READONLY for ever. Here such an answer closes its
+connection, and counts as a lost one: the next is made to whatever the name, the proxy or the Sentinels say now.
+Sentinels are asked for each new connection, and no connection to them is kept.
+"""
+
+import re
+from typing import Any, Final
+
+from redis import exceptions
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection, parse_url
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import (
+    MasterNotFoundError,
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
+from redis.backoff import NoBackoff
+
+__all__ = ("NO_RETRIES", "direct_pool", "is_sentinel_url", "sentinel_pool")
+
+NO_RETRIES: Final = Retry(NoBackoff(), 0)
+# Short: while one Sentinel is away, each new connection waits this long for it before the next one is asked
+SENTINEL_TIMEOUT_S: Final = 1.0
+SENTINEL_PORT: Final = 26379
+
+SENTINEL_URL: Final = re.compile(
+    r"redis(?P<tls>s?)\+sentinel://(?:(?P<user>[^@/]*)@)?(?P<hosts>[^/?@]+)/(?P<name>[^/?]+)(?:/(?P<db>\d+))?(?:\?(?P<query>.*))?"
+)
+HOST: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::(?P<port>\d{1,5}))?")
+
+
+class _LeavesReplicas:
+    """In front of a connection class: READONLY loses the connection, as redis-py does behind Sentinels only."""
+
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        try:
+            return await super().read_response(*args, **options)  # type: ignore[misc]
+        except exceptions.ReadOnlyError as exc:
+            await self.disconnect()  # type: ignore[attr-defined]
+            raise exceptions.ConnectionError("READONLY: the server is a replica now") from exc
+
+
+class _Tcp(_LeavesReplicas, Connection):
+    pass
+
+
+class _Tls(_LeavesReplicas, SSLConnection):
+    pass
+
+
+class _Unix(_LeavesReplicas, UnixDomainSocketConnection):
+    pass
+
+
+DIRECT: Final = {"redis": _Tcp, "rediss": _Tls, "unix": _Unix}
+
+
+def direct_pool(url: str, **options: Any) -> BlockingConnectionPool:
+    """Connections to the one server that a URL names. Raises ValueError or TypeError where it names none.
+
+    `options` win over what the URL asks for: a time-out that is too short would break every wait.
+    """
+    known = dict(parse_url(url))
+    return _checked(BlockingConnectionPool(**{**known, **options, "connection_class": DIRECT[url.partition("://")[0]]}))
+
+
+def is_sentinel_url(url: str) -> bool:
+    """Does this URL name Sentinels rather than a server?"""
+    return url.partition("://")[0] in ("redis+sentinel", "rediss+sentinel")
+
+
+def sentinel_pool(url: str, **options: Any) -> BlockingConnectionPool:
+    """Connections to whichever server the Sentinels call the master. Raises as `direct_pool` does.
+
+    User and password are the server's; the Sentinels' own are `sentinel_username` and `sentinel_password` in the query.
+    """
+    match = SENTINEL_URL.fullmatch(url)
+    if match is None:
+        raise ValueError("not the URL of Sentinels")
+    user = "" if match["user"] is None else f"{match['user']}@"
+    known: dict[str, Any] = {**parse_url(f"redis://{user}-/{match['db'] or 0}?{match['query'] or ''}")}
+    known.pop("host")
+    # the same TLS to both, and the same names to check
+    tls = {name: value for name, value in known.items() if name.startswith("ssl_")}
+    asked = {
+        "username": known.pop("sentinel_username", None),
+        "password": known.pop("sentinel_password", None),
+        "protocol": 2,
+        "socket_timeout": SENTINEL_TIMEOUT_S,
+        "socket_connect_timeout": SENTINEL_TIMEOUT_S,
+        "retry": NO_RETRIES,
+        "ssl": bool(match["tls"]),
+        **tls,
+    }
+    sentinels = _Sentinels([_address(host) for host in match["hosts"].split(",")], sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
+    kind = SentinelManagedSSLConnection if match["tls"] else SentinelManagedConnection
+    pool = _SentinelPool(match["name"], sentinels, **{**known, **options, "connection_class": kind})  # type: ignore[no-untyped-call]
+    return _checked(pool)
+
+
+def _checked(pool: BlockingConnectionPool) -> BlockingConnectionPool:
+    """Only a connection knows which options it takes, so one is made, and not opened."""
+    pool.make_connection()  # type: ignore[no-untyped-call]
+    return pool
+
+
+class _SentinelPool(SentinelConnectionPool, BlockingConnectionPool):
+    """Connections to the master, bounded as all others are."""
+
+
+class _Sentinels(Sentinel):
+    """Asked seldom, so their connections are closed after each question."""
+
+    async def discover_master(self, service_name: str) -> tuple[str, int]:
+        try:
+            address: tuple[str, int] = await super().discover_master(service_name)
+        except exceptions.ResponseError as exc:
+            raise MasterNotFoundError(f"what answers is no Sentinel, or refuses us: {exc}") from exc
+        finally:
+            for sentinel in self.sentinels:
+                await _close_idle(sentinel)
+        return address
+
+
+async def _close_idle(redis: Redis) -> None:
+    # those in use belong to another question that is under way
+    await redis.connection_pool.disconnect(inuse_connections=False)
+
+
+def _address(text: str) -> tuple[str, int]:
+    match = HOST.fullmatch(text)
+    if match is None:
+        raise ValueError("not a host and a port")
+    return match["host"].strip("[]"), int(match["port"] or SENTINEL_PORT)
