@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from api.accounts import get_account, get_webhook_secret
+from api.admin import drop_dead, drop_one_dead, get_dead, list_dead, revive_dead, revive_one_dead
 from api.health import livez, readyz
 from api.listing import list_predictions
 from api.models import get_model, get_version, list_versions
@@ -41,6 +42,12 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("GET", "/models/{owner}/{name}/versions/{id}", get_version),
     ("GET", "/account", get_account),
     ("GET", "/webhooks/default/secret", get_webhook_secret),
+    ("GET", "/admin/dead", list_dead),
+    ("POST", "/admin/dead/revive", revive_dead),
+    ("POST", "/admin/dead/drop", drop_dead),
+    ("GET", "/admin/dead/{id}", get_dead),
+    ("POST", "/admin/dead/{id}/revive", revive_one_dead),
+    ("POST", "/admin/dead/{id}/drop", drop_one_dead),
 )
 PROBES: Final[tuple[tuple[str, Handler], ...]] = (("/livez", livez), ("/readyz", readyz))
 

@@ -10,7 +10,7 @@ from director.core.accounts import Account
 
 __all__ = ("Scope", "authenticate")
 
-Scope = Literal["read", "run"]
+Scope = Literal["read", "run", "admin"]
 
 # `Token` is the older form, which official clients before 2024 still send
 SCHEMES: Final = frozenset({"bearer", "token"})

@@ -14,6 +14,7 @@ from api.waiters import SILENCE_S, Waiters
 from director.core.accounts import Accounts
 from director.core.catalog import Catalog
 from director.core.clock import Clock
+from director.core.dead import DeadLetters
 from director.core.errors import UnsafeBackend
 from director.core.gatherer import Gatherer
 from director.core.listing import Listing
@@ -35,6 +36,7 @@ class Parts(Struct, frozen=True, kw_only=True):
     accounts: Accounts
     catalog: Catalog
     listing: Listing
+    dead: DeadLetters
     lookups: Lookups
     waiters: Waiters
     gate: Gate
@@ -67,6 +69,7 @@ async def running(
         accounts=accounts,
         catalog=catalog,
         listing=Listing(redis),
+        dead=DeadLetters(redis, scripts, clock),
         lookups=Lookups(accounts, catalog, clock=clock, cache_s=settings.cache_s),
         waiters=Waiters(subscriber, scripts.get, clock=clock, most=settings.max_waits),
         gate=Gate(redis, settings, clock=clock, on_unsafe=on_unsafe),

@@ -13,9 +13,11 @@ from director.core.keys import LANES
 from director.core.redis_client import ask, text, texts
 from director.core.signing import new_secret
 
-__all__ = ("ACCOUNT_NAME", "Account", "Accounts", "digest")
+__all__ = ("ACCOUNT_NAME", "SCOPES", "Account", "Accounts", "digest")
 
 ACCOUNT_NAME: Final = r"^[a-z0-9][a-z0-9_-]{0,63}$"
+# read: see what is there; run: make and cancel predictions; admin: what operators do, over all accounts
+SCOPES: Final = ("read", "run", "admin")
 TOKEN_PREFIX: Final = "dr_"  # noqa: S105 - marks a secret for scanners, is none
 
 

@@ -50,6 +50,7 @@ class Record(Struct, frozen=True, kw_only=True):
     claims: int = 0
     token: Token = ""
     holder: str = ""
+    claimed: int | None = None
     seq: int = 0
     cancel: str = ""
     url: str = ""  # base of the URLs in answers, as the client that made it knew us
@@ -61,6 +62,7 @@ class Record(Struct, frozen=True, kw_only=True):
     told: str = ""
     tellings: int = 0
     revivals: int = 0
+    history: str = ""  # the attempts that did not end it: see director.core.dead
 
     @property
     def is_terminal(self) -> bool:
