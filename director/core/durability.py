@@ -11,11 +11,17 @@ from director.core.errors import UnsafeBackend
 from director.core.redis_client import ask
 from director.core.settings import CommonSettings
 
-__all__ = ("LEAST_VERSIONS", "Server", "check", "levels")
+__all__ = ("LEAST_VERSIONS", "MENDS", "STRONGEST_FIRST", "Server", "check", "levels")
 
 # Scripts carry the `#!lua` shebang, which these and newer servers check.
 LEAST_VERSIONS: Final = {"redis": (7, 0), "valkey": (7, 2)}
 STRONGEST_FIRST: Final = ("replicated", "always", "everysec", "memory")
+# What to set where a level is asked for and not reached
+MENDS: Final = {
+    "always": "set `appendonly yes` and `appendfsync always`",
+    "everysec": "set `appendonly yes` and `appendfsync everysec`",
+    "replicated": "set `appendonly yes`, `appendfsync always` and `min-replicas-to-write 1`",
+}
 
 
 class Server(Struct, frozen=True):
@@ -51,8 +57,8 @@ async def check(redis: Redis, settings: CommonSettings) -> Server:
     level = next(word for word in STRONGEST_FIRST if word in reached)
     if settings.durability not in reached:
         raise UnsafeBackend(
-            f"The server's durability is {level}, and {settings.durability} is asked for. Set `appendonly yes` and "
-            f"`appendfsync always` there, or accept less by name: DIRECTOR_DURABILITY={level}."
+            f"The server's durability is {level}, and {settings.durability} is asked for. There, "
+            f"{MENDS[settings.durability]}, or accept less by name: DIRECTOR_DURABILITY={level}."
         )
     return Server(kind, version, level, str(info["run_id"]))
 

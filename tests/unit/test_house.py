@@ -27,6 +27,7 @@ PURE = (
     "director.core.states",
     "director.core.view",
     "director.core.webhook_url",
+    "director.doctor.floors",
     "director.runners.runner",
     "director.tracker",
 )
