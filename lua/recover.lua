@@ -14,8 +14,9 @@
 local stream, queue, cursor, count, idle_ms = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local jitter, now = tonumber(ARGV[5]), clock(ARGV[6])
 
+if redis.call('EXISTS', stream) == 0 then return { '0-0' } end
 local reply = redis.pcall('XAUTOCLAIM', stream, GROUP, 'keeper', idle_ms, cursor, 'COUNT', count, 'JUSTID')
-if reply.err then return { '0-0' } end -- no stream, or no group: nothing is pending
+if reply.err then return { '0-0' } end -- no group: nothing is pending
 
 local recovered = { reply[1] }
 for _, mid in ipairs(reply[2]) do

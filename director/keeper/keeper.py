@@ -1,10 +1,9 @@
-"""Start, own and end the keeper's roles: reaper, promoter, expirer and courier, in one task group.
+"""Start, own and end the keeper's roles, one file each, in one task group.
 
 Never gives up because Redis is away: it waits, says so on /readyz, and goes on when it is back. Any number of keepers
 may run at once, since every act of theirs is one guarded script.
 """
 
-import importlib.util
 import logging
 import signal
 from collections.abc import AsyncGenerator, Callable
@@ -13,14 +12,12 @@ from typing import Final
 
 import anyio
 
+from director import process
 from director.core.accounts import Accounts
 from director.core.catalog import Catalog
 from director.core.clock import Clock, SystemClock
-from director.core.durability import check
-from director.core.errors import BackendUnavailable, DirectorError
 from director.core.gatherer import Gatherer
-from director.core.logs import configure
-from director.core.redis_client import client, describe
+from director.core.redis_client import client
 from director.core.scripts import Scripts
 from director.core.settings import KeeperSettings
 from director.health import Health, redis_check, serve_http
@@ -28,6 +25,10 @@ from director.keeper.courier import Courier
 from director.keeper.expirer import Expirer
 from director.keeper.promoter import Promoter
 from director.keeper.reaper import Reaper
+from director.keeper.reconciler import Reconciler
+from director.keeper.recoverer import Recoverer
+from director.keeper.retirer import Retirer
+from director.keeper.server_time import ServerTime
 from director.keeper.sweep import Registry
 from director.webhooks.addresses import AllowList
 from director.webhooks.sender import Sender
@@ -44,12 +45,7 @@ DRAIN_S: Final = 10.0
 
 def serve(settings: KeeperSettings) -> None:
     """Run a keeper until SIGTERM or SIGINT. What an operator has to mend ends it with one line."""
-    configure(settings.log_level, process="keeper")
-    has_uvloop = importlib.util.find_spec("uvloop") is not None
-    try:
-        anyio.run(_serve, settings, backend="asyncio", backend_options={"use_uvloop": has_uvloop})
-    except DirectorError as exc:
-        raise SystemExit(f"director keeper: {exc}") from exc
+    process.serve("keeper", _serve, settings)
 
 
 async def _serve(settings: KeeperSettings) -> None:
@@ -61,22 +57,16 @@ async def run(settings: KeeperSettings, *, started: Callable[[int], None]) -> No
 
     Raises UnsafeBackend when the server would lose what it accepts, SettingsError for a setting that cannot be.
     """
-    try:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async with _keeper(settings) as keeper, anyio.create_task_group() as tasks:
-                tasks.start_soon(keeper.keep)
-                tasks.start_soon(keeper.serve_health, started)
-                async for _ in signals:
-                    break
-                log.info("draining")
-                with anyio.move_on_after(DRAIN_S):
-                    await keeper.drain()
-                tasks.cancel_scope.cancel()
-    except ExceptionGroup as group:
-        on_purpose, rest = group.split(DirectorError)
-        if on_purpose is None or rest is not None:
-            raise
-        raise _first(on_purpose) from None
+    with process.one_error(), anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with _keeper(settings) as keeper, anyio.create_task_group() as tasks:
+            tasks.start_soon(keeper.keep)
+            tasks.start_soon(keeper.serve_health, started)
+            async for _ in signals:
+                break
+            log.info("draining")
+            with anyio.move_on_after(DRAIN_S):
+                await keeper.drain()
+            tasks.cancel_scope.cancel()
     log.info("keeper ended")
 
 
@@ -105,7 +95,11 @@ class Keeper:
         scripts = Scripts(gatherer)
         registry = Registry(Catalog(self._redis, scripts, clock), clock)
         webhooks = TerminalWebhooks(scripts, Accounts(self._redis), sender, clock)
-        self.reaper = Reaper(self._redis, scripts, registry, clock, lease_s=settings.lease_s)
+        time = ServerTime(self._redis, clock, lease_s=settings.lease_s)
+        self.reaper = Reaper(scripts, registry, time, clock, lease_s=settings.lease_s)
+        self.recoverer = Recoverer(self._redis, scripts, registry, time, clock, lease_s=settings.lease_s)
+        self.reconciler = Reconciler(scripts, registry, clock, lease_s=settings.lease_s)
+        self.retirer = Retirer(scripts, registry, clock)
         self.promoter = Promoter(scripts, registry, clock)
         self.expirer = Expirer(scripts, registry, clock)
         self.courier = Courier(scripts, registry, webhooks, clock)
@@ -114,10 +108,11 @@ class Keeper:
 
     async def keep(self) -> None:
         """Look at the server, then run every role for ever."""
-        await self._look_at_server()
+        await process.look_at_redis(self._redis, self._settings, self.health, self._clock)
         async with anyio.create_task_group() as roles:
-            for role in (self.reaper, self.promoter, self.expirer, self.courier):
+            for role in (self.reaper, self.recoverer, self.reconciler, self.retirer, self.promoter, self.expirer):
                 roles.start_soon(role.run)
+            roles.start_soon(self.courier.run)
 
     async def serve_health(self, started: Callable[[int], None]) -> None:
         """Answer /livez and /readyz for ever."""
@@ -127,25 +122,5 @@ class Keeper:
         """Let what is under way end. Only the courier has any: all else is one script at a time."""
         await self.courier.drain()
 
-    async def _look_at_server(self) -> None:
-        address = describe(self._settings.redis_url)
-        while True:
-            try:
-                server = await check(self._redis, self._settings)
-            except BackendUnavailable as exc:
-                log.warning("waiting for redis", extra={"address": address, "error": str(exc)})
-                await self._clock.sleep(ASK_AGAIN_S)
-            else:
-                break
-        self.health.facts["durability"] = server.level
-        facts = {"address": address, "server": f"{server.kind} {server.version}", "durability": server.level}
-        log.info("keeping", extra=facts)
-
     async def _durability_known(self) -> str:
         return "" if "durability" in self.health.facts else "not looked at yet"
-
-
-def _first(group: ExceptionGroup[DirectorError]) -> DirectorError:
-    """A single error out of a group: an operator mends one thing at a time."""
-    inner = group.exceptions[0]
-    return _first(inner) if isinstance(inner, ExceptionGroup) else inner

@@ -7,14 +7,12 @@ import logging
 from typing import Final, NoReturn
 
 from msgspec import Struct
-from redis.asyncio import Redis
 
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, QueueName
-from director.core.redis_client import ask
 from director.core.scripts import Requeued, Scripts
-from director.keeper.contact import Contact
+from director.keeper.server_time import ServerTime
 from director.keeper.sweep import LIMIT, Registry, repeat, sweep
 
 __all__ = ("Reaped", "Reaper")
@@ -35,12 +33,11 @@ class Reaped(Struct, frozen=True):
 class Reaper:
     """Sweeps the leases of all queues. Several keepers may: what one took back, the other finds gone."""
 
-    def __init__(self, redis: Redis, scripts: Scripts, registry: Registry, clock: Clock, *, lease_s: float) -> None:
-        self._redis = redis
+    def __init__(self, scripts: Scripts, registry: Registry, time: ServerTime, clock: Clock, *, lease_s: float) -> None:
         self._scripts = scripts
         self._registry = registry
+        self._time = time
         self._clock = clock
-        self._contact = Contact(lease_s=lease_s)
         self._tick_s = min(SLOWEST_TICK_S, lease_s / TICKS_PER_LEASE)
 
     async def run(self) -> NoReturn:
@@ -50,8 +47,8 @@ class Reaper:
     async def run_once(self) -> Reaped:
         """Take back all claims that expired before the server answered just now."""
         try:
-            now_ms = await self._ask_server()
-            if not self._contact.is_proven:
+            now_ms = await self._time.proven_ms()
+            if now_ms is None:
                 return Reaped(is_held_off=True)
             claims: list[tuple[PredictionId, Requeued]] = []
             full = await self._registry.queues()
@@ -60,27 +57,11 @@ class Reaper:
                 claims += [claim for batch in taken.values() for claim in batch]
                 full = [queue for queue, batch in taken.items() if len(batch) == LIMIT]
         except BackendUnavailable:
-            self._contact.lost()
+            self._time.lost()
             raise
         return Reaped(tuple(claims))
 
-    async def _ask_server(self) -> int:
-        """Which run of the server this is, and what time it has, ms."""
-
-        async def read() -> tuple[dict[str, str], tuple[int, int]]:
-            pipe = self._redis.pipeline(transaction=False)
-            pipe.info("server")
-            pipe.time()
-            info, time = await pipe.execute()
-            return info, time
-
-        info, (seconds, microseconds) = await ask(read)
-        self._contact.heard(info["run_id"], at_s=self._clock.monotonic())
-        return seconds * 1000 + microseconds // 1000
-
     async def _reap(self, queue: QueueName, now_ms: int) -> list[tuple[PredictionId, Requeued]]:
-        # By the time of the last answer, not by the clock when the script runs: a server that freezes in between
-        # runs it on waking, when every lease has run out
         batch = await self._scripts.reap(queue, limit=LIMIT, now_ms=now_ms)
         for prediction_id, became in batch:
             log.info("claim taken back", extra={"prediction": prediction_id, "queue": queue, "became": became})

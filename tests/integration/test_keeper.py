@@ -26,6 +26,7 @@ from director.keeper.courier import Courier
 from director.keeper.expirer import Expired, Expirer
 from director.keeper.promoter import Promoter
 from director.keeper.reaper import Reaped, Reaper
+from director.keeper.server_time import ServerTime
 from director.keeper.sweep import LIMIT, Registry
 from director.webhooks.addresses import AllowList
 from director.webhooks.schedule import SCHEDULE_S
@@ -64,7 +65,12 @@ def past(driver: QueueDriver) -> QueueDriver:
 
 @pytest.fixture
 def reaper(redis: Redis, scripts: Scripts, registry: Registry, clock: FakeClock) -> Reaper:
-    return Reaper(redis, scripts, registry, clock, lease_s=LEASE_S)
+    return make_reaper(redis, scripts, registry, clock)
+
+
+def make_reaper(redis: Redis, scripts: Scripts, registry: Registry, clock: FakeClock) -> Reaper:
+    """As the keeper makes it, with a contact of its own."""
+    return Reaper(scripts, registry, ServerTime(redis, clock, lease_s=LEASE_S), clock, lease_s=LEASE_S)
 
 
 async def keep_contact(*reapers: Reaper, clock: FakeClock, seconds: int) -> None:
@@ -115,7 +121,7 @@ async def test_two_reapers_at_once_take_each_claim_back_once(
     redis: Redis, scripts: Scripts, registry: Registry, past: QueueDriver, clock: FakeClock
 ) -> None:
     lost = await expired_claims(past, LIMIT + 20)
-    pair = [Reaper(redis, scripts, registry, clock, lease_s=LEASE_S) for _ in range(2)]
+    pair = [make_reaper(redis, scripts, registry, clock) for _ in range(2)]
     await keep_contact(*pair, clock=clock, seconds=15)
     both = await asyncio.gather(*(reaper.run_once() for reaper in pair))
     assert Counter(name for reaped in both for name, _ in reaped.claims) == Counter(lost)
@@ -137,7 +143,7 @@ async def test_what_expires_while_the_reaper_waits_for_the_server_is_not_its_pre
 
     await past.submit()
     claim = await past.claim_one(lease_s=3600)
-    reaper = Reaper(redis, scripts, Freeze(catalog, clock), clock, lease_s=LEASE_S)
+    reaper = make_reaper(redis, scripts, Freeze(catalog, clock), clock)
     await keep_contact(reaper, clock=clock, seconds=15)
     assert await reaper.run_once() == Reaped()
     assert await past.finish(claim)
@@ -152,7 +158,7 @@ async def test_after_a_restart_of_the_server_nothing_is_reaped_for_a_whole_lease
         queue = await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
         driver = QueueDriver(redis, scripts, queue)
         driver.now_ms = time.time_ns() // 1_000_000 - 60_000
-        reaper = Reaper(redis, scripts, Registry(catalog, clock), clock, lease_s=LEASE_S)
+        reaper = make_reaper(redis, scripts, Registry(catalog, clock), clock)
         try:
             await keep_contact(reaper, clock=clock, seconds=15)
             assert await reaper.run_once() == Reaped()

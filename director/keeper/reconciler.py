@@ -1,0 +1,69 @@
+"""Put right what is nowhere: whatever was accepted and has not ended, and stands in no list that would bring it on.
+
+Never touches what is well, and never ends or runs anything: what it finds is put where the other roles see it.
+"""
+
+import logging
+from collections import Counter
+from typing import Final, NoReturn
+
+from msgspec import Struct
+
+from director.core.clock import Clock
+from director.core.ids import PredictionId, QueueName
+from director.core.scripts import Repair, Scripts
+from director.keeper.sweep import Registry, repeat, sweep
+
+__all__ = ("Reconciled", "Reconciler")
+
+log = logging.getLogger(__name__)
+
+PERIOD_S: Final = 30.0
+# Predictions of one queue that one call compares: a script holds up the whole server while it runs.
+SLICE: Final = 200
+STEP_S: Final = 0.1
+
+
+class Reconciled(Struct, frozen=True):
+    """What one slice of every queue came to. `is_complete`: it was the last one of each."""
+
+    repairs: tuple[tuple[PredictionId, Repair], ...] = ()
+    is_complete: bool = False
+
+
+class Reconciler:
+    """Compares all queues, slice by slice. `repaired` counts what it ever put right, by kind."""
+
+    def __init__(self, scripts: Scripts, registry: Registry, clock: Clock, *, lease_s: float) -> None:
+        self._scripts = scripts
+        self._registry = registry
+        self._clock = clock
+        self._lease_s = lease_s
+        self._next: dict[QueueName, int] = {}
+        self.repaired: Counter[Repair] = Counter()
+
+    async def run(self) -> NoReturn:
+        """Compare everything, rest for half a minute, and again."""
+        await repeat(self._compare, role="reconciler", tick_s=PERIOD_S, clock=self._clock)
+
+    async def run_once(self) -> Reconciled:
+        """The next slice of every queue that has one left; after the last, all begin from the start."""
+        if not self._next:
+            self._next = dict.fromkeys(await self._registry.queues(), 0)
+        slices = await sweep(self._next, self._reconcile)
+        # a queue that is broken is passed over until the next pass
+        self._next = {queue: following for queue, (following, _) in slices.items() if following}
+        repairs = tuple(repair for _, batch in slices.values() for repair in batch)
+        return Reconciled(repairs, is_complete=not self._next)
+
+    async def _compare(self) -> None:
+        while not (await self.run_once()).is_complete:
+            await self._clock.sleep(STEP_S)
+
+    async def _reconcile(self, queue: QueueName) -> tuple[int, list[tuple[PredictionId, Repair]]]:
+        start = self._next[queue]
+        following, batch = await self._scripts.reconcile(queue, start=start, count=SLICE, lease_s=self._lease_s)
+        for prediction_id, repair in batch:
+            self.repaired[repair] += 1
+            log.warning("repaired", extra={"prediction": prediction_id, "queue": queue, "repair": repair})
+        return following, batch

@@ -1,0 +1,138 @@
+"""Find claims that lost their lease by the pending entries of the streams: the slow cross-check of the reaper.
+
+Never takes a claim whose lease lives, nor one that was extended of late: a claim is nobody's once both signs of life
+are gone, its lease and the idle time of its entry.
+"""
+
+import logging
+from typing import Final, NoReturn
+
+from msgspec import Struct
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.clock import Clock
+from director.core.errors import BackendUnavailable
+from director.core.ids import PredictionId, QueueName
+from director.core.redis_client import ask
+from director.core.scripts import Requeued, Scripts
+from director.keeper.server_time import ServerTime
+from director.keeper.sweep import LIMIT, Registry, repeat, sweep
+
+__all__ = ("Recovered", "Recoverer")
+
+log = logging.getLogger(__name__)
+
+IDLE_LEASES: Final = 2
+PERIOD_LEASES: Final = 2
+# Between two rounds of a pass, so that a long list of pending entries leaves the server to others in between.
+STEP_S: Final = 0.01
+START: Final = "0-0"
+
+
+class Recovered(Struct, frozen=True):
+    """What one round took back, and what became of it. `is_held_off`: nothing was looked at, contact is too young.
+
+    `is_complete`: with this round every stream of every queue was looked through to its end.
+    """
+
+    claims: tuple[tuple[PredictionId, Requeued], ...] = ()
+    is_complete: bool = False
+    is_held_off: bool = False
+
+
+class Walk:
+    """The way through the streams of one queue. Its cursor is carried: from the start, each call would see the same."""
+
+    def __init__(self, streams: int) -> None:
+        self._left = [(lane, number) for lane in keys.LANES for number in range(streams)]
+        self.cursor = START
+
+    @property
+    def is_over(self) -> bool:
+        return not self._left
+
+    @property
+    def stream(self) -> tuple[str, int]:
+        """The lane and number to look at next."""
+        return self._left[-1]
+
+    def went_to(self, cursor: str) -> None:
+        """The call for this stream came back."""
+        self.cursor = cursor
+        if cursor == START:
+            self._left.pop()
+
+
+class Recoverer:
+    """Looks through the pending entries of all queues. Several keepers may: what one took back waits for the other."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        scripts: Scripts,
+        registry: Registry,
+        time: ServerTime,
+        clock: Clock,
+        *,
+        lease_s: float,
+    ) -> None:
+        self._redis = redis
+        self._scripts = scripts
+        self._registry = registry
+        self._time = time
+        self._clock = clock
+        self._lease_s = lease_s
+        self._walks: dict[QueueName, Walk] = {}
+
+    async def run(self) -> NoReturn:
+        """Look through everything every two leases."""
+        period_s = self._lease_s * PERIOD_LEASES
+        await repeat(self._look_through, role="recoverer", tick_s=period_s, clock=self._clock)
+
+    async def run_once(self) -> Recovered:
+        """One round: one bounded call for each queue that is not looked through yet, from where the last one ended."""
+        try:
+            now_ms = await self._time.proven_ms()
+            if now_ms is None:
+                return Recovered(is_held_off=True)
+            if not self._walks:
+                self._walks = await self._begin(await self._registry.queues())
+            found = await sweep(self._walks, lambda queue: self._recover(queue, now_ms))
+        except BackendUnavailable:
+            self._time.lost()
+            raise
+        # a queue that is broken is passed over until the next pass
+        self._walks = {queue: walk for queue, walk in self._walks.items() if queue in found and not walk.is_over}
+        claims = tuple(claim for batch in found.values() for claim in batch)
+        return Recovered(claims, is_complete=not self._walks)
+
+    async def _look_through(self) -> None:
+        while True:
+            recovered = await self.run_once()
+            if recovered.is_complete or recovered.is_held_off:
+                return
+            await self._clock.sleep(STEP_S)
+
+    async def _begin(self, queues: list[QueueName]) -> dict[QueueName, Walk]:
+        async def read() -> list[bytes | None]:
+            pipe = self._redis.pipeline(transaction=False)
+            for queue in queues:
+                pipe.hget(keys.meta(queue), "read")
+            return list(await pipe.execute())
+
+        counts = await ask(read)
+        return {queue: Walk(int(count)) for queue, count in zip(queues, counts, strict=True) if count}
+
+    async def _recover(self, queue: QueueName, now_ms: int) -> list[tuple[PredictionId, Requeued]]:
+        walk = self._walks[queue]
+        lane, number = walk.stream
+        idle_s = self._lease_s * IDLE_LEASES
+        cursor, batch = await self._scripts.recover(
+            queue, lane, number, cursor=walk.cursor, count=LIMIT, idle_s=idle_s, now_ms=now_ms
+        )
+        walk.went_to(cursor)
+        for prediction_id, became in batch:
+            facts = {"prediction": prediction_id, "queue": queue, "became": became}
+            log.warning("claim without a lease taken back", extra=facts)
+        return batch

@@ -1,0 +1,42 @@
+"""What time the server has, for roles that take back what looks expired: told only once contact is proven.
+
+Never tells the time of a server that has just come back: see contact.py.
+"""
+
+from redis.asyncio import Redis
+
+from director.core.clock import Clock
+from director.core.redis_client import ask
+from director.keeper.contact import Contact
+
+__all__ = ("ServerTime",)
+
+
+class ServerTime:
+    """Shared by the roles of one keeper, so that the busiest of them keeps contact for all."""
+
+    def __init__(self, redis: Redis, clock: Clock, *, lease_s: float) -> None:
+        self._redis = redis
+        self._clock = clock
+        self._contact = Contact(lease_s=lease_s)
+
+    async def proven_ms(self) -> int | None:
+        """Ask now; None while contact is too young. Judge by this time, not by the clock when a script runs.
+
+        A server that freezes in between runs the script on waking, when every lease has run out.
+        """
+
+        async def read() -> tuple[dict[str, str], tuple[int, int]]:
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.info("server")
+            pipe.time()
+            info, time = await pipe.execute()
+            return info, time
+
+        info, (seconds, microseconds) = await ask(read)
+        self._contact.heard(info["run_id"], at_s=self._clock.monotonic())
+        return seconds * 1000 + microseconds // 1000 if self._contact.is_proven else None
+
+    def lost(self) -> None:
+        """A call failed: contact begins anew."""
+        self._contact.lost()
