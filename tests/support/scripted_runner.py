@@ -39,13 +39,15 @@ class ScriptedRunner:
         return None
 
     async def run(self, request: RunRequest) -> AsyncGenerator[RunEvent, None]:
-        """The events, one by one; then the fault, or an end as soon as it `goes_on`."""
+        """The events, one by one; then the fault, or an end, if there was none, as soon as it `goes_on`."""
         self.started.set()
         try:
             for event in self.events:
                 yield event
             if self.fault is not None:
                 raise self.fault
+            if self.events and isinstance(self.events[-1], Ended):
+                return
             await self.goes_on.wait()
             yield Ended(outcome=Outcome.CANCELED)
         finally:

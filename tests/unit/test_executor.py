@@ -1,0 +1,173 @@
+"""One claim from its run to its last write, on a real Valkey, with runs that no real server shows on demand."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from director.core.accounts import Accounts
+from director.core.clock import SystemClock
+from director.core.schema import Claim
+from director.core.states import WebhookEvent
+from director.executor import Executor
+from director.holdings import Holdings
+from director.runners.runner import Began, Ended, Health, HealthStatus, Outcome, Produced, RunEvent
+from director.servers import Seat, Server, Servers
+from director.tracker import Limits
+from director.webhooks.addresses import AllowList
+from director.webhooks.outbox import Outbox, Post
+from director.webhooks.sender import Sender
+from director.webhooks.terminal import TerminalWebhooks
+from tests.support.queue_driver import ACCOUNT, QueueDriver
+from tests.support.scripted_runner import ScriptedRunner
+from tests.support.sink import sink
+
+pytestmark = pytest.mark.anyio
+
+LIMIT_S = 10
+
+
+class Bench:
+    """An executor on the driver's queue, for one claim at a time."""
+
+    def __init__(self, driver: QueueDriver, sender: Sender) -> None:
+        self.driver = driver
+        clock, accounts = SystemClock(), Accounts(driver.redis)
+        self.terminal = TerminalWebhooks(driver.scripts, accounts, sender, clock)
+        self.post = Post(accounts=accounts, sender=sender, terminal=self.terminal, clock=clock, interval_s=0.0)
+        self.holdings = Holdings()
+
+    async def execute(self, runner: ScriptedRunner, claim: Claim) -> Server:
+        """Run it to its last write; the server it ran on."""
+        server = Server(runner, 1, busy=1, health=Health(status=HealthStatus.READY))
+        servers = Servers([server])
+        executor = Executor(
+            scripts=self.driver.scripts,
+            clock=SystemClock(),
+            holdings=self.holdings,
+            servers=servers,
+            post=self.post,
+            limits=Limits(),
+            run_limit_s=60,
+            dice=lambda: 0.5,
+        )
+        await asyncio.wait_for(executor.execute(claim, Seat(server, server.since)), LIMIT_S)
+        assert server.busy == 0
+        assert len(self.holdings) == 0
+        return server
+
+
+@pytest.fixture
+async def bench(driver: QueueDriver) -> Any:
+    await Accounts(driver.redis).create_token(ACCOUNT)
+    sender = Sender(AllowList.parse("loopback"))
+    yield Bench(driver, sender)
+    await sender.aclose()
+
+
+async def claimed(driver: QueueDriver, **options: Any) -> Claim:
+    await driver.submit(**options)
+    return await driver.claim_one(lease_s=3600)
+
+
+async def test_a_runner_that_raises_costs_an_attempt_and_is_logged(
+    bench: Bench, driver: QueueDriver, caplog: Any
+) -> None:
+    claim = await claimed(driver)
+    await bench.execute(ScriptedRunner(Began(), fault=RuntimeError("a fault of ours")), claim)
+    assert (await driver.record(claim.id)).attempt == 1
+    assert (await driver.kinds(claim.id))[-1] == "retried"
+    [said] = [record for record in caplog.records if record.message == "following a run failed"]
+    assert said.exc_info is not None
+
+
+async def test_a_runner_that_raises_after_its_end_changes_nothing(
+    bench: Bench, driver: QueueDriver, caplog: Any
+) -> None:
+    claim = await claimed(driver)
+    end = Ended(outcome=Outcome.SUCCEEDED, output=Raw(b'"x"'))
+    await bench.execute(ScriptedRunner(Began(), end, fault=RuntimeError("too late")), claim)
+    assert (await driver.record(claim.id)).status == "succeeded"
+    assert "following a run failed" in caplog.messages
+
+
+@pytest.mark.parametrize("is_dead", [True, False])
+async def test_a_server_that_a_run_showed_to_be_dead_is_doubted(
+    bench: Bench, driver: QueueDriver, is_dead: bool
+) -> None:
+    claim = await claimed(driver)
+    server = await bench.execute(ScriptedRunner(Began(), Ended(outcome=Outcome.LOST, server_is_dead=is_dead)), claim)
+    assert server.doubt.is_set() == is_dead
+
+
+async def test_a_refused_prediction_is_given_back_unspent_and_told_of_to_nobody(
+    bench: Bench, driver: QueueDriver
+) -> None:
+    async with sink() as receiver:
+        claim = await claimed(driver, webhook=receiver.url, events="start,completed")
+        await bench.execute(ScriptedRunner(Ended(outcome=Outcome.REFUSED)), claim)
+    assert (await driver.record(claim.id)).attempt == 0
+    assert receiver.received == []
+
+
+async def test_a_run_shorter_than_a_write_tells_its_start_and_its_end_in_order(
+    bench: Bench, driver: QueueDriver
+) -> None:
+    events: list[RunEvent] = [
+        Began(),
+        Produced(Raw(b'"x"'), 0),
+        Ended(outcome=Outcome.SUCCEEDED, output=Raw(b'["x"]')),
+    ]
+    async with sink() as receiver:
+        claim = await claimed(driver, webhook=receiver.url, events="start,output,logs,completed")
+        await bench.execute(ScriptedRunner(*events), claim)
+    ids = [each.headers["webhook-id"].removeprefix(f"msg_{claim.id}_") for each in receiver.received]
+    assert ids == ["start_1_1", "completed"]
+    assert await driver.kinds(claim.id) == ["created", "started", "output", "completed"]
+
+
+async def test_a_claim_that_was_lost_ends_without_a_word(bench: Bench, driver: QueueDriver) -> None:
+    async with sink() as receiver:
+        claim = await claimed(driver, webhook=receiver.url, events="start,completed")
+        runner = ScriptedRunner(Began())
+        running = asyncio.create_task(bench.execute(runner, claim))
+        await asyncio.wait_for(runner.started.wait(), LIMIT_S)
+        held = bench.holdings.find(claim.id, claim.token)
+        assert held is not None
+        held.lose()
+        await running
+        assert runner.let_go.is_set()
+    assert receiver.received == []
+    assert (await driver.record(claim.id)).token == claim.token
+
+
+# ---- the outbox alone ----
+
+
+async def outbox(bench: Bench, claim: Claim) -> Outbox:
+    await bench.driver.begin(claim)
+    stored = await bench.driver.scripts.get(claim.id)
+    assert stored is not None
+    return Outbox(claim.record, bench.post, lambda _: stored)
+
+
+async def test_an_outbox_that_is_closed_before_its_first_step_still_tells_the_start_and_ends(
+    bench: Bench, driver: QueueDriver
+) -> None:
+    async with sink() as receiver, asyncio.timeout(LIMIT_S):
+        claim = await claimed(driver, webhook=receiver.url, events="start,output,completed")
+        box = await outbox(bench, claim)
+        box.tell(WebhookEvent.START, started_ms=1)
+        await box.close()
+        assert len(receiver.received) == 1
+
+
+async def test_what_waits_when_the_run_has_ended_is_dropped(bench: Bench, driver: QueueDriver) -> None:
+    async with sink() as receiver, asyncio.timeout(LIMIT_S):
+        claim = await claimed(driver, webhook=receiver.url, events="start,output,completed")
+        box = await outbox(bench, claim)
+        box.tell(WebhookEvent.OUTPUT, started_ms=1)
+        await box.close()
+        await box.close()  # safe to repeat
+        assert receiver.received == []
