@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from director.cli import bench, dead, doctor, predictions, queues, serve, tokens, up
+from director.cli import bench, chaos, dead, doctor, predictions, queues, serve, tokens, up
 from director.cli.arguments import CommandParser
 from director.core.errors import DirectorError
 
@@ -18,7 +18,7 @@ __all__ = ("main",)
 
 FAILED: Final = 1
 INTERRUPTED: Final = 130
-GROUPS: Final = (up, predictions, queues, dead, doctor, tokens, serve, bench)
+GROUPS: Final = (up, predictions, queues, dead, doctor, tokens, serve, bench, chaos)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -60,12 +60,14 @@ class Supervisor:
         say: Callable[[str], None],
         changed: Callable[[], None],
         first_pause_s: float = FIRST_PAUSE_S,
+        longest_pause_s: float = LONGEST_PAUSE_S,
     ) -> None:
         self._tasks = tasks
         self._open_log = open_log
         self._say = say
         self._changed = changed
         self._first_pause_s = first_pause_s
+        self._longest_pause_s = longest_pause_s
         self._stages: list[list[Kept]] = []
         self._is_forced = False
         self.marks: dict[str, Mark] = {}
@@ -117,7 +119,7 @@ class Supervisor:
                 pause_s = self._first_pause_s
             self._say(f"{part.name} ended ({how_it_ended(code)}); starting it again in {pause_s:g} s")
             await anyio.sleep(pause_s)
-            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+            pause_s = min(pause_s * 2, self._longest_pause_s)
 
     async def _launch(self, part: Part) -> Process:
         log = self._open_log(part.name)
@@ -161,10 +163,18 @@ async def supervising(
     say: Callable[[str], None],
     changed: Callable[[], None],
     first_pause_s: float = FIRST_PAUSE_S,
+    longest_pause_s: float = LONGEST_PAUSE_S,
 ) -> AsyncGenerator[Supervisor, None]:
     """A supervisor for as long as the block lasts; all its parts are gone when the block is left."""
     async with anyio.create_task_group() as tasks:
-        supervisor = Supervisor(tasks, open_log=open_log, say=say, changed=changed, first_pause_s=first_pause_s)
+        supervisor = Supervisor(
+            tasks,
+            open_log=open_log,
+            say=say,
+            changed=changed,
+            first_pause_s=first_pause_s,
+            longest_pause_s=longest_pause_s,
+        )
         try:
             yield supervisor
         finally:

@@ -1,0 +1,223 @@
+"""The caller of a run, a process of its own: `python -m director.chaos.client < errand.json`.
+
+Sends each order once it is due, whatever became of the others; tries again with the same key for as long as no answer
+says what became of it; writes down every try and every answer. Never looks into Redis.
+"""
+
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+import anyio
+import httpx
+import msgspec
+from msgspec import Struct
+
+from director.chaos.cog import Script
+from director.chaos.journal import Answered, Journal, Sent, now_ms
+from director.chaos.load import Order, key_of, orders
+
+__all__ = ("Client", "Counts", "Errand", "main")
+
+TRY_S: Final = 5.0
+GIVE_UP_S: Final = 40.0
+PAUSE_S: Final = (0.1, 0.5)
+MOST_IN_FLIGHT: Final = 256
+CALIBRATION_CALLERS: Final = 32
+EVENTS: Final = ("start", "output", "logs", "completed")
+
+
+class Errand(Struct, frozen=True, kw_only=True):
+    """What one client process is to do. Without `rate` it measures: as many as it can, each waited for."""
+
+    url: str
+    tokens: Sequence[str]
+    sink_url: str
+    models: Sequence[str]
+    seed: int
+    seconds: float
+    journal: str
+    rate: float | None = None
+
+
+class Counts(Struct, kw_only=True):
+    """How it went, for people: the checker counts for itself."""
+
+    sent: int = 0
+    accepted: int = 0
+    refused: int = 0
+    given_up: int = 0
+    rate: float = 0.0
+
+
+class Told(Struct, frozen=True):
+    """What is read of an answer."""
+
+    id: str = ""
+    status: str | int = ""
+
+
+class Client:
+    """One errand."""
+
+    def __init__(self, errand: Errand, http: httpx.AsyncClient, journal: Journal) -> None:
+        self._errand = errand
+        self._http = http
+        self._journal = journal
+        self._in_flight = anyio.CapacityLimiter(MOST_IN_FLIGHT)
+        self.counts = Counts()
+
+    async def load(self, rate: float) -> None:
+        """Open loop: orders leave at this rate, until the time is over; then only what is under way goes on."""
+        began, due_s = anyio.current_time(), 0.0
+        async with anyio.create_task_group() as tasks:
+            for order in self._orders():
+                due_s += order.gap / rate
+                if due_s >= self._errand.seconds:
+                    break
+                await anyio.sleep_until(began + due_s)
+                await self._in_flight.acquire_on_behalf_of(order)
+                tasks.start_soon(self._see_through, order)
+        self.counts.rate = self.counts.sent / self._errand.seconds
+
+    async def calibrate(self) -> None:
+        """Closed loop: some callers, each with one plain prediction at a time. The rate is that of their ends."""
+        upcoming = self._orders()
+        began = anyio.current_time()
+        async with anyio.create_task_group() as tasks:
+            for _ in range(CALIBRATION_CALLERS):
+                tasks.start_soon(self._call_again_and_again, upcoming, began + self._errand.seconds)
+        self.counts.rate = self.counts.accepted / (anyio.current_time() - began)
+
+    async def _call_again_and_again(self, upcoming: Iterator[Order], until: float) -> None:
+        while anyio.current_time() < until:
+            order = next(upcoming)
+            plain = msgspec.structs.replace(order, plan="plain", script=Script(ms=order.script.ms))
+            await self._create(plain, wait=True)
+
+    def _orders(self) -> Iterator[Order]:
+        errand = self._errand
+        return orders(errand.seed, tenants=len(errand.tokens), models=errand.models)
+
+    async def _see_through(self, order: Order) -> None:
+        """An order and what belongs to it. Each request waits for the answer to the one before."""
+        try:
+            prediction_id = await self._create(order)
+        finally:
+            self._in_flight.release_on_behalf_of(order)
+        if not prediction_id:
+            return
+        match order.plan:
+            case "cancel":
+                await anyio.sleep(order.then_ms / 1000)
+                await self._send(order, "cancel", f"/v1/predictions/{prediction_id}/cancel", {}, b"")
+            case "repeat":
+                await anyio.sleep(order.then_ms / 1000)
+                await self._create(order)
+            case "other_body":
+                await anyio.sleep(order.then_ms / 1000)
+                other = msgspec.structs.replace(order.script, ms=order.script.ms + 1)
+                await self._create(msgspec.structs.replace(order, script=other), plan="other body")
+            case _:
+                pass
+
+    async def _create(self, order: Order, *, wait: bool = False, plan: str = "") -> str:
+        """Submit, until somebody says what became of it; the id, '' where there is none."""
+        self.counts.sent += 1
+        headers = {"x-priority": order.lane, "idempotency-key": self._key(order)}
+        if order.cancel_after_s is not None:
+            headers["cancel-after"] = str(order.cancel_after_s)
+        if wait:
+            headers["prefer"] = "wait"
+        body = {
+            "input": order.script,
+            "webhook": f"{self._errand.sink_url}/hook/{order.tenant}",
+            "webhook_events_filter": EVENTS if order.all_events else EVENTS[-1:],
+        }
+        path = f"/v1/models/{order.model}/predictions"
+        return await self._send(order, "create", path, headers, msgspec.json.encode(body), plan=plan or order.plan)
+
+    async def _send(
+        self,
+        order: Order,
+        action: Literal["create", "cancel"],
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        *,
+        plan: str = "",
+    ) -> str:
+        give_up_at = anyio.current_time() + GIVE_UP_S
+        key, tenant = self._key(order), f"tenant-{order.tenant}"
+        headers = {**headers, "authorization": f"Bearer {self._errand.tokens[order.tenant]}"}
+        while anyio.current_time() < give_up_at:
+            sent = Sent(
+                at=now_ms(), key=key, action=action, tenant=tenant, model=order.model, webhook=True, plan=plan or action
+            )
+            self._journal.write(sent)
+            answered = await self._try(key, action, path, headers, body)
+            self._journal.write(answered)
+            if 200 <= answered.status < 300:
+                self.counts.accepted += action == "create"
+                return answered.id
+            if 400 <= answered.status < 500 and answered.status != 429:
+                self.counts.refused += 1
+                return ""
+            await anyio.sleep(random.uniform(*PAUSE_S))  # noqa: S311 - spreads tries, plans nothing
+        self.counts.given_up += 1
+        return ""
+
+    async def _try(
+        self, key: str, action: Literal["create", "cancel"], path: str, headers: Mapping[str, str], body: bytes
+    ) -> Answered:
+        try:
+            answer = await self._http.post(path, content=body, headers=headers)
+        except httpx.TransportError:
+            return Answered(at=now_ms(), key=key, action=action, status=0)
+        told = Told()
+        if answer.is_success:
+            told = msgspec.json.decode(answer.content, type=Told)
+        return Answered(
+            at=now_ms(),
+            key=key,
+            action=action,
+            status=answer.status_code,
+            id=told.id,
+            shown=str(told.status),
+            replayed=answer.headers.get("idempotency-replayed") == "true",
+        )
+
+    def _key(self, order: Order) -> str:
+        return key_of(self._errand.seed, order.number, calibrating=self._errand.rate is None)
+
+
+async def run(errand: Errand) -> Counts:
+    """Do it."""
+    journal = Journal(Path(errand.journal))
+    limits = httpx.Limits(max_connections=MOST_IN_FLIGHT, max_keepalive_connections=32)
+    async with httpx.AsyncClient(
+        base_url=errand.url,
+        headers={"content-type": "application/json"},
+        timeout=httpx.Timeout(TRY_S if errand.rate else 60.0),
+        limits=limits,
+        trust_env=False,
+    ) as http:
+        client = Client(errand, http, journal)
+        if errand.rate is None:
+            await client.calibrate()
+        else:
+            await client.load(errand.rate)
+    return client.counts
+
+
+def main() -> None:
+    """Read the errand, do it, print the counts."""
+    errand = msgspec.json.decode(sys.stdin.buffer.read(), type=Errand)
+    counts = anyio.run(run, errand)
+    sys.stdout.buffer.write(msgspec.json.encode(counts))
+
+
+if __name__ == "__main__":
+    main()

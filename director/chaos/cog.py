@@ -1,0 +1,177 @@
+"""A model server that does what the input tells it: `python -m director.chaos.cog PORT NAME SLOTS JOURNAL`.
+
+Speaks as much of Cog as a director depends on: health, schema, a PUT that is held until the run has ended, callbacks
+for progress, cancel, shutdown. Writes down each run before anybody can see of it, and its end before it is told.
+Knows nothing of queues: it believes no id, and refuses what it has no slot for.
+"""
+
+import asyncio
+import itertools
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from director.chaos.journal import CogEnded, CogStarted, Journal, now_ms
+from director.chaos.wire import Answer, Request, post, serve
+
+__all__ = ("Cog", "Script", "main")
+
+STARTED_AT: Final = f"{now_ms()}"
+SLOW_CANCEL_S: Final = 1.0
+CALLBACK_S: Final = 2.0
+CRASHED: Final = 139
+JSON_OBJECT: Final = {"type": "object"}
+SCHEMA: Final = {
+    "openapi": "3.0.2",
+    "info": {"title": "Cog", "version": "0.1.0"},
+    "paths": {"/predictions": {"post": {}}},
+    "components": {"schemas": {"Input": JSON_OBJECT, "Output": {"type": "array", "items": JSON_OBJECT}}},
+}
+
+Outcome = Literal["ok", "fail", "crash", "hang", "slow_cancel"]
+
+
+class Script(Struct, frozen=True):
+    """The input: how long to run, how to end, how many outputs to give on the way."""
+
+    ms: float = 0.0
+    outcome: Outcome = "ok"
+    outputs: int = 1
+
+
+class Create(Struct, frozen=True):
+    """The body of a PUT."""
+
+    input: Script
+    webhook: str = ""
+    webhook_events_filter: tuple[str, ...] = ()
+
+
+class Snapshot(Struct, omit_defaults=True, kw_only=True):
+    """A prediction as Cog tells it."""
+
+    id: str
+    status: str
+    output: list[dict[str, str | int]] | None = None
+    error: str | None = None
+
+
+class Run(Struct, kw_only=True, eq=False):
+    """One run: what it was asked, who waits for it, and what it gave so far."""
+
+    id: str
+    name: str
+    create: Create
+    gone: asyncio.Event
+    cancel: asyncio.Event
+    output: list[dict[str, str | int]]
+
+
+class Cog:
+    """The server. `journal` is the only thing that outlives it."""
+
+    def __init__(self, name: str, slots: int, journal: Journal) -> None:
+        self._name = name
+        self._slots = slots
+        self._journal = journal
+        self._runs: dict[str, Run] = {}
+        self._numbers = itertools.count(1)
+
+    async def __call__(self, request: Request) -> Answer:
+        """Answer one request."""
+        match request.method, *request.path.strip("/").split("/"):
+            case "GET", "health-check":
+                return _json({"status": "READY", "setup": {"started_at": STARTED_AT}, "version": {"coglet": "0.23.1"}})
+            case "GET", "openapi.json":
+                return _json(SCHEMA)
+            case "PUT", "predictions", prediction_id:
+                return await self._predict(prediction_id, request)
+            case "POST", "predictions", prediction_id, "cancel" if prediction_id in self._runs:
+                self._runs[prediction_id].cancel.set()
+                return _json({})
+            case "POST", "shutdown":
+                asyncio.get_running_loop().call_later(0.05, os._exit, 0)
+                return _json({})
+            case _:
+                return _json({}, status=404)
+
+    async def _predict(self, prediction_id: str, request: Request) -> Answer:
+        if prediction_id in self._runs:
+            return _json(Snapshot(id=prediction_id, status="processing"), status=202)
+        if len(self._runs) >= self._slots:
+            return _json({"error": "no slot"}, status=409)
+        run = Run(
+            id=prediction_id,
+            name=f"{self._name}-{os.getpid()}-{next(self._numbers)}",
+            create=msgspec.json.decode(request.body, type=Create),
+            gone=request.gone,
+            cancel=asyncio.Event(),
+            output=[],
+        )
+        self._runs[prediction_id] = run
+        self._journal.write(CogStarted(at=now_ms(), id=run.id, run=run.name, server=self._name, pid=os.getpid()))
+        try:
+            ended = await self._play(run)
+        finally:
+            del self._runs[prediction_id]
+        self._journal.write(CogEnded(at=now_ms(), id=run.id, run=run.name, outcome=ended))
+        snapshot = Snapshot(id=run.id, status=ended, output=run.output or None)
+        if ended == "failed":
+            snapshot.error = "Prediction failed: as scripted"
+        await self._call_back(run, "completed", snapshot)
+        return _json(snapshot)
+
+    async def _play(self, run: Run) -> Literal["succeeded", "failed", "canceled"]:
+        """Do as the script says; cut short by a cancel, or by a client that left."""
+        script = run.create.input
+        if script.outcome == "hang":
+            await _stopped(run, None)
+            return "canceled"
+        for number in range(script.outputs):
+            if await _stopped(run, script.ms / 1000 / max(1, script.outputs)):
+                if script.outcome == "slow_cancel":
+                    await asyncio.sleep(SLOW_CANCEL_S)
+                return "canceled"
+            run.output.append({"run": run.name, "i": number})
+            if number + 1 < script.outputs:
+                await self._call_back(run, "output", Snapshot(id=run.id, status="processing", output=run.output))
+        if script.outcome == "crash":
+            self._journal.write(CogEnded(at=now_ms(), id=run.id, run=run.name, outcome="crashed"))
+            os._exit(CRASHED)
+        return "failed" if script.outcome == "fail" else "succeeded"
+
+    async def _call_back(self, run: Run, event: str, snapshot: Snapshot) -> None:
+        create = run.create
+        if create.webhook and event in create.webhook_events_filter:
+            with suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
+                await asyncio.wait_for(post(create.webhook, msgspec.json.encode(snapshot)), CALLBACK_S)
+
+
+async def _stopped(run: Run, within_s: float | None) -> bool:
+    """Wait so long; True as soon as somebody wants the run stopped, or nobody waits for it any more."""
+    waits = [asyncio.create_task(event.wait()) for event in (run.cancel, run.gone)]
+    done, _ = await asyncio.wait(waits, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    return bool(done)
+
+
+def _json(body: object, *, status: int = 200) -> Answer:
+    return Answer(status, msgspec.json.encode(body))
+
+
+def main() -> None:
+    """Serve until told to end."""
+    port, name, slots, journal = sys.argv[1:]
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    asyncio.run(serve(Cog(name, int(slots), Journal(Path(journal))), int(port)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Which faults a run has, when, and what they hit: a seeded schedule. Pure; nemesis.py carries it out.
+
+The same seed, length, lease and cast give the same faults. No two faults hold one target at the same time, at most one
+director is frozen, and one that cuts or slows every link waits until all links are whole.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Final
+
+from msgspec import Struct
+
+__all__ = ("ALL_LINKS", "Planned", "Stage", "schedule")
+
+TICK_MS: Final = 250
+WARM_UP_MS: Final = 1_000  # some work is under way when the first one strikes
+ALL_LINKS: Final = "all:redis"
+LATENCY_MS: Final = (5, 50)
+
+
+class Stage(Struct, frozen=True, kw_only=True):
+    """What there is to hit: names of processes and links. `points`: where a director can be made to die by itself."""
+
+    directors: Sequence[str]
+    cogs: Sequence[str]
+    apis: Sequence[str]
+    keepers: Sequence[str]
+    links: Sequence[str]
+    server: str
+    sink: str
+    points: Sequence[str]
+
+
+class Planned(Struct, frozen=True, kw_only=True):
+    """One fault, by milliseconds from the start of the load."""
+
+    at_ms: int
+    kind: str
+    target: str
+    lasts_ms: int = 0
+    detail: str = ""
+
+
+class Kind(Struct, frozen=True, kw_only=True):
+    """How likely in one tick, whom it hits, how long it lasts at least and at most, and what else to say of it."""
+
+    per_tick: float
+    targets: Callable[[Stage], Sequence[str]]
+    lasts_ms: Callable[[float], tuple[int, int]] = lambda _: (0, 0)
+    details: Callable[[Stage, str], Sequence[str]] = lambda _, __: ("",)
+
+
+def _reply_of(_: Stage, link: str) -> Sequence[str]:
+    """The word in a reply that means: it is done. Whoever asked will not hear it."""
+    return ("created",) if link.startswith("api") else ("finished",)
+
+
+KINDS: Final[Mapping[str, Kind]] = {
+    "kill_director": Kind(per_tick=0.06, targets=lambda stage: stage.directors),
+    "crash_director": Kind(
+        per_tick=0.04,
+        targets=lambda stage: stage.directors if stage.points else (),
+        lasts_ms=lambda _: (4_000, 4_000),
+        details=lambda stage, _: stage.points,
+    ),
+    "stop_director": Kind(
+        per_tick=0.02,
+        targets=lambda stage: stage.directors,
+        lasts_ms=lambda lease_s: (int(2_000 * lease_s), int(2_000 * lease_s)),
+    ),
+    "kill_api": Kind(
+        per_tick=0.02, targets=lambda stage: stage.apis, details=lambda _, __: ("at once", "before its answer")
+    ),
+    "kill_cog": Kind(per_tick=0.03, targets=lambda stage: stage.cogs),
+    "stop_cog": Kind(per_tick=0.01, targets=lambda stage: stage.cogs, lasts_ms=lambda _: (1_000, 4_000)),
+    "kill_keeper": Kind(per_tick=0.02, targets=lambda stage: stage.keepers),
+    "kill_redis": Kind(per_tick=0.007, targets=lambda stage: (stage.server,)),
+    "partition": Kind(
+        per_tick=0.02, targets=lambda stage: (*stage.links, ALL_LINKS), lasts_ms=lambda _: (1_000, 4_000)
+    ),
+    "latency": Kind(per_tick=0.03, targets=lambda stage: (*stage.links, ALL_LINKS), lasts_ms=lambda _: (2_000, 5_000)),
+    "lose_reply": Kind(
+        per_tick=0.02,
+        targets=lambda stage: [link for link in stage.links if not link.startswith("keeper")],
+        lasts_ms=lambda _: (2_000, 2_000),
+        details=_reply_of,
+    ),
+    "sink_outage": Kind(
+        per_tick=0.01,
+        targets=lambda stage: (stage.sink,),
+        lasts_ms=lambda _: (5_000, 5_000),
+        details=lambda _, __: ("error", "reset"),
+    ),
+}
+
+# Once in every run, at this part of it: target, duration, detail. Resizes hit all queues: up, then down.
+ONCE: Final[Sequence[tuple[float, str, str, int, str]]] = (
+    (0.25, "resize", "queues", 0, "24"),
+    (0.40, "restart_directors", "directors", 0, ""),
+    (0.60, "resize", "queues", 0, "3"),
+    (0.75, "memory_full", "redis-0", 2_000, ""),
+)
+
+
+def schedule(seed: int, *, seconds: float, lease_s: float, stage: Stage) -> list[Planned]:
+    """Every fault of a run, by time."""
+    length_ms = int(seconds * 1000)
+    once = [
+        Planned(at_ms=int(part * length_ms), kind=kind, target=target, lasts_ms=lasts_ms, detail=detail)
+        for part, kind, target, lasts_ms, detail in ONCE
+    ]
+    return sorted(chain(once, _drawn(seed, length_ms, lease_s, stage)), key=lambda fault: fault.at_ms)
+
+
+def _drawn(seed: int, length_ms: int, lease_s: float, stage: Stage) -> Iterator[Planned]:
+    dice = random.Random(f"{seed}:faults")  # noqa: S311 - repeatable on purpose
+    free_at: dict[str, int] = {}
+    for at_ms in range(WARM_UP_MS, length_ms, TICK_MS):
+        for kind, facts in KINDS.items():
+            if dice.random() >= facts.per_tick:
+                continue
+            targets = [name for name in facts.targets(stage) if _is_free(kind, name, at_ms, free_at, stage)]
+            if not targets:
+                continue
+            target = dice.choice(targets)
+            lasts_ms = dice.randint(*facts.lasts_ms(lease_s))
+            detail = dice.choice(facts.details(stage, target))
+            if kind == "latency":
+                detail = str(dice.randint(*LATENCY_MS))
+            for name in _held(kind, target, stage):
+                # what was killed comes back a little later, and is worth hitting again only then
+                free_at[name] = at_ms + max(lasts_ms, 4 * TICK_MS)
+            yield Planned(
+                at_ms=at_ms, kind=kind, target=target, lasts_ms=min(lasts_ms, length_ms - at_ms), detail=detail
+            )
+
+
+def _is_free(kind: str, target: str, at_ms: int, free_at: Mapping[str, int], stage: Stage) -> bool:
+    return all(free_at.get(name, 0) <= at_ms for name in _held(kind, target, stage))
+
+
+def _held(kind: str, target: str, stage: Stage) -> Sequence[str]:
+    """What a fault keeps others from."""
+    if target == ALL_LINKS:
+        return stage.links
+    return (target, kind) if kind == "stop_director" else (target,)

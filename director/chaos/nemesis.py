@@ -1,0 +1,224 @@
+"""Carry out the planned faults, write each down as it begins and as what it hit works again, and mend all at the end.
+
+Hits only processes and links of its own scene. Whatever ends the block, nothing stays frozen or cut.
+"""
+
+import signal
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import anyio
+import httpx
+from redis import exceptions
+
+from director.chaos.cast import SINK
+from director.chaos.faults import ALL_LINKS, Planned
+from director.chaos.journal import Fault, Journal, now_ms
+from director.chaos.proxy import Link
+from director.chaos.scene import FRONT, Scene
+from director.core.errors import DirectorError
+from director.core.gatherer import Gatherer
+from director.core.ids import QueueName
+from director.core.scripts import Scripts
+from director.up.errors import UpError
+
+__all__ = ("Nemesis",)
+
+CRASH_AT: Final = "DIRECTOR_CRASH_AT"
+CREATED: Final = b"HTTP/1.1 201"
+LONGEST_MEND_S: Final = 60.0
+ROOM_BYTES: Final = 64 * 1024  # what a full server has left: a few predictions
+
+
+class Nemesis:
+    """The faults of one scene. `say` tells the user."""
+
+    def __init__(self, scene: Scene, journal: Journal, say: Callable[[str], None]) -> None:
+        self._scene = scene
+        self._journal = journal
+        self._say = say
+        self._began_at = 0.0
+        self._armed: dict[str, int] = {}  # a director that is to die at a point → its pid
+        self._perform: dict[str, Callable[[Planned], Coroutine[Any, Any, None]]] = {
+            "kill_director": self._kill,
+            "kill_cog": self._kill,
+            "kill_keeper": self._kill,
+            "kill_redis": self._kill,
+            "kill_api": self._kill_api,
+            "crash_director": self._crash,
+            "stop_director": self._stop,
+            "stop_cog": self._stop,
+            "partition": self._partition,
+            "latency": self._latency,
+            "lose_reply": self._lose_reply,
+            "sink_outage": self._sink_outage,
+            "memory_full": self._memory_full,
+            "resize": self._resize,
+            "restart_directors": self._restart_directors,
+        }
+
+    async def run(self, faults: Sequence[Planned]) -> None:
+        """All of them, each at its time. Returns when all works again."""
+        self._began_at = anyio.current_time()
+        async with anyio.create_task_group() as tasks:
+            for fault in faults:
+                await anyio.sleep_until(self._began_at + fault.at_ms / 1000)
+                tasks.start_soon(self._perform[fault.kind], fault)
+        await self._heal()
+
+    async def _heal(self) -> None:
+        """End what is still to die; wait until every process is ready. Raises UpError that names one which is not."""
+        scene = self._scene
+        for name, pid in self._armed.items():
+            if scene.pid(name) == pid:
+                scene.signal(name, signal.SIGKILL)
+        late = ""
+        with anyio.move_on_after(LONGEST_MEND_S):
+            for late in scene.names:
+                await scene.until_ready(late)
+            return
+        raise UpError(f"{late} does not work again after the faults. Its log is {scene.home.log(late)}.")
+
+    # ── processes ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _kill(self, fault: Planned) -> None:
+        pid = self._note(fault, "begin")
+        self._scene.signal(fault.target, signal.SIGKILL)
+        await self._until_back(fault, pid)
+
+    async def _kill_api(self, fault: Planned) -> None:
+        """At once, or in the window that matters: what was asked is done, and whoever asked does not hear of it."""
+        if fault.detail == "before its answer":
+            with anyio.move_on_after(2.0):
+                await self._scene.links[FRONT].lose_reply(CREATED)
+        await self._kill(fault)
+
+    async def _crash(self, fault: Planned) -> None:
+        """Replace a director by one that dies by itself at a point, and that one by a good one."""
+        scene, name = self._scene, fault.target
+        environment = scene.roles[name].env
+        first = scene.pid(name)
+        environment[CRASH_AT] = fault.detail
+        try:
+            scene.signal(name, signal.SIGTERM)
+            await scene.until_restarted(name, first)
+            armed = self._armed[name] = scene.pid(name)
+        finally:
+            environment.pop(CRASH_AT, None)
+        with anyio.move_on_after(fault.lasts_ms / 1000) as waiting:
+            await scene.until_gone(name, armed)
+        if not waiting.cancelled_caught:
+            self._note(fault, "begin", pid=armed)
+            await self._until_back(fault, armed)
+        # else nothing passed that point in time: it stays armed, and dies when something does
+
+    async def _stop(self, fault: Planned) -> None:
+        pid = self._note(fault, "begin")
+        self._scene.signal(fault.target, signal.SIGSTOP)
+        try:
+            await anyio.sleep(fault.lasts_ms / 1000)
+        finally:
+            if self._scene.pid(fault.target) == pid:
+                self._scene.signal(fault.target, signal.SIGCONT)
+            self._note(fault, "end", pid=pid)
+
+    async def _restart_directors(self, fault: Planned) -> None:
+        """As a rollout does: one after the other, each asked to end, and the next only when its successor is ready."""
+        for name in self._scene.stage.directors:
+            one = Planned(at_ms=fault.at_ms, kind=fault.kind, target=name)
+            pid = self._note(one, "begin")
+            self._scene.signal(name, signal.SIGTERM)
+            await self._until_back(one, pid)
+
+    # ── links, the sink, the server ───────────────────────────────────────────────────────────────────────────────
+
+    async def _partition(self, fault: Planned) -> None:
+        await self._on_links(fault, Link.cut)
+
+    async def _latency(self, fault: Planned) -> None:
+        most_s = int(fault.detail) / 1000
+
+        def slow(link: Link) -> None:
+            link.delay_s = (most_s / 2, most_s)
+
+        await self._on_links(fault, slow)
+
+    async def _on_links(self, fault: Planned, act: Callable[[Link], None]) -> None:
+        hit = [link for name, link in self._scene.links.items() if name == fault.target or _is_all(fault, name)]
+        self._note(fault, "begin")
+        try:
+            for link in hit:
+                act(link)
+            await anyio.sleep(fault.lasts_ms / 1000)
+        finally:
+            for link in hit:
+                link.mend()
+            self._note(fault, "end")
+
+    async def _lose_reply(self, fault: Planned) -> None:
+        self._note(fault, "begin")
+        with anyio.move_on_after(fault.lasts_ms / 1000):
+            await self._scene.links[fault.target].lose_reply(fault.detail.encode())
+        self._note(fault, "end")
+
+    async def _sink_outage(self, fault: Planned) -> None:
+        self._note(fault, "begin")
+        await self._tell_sink(fault.detail)
+        await anyio.sleep(fault.lasts_ms / 1000)
+        await self._tell_sink("ok")
+        self._note(fault, "end")
+
+    async def _memory_full(self, fault: Planned) -> None:
+        redis = self._scene.redis
+        self._note(fault, "begin")
+        with suppress(exceptions.RedisError):  # it may be down just now: then it is full enough
+            used = (await redis.info("memory"))["used_memory"]
+            await redis.config_set("maxmemory", used + ROOM_BYTES)
+        await anyio.sleep(fault.lasts_ms / 1000)
+        with suppress(exceptions.RedisError):
+            await redis.config_set("maxmemory", 0)
+        self._note(fault, "end")
+
+    async def _resize(self, fault: Planned) -> None:
+        gatherer = Gatherer(self._scene.redis)
+        self._note(fault, "begin")
+        for queue in await self._scene.queues():
+            with suppress(DirectorError):
+                await Scripts(gatherer).resize(QueueName(queue), streams=int(fault.detail))
+        self._note(fault, "end")
+
+    # ── what they share ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _note(self, fault: Planned, phase: str, *, pid: int = 0) -> int:
+        """Write it down; the pid of the process that it hits."""
+        pid = pid or self._scene.pid(fault.target)
+        begins = phase == "begin"
+        line = Fault(
+            at=now_ms(),
+            kind=fault.kind,
+            target=fault.target,
+            phase="begin" if begins else "end",
+            detail=fault.detail,
+            pid=pid,
+        )
+        self._journal.write(line)
+        if begins:
+            lasts = f" for {fault.lasts_ms / 1000:g} s" if fault.lasts_ms else ""
+            what = f"{fault.kind.replace('_', ' ')}: {fault.target}"
+            detail = f" ({fault.detail})" if fault.detail else ""
+            self._say(f"  {anyio.current_time() - self._began_at:5.1f} s  {what}{detail}{lasts}")
+        return pid
+
+    async def _until_back(self, fault: Planned, pid: int) -> None:
+        await self._scene.until_restarted(fault.target, pid)
+        await self._scene.until_ready(fault.target)
+        self._note(fault, "end", pid=pid)
+
+    async def _tell_sink(self, mode: str) -> None:
+        with suppress(httpx.TransportError):
+            await self._scene.http.put(f"{self._scene.roles[SINK].url}/mode/{mode}")
+
+
+def _is_all(fault: Planned, link: str) -> bool:
+    return fault.target == ALL_LINKS and link != FRONT

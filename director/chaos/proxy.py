@@ -1,0 +1,120 @@
+"""A link between two processes that can be slow, cut, or lose one reply: a TCP proxy on loopback.
+
+Never changes or reorders a byte. While it is cut, what was sent is kept, as a network keeps sending it again, and
+arrives afterwards; a client that was too impatient has gone by then.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final
+
+__all__ = ("Link", "Upstream")
+
+CHUNK: Final = 65_536
+
+Upstream = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+
+
+class Link:
+    """One link. `name` says its two ends; `connect` opens the far one."""
+
+    def __init__(self, name: str, connect: Upstream, seed: int) -> None:
+        self.name = name
+        self.port = 0
+        self.delay_s = (0.0, 0.0)  # from, to: each piece waits for something between
+        self._connect = connect
+        self._dice = random.Random(f"{seed}:{name}")  # noqa: S311 - repeatable on purpose
+        self._open = asyncio.Event()
+        self._open.set()
+        self._marker: bytes | None = None
+        self._lost = asyncio.Event()
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Listen on a free port of loopback: `port`."""
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, backlog=512)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def stop(self) -> None:
+        """Listen no more, and break what is open."""
+        if self._server is not None:
+            self._server.close()
+        for connection in self._connections:
+            connection.cancel()
+
+    def cut(self) -> None:
+        """Let nothing through, either way."""
+        self._open.clear()
+
+    def mend(self) -> None:
+        """Be a good link again."""
+        self.delay_s = (0.0, 0.0)
+        self._marker = None
+        self._open.set()
+
+    def reset(self) -> None:
+        """Break every connection that is open now."""
+        for connection in self._connections:
+            connection.cancel()
+
+    async def lose_reply(self, marker: bytes) -> None:
+        """Break the connection of the next reply that holds `marker`, instead of passing it on; returns once done."""
+        self._lost.clear()
+        self._marker = marker
+        try:
+            await self._lost.wait()
+        finally:
+            self._marker = None
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - for the type checker
+        self._connections.add(task)
+        try:
+            await self._open.wait()
+            upstream_reader, upstream_writer = await self._connect()
+            try:
+                if await self._both_ways((reader, writer), (upstream_reader, upstream_writer)):
+                    writer.close()
+            finally:
+                upstream_writer.transport.abort()
+        except (OSError, asyncio.CancelledError):
+            pass  # the far end is not there, or this link is told to break: to the near end it is the same
+        finally:
+            self._connections.discard(task)
+            if not writer.is_closing():
+                writer.transport.abort()
+
+    async def _both_ways(
+        self,
+        near: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        far: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+    ) -> bool:
+        """Until either end hangs up; False where a reply was lost on purpose."""
+        requests = asyncio.create_task(self._pass_on(near[0], far[1], replies=False))
+        replies = asyncio.create_task(self._pass_on(far[0], near[1], replies=True))
+        ways = {requests, replies}
+        try:
+            done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            return all(way.result() for way in done)
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.wait(ways)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, replies: bool) -> bool:
+        with suppress(ConnectionError):
+            while chunk := await reader.read(CHUNK):
+                if self.delay_s[1]:
+                    await asyncio.sleep(self._dice.uniform(*self.delay_s))
+                await self._open.wait()
+                if replies and self._marker is not None and self._marker in chunk:
+                    self._marker = None
+                    self._lost.set()
+                    return False
+                writer.write(chunk)
+                await writer.drain()
+        return True

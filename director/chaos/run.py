@@ -1,0 +1,212 @@
+"""One run from beginning to end: stage, calibrate, load under faults, heal, wait for rest, have it judged.
+
+Judges nothing itself. Whatever ends a run, none of its processes is left, and Ctrl-C is answered at once.
+"""
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import anyio
+import msgspec
+from msgspec import Struct
+
+from director.chaos.cast import MODELS, SINK
+from director.chaos.checker import Report, check
+from director.chaos.client import Counts, Errand
+from director.chaos.evidence import Rules
+from director.chaos.faults import schedule
+from director.chaos.journal import Answered, Healed, Journal, now_ms, read
+from director.chaos.nemesis import Nemesis
+from director.chaos.rest import LEFTOVERS, leftovers, predictions
+from director.chaos.scene import FRONT, Scene, Size, staged
+from director.core import keys
+from director.core.errors import DirectorError
+from director.core.ids import QueueName
+from director.core.limits import raise_descriptor_limit
+from director.core.redis_client import ask
+from director.up import child
+from director.up.errors import UpError
+from director.up.home import Home
+
+__all__ = ("Options", "chaos")
+
+CALIBRATION_S: Final = 5.0
+LOAD: Final = 0.4  # of what is sustained without faults: the rest is for what must be done twice
+REST_S: Final = 60.0  # and a lease
+LOOK_S: Final = 0.25
+LAST_WEBHOOK_S: Final = 0.5
+SLOTS: Final = 8
+ATTEMPTS: Final = 3
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+HOME_PREFIX: Final = "director-chaos-"
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """What the command line said. Without `home`, a temporary one, which stays only where it is asked for or needed."""
+
+    seed: int
+    seconds: float
+    lease_s: float = 15.0
+    tenants: int = 40
+    home: Path | None = None
+    is_kept: bool = False
+    has_faults: bool = True
+
+
+def chaos(options: Options, say: Callable[[str], None]) -> Report:
+    """Run it; the verdict. Raises KeyboardInterrupt where a signal ended it, UpError where it could not be run."""
+    raise_descriptor_limit()
+    with _home(options, say) as home:
+        report = anyio.run(_until_judged, home, options, say)
+        if report is None:
+            raise KeyboardInterrupt
+        if options.is_kept or not report.ok:
+            say(f"journals and logs stay in {home.path}")
+        elif options.home is None:
+            shutil.rmtree(home.path)
+        return report
+
+
+@contextmanager
+def _home(options: Options, say: Callable[[str], None]) -> Generator[Home]:
+    """A new folder, locked. One that a failed run leaves is for reading."""
+    home = Home(options.home or Path(tempfile.mkdtemp(prefix=HOME_PREFIX)))
+    home.make()
+    if home.state_file.exists():
+        raise UpError(f"{home.shown} has been used. Choose a new folder with --home, or leave it out.")
+    say(f"seed {options.seed}: {options.seconds:g} s with a lease of {options.lease_s:g} s, in {home.path}")
+    try:
+        with home.locked():
+            yield home
+    except DirectorError as exc:
+        raise UpError(f"{exc} Journals and logs stay in {home.path}.") from exc
+
+
+async def _until_judged(home: Home, options: Options, say: Callable[[str], None]) -> Report | None:
+    """The verdict; None where a signal came first. A fault of the run is raised after all has ended."""
+    failures: list[DirectorError] = []
+    report = None
+    with anyio.open_signal_receiver(*SIGNALS) as signals:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_heed, signals, tasks.cancel_scope)
+            size = Size(seed=options.seed, lease_s=options.lease_s, slots=SLOTS, tenants=options.tenants)
+            async with staged(home, size) as scene:
+                try:
+                    report = await Run(scene, options, say).judged()
+                except DirectorError as exc:  # a task group would wrap what passes through it
+                    failures.append(exc)
+            tasks.cancel_scope.cancel()
+    if failures:
+        raise failures[0]
+    return report
+
+
+async def _heed(signals: AsyncIterator[signal.Signals], scope: anyio.CancelScope) -> None:
+    async for _ in signals:
+        scope.cancel()
+
+
+class Run:
+    """One run in a scene that is not started yet."""
+
+    def __init__(self, scene: Scene, options: Options, say: Callable[[str], None]) -> None:
+        self._scene = scene
+        self._options = options
+        self._say = say
+        self._journal = Journal(scene.journals / "nemesis.jsonl")
+
+    async def judged(self) -> Report:
+        """All of it."""
+        scene, options = self._scene, self._options
+        await scene.start()
+        self._say(f"{len(scene.names)} processes are ready; calibrating for {CALIBRATION_S:g} s without faults")
+        sustained = (await self._client(seconds=CALIBRATION_S)).rate
+        rate = sustained * LOAD
+        self._say(f"sustained {sustained:.0f}/s; the load is {LOAD:.0%} of it: {rate:.0f}/s for {options.seconds:g} s")
+        await self._load_under_faults(rate)
+        self._journal.write(Healed(at=now_ms()))
+        self._say("healed; waiting for rest")
+        await self._rest()
+        await self._write_down()
+        rules = Rules(
+            seed=options.seed, seconds=options.seconds, lease_s=options.lease_s, attempts=ATTEMPTS, slots=SLOTS
+        )
+        return check(scene.journals, rules)
+
+    async def _load_under_faults(self, rate: float) -> None:
+        options = self._options
+        faults = []
+        if options.has_faults:
+            faults = schedule(options.seed, seconds=options.seconds, lease_s=options.lease_s, stage=self._scene.stage)
+        nemesis = Nemesis(self._scene, self._journal, self._say)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(nemesis.run, faults)
+            counts = await self._client(seconds=options.seconds, rate=rate)
+        self._say(
+            f"the load is over: {counts.sent} requests, {counts.accepted} accepted, {counts.refused} refused, "
+            f"{counts.given_up} given up"
+        )
+
+    async def _client(self, *, seconds: float, rate: float | None = None) -> Counts:
+        """Run the client to its end."""
+        scene = self._scene
+        errand = Errand(
+            url=f"http://127.0.0.1:{scene.links[FRONT].port}",
+            tokens=scene.tokens,
+            sink_url=scene.roles[SINK].url,
+            models=MODELS,
+            seed=self._options.seed,
+            seconds=seconds,
+            journal=str(scene.journals / "client.jsonl"),
+            rate=rate,
+        )
+        command = [sys.executable, "-P", "-m", "director.chaos.client"]
+        log = scene.home.open_log("client")
+        try:
+            done = await anyio.run_process(
+                [sys.executable, "-I", "-S", str(child.__file__), str(os.getpid()), *command],
+                input=msgspec.json.encode(errand),
+                stderr=log,
+                check=False,
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+        if done.returncode:
+            raise UpError(f"The client of the run failed. Its log is {scene.home.log('client')}.")
+        return msgspec.json.decode(done.stdout, type=Counts)
+
+    async def _rest(self) -> None:
+        """Wait until nothing lives and nothing is owed, as long as that is promised to take."""
+        queues = [QueueName(name) for name in await self._scene.queues()]
+        watched = [name for queue in queues for name in (keys.live(queue), keys.owed(keys.queue_partition(queue)))]
+        began = anyio.current_time()
+        left = {"": 1}
+        with anyio.move_on_after(REST_S + self._options.lease_s):
+            while left:
+                counted = {name: await self._count(name) for name in watched}
+                left = {name: count for name, count in counted.items() if count}
+                await anyio.sleep(LOOK_S)
+        await anyio.sleep(LAST_WEBHOOK_S)
+        took_s = anyio.current_time() - began
+        self._say(f"at rest after {took_s:.1f} s" if not left else f"not at rest after {took_s:.0f} s: {left}")
+
+    async def _count(self, zset: str) -> int:
+        return int(await ask(lambda: self._scene.redis.zcard(zset)))
+
+    async def _write_down(self) -> None:
+        """What Redis has now, for the checker."""
+        redis, folder = self._scene.redis, self._scene.journals
+        told = (line for line in read(folder / "client.jsonl") if isinstance(line, Answered))
+        journal = Journal(folder / "queue.jsonl")
+        async for prediction in predictions(redis, {line.id for line in told if line.id}):
+            journal.write(prediction)
+        journal.close()
+        (folder / LEFTOVERS).write_bytes(msgspec.json.encode(await leftovers(redis)))

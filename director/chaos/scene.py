@@ -1,0 +1,244 @@
+"""The processes of one run and the links between them: started in a home of their own, all ended with the block.
+
+Real parts only: a server that loses nothing, the API, directors and keepers, each a process of this machine, none of
+them root's. A process that dies is started again after a moment, as an orchestrator would.
+"""
+
+import asyncio
+import signal
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+import anyio
+import httpx
+import msgspec
+from msgspec import Struct
+from redis import exceptions
+from redis.asyncio import Redis
+
+from director.chaos import cast
+from director.chaos.cast import API, SERVER, SINK, Role
+from director.chaos.faults import Stage
+from director.chaos.proxy import Link, Upstream
+from director.core import keys
+from director.core.accounts import Accounts
+from director.core.redis_client import ask, client, text
+from director.up.home import Home, State
+from director.up.processes import is_alive, signal_group
+from director.up.readiness import Expected, answers_200, until_ready
+from director.up.server import EmbeddedServer, find_binary
+from director.up.supervisor import Supervisor, supervising
+
+__all__ = ("FRONT", "Scene", "Size", "staged")
+
+FRONT: Final = "client:api"
+AGAIN_S: Final = 0.3
+START_LIMIT_S: Final = 60.0
+LOOK_S: Final = 0.02
+ANSWER_S: Final = 2.0
+
+
+class Size(Struct, frozen=True, kw_only=True):
+    """How large a scene is, and how long its leases."""
+
+    seed: int
+    lease_s: float
+    slots: int
+    tenants: int
+
+
+class Scene:
+    """All that runs. Links, roles, tokens and the stage are there once it has started."""
+
+    def __init__(
+        self,
+        home: Home,
+        size: Size,
+        *,
+        server: EmbeddedServer,
+        supervisor: Supervisor,
+        redis: Redis,
+        http: httpx.AsyncClient,
+    ) -> None:
+        self.home = home
+        self.journals = home.path / "journals"
+        self.journals.mkdir()
+        self.size = size
+        self.redis = redis
+        self.http = http
+        self.links: dict[str, Link] = {}
+        self.roles: dict[str, Role] = {}
+        self.tokens: list[str] = []
+        self._server = server
+        self._supervisor = supervisor
+
+    # ── what a nemesis needs ──────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def names(self) -> list[str]:
+        """Every process."""
+        return [SERVER, *self.roles]
+
+    @property
+    def stage(self) -> Stage:
+        """What there is to hit."""
+        return Stage(
+            directors=self._all("director"),
+            cogs=self._all("cog"),
+            apis=self._all("api"),
+            keepers=self._all("keeper"),
+            links=[name for name in self.links if name != FRONT],
+            server=SERVER,
+            sink=SINK,
+            points=(),
+        )
+
+    def _all(self, part: str) -> list[str]:
+        return [name for name in self.roles if name.startswith(f"{part}-")]
+
+    async def queues(self) -> list[str]:
+        """The queue of each model."""
+        return sorted(text(name) for name in await ask(lambda: self.redis.smembers(keys.queues())))
+
+    def pid(self, name: str) -> int:
+        """Its process now, or the last one it had; 0 for what is no process."""
+        marked = self._supervisor.marks.get(name)
+        return marked.pid if marked else 0
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Signal a process, if it is still itself."""
+        marked = self._supervisor.marks.get(name)
+        if marked is not None and is_alive(marked):
+            signal_group(marked.pid, number)
+
+    async def until_gone(self, name: str, pid: int) -> None:
+        """Return once this process of it has ended."""
+        marked = self._supervisor.marks.get(name)
+        while marked is not None and marked.pid == pid and is_alive(marked):
+            await anyio.sleep(LOOK_S)
+            marked = self._supervisor.marks.get(name)
+
+    async def until_restarted(self, name: str, pid: int) -> None:
+        """Return once it has another process than this one."""
+        while self.pid(name) == pid:  # noqa: ASYNC110 - the supervisor has no event for it
+            await anyio.sleep(LOOK_S)
+
+    async def is_ready(self, name: str) -> bool:
+        """Does it say so itself?"""
+        try:
+            if name == SERVER:
+                return bool(await self.redis.ping())
+            return (await self.http.get(self.roles[name].ready)).status_code == httpx.codes.OK
+        except (exceptions.RedisError, httpx.TransportError):
+            return False
+
+    async def until_ready(self, name: str) -> None:
+        """Return once it says so."""
+        while not await self.is_ready(name):  # noqa: ASYNC110 - it has to be asked
+            await anyio.sleep(LOOK_S)
+
+    # ── the start ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self) -> None:
+        """Start all, in the order of who needs whom; return when all are ready. Raises UpError when one is not."""
+        part = msgspec.structs.replace(self._server.part(self.home.path), name=SERVER)
+        self._supervisor.start([part])
+        with anyio.fail_after(START_LIMIT_S):
+            await self.until_ready(SERVER)
+        secrets = await self._make_accounts()
+        redis_urls = await self._make_links(self._server.url)
+        size = self.size
+        cogs = cast.cogs(self.journals, slots=size.slots)
+        stages = (
+            cast.keepers(redis_urls, lease_s=size.lease_s),
+            [cast.sink(self.journals / "sink.jsonl", secrets), *cogs],
+            cast.directors(redis_urls, cogs, slots=size.slots, lease_s=size.lease_s),
+            [cast.api(redis_urls)],
+        )
+        for roles in stages:
+            self.roles |= {role.name: role for role in roles}
+            self._supervisor.start([role.part(self.home.path) for role in roles])
+        await self._open_front(self.roles[API].url)
+        await until_ready(
+            [Expected(role.name, [answers_200(role.ready)]) for role in self.roles.values()],
+            home=self.home,
+            supervisor=self._supervisor,
+            say=lambda _: None,
+            limit_s=START_LIMIT_S,
+        )
+
+    async def _make_accounts(self) -> Path:
+        """A token for each tenant; their webhook secrets in a file for the sink, by the tenant's number."""
+        accounts = Accounts(self.redis)
+        secrets = {}
+        for number in range(self.size.tenants):
+            self.tokens.append(await accounts.create_token(f"tenant-{number}"))
+            [secrets[str(number)]] = await accounts.webhook_secrets(f"tenant-{number}")
+        path = self.home.path / "secrets.json"
+        path.touch(mode=0o600)
+        path.write_bytes(msgspec.json.encode(secrets))
+        return path
+
+    async def _make_links(self, server_url: str) -> dict[str, str]:
+        """A way to the server for each process that needs one; process → the URL of its way."""
+        parts = urlsplit(server_url)
+        door = f":{parts.password}@" if parts.password else ""
+        urls = {}
+        for name in cast.REDIS_CLIENTS:
+            link = await self._link(f"{name}:redis", _upstream(server_url))
+            urls[name] = f"redis://{door}127.0.0.1:{link.port}/0"
+        return urls
+
+    async def _open_front(self, url: str) -> None:
+        await self._link(FRONT, _upstream(url))
+
+    async def _link(self, name: str, connect: Upstream) -> Link:
+        link = self.links[name] = Link(name, connect, self.size.seed)
+        await link.start()
+        return link
+
+
+@asynccontextmanager
+async def staged(home: Home, size: Size) -> AsyncGenerator[Scene]:
+    """A scene that is to start in this new home. Whatever ends the block, no process of it is left."""
+    server = EmbeddedServer(home.valkey, find_binary())
+    server.prepare()
+    log = home.log("supervisor")
+    redis = client(server.url, name="chaos")
+    http = httpx.AsyncClient(trust_env=False, timeout=ANSWER_S)
+
+    def say(line: str) -> None:
+        with log.open("a") as file:
+            file.write(f"{line}\n")
+
+    def note() -> None:
+        # so that `director down --home` can end what a killed run left, and `director queues --home` can look inside
+        home.write(State(redis_url=server.url).running(supervisor.marks))
+
+    try:
+        async with supervising(
+            open_log=home.open_log, say=say, changed=note, first_pause_s=AGAIN_S, longest_pause_s=AGAIN_S
+        ) as supervisor:
+            scene = Scene(home, size, server=server, supervisor=supervisor, redis=redis, http=http)
+            try:
+                yield scene
+            finally:
+                _stop(scene.links.values())
+    finally:
+        await http.aclose()
+        await redis.aclose()
+
+
+def _stop(links: Iterable[Link]) -> None:
+    for link in links:
+        link.stop()
+
+
+def _upstream(url: str) -> Upstream:
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return lambda: asyncio.open_unix_connection(unquote(parts.path))
+    return lambda: asyncio.open_connection(parts.hostname, parts.port)
