@@ -23,6 +23,7 @@ from api.requests import CreatePrediction
 from api.urls import base_url
 from api.validation import InputSchema
 from api.waiters import Waiters
+from director.core import crash
 from director.core.accounts import Account
 from director.core.catalog import Version
 from director.core.errors import QueueError
@@ -127,6 +128,7 @@ async def _file(parts: Parts, submission: Submission) -> tuple[Accepted, Stored]
     except QueueError:
         await parts.listing.remove(submission.account, prediction_id)
         raise
+    crash.at("after_enqueue")
     if not accepted.replayed:
         log.info("prediction accepted", extra={"prediction": prediction_id, "queue": version.queue})
         return accepted, _as_enqueued(prediction_id, submission, created_ms=accepted.created_ms)

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from director.bell import Bell
+from director.core import crash
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable, UnknownQueue
 from director.core.ids import QueueName
@@ -82,6 +83,8 @@ class Consumer:
         seats = await self._resting(self._servers.seats())
         try:
             claims = await self._claim(len(seats))
+            if claims:
+                crash.at("after_claim")
             for claim in claims:
                 self._start(claim, seats.pop(0))  # the first are those of the least busy servers
             return len(claims)

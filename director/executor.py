@@ -12,6 +12,7 @@ from typing import Final, assert_never
 
 from msgspec.structs import replace
 
+from director.core import crash
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.retry import backoff_s
@@ -102,10 +103,12 @@ class Executor:
         return ends[0]
 
     async def _read(self, held: Held, progress: Progress, seat: Seat, ends: list[Finish | GiveBack]) -> None:
+        crash.at("before_put")
         request = RunRequest(id=held.claim.id, input=held.claim.input)
         async with aclosing(held.runner.run(request)) as events:
             async for event in events:
                 if isinstance(event, Began):
+                    crash.at("after_put")
                     log.info("prediction started", extra=_facts(held.claim))
                 elif isinstance(event, Ended) and event.server_is_dead:
                     self._servers.doubt(seat)
@@ -138,6 +141,7 @@ class Executor:
                 if isinstance(end, GiveBack):
                     await self._give_back(held, end)
                     return False
+                crash.at("before_finish")
                 finished = await self._scripts.finish(
                     held.claim.id,
                     token=held.claim.token,
@@ -156,6 +160,7 @@ class Executor:
                 await self._clock.sleep(pause)
                 pause = min(2 * pause, AWAY_MOST_S)
             else:
+                crash.at("after_finish")
                 word = "prediction ended" if finished else "claim lost"
                 log.info(word, extra={**_facts(held.claim), "status": end.status, "code": end.code})
                 return finished
@@ -166,9 +171,11 @@ class Executor:
         delay_s = backoff_s(claim.record.attempt, dice=self._dice(), asked_s=end.asked_s) if end.spent else 0.0
         if end.code == "refused":
             delay_s = max(REFUSED_S, end.asked_s or 0.0)
+        crash.at("before_release")
         became = await self._scripts.release(
             claim.id, token=claim.token, spent=end.spent, delay_s=delay_s, error=end.error, code=end.code
         )
+        crash.at("after_release")
         log.warning("claim given back", extra={**_facts(claim), "spent": end.spent, "code": end.code, "became": became})
         return became
 

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from typing import Final
 
+from director.core import crash
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.schema import NewEvent
@@ -69,6 +70,7 @@ class Progress:
         """Write all that is unwritten. A write whose answer was lost is known by its numbers, and not written twice."""
         events, told = tuple(self._unwritten), tuple(self._untold)
         claim = self._held.claim
+        crash.at("before_advance")
         advanced = await self._scripts.advance(
             claim.id,
             token=claim.token,
@@ -76,6 +78,7 @@ class Progress:
             ran_ms=self._held.tracker.ran_ms(self._clock.monotonic()),
             events=events,
         )
+        crash.at("after_advance")
         del self._unwritten[: len(events)], self._untold[: len(told)]
         self.seq = advanced.seq
         heed(self._held, advanced.hold)

@@ -8,6 +8,7 @@ import logging
 import random
 from typing import Final
 
+from director.core import crash
 from director.core.accounts import Accounts
 from director.core.clock import Clock
 from director.core.ids import PredictionId
@@ -48,7 +49,9 @@ class TerminalWebhooks:
         record = stored.record
         if not record.is_terminal:
             return REVIVED
+        crash.at("before_webhook")
         delivery = await self._send(stored)
+        crash.at("after_webhook")
         jitter = random.random()  # noqa: S311 - spreads retries, guards nothing
         result = noted(delivery, tellings=record.tellings, jitter=jitter)
         _report(record, delivery, result)
