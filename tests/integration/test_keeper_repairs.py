@@ -1,0 +1,200 @@
+"""What the keeper's repairing roles promise: recoverer, reconciler and retirer, each on a real server."""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+
+import pytest
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.ids import PredictionId, QueueName
+from director.core.policy import Policy
+from director.core.schema import Claim
+from director.core.scripts import Requeued, Scripts
+from director.keeper.reconciler import SLICE, Reconciler
+from director.keeper.recoverer import Recovered, Recoverer
+from director.keeper.retirer import Retirer
+from director.keeper.server_time import ServerTime
+from director.keeper.sweep import LIMIT, Registry
+from tests.support.clock import FakeClock
+from tests.support.queue_driver import MODEL, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+LEASE_S = 15.0
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def registry(catalog: Catalog, clock: FakeClock) -> Registry:
+    return Registry(catalog, clock, keep_s=0)
+
+
+@pytest.fixture
+def driver(redis: Redis, scripts: Scripts, queue: QueueName) -> QueueDriver:
+    """The queue by the server's own clock: the roles go by it."""
+    driver = QueueDriver(redis, scripts, queue)
+    driver.now_ms = time.time_ns() // 1_000_000
+    return driver
+
+
+# ── recoverer ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def recoverer(redis: Redis, scripts: Scripts, registry: Registry, clock: FakeClock) -> Recoverer:
+    return make_recoverer(redis, scripts, registry, clock)
+
+
+def make_recoverer(redis: Redis, scripts: Scripts, registry: Registry, clock: FakeClock) -> Recoverer:
+    """As the keeper makes it, with a contact of its own."""
+    return Recoverer(redis, scripts, registry, ServerTime(redis, clock, lease_s=LEASE_S), clock, lease_s=LEASE_S)
+
+
+async def prove_contact(*recoverers: Recoverer, clock: FakeClock) -> None:
+    for _ in range(int(LEASE_S)):
+        for recoverer in recoverers:
+            assert await recoverer.run_once() == Recovered(is_held_off=True)
+        clock.pass_time(1)
+
+
+async def look_through(recoverer: Recoverer) -> list[tuple[PredictionId, Requeued]]:
+    found: list[tuple[PredictionId, Requeued]] = []
+    while True:
+        recovered = await recoverer.run_once()
+        found += recovered.claims
+        if recovered.is_complete:
+            return found
+
+
+async def orphan(driver: QueueDriver, *claims: Claim) -> set[PredictionId]:
+    """Take the leases away from these claims, long after their holder's last sign of life."""
+    for claim in claims:
+        await driver.redis.zrem(keys.lease(driver.queue), claim.id)
+        stream = keys.stream(driver.queue, claim.record.lane, int(await driver.field(claim.id, "stream")))
+        mid = await driver.field(claim.id, "mid")
+        await driver.redis.xclaim(stream, keys.GROUP, "d1", 0, [mid], idle=int(2 * LEASE_S * 1000), justid=True)
+    return {claim.id for claim in claims}
+
+
+async def test_orphans_of_all_streams_and_lanes_are_found_in_one_pass_and_nothing_else(
+    recoverer: Recoverer, driver: QueueDriver, clock: FakeClock
+) -> None:
+    for number in range(0, 16, 3):
+        for lane in keys.LANES:
+            await driver.submit(streams=[number], lane=lane)
+            await driver.submit(streams=[number], lane=lane)
+    claims = await driver.claim_all()
+    lost = await orphan(driver, *claims[::2])
+    await prove_contact(recoverer, clock=clock)
+    assert dict(await look_through(recoverer)) == dict.fromkeys(lost, "waiting")
+    assert set(await driver.extend(*claims[1::2])) == {"held"}
+    assert {claim.id for claim in await driver.claim_all(consumer="d2")} == lost
+    assert await look_through(recoverer) == []
+
+
+async def test_a_stream_with_more_orphans_than_one_call_takes_is_looked_through_to_its_end(
+    recoverer: Recoverer, driver: QueueDriver, clock: FakeClock
+) -> None:
+    for _ in range(LIMIT + 20):
+        await driver.submit(streams=[3])
+    lost = await orphan(driver, *await driver.claim_all())
+    await prove_contact(recoverer, clock=clock)
+    assert {name for name, _ in await look_through(recoverer)} == lost
+
+
+async def test_two_recoverers_at_once_take_each_orphan_back_once(
+    redis: Redis, scripts: Scripts, registry: Registry, driver: QueueDriver, clock: FakeClock
+) -> None:
+    for _ in range(LIMIT + 20):
+        await driver.submit()
+    lost = await orphan(driver, *await driver.claim_all())
+    pair = [make_recoverer(redis, scripts, registry, clock) for _ in range(2)]
+    await prove_contact(*pair, clock=clock)
+    both = await asyncio.gather(*(look_through(recoverer) for recoverer in pair))
+    assert Counter(name for found in both for name, _ in found) == Counter(lost)
+    assert {claim.record.attempt for claim in await driver.claim_all()} == {2}
+
+
+async def test_a_queue_that_is_broken_does_not_keep_the_others_from_being_looked_through(
+    recoverer: Recoverer, driver: QueueDriver, clock: FakeClock, catalog: Catalog
+) -> None:
+    broken = await catalog.register(MODEL, "b2" * 32, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    for lane in keys.LANES:
+        await driver.redis.set(keys.stream(broken, lane, 15), "no stream", ex=60)
+    await driver.submit()
+    lost = await orphan(driver, await driver.claim_one())
+    await prove_contact(recoverer, clock=clock)
+    assert {name for name, _ in await look_through(recoverer)} == lost
+
+
+# ── reconciler ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def compare(reconciler: Reconciler) -> tuple[list[PredictionId], int]:
+    """A whole pass: what was repaired, in how many rounds."""
+    repaired: list[PredictionId] = []
+    rounds = 0
+    while True:
+        rounds += 1
+        reconciled = await reconciler.run_once()
+        repaired += [name for name, _ in reconciled.repairs]
+        if reconciled.is_complete:
+            return repaired, rounds
+
+
+async def test_all_that_stood_in_a_lost_stream_stands_in_one_again_slice_by_slice(
+    scripts: Scripts, registry: Registry, driver: QueueDriver, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    reconciler = Reconciler(scripts, registry, clock, lease_s=LEASE_S)
+    lost = {await driver.submit(streams=[3 + number % 2]) for number in range(SLICE + 40)}
+    await driver.redis.delete(keys.stream(driver.queue, "normal", 3))
+    lost -= {PredictionId(name) for names in (await driver.entries()).values() for name in names}
+    with caplog.at_level(logging.WARNING, logger="director.keeper.reconciler"):
+        repaired, rounds = await compare(reconciler)
+    assert (set(repaired), rounds) == (lost, 2)
+    assert len(repaired) == len(lost) == len(caplog.records)
+    assert reconciler.repaired == {"placed": len(lost)}
+    assert await compare(reconciler) == ([], 2)
+    assert len({claim.id for claim in await driver.claim_all()}) == SLICE + 40
+
+
+async def test_two_reconcilers_at_once_repair_each_thing_once(
+    scripts: Scripts, registry: Registry, driver: QueueDriver, clock: FakeClock
+) -> None:
+    lost = {await driver.submit(streams=[3]) for _ in range(SLICE + 40)}
+    await driver.redis.delete(keys.stream(driver.queue, "normal", 3))
+    pair = [Reconciler(scripts, registry, clock, lease_s=LEASE_S) for _ in range(2)]
+    both = await asyncio.gather(*(compare(reconciler) for reconciler in pair))
+    assert Counter(name for repaired, _ in both for name in repaired) == Counter(lost)
+    claims = await driver.claim_all()
+    assert Counter(claim.id for claim in claims) == Counter(lost)
+
+
+# ── retirer ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_all_that_were_silent_for_an_hour_and_hold_nothing_are_forgotten(
+    scripts: Scripts, registry: Registry, driver: QueueDriver, clock: FakeClock
+) -> None:
+    now_ms = driver.now_ms
+    driver.now_ms -= 2 * 3_600_000
+    await driver.submit()
+    await driver.claim_one(consumer="holds", lease_s=3 * 3600)
+    for name in ("gone1", "gone2", "holds"):
+        await driver.extend(consumer=name)
+    driver.now_ms = now_ms
+    await driver.extend(consumer="here")
+    both = await asyncio.gather(*(Retirer(scripts, registry, clock).run_once() for _ in range(2)))
+    assert Counter(name for retired in both for name in retired.directors.get(driver.queue, [])) == {
+        "gone1": 1,
+        "gone2": 1,
+    }
+    assert set(await driver.members(keys.directors(driver.queue))) == {"holds", "here"}
