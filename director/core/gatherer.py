@@ -132,9 +132,6 @@ class Gatherer:
                 call.answer.set_result(reply)
         for text in {call.script.text for call in unknown}:
             await self.redis.script_load(text)
-        if any(isinstance(reply, exceptions.ReadOnlyError) for reply in replies):
-            # redis-py keeps a connection to a master that became a replica, and would never find the new one
-            await self.redis.connection_pool.disconnect(inuse_connections=False)
         return unknown
 
 

@@ -29,6 +29,10 @@ class LosingProxy:
         """`marker`: bytes that only the request in question has."""
         self._marker = marker
 
+    def lead_to(self, port: int) -> None:
+        """New connections go there, as when a name is given to another machine. Those that are open stay."""
+        self._target_port = port
+
     async def serve(self, client: SocketStream) -> None:
         async with client, await anyio.connect_tcp("127.0.0.1", self._target_port) as server:
             doomed = anyio.Event()

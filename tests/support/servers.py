@@ -20,7 +20,7 @@ from redis import Redis, exceptions
 
 from tests.support.cog import free_port
 
-__all__ = ("Kind", "RedisServer", "redis_server")
+__all__ = ("Kind", "RedisServer", "binary", "redis_server")
 
 Kind = Literal["valkey", "redis7"]
 
@@ -72,7 +72,7 @@ class RedisServer:
             "logfile": str(self.folder / "log"),
         }
         options = [part for name, value in settings.items() for part in (f"--{name}", value)]
-        self._process = subprocess.Popen([_binary(self.kind), *options], stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen([binary(self.kind), *options], stdin=subprocess.DEVNULL)
         self._wait(self._process)
 
     def kill(self) -> None:
@@ -83,10 +83,23 @@ class RedisServer:
         """End it; nothing that happens to its data matters any more."""
         self._end(signal.SIGTERM)
 
+    def freeze(self) -> None:
+        """Let it keep its connections and answer nothing, as a machine that swaps does."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on where it was."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
     def _end(self, how: signal.Signals) -> None:
         if self._process is None:
             return
         self._process.send_signal(how)
+        self.thaw()  # a frozen one would not hear it
         try:
             self._process.wait(START_LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -131,7 +144,8 @@ def redis_server(
             server.stop()
 
 
-def _binary(kind: Kind) -> str:
+def binary(kind: Kind) -> str:
+    """The program of a kind of server; the test is skipped where there is none."""
     if kind == "redis7":
         found = shutil.which("redis-server")
         if found is None:
