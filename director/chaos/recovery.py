@@ -6,6 +6,7 @@ Redis, and time in which no slot was free: nobody could have started anything th
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final
@@ -43,6 +44,9 @@ def recoveries(evidence: Evidence) -> list[Recovery]:
     """Every orphan of a kill that started again."""
     kills = [fault for fault in evidence.faults if fault.is_kill]
     outages = [fault for fault in evidence.faults if fault.is_outage]
+    by_queue: dict[str, list[Run]] = defaultdict(list)
+    for final in evidence.finals.values():
+        by_queue[final.record.get("queue", "")] += evidence.runs.get(final.id, [])
     found = []
     for final in evidence.finals.values():
         retry = next((event for event in final.events if event[0] == "retried"), None)
@@ -53,7 +57,8 @@ def recoveries(evidence: Evidence) -> list[Recovery]:
             continue
         if any(outage.overlaps(death, again.began) for outage in outages):
             continue
-        found.append(Recovery(final.id, death, again.began - death - _full_ms(evidence, retry[1], again.began)))
+        full_ms = _full_ms(evidence, by_queue[final.record.get("queue", "")], since=retry[1], until=again.began)
+        found.append(Recovery(final.id, death, again.began - death - full_ms))
     return found
 
 
@@ -74,16 +79,16 @@ def _death(retry: Event, runs: list[Run], kills: list[Window]) -> int | None:
     return max((kill.begin for kill in kills if kill.pid in hit and kill.begin <= at), default=None)
 
 
-def _full_ms(evidence: Evidence, since: int, until: int) -> int:
-    """For how long in this time no server that could be used had a free slot."""
-    beside = [run for run in evidence.every_run() if run.began < until and run.ended > since]
+def _full_ms(evidence: Evidence, runs: list[Run], *, since: int, until: int) -> int:
+    """For how long in this time no server that could be used had a free slot, by all runs of the queue's model."""
+    beside = [run for run in runs if run.began < until and run.ended > since]
     edges = {since, until}
     for run in beside:
         edges |= {run.began, run.ended}
     for fault in evidence.faults:
         edges |= {fault.begin, fault.end}
     inside = sorted(edge for edge in edges if since <= edge <= until)
-    servers = {run.server for run in evidence.every_run()}
+    servers = {run.server for run in runs}
     return sum(
         end - begin
         for begin, end in pairwise(inside)
