@@ -6,7 +6,6 @@ more, let runs finish, hand back what does not, stop the heartbeat last.
 """
 
 import asyncio
-import importlib.util
 import logging
 import os
 import random
@@ -20,18 +19,17 @@ from typing import Final
 import anyio
 from redis.asyncio import Redis
 
+from director import process
 from director.bell import LONGEST_S, Bell
 from director.consumer import Consumer
 from director.core.accounts import Accounts
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import Clock, SystemClock
-from director.core.durability import check
-from director.core.errors import BackendUnavailable, DirectorError, SettingsError
+from director.core.errors import SettingsError
 from director.core.gatherer import Gatherer
 from director.core.ids import QueueName, version_id
-from director.core.logs import configure
 from director.core.policy import Policy
-from director.core.redis_client import blocking_client, client, describe
+from director.core.redis_client import blocking_client, client
 from director.core.scripts import Scripts
 from director.core.settings import DirectorSettings
 from director.executor import Executor
@@ -53,19 +51,13 @@ __all__ = ("Director", "connected", "run", "serve")
 
 log = logging.getLogger(__name__)
 
-ASK_AGAIN_S: Final = 1.0
 # After the drain's own time: for servers to heed a cancel, and for last writes and webhooks
 HAND_BACK_S: Final = 10.0
 
 
 def serve(settings: DirectorSettings) -> None:
     """Run a director until SIGTERM or SIGINT. What an operator has to mend ends it with one line."""
-    configure(settings.log_level, process="director")
-    has_uvloop = importlib.util.find_spec("uvloop") is not None
-    try:
-        anyio.run(run, settings, backend="asyncio", backend_options={"use_uvloop": has_uvloop})
-    except DirectorError as exc:
-        raise SystemExit(f"director run: {exc}") from exc
+    process.serve("director", "run", run, settings)
 
 
 async def run(settings: DirectorSettings, *, started: Callable[[int], None] = lambda port: None) -> None:
@@ -73,19 +65,13 @@ async def run(settings: DirectorSettings, *, started: Callable[[int], None] = la
 
     Raises UnsafeBackend when Redis would lose what it accepts, SettingsError for a setting that cannot be.
     """
-    try:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async with connected(settings) as director, anyio.create_task_group() as tasks:
-                tasks.start_soon(director.direct, started)
-                async for _ in signals:
-                    break
-                await director.drain()
-                tasks.cancel_scope.cancel()
-    except ExceptionGroup as group:
-        on_purpose, rest = group.split(DirectorError)
-        if on_purpose is None or rest is not None:
-            raise
-        raise _first(on_purpose) from None
+    with process.one_error(), anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with connected(settings) as director, anyio.create_task_group() as tasks:
+            tasks.start_soon(director.direct, started)
+            async for _ in signals:
+                break
+            await director.drain()
+            tasks.cancel_scope.cancel()
     log.info("director ended")
 
 
@@ -140,7 +126,7 @@ class Director:
 
     async def direct(self, started: Callable[[int], None]) -> None:
         """Everything, for ever."""
-        await self._look_at_redis()
+        await process.look_at_redis(self._redis, self._settings, self.health, self._clock)
         async with anyio.create_task_group() as rooms:
             port = await rooms.start(self._serve_http)
             started(port)
@@ -259,27 +245,9 @@ class Director:
             log.info("model registered", extra={"model": settings.model, "version": self._version})
             self._queue_known.set()
 
-    async def _look_at_redis(self) -> None:
-        address = describe(self._settings.redis_url)
-        while True:
-            try:
-                server = await check(self._redis, self._settings)
-            except BackendUnavailable as exc:
-                log.warning("waiting for redis", extra={"address": address, "error": str(exc)})
-                await self._clock.sleep(ASK_AGAIN_S)
-            else:
-                break
-        self.health.facts["durability"] = server.level
-        log.info("directing", extra={"address": address, "durability": server.level, "name_": self.name})
-
     async def _model_ready(self) -> str:
         """Ready when it can claim: why not, in the words of the server that is nearest to it."""
         if self._queue_known.is_set() and self.servers.any_ready():
             return ""
         details = [f"{server.health.status}: {server.health.detail}" for server in self.servers.all]
         return "; ".join(details) or "not looked at yet"
-
-
-def _first(group: ExceptionGroup[DirectorError]) -> DirectorError:
-    inner = group.exceptions[0]
-    return _first(inner) if isinstance(inner, ExceptionGroup) else inner

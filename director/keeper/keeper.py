@@ -38,14 +38,13 @@ __all__ = ("Keeper", "run", "serve")
 
 log = logging.getLogger(__name__)
 
-ASK_AGAIN_S: Final = 1.0
 # Deliveries under way get this long after SIGTERM; what is cut off is due again, with the same webhook-id.
 DRAIN_S: Final = 10.0
 
 
 def serve(settings: KeeperSettings) -> None:
     """Run a keeper until SIGTERM or SIGINT. What an operator has to mend ends it with one line."""
-    process.serve("keeper", _serve, settings)
+    process.serve("keeper", "keeper", _serve, settings)
 
 
 async def _serve(settings: KeeperSettings) -> None:

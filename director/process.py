@@ -1,0 +1,69 @@
+"""What the processes of the engine room share: how one begins, how it looks at Redis, how it ends."""
+
+import importlib.util
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+import anyio
+from redis.asyncio import Redis
+
+from director.core.clock import Clock
+from director.core.durability import check
+from director.core.errors import BackendUnavailable, DirectorError
+from director.core.logs import configure
+from director.core.redis_client import describe
+from director.core.settings import CommonSettings
+from director.health import Health
+
+__all__ = ("look_at_redis", "one_error", "serve")
+
+log = logging.getLogger(__name__)
+
+ASK_AGAIN_S: Final = 1.0
+
+AnySettings = TypeVar("AnySettings", bound=CommonSettings)
+
+
+def serve(name: str, command: str, main: Callable[[AnySettings], Awaitable[None]], settings: AnySettings) -> None:
+    """Run a process until it ends. What an operator has to mend ends it with one line that names the command."""
+    configure(settings.log_level, process=name)
+    has_uvloop = importlib.util.find_spec("uvloop") is not None
+    try:
+        anyio.run(main, settings, backend="asyncio", backend_options={"use_uvloop": has_uvloop})
+    except DirectorError as exc:
+        raise SystemExit(f"director {command}: {exc}") from exc
+
+
+@contextmanager
+def one_error() -> Iterator[None]:
+    """Turn a task group's errors that were raised on purpose into the first of them: one thing is mended at a time."""
+    try:
+        yield
+    except ExceptionGroup as group:
+        on_purpose, rest = group.split(DirectorError)
+        if on_purpose is None or rest is not None:
+            raise
+        raise _first(on_purpose) from None
+
+
+async def look_at_redis(redis: Redis, settings: CommonSettings, health: Health, clock: Clock) -> None:
+    """Wait until Redis answers; raises UnsafeBackend when it would lose what it accepts. Its level shows on /readyz."""
+    address = describe(settings.redis_url)
+    while True:
+        try:
+            server = await check(redis, settings)
+        except BackendUnavailable as exc:
+            log.warning("waiting for redis", extra={"address": address, "error": str(exc)})
+            await clock.sleep(ASK_AGAIN_S)
+        else:
+            break
+    health.facts["durability"] = server.level
+    facts = {"address": address, "server": f"{server.kind} {server.version}", "durability": server.level}
+    log.info("redis is good", extra=facts)
+
+
+def _first(group: ExceptionGroup[DirectorError]) -> DirectorError:
+    inner = group.exceptions[0]
+    return _first(inner) if isinstance(inner, ExceptionGroup) else inner
