@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import Final, Literal
 
 import anyio
-import httpx
 import msgspec
 from msgspec import Struct
 
 from director.chaos.cog import Script
 from director.chaos.journal import Answered, Journal, Sent, now_ms
 from director.chaos.load import Order, key_of, orders
+from director.chaos.wire import Caller, Unanswered
 
 __all__ = ("Client", "Counts", "Errand", "main")
 
 TRY_S: Final = 5.0
+WAIT_S: Final = 60.0  # for an answer that is held until the prediction has ended
 GIVE_UP_S: Final = 40.0
 PAUSE_S: Final = (0.1, 0.5)
 MOST_IN_FLIGHT: Final = 256
@@ -62,9 +63,9 @@ class Told(Struct, frozen=True):
 class Client:
     """One errand."""
 
-    def __init__(self, errand: Errand, http: httpx.AsyncClient, journal: Journal) -> None:
+    def __init__(self, errand: Errand, journal: Journal) -> None:
         self._errand = errand
-        self._http = http
+        self._api = Caller(errand.url)
         self._journal = journal
         self._in_flight = anyio.CapacityLimiter(MOST_IN_FLIGHT)
         self.counts = Counts()
@@ -173,17 +174,17 @@ class Client:
         self, key: str, action: Literal["create", "cancel"], path: str, headers: Mapping[str, str], body: bytes
     ) -> Answered:
         try:
-            answer = await self._http.post(path, content=body, headers=headers)
-        except httpx.TransportError:
+            answer = await self._api.ask(
+                "POST", path, body, headers=headers, within_s=TRY_S if self._errand.rate else WAIT_S
+            )
+        except Unanswered:
             return Answered(at=now_ms(), key=key, action=action, status=0)
-        told = Told()
-        if answer.is_success:
-            told = msgspec.json.decode(answer.content, type=Told)
+        told = msgspec.json.decode(answer.body, type=Told) if 200 <= answer.status < 300 else Told()
         return Answered(
             at=now_ms(),
             key=key,
             action=action,
-            status=answer.status_code,
+            status=answer.status,
             id=told.id,
             shown=str(told.status),
             replayed=answer.headers.get("idempotency-replayed") == "true",
@@ -195,27 +196,18 @@ class Client:
 
 async def run(errand: Errand) -> Counts:
     """Do it."""
-    journal = Journal(Path(errand.journal))
-    limits = httpx.Limits(max_connections=MOST_IN_FLIGHT, max_keepalive_connections=32)
-    async with httpx.AsyncClient(
-        base_url=errand.url,
-        headers={"content-type": "application/json"},
-        timeout=httpx.Timeout(TRY_S if errand.rate else 60.0),
-        limits=limits,
-        trust_env=False,
-    ) as http:
-        client = Client(errand, http, journal)
-        if errand.rate is None:
-            await client.calibrate()
-        else:
-            await client.load(errand.rate)
+    client = Client(errand, Journal(Path(errand.journal)))
+    if errand.rate is None:
+        await client.calibrate()
+    else:
+        await client.load(errand.rate)
     return client.counts
 
 
 def main() -> None:
     """Read the errand, do it, print the counts."""
     errand = msgspec.json.decode(sys.stdin.buffer.read(), type=Errand)
-    counts = anyio.run(run, errand)
+    counts = anyio.run(run, errand, backend_options={"use_uvloop": True})
     sys.stdout.buffer.write(msgspec.json.encode(counts))
 
 

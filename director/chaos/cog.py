@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from director.chaos.journal import CogEnded, CogStarted, Journal, now_ms
-from director.chaos.wire import Answer, Request, post, serve
+from director.chaos.wire import Answer, Request, Unanswered, post, serve
 
 __all__ = ("Cog", "Script", "main")
 
@@ -149,8 +149,8 @@ class Cog:
     async def _call_back(self, run: Run, event: str, snapshot: Snapshot) -> None:
         create = run.create
         if create.webhook and event in create.webhook_events_filter:
-            with suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
-                await asyncio.wait_for(post(create.webhook, msgspec.json.encode(snapshot)), CALLBACK_S)
+            with suppress(Unanswered):
+                await post(create.webhook, msgspec.json.encode(snapshot), within_s=CALLBACK_S)
 
 
 async def _stopped(run: Run, within_s: float | None) -> bool:

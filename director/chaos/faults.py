@@ -11,16 +11,19 @@ from typing import Final
 
 from msgspec import Struct
 
+from director.core.crash import API_POINTS, DIRECTOR_POINTS
+
 __all__ = ("ALL_LINKS", "Planned", "Stage", "schedule")
 
 TICK_MS: Final = 250
 WARM_UP_MS: Final = 1_000  # some work is under way when the first one strikes
 ALL_LINKS: Final = "all:redis"
 LATENCY_MS: Final = (5, 50)
+ARMED_MS: Final = (5_000, 5_000)  # for its restart, and until it comes to the point where it dies
 
 
 class Stage(Struct, frozen=True, kw_only=True):
-    """What there is to hit: names of processes and links. `points`: where a director can be made to die by itself."""
+    """What there is to hit: names of processes and links."""
 
     directors: Sequence[str]
     cogs: Sequence[str]
@@ -29,7 +32,6 @@ class Stage(Struct, frozen=True, kw_only=True):
     links: Sequence[str]
     server: str
     sink: str
-    points: Sequence[str]
 
 
 class Planned(Struct, frozen=True, kw_only=True):
@@ -60,9 +62,12 @@ KINDS: Final[Mapping[str, Kind]] = {
     "kill_director": Kind(per_tick=0.06, targets=lambda stage: stage.directors),
     "crash_director": Kind(
         per_tick=0.04,
-        targets=lambda stage: stage.directors if stage.points else (),
-        lasts_ms=lambda _: (4_000, 4_000),
-        details=lambda stage, _: stage.points,
+        targets=lambda stage: stage.directors,
+        lasts_ms=lambda _: ARMED_MS,
+        details=lambda _, __: DIRECTOR_POINTS,
+    ),
+    "crash_api": Kind(
+        per_tick=0.01, targets=lambda stage: stage.apis, lasts_ms=lambda _: ARMED_MS, details=lambda _, __: API_POINTS
     ),
     "stop_director": Kind(
         per_tick=0.02,

@@ -39,7 +39,6 @@ class Nemesis:
         self._journal = journal
         self._say = say
         self._began_at = 0.0
-        self._armed: dict[str, int] = {}  # a director that is to die at a point → its pid
         self._perform: dict[str, Callable[[Planned], Coroutine[Any, Any, None]]] = {
             "kill_director": self._kill,
             "kill_cog": self._kill,
@@ -47,6 +46,7 @@ class Nemesis:
             "kill_redis": self._kill,
             "kill_api": self._kill_api,
             "crash_director": self._crash,
+            "crash_api": self._crash,
             "stop_director": self._stop,
             "stop_cog": self._stop,
             "partition": self._partition,
@@ -68,11 +68,8 @@ class Nemesis:
         await self._heal()
 
     async def _heal(self) -> None:
-        """End what is still to die; wait until every process is ready. Raises UpError that names one which is not."""
+        """Wait until every process is ready. Raises UpError that names one which is not."""
         scene = self._scene
-        for name, pid in self._armed.items():
-            if scene.pid(name) == pid:
-                scene.signal(name, signal.SIGKILL)
         late = ""
         with anyio.move_on_after(LONGEST_MEND_S):
             for late in scene.names:
@@ -95,23 +92,20 @@ class Nemesis:
         await self._kill(fault)
 
     async def _crash(self, fault: Planned) -> None:
-        """Replace a director by one that dies by itself at a point, and that one by a good one."""
+        """Replace a process by one that dies by itself at a point: where it never gets there in time, it is killed."""
         scene, name = self._scene, fault.target
         environment = scene.roles[name].env
-        first = scene.pid(name)
         environment[CRASH_AT] = fault.detail
-        try:
-            scene.signal(name, signal.SIGTERM)
-            await scene.until_restarted(name, first)
-            armed = self._armed[name] = scene.pid(name)
-        finally:
-            environment.pop(CRASH_AT, None)
-        with anyio.move_on_after(fault.lasts_ms / 1000) as waiting:
+        give_up_at = anyio.current_time() + fault.lasts_ms / 1000
+        await self._restart(fault, name)
+        environment.pop(CRASH_AT)
+        armed = scene.pid(name)
+        with anyio.CancelScope(deadline=give_up_at):
             await scene.until_gone(name, armed)
-        if not waiting.cancelled_caught:
-            self._note(fault, "begin", pid=armed)
-            await self._until_back(fault, armed)
-        # else nothing passed that point in time: it stays armed, and dies when something does
+        self._note(fault, "begin", pid=armed)
+        if scene.pid(name) == armed:
+            scene.signal(name, signal.SIGKILL)
+        await self._until_back(fault, armed)
 
     async def _stop(self, fault: Planned) -> None:
         pid = self._note(fault, "begin")
@@ -124,12 +118,16 @@ class Nemesis:
             self._note(fault, "end", pid=pid)
 
     async def _restart_directors(self, fault: Planned) -> None:
-        """As a rollout does: one after the other, each asked to end, and the next only when its successor is ready."""
+        """As a rollout does: one after the other, and the next only when its successor is ready."""
         for name in self._scene.stage.directors:
-            one = Planned(at_ms=fault.at_ms, kind=fault.kind, target=name)
-            pid = self._note(one, "begin")
-            self._scene.signal(name, signal.SIGTERM)
-            await self._until_back(one, pid)
+            await self._restart(fault, name)
+
+    async def _restart(self, fault: Planned, name: str) -> None:
+        """Ask it to end, and wait until its successor is ready."""
+        one = Planned(at_ms=fault.at_ms, kind="restart", target=name)
+        pid = self._note(one, "begin")
+        self._scene.signal(name, signal.SIGTERM)
+        await self._until_back(one, pid)
 
     # ── links, the sink, the server ───────────────────────────────────────────────────────────────────────────────
 

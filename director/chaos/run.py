@@ -64,7 +64,7 @@ def chaos(options: Options, say: Callable[[str], None]) -> Report:
     """Run it; the verdict. Raises KeyboardInterrupt where a signal ended it, UpError where it could not be run."""
     raise_descriptor_limit()
     with _home(options, say) as home:
-        report = anyio.run(_until_judged, home, options, say)
+        report = anyio.run(_until_judged, home, options, say, backend_options={"use_uvloop": True})
         if report is None:
             raise KeyboardInterrupt
         if options.is_kept or not report.ok:

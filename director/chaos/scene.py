@@ -93,7 +93,6 @@ class Scene:
             links=[name for name in self.links if name != FRONT],
             server=SERVER,
             sink=SINK,
-            points=(),
         )
 
     def _all(self, part: str) -> list[str]:

@@ -1,17 +1,20 @@
-"""Just enough HTTP/1.1 for the servers of a run: one loop, no framework, a start in a tenth of a second.
+"""Just enough HTTP/1.1 for the parties of a run: no framework, a start in a tenth of a second, little of the machine.
 
-Only for loopback and for clients that are ours: no chunked requests, no pipelining, no limits.
+The machine's time belongs to what is under test. Only for loopback and for peers that are ours: lengths are given,
+nothing is chunked or pipelined, nothing is limited.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from typing import Final
 
 from msgspec import Struct
 
-__all__ = ("Answer", "Handler", "Request", "post", "serve")
+__all__ = ("Answer", "Caller", "Handler", "Request", "Unanswered", "post", "serve")
 
-REASONS = {200: "OK", 202: "Accepted", 404: "Not Found", 409: "Conflict", 500: "Internal Server Error"}
+NONE: Final[Mapping[str, str]] = {}
+REASONS: Final = {200: "OK", 202: "Accepted", 404: "Not Found", 409: "Conflict", 500: "Internal Server Error"}
 
 
 class Request(Struct, kw_only=True):
@@ -25,10 +28,15 @@ class Request(Struct, kw_only=True):
 
 
 class Answer(Struct, frozen=True):
-    """What to say. Status 0: break the connection instead."""
+    """What is said. A server that says status 0 breaks the connection instead. Header names are lower case."""
 
     status: int = 200
     body: bytes = b""
+    headers: Mapping[str, str] = {}
+
+
+class Unanswered(Exception):
+    """No answer came, or not in time. Whether the request was carried out is unknown."""
 
 
 Handler = Callable[[Request], Awaitable[Answer]]
@@ -48,27 +56,69 @@ async def serve(handler: Handler, port: int) -> None:
         await server.serve_forever()
 
 
-async def post(url: str, body: bytes) -> None:
-    """POST JSON to an http:// address of this machine and wait for the head of the answer."""
+class Caller:
+    """A client of one server that keeps its connections. One that breaks is not tried again: that is for its user."""
+
+    def __init__(self, url: str) -> None:
+        self._host = url.removeprefix("http://")
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def ask(
+        self, method: str, path: str, body: bytes = b"", *, headers: Mapping[str, str] = NONE, within_s: float
+    ) -> Answer:
+        """Send a request and read the answer. Raises Unanswered."""
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._ask(method, path, body, headers)
+        except (OSError, asyncio.IncompleteReadError, TimeoutError) as exc:
+            raise Unanswered(repr(exc)) from exc
+
+    async def _ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+        if self._idle:
+            reader, writer = self._idle.pop()
+        else:
+            name, _, port = self._host.partition(":")
+            reader, writer = await asyncio.open_connection(name, int(port))
+        fields = {
+            "host": self._host,
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            **headers,
+        }
+        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        is_whole = False
+        try:
+            writer.write(f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode() + body)
+            status_line, told = await _head(reader)
+            content = await reader.readexactly(int(told.get("content-length", "0")))
+            is_whole = told.get("connection", "").lower() != "close"
+        finally:
+            if is_whole:
+                self._idle.append((reader, writer))
+            else:
+                writer.transport.abort()
+        return Answer(int(status_line.split(" ")[1]), content, told)
+
+    def close(self) -> None:
+        """Let go of what is idle."""
+        while self._idle:
+            self._idle.pop()[1].transport.abort()
+
+
+async def post(url: str, body: bytes, *, within_s: float) -> None:
+    """POST JSON to an http:// address of this machine, on a connection of its own. Raises Unanswered."""
     host, _, path = url.removeprefix("http://").partition("/")
-    name, _, port = host.partition(":")
-    reader, writer = await asyncio.open_connection(name, int(port))
-    head = f"POST /{path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\nconnection: close\r\n"
-    writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+    caller = Caller(f"http://{host}")
     try:
-        await reader.readuntil(b"\r\n\r\n")
+        await caller.ask("POST", f"/{path}", body, within_s=within_s)
     finally:
-        writer.close()
+        caller.close()
 
 
 async def _exchange(handler: Handler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
     """One request and its answer; is the connection good for another?"""
-    try:
-        request_line, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").strip().split("\r\n")
-    except asyncio.IncompleteReadError:
-        return False
+    request_line, headers = await _head(reader)
     method, path, _ = request_line.split(" ")
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     body = await reader.readexactly(int(headers.get("content-length", "0")))
     request = Request(method=method, path=path, headers=headers, body=body, gone=asyncio.Event())
     watching = asyncio.create_task(_watch(reader, request.gone))
@@ -83,6 +133,12 @@ async def _exchange(handler: Handler, reader: asyncio.StreamReader, writer: asyn
     writer.write(f"{head}content-length: {len(answer.body)}\r\n\r\n".encode() + answer.body)
     await writer.drain()
     return headers.get("connection", "").lower() != "close"
+
+
+async def _head(reader: asyncio.StreamReader) -> tuple[str, dict[str, str]]:
+    """The first line of a message, and its headers."""
+    first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").strip().split("\r\n")
+    return first, {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 async def _watch(reader: asyncio.StreamReader, gone: asyncio.Event) -> None:
