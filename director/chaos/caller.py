@@ -105,10 +105,9 @@ def _key_misread(tries: list[Try]) -> Iterator[str]:
         return
     if len(ids := sorted({each.id for each in accepted})) > 1:
         yield f"one key made {', '.join(ids)}"
-    first = accepted[0]
-    for each in tries:
-        if each.sent.plan == first.sent.plan:
-            if each.status == MISMATCH:
-                yield "a repeated body was refused as another one"
-        elif each.sent.at > first.sent.at and each.status < 500 and each.status not in (MISMATCH, *NOT_JUDGED):
+    plan = accepted[0].sent.plan
+    if any(each.sent.plan == plan and each.status == MISMATCH for each in tries):
+        yield "a repeated body was refused as another one"
+    for each in tries[tries.index(accepted[0]) :]:
+        if each.sent.plan != plan and each.status < 500 and each.status not in (MISMATCH, *NOT_JUDGED):
             yield f"another body under the same key was answered {each.status}"

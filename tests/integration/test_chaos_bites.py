@@ -1,0 +1,215 @@
+"""The checker bites: each story is good with the scripts as they are, and is found out with one that is broken.
+
+The stories run on a real server through the typed calls; what the parties would have written down is written down as
+it happens. Only the text of a script is changed, on its way to the server.
+"""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+from msgspec import Struct
+
+from director.chaos.checker import text
+from director.core import gatherer
+from director.core.states import Status
+from tests.support.chaos_play import Play
+from tests.support.queue_driver import QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+Story = Callable[[Play], Awaitable[None]]
+
+
+async def plain(play: Play) -> None:
+    """Nothing happens to it, but that its model server was full at first."""
+    await play.ask()
+    if full := await play.claim(pid=41):
+        await play.driver.release(full, code="refused")
+    run = await play.run("r1", pid=41)
+    assert run is not None
+    await run.shows()
+    run.ends()
+    await run.is_finished()
+    await play.tell()
+
+
+async def a_director_dies(play: Play) -> None:
+    """And another takes what it held as soon as it can be had."""
+    await play.ask()
+    left = await play.run("r1", pid=41)
+    assert left is not None
+    await left.shows()
+    play.kill(41)
+    left.ends("canceled")
+    run = None
+    for _ in range(60):
+        await play.keep(1)
+        if run := await play.run("r2", pid=42):
+            break
+    if run is not None:
+        await run.shows()
+        run.ends()
+        await run.is_finished()
+    await play.tell()
+
+
+async def a_director_sleeps(play: Play) -> None:
+    """Another ends what it held; then it wakes, and writes all that it had to say."""
+    await play.ask()
+    sleeper = await play.run("r1", pid=41)
+    assert sleeper is not None
+    await play.keep()
+    heir = await play.run("r2", pid=42)
+    assert heir is not None
+    await sleeper.shows()
+    await heir.shows()
+    heir.ends()
+    sleeper.ends()
+    await heir.is_finished()
+    await sleeper.is_finished()
+    await play.tell()
+
+
+async def a_director_wakes_after_a_cancel(play: Play) -> None:
+    """Its claim was taken back, and its caller canceled what waited."""
+    asked = await play.ask()
+    assert asked is not None
+    sleeper = await play.run("r1", pid=41)
+    assert sleeper is not None
+    await sleeper.shows()
+    await play.keep()
+    await play.cancel(asked)
+    sleeper.ends()
+    await sleeper.is_finished()
+    await play.tell()
+
+
+async def poison(play: Play) -> None:
+    """It kills every server it runs on."""
+    await play.ask()
+    for number in range(6):
+        await play.keep(60)
+        if run := await play.run(f"r{number}", pid=50 + number):
+            run.ends("crashed")
+            await play.driver.release(run.claim, spent=True, code="server_lost", error="It died.")
+    if run := await play.run("last", pid=60):
+        run.ends("failed")
+        await run.is_finished(Status.FAILED)
+    await play.tell()
+
+
+async def an_answer_is_lost(play: Play) -> None:
+    """The caller asks again under its key, and then for something else."""
+    await play.ask(is_heard=False)
+    await play.ask()
+    await play.ask()
+    await play.ask(plan="other body")
+    number = 0
+    while run := await play.run(f"r{number}", pid=41):
+        number += 1
+        await run.shows()
+        run.ends()
+        await run.is_finished()
+    await play.tell()
+
+
+async def a_receiver_is_down(play: Play) -> None:
+    """At first; then it is up again."""
+    await play.ask()
+    run = await play.run("r1", pid=41)
+    assert run is not None
+    run.ends()
+    await run.is_finished()
+    await play.tell(answered=500)
+    await play.keep(3)
+    await play.tell()
+
+
+class Fault(Struct, frozen=True, kw_only=True):
+    """A script broken on purpose: what is put in place of what, the story that shows it, and what must be found."""
+
+    old: str
+    new: str
+    story: Story
+    breaks: frozenset[str]
+
+
+LEASE: Final = "redis.call('ZADD', queue_key(queue, 'lease'), now + lease_ms, id)"
+FINISH: Final = "if r.token ~= token then return 'lost' end"
+ADVANCE: Final = "if token == '' or r[1] ~= token then return { 'lost' } end"
+AT_MOST_ONCE: Final = "unplace(r) redis.call('ZREM', queue_key(queue, 'live'), id)"
+
+FAULTS: Final[dict[str, Fault]] = {
+    "claim acknowledges what it hands out": Fault(
+        old=LEASE, new=AT_MOST_ONCE, story=a_director_dies, breaks=frozenset({"I1", "I7"})
+    ),
+    "claim writes no lease": Fault(old=LEASE, new="", story=a_director_dies, breaks=frozenset({"I12"})),
+    "finish looks at no token": Fault(old=FINISH, new="", story=a_director_sleeps, breaks=frozenset({"I2", "I4"})),
+    "finish revives what was canceled": Fault(
+        old=FINISH, new="", story=a_director_wakes_after_a_cancel, breaks=frozenset({"I2", "I4", "I6"})
+    ),
+    "advance looks at no token": Fault(old=ADVANCE, new="", story=a_director_sleeps, breaks=frozenset({"I4"})),
+    "an attempt is never the last": Fault(
+        old="if how.spent and (attempt >=", new="if how.spent and (99 <=", story=poison, breaks=frozenset({"I5"})
+    ),
+    "what is acknowledged is not deleted": Fault(
+        old="redis.call('XDEL', stream, r.mid)", new="", story=plain, breaks=frozenset({"I7"})
+    ),
+    "an end gives no lifetime": Fault(
+        old="redis.call('PEXPIRE', input_key(id), ttl[1])", new="", story=plain, breaks=frozenset({"I7"})
+    ),
+    "enqueue looks at no key": Fault(
+        old="if fingerprint ~= '' then\n  local held",
+        new="if false then\n  local held",
+        story=an_answer_is_lost,
+        breaks=frozenset({"I8"}),
+    ),
+    "enqueue looks at no body": Fault(
+        old="if print ~= fingerprint then", new="if false then", story=an_answer_is_lost, breaks=frozenset({"I8"})
+    ),
+    "an end owes no webhook": Fault(
+        old="redis.call('ZADD', owed_key(), now + (end_.grace_ms or 0), id)",
+        new="",
+        story=plain,
+        breaks=frozenset({"I3"}),
+    ),
+    "deliver drops what did not arrive": Fault(
+        old="if delay_ms == '' then", new="if true then", story=a_receiver_is_down, breaks=frozenset({"I3"})
+    ),
+}
+STORIES: Final = {fault.story.__name__: fault.story for fault in FAULTS.values()}
+
+
+@pytest.fixture
+def play(driver: QueueDriver, tmp_path: Path) -> Play:
+    return Play(driver, tmp_path)
+
+
+@pytest.mark.parametrize("story", STORIES)
+async def test_with_the_scripts_as_they_are_it_is_good(play: Play, story: str) -> None:
+    await STORIES[story](play)
+    report = await play.verdict()
+    assert report.ok, text(report)
+    assert report.acked == report.terminal == 1
+
+
+@pytest.mark.parametrize("broken", FAULTS)
+async def test_it_is_found_out_that(play: Play, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    fault = FAULTS[broken]
+    whole, changed = gatherer.source, set[str]()
+
+    def mutated(name: str) -> str:
+        script = whole(name)
+        if fault.old not in script:
+            return script
+        changed.add(name)
+        return script.replace(fault.old, fault.new)
+
+    monkeypatch.setattr(gatherer, "source", mutated)
+    await fault.story(play)
+    report = await play.verdict()
+    assert changed, "no script that ran has this line"
+    assert {name for name, count in report.counts.items() if count} == fault.breaks, text(report)
+    await play.driver.redis.flushall()  # some of these leave behind what no test may

@@ -1,0 +1,179 @@
+"""A fault-injection run played by hand: real scripts on a real server, parties that a test moves, and their journals.
+
+Time is the queue driver's, so a lease lasts no time at all. Never decides what is right: that is the checker's part.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from director.chaos.checker import Report, check
+from director.chaos.evidence import Rules
+from director.chaos.journal import Answered, CogEnded, CogStarted, Delivered, Fault, Healed, Journal, Line, Sent
+from director.chaos.rest import leftovers, predictions
+from director.core.errors import IdempotencyMismatch
+from director.core.ids import PredictionId, partition_of
+from director.core.keys import LANES
+from director.core.schema import Claim
+from director.core.states import Status
+from tests.support.queue_driver import ACCOUNT, QueueDriver
+
+__all__ = ("LEASE_S", "Play", "PlayedRun")
+
+LEASE_S: Final = 15
+RECONCILE_S: Final = 30
+STREAMS: Final = 16
+
+Outcome = Literal["succeeded", "failed", "canceled", "crashed"]
+
+
+class PlayedRun:
+    """One run of one claim on a model server, and the director that follows it."""
+
+    def __init__(self, play: "Play", claim: Claim, name: str, *, pid: int) -> None:
+        self.claim = claim
+        self.name = name
+        self.item = b'{"run":"%s","i":0}' % name.encode()
+        self._play = play
+        play.note("cog", CogStarted(at=play.now_ms, id=claim.id, run=name, server=f"cog-{pid}", pid=pid))
+
+    async def shows(self) -> None:
+        """The director writes that it began, and its output."""
+        driver = self._play.driver
+        await driver.scripts.advance(
+            self.claim.id,
+            token=self.claim.token,
+            seq=self.claim.record.seq,
+            ran_ms=0,
+            events=[("started", b""), ("output", self.item)],
+            now_ms=driver.now_ms,
+        )
+
+    def ends(self, outcome: Outcome = "succeeded") -> None:
+        """On its server."""
+        ended = CogEnded(at=self._play.now_ms, id=self.claim.id, run=self.name, outcome=outcome)
+        self._play.note("cog", ended)
+
+    async def is_finished(self, status: Status = Status.SUCCEEDED) -> bool:
+        """The director writes the end, if it may."""
+        output = b"[" + self.item + b"]"
+        return await self._play.driver.finish(self.claim, status, output=output, seq=self.claim.record.seq + 2)
+
+
+class Play:
+    """The scene, with what everybody writes down in `folder`."""
+
+    def __init__(self, driver: QueueDriver, folder: Path) -> None:
+        self.driver = driver
+        self._folder = folder
+        self._ids: set[str] = set()
+        self._kept_s = 0
+
+    @property
+    def now_ms(self) -> int:
+        return self.driver.now_ms
+
+    def note(self, party: str, line: Line) -> None:
+        """Write it down."""
+        journal = Journal(self._folder / f"{party}.jsonl")
+        journal.write(line)
+        journal.close()
+
+    async def ask(self, key: str = "k", *, plan: str = "plain", is_heard: bool = True) -> PredictionId | None:
+        """A client submits; where it does not hear the answer, it knows nothing."""
+        driver = self.driver
+        self.note("client", Sent(at=self.now_ms, key=key, action="create", webhook=True, plan=plan))
+        idempotency = (hashlib.sha256(key.encode()).hexdigest(), hashlib.sha256(plan.encode()).hexdigest())
+        try:
+            accepted = await driver.submit(idempotency=idempotency, webhook="http://sink.test", events="completed")
+        except IdempotencyMismatch:
+            self._hears(key, status=422)
+            return None
+        self._ids.add(accepted)
+        self._hears(key, status=201 if is_heard else 0, prediction_id=accepted if is_heard else "")
+        return accepted
+
+    def _hears(self, key: str, *, status: int, prediction_id: str = "") -> None:
+        answered = Answered(at=self.now_ms, key=key, action="create", status=status, id=prediction_id, shown="starting")
+        self.note("client", answered)
+
+    async def cancel(self, prediction_id: PredictionId, key: str = "k") -> None:
+        """A client cancels, and is shown what became of it."""
+        self.note("client", Sent(at=self.now_ms, key=key, action="cancel"))
+        await self.driver.cancel(prediction_id, account=ACCOUNT)
+        shown = (await self.driver.record(prediction_id)).status
+        answered = Answered(at=self.now_ms, key=key, action="cancel", status=200, id=prediction_id, shown=shown)
+        self.note("client", answered)
+
+    async def claim(self, *, pid: int) -> Claim | None:
+        """The director of this pid asks for one."""
+        claims = await self.driver.claim(consumer=f"host-{pid}-0a", lease_s=LEASE_S)
+        return claims[0] if claims else None
+
+    async def run(self, name: str, *, pid: int) -> PlayedRun | None:
+        """The same, and it starts what it got on its server."""
+        claim = await self.claim(pid=pid)
+        return None if claim is None else PlayedRun(self, claim, name, pid=pid)
+
+    def kill(self, pid: int) -> None:
+        """The nemesis kills the director of this pid."""
+        phases: tuple[Literal["begin", "end"], ...] = ("begin", "end")
+        for phase in phases:
+            fault = Fault(at=self.now_ms, kind="kill_director", target=f"director-{pid}", phase=phase, pid=pid)
+            self.note("nemesis", fault)
+
+    async def keep(self, seconds: float = LEASE_S + 1) -> None:
+        """Let so much time pass under a keeper: it reaps and promotes every second, and at times checks it all."""
+        driver = self.driver
+        for _ in range(int(seconds)):
+            driver.pass_time(1)
+            self._kept_s += 1
+            await driver.reap()
+            await driver.scripts.promote(driver.queue, limit=100, now_ms=self.now_ms)
+            if self._kept_s % RECONCILE_S == 0:
+                await self._cross_check()
+
+    async def _cross_check(self) -> None:
+        driver, options = self.driver, {"count": 100, "now_ms": self.now_ms}
+        for lane in LANES:
+            for number in range(STREAMS):
+                # what is idle goes by the server's own clock, which stands still here
+                await driver.scripts.recover(driver.queue, lane, number, cursor="0-0", idle_s=0, **options)
+        await driver.scripts.reconcile(driver.queue, start=0, lease_s=LEASE_S, **options)
+
+    async def tell(self, *, answered: int = 200) -> None:
+        """A courier delivers what is owed and due; the sink answers so."""
+        driver = self.driver
+        for name in sorted(self._ids):
+            prediction_id = PredictionId(name)
+            due = await driver.scripts.due(partition_of(prediction_id), limit=100, hold_s=60, now_ms=self.now_ms)
+            for each in due:
+                await self._tell_one(each, answered)
+
+    async def _tell_one(self, prediction_id: PredictionId, answered: int) -> None:
+        is_told = answered < 300
+        self.note(
+            "sink",
+            Delivered(
+                at=self.now_ms,
+                id=prediction_id,
+                webhook_id=f"msg_{prediction_id}_completed",
+                status=(await self.driver.record(prediction_id)).status,
+                answered=answered,
+                signed=True,
+            ),
+        )
+        await self.driver.scripts.deliver(
+            prediction_id,
+            outcome="delivered" if is_told else "failed",
+            delay_s=None if is_told else 2,
+            now_ms=self.now_ms,
+        )
+
+    async def verdict(self) -> Report:
+        """All is healed: what the checker says."""
+        redis: Any = self.driver.redis
+        self.note("nemesis", Healed(at=self.now_ms))
+        async for prediction in predictions(redis, self._ids):
+            self.note("queue", prediction)
+        return check(self._folder, Rules(lease_s=LEASE_S, attempts=3, slots=1), leftovers=await leftovers(redis))
