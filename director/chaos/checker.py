@@ -43,6 +43,7 @@ class Report(Struct, frozen=True, kw_only=True):
     recoveries: int
     recovery_p50_ms: int | None
     recovery_p99_ms: int | None
+    recovery_p99_with_waits_ms: int | None
     runs_per_prediction: dict[int, int]
     faults: dict[str, int]
     counts: dict[str, int]
@@ -55,7 +56,8 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
     breaches = {name: judge(evidence) for name, (_, judge) in INVARIANTS.items()}
     breaches[NO_EVIDENCE] = _missing(evidence)
     accepted = evidence.accepted()
-    recovered = [each.ms for each in recoveries(evidence)]
+    orphans = recoveries(evidence)
+    recovered = [each.ms for each in orphans]
     histogram = runs_per_prediction(evidence)
     return Report(
         ok=not any(breaches.values()),
@@ -73,6 +75,7 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
         recoveries=len(recovered),
         recovery_p50_ms=percentile(recovered, 0.5),
         recovery_p99_ms=percentile(recovered, 0.99),
+        recovery_p99_with_waits_ms=percentile([each.all_ms for each in orphans], 0.99),
         runs_per_prediction=histogram,
         faults=_faults(evidence),
         counts={name: len(found) for name, found in breaches.items()},
@@ -88,7 +91,8 @@ def text(report: Report) -> str:
         f"  double {report.double}  stale {report.stale}  extra runs {report.duplicate_runs}"
         f"  webhooks missing {report.webhooks_missing}",
         f"runs per prediction: {_named(report.runs_per_prediction)}",
-        f"recovery of {report.recoveries} orphans: p50 {_s(report.recovery_p50_ms)}, p99 {_s(report.recovery_p99_ms)}",
+        f"recovery of {report.recoveries} orphans: p50 {_s(report.recovery_p50_ms)}, p99 {_s(report.recovery_p99_ms)}"
+        f" (with waits for a slot {_s(report.recovery_p99_with_waits_ms)})",
         "",
     ]
     sentences = {name: sentence for name, (sentence, _) in INVARIANTS.items()}

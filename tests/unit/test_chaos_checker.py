@@ -179,6 +179,23 @@ def beside(count: int) -> list[Line]:
     return [line for number in range(count) for line in good(f"e{number}", f"k-e{number}")]
 
 
+def late(prediction: str, *, asked: int, began: int, ended: int) -> list[Line]:
+    """One that waited long, on the second server."""
+    name = f"r-{prediction}"
+    return [
+        *create(f"k-{prediction}", prediction, at=asked),
+        *run(prediction, name, began=began, ended=ended, server="cog-1", pid=91),
+        told(prediction, "succeeded", at=ended + 20),
+        final(
+            prediction,
+            "succeeded",
+            ("created", asked, ""),
+            ("completed", ended + 10, "succeeded"),
+            output=f"[{item(name)}]",
+        ),
+    ]
+
+
 KEPT: dict[str, list[Line]] = {
     "one to which nothing happened": good(),
     "a death, and another run": lived_through_a_death(),
@@ -215,6 +232,14 @@ KEPT: dict[str, list[Line]] = {
             for number in range(4)
         ],
         *[told(f"f{number}", "succeeded", at=25_100) for number in range(4)],
+    ],
+    "a slow start, but many were in line before it": [
+        *lived_through_a_death(again=25_000),
+        *[
+            line
+            for number in range(4)
+            for line in late(f"g{number}", asked=15_400, began=24_900 + 20 * number, ended=24_915 + 20 * number)
+        ],
     ],
     "a cancel of one that ran": canceled(),
     "a cancel that came too late": canceled(shown="succeeded", status="succeeded"),
