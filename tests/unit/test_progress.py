@@ -1,7 +1,7 @@
 """Progress on its way to a real Valkey: gathered, in order, and never twice, whatever becomes of an answer."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -68,8 +68,12 @@ async def held(claim: Claim) -> Held:
 
 
 @pytest.fixture
-def progress(held: Held, wire: Wire) -> Progress:
-    return Progress(held, wire, SystemClock(), None)
+async def progress(held: Held, wire: Wire) -> AsyncGenerator[Progress]:
+    progress = Progress(held, wire, SystemClock(), None)
+    yield progress
+    progress.drop()
+    held.lose()
+    await held.read(asyncio.create_task(asyncio.sleep(0)))  # ends what still asks the run to stop
 
 
 def output(number: int) -> NewEvent:
@@ -170,7 +174,6 @@ async def test_an_answer_that_the_caller_canceled_stops_the_run(
     progress.add((STARTED,))
     assert await progress.run_once() == "user"
     assert held.tracker.stopped is Stop.USER
-    held.lose()
 
 
 async def test_an_answer_that_the_claim_is_lost_is_heeded_and_nothing_was_written(

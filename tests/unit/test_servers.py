@@ -82,7 +82,7 @@ def test_slots_are_never_exceeded_in_any_order_of_taking_and_leaving(slots: list
     held: list[Seat] = []
     for step in steps:
         if step is None and servers.busy < servers.slots:
-            held += asyncio.run(servers.seats())
+            held += servers._take()
         elif step is not None and held:
             servers.leave(held.pop(step % len(held)))
         assert all(0 <= each.busy <= each.slots for each in servers.all)
