@@ -17,6 +17,7 @@ from director.core.errors import BackendUnavailable, SettingsError
 
 __all__ = (
     "AWAY",
+    "GIVE_UP_S",
     "PAUSE_S",
     "TRIES",
     "ask",
@@ -54,6 +55,8 @@ CONNECT_TIMEOUT_S: Final = 2.0
 # A restarted server leaves a pool full of dead connections: the first answers may be lost, the next are not.
 TRIES: Final = 3
 PAUSE_S: Final = 0.05
+# … but a server that hangs is not asked again: whoever waits for us has a limit too
+GIVE_UP_S: Final = 2.0
 
 
 def client(url: str, *, connections: int = 16, name: str = "director") -> Redis:
@@ -80,15 +83,16 @@ def _client(url: str, *, connections: int, name: str, socket_timeout_s: float) -
     make: Callable[..., BlockingConnectionPool] = sentinel_pool if is_sentinel_url(url) else direct_pool
     try:
         return Redis.from_pool(make(url, **options))
-    except (ValueError, TypeError) as exc:
+    except (ValueError, TypeError):
         raise SettingsError(
             f"The Redis URL is not one ({describe(url)}): redis://host:port/db, rediss://…, unix:///path "
             "or redis+sentinel://host:port,host:port/name"
-        ) from exc
+        ) from None  # what the parser complains of may be a piece of the password
 
 
 async def ask(send: Callable[[], Awaitable[Reply]]) -> Reply:
     """The reply to plain commands that may be sent twice. Raises BackendUnavailable while Redis cannot answer."""
+    give_up = asyncio.get_running_loop().time() + GIVE_UP_S
     for attempt in range(1, TRIES + 1):
         try:
             return await send()
@@ -96,7 +100,7 @@ async def ask(send: Callable[[], Awaitable[Reply]]) -> Reply:
             away = unavailable(exc)
             if away is None:
                 raise
-            if attempt == TRIES:
+            if attempt == TRIES or asyncio.get_running_loop().time() > give_up:
                 raise away from exc
             await asyncio.sleep(PAUSE_S * attempt)
     raise AssertionError("the last try returns or raises")
@@ -104,10 +108,12 @@ async def ask(send: Callable[[], Awaitable[Reply]]) -> Reply:
 
 def unavailable(exc: Exception) -> BackendUnavailable | None:
     """The error to raise instead of `exc` where Redis is only away for now; None where it is a fault of ours."""
-    if isinstance(exc, exceptions.AuthenticationError):
+    # what a server says while a connection is made comes wrapped
+    said = exc.__cause__ if isinstance(exc.__cause__, exceptions.RedisError) else exc
+    if isinstance(said, exceptions.AuthenticationError):
         return BackendUnavailable(REFUSED)
     if isinstance(exc, AWAY):
-        return BackendUnavailable(f"Redis is away: {type(exc).__name__}")
+        return BackendUnavailable(f"Redis is away: {type(said).__name__}")
     if isinstance(exc, exceptions.ResponseError) and (word := AWAY_WORDS.search(str(exc))):
         return BackendUnavailable(f"Redis is away: {word[1]}")
     return None

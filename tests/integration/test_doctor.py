@@ -1,0 +1,213 @@
+"""`director doctor` on real servers, with each condition made true that a server can be brought to."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from anyio import to_thread
+from redis.asyncio import Redis
+
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.clock import SystemClock
+from director.core.gatherer import Gatherer
+from director.core.policy import Policy
+from director.core.redis_client import client
+from director.core.scripts import Scripts
+from director.core.settings import CommonSettings
+from director.doctor.checks import CHECKS, Finding, examine
+from director.doctor.look import look
+from tests.support.keyspace import dump
+from tests.support.queue_driver import MODEL, VERSION, QueueDriver
+from tests.support.servers import RedisServer, redis_server
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """One of its own: it is misconfigured here. Nothing about it is wrong at first."""
+    with redis_server(config={"maxmemory": "100mb"}) as started:
+        yield started
+
+
+@pytest.fixture
+async def driver(server: RedisServer) -> AsyncIterator[QueueDriver]:
+    """A queue on this server, a minute ago."""
+    redis = client(server.url)
+    gatherer = Gatherer(redis)
+    scripts = Scripts(gatherer)
+    catalog = Catalog(redis, scripts, SystemClock())
+    queue = await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    driver = QueueDriver(redis, scripts, queue)
+    driver.now_ms = time.time_ns() // 1_000_000 - 60_000
+    yield driver
+    await gatherer.aclose()
+    await redis.aclose()
+
+
+async def examined(server: RedisServer, **settings: str) -> dict[str, Finding]:
+    asked = CommonSettings(**{"redis_url": server.url, **settings})
+    redis = client(asked.redis_url)
+    try:
+        seen = await look(redis, asked, SystemClock())
+    finally:
+        await redis.aclose()
+    return {finding.check: finding for finding in examine(seen)}
+
+
+def not_ok(findings: dict[str, Finding]) -> dict[str, str]:
+    return {name: finding.verdict for name, finding in findings.items() if finding.verdict != "ok"}
+
+
+def doctor(*line: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "director", "doctor", *line]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def set_to(**config: Any) -> Callable[[Any], Awaitable[object]]:
+    async def change(redis: Any) -> None:
+        for name, value in config.items():
+            await redis.config_set(name.replace("_", "-"), value)
+
+    return change
+
+
+CONDITIONS: dict[str, tuple[Callable[[Any], Awaitable[object]], dict[str, str]]] = {
+    "no log of writes": (set_to(appendonly="no"), {"durability": "fail"}),
+    "a second may be lost": (set_to(appendfsync="everysec"), {"durability": "fail", "fsync": "warn"}),
+    "nothing is synced": (set_to(appendfsync="no"), {"durability": "fail", "fsync": "fail"}),
+    "no sync during a rewrite": (set_to(no_appendfsync_on_rewrite="yes"), {"fsync": "warn"}),
+    "eviction": (set_to(maxmemory_policy="allkeys-lru"), {"eviction": "fail"}),
+    "no limit of memory": (set_to(maxmemory="0"), {"memory": "warn"}),
+    "memory is full": (set_to(maxmemory="1mb"), {"memory": "fail"}),
+    "too few replicas": (set_to(min_replicas_to_write="1"), {"replicas": "fail"}),
+    "a replica": (lambda redis: redis.replicaof("127.0.0.1", 1), {"role": "fail"}),
+}
+
+
+@pytest.mark.parametrize(("change", "expected"), CONDITIONS.values(), ids=list(CONDITIONS))
+async def test_each_condition_is_found_with_its_mend(
+    server: RedisServer, change: Callable[[Any], Awaitable[object]], expected: dict[str, str]
+) -> None:
+    assert not_ok(await examined(server)) == {}
+    async with Redis(unix_socket_path=str(server.socket)) as operator:
+        await change(operator)
+    findings = await examined(server)
+    assert not_ok(findings) == expected
+    assert all(findings[name].fix for name in expected)
+
+
+async def test_less_durability_is_fine_where_it_is_asked_for(server: RedisServer) -> None:
+    async with Redis(unix_socket_path=str(server.socket)) as operator:
+        await operator.config_set("appendonly", "no")
+    findings = await examined(server, durability="memory")
+    assert not_ok(findings) == {}
+    assert findings["durability"].found == "memory, and memory is asked for"
+
+
+async def test_replicas_make_the_level_replicated(server: RedisServer) -> None:
+    async with Redis(unix_socket_path=str(server.socket)) as operator:
+        await operator.config_set("min-replicas-to-write", 1)
+    assert (await examined(server, durability="replicated"))["durability"].verdict == "ok"
+
+
+async def test_a_server_that_forbids_config_needs_its_level_named(server: RedisServer) -> None:
+    async with Redis(unix_socket_path=str(server.socket)) as operator:
+        await operator.execute_command("ACL SETUSER app on >secret ~* &* +@all -config")
+    url = server.url.replace("unix://", "unix://app:secret@")
+    found = await examined(server, redis_url=url)
+    assert not_ok(found) == {"durability": "fail"}
+    assert "DIRECTOR_ASSUME_DURABILITY" in found["durability"].fix
+    assert not_ok(await examined(server, redis_url=url, assume_durability="always")) == {}
+
+
+async def test_work_without_a_director_is_told_once_some_waits(server: RedisServer, driver: QueueDriver) -> None:
+    assert not_ok(await examined(server)) == {}
+    await driver.submit()
+    finding = (await examined(server))["directors"]
+    assert (finding.verdict, f"1 in {driver.queue}" in finding.found) == ("warn", True)
+    driver.now_ms += 60_000
+    await driver.extend()
+    assert not_ok(await examined(server)) == {}
+
+
+async def test_dead_letters_are_told(server: RedisServer, driver: QueueDriver) -> None:
+    await driver.die()
+    finding = (await examined(server))["dead letters"]
+    assert (finding.verdict, f"1 in {driver.queue}" in finding.found) == ("warn", True)
+    assert "director dead list" in finding.fix
+
+
+async def test_owed_webhooks_that_are_overdue_are_told(server: RedisServer, driver: QueueDriver) -> None:
+    await driver.submit(webhook="https://example.com/hook", events="completed")
+    await driver.finish(await driver.claim_one())
+    assert not_ok(await examined(server)) == {"webhooks": "warn"}
+
+
+async def expired_lease(driver: QueueDriver) -> None:
+    await driver.submit()
+    await driver.claim_one()
+
+
+async def due_retry(driver: QueueDriver) -> None:
+    await driver.submit()
+    await driver.release(await driver.claim_one(), spent=True, delay_s=5)
+
+
+async def passed_deadline(driver: QueueDriver) -> None:
+    await driver.submit(lifetime_ms=5_000)
+    await driver.extend()
+
+
+@pytest.mark.parametrize("neglect", [expired_lease, due_retry, passed_deadline])
+async def test_what_a_keeper_should_have_done_is_told(
+    server: RedisServer, driver: QueueDriver, neglect: Callable[[QueueDriver], Awaitable[None]]
+) -> None:
+    await neglect(driver)
+    finding = (await examined(server))["keeper"]
+    assert finding.verdict == "fail"
+    assert str(driver.queue) in finding.found
+    assert "director keeper" in finding.fix
+
+
+async def test_it_leaves_the_server_as_it_was(server: RedisServer, driver: QueueDriver) -> None:
+    await driver.submit()
+    before = await dump(driver.redis)
+    await examined(server)
+    assert await dump(driver.redis) == before
+
+
+async def test_the_command_prints_a_line_for_each_check_and_ends_with_1_where_one_fails(server: RedisServer) -> None:
+    sound = await to_thread.run_sync(doctor, "--redis", server.url)
+    assert (sound.returncode, sound.stderr) == (0, "")
+    lines = [line for line in sound.stdout.splitlines() if "→" not in line]
+    assert [line.split()[0] for line in lines] == ["ok"] * len(CHECKS)
+    async with Redis(unix_socket_path=str(server.socket)) as operator:
+        await operator.config_set("maxmemory-policy", "allkeys-lru")
+    broken = await to_thread.run_sync(doctor, "--redis", server.url)
+    assert broken.returncode == 1
+    assert "→ set `maxmemory-policy noeviction`" in broken.stdout
+    told = await to_thread.run_sync(doctor, "--redis", server.url, "--json")
+    report = json.loads(told.stdout)
+    assert (told.returncode, report["ok"]) == (1, False)
+    assert {"check": "eviction", "verdict": "fail"}.items() <= report["checks"][list(CHECKS).index("eviction")].items()
+
+
+async def test_a_server_that_is_not_there_is_one_failed_check(tmp_path: Path) -> None:
+    ended = await to_thread.run_sync(doctor, "--redis", f"unix://{tmp_path}/nobody")
+    assert (ended.returncode, ended.stderr) == (1, "")
+    assert ended.stdout.startswith("fail  reachable  nothing can be asked at unix://")
+    assert "→ start the server" in ended.stdout
+
+
+async def test_a_password_that_is_refused_is_told_as_that(server: RedisServer) -> None:
+    async with Redis(unix_socket_path=str(server.socket)) as operator:
+        await operator.config_set("requirepass", "another")
+    ended = await to_thread.run_sync(doctor, "--redis", server.url)
+    assert ended.returncode == 1
+    assert "refuses the user or the password" in ended.stdout

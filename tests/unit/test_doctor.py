@@ -1,0 +1,133 @@
+"""What the doctor makes of facts that no server of a test can be brought to: known holes, and open doors."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from director.core.settings import CommonSettings
+from director.doctor.checks import CHECKS, examine, has_failed
+from director.doctor.floors import open_holes
+from director.doctor.look import Look
+
+SOUND = Look(
+    address="redis://h:1/0",
+    settings=CommonSettings(redis_url="redis://:secret@h:1/0"),
+    info={
+        "valkey_version": "9.1.2",
+        "redis_version": "7.2.4",
+        "role": "master",
+        "maxmemory": 1 << 30,
+        "used_memory": 1 << 20,
+        "total_system_memory": 1 << 34,
+        "maxmemory_policy": "noeviction",
+        "connected_slaves": 0,
+    },
+    config={"appendonly": "yes", "appendfsync": "always", "bind": "* -::*", "port": "6379", "protected-mode": "no"},
+    cluster={},
+    ping_ms=[0.1] * 50,
+    script_ms=[0.2] * 20,
+    skew_s=0.0,
+    queues=[],
+    owed_late=0,
+)
+
+
+def verdict(check: str, look: Look) -> str:
+    return CHECKS[check](look)[0]
+
+
+def test_a_sound_server_has_nothing_to_mend() -> None:
+    findings = examine(SOUND)
+    assert [finding.check for finding in findings] == list(CHECKS)
+    assert {finding.verdict for finding in findings} == {"ok"}
+    assert not has_failed(findings)
+    assert "secret" not in str(findings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "fixes"),
+    [
+        ("redis", "7.0.3", {"CVE-2025-49844": "7.2.11", "CVE-2022-31144": "7.0.4"}),
+        ("redis", "7.0.15", {"CVE-2025-49844": "7.2.11"}),
+        ("redis", "7.2.10", {"CVE-2025-49844": "7.2.11"}),
+        ("redis", "7.2.11", {}),
+        ("redis", "7.4.6", {}),
+        ("redis", "8.0.3", {"CVE-2025-49844": "8.0.4"}),
+        ("redis", "8.2.1", {"CVE-2025-49844": "8.2.2", "CVE-2025-62507": "8.2.3"}),
+        ("redis", "8.2.2", {"CVE-2025-62507": "8.2.3"}),
+        ("redis", "8.4.0", {}),
+        ("valkey", "7.2.11", {"CVE-2025-67733": "7.2.12"}),
+        ("valkey", "8.1.3", {"CVE-2025-49844": "8.1.4", "CVE-2025-67733": "8.1.6"}),
+        ("valkey", "9.0.1", {"CVE-2025-67733": "9.0.2"}),
+        ("valkey", "9.0.2", {}),
+        ("valkey", "9.1", {}),
+    ],
+)
+def test_known_holes_are_named_with_the_release_that_closed_them(
+    kind: str, version: str, fixes: dict[str, str]
+) -> None:
+    assert {floor.cve: fix for floor, fix in open_holes(kind, version)} == fixes
+
+
+def test_the_newest_of_the_fixes_is_recommended() -> None:
+    word, found, fix = CHECKS["security"](replace(SOUND, info={**SOUND.info, "valkey_version": "8.1.3"}))
+    assert word == "warn"
+    assert "CVE-2025-49844" in found
+    assert "8.1.6" in fix
+
+
+def test_a_server_that_is_too_old_fails() -> None:
+    assert verdict("version", replace(SOUND, info={"redis_version": "6.2.14"})) == "fail"
+
+
+@pytest.mark.parametrize(
+    ("url", "config", "expected"),
+    [
+        ("redis://h:1/0", {}, "fail"),
+        ("redis://:secret@h:1/0", {}, "ok"),
+        ("redis://h:1/0", {"requirepass": "secret"}, "ok"),
+        ("redis://h:1/0", {"bind": "127.0.0.1 -::1"}, "ok"),
+        ("redis://h:1/0", {"bind": "127.0.0.1 10.0.0.1"}, "fail"),
+        ("redis://h:1/0", {"protected-mode": "yes"}, "ok"),
+        ("unix:///run/s", {"port": "0"}, "ok"),
+        ("redis://h:1/0", None, "warn"),
+        ("redis://127.0.0.1:1/0", None, "ok"),
+        ("redis+sentinel://h:1,g:2/mymaster", None, "warn"),
+    ],
+)
+def test_a_server_that_anybody_reaches_has_to_ask_for_a_password(
+    url: str, config: dict[str, str] | None, expected: str
+) -> None:
+    look = replace(
+        SOUND,
+        settings=CommonSettings(redis_url=url),
+        config=None if config is None else {**(SOUND.config or {}), **config},
+    )
+    assert verdict("password", look) == expected
+
+
+CONDITIONS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "slow": ("latency", {"ping_ms": [30.0] * 50}, "warn"),
+    "skewed": ("clock", {"skew_s": -1.5}, "warn"),
+    "half a cluster": (
+        "cluster",
+        {"cluster": {"cluster_state": "fail", "cluster_slots_assigned": "9000", "cluster_slots_ok": "9000"}},
+        "fail",
+    ),
+    "a whole cluster": (
+        "cluster",
+        {"cluster": {"cluster_state": "ok", "cluster_slots_assigned": "16384", "cluster_slots_ok": "16384"}},
+        "ok",
+    ),
+    "a log that cannot be written": ("fsync", {"info": {**SOUND.info, "aof_last_write_status": "err"}}, "fail"),
+    "nearly full": ("memory", {"info": {**SOUND.info, "used_memory": (1 << 30) * 0.95}}, "fail"),
+    "filling": ("memory", {"info": {**SOUND.info, "used_memory": (1 << 30) * 0.8}}, "warn"),
+}
+
+
+@pytest.mark.parametrize(("check", "facts", "expected"), CONDITIONS.values(), ids=list(CONDITIONS))
+def test_what_a_test_cannot_bring_about(check: str, facts: dict[str, Any], expected: str) -> None:
+    word, _, fix = CHECKS[check](replace(SOUND, **facts))
+    assert word == expected
+    assert bool(fix) == (expected != "ok")
