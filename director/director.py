@@ -116,7 +116,17 @@ class Director:
         self._scripts = Scripts(gatherer)
         self._catalog = Catalog(self._redis, self._scripts, clock)
         self._consumer: Consumer | None = None
-        self._version = settings.version
+        self._version = settings.version.removeprefix("sha256:")
+        self._policy = Policy(
+            streams=settings.streams,
+            size=settings.shard_size,
+            attempts=settings.attempts,
+            on_lost=settings.on_lost,
+            backoff_s=settings.backoff_s,
+            backoff_cap_s=settings.backoff_cap_s,
+            data_ttl_s=settings.data_ttl_s,
+            record_ttl_s=settings.record_ttl_s,
+        )
         self._queue: QueueName | None = None
         self._queue_known = asyncio.Event()
         self._registering = asyncio.Lock()
@@ -189,6 +199,7 @@ class Director:
             servers=self.servers,
             post=post,
             limits=Limits(output=settings.max_output_bytes, logs=settings.max_log_bytes),
+            policy=self._policy,
             run_limit_s=settings.run_limit_s,
             dice=random.random,
         )
@@ -228,19 +239,13 @@ class Director:
         async with self._registering:
             settings = self._settings
             self._version = self._version or version_id(settings.model, self._schema, b"")
-            policy = Policy(
-                streams=settings.streams,
-                size=settings.shard_size,
-                attempts=settings.attempts,
-                data_ttl_s=settings.data_ttl_s,
-                record_ttl_s=settings.record_ttl_s,
-            )
             self._queue = await self._catalog.register(
                 settings.model,
                 self._version,
                 schema=self._schema,
                 server=self._server_kind,
-                policy=policy,
+                policy=self._policy,
+                is_latest=settings.latest,
             )
             log.info("model registered", extra={"model": settings.model, "version": self._version})
             self._queue_known.set()

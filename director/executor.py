@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from director.core import crash
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
-from director.core.retry import backoff_s
+from director.core.policy import Policy
+from director.core.retry import RULES, backoff_s
 from director.core.schema import Claim, Stored
 from director.core.scripts import Requeued, Scripts
 from director.core.states import Status
@@ -32,7 +33,6 @@ log = logging.getLogger(__name__)
 
 AWAY_S: Final = 0.5
 AWAY_MOST_S: Final = 5.0
-REFUSED_S: Final = 1.0
 
 ABANDONED: Final = Ended(outcome=Outcome.LOST, error="The run was abandoned")
 FAULT: Final = Ended(outcome=Outcome.LOST, error="Following the run failed inside the director")
@@ -51,6 +51,7 @@ class Executor:
         servers: Servers,
         post: Post,
         limits: Limits,
+        policy: Policy,
         run_limit_s: float,
         dice: Callable[[], float],
     ) -> None:
@@ -60,6 +61,7 @@ class Executor:
         self._servers = servers
         self._post = post
         self._limits = limits
+        self._policy = policy
         self._run_limit_s = run_limit_s
         self._dice = dice
 
@@ -168,15 +170,24 @@ class Executor:
 
     async def _give_back(self, held: Held, end: GiveBack) -> Requeued:
         claim = held.claim
-        delay_s = backoff_s(claim.record.attempt, dice=self._dice(), asked_s=end.asked_s) if end.spent else 0.0
-        if end.code == "refused":
-            delay_s = max(REFUSED_S, end.asked_s or 0.0)
+        policy = self._policy
+        delay_s = 0.0
+        if end.fault is not None:
+            delay_s = backoff_s(
+                end.fault,
+                claim.record.attempt,
+                base_s=policy.backoff_s,
+                cap_s=policy.backoff_cap_s,
+                dice=self._dice(),
+                asked_s=end.asked_s,
+            )
+        spent = end.fault is not None and RULES[end.fault].spent
         crash.at("before_release")
         became = await self._scripts.release(
-            claim.id, token=claim.token, spent=end.spent, delay_s=delay_s, error=end.error, code=end.code
+            claim.id, token=claim.token, spent=spent, delay_s=delay_s, error=end.error, code=end.code
         )
         crash.at("after_release")
-        log.warning("claim given back", extra={**_facts(claim), "spent": end.spent, "code": end.code, "became": became})
+        log.warning("claim given back", extra={**_facts(claim), "spent": spent, "code": end.code, "became": became})
         return became
 
     def _snapshot(self, held: Held, started_ms: int | None) -> Stored:

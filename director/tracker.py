@@ -11,6 +11,7 @@ from typing import Final, assert_never
 import msgspec
 from msgspec import Raw, Struct
 
+from director.core.retry import RULES, ErrorClass
 from director.core.schema import NewEvent, Record
 from director.core.states import Status, WebhookEvent
 from director.core.view import joined
@@ -70,9 +71,12 @@ class Finish(Struct, frozen=True, kw_only=True):
 
 
 class GiveBack(Struct, frozen=True, kw_only=True):
-    """It may run again: `spent` if this was an attempt. `error` and `code` are its end when no attempt is left."""
+    """It may run again. `fault` says whether this was an attempt; None is a drain, which never is.
 
-    spent: bool
+    `error` and `code` are its end when no attempt is left; `asked_s` is the server's own Retry-After.
+    """
+
+    fault: ErrorClass | None
     error: str
     code: str
     asked_s: float | None = None
@@ -80,17 +84,21 @@ class GiveBack(Struct, frozen=True, kw_only=True):
 
 Effect = Write | Tell | Halt | Finish | GiveBack
 
-# Outcome of a run that nobody asked to stop -> (status, code) it ends with. The rest may run again.
-ENDS: Final[dict[Outcome, tuple[Status, str]]] = {
-    Outcome.SUCCEEDED: (Status.SUCCEEDED, ""),
-    Outcome.FAILED: (Status.FAILED, "model_failed"),
-    Outcome.INVALID: (Status.FAILED, "invalid_input"),
+# Outcome of a run that nobody asked to stop -> the kind of fault it is; a success is none
+FAULTS: Final[dict[Outcome, ErrorClass]] = {
+    Outcome.FAILED: ErrorClass.MODEL,
+    Outcome.INVALID: ErrorClass.INPUT,
+    Outcome.REFUSED: ErrorClass.CAPACITY,
+    Outcome.LOST: ErrorClass.INFRASTRUCTURE,
+    Outcome.CANCELED: ErrorClass.INFRASTRUCTURE,
 }
-# Outcome -> (was it an attempt?, code, what it fails with when no attempt is left)
-RETURNS: Final[dict[Outcome, tuple[bool, str, str]]] = {
-    Outcome.REFUSED: (False, "refused", "The model server had no room for it."),
-    Outcome.LOST: (True, "server_lost", "The model server died while it ran, and no attempt is left."),
-    Outcome.CANCELED: (True, "server_canceled", "The model server stopped it unasked, and no attempt is left."),
+# … and its code, with the error where the server gave none, or when it may not run again
+CODES: Final[dict[Outcome, tuple[str, str]]] = {
+    Outcome.FAILED: ("model_failed", "The model failed without saying why."),
+    Outcome.INVALID: ("invalid_input", "The model server refused the input without saying why."),
+    Outcome.REFUSED: ("refused", "The model server had no room for it."),
+    Outcome.LOST: ("server_lost", "The model server died while it ran, and no attempt is left."),
+    Outcome.CANCELED: ("server_canceled", "The model server stopped it unasked, and no attempt is left."),
 }
 # Why it was stopped -> what it ends as, whatever the server says. A drained one is given back.
 STOPS: Final[dict[Stop, tuple[Status, str, str]]] = {
@@ -196,19 +204,20 @@ class Tracker:
     def _end(self, ended: Ended) -> Effect:
         if self.stopped is Stop.DEADLINE and self.began_at is None:
             # only the record knows whether an earlier attempt began, and so what a passed deadline makes of it
-            return GiveBack(spent=False, error="", code="deadline_exceeded")
+            return GiveBack(fault=None, error="", code="deadline_exceeded")
         if self.stopped in STOPS:
             status, code, error = STOPS[self.stopped]
             return self._finish(ended, status, code=code, error=error)
-        if self.stopped is Stop.DRAIN and ended.outcome not in ENDS:
-            return GiveBack(spent=False, error="", code="drained")
-        if ended.outcome in RETURNS:
-            spent, code, error = RETURNS[ended.outcome]
-            why = f"{error} ({_cut(ended.error)})" if ended.error else error
-            return GiveBack(spent=spent, error=why, code=code, asked_s=ended.retry_after_s)
-        status, code = ENDS[ended.outcome]
-        error = "" if status is Status.SUCCEEDED else _cut(ended.error or "The model failed without saying why.")
-        return self._finish(ended, status, code=code, error=error)
+        fault = FAULTS.get(ended.outcome)
+        if fault is None:
+            return self._finish(ended, Status.SUCCEEDED, code="", error="")
+        code, error = CODES[ended.outcome]
+        if not RULES[fault].again:
+            return self._finish(ended, Status.FAILED, code=code, error=_cut(ended.error or error))
+        if self.stopped is Stop.DRAIN:
+            return GiveBack(fault=None, error="", code="drained")
+        why = f"{error} ({_cut(ended.error)})" if ended.error else error
+        return GiveBack(fault=fault, error=why, code=code, asked_s=ended.retry_after_s)
 
     def _finish(self, ended: Ended, status: Status, *, code: str, error: str) -> Finish:
         output = self.output if ended.output is None else ended.output

@@ -3,6 +3,7 @@
 Nothing here is cached: the API keeps what it read for a few seconds by itself.
 """
 
+import re
 from typing import Final
 
 from msgspec import Raw, Struct
@@ -11,15 +12,13 @@ from redis.asyncio import Redis
 from director.core import keys
 from director.core.clock import Clock
 from director.core.errors import SettingsError
-from director.core.ids import QueueName, queue_name
+from director.core.ids import MODEL_NAME, VERSION_ID, QueueName, queue_name
 from director.core.policy import Policy
 from director.core.redis_client import ask, text, texts
 from director.core.scripts import Scripts
 
-__all__ = ("MODEL_NAME", "OPEN_SCHEMA", "VERSION_ID", "Catalog", "Model", "Version")
+__all__ = ("OPEN_SCHEMA", "Catalog", "Model", "Version")
 
-MODEL_NAME: Final = r"^[a-z0-9][a-z0-9._-]{0,63}/[a-z0-9][a-z0-9._-]{0,63}$"
-VERSION_ID: Final = r"^[0-9a-f]{64}$"
 OPEN_SCHEMA: Final = Raw(b'{"openapi":"3.0.2","info":{"title":"Cog","version":"0.1.0"},"paths":{}}')
 
 
@@ -40,7 +39,7 @@ class Version(Struct, frozen=True, kw_only=True):
 
 
 class Model(Struct, frozen=True, kw_only=True):
-    """A named thing that can be run. `latest` is the version that was registered last."""
+    """A named thing that can be run. `latest`: see `Catalog.register`."""
 
     name: str
     created_ms: int
@@ -55,29 +54,38 @@ class Catalog:
         self._scripts = scripts
         self._clock = clock
 
-    async def register(self, model: str, version: str, *, schema: Raw, server: str, policy: Policy) -> QueueName:
+    async def register(
+        self, model: str, version: str, *, schema: Raw, server: str, policy: Policy, is_latest: bool = False
+    ) -> QueueName:
         """Make a version known. Safe to repeat and to do from several directors at once; returns its queue.
 
-        The queue comes first and the model last: whoever finds a name finds all that stands behind it.
+        A version becomes its model's latest when it is registered for the first time, and again where `is_latest`
+        says so. The queue comes first and the model last: whoever finds a name finds all that stands behind it.
+        Writes nothing where all of it stands, so that a director can start beside a full server. Raises SettingsError
+        for a name or version that is none.
         """
+        if not re.fullmatch(MODEL_NAME, model) or not re.fullmatch(VERSION_ID, version):
+            raise SettingsError(f"{model}:{version} is not owner/name in lower case with a version of 64 hex digits.")
         queue = queue_name(model, version)
         if not await self._scripts.register(queue, version=version, policy=policy):
             raise SettingsError(
                 f"Version {version} of {model} shares its first 12 digits with another: choose one anew."
             )
-        now_ms = self._clock.now_ms()
-        key, name = keys.version(model, version), keys.model(model)
+        key, name, now_ms = keys.version(model, version), keys.model(model), self._clock.now_ms()
 
         async def write() -> None:
-            await self._redis.sadd(keys.queues(), queue)
-            await self._redis.hset(key, mapping={"schema": bytes(schema), "server": server})
-            await self._redis.hsetnx(key, "created", str(now_ms))
-            await self._redis.hset(keys.versions(), version, model)
-            await self._redis.hsetnx(name, "created", str(now_ms))
-            # not by HSETNX's answer, which may be lost: all of this is then done again
-            is_new = await self._redis.hget(key, "created") == str(now_ms).encode()
-            if is_new or not await self._redis.hexists(name, "latest"):
+            known = texts(await self._redis.hgetall(key))
+            if known.get("schema") != bytes(schema).decode() or known.get("server") != server:
+                await self._redis.hset(key, mapping={"schema": bytes(schema), "server": server})
+            if "announced" not in known:
+                await self._redis.sadd(keys.queues(), queue)
+                await self._redis.hsetnx(key, "created", str(now_ms))
+                await self._redis.hset(keys.versions(), version, model)
+                await self._redis.hsetnx(name, "created", str(now_ms))
+            if is_latest or "announced" not in known:
                 await self._redis.hset(name, "latest", version)
+                # the last write: what was cut short before it is done again
+                await self._redis.hset(key, "announced", "1")
 
         await ask(write)
         return queue

@@ -22,6 +22,8 @@ MENDS: Final = {
     "everysec": "set `appendonly yes` and `appendfsync everysec`",
     "replicated": "set `appendonly yes`, `appendfsync always` and `min-replicas-to-write 1`",
 }
+# A level that is named because the server cannot be asked -> what it includes
+IMPLIED: Final = {"replicated": ("everysec",), "always": ("everysec",), "everysec": (), "memory": ()}
 
 
 class Server(Struct, frozen=True):
@@ -35,7 +37,10 @@ class Server(Struct, frozen=True):
 
 async def check(redis: Redis, settings: CommonSettings) -> Server:
     """Look at the server. Raises UnsafeBackend with the mend when it is too old or would lose what it accepts."""
-    info = await ask(lambda: redis.info("server"))
+    try:
+        info = await ask(lambda: redis.info("server"))
+    except exceptions.NoPermissionError as exc:
+        raise UnsafeBackend("The user in the Redis URL may not use INFO: allow it, +info.") from exc
     kind = "valkey" if "valkey_version" in info else "redis"
     version = str(info.get("valkey_version") or info["redis_version"])
     if tuple(map(int, version.split(".")[:2])) < LEAST_VERSIONS[kind]:
@@ -49,7 +54,7 @@ async def check(redis: Redis, settings: CommonSettings) -> Server:
                 "The server does not tell its configuration (CONFIG GET is forbidden). "
                 "Name its level in DIRECTOR_ASSUME_DURABILITY: always, everysec, replicated or memory."
             ) from exc
-        reached = {settings.assume_durability, "memory"}
+        reached = {"memory", settings.assume_durability, *IMPLIED[settings.assume_durability]}
     else:
         config = {str(name): str(value) for name, value in answer.items()}
         _refuse_eviction(config)

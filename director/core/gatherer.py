@@ -16,7 +16,7 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from director.core.errors import BackendUnavailable
-from director.core.redis_client import PAUSE_S, TRIES, unavailable
+from director.core.redis_client import GIVE_UP_S, PAUSE_S, TRIES, unavailable
 
 __all__ = ("Arg", "Gatherer", "source")
 
@@ -98,12 +98,13 @@ class Gatherer:
             task.add_done_callback(self._sending.discard)
 
     async def _deliver(self, calls: list[Call]) -> None:
+        give_up = asyncio.get_running_loop().time() + GIVE_UP_S
         for attempt in range(1, TRIES + 1):
             try:
                 calls = await self._send_once(calls)
             except Exception as exc:  # noqa: BLE001 - every caller must hear of it, whatever it is
                 away = unavailable(exc)
-                if away is None or attempt == TRIES:
+                if away is None or attempt == TRIES or asyncio.get_running_loop().time() > give_up:
                     for call in calls:
                         _fail(call, away or exc)
                     return

@@ -13,7 +13,9 @@ import secrets
 from typing import Final, NewType
 
 __all__ = (
+    "MODEL_NAME",
     "PARTITIONS",
+    "VERSION_ID",
     "Partition",
     "PredictionId",
     "QueueName",
@@ -31,6 +33,9 @@ __all__ = (
 PredictionId = NewType("PredictionId", str)
 Partition = NewType("Partition", int)
 QueueName = NewType("QueueName", str)
+
+MODEL_NAME: Final = r"^[a-z0-9][a-z0-9._-]{0,63}/[a-z0-9][a-z0-9._-]{0,63}$"
+VERSION_ID: Final = r"^[0-9a-f]{64}$"
 
 PARTITIONS: Final = 1024
 FORMAT: Final = 0

@@ -11,6 +11,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from director.core.errors import SettingsError
+from director.core.ids import MODEL_NAME
+from director.core.policy import OnLost
 
 __all__ = (
     "PREFIX",
@@ -70,8 +72,17 @@ class ApiSettings(CommonSettings, frozen=True, kw_only=True):
 class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     """One director and its model servers."""
 
-    model: Annotated[str, Meta(description="owner/name of the model that it serves.")] = ""
-    version: Annotated[str, Meta(description="Version id, 64 hex digits; empty: from name and schema.")] = ""
+    model: Annotated[str, Meta(pattern=f"^$|{MODEL_NAME}", description="owner/name of the model that it serves.")] = ""
+    version: Annotated[
+        str,
+        Meta(
+            pattern=r"^$|^(sha256:)?[0-9a-f]{64}$",
+            description="Version id, 64 hex digits; else from its schema.",
+        ),
+    ] = ""
+    latest: Annotated[
+        bool, Meta(description="Make this version the latest of its model, though it is not new: a rollback.")
+    ] = False
     servers: Annotated[
         tuple[str, ...], Meta(description="URLs of the model servers, one per GPU, separated by commas.")
     ] = ()
@@ -79,6 +90,11 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     lease_s: Annotated[float, Meta(gt=0, description="Silence after which a claim may be taken back.")] = 15.0
     run_limit_s: Annotated[float, Meta(gt=0, description="Longest run of one attempt.")] = 1800.0
     attempts: Annotated[int, Meta(ge=1, le=20, description="Attempts before a prediction becomes a dead letter.")] = 3
+    on_lost: Annotated[
+        OnLost, Meta(description="A claim whose director went silent: retry, or fail where nothing may run twice.")
+    ] = "retry"
+    backoff_s: Annotated[float, Meta(ge=0, description="Wait before another attempt: up to this, then doubling.")] = 1.0
+    backoff_cap_s: Annotated[float, Meta(ge=0, description="Longest wait before another attempt.")] = 60.0
     drain_s: Annotated[float, Meta(ge=0, description="Time to finish running work after SIGTERM.")] = 30.0
     health_port: Annotated[int, Meta(ge=0, le=65535, description="Port of its health and inbox; 0: any free.")] = 0
     health_host: Annotated[str, Meta(description="Address of that port.")] = "127.0.0.1"

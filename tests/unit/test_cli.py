@@ -22,7 +22,21 @@ from director.cli.where import Nowhere, redis_url, service
 from director.core.states import Status
 from director.up.home import Home, State
 
-COMMANDS = ("up", "down", "api", "run", "keeper", "predict", "get", "cancel", "queues", "dead", "doctor", "token", "bench")
+COMMANDS = (
+    "up",
+    "down",
+    "api",
+    "run",
+    "keeper",
+    "predict",
+    "get",
+    "cancel",
+    "queues",
+    "dead",
+    "doctor",
+    "token",
+    "bench",
+)
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ from msgspec import Raw
 
 from director.core.accounts import Accounts
 from director.core.clock import SystemClock
+from director.core.policy import Policy
 from director.core.schema import Claim
 from director.core.states import WebhookEvent
 from director.executor import Executor
@@ -49,6 +50,7 @@ class Bench:
             servers=servers,
             post=self.post,
             limits=Limits(),
+            policy=Policy(),
             run_limit_s=60,
             dice=lambda: 0.5,
         )

@@ -19,6 +19,7 @@ PURE = (
     "director.core.errors",
     "director.core.ids",
     "director.core.keys",
+    "director.core.policy",
     "director.core.retry",
     "director.core.schema",
     "director.core.settings",

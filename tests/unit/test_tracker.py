@@ -10,12 +10,13 @@ from msgspec import Raw
 
 from director import tracker as tracker_module
 from director.core.ids import PredictionId, QueueName
+from director.core.retry import RULES, ErrorClass
 from director.core.schema import Record
 from director.core.states import TERMINAL, Status, WebhookEvent, may_follow
 from director.runners.runner import Began, Ended, Logged, Measured, Outcome, Produced, RunEvent
 from director.tracker import (
-    ENDS,
-    RETURNS,
+    CODES,
+    FAULTS,
     STOPS,
     Effect,
     Finish,
@@ -41,6 +42,11 @@ RECORD = Record(
 )
 STARTED = Write((("started", b""),))
 ENDED_BY_ITSELF = Ended(outcome=Outcome.SUCCEEDED, output=Raw(b'"done"'), logs="said\n")
+
+
+# Outcomes after which the same run would end the same, and those after which it may end otherwise.
+LASTING = [outcome for outcome in Outcome if outcome not in FAULTS or not RULES[FAULTS[outcome]].again]
+PASSING = [outcome for outcome in Outcome if outcome not in LASTING]
 
 
 def tracker(*, output: int = 1000, logs: int = 1000) -> Tracker:
@@ -99,23 +105,25 @@ def test_an_output_that_was_told_twice_or_out_of_turn_is_passed_over(index: int)
     assert run.output == Raw(b"[1]")
 
 
-@pytest.mark.parametrize("outcome", ENDS)
-def test_a_run_that_ended_by_itself_is_finished(outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", LASTING)
+def test_a_run_whose_end_would_be_the_same_again_is_finished(outcome: Outcome) -> None:
     end = finish(tracker(), Ended(outcome=outcome, error="because"))
-    assert (end.status, end.code) == ENDS[outcome]
-    assert end.error == ("" if outcome is Outcome.SUCCEEDED else "because")
+    if outcome is Outcome.SUCCEEDED:
+        assert (end.status, end.code, end.error) == ("succeeded", "", "")
+    else:
+        assert (end.status, end.code, end.error) == ("failed", CODES[outcome][0], "because")
 
 
-@pytest.mark.parametrize("outcome", RETURNS)
+@pytest.mark.parametrize("outcome", PASSING)
 def test_a_run_that_did_not_end_by_itself_may_run_again(outcome: Outcome) -> None:
-    spent, code, error = RETURNS[outcome]
+    code, error = CODES[outcome]
     end = give_back(tracker(), Ended(outcome=outcome, error="reset", retry_after_s=7))
-    assert end == GiveBack(spent=spent, error=f"{error} (reset)", code=code, asked_s=7)
+    assert end == GiveBack(fault=FAULTS[outcome], error=f"{error} (reset)", code=code, asked_s=7)
 
 
-def test_every_outcome_has_one_row() -> None:
-    assert set(ENDS) | set(RETURNS) == set(Outcome)
-    assert not set(ENDS) & set(RETURNS)
+def test_every_outcome_but_success_is_a_fault_with_a_code_and_a_rule() -> None:
+    assert set(FAULTS) == set(CODES) == set(Outcome) - {Outcome.SUCCEEDED}
+    assert set(RULES) == set(FAULTS.values()) == set(ErrorClass)
     assert set(STOPS) | {Stop.DRAIN} == set(Stop)
 
 
@@ -129,11 +137,11 @@ def test_a_run_that_was_stopped_ends_as_its_stopper_meant_whatever_the_server_sa
     assert (end.status, end.code, end.error) == STOPS[why]
 
 
-@pytest.mark.parametrize("outcome", RETURNS)
+@pytest.mark.parametrize("outcome", PASSING)
 def test_a_deadline_before_the_run_began_is_left_to_the_record(outcome: Outcome) -> None:
     run = tracker()
     run.stop(Stop.DEADLINE)
-    assert give_back(run, Ended(outcome=outcome)) == GiveBack(spent=False, error="", code="deadline_exceeded")
+    assert give_back(run, Ended(outcome=outcome)) == GiveBack(fault=None, error="", code="deadline_exceeded")
 
 
 @pytest.mark.parametrize("outcome", Outcome)
@@ -142,10 +150,10 @@ def test_a_drained_run_is_given_back_unspent_unless_it_ended_by_itself(outcome: 
     follow(run, Began())
     assert run.stop(Stop.DRAIN)
     *_, end = follow(run, Ended(outcome=outcome, error="x"))
-    if outcome in ENDS:
+    if outcome in LASTING:
         assert isinstance(end, Finish)
     else:
-        assert end == GiveBack(spent=False, error="", code="drained")
+        assert end == GiveBack(fault=None, error="", code="drained")
 
 
 @pytest.mark.parametrize("why", STOPS)
@@ -174,7 +182,7 @@ def test_after_the_end_nothing_can_be_stopped_and_nothing_is_done() -> None:
 def test_a_refused_run_never_began() -> None:
     run = tracker()
     assert follow(run, Ended(outcome=Outcome.REFUSED)) == [
-        GiveBack(spent=False, error="The model server had no room for it.", code="refused")
+        GiveBack(fault=ErrorClass.CAPACITY, error="The model server had no room for it.", code="refused")
     ]
     assert run.ran_ms(99.0) is None
 
