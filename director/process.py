@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from director.core.clock import Clock
 from director.core.durability import check
-from director.core.errors import BackendUnavailable, DirectorError
+from director.core.errors import BackendUnavailable, DirectorError, UnsafeBackend
 from director.core.logs import configure
 from director.core.redis_client import describe
 from director.core.settings import CommonSettings
@@ -49,7 +49,10 @@ def one_error() -> Iterator[None]:
 
 
 async def look_at_redis(redis: Redis, settings: CommonSettings, health: Health, clock: Clock) -> None:
-    """Wait until Redis answers; raises UnsafeBackend when it would lose what it accepts. Its level shows on /readyz."""
+    """Wait until Redis answers; raises UnsafeBackend when it would lose what it accepts.
+
+    From then on /readyz shows its level, and looks again each time: after a failover it is another server's.
+    """
     address = describe(settings.redis_url)
     while True:
         try:
@@ -60,8 +63,19 @@ async def look_at_redis(redis: Redis, settings: CommonSettings, health: Health, 
         else:
             break
     health.facts["durability"] = server.level
+    health.checks["durability"] = lambda: _safe(redis, settings, health)
     facts = {"address": address, "server": f"{server.kind} {server.version}", "durability": server.level}
     log.info("redis is good", extra=facts)
+
+
+async def _safe(redis: Redis, settings: CommonSettings, health: Health) -> str:
+    try:
+        health.facts["durability"] = (await check(redis, settings)).level
+    except UnsafeBackend as exc:
+        return str(exc)
+    except BackendUnavailable:
+        return ""  # the check of Redis itself tells that
+    return ""
 
 
 def _first(group: ExceptionGroup[DirectorError]) -> DirectorError:

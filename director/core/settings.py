@@ -32,9 +32,9 @@ AnySettings = TypeVar("AnySettings", bound="CommonSettings")
 class CommonSettings(Struct, frozen=True, kw_only=True):
     """What every process needs."""
 
-    redis_url: Annotated[str, Meta(description="redis://, rediss:// or unix:// address of Redis or Valkey.")] = (
-        "redis://127.0.0.1:6379/0"
-    )
+    redis_url: Annotated[
+        str, Meta(description="Redis or Valkey: redis://, rediss://, unix:// or redis+sentinel://host,host/name.")
+    ] = "redis://127.0.0.1:6379/0"
     durability: Annotated[
         str,
         Meta(

@@ -1,0 +1,78 @@
+"""Each process tells how durable the server is that answers now."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import anyio
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from director.core.settings import ApiSettings, KeeperSettings
+from director.director import connected
+from director.keeper import keeper
+from tests.support.api import api_client
+from tests.support.cog import free_port
+from tests.support.eventually import eventually
+from tests.support.live_director import settings_for
+from tests.support.servers import RedisServer, redis_server
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """One of its own: it is made weaker here."""
+    with redis_server() as started:
+        yield started
+
+
+@asynccontextmanager
+async def api(url: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with api_client(ApiSettings(redis_url=url)) as http:
+        yield http
+
+
+@asynccontextmanager
+async def at_port(run: Callable[[Callable[[int], None]], Awaitable[None]]) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a process that says its port when it begins."""
+    ports: list[int] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run, ports.append)
+        [port] = await eventually(lambda: ports, "it has begun")
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+            yield http
+        tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def keeping(url: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with at_port(lambda started: keeper.run(KeeperSettings(redis_url=url), started=started)) as http:
+        yield http
+
+
+@asynccontextmanager
+async def directing(url: str) -> AsyncIterator[httpx.AsyncClient]:
+    no_server = f"http://127.0.0.1:{free_port()}"
+    async with connected(settings_for(url, [no_server])) as director, at_port(director.direct) as http:
+        yield http
+
+
+@pytest.mark.parametrize("process", [api, keeping, directing])
+async def test_the_level_is_shown_and_one_that_has_become_too_weak_is_not_ready(
+    server: RedisServer, process: Callable[[str], AbstractAsyncContextManager[httpx.AsyncClient]]
+) -> None:
+    async with process(server.url) as http:
+
+        async def level() -> object:
+            return (await http.get("/readyz")).json().get("durability")
+
+        await eventually(level, "it is looked at", until=lambda shown: shown == "always")
+        async with Redis(unix_socket_path=str(server.socket)) as operator:
+            await operator.config_set("min-replicas-to-write", 1)
+            assert await level() == "replicated"
+            await operator.config_set("min-replicas-to-write", 0)
+            await operator.config_set("appendfsync", "everysec")
+        weak = await http.get("/readyz")
+        assert weak.status_code == 503
+        assert "DIRECTOR_DURABILITY=everysec" in weak.text
