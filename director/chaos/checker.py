@@ -11,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from director.chaos.breach import Breach
+from director.chaos.caller import cancel_times
 from director.chaos.evidence import Evidence, Rules
 from director.chaos.gather import gather
 from director.chaos.invariants import INVARIANTS
@@ -44,6 +45,8 @@ class Report(Struct, frozen=True, kw_only=True):
     recovery_p50_ms: int | None
     recovery_p99_ms: int | None
     recovery_p99_with_waits_ms: int | None
+    cancels_timed: int
+    cancel_slowest_ms: int | None
     runs_per_prediction: dict[int, int]
     faults: dict[str, int]
     counts: dict[str, int]
@@ -58,6 +61,7 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
     accepted = evidence.accepted()
     orphans = recoveries(evidence)
     recovered = [each.ms for each in orphans]
+    cancels = [ms for _, ms in cancel_times(evidence)]
     histogram = runs_per_prediction(evidence)
     return Report(
         ok=not any(breaches.values()),
@@ -76,6 +80,8 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
         recovery_p50_ms=percentile(recovered, 0.5),
         recovery_p99_ms=percentile(recovered, 0.99),
         recovery_p99_with_waits_ms=percentile([each.all_ms for each in orphans], 0.99),
+        cancels_timed=len(cancels),
+        cancel_slowest_ms=max(cancels, default=None),
         runs_per_prediction=histogram,
         faults=_faults(evidence),
         counts={name: len(found) for name, found in breaches.items()},
@@ -93,6 +99,7 @@ def text(report: Report) -> str:
         f"runs per prediction: {_named(report.runs_per_prediction)}",
         f"recovery of {report.recoveries} orphans: p50 {_s(report.recovery_p50_ms)}, p99 {_s(report.recovery_p99_ms)}"
         f" (with waits for a slot {_s(report.recovery_p99_with_waits_ms)})",
+        f"{report.cancels_timed} cancels that no fault hindered: the slowest took {_s(report.cancel_slowest_ms)}",
         "",
     ]
     sentences = {name: sentence for name, (sentence, _) in INVARIANTS.items()}

@@ -11,7 +11,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from director.chaos.evidence import Evidence, Run
+from director.chaos.evidence import Evidence, Run, leaned_on
 
 __all__ = ("Contention", "by_queue")
 
@@ -74,7 +74,7 @@ def _changes(evidence: Evidence, ids: list[str], runs: list[Run], servers: set[s
         yield from ((run.began, "run", run.server, 1), (run.ended, "run", run.server, -1))
     for fault in evidence.faults:
         for server in servers:
-            if fault.target in _leaned_on(server):
+            if fault.target in leaned_on(server):
                 yield from ((fault.begin, "broken", server, 1), (fault.end, "broken", server, -1))
     for each in ids:
         for since, until in _waits(evidence, each):
@@ -88,9 +88,3 @@ def _waits(evidence: Evidence, prediction_id: str) -> Iterator[tuple[int, int]]:
     for kind, at, _ in events:
         if kind in BACK:
             yield at, min((end for end in over if end >= at), default=evidence.until)
-
-
-def _leaned_on(server: str) -> Iterator[str]:
-    """What a run on this server needs: the server, the director of the same number beside it, and its way to Redis."""
-    director = f"director-{server.rpartition('-')[2]}"
-    yield from (server, director, f"{director}:redis")

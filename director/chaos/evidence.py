@@ -12,7 +12,7 @@ from director.chaos.journal import Answered, Delivered, Final, Sent
 from director.chaos.rest import Leftovers
 from director.core.states import TERMINAL
 
-__all__ = ("Event", "Evidence", "Rules", "Run", "Try", "Window")
+__all__ = ("Event", "Evidence", "Rules", "Run", "Try", "Window", "leaned_on", "pid_of")
 
 Event = tuple[str, int, str]
 """(kind, at, data) of a prediction, as `Final` has it."""
@@ -132,3 +132,15 @@ class Evidence(Struct, frozen=True, kw_only=True):
     def every_run(self) -> Iterator[Run]:
         for runs in self.runs.values():
             yield from runs
+
+
+def leaned_on(server: str) -> tuple[str, ...]:
+    """What a run on this server needs: the server, the director of the same number beside it, and its way to Redis."""
+    director = f"director-{server.rpartition('-')[2]}"
+    return server, director, f"{director}:redis"
+
+
+def pid_of(holder: str) -> int:
+    """The process of a director, by its name: `<host>-<pid>-<random>`; 0 where it says none."""
+    parts = holder.split("-")
+    return int(parts[-2]) if len(parts) > 2 and parts[-2].isdecimal() else 0

@@ -5,19 +5,14 @@ Redis, and time in which no slot was free for it: nobody could have started it t
 """
 
 import math
-import re
-from typing import Final
 
 from msgspec import Struct
 
 from director.chaos.breach import Breach
 from director.chaos.contention import by_queue
-from director.chaos.evidence import Event, Evidence, Run, Window
+from director.chaos.evidence import Event, Evidence, Run, Window, pid_of
 
 __all__ = ("Recovery", "percentile", "recoveries", "recovery_is_quick")
-
-# A consumer is called <host>-<pid>-<random>.
-HOLDER_PID: Final = re.compile(r"-(\d+)-[0-9a-f]+$")
 
 
 class Recovery(Struct, frozen=True, kw_only=True):
@@ -70,8 +65,7 @@ def _death(retry: Event, runs: list[Run], kills: list[Window]) -> int | None:
     _, at, data = retry
     code, _, holder = data.partition(" ")
     if code == "director_lost":
-        pid = HOLDER_PID.search(holder)
-        hit = {int(pid[1])} if pid else set()
+        hit = {pid_of(holder)}
     else:
         hit = {run.pid for run in runs if run.began <= at and run.outcome in ("", "crashed")}
     return max((kill.begin for kill in kills if kill.pid in hit and kill.begin <= at), default=None)

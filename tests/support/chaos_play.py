@@ -79,13 +79,16 @@ class Play:
         journal.write(line)
         journal.close()
 
-    async def ask(self, key: str = "k", *, plan: str = "plain", is_heard: bool = True) -> PredictionId | None:
-        """A client submits; where it does not hear the answer, it knows nothing."""
+    async def ask(
+        self, key: str = "k", *, plan: str = "plain", is_heard: bool = True, is_told: bool = True
+    ) -> PredictionId | None:
+        """A client submits. `is_heard`: the answer arrives; `is_told`: it wants a webhook."""
         driver = self.driver
-        self.note("client", Sent(at=self.now_ms, key=key, action="create", webhook=True, plan=plan))
+        self.note("client", Sent(at=self.now_ms, key=key, action="create", webhook=is_told, plan=plan))
         idempotency = (hashlib.sha256(key.encode()).hexdigest(), hashlib.sha256(plan.encode()).hexdigest())
         try:
-            accepted = await driver.submit(idempotency=idempotency, webhook="http://sink.test", events="completed")
+            webhook = {"webhook": "http://sink.test", "events": "completed"} if is_told else {}
+            accepted = await driver.submit(idempotency=idempotency, **webhook)
         except IdempotencyMismatch:
             self._hears(key, status=422)
             return None
