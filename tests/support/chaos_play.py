@@ -87,7 +87,7 @@ class Play:
         self.note("client", Sent(at=self.now_ms, key=key, action="create", webhook=is_told, plan=plan))
         idempotency = (hashlib.sha256(key.encode()).hexdigest(), hashlib.sha256(plan.encode()).hexdigest())
         try:
-            webhook = {"webhook": "http://sink.test", "events": "completed"} if is_told else {}
+            webhook: dict[str, Any] = {"webhook": "http://sink.test", "events": "completed"} if is_told else {}
             accepted = await driver.submit(idempotency=idempotency, **webhook)
         except IdempotencyMismatch:
             self._hears(key, status=422)
