@@ -66,6 +66,8 @@ local function runnable(id, r, stream, mid)
     settle_late(id, r, now)
   elseif r.begun == '' and past(r.start_by, now) then
     settle(id, r, 'failed', { error = 'It could not start in the time that was asked for.', code = 'start_by_exceeded' }, now)
+  elseif redis.call('EXISTS', input_key(id)) == 0 then
+    settle(id, r, 'failed', { error = 'Its input is gone.', code = 'input_lost' }, now)
   elseif tonumber(r.claims) >= claims then
     bury(id, r, { error = 'It was handed out too often without ever starting.', code = 'too_many_claims' }, now)
   else

@@ -11,14 +11,14 @@
 local limit, jitter, now = ARGV[1], tonumber(ARGV[2]), clock(ARGV[3])
 
 local reaped = {}
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, limit)) do
+for k, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, limit)) do
   local r = read(id)
   reaped[#reaped + 1] = id
   if not r or TERMINAL[r.status] or r.token == '' then
     redis.call('ZREM', KEYS[1], id)
     reaped[#reaped + 1] = 'gone'
   else
-    reaped[#reaped + 1] = requeue(id, r, { spent = true, lost = true, jitter = jitter }, now)
+    reaped[#reaped + 1] = requeue(id, r, { spent = true, lost = true, jitter = spread(jitter, k) }, now)
   end
 end
 return reaped

@@ -19,7 +19,7 @@ local reply = redis.pcall('XAUTOCLAIM', stream, GROUP, 'keeper', idle_ms, cursor
 if reply.err then return { '0-0' } end -- no group: nothing is pending
 
 local recovered = { reply[1] }
-for _, mid in ipairs(reply[2]) do
+for k, mid in ipairs(reply[2]) do
   local entry = redis.call('XRANGE', stream, mid, mid)[1]
   local id = entry and entry[2][2]
   local r = id and read(id)
@@ -34,7 +34,7 @@ for _, mid in ipairs(reply[2]) do
     redis.call('HSET', record_key(id), 'stream', number, 'mid', again)
     became = 'waiting'
   elseif tonumber(redis.call('ZSCORE', queue_key(queue, 'lease'), id) or 0) <= now then
-    became = requeue(id, r, { spent = true, lost = true, jitter = jitter }, now)
+    became = requeue(id, r, { spent = true, lost = true, jitter = spread(jitter, k) }, now)
   end
   if became then
     recovered[#recovered + 1] = id or ''

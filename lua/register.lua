@@ -1,5 +1,5 @@
-#!lua
--- register: make a queue known, or refresh its policy. Never changes the streams of one that exists: that is resize.
+#!lua flags=allow-oom
+-- register: make a queue known, or refresh its policy; small, so that a director can start beside a full server. Never changes the streams of one that exists: that is resize.
 -- Uses lib/keys
 --
 --   KEYS[1]  meta            hash  {p}:q:<queue>:meta

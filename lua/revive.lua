@@ -17,15 +17,16 @@ if not redis.call('ZSCORE', queue_key(r.queue, 'dead'), id) then return 0 end
 if redis.call('EXISTS', input_key(id)) == 0 then return 0 end
 
 local stream, mid = place(id, r)
+redis.call('DEL', events_key(id), output_key(id)) -- the list begins anew: it may be gone by now, and numbers are places
+append(id, 'revived', now, '')
 redis.call('HSET', KEYS[1], 'status', 'starting', 'started', '', 'completed', '', 'begun', '', 'error', '', 'code', '',
   'metrics', '', 'ended', '', 'deadline', '', 'start_by', '', 'attempt', 0, 'claims', 0, 'stream', stream, 'mid', mid,
-  'seq', r.seq + 1, 'told', '', 'tellings', 0)
+  'seq', 1, 'told', '', 'tellings', 0)
 redis.call('HINCRBY', KEYS[1], 'revivals', 1)
-append(id, 'revived', now, '')
-for _, key in ipairs({ KEYS[1], input_key(id), events_key(id) }) do redis.call('PERSIST', key) end
-redis.call('DEL', output_key(id))
+redis.call('PERSIST', KEYS[1])
+redis.call('PERSIST', input_key(id))
 redis.call('ZREM', queue_key(r.queue, 'dead'), id)
 redis.call('ZREM', owed_key(), id)
 redis.call('ZADD', queue_key(r.queue, 'live'), now, id)
-redis.call('PUBLISH', channel(id), r.seq + 1)
+redis.call('PUBLISH', channel(id), 1)
 return 1

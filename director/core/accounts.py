@@ -1,6 +1,11 @@
-"""Who may ask, and with what they sign. Tokens are kept by their digest only: nothing stored here opens a door."""
+"""Who may ask, and with what we sign for them.
+
+Tokens are kept by their digest only, so nothing stored here can ask. The secrets of webhooks are kept as they are,
+since signing takes them: whoever reads them can sign as we do.
+"""
 
 import hashlib
+import re
 import secrets
 from collections.abc import Sequence
 from typing import Final
@@ -9,6 +14,7 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from director.core import keys
+from director.core.errors import SettingsError
 from director.core.keys import LANES
 from director.core.redis_client import ask, text, texts
 from director.core.signing import new_secret
@@ -44,6 +50,8 @@ class Accounts:
         token: str | None = None,
     ) -> str:
         """A new token of this account, which is made where it does not exist. It is shown here and never again."""
+        if not re.fullmatch(ACCOUNT_NAME, account) or not lanes or not set(lanes) <= set(LANES):
+            raise SettingsError(f"An account has a name like team-1, and lanes of {', '.join(LANES)}.")
         token = token or TOKEN_PREFIX + secrets.token_urlsafe(32)
         fields = ["account", account, "lanes", ",".join(lanes), "scopes", ",".join(scopes)]
 
@@ -53,6 +61,10 @@ class Accounts:
 
         await ask(write)
         return token
+
+    async def revoke(self, token: str) -> bool:
+        """Make a token speak for nobody; False when it did not speak for anybody before."""
+        return bool(await ask(lambda: self._redis.delete(keys.token(digest(token)))))
 
     async def authenticate(self, token: str) -> Account | None:
         """Who this token speaks for; None for nobody. Looked up by digest, so timing tells nothing of other tokens."""

@@ -4,7 +4,8 @@ Nothing here is cached: the API keeps what it read for a few seconds by itself.
 """
 
 import re
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from msgspec import Raw, Struct
 from redis.asyncio import Redis
@@ -92,26 +93,8 @@ class Catalog:
 
     async def version(self, model: str, version: str) -> Version | None:
         """One version, with the size of its queue; None when nobody registered it."""
-
-        async def read() -> tuple[dict[str, str], list[bytes | None]]:
-            pipe = self._redis.pipeline(transaction=False)
-            pipe.hgetall(keys.version(model, version))
-            pipe.hmget(keys.meta(queue_name(model, version)), ["streams", "size"])
-            found, meta = await pipe.execute()
-            return texts(found), meta
-
-        found, meta = await ask(read)
-        if "created" not in found or meta[0] is None or meta[1] is None:
-            return None
-        return Version(
-            model=model,
-            id=version,
-            created_ms=int(found["created"]),
-            server=found["server"],
-            schema=Raw(found["schema"].encode()),
-            streams=int(meta[0]),
-            size=int(meta[1]),
-        )
+        known = await self.versions(model, [version])
+        return known[0] if known else None
 
     async def model(self, name: str) -> Model | None:
         """A model by "owner/name"; None when nobody registered it."""
@@ -129,16 +112,49 @@ class Catalog:
         """Every queue there is, sorted."""
         return sorted(QueueName(text(name)) for name in await ask(lambda: self._redis.smembers(keys.queues())))
 
-    async def versions(self, model: str) -> list[Version]:
+    async def version_ids(self, model: str) -> list[str]:
         """Every version of a model, newest first. From the registry of queues: each version has one."""
         of_model = [queue for queue in await self.queues() if queue.rpartition(":")[0] == model]
+        named = await self._field_of_each([keys.meta(queue) for queue in of_model], "version")
+        ids = [text(name) for name in named if name is not None]
+        created = await self._field_of_each([keys.version(model, name) for name in ids], "created")
+        known = [(int(at_ms), name) for at_ms, name in zip(created, ids, strict=True) if at_ms is not None]
+        return [name for _, name in sorted(known, reverse=True)]
 
-        async def read() -> list[bytes | None]:
+    async def versions(self, model: str, ids: Sequence[str]) -> list[Version]:
+        """Those of these that are known, in this order and with their schemas, by one write to the socket."""
+
+        async def read() -> list[Any]:
             pipe = self._redis.pipeline(transaction=False)
-            for queue in of_model:
-                pipe.hget(keys.meta(queue), "version")
+            for version in ids:
+                pipe.hgetall(keys.version(model, version))
+                pipe.hmget(keys.meta(queue_name(model, version)), ["streams", "size"])
             return await pipe.execute()
 
-        ids = [text(found) for found in await ask(read) if found is not None] if of_model else []
-        known = [version for name in ids if (version := await self.version(model, name)) is not None]
-        return sorted(known, key=lambda version: (version.created_ms, version.id), reverse=True)
+        replies = iter(await ask(read) if ids else [])
+        found = [_version(model, *parts) for parts in zip(ids, replies, replies, strict=True)]
+        return [version for version in found if version is not None]
+
+    async def _field_of_each(self, hashes: Sequence[str], field: str) -> list[bytes | None]:
+        async def read() -> list[bytes | None]:
+            pipe = self._redis.pipeline(transaction=False)
+            for key in hashes:
+                pipe.hget(key, field)
+            return await pipe.execute()
+
+        return await ask(read) if hashes else []
+
+
+def _version(model: str, version: str, fields: Mapping[bytes, bytes], meta: Sequence[bytes | None]) -> Version | None:
+    found, (streams, size) = texts(fields), meta
+    if "created" not in found or streams is None or size is None:
+        return None
+    return Version(
+        model=model,
+        id=version,
+        created_ms=int(found["created"]),
+        server=found["server"],
+        schema=Raw(found["schema"].encode()),
+        streams=int(streams),
+        size=int(size),
+    )

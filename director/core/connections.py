@@ -1,7 +1,8 @@
 """Pools of connections that leave a server which is no longer the one to write to.
 
-A server that was demoted keeps its connections open and answers READONLY for ever. Here such an answer closes its
-connection, and counts as a lost one: the next is made to whatever the name, the proxy or the Sentinels say now.
+A server that was demoted keeps its connections open and answers READONLY for ever; one that was cut off from its
+replicas answers NOREPLICAS, and may have been replaced. Here either answer ends its connection, and READONLY counts as
+a lost one: the next is made to whatever the name, the proxy or the Sentinels say now.
 Sentinels are asked for each new connection, and no connection to them is kept.
 """
 
@@ -34,8 +35,8 @@ SENTINEL_URL: Final = re.compile(
 HOST: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::(?P<port>\d{1,5}))?")
 
 
-class _LeavesReplicas:
-    """In front of a connection class: READONLY loses the connection, as redis-py does behind Sentinels only."""
+class _Leaves:
+    """In front of a connection class. redis-py does the half of it, behind Sentinels only."""
 
     async def read_response(self, *args: Any, **options: Any) -> Any:
         try:
@@ -43,17 +44,29 @@ class _LeavesReplicas:
         except exceptions.ReadOnlyError as exc:
             await self.disconnect()  # type: ignore[attr-defined]
             raise exceptions.ConnectionError("READONLY: the server is a replica now") from exc
+        except exceptions.ResponseError as exc:
+            if str(exc).startswith("NOREPLICAS"):
+                self.mark_for_reconnect()  # type: ignore[attr-defined]
+            raise
 
 
-class _Tcp(_LeavesReplicas, Connection):
+class _Tcp(_Leaves, Connection):
     pass
 
 
-class _Tls(_LeavesReplicas, SSLConnection):
+class _Tls(_Leaves, SSLConnection):
     pass
 
 
-class _Unix(_LeavesReplicas, UnixDomainSocketConnection):
+class _Unix(_Leaves, UnixDomainSocketConnection):
+    pass
+
+
+class _Managed(_Leaves, SentinelManagedConnection):
+    pass
+
+
+class _ManagedTls(_Leaves, SentinelManagedSSLConnection):
     pass
 
 
@@ -98,7 +111,7 @@ def sentinel_pool(url: str, **options: Any) -> BlockingConnectionPool:
         **tls,
     }
     sentinels = _Sentinels([_address(host) for host in match["hosts"].split(",")], sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
-    kind = SentinelManagedSSLConnection if match["tls"] else SentinelManagedConnection
+    kind = _ManagedTls if match["tls"] else _Managed
     pool = _SentinelPool(match["name"], sentinels, **{**known, **options, "connection_class": kind})  # type: ignore[no-untyped-call]
     return _checked(pool)
 

@@ -108,8 +108,9 @@ async def ask(send: Callable[[], Awaitable[Reply]]) -> Reply:
 
 def unavailable(exc: Exception) -> BackendUnavailable | None:
     """The error to raise instead of `exc` where Redis is only away for now; None where it is a fault of ours."""
-    # what a server says while a connection is made comes wrapped
-    said = exc.__cause__ if isinstance(exc.__cause__, exceptions.RedisError) else exc
+    # what a server says while a connection is made comes wrapped in a plain one
+    wraps = type(exc) is exceptions.ConnectionError and isinstance(exc.__cause__, exceptions.RedisError)
+    said = exc.__cause__ if wraps else exc
     if isinstance(said, exceptions.AuthenticationError):
         return BackendUnavailable(REFUSED)
     if isinstance(exc, AWAY):

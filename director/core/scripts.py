@@ -149,6 +149,8 @@ class Scripts:
 
         Raises UnknownQueue, IdempotencyMismatch.
         """
+        if lane not in keys.LANES:  # no claim would ever look there
+            raise ValueError(f"{lane} is no lane")
         record = keys.record(prediction_id)
         digest, fingerprint = idempotency or ("", "")
         held = keys.idempotency(account=account, model=model, digest=digest) if digest else record

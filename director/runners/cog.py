@@ -173,9 +173,10 @@ class CogRunner:
         if self._known is None:
             await self.health()
         async with self._connections.lend() as connection:
+            lagged = False
             while True:
                 known = self._known or UNKNOWN
-                streamed = known.streams and (request.wants_progress or not self._fast)
+                streamed = known.streams and not lagged and (request.wants_progress or not self._fast)
                 if streamed and self._may_hold_strangers and not await self._evict(request.id, with_a_stranger):
                     return STRANGER_STAYS
                 match await self._put(connection, request, feed, known, streamed=streamed):
@@ -187,6 +188,10 @@ class CogRunner:
                     case Again.RUNNING:
                         if not (await with_a_stranger.pause() and await self._evict(request.id, with_a_stranger)):
                             return STRANGER_STAYS
+                    case Again.LAGGED:
+                        # once more and whole, without what the caller has partly seen: a retry would lag again
+                        lagged, request = True, replace(request, wants_progress=False)
+                        self._may_hold_strangers = True
                     case Again.NO_STREAM:
                         if not streamed:
                             return NOT_STREAMED

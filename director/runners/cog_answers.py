@@ -40,11 +40,12 @@ SERVER_FAULTS: Final = (
 
 
 class Again(Enum):
-    """The run has not ended, for it has not begun: what stands in its way."""
+    """The run has to be put once more, and why."""
 
     NO_SLOT = "no slot"  # right after an end this is normal: the slot comes back a little later than the answer
     RUNNING = "running"  # a run of this id is already there, left by a director that died
     NO_STREAM = "no stream"  # this server does not stream this model
+    LAGGED = "lagged"  # it put out more than its stream holds for us, gave up, and its end will never be told
 
 
 class Answer(Struct, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ from director.runners.untrusted import Unreadable, excerpt, one_line, read_json
 __all__ = ("put_stream",)
 
 EVENT_STREAM: Final = "text/event-stream"
+LAGGED: Final = "stream lagged"  # coglet keeps 1,024 events for a reader that is behind
 LAST_CHUNK_S: Final = 0.05  # the end of the body comes with the last event; a connection is not worth a longer wait
 
 
@@ -66,7 +67,7 @@ async def put_stream(
     return ended
 
 
-async def _follow(chunks: AsyncIterator[bytes], reader: "_Reader", feed: Feed) -> Ended:
+async def _follow(chunks: AsyncIterator[bytes], reader: "_Reader", feed: Feed) -> Ended | Again:
     async for chunk in chunks:
         if (ended := reader.read(chunk)) is not None:
             return ended
@@ -107,7 +108,7 @@ class _Reader:
         self._parser = SseParser(run.max_body)
         self._produced = 0
 
-    def read(self, chunk: bytes) -> Ended | None:
+    def read(self, chunk: bytes) -> Ended | Again | None:
         """Pass on the progress in this chunk. The end, if it is in it."""
         try:
             for frame in self._parser.feed(chunk):
@@ -119,14 +120,17 @@ class _Reader:
             return Ended(outcome=Outcome.LOST, error=f"An event of the model server's stream is {exc}")
         return None
 
-    def _take(self, frame: Frame) -> Ended | None:
+    def _take(self, frame: Frame) -> Ended | Again | None:
         match frame.event:
             case "start":
                 self._feed.begin()
             case "completed":
                 return read_end(frame.data, prediction_id=self._run.request.id, coglet=self._run.coglet)
             case "error":
-                return Ended(outcome=Outcome.LOST, error=f"The model server's event stream broke off: {_why(frame)}")
+                why = _why(frame)
+                if LAGGED in why:
+                    return Again.LAGGED
+                return Ended(outcome=Outcome.LOST, error=f"The model server's event stream broke off: {why}")
             case "log" | "output" | "metric" if self._run.request.wants_progress:
                 self._progress(frame)
             case _:

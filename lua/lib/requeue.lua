@@ -1,6 +1,9 @@
 -- lib/requeue: take a claim away and put the prediction back, or end it where it may not run again.
 -- Needs lib/keys, lib/place, lib/settle. Returns what became of it, in one word.
 
+-- One draw of the caller's dice for many claims: the k-th has its own, by the golden ratio.
+local function spread(jitter, k) return k == 1 and jitter or (jitter + k * 0.6180339887) % 1 end
+
 -- how: spent    was it an attempt?
 --      delay_ms before it may run again; of a lost claim the queue's policy decides
 --      lost     its holder went silent: jitter (0..1) spreads the retries

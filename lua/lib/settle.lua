@@ -5,14 +5,22 @@ local function append(id, kind, now, data)
   redis.call('RPUSH', events_key(id), kind .. ' ' .. now .. ' ' .. data)
 end
 
+-- Lifetimes where a queue's own are lost, and the longest that the courier's schedule goes on.
+local DATA_TTL_MS, RECORD_TTL_MS, OWED_MS = 3600000, 604800000, 345600000
+
 -- end_: error, code, output, logs, metrics, ran_ms, ended (token of the holder that finishes), grace_ms (time that
 -- the holder has to deliver the webhook itself). Removals come first: a full server still lets go of its entries.
 local function settle(id, r, status, end_, now)
+  local ttl = redis.call('HMGET', queue_key(r.queue, 'meta'), 'data_ttl_ms', 'record_ttl_ms')
+  local data_ttl, record_ttl = tonumber(ttl[1] or DATA_TTL_MS), tonumber(ttl[2] or RECORD_TTL_MS)
+  local is_owed = r.webhook ~= '' and string.find(r.events, 'completed', 1, true)
+  if is_owed then -- nothing ends before the webhook that tells of it; `deliver` shortens it again
+    data_ttl, record_ttl = math.max(data_ttl, OWED_MS), math.max(record_ttl, OWED_MS)
+  end
   unplace(r)
   for _, index in ipairs({ 'live', 'lease', 'deadline', 'delayed' }) do
     redis.call('ZREM', queue_key(r.queue, index), id)
   end
-  local ttl = redis.call('HMGET', queue_key(r.queue, 'meta'), 'data_ttl_ms', 'record_ttl_ms')
   local seq = r.seq + 1
   local started = r.started
   if started == '' and end_.ran_ms and end_.ran_ms ~= '' then started = now - end_.ran_ms end
@@ -22,15 +30,13 @@ local function settle(id, r, status, end_, now)
   local output, logs = end_.output or '', end_.logs or ''
   if output ~= '' or logs ~= '' then
     redis.call('HSET', output_key(id), 'output', output, 'logs', logs)
-    redis.call('PEXPIRE', output_key(id), ttl[1])
+    redis.call('PEXPIRE', output_key(id), data_ttl)
   end
   append(id, 'completed', now, status)
-  redis.call('PEXPIRE', events_key(id), ttl[1])
-  redis.call('PEXPIRE', input_key(id), ttl[1])
-  redis.call('PEXPIRE', record_key(id), ttl[2])
-  if r.webhook ~= '' and string.find(r.events, 'completed', 1, true) then
-    redis.call('ZADD', owed_key(), now + (end_.grace_ms or 0), id)
-  end
+  redis.call('PEXPIRE', events_key(id), data_ttl)
+  redis.call('PEXPIRE', input_key(id), data_ttl)
+  redis.call('PEXPIRE', record_key(id), record_ttl)
+  if is_owed then redis.call('ZADD', owed_key(), now + (end_.grace_ms or 0), id) end
   redis.call('PUBLISH', channel(id), seq)
 end
 
@@ -53,13 +59,12 @@ local function history_with(r, code, now)
   return r.history == '' and line or r.history .. ';' .. line
 end
 
--- A dead letter keeps its input and events as long as its record: a person may revive it.
+-- A dead letter keeps its input as long as its record: a person may revive it.
 local function bury(id, r, end_, now)
   settle(id, r, 'failed', end_, now)
   redis.call('HSET', record_key(id), 'history', history_with(r, end_.code, now))
-  local ttl = redis.call('HGET', queue_key(r.queue, 'meta'), 'record_ttl_ms')
+  local ttl = redis.call('HGET', queue_key(r.queue, 'meta'), 'record_ttl_ms') or RECORD_TTL_MS
   redis.call('PEXPIRE', input_key(id), ttl)
-  redis.call('PEXPIRE', events_key(id), ttl)
   -- those whose record is gone by now: nobody can revive them, and the list must not grow for ever
   redis.call('ZREMRANGEBYSCORE', queue_key(r.queue, 'dead'), '-inf', now - ttl)
   redis.call('ZADD', queue_key(r.queue, 'dead'), now, id)

@@ -571,7 +571,7 @@ async def test_a_server_that_ignores_the_wish_for_a_stream_is_understood(streami
     ("chunks", "error"),
     [
         ([], "stopped before the run had ended"),
-        ([frame("error", {"error": "SSE stream lagged; events were dropped", "skipped": 9})], "SSE stream lagged"),
+        ([frame("error", {"error": "SSE stream replay truncated", "skipped": 9})], "replay truncated"),
         ([frame("error", b"what?")], "broke off: what?"),
         ([frame("output", b"{")], "not JSON"),
         ([frame("log", {"data": 5})], "not of the expected shape"),
@@ -589,6 +589,19 @@ async def test_a_stream_without_a_proper_end_is_lost_but_kills_nothing(
     assert isinstance(ended, Ended)
     assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, False)
     assert error in (ended.error or "")
+
+
+async def test_a_run_that_outpaces_its_stream_is_put_again_whole(streaming: ScriptedCog) -> None:
+    lagged = frame("error", {"error": "SSE stream lagged; events were dropped", "skipped": 9})
+    shown = frame("output", {"chunk": "a", "index": 0})
+    streaming.on("PUT", PATH, stream(START, shown, lagged), answer(200, SUCCEEDED))
+    async with runner_for(streaming.url) as runner:
+        *progress, ended = await follow(runner, request())
+    assert isinstance(ended, Ended)
+    assert (ended.outcome, ended.server_is_dead) == (Outcome.SUCCEEDED, False)
+    assert progress.count(Began()) == 1
+    accepts = [exchange.headers["accept"] for exchange in streaming.asked("PUT")]
+    assert accepts == ["text/event-stream", "application/json"]
 
 
 async def test_a_stream_whose_connection_breaks_is_lost_with_its_server(streaming: ScriptedCog) -> None:

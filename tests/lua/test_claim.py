@@ -294,3 +294,11 @@ async def test_the_highest_stream_of_the_widest_queue_is_served(driver: QueueDri
     ids = {await driver.submit(streams=[number]) for number in (0, 30, 31)}
     assert {claim.id for claim in await driver.claim(5)} == ids
     assert await driver.redis.hget(keys.meta(driver.queue), "mask:normal") is not None
+
+
+async def test_what_lost_its_input_is_ended_and_not_run_on_nothing(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    await driver.redis.delete(keys.input_data(prediction_id))
+    assert await driver.claim() == []
+    record = await driver.record(prediction_id)
+    assert (record.status, record.code) == ("failed", "input_lost")

@@ -88,3 +88,20 @@ async def test_it_makes_no_new_record_of_one_that_is_gone(
 async def test_noting_keeps_the_records_lifetime(driver: QueueDriver, owed: PredictionId) -> None:
     await deliver(driver, owed, "failed", 5)
     assert await driver.lifetime_s(keys.record(owed)) == 7 * 86_400
+
+
+async def test_while_it_is_owed_its_data_outlives_the_courier_and_then_it_does_not(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit(webhook="https://example.com", events="completed")
+    await driver.finish(await driver.claim_one(), output=b"1")
+    data = [make(prediction_id) for make in (keys.input_data, keys.output_data, keys.events)]
+    assert {await driver.lifetime_s(key) for key in data} == {4 * 24 * 3600}
+    await deliver(driver, prediction_id, "failed", 5)
+    assert {await driver.lifetime_s(key) for key in data} == {4 * 24 * 3600}
+    await deliver(driver, prediction_id, "delivered", None)
+    assert {await driver.lifetime_s(key) for key in data} == {3600}
+
+
+async def test_a_dead_letter_that_was_told_of_can_still_be_revived(driver: QueueDriver) -> None:
+    prediction_id = await driver.die(webhook="https://example.com", events="completed")
+    await deliver(driver, prediction_id, "delivered", None)
+    assert await driver.lifetime_s(keys.input_data(prediction_id)) == 7 * 24 * 3600

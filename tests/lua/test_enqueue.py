@@ -158,3 +158,8 @@ async def test_without_a_given_time_it_takes_the_servers(driver: QueueDriver) ->
     seconds, micros = await driver.redis.time()
     now_ms = seconds * 1000 + micros // 1000
     assert now_ms - 60_000 < (await driver.record(prediction_id)).created <= now_ms
+
+
+async def test_a_lane_that_no_claim_looks_into_is_refused(driver: QueueDriver) -> None:
+    with pytest.raises(ValueError, match="no lane"):
+        await driver.submit(lane="urgent")

@@ -1,0 +1,106 @@
+"""The catalogue: what a director registers, and what callers find."""
+
+from typing import Any
+
+import pytest
+from msgspec import Raw
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.accounts import Accounts
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.errors import BackendUnavailable, SettingsError
+from director.core.policy import Policy
+from tests.support.keyspace import dump
+
+pytestmark = pytest.mark.anyio
+
+MODEL = "acme/painter"
+OLD, NEW = "a" * 64, "b" * 64
+
+
+async def register(catalog: Catalog, version: str, **options: Any) -> None:
+    await catalog.register(MODEL, version, **{"schema": OPEN_SCHEMA, "server": "cog", "policy": Policy(), **options})
+
+
+async def latest(catalog: Catalog) -> str:
+    model = await catalog.model(MODEL)
+    assert model is not None
+    return model.latest
+
+
+async def test_the_version_that_is_new_is_the_latest(catalog: Catalog) -> None:
+    await register(catalog, OLD)
+    await register(catalog, NEW)
+    assert await latest(catalog) == NEW
+
+
+async def test_a_director_of_an_older_version_that_restarts_does_not_take_over(catalog: Catalog) -> None:
+    await register(catalog, OLD)
+    await register(catalog, NEW)
+    await register(catalog, OLD)
+    assert await latest(catalog) == NEW
+
+
+async def test_a_rollback_is_said(catalog: Catalog) -> None:
+    await register(catalog, OLD)
+    await register(catalog, NEW)
+    await register(catalog, OLD, is_latest=True)
+    assert await latest(catalog) == OLD
+
+
+async def test_registering_again_what_stands_writes_nothing(catalog: Catalog, redis: Redis) -> None:
+    await register(catalog, OLD)
+    before = await dump(redis)
+    await register(catalog, OLD)
+    assert await dump(redis) == before
+
+
+async def test_a_registration_that_was_cut_short_is_done_again(catalog: Catalog, redis: Redis) -> None:
+    await register(catalog, OLD)
+    await register(catalog, NEW)
+    await redis.hset(keys.model(MODEL), "latest", OLD)
+    await redis.hdel(keys.version(MODEL, NEW), "announced")  # as if the connection broke before the last two writes
+    await register(catalog, NEW)
+    assert await latest(catalog) == NEW
+
+
+async def test_another_schema_of_the_same_version_is_kept(catalog: Catalog) -> None:
+    await register(catalog, OLD)
+    await register(catalog, OLD, schema=Raw(b'{"openapi":"3.0.2"}'))
+    version = await catalog.version(MODEL, OLD)
+    assert version is not None
+    assert bytes(version.schema) == b'{"openapi":"3.0.2"}'
+
+
+async def test_a_director_can_register_what_stands_beside_a_full_server(catalog: Catalog, redis: Redis) -> None:
+    await register(catalog, OLD)
+    await redis.config_set("maxmemory", "1")
+    try:
+        await register(catalog, OLD)
+        with pytest.raises(BackendUnavailable):
+            await register(catalog, NEW)
+    finally:
+        await redis.config_set("maxmemory", "0")
+        await register(catalog, NEW)  # a queue without a version would be no queue
+
+
+@pytest.mark.parametrize(("model", "version"), [("Acme/Painter", OLD), ("painter", OLD), (MODEL, "v1"), ("a/b:c", OLD)])
+async def test_a_name_that_no_caller_could_ask_for_is_refused(catalog: Catalog, model: str, version: str) -> None:
+    with pytest.raises(SettingsError, match="owner/name"):
+        await catalog.register(model, version, schema=OPEN_SCHEMA, server="cog", policy=Policy())
+
+
+async def test_a_revoked_token_speaks_for_nobody(redis: Redis) -> None:
+    accounts = Accounts(redis)
+    token = await accounts.create_token("team-1")
+    assert await accounts.authenticate(token) is not None
+    assert await accounts.revoke(token)
+    assert await accounts.authenticate(token) is None
+    assert not await accounts.revoke(token)
+
+
+@pytest.mark.parametrize("wrong", [{"lanes": ()}, {"lanes": ("urgent",)}, {"account": "Team 1"}])
+async def test_an_account_or_lane_that_is_none_is_refused(redis: Redis, wrong: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError):
+        await Accounts(redis).create_token(**{"account": "team-1", **wrong})
