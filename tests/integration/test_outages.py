@@ -99,7 +99,10 @@ async def test_a_full_server_still_lets_work_end(server: RedisServer, token: str
     await redis.aclose()
 
 
-async def test_a_client_by_name_follows_it_to_the_new_master(server: RedisServer) -> None:
+@pytest.mark.parametrize(
+    "leave", [REFUSALS["a replica"][0], REFUSALS["too few replicas"][0]], ids=["demoted", "cut off"]
+)
+async def test_a_client_by_name_follows_it_to_the_new_master(server: RedisServer, leave: Operate) -> None:
     with redis_server(loopback=True) as promoted:
         async with losing_proxy(server.port) as name:
             redis = client(name.url)
@@ -107,7 +110,7 @@ async def test_a_client_by_name_follows_it_to_the_new_master(server: RedisServer
             try:
                 await ask(lambda: redis.set("here", "1"))
                 async with Redis(port=server.port) as operator:
-                    await operator.replicaof("127.0.0.1", 1)
+                    await leave(operator)
                 name.lead_to(promoted.port)
                 # the connection to the old one is open still, and was never told
                 await ask(lambda: redis.set("there", "1"))
