@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
--- register: make a queue known, or refresh its policy; small, so that a director can start beside a full server. Never changes the streams of one that exists: that is resize.
+-- register: make a queue known, or refresh its policy. Small, so that a director can start beside a full server.
+-- Never changes the streams of a queue that exists: that is resize.
 -- Uses lib/keys
 --
 --   KEYS[1]  meta            hash  {p}:q:<queue>:meta
