@@ -160,7 +160,7 @@ def replicas(look: Look) -> Answer:
     good = int(look.info.get("min_slaves_good_slaves", count))
     if good < least:
         return "fail", f"{good} good replicas, and writes need {least}", "start the replicas, or see why they lag"
-    return ok(f"{count} connected, writes wait for none" if not least else f"{good} good ones, writes need {least}")
+    return ok(f"{count} connected, writes wait for none" if not least else f"{good} good, and writes need {least}")
 
 
 def password(look: Look) -> Answer:
