@@ -16,6 +16,8 @@ from tests.support.keyspace import leaks
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer, redis_server
 
+NOT_RUN: dict[str, list[str]] = {}
+
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> tuple[str, dict[str, bool]]:
@@ -64,3 +66,16 @@ async def queue(catalog: Catalog) -> QueueName:
 def driver(redis: Redis, scripts: Scripts, queue: QueueName) -> QueueDriver:
     """The queue, with time in the test's hands."""
     return QueueDriver(redis, scripts, queue)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and isinstance(report.longrepr, tuple):
+        NOT_RUN.setdefault(report.longrepr[2].removeprefix("Skipped: "), []).append(report.nodeid)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The last line of a run: what it did not run, and why. A check that was skipped is not one that passed."""
+    if hasattr(config, "workerinput") or config.option.collectonly:
+        return
+    reasons = "; ".join(f"{len(tests)} tests: {reason}" for reason, tests in NOT_RUN.items())
+    print(f"did not run: {reasons}" if reasons else "nothing was left out")
