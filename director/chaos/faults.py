@@ -85,6 +85,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         per_tick=0.02, targets=lambda stage: (*stage.links, ALL_LINKS), lasts_ms=lambda _: (1_000, 4_000)
     ),
     "latency": Kind(per_tick=0.03, targets=lambda stage: (*stage.links, ALL_LINKS), lasts_ms=lambda _: (2_000, 5_000)),
+    "reset": Kind(per_tick=0.01, targets=lambda stage: (*stage.links, ALL_LINKS)),
     "lose_reply": Kind(
         per_tick=0.02,
         targets=lambda stage: [link for link in stage.links if not link.startswith("keeper")],

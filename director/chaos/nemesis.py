@@ -32,7 +32,7 @@ ROOM_BYTES: Final = 64 * 1024  # what a full server has left: a few predictions
 
 
 class Nemesis:
-    """The faults of one scene. `say` tells the user."""
+    """The faults of one scene. `say` tells the user; `kinds` is what it can do."""
 
     def __init__(self, scene: Scene, journal: Journal, say: Callable[[str], None]) -> None:
         self._scene = scene
@@ -51,12 +51,17 @@ class Nemesis:
             "stop_cog": self._stop,
             "partition": self._partition,
             "latency": self._latency,
+            "reset": self._reset,
             "lose_reply": self._lose_reply,
             "sink_outage": self._sink_outage,
             "memory_full": self._memory_full,
             "resize": self._resize,
             "restart_directors": self._restart_directors,
         }
+
+    @property
+    def kinds(self) -> set[str]:
+        return set(self._perform)
 
     async def run(self, faults: Sequence[Planned]) -> None:
         """All of them, each at its time. Returns when all works again."""
@@ -141,6 +146,9 @@ class Nemesis:
             link.delay_s = (most_s / 2, most_s)
 
         await self._on_links(fault, slow)
+
+    async def _reset(self, fault: Planned) -> None:
+        await self._on_links(fault, Link.reset)
 
     async def _on_links(self, fault: Planned, act: Callable[[Link], None]) -> None:
         hit = [link for name, link in self._scene.links.items() if name == fault.target or _is_all(fault, name)]

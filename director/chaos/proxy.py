@@ -38,12 +38,13 @@ class Link:
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, backlog=512)
         self.port = self._server.sockets[0].getsockname()[1]
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Listen no more, and break what is open."""
         if self._server is not None:
             self._server.close()
-        for connection in self._connections:
-            connection.cancel()
+        self.reset()
+        if self._connections:
+            await asyncio.wait(self._connections)
 
     def cut(self) -> None:
         """Let nothing through, either way."""

@@ -57,6 +57,7 @@ class Options(Struct, frozen=True, kw_only=True):
     tenants: int = 40
     home: Path | None = None
     is_kept: bool = False
+    calibration_s: float = CALIBRATION_S
     has_faults: bool = True
 
 
@@ -124,21 +125,30 @@ class Run:
 
     async def judged(self) -> Report:
         """All of it."""
-        scene, options = self._scene, self._options
-        await scene.start()
-        self._say(f"{len(scene.names)} processes are ready; calibrating for {CALIBRATION_S:g} s without faults")
-        sustained = (await self._client(seconds=CALIBRATION_S)).rate
-        rate = sustained * LOAD
-        self._say(f"sustained {sustained:.0f}/s; the load is {LOAD:.0%} of it: {rate:.0f}/s for {options.seconds:g} s")
-        await self._load_under_faults(rate)
-        self._journal.write(Healed(at=now_ms()))
+        try:
+            await self._calibrated_load()
+            self._journal.write(Healed(at=now_ms()))
+        finally:
+            self._journal.close()
         self._say("healed; waiting for rest")
         await self._rest()
         await self._write_down()
+        options = self._options
         rules = Rules(
             seed=options.seed, seconds=options.seconds, lease_s=options.lease_s, attempts=ATTEMPTS, slots=SLOTS
         )
-        return check(scene.journals, rules)
+        return check(self._scene.journals, rules)
+
+    async def _calibrated_load(self) -> None:
+        scene, options = self._scene, self._options
+        await scene.start()
+        self._say(f"{len(scene.names)} processes are ready; calibrating for {options.calibration_s:g} s without faults")
+        sustained = (await self._client(seconds=options.calibration_s)).rate
+        if not sustained:
+            raise UpError("Nothing was accepted in the calibration.")
+        rate = sustained * LOAD
+        self._say(f"sustained {sustained:.0f}/s; the load is {LOAD:.0%} of it: {rate:.0f}/s for {options.seconds:g} s")
+        await self._load_under_faults(rate)
 
     async def _load_under_faults(self, rate: float) -> None:
         options = self._options

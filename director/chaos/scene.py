@@ -6,7 +6,7 @@ them root's. A process that dies is started again after a moment, as an orchestr
 
 import asyncio
 import signal
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -225,15 +225,12 @@ async def staged(home: Home, size: Size) -> AsyncGenerator[Scene]:
             try:
                 yield scene
             finally:
-                _stop(scene.links.values())
+                with anyio.CancelScope(shield=True):
+                    for link in scene.links.values():
+                        await link.stop()
     finally:
         await http.aclose()
         await redis.aclose()
-
-
-def _stop(links: Iterable[Link]) -> None:
-    for link in links:
-        link.stop()
 
 
 def _upstream(url: str) -> Upstream:

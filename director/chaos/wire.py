@@ -46,10 +46,13 @@ async def serve(handler: Handler, port: int) -> None:
     """Answer requests on this loopback port, for ever."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
+        try:
             while await _exchange(handler, reader, writer):
                 pass
-        writer.transport.abort()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # it hung up
+        finally:
+            writer.transport.abort()
 
     server = await asyncio.start_server(connected, "127.0.0.1", port, backlog=512)
     async with server:
@@ -102,7 +105,8 @@ class Caller:
     def close(self) -> None:
         """Let go of what is idle."""
         while self._idle:
-            self._idle.pop()[1].transport.abort()
+            _, writer = self._idle.pop()
+            writer.close()
 
 
 async def post(url: str, body: bytes, *, within_s: float) -> None:

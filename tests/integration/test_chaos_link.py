@@ -1,0 +1,126 @@
+"""A link of a fault-injection run: it passes on every byte, and can be slow, cut, broken, or lose one reply."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from director.chaos.proxy import Link
+
+pytestmark = pytest.mark.anyio
+
+Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Echo:
+    """A server that answers each line with itself, and remembers what came."""
+
+    def __init__(self) -> None:
+        self.heard: list[bytes] = []
+        self.hung_up = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while line := await reader.readline():
+                self.heard.append(line)
+                writer.write(line)
+        except ConnectionError:
+            pass
+        finally:
+            self.hung_up.set()
+            writer.close()
+
+
+@asynccontextmanager
+async def linked() -> AsyncIterator[tuple[Link, Echo]]:
+    echo = Echo()
+    async with await asyncio.start_server(echo.serve, "127.0.0.1", 0, limit=1 << 20) as server:
+        port = server.sockets[0].getsockname()[1]
+        link = Link("a:b", lambda: asyncio.open_connection("127.0.0.1", port), seed=1)
+        await link.start()
+        try:
+            yield link, echo
+        finally:
+            await link.stop()
+
+
+@asynccontextmanager
+async def connected(link: Link) -> AsyncIterator[Ends]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def say(ends: Ends, line: bytes) -> bytes:
+    ends[1].write(line)
+    return await ends[0].readline()
+
+
+async def test_it_passes_on_every_byte_both_ways():
+    async with linked() as (link, echo), connected(link) as ends:
+        long = b"x" * 200_000 + b"\n"
+        ends[1].write(long)
+        assert await ends[0].readexactly(len(long)) == long
+        assert echo.heard == [long]
+
+
+async def test_what_is_sent_over_a_slow_link_arrives_whole_and_in_order():
+    async with linked() as (link, _), connected(link) as ends:
+        link.delay_s = (0.001, 0.005)
+        for number in range(20):
+            ends[1].write(b"%d\n" % number)
+        assert [await ends[0].readline() for _ in range(20)] == [b"%d\n" % number for number in range(20)]
+
+
+async def test_nothing_passes_a_cut_link_and_all_of_it_arrives_once_it_is_mended():
+    async with linked() as (link, echo), connected(link) as ends:
+        assert await say(ends, b"before\n") == b"before\n"
+        link.cut()
+        ends[1].write(b"meanwhile\n")
+        async with connected(link) as others:
+            others[1].write(b"new\n")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(ends[0].readline(), 0.1)
+            assert echo.heard == [b"before\n"]
+            link.mend()
+            assert await ends[0].readline() == b"meanwhile\n"
+            assert await others[0].readline() == b"new\n"
+
+
+async def test_a_lost_reply_was_asked_for_and_is_never_heard():
+    async with linked() as (link, echo), connected(link) as ends, connected(link) as others:
+        losing = asyncio.create_task(link.lose_reply(b"secret"))
+        await asyncio.sleep(0)
+        assert await say(ends, b"harmless\n") == b"harmless\n"
+        with suppress(ConnectionError):
+            assert await say(ends, b"secret\n") == b""
+        await losing
+        assert echo.heard == [b"harmless\n", b"secret\n"]
+        assert await say(others, b"secret\n") == b"secret\n"
+
+
+async def test_waiting_in_vain_for_a_reply_to_lose_leaves_the_link_good():
+    async with linked() as (link, _), connected(link) as ends:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(link.lose_reply(b"secret"), 0.01)
+        assert await say(ends, b"secret\n") == b"secret\n"
+
+
+async def test_a_reset_breaks_what_is_open_and_nothing_else():
+    async with linked() as (link, _), connected(link) as ends:
+        assert await say(ends, b"before\n") == b"before\n"
+        link.reset()
+        with suppress(ConnectionError):
+            assert await ends[0].read() == b""
+        async with connected(link) as others:
+            assert await say(others, b"after\n") == b"after\n"
+
+
+async def test_an_end_that_hangs_up_is_hung_up_on_at_the_other_end():
+    async with linked() as (link, echo), connected(link) as ends:
+        assert await say(ends, b"last\n") == b"last\n"
+        ends[1].close()
+        await asyncio.wait_for(echo.hung_up.wait(), 20)

@@ -1,0 +1,112 @@
+"""What a fault-injection run is going to do follows from its seed alone, and is as mixed as it says."""
+
+from collections import Counter
+from itertools import islice
+
+import pytest
+
+from director.chaos.faults import ALL_LINKS, KINDS, ONCE, Planned, Stage, schedule
+from director.chaos.load import PLANS, Order, key_of, orders
+
+STAGE = Stage(
+    directors=["director-0", "director-1", "director-2"],
+    cogs=["cog-0", "cog-1", "cog-2"],
+    apis=["api-0"],
+    keepers=["keeper-0", "keeper-1"],
+    links=["api-0:redis", "director-0:redis", "director-1:redis", "keeper-0:redis"],
+    server="redis-0",
+    sink="sink-0",
+)
+MODELS = ("chaos/shared", "chaos/alone")
+
+
+def load(seed: int, count: int = 5_000) -> list[Order]:
+    return list(islice(orders(seed, tenants=40, models=MODELS), count))
+
+
+def faults(seed: int, *, seconds: float = 600.0, lease_s: float = 3.0) -> list[Planned]:
+    return schedule(seed, seconds=seconds, lease_s=lease_s, stage=STAGE)
+
+
+# ---- the load ----
+
+
+def test_the_same_seed_asks_for_the_same():
+    assert load(1, 100) == load(1, 100)
+    assert load(1, 100) != load(2, 100)
+
+
+def test_a_shorter_run_asks_for_the_beginning_of_a_longer_one():
+    assert load(1, 10) == load(1, 100)[:10]
+
+
+def test_plans_come_in_their_proportions():
+    counts = Counter(order.plan for order in load(7))
+    assert sum(PLANS.values()) == 100
+    assert {plan: round(count / 50) for plan, count in counts.items()} == pytest.approx(PLANS, abs=2)
+
+
+def test_one_tenant_owns_half_and_the_others_share_the_rest_unevenly():
+    counts = Counter(order.tenant for order in load(7))
+    assert counts[0] / 5_000 == pytest.approx(0.5, abs=0.03)
+    assert counts[1] > 2 * counts[4] > 0
+    assert max(counts) == 39
+
+
+def test_lanes_are_asked_for_as_one_to_six_to_three():
+    counts = Counter(order.lane for order in load(7))
+    shares = {lane: count / 5_000 for lane, count in counts.items()}
+    assert shares == pytest.approx({"high": 0.1, "normal": 0.6, "low": 0.3}, abs=0.03)
+
+
+def test_half_of_the_runs_take_20_ms_and_one_of_a_hundred_400():
+    times = sorted(order.script.ms for order in load(7))
+    assert times[2_500] == pytest.approx(20, rel=0.15)
+    assert times[4_950] == pytest.approx(400, rel=0.3)
+
+
+def test_what_never_ends_by_itself_is_canceled():
+    assert {order.plan for order in load(7) if order.script.outcome == "hang"} == {"cancel"}
+
+
+def test_a_calibration_uses_no_key_of_the_load():
+    assert key_of(1, 2) != key_of(1, 2, calibrating=True)
+
+
+# ---- the faults ----
+
+
+def test_the_same_seed_has_the_same_faults():
+    assert faults(1) == faults(1)
+    assert faults(1) != faults(2)
+
+
+def test_a_long_run_has_every_fault_there_is():
+    assert {fault.kind for fault in faults(1)} == set(KINDS) | {kind for _, kind, *_ in ONCE}
+
+
+def test_faults_come_in_order_and_none_outlasts_the_run():
+    planned = faults(3, seconds=20, lease_s=15)
+    assert [fault.at_ms for fault in planned] == sorted(fault.at_ms for fault in planned)
+    assert max(fault.at_ms + fault.lasts_ms for fault in planned if fault.kind != "memory_full") <= 20_000
+
+
+def test_a_frozen_director_misses_two_leases():
+    assert {fault.lasts_ms for fault in faults(1)[:-40] if fault.kind == "stop_director"} == {6_000}
+
+
+def test_nothing_is_hit_twice_at_once():
+    drawn = [fault for fault in faults(5) if fault.kind in KINDS]
+    for number, fault in enumerate(drawn):
+        for other in drawn[:number]:
+            if other.at_ms + other.lasts_ms > fault.at_ms:
+                both_links = ALL_LINKS in (fault.target, other.target) and {fault.target, other.target} & {*STAGE.links}
+                assert fault.target != other.target
+                assert not both_links
+
+
+def test_at_most_one_director_is_frozen():
+    frozen = [fault for fault in faults(5, lease_s=15) if fault.kind == "stop_director"]
+    ends = [fault.at_ms + fault.lasts_ms for fault in frozen]
+    assert len(frozen) > 5
+    assert all(end <= later.at_ms for end, later in zip(ends, frozen[1:], strict=False))
