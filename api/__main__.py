@@ -11,6 +11,7 @@ from typing import Any, Final
 import uvicorn
 
 from api.app import create_app
+from api.heads import BoundedHttp
 from director.core.errors import SettingsError, UnsafeBackend
 from director.core.limits import raise_descriptor_limit
 from director.core.logs import configure
@@ -45,7 +46,10 @@ def main() -> int:
         reason = exc.strerror or str(exc)
         return _failed(f"Cannot listen on {settings.host}:{settings.port} ({reason}). Choose another: DIRECTOR_PORT=…")
     with listener:
-        return _serve(settings, listener)
+        try:
+            return _serve(settings, listener)
+        except SettingsError as exc:
+            return _failed(str(exc), code=2)
 
 
 def _serve(settings: ApiSettings, listener: socket.socket) -> int:
@@ -63,6 +67,8 @@ def _serve(settings: ApiSettings, listener: socket.socket) -> int:
 
 
 _OPTIONS: Final[dict[str, Any]] = {
+    "http": BoundedHttp,
+    "ws": "none",
     "lifespan": "on",
     "log_config": None,
     "access_log": False,

@@ -35,8 +35,8 @@ async def get_account(request: Request) -> Response:
 
 
 async def get_webhook_secret(request: Request) -> Response:
-    """GET /webhooks/default/secret."""
-    account = await authenticate(request, "read")
+    """GET /webhooks/default/secret. Not for tokens that may only look: whoever has it can sign as we do."""
+    account = await authenticate(request, "run")
     secrets = await parts_of(request).accounts.webhook_secrets(account.name)
     if not secrets:
         raise not_found()

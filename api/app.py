@@ -15,10 +15,11 @@ from starlette.routing import Route
 
 from api.accounts import get_account, get_webhook_secret
 from api.admin import drop_dead, drop_one_dead, get_dead, list_dead, revive_dead, revive_one_dead
+from api.files import create_file
 from api.health import livez, readyz
 from api.listing import list_predictions
 from api.models import get_model, get_version, list_versions
-from api.parts import State, running
+from api.parts import Clients, State, running
 from api.predictions import cancel, create, create_of_model, get
 from api.problems import EXCEPTION_HANDLERS
 from director.core.clock import Clock, SystemClock
@@ -40,6 +41,7 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("POST", "/models/{owner}/{name}/predictions", create_of_model),
     ("GET", "/models/{owner}/{name}/versions", list_versions),
     ("GET", "/models/{owner}/{name}/versions/{id}", get_version),
+    ("POST", "/files", create_file),
     ("GET", "/account", get_account),
     ("GET", "/webhooks/default/secret", get_webhook_secret),
     ("GET", "/admin/dead", list_dead),
@@ -55,11 +57,16 @@ PROBES: Final[tuple[tuple[str, Handler], ...]] = (("/livez", livez), ("/readyz",
 def create_app(
     settings: ApiSettings, *, clock: Clock | None = None, on_unsafe: Callable[[UnsafeBackend], None] | None = None
 ) -> Starlette:
-    """The application; connects to Redis when its lifespan begins. `on_unsafe` hears of a server that is too weak."""
+    """The application; connects to Redis when its lifespan begins. `on_unsafe` hears of a server that is too weak.
+
+    Raises SettingsError where the address of Redis is none.
+    """
+    clients = Clients.of(settings)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[State]:
-        async with running(settings, clock=clock or SystemClock(), on_unsafe=on_unsafe or _refuse) as parts:
+        time, told = clock or SystemClock(), on_unsafe or _refuse
+        async with running(settings, clients, clock=time, on_unsafe=told) as parts:
             yield {"parts": parts}
 
     routes = [Route(base + path, handler, methods=[method]) for base in BASES for method, path, handler in ROUTES]

@@ -1,16 +1,18 @@
 """Take in a request's body: counted while it arrives, then read as JSON that nothing behind us can choke on.
 
-Never holds more than the limit, never goes deeper than the limit, and raises nothing but a Problem. Requests that
-need no body (a cancel, which official clients send as application/json with nothing in it) must not come here.
+Never holds more than the limit, never waits longer than the limit, never goes deeper than the limit, and raises
+nothing but a Problem. Requests that need no body (a cancel, which official clients send as application/json with
+nothing in it) must not come here.
 """
 
 from itertools import accumulate
 from typing import Final, TypeVar
 
+import anyio
 import msgspec
 from starlette.requests import Request
 
-from api.problems import malformed, too_large
+from api.problems import malformed, too_large, too_slow
 
 __all__ = ("MAX_NESTING", "decode_json", "read_body")
 
@@ -19,6 +21,8 @@ T = TypeVar("T")
 # a model server in Rust reads at most 128 levels, and ours are a few of them
 MAX_NESTING: Final = 100
 
+LONGEST_S: Final = 30.0
+
 OPEN, CLOSE = b"[{", b"]}"
 STRUCTURE: Final = OPEN + CLOSE + b'"'
 NOT_STRUCTURE: Final = bytes(byte for byte in range(256) if byte not in STRUCTURE)
@@ -26,17 +30,16 @@ STEPS: Final = {**dict.fromkeys(OPEN, 1), **dict.fromkeys(CLOSE, -1)}
 
 
 async def read_body(request: Request, *, max_bytes: int) -> bytes:
-    """The whole body. 413 as soon as its announced or its counted length is over `max_bytes`."""
+    """The whole body. 413 as soon as its announced or its counted length is over `max_bytes`; 408 if it is slow."""
     announced = request.headers.get("content-length", "")
     # cut, since Python refuses to read a number of thousands of digits
     if announced.isdecimal() and int(announced[:20]) > max_bytes:
         raise too_large(max_bytes)
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise too_large(max_bytes)
-    return bytes(body)
+    try:
+        with anyio.fail_after(LONGEST_S):
+            return await _counted(request, max_bytes)
+    except TimeoutError as exc:
+        raise too_slow(LONGEST_S) from exc
 
 
 def decode_json(body: bytes, kind: type[T]) -> T:
@@ -55,6 +58,15 @@ def decode_json(body: bytes, kind: type[T]) -> T:
     except msgspec.DecodeError as exc:
         # it names a place and a reason, and quotes nothing of the text
         raise malformed(f"The body cannot be read: {exc}.") from exc
+
+
+async def _counted(request: Request, max_bytes: int) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise too_large(max_bytes)
+    return bytes(body)
 
 
 def _depth(body: bytes) -> int:

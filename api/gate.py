@@ -46,12 +46,15 @@ class Gate:
             await self._opened.wait()
 
     async def run(self) -> None:
-        """Until it is open, or never will be."""
+        """Until it is open, or never will be. Says what it waits for once, and again when that changes."""
+        told = ""
         while not self._opened.is_set():
             try:
                 server = await self.run_once()
             except BackendUnavailable as exc:
-                log.warning("redis is away, asking again", extra={"reason": str(exc)})
+                if (reason := str(exc)) != told:
+                    log.warning("redis is away, asking again", extra={"reason": reason})
+                    told = reason
             except UnsafeBackend as exc:
                 self._on_unsafe(exc)
                 return

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from api.answers import json_response
 from api.parts import Parts, parts_of
-from api.prefer import applied, cancel_after_seconds, wait_seconds
+from api.prefer import applied, cancel_after_seconds, start_by_seconds, wait_seconds
 from api.problems import forbidden, invalid_header, invalid_input, not_found
 from api.requests import CreatePrediction
 from api.urls import base_url
@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 LONGEST_KEY: Final = 255
 EVERY_EVENT: Final = tuple(WebhookEvent)
+OF_THE_REQUEST: Final = ("cancel-after", "x-priority", "x-start-by")  # with another one it is another request
 
 
 class Submission(Struct, frozen=True, kw_only=True):
@@ -55,6 +56,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     events: str
     lifetime_ms: int | None
     late: str
+    start_by_ms: int | None
     idempotency: tuple[str, str] | None
 
 
@@ -76,7 +78,7 @@ async def submit(
 def _judged(
     request: Request, *, account: Account, version: Version, asked: CreatePrediction, body: bytes
 ) -> Submission:
-    lifetime = request.headers.get("cancel-after")
+    lifetime, start_by = request.headers.get("cancel-after"), request.headers.get("x-start-by")
     return Submission(
         account=account.name,
         version=version,
@@ -88,7 +90,8 @@ def _judged(
         lifetime_ms=None if lifetime is None else cancel_after_seconds(lifetime) * 1000,
         # who asks for a deadline knows the word: older official clients break on this status
         late="" if lifetime is None else Status.ABORTED,
-        idempotency=_idempotency(request, body),
+        start_by_ms=None if start_by is None else start_by_seconds(start_by) * 1000,
+        idempotency=_idempotency(request.headers, body, model=version.model),
     )
 
 
@@ -104,15 +107,18 @@ def _lane(headers: Mapping[str, str], account: Account) -> str:
     return asked
 
 
-def _idempotency(request: Request, body: bytes) -> tuple[str, str] | None:
-    """(digest of the key, fingerprint of the request): neither tells what was sent."""
-    key = request.headers.get("idempotency-key")
+def _idempotency(headers: Mapping[str, str], body: bytes, *, model: str) -> tuple[str, str] | None:
+    """(digest of the key, fingerprint of the request): neither tells what was sent.
+
+    The model and not the version that it led to: a key holds across a deploy, and a body names its version itself.
+    """
+    key = headers.get("idempotency-key")
     if key is None:
         return None
     if not 0 < len(key) <= LONGEST_KEY:
         raise invalid_header("Idempotency-Key", f"a text of 1 to {LONGEST_KEY} characters")
-    request_line = f"{request.method} {request.url.path}\n".encode()
-    return hashlib.sha256(key.encode()).hexdigest(), hashlib.sha256(request_line + body).hexdigest()
+    asked = "\n".join([model, *(headers.get(name, "") for name in OF_THE_REQUEST), ""]).encode()
+    return hashlib.sha256(key.encode()).hexdigest(), hashlib.sha256(asked + body).hexdigest()
 
 
 async def _file(parts: Parts, submission: Submission) -> tuple[Accepted, Stored]:
@@ -155,6 +161,7 @@ async def _enqueue(parts: Parts, prediction_id: PredictionId, submission: Submis
         events=submission.events,
         lifetime_ms=submission.lifetime_ms,
         late=submission.late,
+        start_by_ms=submission.start_by_ms,
         idempotency=submission.idempotency,
     )
 

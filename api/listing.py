@@ -1,11 +1,12 @@
 """An account's predictions, newest first, a page at a time.
 
 The index is written before the enqueue, so no prediction is ever missing from it; what it names and is not there any
-more is skipped. A page is bounded in what it reads and in what it weighs, and may be short and yet have a next one.
+more is skipped. A page is bounded in what it reads and in what it weighs, which is asked before anything is read: it
+may be short and yet have a next one, and is over its weight by one prediction at most.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -27,8 +28,7 @@ __all__ = ("list_predictions",)
 
 PATH: Final = "/predictions"
 MOST_READ: Final = 2_000
-HEAVY_BYTES: Final = 4 << 20  # a page that is heavier ends here: inputs and outputs are part of it
-SLICE: Final = 20
+HEAVY_BYTES: Final = 4 << 20  # of a page: inputs and outputs are part of it
 LATEST_MS: Final = (1 << 48) - 1  # of an id
 
 
@@ -103,16 +103,17 @@ def _id_at(name: str, text: str) -> PredictionId:
 async def _walk(parts: Parts, account: str, span: Span) -> Found:
     results: list[Prediction] = []
     walked: list[PredictionId] = []
-    weight = 0
-    while len(results) < PAGE_SIZE and len(walked) < MOST_READ and weight < HEAVY_BYTES:
-        count = min(SLICE, PAGE_SIZE - len(results))
-        ids = await _ids(parts, account, span, count=count)
-        for stored in await asyncio.gather(*map(parts.scripts.get, ids)):
-            if stored is not None:
-                results.append(view(stored))
-                weight += _weight(stored)
-        walked += ids
-        if len(ids) < count:
+    room = HEAVY_BYTES
+    while count := min(PAGE_SIZE - len(results), MOST_READ - len(walked)):
+        ids = left = await _ids(parts, account, span, count=count)
+        weights = await parts.glances.weights(ids)
+        while fitting := _fitting(weights, room=room, is_first=not results):
+            read, left, weights = left[:fitting], left[fitting:], weights[fitting:]
+            found = [stored for stored in await asyncio.gather(*map(parts.scripts.get, read)) if stored is not None]
+            results += map(view, found)
+            room -= sum(map(_weight, found))
+            walked += read
+        if left or len(ids) < count:
             break
         span = span.past(ids[-1])
     has_more = bool(walked) and bool(await _ids(parts, account, span.past(walked[-1]), count=1))
@@ -123,6 +124,22 @@ async def _walk(parts: Parts, account: str, span: Span) -> Found:
 
 async def _ids(parts: Parts, account: str, span: Span, *, count: int) -> list[PredictionId]:
     return await parts.listing.ids(account, low=span.low, high=span.high, count=count, newest_first=span.newest_first)
+
+
+def _fitting(weights: Sequence[int | None], *, room: int, is_first: bool) -> int:
+    """How many of these are read next, at once: those there is room for, up to one that tells its weight only then.
+
+    The first of a page always is, so that every page leads on.
+    """
+    if room <= 0 and not is_first:
+        return 0
+    for place, weight in enumerate(weights):
+        if weight is None:
+            return place + 1
+        room -= weight
+        if room < 0:
+            return place or int(is_first)
+    return len(weights)
 
 
 def _weight(stored: Stored) -> int:

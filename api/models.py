@@ -1,6 +1,6 @@
 """Models and versions, as their directors registered them. Anybody with a token may look; nobody changes them here."""
 
-from typing import Final
+import re
 
 from msgspec import Raw, Struct
 from starlette.requests import Request
@@ -14,12 +14,11 @@ from api.problems import not_found
 from api.requests import parse_model
 from api.urls import base_url
 from director.core.catalog import Version
+from director.core.ids import VERSION_ID
 from director.core.schema import Page
 from director.core.view import iso
 
 __all__ = ("get_model", "get_version", "list_versions")
-
-HEX: Final = frozenset("0123456789abcdef")
 
 
 class VersionView(Struct, frozen=True):
@@ -73,24 +72,25 @@ async def get_model(request: Request) -> Response:
 async def list_versions(request: Request) -> Response:
     """GET /models/{owner}/{name}/versions, newest first."""
     await authenticate(request, "read")
-    name, cursor = _model(request), cursor_of(request)
-    versions = await parts_of(request).catalog.versions(name)
-    if not versions:
+    name, cursor, catalog = _model(request), cursor_of(request), parts_of(request).catalog
+    ids = await catalog.version_ids(name)
+    if not ids:
         raise not_found()
     start = 0
     if cursor is not None:
-        start = next((place + 1 for place, version in enumerate(versions) if version.id == cursor.at), len(versions))
-    page = versions[start : start + PAGE_SIZE]
-    has_more = len(versions) > start + PAGE_SIZE
-    following = link(request, f"/models/{name}/versions", Cursor(page[-1].id)) if has_more else None
-    return json_response(Page(next=following, previous=None, results=[_shown(version) for version in page]))
+        start = ids.index(cursor.at) + 1 if cursor.at in ids else len(ids)
+    page = ids[start : start + PAGE_SIZE]
+    has_more = len(ids) > start + PAGE_SIZE
+    following = link(request, f"/models/{name}/versions", Cursor(page[-1])) if has_more else None
+    versions = await catalog.versions(name, page)
+    return json_response(Page(next=following, previous=None, results=[_shown(version) for version in versions]))
 
 
 async def get_version(request: Request) -> Response:
     """GET /models/{owner}/{name}/versions/{id}. `run()` of the official Python client reads its output schema."""
     await authenticate(request, "read")
     version_id = request.path_params["id"]
-    if len(version_id) != 64 or not HEX.issuperset(version_id):
+    if not re.fullmatch(VERSION_ID, version_id):
         raise not_found()
     version = await parts_of(request).lookups.version(_model(request), version_id)
     if version is None:

@@ -6,9 +6,11 @@ from typing import Final, TypedDict, cast
 
 import anyio
 from msgspec import Struct
+from redis.asyncio import Redis
 from starlette.requests import Request
 
 from api.gate import Gate
+from api.glances import Glances
 from api.lookups import Lookups
 from api.waiters import SILENCE_S, Waiters
 from director.core.accounts import Accounts
@@ -22,9 +24,24 @@ from director.core.redis_client import blocking_client, client
 from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
 
-__all__ = ("Parts", "State", "parts_of", "running")
+__all__ = ("Clients", "Parts", "State", "parts_of", "running")
 
 FIRST_CHECK_S: Final = 1.0
+
+
+class Clients(Struct, frozen=True, kw_only=True):
+    """Our ways to Redis: one for what is answered at once, one that listens."""
+
+    redis: Redis
+    subscriber: Redis
+
+    @classmethod
+    def of(cls, settings: ApiSettings) -> "Clients":
+        """Connects to nothing yet. Raises SettingsError where the URL is none."""
+        return cls(
+            redis=client(settings.redis_url, name="director-api"),
+            subscriber=blocking_client(settings.redis_url, block_s=SILENCE_S, name="director-api-waits"),
+        )
 
 
 class Parts(Struct, frozen=True, kw_only=True):
@@ -36,6 +53,7 @@ class Parts(Struct, frozen=True, kw_only=True):
     accounts: Accounts
     catalog: Catalog
     listing: Listing
+    glances: Glances
     dead: DeadLetters
     lookups: Lookups
     waiters: Waiters
@@ -54,11 +72,10 @@ def parts_of(request: Request) -> Parts:
 
 @asynccontextmanager
 async def running(
-    settings: ApiSettings, *, clock: Clock, on_unsafe: Callable[[UnsafeBackend], None]
+    settings: ApiSettings, clients: Clients, *, clock: Clock, on_unsafe: Callable[[UnsafeBackend], None]
 ) -> AsyncIterator[Parts]:
-    """All parts, with their loops running."""
-    redis = client(settings.redis_url, name="director-api")
-    subscriber = blocking_client(settings.redis_url, block_s=SILENCE_S, name="director-api-waits")
+    """All parts, with their loops running. Closes the clients at the end."""
+    redis, glances = clients.redis, Glances(clients.redis)
     gatherer = Gatherer(redis)
     scripts = Scripts(gatherer)
     accounts, catalog = Accounts(redis), Catalog(redis, scripts, clock)
@@ -69,9 +86,16 @@ async def running(
         accounts=accounts,
         catalog=catalog,
         listing=Listing(redis),
+        glances=glances,
         dead=DeadLetters(redis, scripts, clock),
         lookups=Lookups(accounts, catalog, clock=clock, cache_s=settings.cache_s),
-        waiters=Waiters(subscriber, scripts.get, clock=clock, most=settings.max_waits),
+        waiters=Waiters(
+            clients.subscriber,
+            has_ended=glances.has_ended,
+            read=scripts.get,
+            clock=clock,
+            most=settings.max_waits,
+        ),
         gate=Gate(redis, settings, clock=clock, on_unsafe=on_unsafe),
     )
     async with anyio.create_task_group() as tasks:
@@ -86,5 +110,5 @@ async def running(
             tasks.cancel_scope.cancel()
             with anyio.CancelScope(shield=True):
                 await gatherer.aclose()
-    await subscriber.aclose()
+    await clients.subscriber.aclose()
     await redis.aclose()

@@ -1,4 +1,5 @@
-"""Read the two headers that speak of time: Prefer (how long to hold the response) and Cancel-After (how long to live).
+"""Read the headers that speak of time: Prefer (how long to hold the response), Cancel-After (how long to live) and
+X-Start-By (how long to wait for a start).
 
 Pure. A Prefer that makes no sense is never an error: it is as if it were not there.
 """
@@ -9,16 +10,18 @@ from typing import Final
 
 from api.problems import invalid_header
 
-__all__ = ("LONGEST_WAIT_S", "applied", "cancel_after_seconds", "wait_seconds")
+__all__ = ("LONGEST_WAIT_S", "applied", "cancel_after_seconds", "start_by_seconds", "wait_seconds")
 
 LONGEST_WAIT_S: Final = 60.0
 SHORTEST_LIFE_S: Final = 5
 LONGEST_LIFE_S: Final = 24 * 60 * 60
+SHORTEST_START_S: Final = 1
 
 # possessive and with an optional end, so that no text makes it look twice at the same place
 QUOTED: Final = re.compile(r'"((?:[^"\\]++|\\.)*+)"?', re.DOTALL)
 SEPARATORS: Final = re.compile(r"[,;=]")
 SECONDS: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+WHOLE_SECONDS: Final = re.compile(r"[0-9]{1,6}")
 UNITS_S: Final = (3600, 60, 1, 1)  # of the pattern's groups
 DURATION: Final = re.compile(r"(?=.)(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6})s)?|([0-9]{1,6})")
 
@@ -56,6 +59,14 @@ def cancel_after_seconds(text: str) -> int:
         if SHORTEST_LIFE_S <= total <= LONGEST_LIFE_S:
             return total
     raise invalid_header("Cancel-After", "a duration such as 90s, 5m or 1h30m, from 5 seconds to 24 hours")
+
+
+def start_by_seconds(text: str) -> int:
+    """Whole seconds, from 1 to those of a day; else 422."""
+    asked = text.strip()
+    if WHOLE_SECONDS.fullmatch(asked) and SHORTEST_START_S <= int(asked) <= LONGEST_LIFE_S:
+        return int(asked)
+    raise invalid_header("X-Start-By", f"a whole number of seconds from {SHORTEST_START_S} to {LONGEST_LIFE_S}")
 
 
 def _asked(prefer: Iterable[str]) -> str | None:

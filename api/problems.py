@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import StrEnum
 from http import HTTPStatus
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -26,17 +26,20 @@ __all__ = (
     "Problem",
     "ProblemDocument",
     "forbidden",
+    "head_too_large",
     "idempotency_mismatch",
     "internal",
     "invalid_header",
+    "invalid_host",
     "invalid_input",
     "invalid_version",
     "malformed",
     "method_not_allowed",
+    "no_files",
     "not_found",
     "shown",
-    "throttled",
     "too_large",
+    "too_slow",
     "unauthenticated",
     "unavailable",
     "unusable_schema",
@@ -58,9 +61,9 @@ class Code(StrEnum):
     INVALID_HEADER = "invalid_header"
     MALFORMED = "malformed"
     METHOD_NOT_ALLOWED = "method_not_allowed"
-    QUEUE_FULL = "queue_full"
-    RATE_LIMITED = "rate_limited"
+    NOT_IMPLEMENTED = "not_implemented"
     TOO_LARGE = "too_large"
+    TOO_SLOW = "too_slow"
     UNAVAILABLE = "unavailable"
     UNUSABLE_SCHEMA = "unusable_schema"
 
@@ -136,6 +139,17 @@ def too_large(max_bytes: int) -> Problem:
     return _problem(413, detail, title="Body too large", code=Code.TOO_LARGE, limit=max_bytes)
 
 
+def head_too_large(max_bytes: int) -> Problem:
+    detail = f"The request line and headers are too large: at most {max_bytes:,} bytes are accepted"
+    return _problem(431, detail, title="Headers too large", code=Code.TOO_LARGE, limit=max_bytes)
+
+
+def too_slow(seconds: float) -> Problem:
+    """The body did not come. What of it still comes would be read as another request, so the connection ends."""
+    detail = f"The body did not arrive within {seconds:g} seconds."
+    return _problem(408, detail, title="Body too slow", code=Code.TOO_SLOW, headers={"Connection": "close"})
+
+
 def invalid_version() -> Problem:
     """422 and not 404, as on Replicate. The same for unknown, malformed and not permitted."""
     return _problem(
@@ -160,33 +174,27 @@ def invalid_header(name: str, wanted: str) -> Problem:
     return _problem(422, f"{name} must be {wanted}", title="Invalid header", code=Code.INVALID_HEADER)
 
 
-def idempotency_mismatch() -> Problem:
+def invalid_host() -> Problem:
+    """400 and not 422, as RFC 9112 §3.2 asks."""
+    detail = "Host must be the name or address of this service"
+    return _problem(400, detail, title="Invalid header", code=Code.INVALID_HEADER)
+
+
+def no_files() -> Problem:
     return _problem(
-        422,
-        "This Idempotency-Key was already used with a different body.",
-        title="Idempotency key reused",
-        code=Code.IDEMPOTENCY_MISMATCH,
+        501,
+        "This service stores no files: give an http, https or data URI as the input instead.",
+        title="Not implemented",
+        code=Code.NOT_IMPLEMENTED,
     )
 
 
-def throttled(
-    retry_after_s: int,
-    *,
-    code: Literal[Code.RATE_LIMITED, Code.QUEUE_FULL] = Code.RATE_LIMITED,
-    limit: int | None = None,
-) -> Problem:
-    """Too much of one account. `limit` is the number it went over."""
-    reasons = {
-        Code.RATE_LIMITED: f"Your rate limit resets in ~{retry_after_s}s.",
-        Code.QUEUE_FULL: "Too many of your predictions are waiting for this model.",
-    }
+def idempotency_mismatch() -> Problem:
     return _problem(
-        429,
-        f"Request was throttled. {reasons[code]}",
-        code=code,
-        limit=limit,
-        retry_after=retry_after_s,
-        headers=_retry_after(retry_after_s),
+        422,
+        "This Idempotency-Key was already used for a different request.",
+        title="Idempotency key reused",
+        code=Code.IDEMPOTENCY_MISMATCH,
     )
 
 
@@ -206,10 +214,11 @@ def unusable_schema(reason: str) -> Problem:
 
 
 def unavailable(retry_after_s: int) -> Problem:
-    """The store behind the API cannot answer now; nothing was accepted."""
+    """The store behind the API cannot answer now. What was asked of it may have been done: a reply may be lost."""
     return _problem(
         503,
-        "The service cannot take this request now. Please try again.",
+        "The service cannot answer now. Please try again. A prediction may have been accepted all the same: "
+        "where the request has an Idempotency-Key, repeating it makes no second one.",
         title="Service unavailable",
         code=Code.UNAVAILABLE,
         retry_after=retry_after_s,

@@ -14,14 +14,14 @@ from msgspec import Raw, Struct
 
 from api.body import decode_json
 from api.problems import MAX_INVALID_FIELDS, InvalidField, invalid_input, invalid_version, not_found, shown
+from director.core.ids import MODEL_NAME, VERSION_ID
 from director.core.states import WebhookEvent
 from director.core.webhook_url import parse_webhook_url
 
 __all__ = ("CreatePrediction", "VersionRef", "parse_create", "parse_model", "parse_version")
 
-NAME: Final = r"[a-z0-9][a-z0-9._-]{0,63}"
-MODEL: Final = re.compile(rf"{NAME}/{NAME}")
-VERSION: Final = re.compile(rf"(?:(?P<model>{NAME}/{NAME})(?::(?P<pinned>[0-9a-f]{{64}}))?|(?P<bare>[0-9a-f]{{64}}))")
+MODEL: Final = re.compile(MODEL_NAME)
+VERSION: Final = re.compile(VERSION_ID)
 
 # old official clients still send the last two; they have no effect
 KNOWN_KEYS: Final = frozenset({"input", "webhook", "webhook_events_filter", "stream", "webhook_completed"})
@@ -75,10 +75,12 @@ def parse_create(body: bytes, *, version: bool) -> CreatePrediction:
 
 def parse_version(text: str) -> VersionRef:
     """`owner/name`, `owner/name:<64 hex digits>` or the 64 digits alone; else the 422 of an unknown version."""
-    match = VERSION.fullmatch(text)
-    if match is None:
+    if VERSION.fullmatch(text):
+        return VersionRef(version=text)
+    model, pinned, version = text.partition(":")
+    if not MODEL.fullmatch(model) or (pinned and not VERSION.fullmatch(version)):
         raise invalid_version()
-    return VersionRef(model=match["model"], version=match["pinned"] or match["bare"])
+    return VersionRef(model=model, version=version or None)
 
 
 def parse_model(owner: str, name: str) -> str:

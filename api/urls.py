@@ -7,10 +7,10 @@ to whatever host an answer names.
 import re
 from typing import Final
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from api.parts import parts_of
+from api.problems import invalid_host
 
 __all__ = ("base_url",)
 
@@ -23,5 +23,5 @@ def base_url(request: Request) -> str:
         return public.rstrip("/")
     host = request.headers.get("host", "")
     if not HOST.fullmatch(host):
-        raise HTTPException(400)  # as RFC 9112 §3.2 asks
+        raise invalid_host()
     return f"{request.url.scheme}://{host}"

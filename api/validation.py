@@ -1,7 +1,8 @@
 """Check an input against its model's schema before it is queued, and say what is wrong in gojsonschema's words.
 
 Never changes the input: it is decoded to be looked at, and the bytes that are queued stay the caller's. Keys that the
-model does not know are no errors. Its cost is bounded by the input's size, however wrong the input is.
+model does not know are no errors. Its cost is bounded by the input's size, however wrong the input is and however many
+alternatives the schema has.
 """
 
 import hashlib
@@ -23,8 +24,8 @@ __all__ = ("InputSchema",)
 
 MAX_CACHED: Final = 64
 
-# describing an error costs about 16 µs, and one long array can hold a million of them; each element has its comma
-MANY_ELEMENTS: Final = 500
+# finding an error costs about 20 µs, and one long array can hold a million of them, each in every alternative
+MANY_ERRORS: Final = 1_000
 
 FETCHABLE: Final = re.compile(r"https?://|data:", re.IGNORECASE)
 
@@ -96,16 +97,17 @@ class InputSchema:
         value = decode_json(text, object)
         if not isinstance(value, dict):
             return [_invalid("type", ["input"], {"types": ["object"], "given": value})]
-        many = text.count(b",") > MANY_ELEMENTS
-        return list(islice(self._faults(value, many=many), MAX_INVALID_FIELDS))
+        # each has its comma or its opening; those in strings are counted too, which is none the less a bound
+        elements = sum(map(text.count, (b",", b"[", b"{")))
+        return list(islice(self._faults(value, elements=elements), MAX_INVALID_FIELDS))
 
-    def _faults(self, value: dict[str, Any], *, many: bool) -> Iterator[InvalidField]:
+    def _faults(self, value: dict[str, Any], *, elements: int) -> Iterator[InvalidField]:
         for name in self._required:
             if name not in value:
                 yield _invalid("required", ["input"], {"property": name})
         parts = ((["input", name], validator, value[name]) for name, validator in self._fields.items() if name in value)
         for path, validator, part in chain(parts, [(["input"], self._whole, value)]):
-            yield from validator.faults(part, path, many=many)
+            yield from validator.faults(part, path, elements=elements if isinstance(part, list | dict) else 1)
 
 
 class _Validator:
@@ -124,11 +126,13 @@ class _Validator:
             raise unusable_schema("is not a valid JSON Schema") from exc
         # the first error of an alternative is found only after all errors of all its branches
         self._has_alternatives = '"anyOf"' in _json(schema)
+        self._errors_each = _size(schema) if self._has_alternatives else 1
 
-    def faults(self, value: Any, path: list[str], *, many: bool) -> Iterator[InvalidField]:
+    def faults(self, value: Any, path: list[str], *, elements: int) -> Iterator[InvalidField]:
+        """What is wrong with a value of at most so many `elements`."""
         if self._validator.is_valid(value):
             return
-        if not many:
+        if elements * self._errors_each <= MANY_ERRORS:
             yield from (_described(error, path) for error in self._validator.iter_errors(value))
         elif self._has_alternatives:
             yield _invalid("", path, {})
@@ -137,6 +141,12 @@ class _Validator:
                 self._validator.validate(value)
             except ValidationError as error:
                 yield _described(error, path)
+
+
+def _size(schema: object) -> int:
+    """How many errors one element can have at most: each keyword, and each name or option in one, may be one."""
+    parts = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    return sum(1 + _size(part) for part in parts)
 
 
 def _is_fetchable(uri: str) -> bool:

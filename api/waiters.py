@@ -1,8 +1,9 @@
 """Hold responses until their prediction has ended: one subscription for the whole process, however many wait.
 
 Subscribes to a prediction's channel only while somebody waits for it. Never trusts a message for more than a hint:
-whoever is woken reads the record, at a bounded pace, and looks every two seconds in any case, so that a lost message
-or connection costs time and never an answer. Ends nothing: a caller that leaves takes only its own wait along.
+whoever is woken looks whether it has ended, at a bounded pace, and every two seconds in any case, so that a lost
+message or connection costs time and never an answer. Never reads a prediction before it has ended: its progress is
+nothing to who waits for its end. Ends nothing: a caller that leaves takes only its own wait along.
 """
 
 import asyncio
@@ -36,14 +37,16 @@ SILENCE_S: Final = 10.0  # after it the connection is asked whether it lives
 GAP_S: Final = 0.05
 BURST: Final = 4
 
+HasEnded = Callable[[PredictionId], Awaitable[bool]]
 Read = Callable[[PredictionId], Awaitable[Stored | None]]
 
 
 class Waiters:
-    """At most `most` waits at once; `read` gives a prediction as it is now."""
+    """At most `most` waits at once; `has_ended` is cheap, `read` gives a prediction as it is now."""
 
-    def __init__(self, redis: Redis, read: Read, *, clock: Clock, most: int) -> None:
+    def __init__(self, redis: Redis, *, has_ended: HasEnded, read: Read, clock: Clock, most: int) -> None:
         self._redis = redis
+        self._has_ended = has_ended
         self._read = read
         self._clock = clock
         self._most = most
@@ -52,6 +55,7 @@ class Waiters:
         self._has_changed = asyncio.Event()
         self._held: set[anyio.CancelScope] = set()
         self._is_leaving = False
+        self._told = ""  # of what is wrong with the subscription
 
     @property
     def waiting(self) -> int:
@@ -85,8 +89,7 @@ class Waiters:
             try:
                 await self.run_once()
             except* (RedisError, OSError) as group:
-                reasons = ", ".join(type(exc).__name__ for exc in group.exceptions)
-                log.warning("subscription lost, making it again", extra={"reason": reasons})
+                self._tell(", ".join(type(exc).__name__ for exc in group.exceptions))
             except* Exception:
                 log.exception("subscription failed, making it again")
             await self._clock.sleep(PAUSE_S)
@@ -108,13 +111,13 @@ class Waiters:
     async def _watch(self, prediction_id: PredictionId, news: asyncio.Event) -> Stored:
         pace = _Pace(self._clock)
         while True:
-            # the first news is that the subscription stands: what ended before that is seen by the read after it
+            # the first news is that the subscription stands: what ended before that is seen by the look after it
             with anyio.move_on_after(SAFETY_S):
                 await news.wait()
             await pace.turn()
             news.clear()
             try:
-                stored = await self._read(prediction_id)
+                stored = await self._read(prediction_id) if await self._has_ended(prediction_id) else None
             except BackendUnavailable as exc:
                 log.info("could not look at a prediction, waiting on", extra={"reason": str(exc)})
                 continue
@@ -161,6 +164,7 @@ class Waiters:
             message: dict[str, Any] | None = await pubsub.get_message(timeout=SILENCE_S)
             if message is not None:
                 is_asked = False
+                self._told = ""
                 if message["type"] in ("message", "subscribe"):
                     self._wake(text(message["channel"]))
             elif is_asked:
@@ -168,6 +172,12 @@ class Waiters:
             else:
                 is_asked = True
                 await pubsub.ping()
+
+    def _tell(self, reason: str) -> None:
+        """Once, and not every half a second for as long as it lasts."""
+        if reason != self._told:
+            log.warning("subscription lost, making it again", extra={"reason": reason})
+            self._told = reason
 
     def _wake(self, channel: str) -> None:
         for news in self._listeners.get(channel, ()):

@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import anyio
 import httpx
 import msgspec
 import pytest
@@ -67,6 +68,19 @@ async def test_a_body_that_does_not_say_its_size_is_refused_once_it_is_over_the_
 @pytest.mark.anyio
 async def test_a_length_of_ten_thousand_digits_is_too_large_too() -> None:
     assert (await post(b"{}", {"content-length": "9" * 10_000})).status_code == 413
+
+
+@pytest.mark.anyio
+async def test_a_body_that_never_comes_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.body.LONGEST_S", 0.01)
+
+    async def begun() -> AsyncIterator[bytes]:
+        yield b"{"
+        await anyio.sleep_forever()
+
+    answer = await post(begun())
+    assert (answer.status_code, answer.json()["code"]) == (408, "too_slow")
+    assert answer.headers["connection"] == "close"
 
 
 @pytest.mark.parametrize("body", [b"", b"  \n"])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.prefer import applied, cancel_after_seconds, wait_seconds
+from api.prefer import applied, cancel_after_seconds, start_by_seconds, wait_seconds
 from api.problems import Problem
 
 
@@ -111,3 +111,15 @@ def test_a_duration_is_in_range_or_refused(text: str) -> None:
     except Problem:
         return
     assert 5 <= seconds <= 86_400
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("1", 1), ("90", 90), (" 86400 ", 86_400)])
+def test_a_start_is_asked_for_within_whole_seconds(text: str, seconds: int) -> None:
+    assert start_by_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "86401", "1.5", "90s", "1e3", "٣٠", "9" * 5_000])
+def test_any_other_start_is_a_422_that_says_what_is_wanted(text: str) -> None:
+    with pytest.raises(Problem, match="X-Start-By must be a whole number of seconds from 1 to 86400") as refused:
+        start_by_seconds(text)
+    assert refused.value.status == 422

@@ -299,6 +299,33 @@ class TestAnInputThatIsWrongAMillionTimes:
         ]
 
 
+class TestAnInputThatIsWrongInManyWays:
+    """An element that fits none of three hundred alternatives costs three hundred errors before the first is known."""
+
+    @pytest.mark.parametrize(
+        "says",
+        [
+            {"anyOf": [{"type": "object", "required": [f"a{n}"]} for n in range(300)]},
+            {"anyOf": [{"type": "object", "required": [f"a{n}" for n in range(300)]}, {"type": "string"}]},
+            {"anyOf": [{"anyOf": [{"type": "string"}] * 10}] * 30},
+        ],
+        ids=["alternatives", "names", "alternatives of alternatives"],
+    )
+    def test_has_only_its_property_told(self, says: object) -> None:
+        checked = of_properties(x={"type": "array", "items": says}, y={"type": "string"})
+        assert faults(checked, {"x": [{}] * 490, "y": 1}) == [
+            ("invalid", "input.x", "Does not match the schema of the model"),
+            ("invalid_type", "input.y", "Invalid type. Expected: string, given: integer"),
+        ]
+
+    def test_has_each_fault_told_where_they_are_few(self) -> None:
+        checked = of_properties(x={"anyOf": [{"type": "string"}, {"type": "integer"}]}, y={"type": "string"})
+        given_input = {"x": True, "y": ", " * 5_000}
+        assert faults(checked, given_input) == [
+            ("number_any_of", "input.x", "Must validate at least one schema (anyOf)")
+        ]
+
+
 def test_a_schema_is_compiled_once() -> None:
     document = b'{"components": {"schemas": {"Input": {"title": "compiled once"}}}}'
     assert InputSchema.from_openapi(document) is InputSchema.from_openapi(bytes(bytearray(document)))

@@ -2,20 +2,23 @@
 
 from collections.abc import AsyncIterator, Iterator
 
+import anyio
 import httpx
 import pytest
 from msgspec.structs import replace
 
+from api.gate import Gate
 from director.core.accounts import Accounts
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
-from director.core.errors import UnsafeBackend
+from director.core.errors import BackendUnavailable, UnsafeBackend
 from director.core.gatherer import Gatherer
 from director.core.policy import Policy
 from director.core.redis_client import client
 from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
 from tests.support.api import api_client, eventually
+from tests.support.clock import FakeClock
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.servers import RedisServer, redis_server
 
@@ -112,3 +115,24 @@ async def test_a_server_that_grew_unsafe_is_not_ready(server: RedisServer, setti
         await redis.aclose()
     assert answer.status_code == 503
     assert "noeviction" in answer.json()["reasons"][0]
+
+
+async def test_why_the_gate_is_shut_is_said_once(
+    settings: ApiSettings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, reasons = FakeClock(), ["away", "away", "refused", "refused", "away"]
+    redis = client(settings.redis_url)
+
+    async def look(_: Gate) -> None:
+        raise BackendUnavailable(reasons.pop(0)) if reasons else UnsafeBackend("weak")
+
+    async def was_refused() -> bool:
+        clock.pass_time(1)
+        return bool(refused)
+
+    monkeypatch.setattr(Gate, "run_once", look)
+    refused: list[UnsafeBackend] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(Gate(redis, settings, clock=clock, on_unsafe=refused.append).run)
+        await eventually(was_refused)
+    assert [vars(record)["reason"] for record in caplog.records] == ["away", "refused", "away"]

@@ -191,6 +191,10 @@ async def test_a_webhook_event_that_there_is_not_is_422(api: httpx.AsyncClient) 
         ("Cancel-After", "25h"),
         ("Cancel-After", "soon"),
         ("X-Priority", "urgent"),
+        ("X-Start-By", "0"),
+        ("X-Start-By", "86401"),
+        ("X-Start-By", "1.5"),
+        ("X-Start-By", "90s"),
         ("Idempotency-Key", ""),
         ("Idempotency-Key", "k" * 256),
     ],
@@ -203,8 +207,8 @@ async def test_a_header_that_makes_no_sense_is_422(api: httpx.AsyncClient, name:
 
 @pytest.mark.parametrize("host", ["evil.example/path", "a b", "user@host", "", 'h"x'])
 async def test_a_host_that_is_none_is_400(api: httpx.AsyncClient, host: str) -> None:
-    answer = await api.post("/v1/predictions", json=body(), headers={"Host": host})
-    assert problem(answer)["status"] == 400
+    document = problem(await api.post("/v1/predictions", json=body(), headers={"Host": host}))
+    assert (document["status"], document["code"]) == (400, "invalid_header")
 
 
 # ── who may ──────────────────────────────────────────────────────────────────────────────────────────────────────

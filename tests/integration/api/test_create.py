@@ -10,10 +10,14 @@ from redis.asyncio import Redis
 
 from director.core import keys
 from director.core.accounts import Accounts
+from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.ids import PredictionId, QueueName
+from director.core.policy import Policy
+from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
 from director.core.states import Status
 from tests.support.api import PlayedDirector, api_client
+from tests.support.clock import FakeClock
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 
 pytestmark = pytest.mark.anyio
@@ -119,6 +123,17 @@ async def test_a_deadline_is_asked_for_by_header(api: httpx.AsyncClient, directo
     assert made["deadline"] > made["created_at"]
 
 
+async def test_a_start_can_be_asked_for_by_a_time(
+    api: httpx.AsyncClient, director: PlayedDirector, redis: Redis
+) -> None:
+    made = (await create(api, headers={"X-Start-By": "90"})).json()
+    claim = await director.claim()
+    assert (
+        await redis.hget(keys.record(PredictionId(made["id"])), "start_by")
+        == str(claim.record.created + 90_000).encode()
+    )
+
+
 # ── lanes ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -164,6 +179,26 @@ async def test_one_key_for_two_bodies_is_refused_and_leaves_nothing(api: httpx.A
     other = await create(api, input={"text": "other"}, headers={"Idempotency-Key": "k"})
     assert (other.status_code, other.json()["code"]) == (422, "idempotency_mismatch")
     assert await redis.zcard(keys.listing(ACCOUNT)) == 1
+
+
+async def test_a_key_holds_under_every_base_address_and_across_a_deploy(
+    api: httpx.AsyncClient, settings: ApiSettings, token: str, catalog: Catalog
+) -> None:
+    path, headers = f"/models/{MODEL}/predictions", {"Idempotency-Key": "k"}
+    first = await api.post(f"/v1{path}", json={"input": {}}, headers=headers)
+    await catalog.register(MODEL, "c3" * 32, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    async with api_client(settings, token=token) as another:
+        again = await another.post(path, json={"input": {}}, headers=headers)
+    assert (again.status_code, again.json()["id"]) == (201, first.json()["id"])
+
+
+@pytest.mark.parametrize("changed", [{"Cancel-After": "10s"}, {"X-Priority": "high"}, {"X-Start-By": "10"}])
+async def test_one_key_with_another_deadline_or_lane_is_refused(
+    api: httpx.AsyncClient, changed: dict[str, str]
+) -> None:
+    await create(api, headers={"Idempotency-Key": "k", "Prefer": "wait=0"})
+    other = await create(api, headers={"Idempotency-Key": "k"} | changed)
+    assert (other.status_code, other.json()["code"]) == (422, "idempotency_mismatch")
 
 
 async def test_many_at_once_with_one_key_make_one_prediction(api: httpx.AsyncClient) -> None:
@@ -251,6 +286,14 @@ async def test_account_and_webhook_secret(api: httpx.AsyncClient, redis: Redis) 
     assert secret == {"key": (await Accounts(redis).webhook_secrets(ACCOUNT))[0]}
 
 
+async def test_who_may_only_look_does_not_get_what_webhooks_are_signed_with(
+    api: httpx.AsyncClient, redis: Redis
+) -> None:
+    looks = await Accounts(redis).create_token(ACCOUNT, scopes=["read"])
+    answer = await api.get("/v1/webhooks/default/secret", headers={"Authorization": f"Bearer {looks}"})
+    assert answer.status_code == 403
+
+
 async def test_a_model_and_its_versions(api: httpx.AsyncClient, hello: QueueName) -> None:
     model = (await api.get("/v1/models/example/hello")).json()
     versions = (await api.get("/v1/models/example/hello/versions")).json()
@@ -260,3 +303,25 @@ async def test_a_model_and_its_versions(api: httpx.AsyncClient, hello: QueueName
     assert versions == {"next": None, "previous": None, "results": [version]}
     assert version["openapi_schema"]["components"]["schemas"]["Output"]["x-cog-array-type"] == "iterator"
     assert json.dumps(version["cog_version"]) == '"0.23.1"'
+
+
+async def test_versions_are_listed_newest_first_a_page_at_a_time_and_only_a_page_of_schemas_is_read(
+    api: httpx.AsyncClient, redis: Redis, scripts: Scripts
+) -> None:
+    clock = FakeClock()
+    catalog, ids = Catalog(redis, scripts, clock), [f"{number:064x}"[::-1] for number in range(1, 131)]
+    for name in ids:
+        clock.pass_time(1)
+        await catalog.register("acme/many", name, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    await redis.config_resetstat()
+    first = (await api.get("/v1/models/acme/many/versions")).json()
+    assert int((await redis.info("commandstats"))["cmdstat_hgetall"]["calls"]) <= 101  # one is the token's
+    second = (await api.get(first["next"])).json()
+    assert [version["id"] for version in first["results"] + second["results"]] == ids[::-1]
+    assert (len(first["results"]), second["next"]) == (100, None)
+
+
+async def test_an_upload_is_refused_in_the_way_that_makes_a_client_send_a_data_uri(api: httpx.AsyncClient) -> None:
+    answer = await api.post("/v1/files", files={"content": b"x"})
+    assert (answer.status_code, answer.json()["code"]) == (501, "not_implemented")
+    assert answer.headers["content-type"] == "application/problem+json"

@@ -11,6 +11,7 @@ from director.core import keys
 from director.core.ids import PredictionId, QueueName, lowest_id_at, new_prediction_id
 from director.core.scripts import Scripts
 from director.core.shards import shard
+from tests.support.api import PlayedDirector
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 
 pytestmark = pytest.mark.anyio
@@ -125,5 +126,35 @@ async def test_a_heavy_page_ends_early_and_has_a_next(
     for prediction_id in ids:
         await file(scripts, queue, prediction_id, b'{"text":"%b"}' % (b"x" * 1000))
     pages = await walk(api, "/v1/predictions")
-    assert [len(page) for page in pages] == [20, 20, 20]
+    assert [len(page) for page in pages] == [19, 19, 19, 3]
     assert [*chain(*pages)] == ids[::-1]
+
+
+async def test_large_outputs_are_read_a_page_at_a_time(
+    api: httpx.AsyncClient, director: PlayedDirector, scripts: Scripts, queue: QueueName, redis: Redis
+) -> None:
+    ids = [new_prediction_id(model=MODEL, now_ms=START_MS + number) for number in range(6)]
+    large = b'"%b"' % (b"x" * (8 * 1024 * 1024 - 10))
+    middle, small = (b'"%b"' % (b"x" * size) for size in (3_000_000, 1_000_000))
+    outputs = dict(zip(ids, [large, b"1", large, middle, small, b"2"], strict=True))
+    for prediction_id in ids:
+        await file(scripts, queue, prediction_id)
+        claim = await director.claim()
+        await director.finish(claim, output=outputs[claim.id])
+    before = int((await redis.info("stats"))["total_net_output_bytes"])
+    first = await api.get("/v1/predictions")
+    sent = int((await redis.info("stats"))["total_net_output_bytes"]) - before
+    assert sent < len(large)
+    assert len(first.json()["results"]) == 3
+    assert await walk(api, "/v1/predictions") == [ids[:2:-1], [ids[2]], [ids[1]], [ids[0]]]
+
+
+async def test_a_run_that_has_written_much_ends_its_page(
+    api: httpx.AsyncClient, director: PlayedDirector, scripts: Scripts, queue: QueueName
+) -> None:
+    ids = [new_prediction_id(model=MODEL, now_ms=START_MS + number) for number in range(4)]
+    for prediction_id in ids:
+        await file(scripts, queue, prediction_id)
+        await director.begin(await director.claim(), b'"%b"' % (b"x" * 3_000_000))
+    pages = await walk(api, "/v1/predictions")
+    assert pages == [[ids[3], ids[2]], [ids[1], ids[0]]]

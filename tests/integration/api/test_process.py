@@ -41,6 +41,14 @@ def test_a_setting_that_is_wrong_is_one_line() -> None:
     assert ended.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("url", ["localhost:6379", "redis://host:port/0", "http://127.0.0.1:6379"])
+def test_a_redis_url_that_is_none_is_one_line(url: str) -> None:
+    ended = run(DIRECTOR_PORT="0", DIRECTOR_REDIS_URL=url)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("director api: The Redis URL is not one ")
+    assert ended.stderr.count("\n") == 1
+
+
 def test_a_server_that_would_lose_work_ends_it_with_the_mend() -> None:
     with redis_server(config={"appendonly": "no"}) as weak:
         ended = run(DIRECTOR_PORT="0", DIRECTOR_REDIS_URL=weak.url)

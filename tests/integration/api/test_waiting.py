@@ -12,6 +12,7 @@ import pytest
 from anyio import to_thread
 from msgspec.structs import replace
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from api import waiters as api_waiters
 from director.core import keys
@@ -22,6 +23,7 @@ from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
 from director.core.states import Status
 from tests.support.api import PlayedDirector, api_client, eventually, live_api
+from tests.support.clock import FakeClock
 from tests.support.queue_driver import VERSION, QueueDriver
 from tests.support.servers import RedisServer
 
@@ -110,31 +112,60 @@ async def test_a_preference_that_makes_no_sense_is_as_good_as_none(api: httpx.As
     assert "preference-applied" not in answer.headers
 
 
-async def test_progress_is_read_at_a_bounded_pace(redis: Redis, scripts: Scripts, driver: QueueDriver) -> None:
-    running = await scripts.get(await driver.submit())
-    assert running is not None
-    reads = 0
+async def test_progress_is_looked_at_at_a_bounded_pace_and_never_read(redis: Redis, driver: QueueDriver) -> None:
+    running = await driver.submit()
+    looks = 0
+
+    async def has_ended(_: PredictionId) -> bool:
+        nonlocal looks
+        looks += 1
+        return False
 
     async def read(_: PredictionId) -> Stored:
-        nonlocal reads
-        reads += 1
-        return running
+        raise AssertionError("read before its end")
 
-    waiters = api_waiters.Waiters(redis, read, clock=SystemClock(), most=10)
+    waiters = api_waiters.Waiters(redis, has_ended=has_ended, read=read, clock=SystemClock(), most=10)
 
-    async def is_first_read() -> bool:
-        return reads > 0
+    async def is_first_look() -> bool:
+        return looks > 0
 
     began = time.monotonic()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(waiters.run)
-        tasks.start_soon(partial(waiters.ended, running.record.id, seconds=30))
-        await eventually(is_first_read)
+        tasks.start_soon(partial(waiters.ended, running, seconds=30))
+        await eventually(is_first_look)
         for seq in range(500):
-            await redis.publish(keys.channel(running.record.id), seq)
+            await redis.publish(keys.channel(running), seq)
         tasks.cancel_scope.cancel()
     turns = (time.monotonic() - began) / api_waiters.GAP_S
-    assert 1 < reads <= api_waiters.BURST + turns + 1
+    assert 1 < looks <= api_waiters.BURST + turns + 1
+
+
+async def test_what_a_run_has_written_so_far_is_not_sent_to_who_waits_for_its_end(
+    api: httpx.AsyncClient, director: PlayedDirector, redis: Redis, scripts: Scripts
+) -> None:
+    answers: list[httpx.Response] = []
+    half = b'"%b"' % (b"x" * 1_000_000)
+
+    async def is_held() -> bool:
+        return await listeners(redis) == 1
+
+    async def sent_bytes() -> int:
+        return int((await redis.info("stats"))["total_net_output_bytes"])
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, api, "wait=30", answers)
+        claim = await director.claim()
+        await eventually(is_held)
+        seq = await director.begin(claim, half)
+        before = await sent_bytes()
+        for _ in range(20):
+            piece = [("output", b'"more"')]
+            seq = (await scripts.advance(claim.id, token=claim.token, seq=seq, ran_ms=1, events=piece)).seq
+            await anyio.sleep(api_waiters.GAP_S)  # what is tested is that nothing happens
+        assert await sent_bytes() - before < len(half)
+        await director.finish(claim, output=b'"whole"')
+    assert answers[0].json()["output"] == "whole"
 
 
 async def test_a_message_that_was_lost_costs_time_and_no_answer(
@@ -195,10 +226,13 @@ async def test_who_joins_a_standing_subscription_looks_at_once(
     ended = replace(running, record=replace(running.record, status=Status.SUCCEEDED))
     now = running
 
+    async def has_ended(_: PredictionId) -> bool:
+        return now.record.is_terminal
+
     async def read(_: PredictionId) -> Stored:
         return now
 
-    waiters = api_waiters.Waiters(redis, read, clock=SystemClock(), most=10)
+    waiters = api_waiters.Waiters(redis, has_ended=has_ended, read=read, clock=SystemClock(), most=10)
 
     async def is_held() -> bool:
         return await listeners(redis) == 1
@@ -239,6 +273,36 @@ async def test_a_lost_subscription_is_renewed(api: httpx.AsyncClient, director: 
         await eventually(is_held)
         await director.finish(claim, output=b"1")
     assert (answers[0].status_code, answers[0].json()["output"]) == (201, 1)
+
+
+async def test_what_is_wrong_with_the_subscription_is_said_once(
+    redis: Redis, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons = [RedisError("a"), RedisError("b"), OSError("c"), OSError("d"), RedisError("e")]
+    clock = FakeClock()
+
+    async def has_ended(_: PredictionId) -> bool:
+        return False
+
+    async def read(_: PredictionId) -> None:
+        return None
+
+    async def fail(_: api_waiters.Waiters) -> None:
+        if not reasons:
+            await anyio.sleep_forever()
+        raise ExceptionGroup("as a task group does", [reasons.pop(0)])
+
+    async def all_were_raised() -> bool:
+        clock.pass_time(api_waiters.PAUSE_S)
+        return not reasons
+
+    monkeypatch.setattr(api_waiters.Waiters, "run_once", fail)
+    waiters = api_waiters.Waiters(redis, has_ended=has_ended, read=read, clock=clock, most=10)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(waiters.run)
+        await eventually(all_were_raised)
+        tasks.cancel_scope.cancel()
+    assert [vars(record)["reason"] for record in caplog.records] == ["RedisError", "OSError", "RedisError"]
 
 
 # ── over a real connection ───────────────────────────────────────────────────────────────────────────────────────

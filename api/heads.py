@@ -1,0 +1,62 @@
+"""Bound what a connection may send that is no body: the request line, the headers and what frames a chunked body.
+
+The parser has no limit of its own: it keeps a header until it ends, and takes ever longer to do so. Never counts a
+body, which `body.py` does, and leaves everything else to uvicorn.
+"""
+
+from typing import Final
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from api.problems import head_too_large
+
+__all__ = ("MAX_HEAD_BYTES", "BoundedHttp")
+
+MAX_HEAD_BYTES: Final = 64 << 10
+STEP: Final = 4 << 10  # parsed at once, so that a head is found too large before all of it is kept
+LINGER_S: Final = 2.0
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """HTTP/1.1 as uvicorn speaks it; 431 and the end of the connection once a head is too large."""
+
+    _head_bytes = 0  # since the last piece of structure: a request's begin, its headers' end, a chunk, a piece of body
+    _is_refused = False
+
+    def data_received(self, data: bytes) -> None:
+        for start in range(0, len(data), STEP):
+            if self._is_refused or self.transport.is_closing():
+                return
+            piece = data[start : start + STEP]
+            self._head_bytes += len(piece)
+            super().data_received(piece)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse()
+
+    def on_message_begin(self) -> None:
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head_bytes = 0
+        super().on_headers_complete()
+
+    def on_chunk_header(self) -> None:
+        self._head_bytes = 0
+
+    def on_body(self, body: bytes) -> None:
+        self._head_bytes = 0
+        super().on_body(body)
+
+    def _refuse(self) -> None:
+        self._is_refused = True
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.close()  # another request's answer is due first: two would be mixed up
+            return
+        problem = head_too_large(MAX_HEAD_BYTES)
+        answer = problem.response()
+        lines = [b"%b: %b\r\n" % header for header in [*answer.raw_headers, (b"connection", b"close")]]
+        self.transport.write(b"".join([STATUS_LINE[answer.status_code], *lines, b"\r\n", bytes(answer.body)]))
+        # closed at once, with bytes unread, the connection would be reset and the answer lost on its way
+        self.transport.write_eof()
+        self.loop.call_later(LINGER_S, self.transport.close)

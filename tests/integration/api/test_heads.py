@@ -1,0 +1,107 @@
+"""A connection cannot make the API keep, or parse for long, what is no body: over 64 KB it is told so and closed."""
+
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import pytest
+from anyio import to_thread
+
+from api.heads import MAX_HEAD_BYTES
+from director.core.ids import QueueName
+from tests.support.api import LiveApi, live_api
+from tests.support.queue_driver import MODEL
+from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.anyio
+
+BEGIN = b"GET /livez HTTP/1.1\r\nHost: director.test\r\n"
+TOO_MUCH = 2 * MAX_HEAD_BYTES
+BODY = b'{"input":{"text":"%b"}}' % (b"x" * 30_000)
+
+
+@pytest.fixture
+async def live(server: RedisServer, queue: QueueName) -> AsyncIterator[LiveApi]:
+    async with live_api(server.url) as started:
+        yield started
+
+
+def exchange(url: str, request: bytes) -> bytes:
+    """Send it and read until the other side has closed; a connection that stays open for 20 s is an error."""
+    address, answer = urlsplit(url), b""
+    with (
+        suppress(ConnectionError),  # it may close before it has read all
+        socket.create_connection((address.hostname or "", address.port or 0), timeout=20) as connection,
+    ):
+        connection.sendall(request)
+        while piece := connection.recv(65536):
+            answer += piece
+    return answer
+
+
+def create(token: str, framing: bytes) -> bytes:
+    """The head of a request that creates a prediction, and ends its connection."""
+    address = f"POST /v1/models/{MODEL}/predictions HTTP/1.1\r\nHost: director.test\r\nConnection: close\r\n"
+    return address.encode() + b"Authorization: Bearer %b\r\n%b\r\n" % (token.encode(), framing)
+
+
+def chunked(body: bytes, size: int) -> bytes:
+    pieces = [body[start : start + size] for start in range(0, len(body), size)]
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pytest.param(BEGIN + b"X: " + b"a" * TOO_MUCH, id="one header that does not end"),
+        pytest.param(BEGIN + b"X: a\r\n" * (TOO_MUCH // 6), id="headers without end"),
+        pytest.param(b"GET /" + b"a" * TOO_MUCH, id="an address that does not end"),
+    ],
+)
+async def test_a_head_without_end_is_refused_and_its_connection_closed(live: LiveApi, request_: bytes) -> None:
+    answer = await to_thread.run_sync(exchange, live.url, request_)
+    last = answer[answer.rindex(b"HTTP/1.1 ") :]
+    head, _, body = last.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 431 ")
+    assert b"content-type: application/problem+json" in head
+    assert (json.loads(body)["code"], json.loads(body)["limit"]) == ("too_large", MAX_HEAD_BYTES)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        pytest.param(b"1;" + b"x" * TOO_MUCH, id="a chunk that does not begin"),
+        pytest.param(b"2\r\n{}\r\n0\r\n" + b"X: a\r\n" * (TOO_MUCH // 6), id="trailers without end"),
+    ],
+)
+async def test_what_frames_a_body_has_an_end_too(live: LiveApi, token: str, rest: bytes) -> None:
+    """Its request is under way, and has no answer but the end of the connection."""
+    request = create(token, b"Transfer-Encoding: chunked\r\n") + rest
+    assert await to_thread.run_sync(exchange, live.url, request) == b""
+
+
+async def test_large_headers_below_the_limit_are_taken(live: LiveApi) -> None:
+    request = BEGIN + b"Connection: close\r\n" + b"X: %b\r\n" % (b"a" * 7_500) * 8 + b"\r\n"
+    assert (await to_thread.run_sync(exchange, live.url, request)).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    ("framing", "body"),
+    [
+        (b"Content-Length: %d\r\n" % (len(BODY) + 200_000), BODY + b" " * 200_000),
+        # frames of twelve times the limit
+        (b"Transfer-Encoding: chunked\r\n", chunked(BODY + b" " * 100_000, 1) + b"0\r\n\r\n"),
+    ],
+    ids=["at once", "byte by byte"],
+)
+async def test_a_body_is_no_head_however_it_comes(live: LiveApi, token: str, framing: bytes, body: bytes) -> None:
+    answer = await to_thread.run_sync(exchange, live.url, create(token, framing) + body)
+    assert answer.startswith(b"HTTP/1.1 201 ")
+
+
+async def test_each_request_of_a_connection_has_its_own_head(live: LiveApi) -> None:
+    one = BEGIN + b"X: %b\r\n" % (b"a" * 30_000)
+    request = (one + b"\r\n") * 5 + one + b"Connection: close\r\n\r\n"
+    assert (await to_thread.run_sync(exchange, live.url, request)).count(b"HTTP/1.1 200 ") == 6
