@@ -4,6 +4,7 @@ Hits only processes and links of its own scene. Whatever ends the block, nothing
 """
 
 import signal
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -25,6 +26,7 @@ from director.up.errors import UpError
 
 __all__ = ("Nemesis",)
 
+RESTART: Final = "restart"
 CRASH_AT: Final = "DIRECTOR_CRASH_AT"
 CREATED: Final = b"HTTP/1.1 201"
 LONGEST_MEND_S: Final = 60.0
@@ -39,6 +41,8 @@ class Nemesis:
         self._journal = journal
         self._say = say
         self._began_at = 0.0
+        self._ends_at = 0.0
+        self._turns: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)  # by target
         self._perform: dict[str, Callable[[Planned], Coroutine[Any, Any, None]]] = {
             "kill_director": self._kill,
             "kill_cog": self._kill,
@@ -57,20 +61,28 @@ class Nemesis:
             "memory_full": self._memory_full,
             "resize": self._resize,
             "restart_directors": self._restart_directors,
+            RESTART: self._restart,
         }
 
     @property
     def kinds(self) -> set[str]:
         return set(self._perform)
 
-    async def run(self, faults: Sequence[Planned]) -> None:
+    async def run(self, faults: Sequence[Planned], *, seconds: float) -> None:
         """All of them, each at its time. Returns when all works again."""
         self._began_at = anyio.current_time()
+        self._ends_at = self._began_at + seconds
         async with anyio.create_task_group() as tasks:
             for fault in faults:
                 await anyio.sleep_until(self._began_at + fault.at_ms / 1000)
-                tasks.start_soon(self._perform[fault.kind], fault)
+                tasks.start_soon(self._in_turn, fault)
         await self._heal()
+
+    async def _in_turn(self, fault: Planned) -> None:
+        """A process that has not come back from one fault is spared the next until it has, or until all is over."""
+        async with self._turns[fault.target]:
+            if anyio.current_time() < self._ends_at:
+                await self._perform[fault.kind](fault)
 
     async def _heal(self) -> None:
         """Wait until every process is ready. Raises UpError that names one which is not."""
@@ -100,10 +112,13 @@ class Nemesis:
         """Replace a process by one that dies by itself at a point: where it never gets there in time, it is killed."""
         scene, name = self._scene, fault.target
         environment = scene.roles[name].env
-        environment[CRASH_AT] = fault.detail
         give_up_at = anyio.current_time() + fault.lasts_ms / 1000
-        await self._restart(fault, name)
-        environment.pop(CRASH_AT)
+        restart = Planned(at_ms=fault.at_ms, kind=RESTART, target=name)
+        first = self._note(restart, "begin")
+        environment[CRASH_AT] = fault.detail
+        scene.signal(name, signal.SIGTERM)
+        await scene.until_restarted(name, first)
+        del environment[CRASH_AT]  # at once: it may die before it says that it is ready, and the next one is to live
         armed = scene.pid(name)
         with anyio.CancelScope(deadline=give_up_at):
             await scene.until_gone(name, armed)
@@ -111,6 +126,7 @@ class Nemesis:
         if scene.pid(name) == armed:
             scene.signal(name, signal.SIGKILL)
         await self._until_back(fault, armed)
+        self._note(restart, "end", pid=first)
 
     async def _stop(self, fault: Planned) -> None:
         pid = self._note(fault, "begin")
@@ -125,14 +141,13 @@ class Nemesis:
     async def _restart_directors(self, fault: Planned) -> None:
         """As a rollout does: one after the other, and the next only when its successor is ready."""
         for name in self._scene.stage.directors:
-            await self._restart(fault, name)
+            await self._in_turn(Planned(at_ms=fault.at_ms, kind=RESTART, target=name))
 
-    async def _restart(self, fault: Planned, name: str) -> None:
+    async def _restart(self, fault: Planned) -> None:
         """Ask it to end, and wait until its successor is ready."""
-        one = Planned(at_ms=fault.at_ms, kind="restart", target=name)
-        pid = self._note(one, "begin")
-        self._scene.signal(name, signal.SIGTERM)
-        await self._until_back(one, pid)
+        pid = self._note(fault, "begin")
+        self._scene.signal(fault.target, signal.SIGTERM)
+        await self._until_back(fault, pid)
 
     # ── links, the sink, the server ───────────────────────────────────────────────────────────────────────────────
 

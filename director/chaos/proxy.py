@@ -116,6 +116,8 @@ class Link:
                     self._marker = None
                     self._lost.set()
                     return False
+                if writer.is_closing():
+                    return True
                 writer.write(chunk)
                 await writer.drain()
         return True

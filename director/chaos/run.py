@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -157,7 +158,7 @@ class Run:
             faults = schedule(options.seed, seconds=options.seconds, lease_s=options.lease_s, stage=self._scene.stage)
         nemesis = Nemesis(self._scene, self._journal, self._say)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(nemesis.run, faults)
+            tasks.start_soon(partial(nemesis.run, faults, seconds=options.seconds))
             counts = await self._client(seconds=options.seconds, rate=rate)
         self._say(
             f"the load is over: {counts.sent} requests, {counts.accepted} accepted, {counts.refused} refused, "
