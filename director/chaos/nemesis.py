@@ -30,7 +30,7 @@ RESTART: Final = "restart"
 CRASH_AT: Final = "DIRECTOR_CRASH_AT"
 CREATED: Final = b"HTTP/1.1 201"
 LONGEST_MEND_S: Final = 60.0
-ROOM_BYTES: Final = 64 * 1024  # what a full server has left: a few predictions
+ROOM_BYTES: Final = 4 * 1024  # what a full server has left: a few predictions
 
 
 class Nemesis:
@@ -194,7 +194,9 @@ class Nemesis:
         redis = self._scene.redis
         self._note(fault, "begin")
         with suppress(exceptions.RedisError):  # it may be down just now: then it is full enough
-            used = (await redis.info("memory"))["used_memory"]
+            memory = await redis.info("memory")
+            # what the server holds for its log does not count towards the limit
+            used = memory["used_memory"] - memory.get("mem_not_counted_for_evict", 0)
             await redis.config_set("maxmemory", used + ROOM_BYTES)
         await anyio.sleep(fault.lasts_ms / 1000)
         with suppress(exceptions.RedisError):
