@@ -4,10 +4,11 @@ Three directors with a model server each: two share a model, one is alone with i
 an API, two keepers, and a receiver of webhooks.
 """
 
+import itertools
 import os
-import random
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -43,8 +44,11 @@ LOOPBACK: Final = "127.0.0.1"
 RUN_LIMIT_S: Final = 30  # a run that hangs, and whose cancel got lost with its caller, ends all the same
 DRAIN_S: Final = 5
 
-# below what systems hand out to clients by themselves: a port must be free again whenever its process comes back
+# Below what systems hand out to clients by themselves: a port must be free again whenever its process comes back.
+# Each is given once, and two runs at one time begin at different ones.
 QUIET_PORTS: Final = range(20_000, 32_000)
+PORTS_OF_A_RUN: Final = 16
+_ports: Final = (QUIET_PORTS[(os.getpid() * PORTS_OF_A_RUN + n) % len(QUIET_PORTS)] for n in itertools.count())
 
 
 class Role(Struct, frozen=True, kw_only=True):
@@ -117,11 +121,8 @@ def api(redis_urls: Mapping[str, str]) -> Role:
 def _quiet_port() -> int:
     """A free port that no client of this machine is given by chance."""
     while True:
-        port = random.choice(QUIET_PORTS)  # noqa: S311 - guards nothing
-        try:
-            return claimable(LOOPBACK, port)
-        except UpError:
-            continue
+        with suppress(UpError):
+            return claimable(LOOPBACK, next(_ports))
 
 
 def _scripted(name: str, program: str, arguments: Sequence[str], *, ready: str) -> Role:
