@@ -4,6 +4,8 @@ import argparse
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from director.core.ids import MODEL_NAME, VERSION_ID
+
 __all__ = (
     "CommandParser",
     "Commands",
@@ -17,7 +19,6 @@ __all__ = (
 )
 
 DEFAULT_HOME: Final = ".director"
-MODEL: Final = re.compile(r"[^/:\s]+/[^/:\s]+(:[^/:\s]+)?")
 MOST_PORT: Final = 65535
 
 
@@ -74,9 +75,12 @@ def port_number(text: str) -> int:
 
 
 def model_name(text: str) -> str:
-    """owner/name or owner/name:version."""
-    if not MODEL.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no model: give owner/name or owner/name:version")
+    """owner/name or owner/name:version, as the service itself reads them."""
+    model, pinned, version = text.partition(":")
+    if not re.fullmatch(MODEL_NAME, model) or (pinned and not re.fullmatch(VERSION_ID, version)):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no model: give owner/name in lower case, or owner/name:version with its 64 hex digits"
+        )
     return text
 
 

@@ -225,7 +225,7 @@ def test_a_file_that_the_model_made_is_saved(tmp_path):
             save(output, str(tmp_path / "out.png"))
 
 
-@pytest.mark.parametrize("text", ["hello", "a/b/c", "a b/c", "/b", "a/", "a/b:", ""])
+@pytest.mark.parametrize("text", ["hello", "a/b/c", "a b/c", "/b", "a/", "a/b:", "a/b:1", "A/b", ""])
 def test_what_is_no_model_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="owner/name"):
         model_name(text)
