@@ -7,6 +7,7 @@ import pytest
 
 from director.chaos.faults import ALL_LINKS, KINDS, ONCE, Planned, Stage, schedule
 from director.chaos.load import PLANS, Order, key_of, orders
+from director.chaos.nemesis import Nemesis
 
 STAGE = Stage(
     directors=["director-0", "director-1", "director-2"],
@@ -110,3 +111,8 @@ def test_at_most_one_director_is_frozen():
     ends = [fault.at_ms + fault.lasts_ms for fault in frozen]
     assert len(frozen) > 5
     assert all(end <= later.at_ms for end, later in zip(ends, frozen[1:], strict=False))
+
+
+def test_the_nemesis_can_do_all_that_is_planned():
+    nemesis = Nemesis(scene=None, journal=None, say=print)
+    assert nemesis.kinds >= set(KINDS) | {kind for _, kind, *_ in ONCE}
