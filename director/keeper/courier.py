@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 TICK_S: Final = 1.0
 # How long an attempt is ours. The sender may need a place first: what has none by then is left to the next round.
-HOLD_S: Final = 60.0
-PATIENCE_S: Final = 50.0
+HOLD_S: Final = 30.0
+PATIENCE_S: Final = 25.0
 # All rounds together; beyond it what is due waits in Redis.
 MOST_UNDER_WAY: Final = 256
 DRAIN_STEP_S: Final = 0.05
