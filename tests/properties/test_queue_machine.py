@@ -375,6 +375,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.reap()
             self.promote()
             self.expire()
+            self.books_agree()
             self.claim(count=len(self.model.all) + 1, consumer="d3")
             for claim in self.held:
                 if self.model.all[claim.id].token == claim.token:
