@@ -104,7 +104,7 @@ class Outbox:
         if self._closed.is_set() and WebhookEvent.START not in self._wanted:
             return
         self._sent += 1
-        name = f"{self._wanted[0]}_{self._record.attempt}_{self._sent}"
+        name = f"{self._wanted[0]}_{self._record.claims}_{self._sent}"
         self._wanted.clear()
         await self._send(self._snapshot(self._started_ms), name)
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from director.core.ids import new_prediction_id
 from director.core.signing import headers, new_secret
-from director.webhooks.messages import first_outcome, message_id
+from director.webhooks.messages import message_id
 from director.webhooks.schedule import SCHEDULE_S, Noted, noted
 from director.webhooks.sender import Delivery
 
@@ -70,10 +70,9 @@ def test_jitter_spreads() -> None:
 
 
 def test_a_first_attempt_that_failed_is_tried_again_after_about_two_seconds() -> None:
-    outcome, delay_s = first_outcome(FAILED)
-    assert outcome == "failed"
-    assert delay_s == pytest.approx(2.0, rel=0.1)
-    assert first_outcome(Delivery(ok=True, status=204)) == ("delivered", None)
+    first = noted(FAILED, tellings=0, jitter=0.5)
+    assert (first.outcome, first.delay_s) == ("failed", 2.0)
+    assert noted(Delivery(ok=True, status=204), tellings=0, jitter=0.5).is_last
 
 
 def test_the_id_of_a_message_is_its_predictions_and_can_be_signed() -> None:
