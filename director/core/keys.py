@@ -16,6 +16,7 @@ __all__ = (
     "account",
     "bell",
     "channel",
+    "contact",
     "dead",
     "deadline",
     "delayed",
@@ -171,6 +172,11 @@ def owed(partition: Partition) -> str:
 
 
 # ── outside the tag ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def contact() -> str:
+    """hash · how long keepers have heard this run of the server. Written by contact; outlives them shortly."""
+    return "contact"
 
 
 def queues() -> str:

@@ -308,6 +308,11 @@ class Scripts:
 
     # ── the keeper's side ─────────────────────────────────────────────────────────────────────────────────────
 
+    async def contact(self, run_id: str, *, silence_s: float, now_ms: int | None = None) -> tuple[int, float]:
+        """Note that this run of the server is heard; its time in ms, and how long keepers have heard it, in seconds."""
+        now, lasted = await self._call("contact", [keys.contact()], [run_id, _ms(silence_s), _now(now_ms)])
+        return now, lasted / 1000
+
     async def reap(
         self, queue: QueueName, *, limit: int, now_ms: int | None = None
     ) -> list[tuple[PredictionId, Requeued]]:

@@ -27,11 +27,20 @@ class Contact:
         """Had contact lasted for a whole lease when the server answered last?"""
         return self._since_s is not None and self._last_s - self._since_s >= self._lease_s
 
-    def heard(self, run_id: str, *, at_s: float) -> None:
-        """The server answered. Another run, or a silence before, begins a new contact."""
-        is_broken = at_s - self._last_s > self._lease_s * LONGEST_SILENCE
+    @property
+    def silence_s(self) -> float:
+        """The longest silence that does not begin a new contact."""
+        return self._lease_s * LONGEST_SILENCE
+
+    def heard(self, run_id: str, *, at_s: float, others_s: float = 0.0) -> None:
+        """The server answered. Another run, or a silence before, begins a new contact.
+
+        `others_s`: how long all keepers together have heard this run. What they know holds here too, so a new contact
+        begins that long ago.
+        """
+        is_broken = at_s - self._last_s > self.silence_s
         if self._since_s is None or is_broken or run_id != self._run_id:
-            self._since_s = at_s
+            self._since_s = at_s - others_s
         self._run_id, self._last_s = run_id, at_s
 
     def lost(self) -> None:

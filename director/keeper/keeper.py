@@ -94,7 +94,7 @@ class Keeper:
         scripts = Scripts(gatherer)
         registry = Registry(Catalog(self._redis, scripts, clock), clock)
         webhooks = TerminalWebhooks(scripts, Accounts(self._redis), sender, clock)
-        time = ServerTime(self._redis, clock, lease_s=settings.lease_s)
+        time = ServerTime(self._redis, scripts, clock, lease_s=settings.lease_s)
         self.reaper = Reaper(scripts, registry, time, clock, lease_s=settings.lease_s)
         self.recoverer = Recoverer(self._redis, scripts, registry, time, clock, lease_s=settings.lease_s)
         self.reconciler = Reconciler(scripts, registry, clock, lease_s=settings.lease_s)

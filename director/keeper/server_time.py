@@ -7,6 +7,7 @@ from redis.asyncio import Redis
 
 from director.core.clock import Clock
 from director.core.redis_client import ask
+from director.core.scripts import Scripts
 from director.keeper.contact import Contact
 
 __all__ = ("ServerTime",)
@@ -15,8 +16,9 @@ __all__ = ("ServerTime",)
 class ServerTime:
     """Shared by the roles of one keeper, so that the busiest of them keeps contact for all."""
 
-    def __init__(self, redis: Redis, clock: Clock, *, lease_s: float) -> None:
+    def __init__(self, redis: Redis, scripts: Scripts, clock: Clock, *, lease_s: float) -> None:
         self._redis = redis
+        self._scripts = scripts
         self._clock = clock
         self._contact = Contact(lease_s=lease_s)
 
@@ -26,16 +28,11 @@ class ServerTime:
         A server that freezes in between runs the script on waking, when every lease has run out.
         """
 
-        async def read() -> tuple[dict[str, str], tuple[int, int]]:
-            pipe = self._redis.pipeline(transaction=False)
-            pipe.info("server")
-            pipe.time()
-            info, time = await pipe.execute()
-            return info, time
-
-        info, (seconds, microseconds) = await ask(read)
-        self._contact.heard(info["run_id"], at_s=self._clock.monotonic())
-        return seconds * 1000 + microseconds // 1000 if self._contact.is_proven else None
+        info = await ask(lambda: self._redis.info("server"))
+        run_id = str(info["run_id"])
+        now_ms, others_s = await self._scripts.contact(run_id, silence_s=self._contact.silence_s)
+        self._contact.heard(run_id, at_s=self._clock.monotonic(), others_s=others_s)
+        return now_ms if self._contact.is_proven else None
 
     def lost(self) -> None:
         """A call failed: contact begins anew."""

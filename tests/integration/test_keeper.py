@@ -70,7 +70,7 @@ def reaper(redis: Redis, scripts: Scripts, registry: Registry, clock: FakeClock)
 
 def make_reaper(redis: Redis, scripts: Scripts, registry: Registry, clock: FakeClock) -> Reaper:
     """As the keeper makes it, with a contact of its own."""
-    return Reaper(scripts, registry, ServerTime(redis, clock, lease_s=LEASE_S), clock, lease_s=LEASE_S)
+    return Reaper(scripts, registry, ServerTime(redis, scripts, clock, lease_s=LEASE_S), clock, lease_s=LEASE_S)
 
 
 async def keep_contact(*reapers: Reaper, clock: FakeClock, seconds: int) -> None:

@@ -57,7 +57,7 @@ async def test_one_orphan_behind_a_hundred_thousand_live_claims_is_found(
         assert (cursor != "0-0", found) == (True, {})
 
     clock = FakeClock()
-    contact = ServerTime(redis, clock, lease_s=hour_s)
+    contact = ServerTime(redis, scripts, clock, lease_s=hour_s)
     recoverer = Recoverer(redis, scripts, Registry(catalog, clock, keep_s=0), contact, clock, lease_s=hour_s)
     for _ in range(3):
         await contact.proven_ms()
@@ -115,7 +115,7 @@ async def test_with_all_leases_lost_under_load_the_recoverer_alone_brings_every_
 ) -> None:
     """Neither reaper nor reconciler run here. Whoever lives has its lease again with its next beat."""
     load, clock = Load(driver), SystemClock()
-    contact = ServerTime(redis, clock, lease_s=LEASE_S)
+    contact = ServerTime(redis, scripts, clock, lease_s=LEASE_S)
     recoverer = Recoverer(redis, scripts, Registry(catalog, clock, keep_s=0), contact, clock, lease_s=LEASE_S)
     period_s = 2 * LEASE_S
 

@@ -55,7 +55,9 @@ def recoverer(redis: Redis, scripts: Scripts, registry: Registry, clock: FakeClo
 
 def make_recoverer(redis: Redis, scripts: Scripts, registry: Registry, clock: FakeClock) -> Recoverer:
     """As the keeper makes it, with a contact of its own."""
-    return Recoverer(redis, scripts, registry, ServerTime(redis, clock, lease_s=LEASE_S), clock, lease_s=LEASE_S)
+    return Recoverer(
+        redis, scripts, registry, ServerTime(redis, scripts, clock, lease_s=LEASE_S), clock, lease_s=LEASE_S
+    )
 
 
 async def prove_contact(*recoverers: Recoverer, clock: FakeClock) -> None:

@@ -107,6 +107,7 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     assert finished.id in owed
     assert await scripts.deliver(finished.id, outcome="delivered", delay_s=None)
 
+    await scripts.contact("run", silence_s=7)
     await driver.pause()
     await driver.pause(paused=False)
     died = await driver.submit(lane="high")

@@ -49,3 +49,21 @@ def test_a_silence_of_more_than_half_a_lease_begins_anew_though_no_call_failed()
 
 def test_two_answers_a_lease_apart_are_no_unbroken_contact() -> None:
     assert not listened((0.0, "a"), (LEASE_S, "a")).is_proven
+
+
+def test_what_other_keepers_have_proven_holds_for_one_that_has_just_started() -> None:
+    contact = Contact(lease_s=LEASE_S)
+    contact.heard("a", at_s=100, others_s=14)
+    assert not contact.is_proven
+    contact.heard("a", at_s=101, others_s=15)
+    assert contact.is_proven
+
+
+def test_after_a_failed_call_what_others_heard_meanwhile_counts() -> None:
+    contact = listened(*each_second(0, 100))
+    contact.lost()
+    contact.heard("a", at_s=103, others_s=2)
+    assert not contact.is_proven
+    contact.lost()
+    contact.heard("a", at_s=110, others_s=100)
+    assert contact.is_proven

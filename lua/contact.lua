@@ -1,0 +1,20 @@
+#!lua flags=allow-oom
+-- contact: note that a keeper hears this run of the server, and say for how long keepers have heard it without a break.
+-- Shared by all of them, so that a keeper that has just started need not wait for a proof that another one has.
+-- Uses lib/keys
+--
+--   KEYS[1]  contact    hash  contact
+--   ARGV[1]  run_id     of the server; another one begins a new contact
+--   ARGV[2]  silence_ms a longer one does, too
+--   ARGV[3]  now_ms     '' for the server's clock
+--   Returns  {now_ms, for how long, ms}
+
+local contact, run_id, silence_ms, now = KEYS[1], ARGV[1], tonumber(ARGV[2]), clock(ARGV[3])
+
+local known = redis.call('HMGET', contact, 'run_id', 'since', 'last')
+local since = now
+if known[1] == run_id and now - known[3] <= silence_ms then since = tonumber(known[2]) end
+
+redis.call('HSET', contact, 'run_id', run_id, 'since', since, 'last', now)
+redis.call('PEXPIRE', contact, 4 * silence_ms + 1000)
+return { now, now - since }

@@ -1,0 +1,37 @@
+"""contact: for how long keepers have heard one run of the server without a break."""
+
+import pytest
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.scripts import Scripts
+
+pytestmark = pytest.mark.anyio
+
+NOW = 1_800_000_000_000
+
+
+async def hear(scripts: Scripts, at_s: float, run_id: str = "a") -> float:
+    now_ms, lasted_s = await scripts.contact(run_id, silence_s=7.5, now_ms=NOW + int(at_s * 1000))
+    assert now_ms == NOW + int(at_s * 1000)
+    return lasted_s
+
+
+async def test_it_lasts_as_long_as_anybody_hears_the_server(scripts: Scripts) -> None:
+    assert [await hear(scripts, at_s) for at_s in (0, 5, 12.5, 20)] == [0, 5, 12.5, 20]
+
+
+async def test_a_longer_silence_begins_anew(scripts: Scripts) -> None:
+    await hear(scripts, 0)
+    assert await hear(scripts, 7.501) == 0
+    assert await hear(scripts, 8.501) == 1
+
+
+async def test_another_run_of_the_server_begins_anew(scripts: Scripts) -> None:
+    await hear(scripts, 0)
+    assert await hear(scripts, 5, "b") == 0
+
+
+async def test_nothing_is_left_when_the_last_keeper_is_gone(scripts: Scripts, redis: Redis) -> None:
+    await hear(scripts, 0)
+    assert 0 < await redis.pttl(keys.contact()) <= 31_000
