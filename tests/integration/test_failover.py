@@ -90,7 +90,8 @@ async def fail_over_under_load(group: Failover, http: httpx.AsyncClient, caller:
         group.servers[0].kill()
         accepted = (await submitted(http, text="after")).json()
         gate.open()
-    assert await group.master_port() != group.servers[0].port
+    dead = group.servers[0].port
+    await eventually(group.master_port, "the first Sentinel knows the new master", until=lambda port: port != dead)
     # held through it all: its waiter has found the new master
     assert (held[0].status_code, held[0].json()["output"]) == (201, "held")
     for made in (running, *waiting, accepted):
