@@ -11,7 +11,7 @@ FILES := director api tests
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help up down test test-all lint types format bench lock clean
+.PHONY: help up down test test-all lint types format bench wheel lock clean
 
 help:  ## print this
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -42,6 +42,10 @@ format: $(READY)  ## put style right
 
 bench: $(READY)  ## measure what the service adds to a call, on the `make up` that runs
 	@$(BIN)/director bench latency $(ARGS)
+
+wheel: $(READY)  ## build the wheel of this checkout into dist/
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w dist .
+	@ls dist
 
 lock:  ## pin the newest versions of everything again
 	@rm -rf $(VENV)-lock && $(PYTHON) -m venv $(VENV)-lock
