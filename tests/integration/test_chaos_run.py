@@ -15,7 +15,7 @@ BEYOND_THE_LOAD_S = 240  # to start, to calibrate, to come to rest, to judge
 
 
 def breaches(folder: Path, *, seed: int, seconds: int, lease: int) -> dict[str, Any]:
-    """What `director chaos`, in a process of its own, found broken: by invariant, but for the one that is about time."""
+    """What `director chaos`, in a process of its own, found broken, by invariant: all but what is about time."""
     report = folder / "report.json"
     options = ["--seed", str(seed), "--seconds", str(seconds), "--lease", str(lease), "--json", str(report)]
     ended = subprocess.run(
