@@ -92,9 +92,14 @@ class Consumer:
             for seat in seats:
                 self._servers.leave(seat)
 
-    async def finished(self) -> None:
-        """After `stop`: wait until no claim is under way and every run is settled, webhooks and all."""
+    async def over(self) -> None:
+        """After `stop`: wait until no claim is under way, and what was claimed last has started."""
         await self._over.wait()
+        await asyncio.sleep(0)
+
+    async def finished(self) -> None:
+        """After `stop`: wait until every run is settled, webhooks and all."""
+        await self.over()
         while self._runs:
             await asyncio.wait(self._runs)
 

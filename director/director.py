@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 
 # After the drain's own time: for servers to heed a cancel, and for last writes and webhooks
 HAND_BACK_S: Final = 10.0
+TELL_S: Final = 2.0
 
 
 def serve(settings: DirectorSettings) -> None:
@@ -154,14 +155,17 @@ class Director:
             return
         log.info("draining", extra={"held": len(self.holdings)})
         self._consumer.stop()
-        with anyio.move_on_after(self._settings.drain_s):
+        for grace_s in (self._settings.drain_s, HAND_BACK_S):
+            with anyio.move_on_after(grace_s):
+                await self._consumer.over()
+                await self.holdings.empty()
+                break
+            self.holdings.stop_all(Stop.DRAIN)
+        else:
+            log.warning("left claims to their leases", extra={"held": len(self.holdings)})
+        # webhooks under way get a moment; what does not arrive by then is owed, and the courier has it
+        with anyio.move_on_after(TELL_S):
             await self._consumer.finished()
-            return
-        self.holdings.stop_all(Stop.DRAIN)
-        with anyio.move_on_after(HAND_BACK_S):
-            await self._consumer.finished()
-            return
-        log.warning("left claims to their leases", extra={"held": len(self.holdings)})
 
     async def abandon(self) -> None:
         """Let go of what a drain left, or what nobody drained, before its connections go."""

@@ -5,6 +5,7 @@ left to its lease; it is never ended twice, since every write carries the claim'
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from contextlib import aclosing
@@ -33,6 +34,9 @@ log = logging.getLogger(__name__)
 
 AWAY_S: Final = 0.5
 AWAY_MOST_S: Final = 5.0
+# Well within the grace after which a courier tries, and as many as one director should remember the ends of
+TELL_S: Final = 25.0
+MOST_TELLING: Final = 64
 
 ABANDONED: Final = Ended(outcome=Outcome.LOST, error="The run was abandoned")
 FAULT: Final = Ended(outcome=Outcome.LOST, error="Following the run failed inside the director")
@@ -64,6 +68,7 @@ class Executor:
         self._policy = policy
         self._run_limit_s = run_limit_s
         self._dice = dice
+        self._telling = 0
 
     async def execute(self, claim: Claim, seat: Seat) -> None:
         """From the claim to its last write. Never raises for what the server, the model or Redis does."""
@@ -76,7 +81,7 @@ class Executor:
                 end = await self._follow(held, progress, seat)
                 self._servers.leave(seat)  # before the last write: the next claim then leaves together with it
                 finished = await self._settle(held, progress, end)
-            await (outbox.complete() if finished else outbox.close())
+            await self._tell(outbox, finished=finished)
         except Exception:
             log.exception("a claim is left to its lease", extra={"prediction": claim.id})
         finally:
@@ -84,15 +89,25 @@ class Executor:
             progress.drop()
             outbox.drop()
 
+    async def _tell(self, outbox: Outbox, *, finished: bool) -> None:
+        """Tell the caller of the end, beside the slot. The courier has it too, so no receiver that keeps silent may
+        pile up ends here: beyond a time and a number it is left to the courier.
+        """
+        if self._telling >= MOST_TELLING:
+            return
+        self._telling += 1
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TELL_S):
+                    await (outbox.complete() if finished else outbox.close())
+        finally:
+            self._telling -= 1
+
     async def _follow(self, held: Held, progress: Progress, seat: Seat) -> Finish | GiveBack | None:
         """Start the run and follow it; what its end asks for, or None when the claim was lost."""
         ends: list[Finish | GiveBack] = []
         reading = asyncio.get_running_loop().create_task(self._read(held, progress, seat, ends))
-        limit = asyncio.get_running_loop().call_later(self._run_limit_s, held.stop, Stop.RUN_LIMIT)
-        try:
-            await held.read(reading)
-        finally:
-            limit.cancel()
+        await held.read(reading)
         if not reading.cancelled() and (fault := reading.exception()):
             log.error("following a run failed", exc_info=fault, extra={"prediction": held.claim.id})
         if held.is_lost:
@@ -110,6 +125,7 @@ class Executor:
         async with aclosing(held.runner.run(request)) as events:
             async for event in events:
                 if isinstance(event, Began):
+                    held.limit(self._run_limit_s)
                     crash.at("after_put")
                     log.info("prediction started", extra=_facts(held.claim))
                 elif isinstance(event, Ended) and event.server_is_dead:

@@ -37,6 +37,7 @@ class Held:
         self._clock = clock
         self._reading: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
+        self._limit: asyncio.TimerHandle | None = None
         self._let_go = False
 
     async def read(self, reading: asyncio.Task[None]) -> None:
@@ -50,8 +51,14 @@ class Held:
             # nobody asks from here on: this prediction's next run may be on the same server by then
             self._let_go = True
             reading.cancel()
+            if self._limit is not None:
+                self._limit.cancel()
             if self._stopping is not None:
                 self._stopping.cancel()
+
+    def limit(self, seconds: float) -> None:
+        """The run has begun: stop it after this long."""
+        self._limit = asyncio.get_running_loop().call_later(seconds, self.stop, Stop.RUN_LIMIT)
 
     def stop(self, why: Stop) -> None:
         """Ask the server to stop the run, again and again until it has ended."""
@@ -97,6 +104,8 @@ class Holdings:
     def __init__(self) -> None:
         self._held: dict[PredictionId, Held] = {}
         self._stopped: Stop | None = None
+        self._empty = asyncio.Event()
+        self._empty.set()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -105,6 +114,7 @@ class Holdings:
     def holding(self, held: Held) -> Iterator[None]:
         """Heartbeats and cancels find the claim while this lasts."""
         self._held[held.claim.id] = held
+        self._empty.clear()
         if self._stopped is not None:
             held.stop(self._stopped)
         try:
@@ -112,6 +122,12 @@ class Holdings:
         finally:
             if self._held.get(held.claim.id) is held:  # a newer claim of the same prediction may have come back here
                 del self._held[held.claim.id]
+            if not self._held:
+                self._empty.set()
+
+    async def empty(self) -> None:
+        """Wait until nothing is held."""
+        await self._empty.wait()
 
     def claims(self) -> list[tuple[PredictionId, Token]]:
         """What to extend."""

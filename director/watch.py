@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 SOON_S: Final = 0.25
 LATER_S: Final = 5.0
+SETUP_LOG_CHARS: Final = 4096
 AWAY_S: Final = 1.0
 END_AGAIN_S: Final = 15.0  # a server takes up to 11 s to end
 
@@ -111,6 +112,11 @@ class Watch:
             log.log(
                 LEVELS.get(health.status, logging.INFO),
                 "model server is " + health.status.replace("_", " "),
-                extra={"server": self._server.runner.url, "detail": health.detail, "setup_logs": health.setup_logs},
+                extra={"server": self._server.runner.url, "detail": health.detail, **_setup_logs(health)},
             )
         self._seen = health.status
+
+
+def _setup_logs(health: Health) -> dict[str, str]:
+    """The end of what setup printed, where it explains something: a model may print its secrets."""
+    return {"setup_logs": health.setup_logs[-SETUP_LOG_CHARS:]} if health.status is HealthStatus.SETUP_FAILED else {}

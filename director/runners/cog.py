@@ -41,7 +41,8 @@ MAX_HEALTH_BODY: Final = 8 * MIB  # mostly what setup printed
 MAX_OPENAPI_BODY: Final = 1 * MIB
 
 LET_GO: Final = Ended(outcome=Outcome.LOST, error="The director let go of the run")
-NO_SLOT: Final = Ended(outcome=Outcome.REFUSED, error="The model server had no free slot")
+# We never ask for more than its slots: a run that nobody owns holds one, or it lost one. A restart helps both
+NO_SLOT: Final = Ended(outcome=Outcome.REFUSED, error="The model server had no free slot", server_is_dead=True)
 NOT_STREAMED: Final = Ended(outcome=Outcome.LOST, error="The model server answered 406 to a request for JSON")
 STRANGER_STAYS: Final = Ended(
     outcome=Outcome.LOST,

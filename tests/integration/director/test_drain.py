@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from director.core import keys
+from director.core.ids import partition_of
 from director.director import Director
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, Tally, director_process, live_director
 from tests.support.servers import RedisServer
+from tests.support.sink import Answer, sink
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cog]
 
@@ -104,3 +107,17 @@ def _slow_claims(director: Director, monkeypatch: pytest.MonkeyPatch) -> tuple[a
 
     monkeypatch.setattr(director._scripts, "claim", slow)
     return claimed, answered
+
+
+async def test_it_does_not_wait_for_a_receiver_that_keeps_silent(
+    caller: Caller, server: RedisServer, cog_url: str
+) -> None:
+    async with sink() as receiver, director_process(server.url, cog_url, webhook_allow="loopback") as director:
+        receiver.answer = Answer(delay_s=12)
+        asked = await caller.submit(n=1, webhook=receiver.url, events="completed")
+        await caller.ended(asked)
+        director.send(signal.SIGTERM)
+        assert await director.exit_code() == 0
+    owed = keys.owed(partition_of(asked))
+    assert await caller.redis.zrange(owed, 0, -1) == [asked.encode()], "what was not told is left to the courier"
+    await caller.redis.delete(owed)
