@@ -348,6 +348,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert books.entries.keys() <= standing, "an entry of what waits nowhere"
         assert books.stray == [], "a pending entry that is not there"
         for p in model.at("waiting"):
+            assert len(books.entries[p.id]) == 1, "one place, one entry"
             [entry] = books.entries[p.id]
             record = books.records[p.id]
             assert (entry.lane, str(entry.number), entry.mid) == (p.lane, record["stream"], record["mid"])
@@ -357,6 +358,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert entry.number < int(books.meta["read"]), "it waits where nobody counts"
         if not self.has_lost_a_group:
             for p in model.at("claimed"):
+                assert len(books.entries[p.id]) == 1, "one place, one entry"
                 [entry] = books.entries[p.id]
                 assert entry.is_pending
 
