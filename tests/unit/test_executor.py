@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
+from director.core import keys
 from director.core.accounts import Accounts
 from director.core.clock import SystemClock
+from director.core.ids import partition_of
 from director.core.policy import Policy
 from director.core.schema import Claim
 from director.core.states import WebhookEvent
@@ -22,7 +24,7 @@ from director.webhooks.sender import Sender
 from director.webhooks.terminal import TerminalWebhooks
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 from tests.support.scripted_runner import ScriptedRunner
-from tests.support.sink import sink
+from tests.support.sink import Answer, sink
 
 pytestmark = pytest.mark.anyio
 
@@ -173,3 +175,18 @@ async def test_what_waits_when_the_run_has_ended_is_dropped(bench: Bench, driver
         await box.close()
         await box.close()  # safe to repeat
         assert receiver.received == []
+
+
+@pytest.mark.parametrize(("name", "bound"), [("MOST_TELLING", 0), ("TELL_S", 0.05)])
+async def test_beyond_a_number_and_a_time_the_end_is_left_to_the_courier(
+    bench: Bench, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch, name: str, bound: float
+) -> None:
+    monkeypatch.setattr(f"director.executor.{name}", bound)
+    async with sink() as receiver:
+        receiver.answer = Answer(delay_s=LIMIT_S)
+        claim = await claimed(driver, webhook=receiver.url, events="completed")
+        await bench.execute(ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED)), claim)
+    assert (await driver.record(claim.id)).status == "succeeded"
+    owed = keys.owed(partition_of(claim.id))
+    assert list(await driver.members(owed)) == [claim.id]
+    await driver.redis.delete(owed)
