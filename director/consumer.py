@@ -64,8 +64,12 @@ class Consumer:
         self._task = asyncio.current_task()
         try:
             while not self._stopping:
-                if not await self._claimed():
-                    await self._resting(self._bell.wait())
+                try:
+                    if not await self._claimed():
+                        await self._resting(self._bell.wait())
+                except Exception:  # a fault in one claim must not end every run of this director
+                    log.exception("claiming broke", extra={"queue": self._queue})
+                    await self._resting(self._clock.sleep(AWAY_S))
         except asyncio.CancelledError:
             if not self._stopping:  # canceled by whoever owns the task, not by stop
                 raise

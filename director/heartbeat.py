@@ -63,6 +63,10 @@ class Heartbeat:
                     log.warning("extending leases failed", extra={"queue": self._queue, "error": str(exc)})
                     await self._clock.sleep(min(AWAY_S, self._lease_s / BEATS_PER_LEASE))
                     continue
+                except Exception:  # as soon again: without a beat every claim of this director is lost
+                    log.exception("the heartbeat broke", extra={"queue": self._queue})
+                    await self._clock.sleep(min(AWAY_S, self._lease_s / BEATS_PER_LEASE))
+                    continue
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._kicked.wait(), self._lease_s / BEATS_PER_LEASE)
                 self._kicked.clear()

@@ -137,6 +137,31 @@ async def test_an_unknown_queue_is_registered_again_also_when_redis_is_away_just
     await asyncio.wait_for(consuming, 5)
 
 
+async def test_a_claim_that_breaks_is_logged_with_its_traceback_and_the_next_one_runs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    counter = Counter()
+    counter.answers = [ValueError("an answer that nobody foresaw"), 1]
+    consuming = asyncio.create_task(counter.consumer.run())
+    await eventually(lambda: caplog.records, "it is logged")
+    assert "an answer that nobody foresaw" in caplog.text
+    assert counter.servers.busy == 0
+    counter.clock.pass_time(1)
+    await eventually(lambda: counter.executed, "it runs")
+    counter.consumer.stop()
+    counter.run_ends.set()
+    await asyncio.wait_for(consuming, 5)
+
+
+async def test_stopped_after_a_claim_that_broke_it_ends_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    counter = Counter()
+    counter.answers = [ValueError("an answer that nobody foresaw")]
+    consuming = asyncio.create_task(counter.consumer.run())
+    await eventually(lambda: caplog.records, "it is logged")
+    counter.consumer.stop()
+    await asyncio.wait_for(consuming, 5)
+
+
 async def test_what_a_claim_under_way_brings_still_runs_after_stop() -> None:
     counter = Counter()
     answered = asyncio.Event()
