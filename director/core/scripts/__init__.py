@@ -1,0 +1,17 @@
+"""Every script as a typed call: the one place that knows the order of KEYS and ARGV and the shape of replies.
+
+One method per file of lua/, named after it; what a script promises stands in its header. One module per caller.
+Without `now_ms` scripts ask the server's clock: tests walk time with it.
+"""
+
+from director.core.scripts.caller import Accepted, CallerScripts, Canceled
+from director.core.scripts.holder import MOST_CLAIMS, Advanced, Hold, HolderScripts, Requeued
+from director.core.scripts.keeper import KeeperScripts, Repair
+from director.core.scripts.letters import LetterScripts
+from director.core.scripts.queues import QueueScripts, QueueStats
+
+__all__ = ("MOST_CLAIMS", "Accepted", "Advanced", "Canceled", "Hold", "QueueStats", "Repair", "Requeued", "Scripts")
+
+
+class Scripts(QueueScripts, LetterScripts, CallerScripts, HolderScripts, KeeperScripts):
+    """Every change of shared state. All raise BackendUnavailable while Redis cannot answer."""

@@ -1,0 +1,131 @@
+"""What the holder of a claim does with it, from taking it to letting it go. Writes nothing once the claim is lost."""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, cast
+
+from msgspec import Raw, Struct
+
+from director.core import keys
+from director.core.errors import UnknownQueue
+from director.core.gatherer import Arg
+from director.core.ids import PredictionId, QueueName
+from director.core.schema import Claim, NewEvent, Record, Token
+from director.core.scripts.wire import Wire, ms, now, parts
+from director.core.states import Status
+
+__all__ = ("MOST_CLAIMS", "Advanced", "Hold", "HolderScripts", "Requeued")
+
+Hold = Literal["held", "lost", "user", "deadline"]
+"""What a holder learns of its claim: it holds; it is lost; its caller asked to cancel; its time is up."""
+
+Requeued = Literal["waiting", "delayed", "dead", "canceled", "late", "gone", "lost"]
+
+MOST_CLAIMS = 20
+
+
+class Advanced(Struct, frozen=True):
+    """How a claim stands after its progress was written; the last event's number; when the run began."""
+
+    hold: Hold
+    seq: int
+    started_ms: int | None
+
+
+class HolderScripts(Wire):
+    """The holder's side."""
+
+    async def claim(
+        self,
+        queue: QueueName,
+        *,
+        consumer: str,
+        nonce: str,
+        count: int,
+        lease_s: float,
+        now_ms: int | None = None,
+    ) -> list[Claim]:
+        """Claim up to `count`. Repeating a call with its nonce answers it again. A paused queue hands out nothing.
+
+        Raises UnknownQueue.
+        """
+        args: list[Arg] = [queue, consumer, nonce, count, ms(lease_s), MOST_CLAIMS, now(now_ms)]
+        state, *handed = await self._call("claim", [keys.meta(queue)], args)
+        if state == b"unknown":
+            raise UnknownQueue(queue)
+        claims = []
+        for raw_id, data, fields in handed:
+            prediction_id = PredictionId(raw_id.decode())
+            claims.append(Claim(Record.parse(prediction_id, fields), Raw(data or b"{}")))
+        return claims
+
+    async def extend(
+        self,
+        queue: QueueName,
+        *,
+        consumer: str,
+        lease_s: float,
+        claims: Iterable[tuple[PredictionId, Token]],
+        now_ms: int | None = None,
+    ) -> list[Hold]:
+        """Move the leases of all these claims; one answer for each, in order. None at all is a sign of life."""
+        held = [part for claim in claims for part in claim]
+        args: list[Arg] = [queue, consumer, ms(lease_s), now(now_ms), *held]
+        return [word.decode() for word in await self._call("extend", [keys.directors(queue)], args)]
+
+    async def advance(
+        self,
+        prediction_id: PredictionId,
+        *,
+        token: Token,
+        seq: int,
+        ran_ms: int | None,
+        events: Sequence[NewEvent],
+        now_ms: int | None = None,
+    ) -> Advanced:
+        """Write that the run began (`ran_ms` ago), and its events."""
+        args: list[Arg] = [prediction_id, token, seq, now(ran_ms), now(now_ms), *parts(events)]
+        word, *known = await self._call("advance", [keys.record(prediction_id)], args)
+        last, started = known if known else (seq, None)
+        return Advanced(word.decode(), last, int(started) if started else None)
+
+    async def finish(
+        self,
+        prediction_id: PredictionId,
+        *,
+        token: Token,
+        status: Status,
+        error: str = "",
+        code: str = "",
+        output: bytes = b"",
+        logs: str = "",
+        metrics: bytes = b"",
+        ran_ms: int | None = None,
+        grace_s: float = 0,
+        seq: int = 0,
+        events: Sequence[NewEvent] = (),
+        now_ms: int | None = None,
+    ) -> bool:
+        """Write the terminal record and remove the entry; False when the claim is lost and nothing was written.
+
+        `seq` and `events` as for `advance`: what it did not write yet.
+        """
+        ended: list[Arg] = [status, error, code, output, logs, metrics]
+        written: list[Arg] = [now(ran_ms), ms(grace_s), seq, now(now_ms)]
+        args: list[Arg] = [prediction_id, token, *ended, *written, *parts(events)]
+        return bool(await self._call("finish", [keys.record(prediction_id)], args) == b"finished")
+
+    async def release(
+        self,
+        prediction_id: PredictionId,
+        *,
+        token: Token,
+        spent: bool,
+        delay_s: float = 0,
+        error: str = "",
+        code: str = "",
+        now_ms: int | None = None,
+    ) -> Requeued:
+        """Give a claim back: unspent, or as a spent attempt. Returns what became of the prediction."""
+        args: list[Arg] = [prediction_id, token, int(spent), ms(delay_s), error, code, now(now_ms)]
+        answer = await self._call("release", [keys.record(prediction_id)], args)
+        return cast(Requeued, answer.decode())

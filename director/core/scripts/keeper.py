@@ -1,0 +1,108 @@
+"""What looks after queues nobody holds, and after webhooks that are owed. Takes no claim whose lease is good."""
+
+import random
+from collections.abc import Sequence
+from typing import Literal, cast
+
+from director.core import keys
+from director.core.gatherer import Arg
+from director.core.ids import Partition, PredictionId, QueueName, partition_of
+from director.core.redis_client import text
+from director.core.schema import pairs
+from director.core.scripts.holder import Requeued
+from director.core.scripts.wire import Wire, ms, now
+
+__all__ = ("KeeperScripts", "Repair")
+
+Repair = Literal["forgotten", "leased", "offered", "placed"]
+"""What reconcile did: dropped an id that has ended or has no record; gave a claim its lease; made claims look into the
+stream where it stands; put it in a stream."""
+
+
+class KeeperScripts(Wire):
+    """The keeper's side."""
+
+    async def contact(self, run_id: str, *, silence_s: float, now_ms: int | None = None) -> tuple[int, float]:
+        """Note that this run of the server is heard; its time in ms, and how long keepers have heard it, in seconds."""
+        at, lasted = await self._call("contact", [keys.contact()], [run_id, ms(silence_s), now(now_ms)])
+        return at, lasted / 1000
+
+    async def reap(
+        self, queue: QueueName, *, limit: int, now_ms: int | None = None
+    ) -> list[tuple[PredictionId, Requeued]]:
+        """Take back claims whose lease ran out; what became of each.
+
+        `now_ms`: judge by this time of the server's, which a keeper that was frozen would overrun.
+        """
+        reply = await self._call("reap", [keys.lease(queue)], [limit, _jitter(), now(now_ms)])
+        return _outcomes(reply)
+
+    async def recover(
+        self,
+        queue: QueueName,
+        lane: str,
+        number: int,
+        *,
+        cursor: str,
+        count: int,
+        idle_s: float,
+        now_ms: int | None = None,
+    ) -> tuple[str, list[tuple[PredictionId, Requeued]]]:
+        """Find claims of one stream that have no lease any more; the cursor to go on from, '0-0' at the end."""
+        args: list[Arg] = [queue, cursor, count, ms(idle_s), _jitter(), now(now_ms)]
+        last, *recovered = await self._call("recover", [keys.stream(queue, lane, number)], args)
+        return last.decode(), _outcomes(recovered)
+
+    async def reconcile(
+        self, queue: QueueName, *, start: int, count: int, lease_s: float, now_ms: int | None = None
+    ) -> tuple[int, list[tuple[PredictionId, Repair]]]:
+        """Put right what is nowhere in one slice of what lives; where the next slice starts, 0 after the last."""
+        args: list[Arg] = [queue, start, count, ms(lease_s), now(now_ms)]
+        following, *repaired = await self._call("reconcile", [keys.live(queue)], args)
+        return following, [(PredictionId(name.decode()), cast(Repair, word.decode())) for name, word in pairs(repaired)]
+
+    async def retire(self, queue: QueueName, *, silent_s: float, now_ms: int | None = None) -> str:
+        """Forget one director that has been silent for long and has nothing pending; its name, '' for none."""
+        return text(await self._call("retire", [keys.directors(queue)], [queue, ms(silent_s), now(now_ms)]))
+
+    async def promote(self, queue: QueueName, *, limit: int, now_ms: int | None = None) -> int:
+        """Put due retries back into their streams; how many."""
+        return int(await self._call("promote", [keys.delayed(queue)], [limit, now(now_ms)]))
+
+    async def expire(self, queue: QueueName, *, limit: int, now_ms: int | None = None) -> tuple[int, int]:
+        """End what waited past its deadline, tell the holders of what runs past it: (ended, told)."""
+        ended, told = await self._call("expire", [keys.deadline(queue)], [limit, now(now_ms)])
+        return ended, told
+
+    async def due(
+        self, partition: Partition, *, limit: int, hold_s: float, now_ms: int | None = None
+    ) -> list[PredictionId]:
+        """Take terminal webhooks whose next attempt has come; they are due again after `hold_s`."""
+        args: list[Arg] = [limit, ms(hold_s), now(now_ms)]
+        return [PredictionId(name.decode()) for name in await self._call("due", [keys.owed(partition)], args)]
+
+    async def deliver(
+        self,
+        prediction_id: PredictionId,
+        *,
+        outcome: str,
+        delay_s: float | None,
+        revivals: int = 0,
+        now_ms: int | None = None,
+    ) -> bool:
+        """Note how a terminal webhook's attempt went; no `delay_s`: there will be no other.
+
+        `revivals` of the record that was told of: what a later end owes is not settled by an earlier one's answer.
+        """
+        delay_ms: Arg = "" if delay_s is None else ms(delay_s)
+        args: list[Arg] = [prediction_id, delay_ms, outcome, revivals, now(now_ms)]
+        owed = keys.owed(partition_of(prediction_id))
+        return bool(await self._call("deliver", [keys.record(prediction_id), owed], args))
+
+
+def _jitter() -> float:
+    return random.random()  # noqa: S311 - spreads retries, guards nothing
+
+
+def _outcomes(reply: Sequence[bytes]) -> list[tuple[PredictionId, Requeued]]:
+    return [(PredictionId(name.decode()), cast(Requeued, word.decode())) for name, word in pairs(reply)]

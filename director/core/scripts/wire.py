@@ -1,0 +1,36 @@
+"""How a script is called, and how what it takes and gives is written. Knows no script by name."""
+
+from collections.abc import Sequence
+
+from director.core.gatherer import Arg, Gatherer
+from director.core.schema import Event, NewEvent
+
+__all__ = ("Wire", "event", "ms", "now", "parts")
+
+
+class Wire:
+    """What the typed calls of each caller share: the way to the server."""
+
+    def __init__(self, gatherer: Gatherer) -> None:
+        self._call = gatherer.call
+
+
+def ms(seconds: float) -> int:
+    """A span as scripts take it."""
+    return int(seconds * 1000)
+
+
+def now(now_ms: int | None) -> Arg:
+    """A time as scripts take it; without one they ask the server's clock."""
+    return "" if now_ms is None else now_ms
+
+
+def parts(events: Sequence[NewEvent]) -> list[Arg]:
+    """New events as the rest of a script's arguments."""
+    return [part for event in events for part in event]
+
+
+def event(seq: int, entry: bytes) -> Event:
+    """An entry of an event log, as a script returns it."""
+    kind, at, data = entry.split(b" ", 2)
+    return Event(seq, kind.decode(), int(at), data)
