@@ -1,7 +1,8 @@
 """Deliver terminal webhooks that are owed: those that nobody could deliver at once, for as long as the schedule lasts.
 
 Never decides what is said or when the next attempt is: see director.webhooks. Several couriers may work at once:
-`due` hands each attempt to one of them, and takes it back only when that one must have given up on it.
+`due` hands each attempt to one of them, and takes it back only when that one must have given up on it. However much a
+silent host is owed, the others are told within a few rounds: see shares.py.
 """
 
 import logging
@@ -10,11 +11,16 @@ from typing import Final
 
 import anyio
 from msgspec import Struct, field
+from redis.asyncio import Redis
 
+from director.core import keys
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import Partition, PredictionId
+from director.core.redis_client import ask, text
 from director.core.scripts import Scripts
+from director.core.webhook_url import read_webhook_url
+from director.keeper.shares import Shares
 from director.keeper.sweep import LIMIT, Registry, repeat, sweep
 from director.webhooks.terminal import TerminalWebhooks
 
@@ -23,11 +29,11 @@ __all__ = ("Courier", "Told")
 log = logging.getLogger(__name__)
 
 TICK_S: Final = 1.0
-# How long an attempt is ours. The sender may need a place first: what has none by then is left to the next round.
+# How long an attempt is ours. It may stand in line first: what has no place by then is left to a later round.
 HOLD_S: Final = 30.0
 PATIENCE_S: Final = 25.0
-# All rounds together; beyond it what is due waits in Redis.
-MOST_UNDER_WAY: Final = 256
+# In one round, as long as some of what is due has to be left because the line of its host is full
+MOST_TAKES: Final = 16
 DRAIN_STEP_S: Final = 0.05
 
 
@@ -38,11 +44,19 @@ class Told(Struct, frozen=True):
     left: int = 0
 
 
+class Owed(Struct, frozen=True):
+    """An attempt that is ours for now, and the host that it goes to."""
+
+    id: PredictionId
+    host: str
+
+
 class Courier:
     """Delivers what is owed in all partitions that have a queue."""
 
     def __init__(
         self,
+        redis: Redis,
         scripts: Scripts,
         registry: Registry,
         webhooks: TerminalWebhooks,
@@ -51,13 +65,14 @@ class Courier:
         hold_s: float = HOLD_S,
         patience_s: float = PATIENCE_S,
     ) -> None:
+        self._redis = redis
         self._scripts = scripts
         self._registry = registry
         self._webhooks = webhooks
         self._clock = clock
         self._hold_s = hold_s
         self._patience_s = patience_s
-        self._under_way = 0
+        self._shares = Shares()
         self._is_draining = False
 
     async def run(self) -> None:
@@ -78,12 +93,28 @@ class Courier:
     async def drain(self) -> None:
         """Take no more, and wait until what is under way has ended."""
         self._is_draining = True
-        while self._under_way:
+        while not self._shares.are_empty:
             await self._clock.sleep(DRAIN_STEP_S)
 
-    async def _take(self) -> list[PredictionId]:
+    async def _take(self) -> list[Owed]:
+        """What is due, as far as there are places. What its host's line has no end for is due again after the hold."""
+        taken: list[Owed] = []
+        try:
+            for _ in range(MOST_TAKES):
+                due = await self._due()
+                joined = [owed for owed in due if self._shares.join(owed.host)]
+                taken += joined
+                if len(joined) == len(due):
+                    break
+        except BaseException:
+            for owed in taken:
+                self._shares.leave(owed.host)
+            raise
+        return taken
+
+    async def _due(self) -> list[Owed]:
         partitions = await self._registry.partitions()
-        room = MOST_UNDER_WAY - self._under_way
+        room = self._shares.room
         if not partitions or room <= 0 or self._is_draining:
             return []
         # each partition has its share, so that none is starved by the one before it
@@ -92,25 +123,44 @@ class Courier:
         async def due(partition: Partition) -> list[PredictionId]:
             return await self._scripts.due(partition, limit=limit, hold_s=self._hold_s)
 
-        taken = [prediction_id for batch in (await sweep(partitions, due)).values() for prediction_id in batch]
-        self._under_way += len(taken)
-        return taken
+        ids = [prediction_id for batch in (await sweep(partitions, due)).values() for prediction_id in batch]
+        return [Owed(*each) for each in zip(ids, await self._hosts(ids), strict=True)] if ids else []
 
-    async def _deliver_all(self, due: list[PredictionId]) -> Told:
+    async def _hosts(self, ids: list[PredictionId]) -> list[str]:
+        """Where each goes, '' for nowhere. Not by the whole record: it may be large, and wait for long."""
+
+        async def read() -> list[bytes | None]:
+            pipe = self._redis.pipeline(transaction=False)
+            for prediction_id in ids:
+                pipe.hget(keys.record(prediction_id), "webhook")
+            return list(await pipe.execute())
+
+        return [_host(text(url or b"")) for url in await ask(read)]
+
+    async def _deliver_all(self, taken: list[Owed]) -> Told:
         outcomes: Counter[str] = Counter()
         async with anyio.create_task_group() as deliveries:
-            for prediction_id in due:
-                deliveries.start_soon(self._deliver, prediction_id, outcomes)
-        return Told(outcomes, left=len(due) - outcomes.total())
+            for owed in taken:
+                deliveries.start_soon(self._deliver, owed, outcomes)
+        return Told(outcomes, left=len(taken) - outcomes.total())
 
-    async def _deliver(self, prediction_id: PredictionId, outcomes: Counter[str]) -> None:
+    async def _deliver(self, owed: Owed, outcomes: Counter[str]) -> None:
         try:
             with anyio.move_on_after(self._patience_s):
-                outcomes[(await self._webhooks.deliver(prediction_id)).outcome] += 1
+                async with self._shares.place(owed.host):
+                    if not self._is_draining:
+                        outcomes[(await self._webhooks.deliver(owed.id)).outcome] += 1
         except BackendUnavailable as exc:
-            log.warning("webhook's attempt is not noted", extra={"prediction": prediction_id, "error": str(exc)})
+            log.warning("webhook's attempt is not noted", extra={"prediction": owed.id, "error": str(exc)})
         except Exception:
             # one that cannot be delivered must not take the others with it: it is due again when the hold ends
-            log.exception("webhook broke its delivery", extra={"prediction": prediction_id})
+            log.exception("webhook broke its delivery", extra={"prediction": owed.id})
         finally:
-            self._under_way -= 1
+            self._shares.leave(owed.host)
+
+
+def _host(url: str) -> str:
+    try:
+        return read_webhook_url(url).host
+    except ValueError:
+        return ""

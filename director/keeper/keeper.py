@@ -101,7 +101,7 @@ class Keeper:
         self.retirer = Retirer(scripts, registry, clock)
         self.promoter = Promoter(scripts, registry, clock)
         self.expirer = Expirer(scripts, registry, clock)
-        self.courier = Courier(scripts, registry, webhooks, clock)
+        self.courier = Courier(self._redis, scripts, registry, webhooks, clock)
         self.health = Health()
         self.health.checks = {"redis": redis_check(self._redis), "durability": self._durability_known}
 

@@ -244,8 +244,8 @@ async def webhooks(redis: Redis, scripts: Scripts) -> AsyncGenerator[TerminalWeb
 
 
 @pytest.fixture
-def courier(scripts: Scripts, registry: Registry, webhooks: TerminalWebhooks) -> Courier:
-    return Courier(scripts, registry, webhooks, SystemClock())
+def courier(redis: Redis, scripts: Scripts, registry: Registry, webhooks: TerminalWebhooks) -> Courier:
+    return Courier(redis, scripts, registry, webhooks, SystemClock())
 
 
 async def owe(past: QueueDriver, url: str) -> Claim:
@@ -336,19 +336,19 @@ async def test_retry_after_is_honoured(courier: Courier, past: QueueDriver, rece
 
 
 async def test_two_couriers_at_once_deliver_each_webhook_once(
-    scripts: Scripts, registry: Registry, webhooks: TerminalWebhooks, past: QueueDriver, receiver: Sink
+    redis: Redis, scripts: Scripts, registry: Registry, webhooks: TerminalWebhooks, past: QueueDriver, receiver: Sink
 ) -> None:
     ids = [(await owe(past, receiver.url)).id for _ in range(30)]
-    pair = [Courier(scripts, registry, webhooks, SystemClock()) for _ in range(2)]
+    pair = [Courier(redis, scripts, registry, webhooks, SystemClock()) for _ in range(2)]
     both = await asyncio.gather(*(courier.run_once() for courier in pair))
     assert sum(told.outcomes["delivered"] for told in both) == len(ids)
     assert Counter(json.loads(body)["id"] for _, body in receiver.received) == Counter(ids)
 
 
 async def test_a_receiver_that_is_silent_does_not_delay_the_others(
-    scripts: Scripts, registry: Registry, webhooks: TerminalWebhooks, past: QueueDriver, receiver: Sink
+    redis: Redis, scripts: Scripts, registry: Registry, webhooks: TerminalWebhooks, past: QueueDriver, receiver: Sink
 ) -> None:
-    courier = Courier(scripts, registry, webhooks, SystemClock())
+    courier = Courier(redis, scripts, registry, webhooks, SystemClock())
     async with sink() as silent, anyio.create_task_group() as tasks:
         silent.answer = Answer(delay_s=60)
         await owe(past, silent.url)
@@ -361,12 +361,42 @@ async def test_a_receiver_that_is_silent_does_not_delay_the_others(
         tasks.cancel_scope.cancel()
 
 
+async def test_a_silent_host_fills_its_own_share_of_the_places_and_loses_nothing_that_it_is_owed(
+    monkeypatch: pytest.MonkeyPatch,
+    redis: Redis,
+    scripts: Scripts,
+    registry: Registry,
+    webhooks: TerminalWebhooks,
+    past: QueueDriver,
+    receiver: Sink,
+) -> None:
+    for name, number in (("PLACES", 4), ("PLACES_PER_HOST", 2), ("LONGEST_LINE", 3)):
+        monkeypatch.setattr(f"director.keeper.shares.{name}", number)
+    courier = Courier(redis, scripts, registry, webhooks, SystemClock())
+    async with sink() as silent, anyio.create_task_group() as tasks:
+        silent.answer = Answer(delay_s=60)
+        ids = [(await owe(past, silent.url)).id for _ in range(20)]
+        await owe(past, receiver.url.replace("127.0.0.1", "localhost"))  # the youngest of all
+        tasks.start_soon(courier.run)
+        with anyio.fail_after(LIMIT_S):
+            await receiver.arrived(1)
+            await silent.arrived(2)
+            assert silent.open == 2
+            silent.close()
+            await silent.arrived(5)  # those in line had their turn
+            await courier.drain()
+        tasks.cancel_scope.cancel()
+    later = set(await past.members(keys.owed(partition_of(ids[0]))))
+    told = {json.loads(body)["id"] for _, body in silent.received}
+    assert (len(told), later) == (5, set(ids) - told)
+
+
 async def test_a_webhook_that_cannot_be_signed_waits_for_the_operator(
     scripts: Scripts, registry: Registry, redis: Redis, webhooks: TerminalWebhooks, past: QueueDriver, receiver: Sink
 ) -> None:
     claim = await owe(past, receiver.url)
     await redis.delete(keys.account(ACCOUNT))
-    courier = Courier(scripts, registry, webhooks, SystemClock())
+    courier = Courier(redis, scripts, registry, webhooks, SystemClock())
     assert (await courier.run_once()).outcomes == {"failed": 1}
     assert await owed(past, claim.id) is not None
     assert receiver.received == []
