@@ -2,7 +2,7 @@
 
 Order of a start: Redis is looked at, the health port opens, each server is watched; the first one that is ready gives
 the queue its name, and only then heartbeat and consumer begin. A drain follows the prediction's way: claim nothing
-more, let runs finish, hand back what does not, stop the heartbeat last.
+more, let runs finish, hand back what does not, stop the heartbeat last. Asked a second time, it ends at once.
 """
 
 import asyncio
@@ -62,16 +62,16 @@ def serve(settings: DirectorSettings) -> None:
 
 
 async def run(settings: DirectorSettings, *, started: Callable[[int], None] = lambda port: None) -> None:
-    """Direct until SIGTERM, SIGINT or cancellation. `started` is told the port of health and inbox.
+    """Direct until SIGTERM, SIGINT or cancellation, then drain; a second signal leaves what is held to its leases.
+
+    `started` is told the port of health and inbox.
 
     Raises UnsafeBackend when Redis would lose what it accepts, SettingsError for a setting that cannot be.
     """
     with process.one_error(), anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with connected(settings) as director, anyio.create_task_group() as tasks:
             tasks.start_soon(director.direct, started)
-            async for _ in signals:
-                break
-            await director.drain()
+            await process.drained(signals, director.drain)
             tasks.cancel_scope.cancel()
     log.info("director ended")
 

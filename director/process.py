@@ -2,7 +2,8 @@
 
 import importlib.util
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
@@ -17,7 +18,7 @@ from director.core.redis_client import describe
 from director.core.settings import CommonSettings
 from director.health import Health
 
-__all__ = ("look_at_redis", "one_error", "serve")
+__all__ = ("drained", "look_at_redis", "one_error", "serve")
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,16 @@ def one_error() -> Iterator[None]:
         raise _first(on_purpose) from None
 
 
+async def drained(signals: AsyncIterator[signal.Signals], drain: Callable[[], Awaitable[None]]) -> None:
+    """Wait for the first signal, then drain. A second one cuts the drain short: whoever sends it will not wait."""
+    async for _ in signals:
+        break
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_heed, signals, tasks.cancel_scope)
+        await drain()
+        tasks.cancel_scope.cancel()
+
+
 async def look_at_redis(redis: Redis, settings: CommonSettings, health: Health, clock: Clock) -> None:
     """Wait until Redis answers; raises UnsafeBackend when it would lose what it accepts.
 
@@ -66,6 +77,12 @@ async def look_at_redis(redis: Redis, settings: CommonSettings, health: Health, 
     health.checks["durability"] = lambda: _safe(redis, settings, health)
     facts = {"address": address, "server": f"{server.kind} {server.version}", "durability": server.level}
     log.info("redis is good", extra=facts)
+
+
+async def _heed(signals: AsyncIterator[signal.Signals], scope: anyio.CancelScope) -> None:
+    async for _ in signals:
+        log.warning("drain cut short")
+        scope.cancel()
 
 
 async def _safe(redis: Redis, settings: CommonSettings, health: Health) -> str:

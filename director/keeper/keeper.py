@@ -52,7 +52,9 @@ async def _serve(settings: KeeperSettings) -> None:
 
 
 async def run(settings: KeeperSettings, *, started: Callable[[int], None]) -> None:
-    """Keep until SIGTERM, SIGINT or cancellation. `started` is told the port of /livez and /readyz.
+    """Keep until SIGTERM, SIGINT or cancellation, then drain; a second signal leaves what is under way to later.
+
+    `started` is told the port of /livez and /readyz.
 
     Raises UnsafeBackend when the server would lose what it accepts, SettingsError for a setting that cannot be.
     """
@@ -60,11 +62,7 @@ async def run(settings: KeeperSettings, *, started: Callable[[int], None]) -> No
         async with _keeper(settings) as keeper, anyio.create_task_group() as tasks:
             tasks.start_soon(keeper.keep)
             tasks.start_soon(keeper.serve_health, started)
-            async for _ in signals:
-                break
-            log.info("draining")
-            with anyio.move_on_after(DRAIN_S):
-                await keeper.drain()
+            await process.drained(signals, keeper.drain)
             tasks.cancel_scope.cancel()
     log.info("keeper ended")
 
@@ -118,8 +116,10 @@ class Keeper:
         await serve_http(self.health.app(), host=self._settings.host, port=self._settings.port, started=started)
 
     async def drain(self) -> None:
-        """Let what is under way end. Only the courier has any: all else is one script at a time."""
-        await self.courier.drain()
+        """Let what is under way end, for a while. Only the courier has any: all else is one script at a time."""
+        log.info("draining")
+        with anyio.move_on_after(DRAIN_S):
+            await self.courier.drain()
 
     async def _durability_known(self) -> str:
         return "" if "durability" in self.health.facts else "not looked at yet"

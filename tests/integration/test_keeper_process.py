@@ -17,17 +17,21 @@ import pytest
 from anyio.abc import Process
 from anyio.streams.text import TextReceiveStream
 
+from director.core import keys
+from director.core.accounts import Accounts
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError, UnsafeBackend
 from director.core.gatherer import Gatherer
+from director.core.ids import partition_of
 from director.core.policy import Policy
 from director.core.redis_client import client
 from director.core.scripts import Scripts
 from director.core.settings import KeeperSettings
 from director.keeper import keeper
-from tests.support.queue_driver import MODEL, VERSION, QueueDriver
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer, redis_server
+from tests.support.sink import Answer, sink
 
 pytestmark = pytest.mark.anyio
 
@@ -117,6 +121,30 @@ async def test_a_keeper_outlives_its_server_and_goes_on_where_it_was() -> None:
             await log.until("keeper ended")
             with anyio.fail_after(LIMIT_S):
                 assert await process.wait() == 0
+
+
+async def test_a_second_signal_leaves_a_delivery_under_way_and_ends_the_keeper_at_once() -> None:
+    with redis_server() as server:
+        async with (
+            sink() as silent,
+            driving(server) as driver,
+            keeper_process(server, DIRECTOR_WEBHOOK_ALLOW="loopback") as process,
+        ):
+            silent.answer = Answer(delay_s=60)
+            await Accounts(driver.redis).create_token(ACCOUNT)
+            await driver.submit(webhook=silent.url, events="completed")
+            told = await driver.claim_one()
+            assert await driver.finish(told)
+            log = Log(process)
+            await silent.arrived(1)
+            process.send_signal(signal.SIGTERM)
+            await log.until("draining")
+            process.send_signal(signal.SIGTERM)
+            await log.until("drain cut short")
+            await log.until("keeper ended")
+            with anyio.fail_after(LIMIT_S):
+                assert await process.wait() == 0
+            assert await driver.members(keys.owed(partition_of(told.id)))
 
 
 async def test_a_server_that_would_lose_work_ends_the_keeper_with_one_line() -> None:

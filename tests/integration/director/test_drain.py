@@ -54,6 +54,23 @@ async def test_what_cannot_finish_in_time_is_handed_back_unspent_and_run_by_anot
     assert tally.runs == 2
 
 
+async def test_a_second_signal_ends_it_at_once_and_leaves_the_claim_to_its_lease(
+    caller: Caller, server: RedisServer, cog_url: str, gate: Gate
+) -> None:
+    async with director_process(server.url, cog_url, drain_s=3600) as director:
+        asked = await caller.submit(n=1, gate=str(gate))
+        await caller.shows(asked, output=["a0"])
+        director.send(signal.SIGINT)
+        await director.says("draining")
+        director.send(signal.SIGINT)
+        assert await director.exit_code() == 0
+        assert director.said("drain cut short")
+        assert not director.said("claim given back")
+    record = await caller.record(asked)
+    assert (record.status, record.attempt) == ("processing", 1)
+    assert await caller.redis.zrange(keys.lease(caller.queue), 0, -1) == [asked.encode()]
+
+
 async def test_a_director_that_never_had_a_server_ends_at_once(caller: Caller, server: RedisServer) -> None:
     async with director_process(server.url, "http://127.0.0.1:9") as director:
         await director.says("model server is unreachable")
