@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- advance: write what a run showed since the last call: that it began, and its events in order.
--- Uses lib/keys lib/place lib/settle
+-- Uses lib/keys
 --
 --   KEYS[1]  record    hash  {p}:rec:<id>
 --   ARGV[1]  id

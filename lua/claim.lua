@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
--- claim: hand out up to `count` waiting predictions to one consumer, each with a lease and a fencing token.
--- Ends dead work (canceled, past its deadline) on the way, at most 64 entries a call.
--- Uses lib/keys lib/place lib/settle
+-- claim: hand out up to `count` waiting predictions to one consumer, each with a lease and a fencing token. Lets in
+-- from the backlogs whose turn it is, and ends dead work (canceled, past its deadline) on the way, at most 64 entries a call.
+-- Uses lib/keys lib/place lib/share lib/breaker lib/settle
 --
 --   KEYS[1]  meta       hash  {p}:q:<queue>:meta
 --   ARGV[1]  queue
@@ -11,38 +11,58 @@
 --   ARGV[5]  lease_ms
 --   ARGV[6]  claims     most claims one prediction may ever have, whoever gives them back
 --   ARGV[7]  now_ms     '' for the server's clock
---   Returns  {state, {id, input, record as a flat list}, …}
---            state: 'ok', 'paused', or 'unknown' when nobody registered this queue
+--   ARGV[8]  budget     most that all handed out may cost together, '' for no bound
+--   ARGV[9]  alone      '1': the first is taken whatever it costs, so that a large one is not stuck for ever
+--   ARGV[10] warm       the affinity key that the consumer served last: taken first where it stands at the head of its
+--                       stream; '' for none
+--   Returns  {state, why, {id, input, record as a flat list}, …}
+--            state: 'ok', 'paused', 'open' (the breaker is), or 'unknown' when nobody registered this queue
+--            why: it handed out no more: 'count', 'empty', 'budget' or 'bound' (of the entries that one call looks at)
 
 local meta, queue, consumer, nonce = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
-local count, lease_ms, claims, now = tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6]), clock(ARGV[7])
+local most, lease_ms, claims, now = tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6]), clock(ARGV[7])
+local budget, alone, warm = tonumber(ARGV[8]), ARGV[9] == '1', ARGV[10]
 -- 8 : 3 : 1, spread out; an empty lane's turn goes to the highest that has work
 local TURNS = { 'high', 'high', 'normal', 'high', 'high', 'normal', 'high', 'high', 'low', 'high', 'high', 'normal' }
-local LANES = { 'high', 'normal', 'low' }
 local SCAN = 64
+local WINDOW, PER_SLOT = 32, 2
 
 local function handed(id) return { id, redis.call('GET', input_key(id)), redis.call('HGETALL', record_key(id)) } end
 
-local state = redis.call('HMGET', meta, 'streams', 'paused', 'turn',
-  'mask:high', 'mask:normal', 'mask:low', 'next:high', 'next:normal', 'next:low')
+local state = redis.call('HMGET', meta, 'streams', 'paused', 'turn', 'slots', 'breaker', 'open_until',
+  'mask:high', 'mask:normal', 'mask:low', 'next:high', 'next:normal', 'next:low',
+  'backlogged:high', 'backlogged:normal', 'backlogged:low')
 if not state[1] then return { 'unknown' } end
 
 -- The reply to this very call was lost: answer it again. Claims that were lost meanwhile are left out.
 local last = redis.call('HGET', queue_key(queue, 'last'), consumer) or ''
 if string.match(last, '^%S+') == nonce then
-  local again = { 'ok' }
+  local again = { 'ok', 'count' }
   for index, id in string.gmatch(last, ' (%d+):(%S+)') do
     if redis.call('HGET', record_key(id), 'token') == nonce .. '-' .. index then again[#again + 1] = handed(id) end
   end
   return again
 end
 if state[2] == '1' then return { 'paused' } end
+local is_probe = state[5] == 'open' and past(state[6], now)
+if not is_probe and (state[5] or '') ~= '' then return { 'open' } end
+if is_probe then most = 1 end
 
-local turn, mask, next_stream = tonumber(state[3] or 0), {}, {}
+local turn, mask, next_stream, backlogged = tonumber(state[3] or 0), {}, {}, {}
 for i, lane in ipairs(LANES) do
-  mask[lane], next_stream[lane] = tonumber(state[3 + i] or 0), tonumber(state[6 + i] or 0)
+  mask[lane], next_stream[lane] = tonumber(state[6 + i] or 0), tonumber(state[9 + i] or 0)
+  backlogged[lane] = tonumber(state[12 + i] or 0) > 0
 end
-local scanned = 0
+local window = math.max(WINDOW, PER_SLOT * tonumber(state[4] or 0))
+local scanned, spent, stopped = 0, 0, nil
+
+-- The first entry of a stream that nobody was given: its id, cost and affinity key.
+local function head_of(stream)
+  if redis.call('EXISTS', stream) == 0 then return nil end
+  local entry = redis.call('XRANGE', stream, '(' .. delivered(stream), '+', 'COUNT', 1)[1]
+  if not entry then return nil end
+  return entry[1], tonumber(entry[2][4]), entry[2][6]
+end
 
 local function read_one(stream)
   local reply = redis.pcall('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', 1, 'STREAMS', stream, '>')
@@ -55,6 +75,15 @@ local function read_one(stream)
   return entry[1], entry[2][2]
 end
 
+-- Its tenant is paused, or runs as many as it may: back to the head of its line, uncounted.
+local function put_back(id, r)
+  unplace(id, r)
+  into_backlog(id, r)
+  part(queue, r.lane, r.account)
+  redis.call('HSET', record_key(id), 'stream', '', 'mid', '', 'refilled', '', 'charged', '')
+  correct(r, 0)
+end
+
 -- May this entry be handed out? Settles or drops it where not.
 local function runnable(id, r, stream, mid)
   if not r or TERMINAL[r.status] or r.mid ~= mid then
@@ -62,25 +91,48 @@ local function runnable(id, r, stream, mid)
     redis.call('XDEL', stream, mid)
   elseif r.token ~= '' then
     return false -- claimed, only its pending entry was lost: its lease decides, not we
-  elseif past(r.deadline, now) then
-    settle_late(id, r, now)
-  elseif r.begun == '' and past(r.start_by, now) then
-    settle(id, r, 'failed', { error = 'It could not start in the time that was asked for.', code = 'start_by_exceeded' }, now)
+  elseif end_if_late(id, r, now) then
+    return false
   elseif redis.call('EXISTS', input_key(id)) == 0 then
     settle(id, r, 'failed', { error = 'Its input is gone.', code = 'input_lost' }, now)
   elseif tonumber(r.claims) >= claims then
     bury(id, r, { error = 'It was handed out too often without ever starting.', code = 'too_many_claims' }, now)
+  elseif not may_run(queue, r.account) then
+    put_back(id, r)
   else
     return true
   end
   return false
 end
 
+-- Does the next entry of this stream still fit? An empty stream fits: reading it says so.
+local function fits(stream)
+  if not budget then return true end
+  local _, cost = head_of(stream)
+  return not cost or spent + cost <= budget or (alone and spent == 0)
+end
+
+-- Every stream of the lane was read to its end: nothing is ready, whatever a lost key made of the counts.
+local function forget_ready(lane)
+  redis.call('DEL', queue_key(queue, 'ready:' .. lane))
+  redis.call('HDEL', meta, 'window:' .. lane)
+end
+
+local function let_in(lane)
+  if not backlogged[lane] then return end
+  local room = window - tonumber(redis.call('HGET', meta, 'window:' .. lane) or 0)
+  if room > 0 then refill(queue, lane, room, function(number) mask[lane] = with_bit(mask[lane], number) end) end
+end
+
 local function take(lane)
+  let_in(lane)
   while mask[lane] ~= 0 and scanned < SCAN do
-    local number = next_stream[lane]
-    while bit.band(mask[lane], bit.lshift(1, number)) == 0 do number = (number + 1) % 32 end
+    local number = next_set(mask[lane], next_stream[lane])
     local stream = stream_key(queue, lane, number)
+    if not fits(stream) then
+      stopped = 'budget'
+      return
+    end
     local mid, id = read_one(stream)
     if mid then
       scanned = scanned + 1
@@ -88,36 +140,85 @@ local function take(lane)
       local r = read(id)
       if runnable(id, r, stream, mid) then return id, r end
     else
-      mask[lane] = bit.band(mask[lane], bit.bnot(bit.lshift(1, number))) % 4294967296
+      mask[lane] = without_bit(mask[lane], number)
+      if mask[lane] == 0 then forget_ready(lane) end
+      let_in(lane)
+    end
+  end
+end
+
+local function take_warm()
+  for _, lane in ipairs(LANES) do
+    local number = warm ~= '' and tonumber(string.sub(warm, 1, 8), 16) % state[1] or nil
+    if number and bit.band(mask[lane], bit.lshift(1, number)) ~= 0 then
+      local stream = stream_key(queue, lane, number)
+      local _, _, key = head_of(stream)
+      if key == warm and fits(stream) and scanned < SCAN then
+        local mid, id = read_one(stream)
+        scanned = scanned + 1
+        local r = read(id)
+        if runnable(id, r, stream, mid) then return id, r end
+      end
     end
   end
 end
 
 local function take_any()
+  local id, r = take_warm()
+  if id then return id, r end
   local preferred = TURNS[turn % #TURNS + 1]
-  local id, r = take(preferred)
+  id, r = take(preferred)
   for _, lane in ipairs(LANES) do
-    if not id and lane ~= preferred then id, r = take(lane) end
+    if not id and not stopped and lane ~= preferred then id, r = take(lane) end
   end
+  if id then turn = turn + 1 end
   return id, r
 end
 
-local reply, remembered = { 'ok' }, { nonce }
-for index = 1, count do
+local function tally(what) redis.call('HINCRBY', queue_key(queue, 'tally'), what, 1) end
+
+-- How far off was what its caller was told when it was filed?
+local BUCKETS_S = { 0.1, 0.5, 1, 5, 15, 60, 300 }
+local function score(r)
+  if r.eta90 == '' or r.claims ~= '0' then return end
+  local waited = now - r.created
+  local error_s, bucket = math.abs(waited - r.eta50) / 1000, 'inf'
+  for i = #BUCKETS_S, 1, -1 do
+    if error_s <= BUCKETS_S[i] then bucket = BUCKETS_S[i] end
+  end
+  tally('eta_error:' .. bucket)
+  tally(waited <= tonumber(r.eta90) and 'eta_kept' or 'eta_missed')
+end
+
+local reply, remembered = { 'ok', 'count' }, { nonce }
+for index = 1, most do
   local id, r = take_any()
-  if not id then break end
-  turn = turn + 1
+  if not id then
+    reply[2] = stopped or (scanned >= SCAN and 'bound') or 'empty'
+    break
+  end
+  spent = spent + r.cost
+  score(r)
+  if r.affinity ~= '' then tally(r.affinity == warm and 'warm' or 'cold') end
+  count_ready(r, -1)
+  count(queue, 'queued', r.account, -1)
+  count(queue, 'running', r.account, 1)
   redis.call('HSET', record_key(id), 'token', nonce .. '-' .. index, 'holder', consumer,
-    'attempt', r.attempt + 1, 'claims', r.claims + 1, 'claimed', now)
+    'attempt', r.attempt + 1, 'claims', r.claims + 1, 'claimed', now, 'refilled', '')
   redis.call('ZADD', queue_key(queue, 'lease'), now + lease_ms, id)
+  if is_probe then redis.call('HSET', meta, 'breaker', 'probing', 'probe', id) end
   remembered[#remembered + 1] = index .. ':' .. id
   reply[#reply + 1] = handed(id)
 end
+if budget and #reply > 2 then tally('batch_' .. (spent > budget and 'oversize' or reply[2])) end
 
 redis.call('HSET', meta, 'turn', turn % #TURNS, 'mask:high', mask.high, 'mask:normal', mask.normal,
   'mask:low', mask.low, 'next:high', next_stream.high, 'next:normal', next_stream.normal, 'next:low', next_stream.low)
-if #reply > 1 then redis.call('HSET', queue_key(queue, 'last'), consumer, table.concat(remembered, ' ')) end
+if #reply > 2 then redis.call('HSET', queue_key(queue, 'last'), consumer, table.concat(remembered, ' ')) end
 -- The scan's bound may have stopped us with nothing to show: the rest is still claimable, so it rings too.
 local left = mask.high + mask.normal + mask.low > 0
-if left and (#reply > 1 or scanned >= SCAN) then ring(queue) end
+for _, lane in ipairs(LANES) do
+  left = left or (backlogged[lane] and redis.call('EXISTS', queue_key(queue, 'vtime:' .. lane)) == 1)
+end
+if left and not is_probe and (#reply > 2 or scanned >= SCAN) then ring(queue) end
 return reply

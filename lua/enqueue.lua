@@ -1,7 +1,7 @@
 #!lua
 -- enqueue: accept a prediction: record, input, first event, indexes and its place in a stream, all or nothing.
 -- Not allow-oom: a full server refuses new work and finishes what it has.
--- Uses lib/keys lib/place
+-- Uses lib/keys lib/place lib/share lib/outlook
 --
 --   KEYS[1]  record    hash    {p}:rec:<id>
 --   KEYS[2]  input     string  {p}:in:<id>
@@ -12,11 +12,14 @@
 --   ARGV[4]  idem_ttl_ms
 --   ARGV[5]  now_ms        '' for the server's clock
 --   ARGV[6…] field, value  of the record: account, model, version, queue, lane, shard, cost, url, webhook, …
---                          `lifetime_ms` becomes `deadline`, `start_by_ms` becomes `start_by`
---   Returns  {'created', created_ms}  also when this very id was accepted before
---            {'replayed', id}         the idempotency key stands for that prediction
---            {'mismatch'}             the key was used with another body
---            {'unknown'}              nobody registered this queue
+--                          `lifetime_ms` becomes `deadline`, `start_by_ms` becomes `start_by`; weight, most_queued and
+--                          most_running are its tenant's, '' for no limit
+--   Returns  {'created', created_ms, deadline, outlook}   as lib/outlook has it; only created_ms when this very id was accepted before
+--            {'replayed', id}                   the idempotency key stands for that prediction
+--            {'mismatch'}                       the key was used with another body
+--            {'unknown'}                        nobody registered this queue
+--            {'refused', code, limit, retry_after_ms, eta_ms}   nothing was written; '' where there is none
+--            code: 'breaker_open', 'too_many_queued', 'queue_full', 'no_capacity' or 'cannot_start_in_time'
 
 local id, input, fingerprint, idem_ttl_ms, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4], clock(ARGV[5])
 
@@ -34,27 +37,63 @@ if fingerprint ~= '' then
 end
 local r = setmetatable({}, EMPTY)
 for i = 6, #ARGV, 2 do r[ARGV[i]] = ARGV[i + 1] end
-if redis.call('EXISTS', queue_key(r.queue, 'meta')) == 0 then return { 'unknown' } end
+r.token, r.mid, r.claims = '', '', 0
 
-local fields = { 'status', 'starting', 'created', now, 'attempt', 0, 'claims', 0, 'seq', 1, 'token', '' }
+local queue, tenant = r.queue, r.account
+local m = setmetatable({}, EMPTY)
+local SETTINGS = { 'streams', 'mode', 'max_queued', 'lifetime_ms', 'breaker', 'breaker_mode', 'open_until', 'slots', 'service_ms' }
+for i, value in ipairs(redis.call('HMGET', queue_key(queue, 'meta'), unpack(SETTINGS))) do m[SETTINGS[i]] = value or '' end
+if m.streams == '' then return { 'unknown' } end
+
+-- Where the queue is full, one leaves it about this often.
+local function one_leaves_ms()
+  return math.ceil(math.max(1000, tonumber(m.service_ms ~= '' and m.service_ms or 0)) / math.max(1, tonumber(m.slots ~= '' and m.slots or 0)))
+end
+
+local live = redis.call('ZCARD', queue_key(queue, 'live'))
+if m.breaker ~= '' and m.breaker_mode == 'fail' then
+  return { 'refused', 'breaker_open', '', math.max(1000, tonumber(m.open_until) - now), '' }
+elseif r.most_queued ~= '' and counted(queue, 'queued', tenant) >= tonumber(r.most_queued) then
+  return { 'refused', 'too_many_queued', r.most_queued, one_leaves_ms(), '' }
+elseif m.mode == 'bounded' and live - redis.call('ZCARD', queue_key(queue, 'lease')) >= tonumber(m.max_queued) then
+  return { 'refused', 'queue_full', m.max_queued, one_leaves_ms(), '' }
+elseif m.mode == 'reject' and live >= tonumber(m.slots ~= '' and m.slots or 0) then
+  return { 'refused', 'no_capacity', m.slots ~= '' and m.slots or '0', one_leaves_ms(), '' }
+end
+
+local hope = outlook(nil, r, now)
+if r.start_by_ms ~= '' and hope[3] ~= '' and hope[3] > tonumber(r.start_by_ms) then
+  return { 'refused', 'cannot_start_in_time', r.start_by_ms, hope[3] - r.start_by_ms, hope[3] }
+end
+
+set_limits(queue, tenant, r.weight ~= '' and r.weight or '1', r.most_running)
+r.arrival = redis.call('HINCRBY', queue_key(queue, 'meta'), 'arrivals', 1)
+
+local fields = { 'status', 'starting', 'created', now, 'attempt', 0, 'claims', 0, 'seq', 1, 'token', '', 'arrival', r.arrival }
 local function add(field, value)
   fields[#fields + 1] = field
   fields[#fields + 1] = value
 end
-local deadline = r.lifetime_ms ~= '' and now + r.lifetime_ms or nil
-if deadline then add('deadline', deadline) end
-if r.start_by_ms ~= '' then add('start_by', now + r.start_by_ms) end
+local NOT_KEPT = { lifetime_ms = true, start_by_ms = true, weight = true, most_queued = true, most_running = true }
+local lifetime = math.min(tonumber(r.lifetime_ms ~= '' and r.lifetime_ms or math.huge), tonumber(m.lifetime_ms ~= '' and m.lifetime_ms or math.huge))
+if lifetime < math.huge then r.deadline = now + lifetime end
+if r.start_by_ms ~= '' then r.start_by = now + r.start_by_ms end
+if r.deadline ~= '' then add('deadline', r.deadline) end
+if r.start_by ~= '' then add('start_by', r.start_by) end
+if hope[3] ~= '' and hope[3] > 0 then
+  add('eta50', hope[3])
+  add('eta90', hope[4])
+end
 for i = 6, #ARGV, 2 do
-  if ARGV[i] ~= 'lifetime_ms' and ARGV[i] ~= 'start_by_ms' then add(ARGV[i], ARGV[i + 1]) end
+  if not NOT_KEPT[ARGV[i]] then add(ARGV[i], ARGV[i + 1]) end
 end
 
-local stream, mid = place(id, r)
-add('stream', stream)
-add('mid', mid)
+for _, part in ipairs(file(id, r)) do fields[#fields + 1] = part end
+count(queue, 'queued', tenant, 1)
 redis.call('HSET', KEYS[1], unpack(fields))
 redis.call('SET', KEYS[2], input)
-redis.call('ZADD', queue_key(r.queue, 'live'), now, id)
-if deadline then redis.call('ZADD', queue_key(r.queue, 'deadline'), deadline, id) end
+redis.call('ZADD', queue_key(queue, 'live'), now, id)
+if soonest(r) then redis.call('ZADD', queue_key(queue, 'deadline'), soonest(r), id) end
 redis.call('RPUSH', events_key(id), 'created ' .. now .. ' ')
 if fingerprint ~= '' then redis.call('SET', KEYS[3], id .. ' ' .. fingerprint, 'PX', idem_ttl_ms) end
-return { 'created', now }
+return { 'created', now, r.deadline, hope }

@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
--- expire: end what waited past its deadline, and tell the holders of what runs past it.
--- Uses lib/keys lib/place lib/settle
+-- expire: end what waited past its deadline or past the time it had to start, and tell the holders of what runs past
+-- its deadline.
+-- Uses lib/keys lib/place lib/share lib/breaker lib/settle
 --
 --   KEYS[1]  deadline  zset  {p}:q:<queue>:deadline
 --   ARGV[1]  limit     most looked at in this call
@@ -15,12 +16,17 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0
   local r = read(id)
   if r and not TERMINAL[r.status] then
     if r.token == '' then
-      settle_late(id, r, now)
-      ended = ended + 1
-    else
+      if end_if_late(id, r, now) then
+        ended = ended + 1
+      elseif soonest(r) then -- revived, or begun before: what it was listed for does not count any more
+        redis.call('ZADD', KEYS[1], soonest(r), id)
+      end
+    elseif past(r.deadline, now) then
       if r.cancel == '' then redis.call('HSET', record_key(id), 'cancel', 'deadline') end
       redis.call('PUBLISH', kick_channel(r.holder), id)
       told = told + 1
+    elseif r.deadline ~= '' then -- it was claimed in time
+      redis.call('ZADD', KEYS[1], r.deadline, id)
     end
   end
 end

@@ -7,13 +7,17 @@
 --   ARGV[2]  consumer
 --   ARGV[3]  lease_ms
 --   ARGV[4]  now_ms     '' for the server's clock
---   ARGV[5…] id, token  for each claim; none is a sign of life alone
+--   ARGV[5]  slots      that this consumer has, busy or free
+--   ARGV[6]  state      of its servers: 'ready', 'starting' or 'setup_failed'
+--   ARGV[7…] id, token  for each claim; none is a sign of life alone
 --   Returns  per claim  'held', 'lost', 'user' (its caller asked to cancel) or 'deadline' (its time is up)
 
 local queue, consumer, lease_ms, now = ARGV[1], ARGV[2], ARGV[3], clock(ARGV[4])
+local slots, state = ARGV[5], ARGV[6]
+local ALIVE_MS, RECOUNT_MS = 20000, 1000
 
 local answers = {}
-for i = 5, #ARGV, 2 do
+for i = 7, #ARGV, 2 do
   local id, token = ARGV[i], ARGV[i + 1]
   local r = redis.call('HMGET', record_key(id), 'token', 'cancel', 'lane', 'stream', 'mid', 'deadline')
   if token == '' or r[1] ~= token then
@@ -28,4 +32,19 @@ for i = 5, #ARGV, 2 do
   end
 end
 redis.call('ZADD', KEYS[1], now, consumer)
+
+-- What all directors together have is counted again once a second, or when this one's share changed. A server that was
+-- emptied under us is told of the queue first.
+local meta, mine = queue_key(queue, 'meta'), slots .. ' ' .. state
+if redis.call('HEXISTS', meta, 'streams') == 0 then return answers end
+local changed = redis.call('HGET', queue_key(queue, 'slots'), consumer) ~= mine
+if changed then redis.call('HSET', queue_key(queue, 'slots'), consumer, mine) end
+if changed or now - (redis.call('HGET', meta, 'recounted') or 0) >= RECOUNT_MS then
+  local sums = { ready = 0, starting = 0, setup_failed = 0 }
+  for _, alive in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], now - ALIVE_MS, '+inf')) do
+    local count, kind = string.match(redis.call('HGET', queue_key(queue, 'slots'), alive) or '', '^(%d+) (%S+)$')
+    if kind then sums[kind] = sums[kind] + math.max(1, tonumber(count)) end
+  end
+  redis.call('HSET', meta, 'slots', sums.ready, 'starting', sums.starting, 'setup_failed', sums.setup_failed, 'recounted', now)
+end
 return answers

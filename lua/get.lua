@@ -1,20 +1,23 @@
 #!lua flags=no-writes
 -- get: one prediction as it is at this moment, with whatever of its data still lives.
--- Uses lib/keys
+-- Uses lib/keys lib/place lib/share lib/outlook
 --
 --   KEYS[1]  record  hash  {p}:rec:<id>
 --   ARGV[1]  id
---   Returns  {record, input, output and logs, events}   flat lists; input '' once it was removed
+--   ARGV[2]  now_ms  '' for the server's clock
+--   Returns  {record, input, output and logs, events, outlook}   flat lists; input '' once it was removed
 --                                                       an event: kind, ms and data, with a space between
 --                                                       events only while it runs: after the end output and logs tell all
+--                                                       outlook as lib/outlook has it, only while it waits
 --            {}                                         no such prediction
 
 local id = ARGV[1]
 
-local r = redis.call('HGETALL', KEYS[1])
-if #r == 0 then return {} end
-local status = redis.call('HGET', KEYS[1], 'status')
+local flat = redis.call('HGETALL', KEYS[1])
+if #flat == 0 then return {} end
+local r = as_record(flat)
 local input = redis.call('GET', input_key(id)) or ''
-if TERMINAL[status] then return { r, input, redis.call('HGETALL', output_key(id)), {} } end
-local events = status == 'processing' and redis.call('LRANGE', events_key(id), 0, -1) or {}
-return { r, input, {}, events }
+if TERMINAL[r.status] then return { flat, input, redis.call('HGETALL', output_key(id)), {}, {} } end
+if r.token == '' then return { flat, input, {}, {}, outlook(id, r, clock(ARGV[2])) } end
+local events = r.status == 'processing' and redis.call('LRANGE', events_key(id), 0, -1) or {}
+return { flat, input, {}, events, {} }

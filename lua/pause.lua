@@ -1,17 +1,27 @@
 #!lua flags=allow-oom
--- pause: hand nothing out of a queue, or resume it. What is claimed runs on; what waits keeps its place.
--- Uses lib/keys lib/place
+-- pause: hand nothing out of a queue, or nothing of one tenant; or resume. What is claimed runs on; what waits keeps
+-- its place.
+-- Uses lib/keys lib/place lib/share
 --
 --   KEYS[1]  meta    hash  {p}:q:<queue>:meta
 --   ARGV[1]  queue
 --   ARGV[2]  paused  '1', or '0' to resume
+--   ARGV[3]  tenant  '' for the whole queue
 --   Returns  1  done
 --            0  nobody registered this queue
 
-local meta, queue, paused = KEYS[1], ARGV[1], ARGV[2]
+local meta, queue, paused, tenant = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 
 if redis.call('EXISTS', meta) == 0 then return 0 end
 
-redis.call('HSET', meta, 'paused', paused)
-if paused == '0' then ring(queue) end
+if tenant == '' then
+  redis.call('HSET', meta, 'paused', paused)
+  if paused == '0' then ring(queue) end
+elseif paused == '1' then
+  redis.call('SADD', queue_key(queue, 'held'), tenant)
+  for _, lane in ipairs(LANES) do part(queue, lane, tenant) end
+else
+  redis.call('SREM', queue_key(queue, 'held'), tenant)
+  rejoin(queue, tenant)
+end
 return 1

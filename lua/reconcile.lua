@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- reconcile: compare one slice of what is accepted with where it ought to be, and put right what is nowhere.
--- Uses lib/keys lib/place lib/settle
+-- Uses lib/keys lib/place lib/share
 --
 --   KEYS[1]  live     zset  {p}:q:<queue>:live
 --   ARGV[1]  queue
@@ -11,7 +11,7 @@
 --   Returns  {next, id, repair, …}
 --            next    rank that the next slice starts from, 0 after the last one
 --            repair  'forgotten' (no record, or a terminal one), 'leased', 'offered' (no claim would have looked into
---                    its stream) or 'placed'
+--                    its stream or its backlog), 'timed' (its deadline was in no index) or 'placed'
 
 local live, queue, from, count, lease_ms = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local now = clock(ARGV[5])
@@ -30,12 +30,36 @@ local function is_waiting(r)
   local pending = redis.pcall('XPENDING', stream, GROUP, r.mid, r.mid, 1)
   if pending.err then return true end -- no group yet: the first claim makes one from 0
   if #pending > 0 then return false end
-  for _, group in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
-    for i = 1, #group, 2 do
-      if group[i] == 'last-delivered-id' then return is_later(r.mid, group[i + 1]) end
-    end
+  return is_later(r.mid, delivered(stream))
+end
+
+-- Would a claim find its stream, or its tenant's backlog? Makes sure of it; true when it had to.
+local function offered_anew(r)
+  if r.mid ~= '' then
+    if bit.band(mask_of(queue, r.lane), bit.lshift(1, r.stream)) ~= 0 then return false end
+    offer(queue, r.lane, r.stream)
+    return true
   end
+  if redis.call('ZSCORE', queue_key(queue, 'vtime:' .. r.lane), r.account) or not may_enter(queue, r.account) then return false end
+  join(queue, r.lane, r.account)
+  ring(queue)
   return true
+end
+
+local function timed_anew(id, r)
+  local index = queue_key(queue, 'deadline')
+  if not soonest(r) or redis.call('ZSCORE', index, id) then return false end
+  redis.call('ZADD', index, soonest(r), id)
+  return true
+end
+
+-- Nothing is accepted here: what is counted per tenant is nothing, whatever a lost key made of it.
+local function forget_counts()
+  redis.call('DEL', queue_key(queue, 'queued'), queue_key(queue, 'running'))
+  for _, lane in ipairs(LANES) do
+    redis.call('DEL', queue_key(queue, 'ready:' .. lane), queue_key(queue, 'vtime:' .. lane), queue_key(queue, 'debt:' .. lane))
+    redis.call('HDEL', queue_key(queue, 'meta'), 'window:' .. lane, 'backlogged:' .. lane, 'clock:' .. lane)
+  end
 end
 
 local function repair(id)
@@ -49,15 +73,16 @@ local function repair(id)
     redis.call('ZADD', queue_key(queue, 'lease'), now + lease_ms, id)
     return 'leased'
   end
-  if r.mid == '' and redis.call('ZSCORE', queue_key(queue, 'delayed'), id) then return nil end
-  if r.mid ~= '' and is_waiting(r) then
-    if bit.band(mask_of(queue, r.lane), bit.lshift(1, r.stream)) ~= 0 then return nil end
-    offer(queue, r.lane, r.stream)
-    return 'offered'
+  local delayed = r.mid == '' and redis.call('ZSCORE', queue_key(queue, 'delayed'), id)
+  local backlog = backlog_key(queue, r.lane, r.account)
+  local in_line = (r.mid ~= '' and is_waiting(r)) or (r.mid == '' and redis.call('ZSCORE', backlog, id))
+  if delayed or in_line then
+    if in_line and offered_anew(r) then return 'offered' end
+    return timed_anew(id, r) and 'timed' or nil
   end
-  unplace(r)
-  local stream, mid = place(id, r)
-  redis.call('HSET', record_key(id), 'stream', stream, 'mid', mid)
+  unplace(id, r)
+  redis.call('HSET', record_key(id), unpack(file(id, r)))
+  timed_anew(id, r)
   return 'placed'
 end
 
@@ -71,5 +96,6 @@ for _, id in ipairs(ids) do
     reply[#reply + 1] = done
   end
 end
+if redis.call('EXISTS', live) == 0 then forget_counts() end
 if #ids == count then reply[1] = from + kept end
 return reply

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- recover: find claims that lost their lease, by the pending entries of one stream: the slow cross-check of reap.
--- Uses lib/keys lib/place lib/settle lib/requeue
+-- Uses lib/keys lib/place lib/share lib/breaker lib/settle lib/requeue
 --
 --   KEYS[1]  stream   stream  {p}:q:<queue>:<lane>:s<n>
 --   ARGV[1]  queue
@@ -29,9 +29,8 @@ for k, mid in ipairs(reply[2]) do
     redis.call('XDEL', stream, mid)
     became = 'gone'
   elseif r.token == '' then -- it waits, and no claim would be given it
-    unplace(r)
-    local number, again = place(id, r)
-    redis.call('HSET', record_key(id), 'stream', number, 'mid', again)
+    unplace(id, r)
+    redis.call('HSET', record_key(id), unpack(file(id, r)))
     became = 'waiting'
   elseif tonumber(redis.call('ZSCORE', queue_key(queue, 'lease'), id) or 0) <= now then
     became = requeue(id, r, { spent = true, lost = true, jitter = spread(jitter, k) }, now)

@@ -13,6 +13,10 @@
 --   ARGV[7]  backoff_cap_ms  … up to that
 --   ARGV[8]  data_ttl_ms     life of input, output, logs and events after the end
 --   ARGV[9]  record_ttl_ms   life of the record after the end
+--   ARGV[10] lifetime_ms     of a prediction from its creation, '' for as long as it takes
+--   ARGV[11] breaker_after   faults of the servers in a row that open the breaker, 0 for never
+--   ARGV[12] breaker_cool_ms until one may try again
+--   ARGV[13] breaker_mode    'hold', or 'fail' where new work is refused while it is open
 --   Returns  1  registered
 --            0  the name belongs to another version: nothing was written
 
@@ -23,5 +27,6 @@ if known and known ~= version then return 0 end
 
 if not known then redis.call('HSET', meta, 'version', version, 'streams', streams, 'read', streams, 'size', size) end
 redis.call('HSET', meta, 'attempts', ARGV[4], 'on_lost', ARGV[5], 'backoff_ms', ARGV[6], 'backoff_cap_ms', ARGV[7],
-  'data_ttl_ms', ARGV[8], 'record_ttl_ms', ARGV[9])
+  'data_ttl_ms', ARGV[8], 'record_ttl_ms', ARGV[9], 'lifetime_ms', ARGV[10],
+  'breaker_after', ARGV[11], 'breaker_cool_ms', ARGV[12], 'breaker_mode', ARGV[13])
 return 1

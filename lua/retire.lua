@@ -34,6 +34,7 @@ for _, consumer in ipairs(redis.call('ZRANGEBYSCORE', directors, '-inf', now - s
     for _, stream in ipairs(streams) do redis.call('XGROUP', 'DELCONSUMER', stream, GROUP, consumer) end
     redis.call('ZREM', directors, consumer)
     redis.call('HDEL', queue_key(queue, 'last'), consumer)
+    redis.call('HDEL', queue_key(queue, 'slots'), consumer)
     return consumer
   end
 end

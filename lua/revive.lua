@@ -1,7 +1,7 @@
 #!lua
 -- revive: return a dead letter to its queue, with all its attempts before it. Only for an operator: it is the one way
 -- out of a terminal status.
--- Uses lib/keys lib/place lib/settle
+-- Uses lib/keys lib/place lib/share lib/breaker lib/settle
 --
 --   KEYS[1]  record   hash  {p}:rec:<id>
 --   ARGV[1]  id
@@ -16,12 +16,14 @@ if not r or r.status ~= 'failed' then return 0 end
 if not redis.call('ZSCORE', queue_key(r.queue, 'dead'), id) then return 0 end
 if redis.call('EXISTS', input_key(id)) == 0 then return 0 end
 
-local stream, mid = place(id, r)
+r.claims, r.begun, r.deadline, r.start_by = 0, '', '', ''
+local placed = file(id, r)
+count(r.queue, 'queued', r.account, 1)
 redis.call('DEL', events_key(id), output_key(id)) -- the list begins anew: it may be gone by now, and numbers are places
 append(id, 'revived', now, '')
 redis.call('HSET', KEYS[1], 'status', 'starting', 'started', '', 'completed', '', 'begun', '', 'error', '', 'code', '',
-  'metrics', '', 'ended', '', 'deadline', '', 'start_by', '', 'attempt', 0, 'claims', 0, 'stream', stream, 'mid', mid,
-  'seq', 1, 'told', '', 'tellings', 0)
+  'metrics', '', 'ended', '', 'deadline', '', 'start_by', '', 'attempt', 0, 'claims', 0, 'eta50', '', 'eta90', '',
+  'seq', 1, 'told', '', 'tellings', 0, unpack(placed))
 redis.call('HINCRBY', KEYS[1], 'revivals', 1)
 redis.call('PERSIST', KEYS[1])
 redis.call('PERSIST', input_key(id))

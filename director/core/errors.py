@@ -7,7 +7,8 @@ DirectorError
 ├── QueueError
 │   ├── ClaimLost            the director: another holder has it now
 │   ├── UnknownQueue         the operator: no director ever registered this model
-│   └── IdempotencyMismatch  the caller: one key, two different bodies
+│   ├── IdempotencyMismatch  the caller: one key, two different bodies
+│   └── QueueRefused         the caller: ask again later, or for less
 └── RunnerError              see director.runners.runner
 """
 
@@ -17,6 +18,7 @@ __all__ = (
     "DirectorError",
     "IdempotencyMismatch",
     "QueueError",
+    "QueueRefused",
     "SettingsError",
     "UnknownQueue",
     "UnsafeBackend",
@@ -57,3 +59,16 @@ class UnknownQueue(QueueError):
 
 class IdempotencyMismatch(QueueError):
     """This idempotency key was used with another body. Use a new key for a new request."""
+
+
+class QueueRefused(QueueError):
+    """The queue takes no more of this now. Nothing was written: ask again after `retry_after_s`, or for less."""
+
+    def __init__(
+        self, code: str, *, limit: int | None = None, retry_after_s: int = 1, eta_s: float | None = None
+    ) -> None:
+        super().__init__(code)
+        self.code = code
+        self.limit = limit
+        self.retry_after_s = retry_after_s
+        self.eta_s = eta_s

@@ -14,19 +14,25 @@ __all__ = (
     "LANES",
     "PERMANENT",
     "account",
+    "accounts",
+    "backlog",
     "bell",
     "channel",
+    "compute",
     "contact",
     "dead",
     "deadline",
+    "debt",
     "delayed",
     "directors",
     "events",
+    "held",
     "idempotency",
     "input_data",
     "kick_channel",
     "last",
     "lease",
+    "limits",
     "listing",
     "live",
     "meta",
@@ -34,13 +40,21 @@ __all__ = (
     "output_data",
     "owed",
     "queue_partition",
+    "queued",
     "queues",
+    "ready",
     "record",
+    "running",
+    "slots",
     "stream",
     "tag",
+    "taken",
+    "tally",
     "token",
+    "usage",
     "version",
     "versions",
+    "vtime",
 )
 
 GROUP: Final = "directors"
@@ -52,12 +66,17 @@ PERMANENT: Final = {
     "s": "a work stream: emptied by XACK and XDEL, never dropped, or its group and last id would be lost",
     "last": "one field per director, removed with its consumer",
     "directors": "one member per director, removed with its consumer",
+    "slots": "one field per director, removed with its consumer",
+    "limits": "one field per account that has limits",
+    "held": "accounts that an operator paused",
+    "tally": "a closed set of counters",
     "queues": "the registry that keepers sweep",
     "model": "catalogue",
     "version": "catalogue",
     "versions": "catalogue",
     "token": "accounts",
     "account": "accounts",
+    "accounts": "the registry that operators list",
     "listing": "trimmed by every submit",
     "dead": "dead letters wait for a person",
 }
@@ -146,6 +165,56 @@ def last(queue: QueueName) -> str:
     return _of_queue(queue, "last")
 
 
+def backlog(queue: QueueName, lane: str, tenant: str) -> str:
+    """zset · what a tenant has waiting behind the ready tier → number of its arrival. Emptied by claims and ends."""
+    return _of_queue(queue, f"backlog:{lane}:{tenant}")
+
+
+def vtime(queue: QueueName, lane: str) -> str:
+    """zset · tenants that claims let in from → virtual time: served cost ÷ weight. Gone when no backlog may enter."""
+    return _of_queue(queue, f"vtime:{lane}")
+
+
+def debt(queue: QueueName, lane: str) -> str:
+    """zset · other tenants whose virtual time is ahead of the lane's. Gone with `vtime`."""
+    return _of_queue(queue, f"debt:{lane}")
+
+
+def ready(queue: QueueName, lane: str) -> str:
+    """hash · tenant → its entries in the streams that nobody was given. Fields go at zero."""
+    return _of_queue(queue, f"ready:{lane}")
+
+
+def queued(queue: QueueName) -> str:
+    """hash · tenant → what it has waiting and delayed. Fields go at zero."""
+    return _of_queue(queue, "queued")
+
+
+def running(queue: QueueName) -> str:
+    """hash · tenant → its claims. Fields go at zero."""
+    return _of_queue(queue, "running")
+
+
+def limits(queue: QueueName) -> str:
+    """hash · tenant → `<weight> <most running>`, for those that have any. Written by enqueue and limit. Permanent."""
+    return _of_queue(queue, "limits")
+
+
+def held(queue: QueueName) -> str:
+    """set · tenants that an operator paused. Permanent."""
+    return _of_queue(queue, "held")
+
+
+def slots(queue: QueueName) -> str:
+    """hash · director → `<slots> <state of its servers>`. Written by extend; removed with its consumer."""
+    return _of_queue(queue, "slots")
+
+
+def tally(queue: QueueName) -> str:
+    """hash · counters since ever: how good estimates were, warm hits, how batches ended. Permanent."""
+    return _of_queue(queue, "tally")
+
+
 def delayed(queue: QueueName) -> str:
     """zset · retries that are not due yet → due time, ms. Emptied by promote."""
     return _of_queue(queue, "delayed")
@@ -205,13 +274,33 @@ def token(digest: str) -> str:
 
 
 def account(name: str) -> str:
-    """hash · an account and its webhook secret. Permanent."""
+    """hash · an account: its webhook secret, and its limits where they are not those of all. Permanent."""
     return f"account:{name}"
+
+
+def accounts() -> str:
+    """set · every account that was given a token or a limit. Permanent."""
+    return "accounts"
 
 
 def listing(account: str) -> str:
     """zset · an account's prediction ids, which sort by time. Written before enqueue; trimmed as it grows."""
     return f"{{a:{account}}}:listing"
+
+
+def usage(account: str) -> str:
+    """hash · what is left of an account's rates, and its denied bursts. Written by reserve; a day after the last one."""
+    return f"{{a:{account}}}:usage"
+
+
+def taken(account: str) -> str:
+    """zset · who took a token lately → when, ms, so that a repeated call takes once. Written by reserve; 30 seconds."""
+    return f"{{a:{account}}}:taken"
+
+
+def compute(account: str) -> str:
+    """hash · the day's compute: spent, reserved, and by whom. Written by reserve and spend; 2 days."""
+    return f"{{a:{account}}}:compute"
 
 
 def kick_channel(consumer: str) -> str:

@@ -6,15 +6,19 @@ from msgspec import Meta, Struct
 
 from director.core.shards import MAX_STREAMS
 
-__all__ = ("OnLost", "Policy")
+__all__ = ("BreakerMode", "OnLost", "Policy")
 
 OnLost = Literal["retry", "fail"]
+BreakerMode = Literal["hold", "fail"]
 
 
 class Policy(Struct, frozen=True, kw_only=True):
     """`streams` and `size` count for a queue that is new; the rest is in force as soon as it is registered.
 
     `on_lost`: what a claim becomes whose holder went silent; `fail` for models whose run must not happen twice.
+    `lifetime_s`: of every prediction from its creation; the caller may ask for a shorter one. The breaker opens after so
+    many faults of the servers in a row (0: never), and lets one try after `breaker_cool_s`; open, the queue holds what
+    comes or refuses it.
     """
 
     streams: Annotated[int, Meta(ge=1, le=MAX_STREAMS)] = 16
@@ -25,3 +29,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     backoff_cap_s: float = 60.0
     data_ttl_s: float = 3600.0
     record_ttl_s: float = 7 * 86400.0
+    lifetime_s: float | None = None
+    breaker_after: int = 5
+    breaker_cool_s: float = 30.0
+    breaker_mode: BreakerMode = "hold"

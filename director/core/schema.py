@@ -14,9 +14,12 @@ from director.core.states import TERMINAL, Status, WebhookEvent
 
 __all__ = (
     "Claim",
+    "Eta",
     "Event",
     "NewEvent",
+    "Outlook",
     "Page",
+    "Place",
     "Prediction",
     "Record",
     "Stored",
@@ -62,6 +65,9 @@ class Record(Struct, frozen=True, kw_only=True):
     told: str = ""
     tellings: int = 0
     revivals: int = 0
+    affinity: str = ""  # digest of the key whose predictions like to run on one server
+    cost: float = 1
+    start_by: int | None = None
     history: str = ""  # the attempts that did not end it: see director.core.dead
 
     @property
@@ -103,6 +109,19 @@ class Event(Struct, frozen=True):
     data: bytes = b""
 
 
+class Outlook(Struct, frozen=True, array_like=True):
+    """How it stands with one that waits. `position`: in its account's own line, from 1; `ahead`: how many of everybody's
+    will start before it; the times until it starts, None where nobody can tell; `detail`: a moment or a number.
+    """
+
+    position: int
+    ahead: int
+    p50_ms: int | None
+    p90_ms: int | None
+    reason: str
+    detail: int | None = None
+
+
 class Stored(Struct, frozen=True, kw_only=True):
     """A prediction at one moment. `input` is None once the data was removed; output and logs grow while it runs."""
 
@@ -110,6 +129,7 @@ class Stored(Struct, frozen=True, kw_only=True):
     input: Raw | None
     output: Raw | None = None
     logs: str = ""
+    outlook: Outlook | None = None
 
 
 class Urls(Struct, frozen=True, omit_defaults=True):
@@ -118,6 +138,23 @@ class Urls(Struct, frozen=True, omit_defaults=True):
     get: str
     cancel: str
     web: str
+
+
+class Eta(Struct, frozen=True):
+    """Seconds until it starts: half of all start within p50, nine of ten within p90."""
+
+    p50: float
+    p90: float
+
+
+class Place(Struct, frozen=True):
+    """Why one waits, and for how long: the member `queue` of a prediction that waits."""
+
+    position: int
+    ahead: int
+    eta_s: Eta | None
+    reason: str
+    detail: str
 
 
 class Prediction(Struct, frozen=True, kw_only=True):
@@ -140,6 +177,7 @@ class Prediction(Struct, frozen=True, kw_only=True):
     source: str = "api"
     deadline: str | UnsetType = UNSET
     code: str | UnsetType = UNSET
+    queue: Place | UnsetType = UNSET
     webhook: str | UnsetType = UNSET
     webhook_events_filter: tuple[str, ...] | UnsetType = UNSET
 

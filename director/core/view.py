@@ -7,9 +7,9 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, Raw
 
-from director.core.schema import Event, Prediction, Stored, Urls
+from director.core.schema import Eta, Event, Outlook, Place, Prediction, Stored, Urls
 
-__all__ = ("fold", "iso", "joined", "view")
+__all__ = ("fold", "iso", "joined", "place", "view")
 
 NOTHING: Final = Raw(b"{}")
 RESTARTS: Final = frozenset({"retried", "released", "revived"})
@@ -36,8 +36,36 @@ def view(stored: Stored) -> Prediction:
         urls=Urls(get=base, cancel=f"{base}/cancel", web=f"{record.url}/p/{record.id}"),
         deadline=iso(record.deadline) if record.deadline and record.late else UNSET,
         code=record.code or UNSET,
+        queue=place(stored.outlook) if stored.outlook else UNSET,
         webhook=record.webhook or UNSET,
         webhook_events_filter=tuple(record.events.split(",")) if record.webhook else UNSET,
+    )
+
+
+# The closed set of reasons, each with the words for a person; `{}` is the outlook's detail where it has one
+REASONS: Final = {
+    "waiting_its_turn": "It starts when those before it have.",
+    "no_director": "No director serves this model now.",
+    "servers_starting": "The model's servers are starting.",
+    "setup_failed": "The model's servers failed to start: whoever runs the model must mend it.",
+    "paused": "An operator paused this queue, or this account in it.",
+    "breaker_open": "The model's servers failed several times in a row: nothing starts until one run has succeeded.",
+    "limit_reached": "This account runs as many as it may at once: {}.",
+    "backing_off": "Its last attempt was lost; the next one may start at {}.",
+}
+
+
+def place(outlook: Outlook) -> Place:
+    """Why it waits and for how long, for people and programs."""
+    known = outlook.p50_ms is not None and outlook.p90_ms is not None
+    detail = outlook.detail
+    shown = "" if detail is None else iso(detail) if outlook.reason == "backing_off" else str(detail)
+    return Place(
+        position=outlook.position,
+        ahead=outlook.ahead,
+        eta_s=Eta((outlook.p50_ms or 0) / 1000, (outlook.p90_ms or 0) / 1000) if known else None,
+        reason=outlook.reason,
+        detail=REASONS[outlook.reason].format(shown),
     )
 
 

@@ -23,13 +23,28 @@ end
 
 -- The record as a table, or nil. Absent fields read as ''.
 local EMPTY = { __index = function() return '' end }
-local function read(id)
-  local flat = redis.call('HGETALL', record_key(id))
-  if #flat == 0 then return nil end
+local function as_record(flat)
   local r = {}
   for i = 1, #flat, 2 do r[flat[i]] = flat[i + 1] end
   return setmetatable(r, EMPTY)
 end
 
+local function read(id)
+  local flat = redis.call('HGETALL', record_key(id))
+  return #flat > 0 and as_record(flat) or nil
+end
+
 local TERMINAL = { succeeded = true, failed = true, canceled = true, aborted = true }
 local function past(when, now) return when ~= '' and tonumber(when) <= now end
+
+-- The next moment at which a waiting prediction may have to end, or nil.
+local function soonest(r)
+  local deadline, start_by = tonumber(r.deadline), r.begun == '' and tonumber(r.start_by) or nil
+  if deadline and start_by then return math.min(deadline, start_by) end
+  return deadline or start_by
+end
+
+-- An event's number is its place in the list, from 1; whoever appends counts up `seq` in the record.
+local function append(id, kind, now, data)
+  redis.call('RPUSH', events_key(id), kind .. ' ' .. now .. ' ' .. data)
+end

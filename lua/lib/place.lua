@@ -1,4 +1,5 @@
--- lib/place: put a prediction into the least waiting stream of its tenant's shard, and wake one consumer.
+-- lib/place: the streams of a queue: put an entry into the least waiting one of its shard, take it out, wake a consumer.
+-- Needs lib/keys.
 
 -- Entries that nobody was given yet. Not XLEN: that counts the claimed ones too.
 local function waiting(stream)
@@ -11,6 +12,26 @@ local function waiting(stream)
   end
   return length
 end
+
+-- The last entry that was handed out, '0-0' before the first.
+local function delivered(stream)
+  for _, group in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    for i = 1, #group, 2 do
+      if group[i] == 'last-delivered-id' then return group[i + 1] end
+    end
+  end
+  return '0-0'
+end
+
+-- The number of the first stream at or after `from` that may hold work; the mask must not be empty.
+local function next_set(mask, from)
+  while bit.band(mask, bit.lshift(1, from)) == 0 do from = (from + 1) % 32 end
+  return from
+end
+
+-- The result of bit.* is signed: a stream's number 31 would make a mask negative, and that reads as another one.
+local function with_bit(mask, number) return bit.bor(mask, bit.lshift(1, number)) % 4294967296 end
+local function without_bit(mask, number) return bit.band(mask, bit.bnot(bit.lshift(1, number))) % 4294967296 end
 
 local function mask_of(queue, lane)
   return tonumber(redis.call('HGET', queue_key(queue, 'meta'), 'mask:' .. lane) or 0)
@@ -27,29 +48,46 @@ end
 
 -- Make sure that claims look into this stream.
 local function offer(queue, lane, number)
-  local mask = bit.bor(mask_of(queue, lane), bit.lshift(1, number)) % 4294967296
-  redis.call('HSET', queue_key(queue, 'meta'), 'mask:' .. lane, mask)
+  redis.call('HSET', queue_key(queue, 'meta'), 'mask:' .. lane, with_bit(mask_of(queue, lane), number))
   ring(queue)
 end
 
--- Returns the stream's number and the entry's id; the caller writes both into the record.
-local function place(id, r)
+-- A counter per tenant; its field goes when it reaches zero, so that a queue remembers only who is in it.
+local function count(queue, what, tenant, by)
+  local key = queue_key(queue, what)
+  if redis.call('HINCRBY', key, tenant, by) <= 0 then redis.call('HDEL', key, tenant) end
+end
+
+local function counted(queue, what, tenant) return tonumber(redis.call('HGET', queue_key(queue, what), tenant) or 0) end
+
+-- An entry came into the streams, or left them before anybody was given it.
+local function count_ready(r, by)
+  count(r.queue, 'ready:' .. r.lane, r.account, by)
+  if r.refilled == '1' then redis.call('HINCRBY', queue_key(r.queue, 'meta'), 'window:' .. r.lane, by) end
+end
+
+-- The stream for it: of its affinity key where it has one, so that the same weights stand in one line; else the least
+-- waiting of its tenant's shard.
+local function stream_for(r)
   local streams = tonumber(redis.call('HGET', queue_key(r.queue, 'meta'), 'streams'))
+  if r.affinity ~= '' then return tonumber(string.sub(r.affinity, 1, 8), 16) % streams end
   local best, least
   for number in string.gmatch(r.shard, '%d+') do
     number = number % streams -- a shard from before a resize may name a stream that takes no new work
     local depth = waiting(stream_key(r.queue, r.lane, number))
     if not least or depth < least then best, least = number, depth end
   end
-  local mid = redis.call('XADD', stream_key(r.queue, r.lane, best), '*', 'id', id, 'cost', r.cost)
-  offer(r.queue, r.lane, best)
-  return best, mid
+  return best
 end
 
--- Out of its stream for good. XACK alone would leave the entry for ever; XDEL alone its pending id.
-local function unplace(r)
-  if r.mid == '' then return end
-  local stream = stream_key(r.queue, r.lane, r.stream)
-  redis.call('XACK', stream, GROUP, r.mid)
-  redis.call('XDEL', stream, r.mid)
+-- Returns the stream's number and the entry's id. The caller writes both into the record, and makes claims look there.
+local function put(id, r)
+  local number = stream_for(r)
+  local fields = { 'id', id, 'cost', r.cost }
+  if r.affinity ~= '' then
+    fields[5], fields[6] = 'key', r.affinity
+  end
+  local mid = redis.call('XADD', stream_key(r.queue, r.lane, number), '*', unpack(fields))
+  count_ready(r, 1)
+  return number, mid
 end

@@ -1,5 +1,5 @@
 -- lib/requeue: take a claim away and put the prediction back, or end it where it may not run again.
--- Needs lib/keys, lib/place, lib/settle. Returns what became of it, in one word.
+-- Needs lib/keys, lib/place, lib/share, lib/breaker, lib/settle. Returns what became of it, in one word.
 
 -- One draw of the caller's dice for many claims: the k-th has its own, by the golden ratio.
 local function spread(jitter, k) return k == 1 and jitter or (jitter + k * 0.6180339887) % 1 end
@@ -17,6 +17,11 @@ local function requeue(id, r, how, now)
     settle_late(id, r, now)
     return 'late'
   end
+  if how.spent then
+    note_failure(id, r, now)
+  elseif redis.call('HGET', queue_key(r.queue, 'meta'), 'probe') == id then
+    end_probe(r.queue, now)
+  end
   local policy = redis.call('HMGET', queue_key(r.queue, 'meta'), 'attempts', 'on_lost', 'backoff_ms', 'backoff_cap_ms')
   local attempt, delay_ms, code, why = tonumber(r.attempt), how.delay_ms, how.code, how.error
   if how.lost then
@@ -28,18 +33,25 @@ local function requeue(id, r, how, now)
     bury(id, r, { error = why, code = code }, now)
     return 'dead'
   end
-  unplace(r)
+  unplace(id, r)
+  correct(r, 0) -- that a server died is not its tenant's to pay
+  count(r.queue, 'running', r.account, -1)
+  count(r.queue, 'queued', r.account, 1)
   redis.call('ZREM', queue_key(r.queue, 'lease'), id)
   local seq = r.seq + 1
   append(id, how.spent and 'retried' or 'released', now, code .. ' ' .. r.holder)
-  local stream, mid = '', ''
+  local placed = { 'stream', '', 'mid', '', 'refilled', '', 'charged', '' }
   if delay_ms > 0 then
     redis.call('ZADD', queue_key(r.queue, 'delayed'), now + delay_ms, id)
   else
-    stream, mid = place(id, r)
+    placed = file(id, r)
   end
-  redis.call('HSET', record_key(id), 'status', 'starting', 'started', '', 'token', '', 'stream', stream, 'mid', mid,
-    'attempt', how.spent and attempt or attempt - 1, 'seq', seq)
+  redis.call('HSET', record_key(id), 'status', 'starting', 'started', '', 'token', '',
+    'attempt', how.spent and attempt or attempt - 1, 'seq', seq, unpack(placed))
+  has_room_again(r.queue, r.account)
+  if r.begun == '' and r.start_by ~= '' then
+    redis.call('ZADD', queue_key(r.queue, 'deadline'), soonest(r), id)
+  end
   if how.spent then redis.call('HSET', record_key(id), 'history', history_with(r, code, now)) end
   redis.call('PUBLISH', channel(id), seq)
   return delay_ms > 0 and 'delayed' or 'waiting'

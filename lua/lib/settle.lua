@@ -1,23 +1,23 @@
--- lib/settle: make a prediction terminal, in one way for every script that may end one. Needs lib/keys, lib/place.
-
--- An event's number is its place in the list, from 1; whoever appends counts up `seq` in the record.
-local function append(id, kind, now, data)
-  redis.call('RPUSH', events_key(id), kind .. ' ' .. now .. ' ' .. data)
-end
+-- lib/settle: make a prediction terminal, in one way for every script that may end one.
+-- Needs lib/keys, lib/place, lib/share, lib/breaker.
 
 -- Lifetimes where a queue's own are lost, and the longest that the courier's schedule goes on.
 local DATA_TTL_MS, RECORD_TTL_MS, OWED_MS = 3600000, 604800000, 345600000
 
 -- end_: error, code, output, logs, metrics, ran_ms, ended (token of the holder that finishes), grace_ms (time that
--- the holder has to deliver the webhook itself). Removals come first: a full server still lets go of its entries.
+-- the holder has to deliver the webhook itself), served_s (what it took of a slot). Removals come first: a full server still lets go of its entries.
 local function settle(id, r, status, end_, now)
-  local ttl = redis.call('HMGET', queue_key(r.queue, 'meta'), 'data_ttl_ms', 'record_ttl_ms')
+  local ttl = redis.call('HMGET', queue_key(r.queue, 'meta'), 'data_ttl_ms', 'record_ttl_ms', 'probe')
   local data_ttl, record_ttl = tonumber(ttl[1] or DATA_TTL_MS), tonumber(ttl[2] or RECORD_TTL_MS)
   local is_owed = r.webhook ~= '' and string.find(r.events, 'completed', 1, true)
   if is_owed then -- nothing ends before the webhook that tells of it; `deliver` shortens it again
     data_ttl, record_ttl = math.max(data_ttl, OWED_MS), math.max(record_ttl, OWED_MS)
   end
-  unplace(r)
+  unplace(id, r)
+  count(r.queue, r.token == '' and 'queued' or 'running', r.account, -1)
+  correct(r, end_.served_s or 0)
+  has_room_again(r.queue, r.account)
+  if ttl[3] == id then end_probe(r.queue, now) end -- it ended without telling anything of the servers
   for _, index in ipairs({ 'live', 'lease', 'deadline', 'delayed' }) do
     redis.call('ZREM', queue_key(r.queue, index), id)
   end
@@ -25,7 +25,7 @@ local function settle(id, r, status, end_, now)
   local started = r.started
   if started == '' and end_.ran_ms and end_.ran_ms ~= '' then started = now - end_.ran_ms end
   redis.call('HSET', record_key(id), 'status', status, 'completed', now, 'started', started, 'seq', seq,
-    'token', '', 'mid', '', 'cancel', '', 'error', end_.error or '', 'code', end_.code or '',
+    'token', '', 'mid', '', 'cancel', '', 'refilled', '', 'charged', '', 'error', end_.error or '', 'code', end_.code or '',
     'metrics', end_.metrics or '', 'ended', end_.ended or '')
   local output, logs = end_.output or '', end_.logs or ''
   if output ~= '' or logs ~= '' then
@@ -51,6 +51,18 @@ local function settle_late(id, r, now)
     settle(id, r, 'failed',
       { error = 'The deadline passed before the prediction could start.', code = 'deadline_exceeded' }, now)
   end
+end
+
+-- Ends one that waits when its time is up; true when it was.
+local function end_if_late(id, r, now)
+  if past(r.deadline, now) then
+    settle_late(id, r, now)
+  elseif r.begun == '' and past(r.start_by, now) then
+    settle(id, r, 'failed', { error = 'It could not start in the time that was asked for.', code = 'start_by_exceeded' }, now)
+  else
+    return false
+  end
+  return true
 end
 
 -- The attempts that did not end the prediction: attempt, holder, claimed, given up, why; a semicolon between two.

@@ -36,12 +36,12 @@ async def waits(driver: QueueDriver, *, jitter: float, losses: int) -> list[floa
 async def test_the_first_retry_is_at_once_and_the_others_back_off_up_to_the_cap(
     driver: QueueDriver, catalog: Catalog
 ) -> None:
-    await obey(catalog, attempts=7, backoff_s=2, backoff_cap_s=20)
+    await obey(catalog, attempts=7, backoff_s=2, backoff_cap_s=20, breaker_after=0)
     assert await waits(driver, jitter=1, losses=6) == [0, 4, 8, 16, 20, 20]
 
 
 async def test_full_jitter_may_draw_any_part_of_it(driver: QueueDriver, catalog: Catalog) -> None:
-    await obey(catalog, attempts=7, backoff_s=2, backoff_cap_s=20)
+    await obey(catalog, attempts=7, backoff_s=2, backoff_cap_s=20, breaker_after=0)
     assert await waits(driver, jitter=0.5, losses=4) == [0, 2, 4, 8]
     assert await waits(driver, jitter=0, losses=4) == [0, 0, 0, 0]
 

@@ -166,7 +166,7 @@ async def test_nothing_that_is_well_is_touched(driver: QueueDriver) -> None:
 async def test_slices_with_a_carried_rank_cover_all_though_some_are_forgotten(driver: QueueDriver) -> None:
     expected: dict[PredictionId, Repair] = {}
     for number in range(25):
-        prediction_id = await driver.submit(streams=[number % 4])
+        prediction_id = await driver.submit(account=f"t{number}", streams=[number % 4])
         driver.pass_time(1)
         if number % 3 == 0:
             await delete_entry(driver, prediction_id)

@@ -31,6 +31,10 @@ async def test_a_new_queue_has_its_size_and_policy(redis: Redis, scripts: Script
         b"backoff_cap_ms": b"30000",
         b"data_ttl_ms": b"60000",
         b"record_ttl_ms": b"120000",
+        b"lifetime_ms": b"",
+        b"breaker_after": b"5",
+        b"breaker_cool_ms": b"30000",
+        b"breaker_mode": b"hold",
     }
 
 

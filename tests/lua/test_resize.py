@@ -20,7 +20,7 @@ async def test_shrinking_four_to_two_does_not_strand_an_entry_of_the_third(drive
 
 @pytest.mark.parametrize("lane", ["high", "normal", "low"])
 async def test_entries_of_any_lane_in_any_upper_stream_are_still_served(driver: QueueDriver, lane: str) -> None:
-    ids = {await driver.submit(streams=[number], lane=lane) for number in range(16)}
+    ids = {await driver.submit(account=f"t{number}", streams=[number], lane=lane) for number in range(16)}
     assert await driver.scripts.resize(driver.queue, streams=1) == (1, 16)
     assert {claim.id for claim in await driver.claim_all()} == ids
 

@@ -28,12 +28,16 @@ async def write_with(driver: QueueDriver, claim: Claim, token: str) -> dict[str,
     }
 
 
+RECOUNTED = (b"slots", b"starting", b"setup_failed", b"recounted")
 LOST = {"extend": "lost", "advance": "lost", "release": "lost", "finish": False}
 
 
 async def snapshot(driver: QueueDriver) -> dict[str, object]:
     """All keys but the directors' signs of life, which a heartbeat gives even when all it held is lost."""
-    return {name: what for name, what in (await dump(driver.redis)).items() if name != keys.directors(driver.queue)}
+    meta = await driver.redis.hgetall(keys.meta(driver.queue))
+    signs = {keys.directors(driver.queue), keys.slots(driver.queue), keys.meta(driver.queue)}
+    rest = {name: what for name, what in (await dump(driver.redis)).items() if name not in signs}
+    return rest | {name.decode(): value for name, value in meta.items() if name not in RECOUNTED}
 
 
 async def test_a_lost_claim_writes_nothing_while_another_director_holds_it(driver: QueueDriver) -> None:

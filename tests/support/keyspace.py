@@ -15,7 +15,8 @@ Keyspace = dict[str, tuple[int, bytes]]
 """key -> (moment it expires or -1, its value as DUMP gives it)"""
 
 OF_PREDICTION: Final = re.compile(r"^(\{p\d+\}):(?:rec|in|out|ev):(\w{26})$")
-INDEX: Final = re.compile(r"^(\{p\d+\}):(?:q:.+:(?:live|lease|delayed|deadline)|owed)$")
+INDEX: Final = re.compile(r"^(\{p\d+\}):(?:q:.+:(?:live|lease|delayed|deadline|backlog:[a-z]+:[^:]+)|owed)$")
+COUNTS: Final = re.compile(r"^(\{p\d+\}:q:.+):(?:queued|running|(?:ready|vtime|debt):[a-z]+)$")
 OF_QUEUE: Final = re.compile(r"^\{p\d+\}:q:.+:([a-z]+)\d*$")
 OUTSIDE: Final = re.compile(r"^(?:\{a:[^}]+\}:)?([a-z]+)(?::.*)?$")
 
@@ -42,6 +43,8 @@ async def _may_stay(redis: Any, name: str) -> bool:
         members = [member.decode() for member in await redis.zrange(name, 0, -1)]
         ended = (None,) if name.endswith(":owed") else (None, *TERMINAL)  # a webhook is owed by what has ended
         return all([await _status(redis, match[1], member) not in ended for member in members])
+    if match := COUNTS.match(name):
+        return bool(await redis.exists(f"{match[1]}:live"))
     match = OF_QUEUE.match(name) or OUTSIDE.match(name)
     return match is not None and match[1] in keys.PERMANENT
 

@@ -4,14 +4,28 @@ One method per file of lua/, named after it; what a script promises stands in it
 Without `now_ms` scripts ask the server's clock: tests walk time with it.
 """
 
+from director.core.scripts.accounts import AccountScripts, Allowance
 from director.core.scripts.caller import Accepted, CallerScripts, Canceled
-from director.core.scripts.holder import MOST_CLAIMS, Advanced, Hold, HolderScripts, Requeued
+from director.core.scripts.holder import MOST_CLAIMS, Advanced, Hold, HolderScripts, Readiness, Requeued
 from director.core.scripts.keeper import KeeperScripts, Repair
 from director.core.scripts.letters import LetterScripts
-from director.core.scripts.queues import QueueScripts, QueueStats
+from director.core.scripts.queues import Admission, QueueScripts, QueueStats
 
-__all__ = ("MOST_CLAIMS", "Accepted", "Advanced", "Canceled", "Hold", "QueueStats", "Repair", "Requeued", "Scripts")
+__all__ = (
+    "MOST_CLAIMS",
+    "Accepted",
+    "Admission",
+    "Advanced",
+    "Allowance",
+    "Canceled",
+    "Hold",
+    "QueueStats",
+    "Readiness",
+    "Repair",
+    "Requeued",
+    "Scripts",
+)
 
 
-class Scripts(QueueScripts, LetterScripts, CallerScripts, HolderScripts, KeeperScripts):
+class Scripts(QueueScripts, LetterScripts, AccountScripts, CallerScripts, HolderScripts, KeeperScripts):
     """Every change of shared state. All raise BackendUnavailable while Redis cannot answer."""

@@ -1,16 +1,17 @@
 """What a caller asks for: to accept a prediction, show it, cancel it. Holds no claim."""
 
+import math
 from collections.abc import Sequence
 from typing import Literal, cast
 
 from msgspec import Raw, Struct
 
 from director.core import keys
-from director.core.errors import IdempotencyMismatch, UnknownQueue
+from director.core.errors import IdempotencyMismatch, QueueRefused, UnknownQueue
 from director.core.gatherer import Arg
 from director.core.ids import PredictionId, QueueName
-from director.core.schema import Record, Stored, flat, pairs
-from director.core.scripts.wire import Wire, event, now
+from director.core.schema import Outlook, Record, Stored, flat, pairs
+from director.core.scripts.wire import Wire, event, now, outlook
 from director.core.view import fold
 
 __all__ = ("Accepted", "CallerScripts", "Canceled")
@@ -26,6 +27,8 @@ class Accepted(Struct, frozen=True):
     id: PredictionId
     replayed: bool = False
     created_ms: int = 0
+    deadline_ms: int | None = None
+    outlook: Outlook | None = None
 
 
 class CallerScripts(Wire):
@@ -49,12 +52,17 @@ class CallerScripts(Wire):
         lifetime_ms: int | None = None,
         late: str = "",
         start_by_ms: int | None = None,
+        affinity: str = "",
+        weight: float = 1,
+        most_queued: int | None = None,
+        most_running: int | None = None,
         idempotency: tuple[str, str] | None = None,
         now_ms: int | None = None,
     ) -> Accepted:
         """Accept a prediction. `idempotency`: (key's digest, body's fingerprint). Safe to repeat with the same id.
 
-        Raises UnknownQueue, IdempotencyMismatch.
+        `affinity`: 16 hex digits. `weight`, `most_queued`, `most_running`: the account's, in this queue.
+        Raises UnknownQueue, IdempotencyMismatch, QueueRefused.
         """
         if lane not in keys.LANES:  # no claim would ever look there
             raise ValueError(f"{lane} is no lane")
@@ -76,17 +84,29 @@ class CallerScripts(Wire):
                 "lifetime_ms": lifetime_ms,
                 "late": late,
                 "start_by_ms": start_by_ms,
+                "affinity": affinity,
+                "weight": f"{weight:g}",
+                "most_queued": most_queued,
+                "most_running": most_running,
             },
         )
         args: list[Arg] = [prediction_id, input, fingerprint, IDEMPOTENCY_TTL_MS, now(now_ms), *fields]
         word, *rest = await self._call("enqueue", [record, keys.input_data(prediction_id), held], args)
         match word:
             case b"created":
-                return Accepted(prediction_id, created_ms=int(rest[0]))
+                created, deadline, hope = rest if len(rest) > 1 else (rest[0], b"", None)
+                return Accepted(
+                    prediction_id,
+                    created_ms=int(created),
+                    deadline_ms=int(deadline) if deadline else None,
+                    outlook=outlook(hope),
+                )
             case b"replayed":
                 return Accepted(PredictionId(rest[0].decode()), replayed=True)
             case b"mismatch":
                 raise IdempotencyMismatch("This Idempotency-Key was used with another body.")
+            case b"refused":
+                raise _refused(*rest)
             case _:
                 raise UnknownQueue(queue)
 
@@ -94,17 +114,17 @@ class CallerScripts(Wire):
         """Put an id on its account's list; call it before `enqueue`. Ids below `oldest` may be dropped."""
         await self._call("enlist", [keys.listing(account)], [prediction_id, oldest])
 
-    async def get(self, prediction_id: PredictionId) -> Stored | None:
+    async def get(self, prediction_id: PredictionId, *, now_ms: int | None = None) -> Stored | None:
         """One prediction as it is now; None when there is none."""
-        reply = await self._call("get", [keys.record(prediction_id)], [prediction_id])
+        reply = await self._call("get", [keys.record(prediction_id)], [prediction_id, now(now_ms)])
         if not reply:
             return None
-        fields, data, ended, entries = reply
+        fields, data, ended, entries, hope = reply
         record = Record.parse(prediction_id, fields)
         raw = Raw(data) if data else None
         if not record.is_terminal:
             output, logs = fold([event(seq, entry) for seq, entry in enumerate(entries, start=1)])
-            return Stored(record=record, input=raw, output=output, logs=logs)
+            return Stored(record=record, input=raw, output=output, logs=logs, outlook=outlook(hope))
         done = dict(pairs(ended))
         output = Raw(done[b"output"]) if done.get(b"output") else None
         return Stored(record=record, input=raw, output=output, logs=done.get(b"logs", b"").decode())
@@ -114,3 +134,12 @@ class CallerScripts(Wire):
         args: list[Arg] = [prediction_id, account, now(now_ms)]
         answer = await self._call("cancel", [keys.record(prediction_id)], args)
         return cast(Canceled, answer.decode())
+
+
+def _refused(code: bytes, limit: bytes | int, retry_after_ms: bytes | int, eta_ms: bytes | int) -> QueueRefused:
+    return QueueRefused(
+        code.decode(),
+        limit=int(limit) if limit != b"" else None,
+        retry_after_s=max(1, math.ceil(int(retry_after_ms) / 1000)),
+        eta_s=int(eta_ms) / 1000 if eta_ms != b"" else None,
+    )

@@ -13,12 +13,14 @@ from director.core.schema import Claim, NewEvent, Record, Token
 from director.core.scripts.wire import Wire, ms, now, parts
 from director.core.states import Status
 
-__all__ = ("MOST_CLAIMS", "Advanced", "Hold", "HolderScripts", "Requeued")
+__all__ = ("MOST_CLAIMS", "Advanced", "Hold", "HolderScripts", "Readiness", "Requeued")
 
 Hold = Literal["held", "lost", "user", "deadline"]
 """What a holder learns of its claim: it holds; it is lost; its caller asked to cancel; its time is up."""
 
 Requeued = Literal["waiting", "delayed", "dead", "canceled", "late", "gone", "lost"]
+
+Readiness = Literal["ready", "starting", "setup_failed"]
 
 MOST_CLAIMS = 20
 
@@ -42,18 +44,24 @@ class HolderScripts(Wire):
         nonce: str,
         count: int,
         lease_s: float,
+        budget: float | None = None,
+        alone: bool = True,
+        warm: str = "",
         now_ms: int | None = None,
     ) -> list[Claim]:
         """Claim up to `count`. Repeating a call with its nonce answers it again. A paused queue hands out nothing.
 
+        `budget`: most that all may cost together; with `alone` the first is had whatever it costs. `warm`: the affinity
+        key to take first where it heads its stream.
         Raises UnknownQueue.
         """
-        args: list[Arg] = [queue, consumer, nonce, count, ms(lease_s), MOST_CLAIMS, now(now_ms)]
+        bounds: list[Arg] = ["" if budget is None else budget, int(alone), warm]
+        args: list[Arg] = [queue, consumer, nonce, count, ms(lease_s), MOST_CLAIMS, now(now_ms), *bounds]
         state, *handed = await self._call("claim", [keys.meta(queue)], args)
         if state == b"unknown":
             raise UnknownQueue(queue)
         claims = []
-        for raw_id, data, fields in handed:
+        for raw_id, data, fields in handed[1:]:
             prediction_id = PredictionId(raw_id.decode())
             claims.append(Claim(Record.parse(prediction_id, fields), Raw(data or b"{}")))
         return claims
@@ -65,11 +73,16 @@ class HolderScripts(Wire):
         consumer: str,
         lease_s: float,
         claims: Iterable[tuple[PredictionId, Token]],
+        slots: int = 1,
+        state: Readiness = "ready",
         now_ms: int | None = None,
     ) -> list[Hold]:
-        """Move the leases of all these claims; one answer for each, in order. None at all is a sign of life."""
+        """Move the leases of all these claims; one answer for each, in order. None at all is a sign of life.
+
+        `slots`: that this director has, busy or free; `state`: of its servers.
+        """
         held = [part for claim in claims for part in claim]
-        args: list[Arg] = [queue, consumer, ms(lease_s), now(now_ms), *held]
+        args: list[Arg] = [queue, consumer, ms(lease_s), now(now_ms), slots, state, *held]
         return [word.decode() for word in await self._call("extend", [keys.directors(queue)], args)]
 
     async def advance(

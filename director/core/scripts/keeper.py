@@ -14,9 +14,9 @@ from director.core.scripts.wire import Wire, ms, now
 
 __all__ = ("KeeperScripts", "Repair")
 
-Repair = Literal["forgotten", "leased", "offered", "placed"]
+Repair = Literal["forgotten", "leased", "offered", "placed", "timed"]
 """What reconcile did: dropped an id that has ended or has no record; gave a claim its lease; made claims look into the
-stream where it stands; put it in a stream."""
+stream or backlog where it stands; put it in line; put its deadline back into the index."""
 
 
 class KeeperScripts(Wire):
@@ -67,7 +67,7 @@ class KeeperScripts(Wire):
 
     async def promote(self, queue: QueueName, *, limit: int, now_ms: int | None = None) -> int:
         """Put due retries back into their streams; how many."""
-        return int(await self._call("promote", [keys.delayed(queue)], [limit, now(now_ms)]))
+        return int(await self._call("promote", [keys.delayed(queue)], [queue, limit, now(now_ms)]))
 
     async def expire(self, queue: QueueName, *, limit: int, now_ms: int | None = None) -> tuple[int, int]:
         """End what waited past its deadline, tell the holders of what runs past it: (ended, told)."""

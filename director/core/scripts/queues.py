@@ -1,5 +1,8 @@
 """What is known of a queue: its policy, its streams, its numbers, its pause. Moves no prediction."""
 
+from typing import Literal
+
+import msgspec
 from msgspec import Struct
 
 from director.core import keys
@@ -7,14 +10,21 @@ from director.core.errors import UnknownQueue
 from director.core.gatherer import Arg
 from director.core.ids import QueueName
 from director.core.policy import Policy
+from director.core.redis_client import text
+from director.core.schema import pairs
 from director.core.scripts.wire import Wire, ms, now
 from director.core.shards import MAX_STREAMS
 
-__all__ = ("QueueScripts", "QueueStats")
+__all__ = ("Admission", "QueueScripts", "QueueStats")
+
+Admission = Literal["absorb", "bounded", "reject"]
 
 
 class QueueStats(Struct, frozen=True, kw_only=True):
-    """One queue at one moment. `oldest_ms`: how long ago the oldest that has not ended was accepted."""
+    """One queue at one moment. `oldest_ms`: how long ago the oldest that has not ended was accepted.
+
+    `service_ms`: what one unit of cost takes a slot, lately; 0 while nobody knows. `tally`: counters since ever.
+    """
 
     high: int
     normal: int
@@ -28,6 +38,12 @@ class QueueStats(Struct, frozen=True, kw_only=True):
     streams: int
     read: int
     paused: bool
+    slots: int
+    service_ms: float
+    mode: str
+    max_queued: int | None
+    breaker: str
+    tally: dict[str, int]
 
     @property
     def waiting(self) -> int:
@@ -42,7 +58,10 @@ class QueueScripts(Wire):
         _refuse_streams(policy.streams)
         size: list[Arg] = [version, policy.streams, min(policy.size, policy.streams)]
         retries: list[Arg] = [policy.attempts, policy.on_lost, ms(policy.backoff_s), ms(policy.backoff_cap_s)]
-        args: list[Arg] = [*size, *retries, ms(policy.data_ttl_s), ms(policy.record_ttl_s)]
+        lives: list[Arg] = [ms(policy.data_ttl_s), ms(policy.record_ttl_s)]
+        lifetime: Arg = "" if policy.lifetime_s is None else ms(policy.lifetime_s)
+        breaker: list[Arg] = [policy.breaker_after, ms(policy.breaker_cool_s), policy.breaker_mode]
+        args: list[Arg] = [*size, *retries, *lives, lifetime, *breaker]
         return bool(await self._call("register", [keys.meta(queue)], args))
 
     async def resize(self, queue: QueueName, *, streams: int) -> tuple[int, int]:
@@ -59,13 +78,30 @@ class QueueScripts(Wire):
         reply = await self._call("stats", [keys.meta(queue)], args)
         if not reply:
             raise UnknownQueue(queue)
-        *counts, paused = reply
-        names = [name for name in QueueStats.__struct_fields__ if name != "paused"]
-        return QueueStats(**dict(zip(names, counts, strict=True)), paused=bool(paused))
+        fields: dict[str, object] = dict(zip(QueueStats.__struct_fields__, reply[:-1], strict=False))
+        for name in ("mode", "breaker", "max_queued"):
+            fields[name] = text(fields[name])
+        fields["max_queued"] = fields["max_queued"] or None
+        fields["mode"] = fields["mode"] or "absorb"
+        fields["tally"] = {name.decode(): value for name, value in pairs(reply[-1])}
+        return msgspec.convert(fields, QueueStats, strict=False)
 
-    async def pause(self, queue: QueueName, *, paused: bool) -> None:
-        """Hand nothing out, or resume. What is claimed runs on."""
-        if not await self._call("pause", [keys.meta(queue)], [queue, int(paused)]):
+    async def pause(self, queue: QueueName, *, paused: bool, tenant: str = "") -> None:
+        """Hand nothing out, of one tenant or at all, or resume. What is claimed runs on."""
+        if not await self._call("pause", [keys.meta(queue)], [queue, int(paused), tenant]):
+            raise UnknownQueue(queue)
+
+    async def bound(self, queue: QueueName, *, mode: Admission, max_queued: int | None = None) -> None:
+        """What the queue does with more than it can run; `max_queued` goes with `bounded`."""
+        if (mode == "bounded") != (max_queued is not None):
+            raise ValueError("a bounded queue has max_queued, and no other has")
+        if not await self._call("bound", [keys.meta(queue)], [mode, "" if max_queued is None else max_queued]):
+            raise UnknownQueue(queue)
+
+    async def limit(self, queue: QueueName, tenant: str, *, weight: float, most_running: int | None) -> None:
+        """How much of the queue a tenant may have, for what of it waits already."""
+        running: Arg = "" if most_running is None else most_running
+        if not await self._call("limit", [keys.meta(queue)], [queue, tenant, f"{weight:g}", running]):
             raise UnknownQueue(queue)
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from director.core.gatherer import Arg, Gatherer
-from director.core.schema import Event, NewEvent
+from director.core.schema import Event, NewEvent, Outlook
 
-__all__ = ("Wire", "event", "ms", "now", "parts")
+__all__ = ("Wire", "event", "ms", "now", "outlook", "parts")
 
 
 class Wire:
@@ -34,3 +34,22 @@ def event(seq: int, entry: bytes) -> Event:
     """An entry of an event log, as a script returns it."""
     kind, at, data = entry.split(b" ", 2)
     return Event(seq, kind.decode(), int(at), data)
+
+
+def outlook(reply: Sequence[bytes | int] | None) -> Outlook | None:
+    """How it stands with one that waits, as lib/outlook returns it; None where it does not wait."""
+    if not reply:
+        return None
+    position, ahead, p50, p90, reason, detail = reply
+    return Outlook(
+        int(position),
+        int(ahead),
+        _number(p50),
+        _number(p90),
+        reason.decode() if isinstance(reason, bytes) else "",
+        _number(detail),
+    )
+
+
+def _number(text: bytes | int) -> int | None:
+    return None if text == b"" else int(float(text))

@@ -1,0 +1,48 @@
+-- lib/breaker: hand out nothing for a while when the servers of a queue fail one after the other. Needs lib/keys,
+-- lib/place.
+--
+-- meta: breaker       '' closed, 'open' until `open_until`, then 'probing' while `probe`, the one that may try, runs
+--       failures      in a row, over all directors; `several` when they were not all of one prediction: an input that
+--                     kills its holders is a dead letter, and no reason to stop the others
+
+local ONE_FAULT_MS = 1000 -- what a holder loses within a second was lost to one fault
+local LONGEST = 10 -- times the first cool time
+
+local function open_breaker(queue, cool_ms, now)
+  redis.call('HSET', queue_key(queue, 'meta'), 'breaker', 'open', 'open_until', now + cool_ms, 'cool_ms', cool_ms, 'probe', '')
+end
+
+-- An attempt was lost to a fault of the servers, not of the model.
+local function note_failure(id, r, now)
+  local meta = queue_key(r.queue, 'meta')
+  local m = redis.call('HMGET', meta, 'breaker', 'failures', 'failed_holder', 'failed_at', 'failed_id', 'several',
+    'breaker_after', 'breaker_cool_ms', 'probe', 'cool_ms')
+  local breaker, failures, after, cool_ms = m[1] or '', tonumber(m[2] or 0), tonumber(m[7] or 0), tonumber(m[8] or 0)
+  if after == 0 then return end
+  if breaker == 'probing' and m[9] == id then
+    open_breaker(r.queue, math.min(2 * m[10], LONGEST * cool_ms), now)
+    return
+  end
+  if breaker ~= '' then return end
+  local several = m[6] == '1' or (failures > 0 and m[5] ~= id)
+  local is_new = failures == 0 or m[3] ~= r.holder or now - m[4] >= ONE_FAULT_MS
+  if is_new then failures = failures + 1 end
+  redis.call('HSET', meta, 'failures', failures, 'failed_holder', r.holder, 'failed_at', is_new and now or m[4],
+    'failed_id', id, 'several', several and '1' or '')
+  if failures >= after and several then open_breaker(r.queue, cool_ms, now) end
+end
+
+-- A run came to an end that its servers brought about: they work.
+local function note_success(queue)
+  local meta = queue_key(queue, 'meta')
+  local m = redis.call('HMGET', meta, 'failures', 'breaker')
+  if (m[1] or '0') == '0' and (m[2] or '') == '' then return end
+  redis.call('HSET', meta, 'failures', 0, 'several', '', 'breaker', '', 'probe', '')
+  if (m[2] or '') ~= '' then ring(queue) end
+end
+
+-- The probe is over and told nothing: another one may try at once.
+local function end_probe(queue, now)
+  redis.call('HSET', queue_key(queue, 'meta'), 'breaker', 'open', 'open_until', now, 'probe', '')
+  ring(queue)
+end
