@@ -51,7 +51,7 @@ __all__ = ("Director", "connected", "run", "serve")
 
 log = logging.getLogger(__name__)
 
-# After the drain's own time: for servers to heed a cancel, and for last writes and webhooks
+# After the drain's own time: for servers to heed a cancel (see DRAIN_WAIT_S), and for last writes and webhooks
 HAND_BACK_S: Final = 10.0
 TELL_S: Final = 2.0
 

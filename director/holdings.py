@@ -6,6 +6,7 @@ Knows who holds what and how to reach a run from outside it: to stop it, or to a
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Iterator
 from typing import Final
 
@@ -21,7 +22,10 @@ log = logging.getLogger(__name__)
 
 # A cancel in a run's first milliseconds can get lost on the server, so the second follows soon.
 CANCEL_AGAIN_S: Final = (0.1, 0.4, 1.0)
+# … and after this long the server is given up. A drain has less patience: it must still write that the claim is
+# given back, or a run that heeds nothing costs an attempt at each deploy.
 CANCEL_WAIT_S: Final = 30.0
+DRAIN_WAIT_S: Final = 5.0
 
 
 class Held:
@@ -38,6 +42,7 @@ class Held:
         self._reading: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._limit: asyncio.TimerHandle | None = None
+        self._stop_until = math.inf
         self._let_go = False
 
     async def read(self, reading: asyncio.Task[None]) -> None:
@@ -61,9 +66,11 @@ class Held:
         self._limit = asyncio.get_running_loop().call_later(seconds, self.stop, Stop.RUN_LIMIT)
 
     def stop(self, why: Stop) -> None:
-        """Ask the server to stop the run, again and again until it has ended."""
+        """Ask the server to stop the run, again and again until it has ended or is given up."""
         if self.tracker.stop(why):
             log.info("stopping a run", extra={"prediction": self.claim.id, "why": why})
+        wait_s = DRAIN_WAIT_S if why is Stop.DRAIN else CANCEL_WAIT_S
+        self._stop_until = min(self._stop_until, self._clock.monotonic() + wait_s)
         is_running = not (self.is_lost or self._let_go or self.tracker.ended)
         if self.tracker.stopped is not None and self._stopping is None and is_running:
             self._stopping = asyncio.get_running_loop().create_task(self._stop())
@@ -82,10 +89,9 @@ class Held:
             self.unbegun = True
             self._reading.cancel()
             return
-        until = self._clock.monotonic() + CANCEL_WAIT_S
         pauses = iter(CANCEL_AGAIN_S)
         pause = 0.0
-        while self._clock.monotonic() < until:
+        while self._clock.monotonic() < self._stop_until:
             try:
                 await self.runner.cancel(self.claim.id)
             except Exception:

@@ -23,6 +23,7 @@ __all__ = ("Served", "api", "keeper", "missing_for_examples", "served_examples")
 
 LOOPBACK: Final = "127.0.0.1"
 DRAIN_S: Final = 10  # Ctrl-C is answered by somebody who watches: do not let them wait for a long run
+HAND_BACK_S: Final = 13.0  # … but a director that is killed before it has handed back a run costs it an attempt
 NEEDED_BY_EXAMPLES: Final = {"cog": "cog", "PIL": "pillow"}
 
 
@@ -82,7 +83,7 @@ def _served(home: Home, example: Example, redis_url: str) -> Served:
             f"director-{short}",
             [*_python("director"), "run"],
             redis_url=redis_url,
-            grace_s=DRAIN_S + 5,
+            grace_s=DRAIN_S + HAND_BACK_S,
             model=example.name,
             version=version,
             servers=url,

@@ -7,9 +7,12 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from director.core.schema import Claim
-from director.holdings import CANCEL_AGAIN_S, CANCEL_WAIT_S, Held, Holdings
+from director.director import HAND_BACK_S, TELL_S
+from director.holdings import CANCEL_AGAIN_S, CANCEL_WAIT_S, DRAIN_WAIT_S, Held, Holdings
+from director.runners.cog import LET_GO_PATIENCE_S
 from director.runners.runner import Began, Ended, Outcome, RunRequest
 from director.tracker import Limits, Stop, Tracker
+from director.up import parts
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.scripted_runner import ScriptedRunner
@@ -100,6 +103,25 @@ async def test_a_run_that_heeds_no_cancel_is_abandoned() -> None:
     await run.over()
     assert run.held.stuck
     assert run.reading.cancelled()
+
+
+@pytest.mark.parametrize("before", [None, Stop.USER, Stop.DEADLINE, Stop.RUN_LIMIT])
+async def test_a_drain_gives_up_sooner_on_a_run_that_heeds_no_cancel(before: Stop | None) -> None:
+    run = Run()
+    await run.runner.started.wait()
+    if before is not None:
+        run.held.stop(before)
+    run.held.stop(Stop.DRAIN)
+    await run.canceled(1)
+    run.held.stop(Stop.USER)  # wins no time
+    run.clock.pass_time(DRAIN_WAIT_S)
+    await run.over()
+    assert run.held.stuck
+
+
+def test_a_drain_has_time_left_to_hand_back_what_it_gave_up() -> None:
+    assert DRAIN_WAIT_S + max(CANCEL_AGAIN_S) + LET_GO_PATIENCE_S < HAND_BACK_S
+    assert parts.HAND_BACK_S > HAND_BACK_S + TELL_S  # before `up` kills it
 
 
 async def test_a_run_that_has_not_begun_is_let_go_of_at_once() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from director.core import keys
 from director.core.ids import partition_of
 from director.director import Director
 from tests.support.eventually import eventually
-from tests.support.live_director import Caller, Gate, Tally, director_process, live_director
+from tests.support.live_director import Caller, Gate, Tally, director_process, live_director, supervised_cog
 from tests.support.servers import RedisServer
 from tests.support.sink import Answer, sink
 
@@ -52,6 +53,20 @@ async def test_what_cannot_finish_in_time_is_handed_back_unspent_and_run_by_anot
         assert (await caller.ended(asked))["output"] == ["a0"]
     assert (await caller.record(asked)).attempt == 1
     assert tally.runs == 2
+
+
+async def test_a_run_that_heeds_no_cancel_is_handed_back_unspent(
+    caller: Caller, server: RedisServer, folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("director.holdings.DRAIN_WAIT_S", 0.2)
+    async with supervised_cog(folder) as cog, live_director(server.url, cog.url, drain_s=0) as director:
+        asked = await caller.submit(n=1, gate=str(gate), then="stubborn")
+        await caller.shows(asked, output=["a0"])
+        await director.drain()
+        assert len(director.holdings) == 0
+        record = await caller.record(asked)
+        assert (record.status, record.attempt, record.claims) == ("starting", 0, 1)
+        gate.open()
 
 
 async def test_a_second_signal_ends_it_at_once_and_leaves_the_claim_to_its_lease(
