@@ -39,6 +39,7 @@ from director.holdings import Holdings
 from director.runners.cog import CogRunner
 from director.runners.inbox import Inbox
 from director.runners.runner import Health as ServerHealth
+from director.runners.server_url import check_server_url
 from director.servers import Server, Servers
 from director.tracker import Limits, Stop
 from director.watch import Watch
@@ -81,6 +82,10 @@ async def connected(settings: DirectorSettings) -> AsyncGenerator["Director"]:
     """The director with its connections, which are let go afterwards."""
     if not settings.model or not settings.servers:
         raise SettingsError("A director needs --model owner/name and at least one --server URL.")
+    for url in settings.servers:
+        check_server_url(url)
+    if len({url.rstrip("/") for url in settings.servers}) < len(settings.servers):
+        raise SettingsError("A --server URL is given twice: its slots would be counted twice.")
     sender = Sender(AllowList.parse(settings.webhook_allow))
     redis = client(settings.redis_url, name="director")
     waits = blocking_client(settings.redis_url, block_s=max(LONGEST_S, KICK_WAIT_S))

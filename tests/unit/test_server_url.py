@@ -1,0 +1,60 @@
+"""Which URLs of model servers are taken, and that a secret in one that is not is never told."""
+
+import pytest
+
+from director.core.errors import SettingsError
+from director.director import connected
+from director.runners.server_url import check_server_url
+from tests.support.live_director import settings_for
+
+pytestmark = pytest.mark.anyio
+
+URLS = ["http://127.0.0.1:5000", "https://gpu-1.internal", "http://[::1]:5000", "http://model_server/base/"]
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_the_address_of_a_server_is_taken_as_it_is(url: str) -> None:
+    check_server_url(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("localhost:5000", "no http:// or https://"),
+        ("127.0.0.1:5000", "no http:// or https://"),
+        ("/var/run/cog.sock", "no http:// or https://"),
+        ("ftp://gpu-1:5000", "no http:// or https://"),
+        ("http://", "no host"),
+        ("http://:5000", "no host"),
+        ("http://gpu-1:99999", "malformed"),
+        ("http://gpu-1:port", "malformed"),
+        ("http://[::1:5000", "malformed"),
+        ("http://gpu-1:0", "no port"),
+        ("http://gpu-1:5000 ", "a space"),
+        ("http://gpu-1\n:5000", "a control character"),
+        ("http://gpu-1:5000?token=hush", "a query"),
+        ("http://gpu-1:5000#hush", "a fragment"),
+        ("http://me:hush@gpu-1:5000", "a user or a password"),
+        ("http://me:hu@sh@gpu-1:5000", "a user or a password"),
+        ("me:hush@gpu-1:5000", "no http:// or https://"),
+    ],
+)
+def test_what_is_wrong_with_one_is_said_and_no_secret_in_it(url: str, why: str) -> None:
+    with pytest.raises(SettingsError, match=why) as told:
+        check_server_url(url)
+    assert "hush" not in str(told.value)
+    assert "hu@" not in str(told.value)
+
+
+async def test_a_director_does_not_start_with_an_address_that_cannot_be_one(caplog: pytest.LogCaptureFixture) -> None:
+    settings = settings_for("redis://127.0.0.1:9", [URLS[0], "http://me:hush@gpu-1:5000"])
+    with pytest.raises(SettingsError, match="gpu-1:5000"):
+        async with connected(settings):
+            pass
+    assert "hush" not in caplog.text
+
+
+async def test_a_director_does_not_start_with_one_server_given_twice() -> None:
+    with pytest.raises(SettingsError, match="twice"):
+        async with connected(settings_for("redis://127.0.0.1:9", [URLS[0], URLS[1], URLS[0] + "/"])):
+            pass
