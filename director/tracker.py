@@ -23,6 +23,7 @@ MOST_EVENTS: Final = 100_000
 MOST_METRICS_BYTES: Final = 64 * 1024
 MOST_ERROR_CHARS: Final = 16 * 1024
 LINE_SOUGHT_CHARS: Final = 4096
+LINES_DROPPED: Final = "… earlier lines were dropped …\n"
 NULL: Final = Raw(b"null")
 
 
@@ -121,7 +122,7 @@ class Tracker:
         self._items: list[bytes] = []
         self._items_bytes = 1  # as joined: a bracket, then each item with the comma or bracket after it
         self._logs: list[str] = []
-        self._logs_chars = 0
+        self._logs_bytes = 0
         self._shown = 0
         self._shown_bytes = 0
 
@@ -187,10 +188,10 @@ class Tracker:
         if not event.text:
             return []
         self._logs.append(event.text)
-        self._logs_chars += len(event.text)
-        if self._logs_chars > 2 * self.limits.logs:  # twice, so that cutting stays rare
+        self._logs_bytes += _size(event.text)
+        if self._logs_bytes > 2 * self.limits.logs:  # twice, so that cutting stays rare
             self._logs = [self._tail("".join(self._logs))]
-            self._logs_chars = len(self._logs[0])
+            self._logs_bytes = _size(self._logs[0])
         return [*self._show(("logs", msgspec.json.encode(event.text))), Tell(WebhookEvent.LOGS)]
 
     def _show(self, event: NewEvent) -> list[Effect]:
@@ -239,10 +240,16 @@ class Tracker:
 
     def _tail(self, text: str) -> str:
         """The end of a text that is too long, from a line's start where one is near."""
-        if len(text) <= self.limits.logs:
+        if _size(text) <= self.limits.logs:
             return text
-        cut = text[-self.limits.logs :]
-        return "… earlier lines were dropped …\n" + cut[cut.find("\n", 0, LINE_SOUGHT_CHARS) + 1 :]
+        kept = text.encode()[-(self.limits.logs - _size(LINES_DROPPED)) :]
+        cut = kept.decode(errors="ignore")  # the character that was cut through is left out
+        return LINES_DROPPED + cut[cut.find("\n", 0, LINE_SOUGHT_CHARS) + 1 :]
+
+
+def _size(text: str) -> int:
+    """In bytes, as it is kept."""
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def _cut(error: str) -> str:

@@ -239,7 +239,7 @@ def test_logs_that_are_too_long_lose_their_beginning_by_whole_lines() -> None:
     first, *rest = end.logs.splitlines(keepends=True)
     assert first == "… earlier lines were dropped …\n"
     assert rest == lines[-len(rest) :]
-    assert 80 < sum(map(len, rest)) <= 100
+    assert 80 < len(end.logs.encode()) <= 100
 
 
 def test_one_endless_line_of_logs_keeps_its_end() -> None:
@@ -247,14 +247,24 @@ def test_one_endless_line_of_logs_keeps_its_end() -> None:
         tracker(logs=10_000), Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"1"), logs="x" * 30_000 + "the end\n")
     )
     assert end.logs.endswith("xthe end\n")
-    assert 10_000 <= len(end.logs) < 10_100
+    assert len(end.logs.encode()) == 10_000
+
+
+@given(text=st.text("aé€😀\n", min_size=200), is_told_at_the_end=st.booleans())
+def test_the_limit_of_logs_is_in_bytes_and_cuts_no_character_in_two(text: str, is_told_at_the_end: bool) -> None:
+    events = [Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"1"), logs=text if is_told_at_the_end else None)]
+    shown = [] if is_told_at_the_end else [Logged(text[at : at + 7]) for at in range(0, len(text), 7)]
+    logs = finish(tracker(logs=150), *shown, *events).logs
+    assert len(logs.encode()) <= 150
+    first, _, kept = logs.partition("\n")
+    assert text.endswith(kept if first == "… earlier lines were dropped …" else logs)
 
 
 def test_logs_never_take_much_more_than_twice_their_limit() -> None:
     run = tracker(logs=1000)
     for _ in range(500):
-        follow(run, Logged("x" * 100))
-        assert len(run.logs) <= 2200
+        follow(run, Logged("é" * 50))
+        assert len(run.logs.encode()) <= 2100
 
 
 def test_an_error_as_long_as_the_model_likes_is_cut() -> None:
