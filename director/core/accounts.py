@@ -1,4 +1,4 @@
-"""Who may ask, and with what we sign for them.
+"""Who may ask, what they may use, and with what we sign for them.
 
 Tokens are kept by their digest only, so nothing stored here can ask. The secrets of webhooks are kept as they are,
 since signing takes them: whoever reads them can sign as we do.
@@ -7,19 +7,20 @@ since signing takes them: whoever reads them can sign as we do.
 import hashlib
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
 from redis.asyncio import Redis
 
 from director.core import keys
+from director.core.account_limits import DEFAULT, UNLIMITED, AccountLimits
 from director.core.errors import SettingsError
 from director.core.keys import LANES
 from director.core.redis_client import ask, text, texts
 from director.core.signing import new_secret
 
-__all__ = ("ACCOUNT_NAME", "SCOPES", "Account", "Accounts", "digest")
+__all__ = ("ACCOUNT_NAME", "SCOPES", "Account", "Accounts", "Usage", "digest", "refuse_name")
 
 ACCOUNT_NAME: Final = r"^[a-z0-9][a-z0-9_-]{0,63}$"
 # read: see what is there; run: make and cancel predictions; admin: what operators do, over all accounts
@@ -28,18 +29,35 @@ TOKEN_PREFIX: Final = "dr_"  # noqa: S105 - marks a secret for scanners, is none
 
 
 class Account(Struct, frozen=True):
-    """Who a token speaks for, and which lanes it may use."""
+    """Who a token speaks for, which lanes it may use, and what its account may use."""
 
     name: str
     lanes: tuple[str, ...] = ("normal",)
     scopes: tuple[str, ...] = ("read", "run")
+    limits: AccountLimits = UNLIMITED
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    """What became of an account's limits lately: denied bursts of each, and seconds of compute of one day."""
+
+    bursts: dict[str, int]
+    spent_s: float
+    reserved_s: float
+
+    @property
+    def compute_s(self) -> float:
+        return self.spent_s + self.reserved_s
 
 
 class Accounts:
-    """Accounts and tokens in Redis. All methods raise BackendUnavailable while it cannot answer."""
+    """Accounts and tokens in Redis. All methods raise BackendUnavailable while it cannot answer.
 
-    def __init__(self, redis: Redis) -> None:
+    `defaults`: the limits of accounts that nobody set any for.
+    """
+
+    def __init__(self, redis: Redis, defaults: AccountLimits = UNLIMITED) -> None:
         self._redis = redis
+        self._defaults = defaults
 
     async def create_token(
         self,
@@ -50,17 +68,22 @@ class Accounts:
         token: str | None = None,
     ) -> str:
         """A new token of this account, which is made where it does not exist. It is shown here and never again."""
-        if not re.fullmatch(ACCOUNT_NAME, account) or not lanes or not set(lanes) <= set(LANES):
-            raise SettingsError(f"An account has a name like team-1, and lanes of {', '.join(LANES)}.")
+        refuse_name(account)
+        if not lanes or not set(lanes) <= set(LANES):
+            raise SettingsError(f"A token has lanes of {', '.join(LANES)}.")
         token = token or TOKEN_PREFIX + secrets.token_urlsafe(32)
         fields = ["account", account, "lanes", ",".join(lanes), "scopes", ",".join(scopes)]
 
         async def write() -> None:
-            await self._redis.hsetnx(keys.account(account), "webhook_secret", new_secret())
+            await self._make(account)
             await self._redis.hset(keys.token(digest(token)), items=fields)
 
         await ask(write)
         return token
+
+    async def _make(self, account: str) -> None:
+        await self._redis.hsetnx(keys.account(account), "webhook_secret", new_secret())
+        await self._redis.sadd(keys.accounts(), account)
 
     async def revoke(self, token: str) -> bool:
         """Make a token speak for nobody; False when it did not speak for anybody before."""
@@ -72,12 +95,65 @@ class Accounts:
         if not found:
             return None
         lanes, scopes = found["lanes"].split(","), found["scopes"].split(",")
-        return Account(found["account"], tuple(lanes), tuple(scopes))
+        limits = await self.limits(found["account"])
+        return Account(found["account"], tuple(lanes), tuple(scopes), limits)
+
+    async def names(self) -> list[str]:
+        """Every account that was given a token or a limit."""
+        return sorted(text(name) for name in await ask(lambda: self._redis.smembers(keys.accounts())))
+
+    async def limits(self, account: str) -> AccountLimits:
+        """What this account may use. Raises SettingsError where what is written down is none."""
+        return self._defaults.over(await self.limits_set(account))
+
+    async def limits_set(self, account: str) -> dict[str, str]:
+        """Those of its limits that differ from everybody's, as they are written down."""
+        names = AccountLimits.__struct_fields__
+        found = await ask(lambda: self._redis.hmget(keys.account(account), names))
+        return {name: text(value) for name, value in zip(names, found, strict=True) if value is not None}
+
+    async def set_limits(self, account: str, limits: Mapping[str, str]) -> None:
+        """Write down limits of this account, which is made where it does not exist: a number, none or default.
+
+        Raises SettingsError that names the limit and what it should be. An API goes by it once its cache is over.
+        """
+        refuse_name(account)
+        written = {name: value for name, value in limits.items() if value != DEFAULT}
+        UNLIMITED.over({**await self.limits_set(account), **written})
+        taken_back = [name for name in limits if name not in written]
+
+        async def write() -> None:
+            await self._make(account)
+            if written:
+                await self._redis.hset(keys.account(account), items=[part for pair in written.items() for part in pair])
+            if taken_back:
+                await self._redis.hdel(keys.account(account), *taken_back)
+
+        await ask(write)
+
+    async def usage(self, account: str, *, day: int) -> Usage:
+        """What was denied lately, and the compute of a day, which is counted in days since 1970."""
+        usage = texts(await ask(lambda: self._redis.hgetall(keys.usage(account))))
+        names = ("day", "spent", "reserved")
+        found = await ask(lambda: self._redis.hmget(keys.compute(account), names))
+        of_day, spent_ms, reserved_ms = (int(value or 0) for value in found)
+        is_today = of_day == day
+        return Usage(
+            bursts={name.removesuffix(":bursts"): int(count) for name, count in usage.items() if ":bursts" in name},
+            spent_s=spent_ms / 1000 if is_today else 0,
+            reserved_s=reserved_ms / 1000 if is_today else 0,
+        )
 
     async def webhook_secrets(self, account: str) -> list[str]:
         """The secrets that this account's webhooks are signed with; the first is the current one."""
         found = await ask(lambda: self._redis.hget(keys.account(account), "webhook_secret"))
         return [text(found)] if found else []
+
+
+def refuse_name(account: str) -> None:
+    """Raises SettingsError where that is no account's name."""
+    if not re.fullmatch(ACCOUNT_NAME, account):
+        raise SettingsError(f"{account!r} is no account name: use a-z, 0-9, - and _, at most 64, such as team-a.")
 
 
 def digest(token: str) -> str:

@@ -13,6 +13,7 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from director.core import keys
+from director.core.account_limits import Bucket
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
 from director.core.gatherer import Arg, Gatherer
@@ -106,6 +107,11 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     owed = await scripts.due(partition, limit=9, hold_s=30, now_ms=driver.now_ms)
     assert finished.id in owed
     assert await scripts.deliver(finished.id, outcome="delivered", delay_s=None)
+
+    bucket = Bucket("create", rate=1.0, burst=1)
+    assert (await scripts.reserve(ACCOUNT, bucket, id="n")).allowed
+    assert (await scripts.reserve(ACCOUNT, 60, id=finished.id, asked_s=1)).allowed
+    assert await scripts.spend(ACCOUNT, prediction_id=finished.id, token=(bucket, "n")) == (True, True)
 
     await scripts.contact("run", silence_s=7)
     await driver.pause()

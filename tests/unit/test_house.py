@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "api": ("api", "director.core", "lua"),
 }
 PURE = (
+    "director.core.account_limits",
     "director.core.errors",
     "director.core.ids",
     "director.core.keys",

@@ -1,0 +1,75 @@
+"""What an account may use: a rate of creates and one of all else, how much may wait and run, compute of a day.
+
+Only says what the limits are and how they are written down. Who holds them: `lua/reserve.lua` over all queues, each
+queue's own scripts what waits and runs there.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from director.core.errors import SettingsError
+
+__all__ = ("DEFAULT", "NO_LIMIT", "UNLIMITED", "AccountLimits", "Bucket", "BucketName")
+
+BucketName = Literal["create", "read"]
+"""create: requests that make a prediction; read: all others."""
+
+NO_LIMIT: Final = "none"  # how a limit that there is not is written down: it differs from one that nobody set
+DEFAULT: Final = "default"  # how an operator takes back what was set
+
+Rate = Annotated[float, Meta(ge=0.00001, le=100_000)]
+Count = Annotated[int, Meta(ge=1, le=1_000_000)]
+
+
+class Bucket(Struct, frozen=True):
+    """A token bucket: `burst` tokens, and `rate` new ones a second."""
+
+    name: BucketName
+    rate: float
+    burst: int
+
+
+class AccountLimits(Struct, frozen=True, kw_only=True):
+    """None: no limit. A rate without a burst takes a second's worth at once; a burst without a rate says nothing."""
+
+    rate: Rate | None = None
+    burst: Count | None = None
+    read_rate: Rate | None = None
+    read_burst: Count | None = None
+    max_queued: Count | None = None
+    max_running: Count | None = None
+    compute_s_per_day: Annotated[int, Meta(ge=1, le=10**9)] | None = None
+    weight: Annotated[float, Meta(ge=0.001, le=1000)] = 1.0
+
+    def bucket(self, name: BucketName) -> Bucket | None:
+        """The bucket that such a request takes a token from; None where nothing limits it."""
+        rate, burst = (self.rate, self.burst) if name == "create" else (self.read_rate, self.read_burst)
+        return None if rate is None else Bucket(name, rate, burst or max(1, int(rate)))
+
+    def over(self, written: Mapping[str, str]) -> "AccountLimits":
+        """These, but for what is written down. Raises SettingsError that names the limit and what it should be."""
+        given = {
+            name: None if (text := written[name]) == NO_LIMIT else text
+            for name in self.__struct_fields__
+            if name in written
+        }
+        try:
+            return msgspec.convert({**msgspec.structs.asdict(self), **given}, AccountLimits, strict=False)
+        except msgspec.ValidationError as exc:
+            raise SettingsError(_explained(exc)) from exc
+
+    @classmethod
+    def of_settings(cls, settings: Any) -> "AccountLimits":
+        """What holds for accounts that nobody set anything for: the settings `account_<limit>`."""
+        return cls(**{name: getattr(settings, f"account_{name}") for name in cls.__struct_fields__ if name != "weight"})
+
+
+UNLIMITED: Final = AccountLimits()
+
+
+def _explained(exc: msgspec.ValidationError) -> str:
+    reason, _, place = str(exc).partition(" - at `$.")
+    return f"{place.rstrip('`')}: {reason}"

@@ -1,0 +1,87 @@
+"""What an account may still have, over all its queues. Knows of no queue: those hold their own limits."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from director.core import keys
+from director.core.account_limits import Bucket
+from director.core.gatherer import Arg
+from director.core.ids import PredictionId
+from director.core.scripts.wire import Wire, ms, now
+
+__all__ = ("AccountScripts", "Allowance", "Reserved")
+
+Reserved = Literal["create", "read", "compute"]
+
+
+class Allowance(Struct, frozen=True, kw_only=True):
+    """How a limit stands after it was asked. `remaining` of `most`: requests, or seconds of compute.
+
+    `reset_ms`: until all of it is there again; `retry_after_ms`: until this may be asked again, 0 where it is allowed.
+    """
+
+    limit: Reserved
+    allowed: bool
+    most: int
+    remaining: int
+    reset_ms: int
+    retry_after_ms: int
+
+
+class AccountScripts(Wire):
+    """The limits of accounts, each account in a slot of its own."""
+
+    async def reserve(
+        self,
+        account: str,
+        of: Bucket | int,
+        *,
+        id: str,  # noqa: A002 - the word for it
+        asked_s: float = 0,
+        now_ms: int | None = None,
+    ) -> Allowance:
+        """Take one token of a bucket, or `asked_s` of so many seconds of compute a day; nothing where it is denied.
+
+        Safe to repeat with the same id, for half a minute at least. `id` of compute is the prediction's.
+        """
+        if isinstance(of, Bucket):
+            args: list[Arg] = [of.name, id, of.burst, _fill(of.rate), 0]
+        else:
+            args = ["compute", id, ms(of), 0, ms(asked_s)]
+        allowed, remaining, reset_ms, retry_after_ms = await self._call("reserve", _keys(account), [*args, now(now_ms)])
+        return Allowance(
+            limit=of.name if isinstance(of, Bucket) else "compute",
+            allowed=bool(allowed),
+            most=of.burst if isinstance(of, Bucket) else of,
+            remaining=remaining if isinstance(of, Bucket) else remaining // 1000,
+            reset_ms=reset_ms,
+            retry_after_ms=retry_after_ms,
+        )
+
+    async def spend(
+        self,
+        account: str,
+        *,
+        prediction_id: PredictionId | None = None,
+        spent_s: float = 0,
+        token: tuple[Bucket, str] | None = None,
+        now_ms: int | None = None,
+    ) -> tuple[bool, bool]:
+        """Put the compute that was reserved for a prediction right by what it spent; give a token of creates back.
+
+        Which of (token, compute) there was to give back. Safe to repeat.
+        """
+        bucket, taken_by = token or (Bucket("create", 0, 0), "")
+        args: list[Arg] = [taken_by, bucket.burst, _fill(bucket.rate), prediction_id or "", ms(spent_s), now(now_ms)]
+        returned, corrected = await self._call("spend", _keys(account), args)
+        return bool(returned), bool(corrected)
+
+
+def _keys(account: str) -> list[str]:
+    return [keys.usage(account), keys.taken(account), keys.compute(account)]
+
+
+def _fill(rate: float) -> int:
+    """Tokens a second as the scripts take them: billionths of one a millisecond, whole, so that nothing is rounded."""
+    return int(rate * 1_000_000)

@@ -1,0 +1,42 @@
+#!lua flags=allow-oom
+-- spend: give back what was reserved and not used: a token of creates, and of compute all but what was spent.
+-- Twice is once: what reserve does not remember any more is not given back.
+--
+--   KEYS[1]  usage    hash  {a:<account>}:usage     see reserve
+--   KEYS[2]  taken    zset  {a:<account>}:taken
+--   KEYS[3]  compute  hash  {a:<account>}:compute
+--   ARGV[1]  token    the id that a token was taken by, '' to leave it
+--   ARGV[2]  most     tokens of the bucket
+--   ARGV[3]  rate     of the bucket: nanotokens that come in a millisecond
+--   ARGV[4]  id       the id that compute was reserved by, '' to leave it
+--   ARGV[5]  spent    ms of compute
+--   ARGV[6]  now_ms   '' for the server's clock
+--   Returns  {token, compute}   1 where something was given back or put right, else 0
+
+local usage, taken, compute = KEYS[1], KEYS[2], KEYS[3]
+local token, most, rate = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local id, spent, now = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
+if not now then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local TOKEN = 1000000000
+
+local member = 'create ' .. token
+local tokens = redis.call('HGET', usage, 'create:tokens')
+local since = tokens and redis.call('ZSCORE', taken, member)
+local reserved = redis.call('HGET', compute, id)
+local totals = redis.call('HMGET', compute, 'reserved', 'spent')
+
+if since then
+  -- had it not been taken, the bucket might have been full since, and what came then lost: that is not given back
+  local back = math.max(0, TOKEN - math.max(0, now - since) * rate)
+  redis.call('ZREM', taken, member)
+  redis.call('HSET', usage, 'create:tokens', math.min(most * TOKEN, tokens + back))
+end
+if reserved then
+  redis.call('HDEL', compute, id)
+  redis.call('HSET', compute, 'reserved', totals[1] - reserved, 'spent', totals[2] + spent)
+end
+return { since and 1 or 0, reserved and 1 or 0 }

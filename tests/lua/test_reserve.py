@@ -1,0 +1,192 @@
+"""reserve: a request takes a token, a prediction takes compute of its day; what is denied takes nothing."""
+
+from typing import Any
+
+import pytest
+
+from director.core import keys
+from director.core.account_limits import Bucket
+from director.core.scripts import Scripts
+from director.core.scripts.accounts import Allowance
+
+pytestmark = pytest.mark.anyio
+
+NOW_MS = 20_000 * 86_400_000 + 3_600_000  # an hour after midnight
+CREATE = Bucket("create", rate=2.0, burst=3)
+READ = Bucket("read", rate=50.0, burst=100)
+
+
+class Account:
+    """Asks for one thing after another, each under an id of its own."""
+
+    def __init__(self, scripts: Scripts) -> None:
+        self.scripts = scripts
+        self.asked = 0
+
+    async def take(self, of: Bucket = CREATE, *, at_ms: int = 0, id: str = "", **options: Any) -> Allowance:  # noqa: A002
+        self.asked += 1
+        return await self.scripts.reserve("acme", of, id=id or f"n{self.asked}", now_ms=NOW_MS + at_ms, **options)
+
+    async def compute(self, asked_s: float, *, most: int = 100, at_ms: int = 0, id: str = "") -> Allowance:  # noqa: A002
+        self.asked += 1
+        name = id or f"p{self.asked}"
+        return await self.scripts.reserve("acme", most, id=name, asked_s=asked_s, now_ms=NOW_MS + at_ms)
+
+
+@pytest.fixture
+def account(scripts: Scripts) -> Account:
+    return Account(scripts)
+
+
+async def test_a_burst_is_let_through_and_then_the_rate(account: Account) -> None:
+    assert [(await account.take()).remaining for _ in range(3)] == [2, 1, 0]
+    assert not (await account.take()).allowed
+    assert not (await account.take(at_ms=499)).allowed
+    assert (await account.take(at_ms=500)).allowed
+    assert not (await account.take(at_ms=501)).allowed
+
+
+async def test_a_denial_says_when_to_ask_again_and_when_all_is_there_again(account: Account) -> None:
+    for _ in range(3):
+        await account.take()
+    assert await account.take(at_ms=100) == Allowance(
+        limit="create", allowed=False, most=3, remaining=0, reset_ms=1400, retry_after_ms=400
+    )
+
+
+async def test_who_asks_again_when_told_to_is_let_through(account: Account) -> None:
+    slow = Bucket("create", rate=0.3, burst=1)
+    await account.take(slow)
+    denied = await account.take(slow, at_ms=7)
+    assert (await account.take(slow, at_ms=7 + denied.retry_after_ms)).allowed
+
+
+async def test_a_bucket_holds_no_more_than_its_burst_however_long_it_rests(account: Account) -> None:
+    assert [(await account.take(at_ms=10**9)).allowed for _ in range(4)] == [True, True, True, False]
+
+
+async def test_creates_and_reads_have_a_bucket_each(account: Account) -> None:
+    for _ in range(4):
+        await account.take()
+    assert (await account.take(READ)).remaining == 99
+
+
+async def test_accounts_share_nothing(account: Account, scripts: Scripts) -> None:
+    for _ in range(4):
+        await account.take()
+    assert (await scripts.reserve("umbrella", CREATE, id="n1", now_ms=NOW_MS)).remaining == 2
+
+
+async def test_a_call_that_is_repeated_takes_once(account: Account) -> None:
+    first = await account.take(id="one")
+    assert await account.take(id="one") == first
+    assert await account.take(id="one", at_ms=20_000) == Allowance(
+        limit="create", allowed=True, most=3, remaining=3, reset_ms=0, retry_after_ms=0
+    )
+
+
+async def test_what_is_denied_takes_nothing(account: Account, redis: Any) -> None:
+    for _ in range(3):
+        await account.take()
+    tokens = await redis.hget(keys.usage("acme"), "create:tokens")
+    taken = await redis.zrange(keys.taken("acme"), 0, -1)
+    assert not (await account.take(at_ms=400)).allowed
+    assert await redis.hget(keys.usage("acme"), "create:tokens") == tokens
+    assert await redis.zrange(keys.taken("acme"), 0, -1) == taken
+
+
+async def test_six_at_once_are_one_denied_burst(account: Account, redis: Any) -> None:
+    for _ in range(3):
+        await account.take()
+
+    async def bursts() -> int:
+        return int(await redis.hget(keys.usage("acme"), "create:bursts") or 0)
+
+    for at_ms in (0, 8, 16, 24, 32, 40):
+        assert not (await account.take(at_ms=at_ms)).allowed
+    assert await bursts() == 1
+    slow = Bucket("create", rate=0.01, burst=3)
+    assert not (await account.take(slow, at_ms=1040)).allowed
+    assert await bursts() == 1, "a second after the last one is the same burst"
+    assert not (await account.take(slow, at_ms=2041)).allowed
+    assert await bursts() == 2
+
+
+async def test_who_takes_is_remembered_in_a_bounded_way(account: Account, redis: Any) -> None:
+    fast = Bucket("read", rate=100_000.0, burst=1000)
+    for _ in range(600):
+        await account.take(fast)
+    assert await redis.zcard(keys.taken("acme")) == 512
+    await account.take(fast, at_ms=30_000)
+    assert await redis.zcard(keys.taken("acme")) == 1
+
+
+async def test_a_clock_that_goes_back_neither_fills_nor_empties_a_bucket(account: Account) -> None:
+    for _ in range(2):
+        await account.take(at_ms=10_000)
+    assert (await account.take()).remaining == 0
+    assert not (await account.take(at_ms=10_499)).allowed
+    assert (await account.take(at_ms=10_500)).allowed
+
+
+async def test_a_limit_that_changes_holds_at_once(account: Account) -> None:
+    await account.take(Bucket("create", rate=0.001, burst=1))
+    assert not (await account.take(Bucket("create", rate=0.001, burst=1))).allowed
+    assert (await account.take(Bucket("create", rate=10.0, burst=5), at_ms=100)).allowed
+    assert (await account.take(READ)).remaining == 99
+    assert (await account.take(Bucket("read", rate=1.0, burst=2))).remaining == 1
+
+
+async def test_every_key_has_a_lifetime_and_no_bucket_is_forgotten_before_it_is_full(
+    account: Account, redis: Any
+) -> None:
+    day_s = 86_400
+    await account.take()
+    assert day_s - 5 < await redis.ttl(keys.usage("acme")) <= day_s
+    assert 25 < await redis.ttl(keys.taken("acme")) <= 30
+    await account.take(Bucket("create", rate=0.00001, burst=3))  # 27 hours and 47 minutes for one
+    assert await redis.ttl(keys.usage("acme")) > day_s
+    await account.compute(1)
+    assert 2 * day_s - 5 < await redis.ttl(keys.compute("acme")) <= 2 * day_s
+
+
+async def test_without_a_time_it_asks_the_servers_clock(scripts: Scripts) -> None:
+    slow = Bucket("create", rate=0.001, burst=1)
+    assert (await scripts.reserve("acme", slow, id="n1")).allowed
+    denied = await scripts.reserve("acme", slow, id="n2")
+    assert 900_000 < denied.retry_after_ms <= 1_000_000
+
+
+class TestCompute:
+    async def test_is_reserved_up_to_the_limit_and_no_further(self, account: Account) -> None:
+        assert (await account.compute(60)).remaining == 40
+        denied = await account.compute(41)
+        assert (denied.allowed, denied.limit, denied.most, denied.remaining) == (False, "compute", 100, 40)
+        assert denied.retry_after_ms == denied.reset_ms == 23 * 3_600_000
+        assert (await account.compute(40)).remaining == 0
+
+    async def test_begins_anew_at_midnight_utc(self, account: Account) -> None:
+        await account.compute(100)
+        assert not (await account.compute(1, at_ms=23 * 3_600_000 - 1)).allowed
+        assert (await account.compute(1, at_ms=23 * 3_600_000)).remaining == 99
+
+    async def test_does_not_bring_yesterday_back_when_the_clock_goes_back(self, account: Account) -> None:
+        await account.compute(100, at_ms=24 * 3_600_000)
+        assert not (await account.compute(1)).allowed
+
+    async def test_of_a_call_that_is_repeated_is_reserved_once(self, account: Account) -> None:
+        first = await account.compute(60, id="p")
+        assert await account.compute(60, id="p") == first
+        assert (await account.compute(40)).allowed
+
+    async def test_that_is_denied_changes_nothing_of_it(self, account: Account, redis: Any) -> None:
+        await account.compute(60)
+        before = await redis.hgetall(keys.compute("acme"))
+        assert not (await account.compute(41)).allowed
+        assert await redis.hgetall(keys.compute("acme")) == before
+
+    async def test_that_is_denied_counts_bursts_of_its_own(self, account: Account, redis: Any) -> None:
+        for at_ms in (0, 20, 40):
+            assert not (await account.compute(101, at_ms=at_ms)).allowed
+        usage = await redis.hgetall(keys.usage("acme"))
+        assert (usage[b"compute:bursts"], b"create:bursts" in usage) == (b"1", False)

@@ -1,0 +1,110 @@
+"""spend: what was reserved and not used is given back once; what was spent counts instead of what was reserved."""
+
+from typing import Any
+
+import pytest
+
+from director.core import keys
+from director.core.account_limits import Bucket
+from director.core.ids import PredictionId
+from director.core.scripts import Scripts
+from tests.support.keyspace import dump
+
+pytestmark = pytest.mark.anyio
+
+NOW_MS = 20_000 * 86_400_000 + 3_600_000
+SLOW = Bucket("create", rate=0.001, burst=2)
+P1, P2 = PredictionId("p1"), PredictionId("p2")
+
+
+async def take(scripts: Scripts, name: str, *, of: Bucket = SLOW, at_ms: int = 0) -> bool:
+    return (await scripts.reserve("acme", of, id=name, now_ms=NOW_MS + at_ms)).allowed
+
+
+async def reserve(scripts: Scripts, name: PredictionId, asked_s: float) -> bool:
+    return (await scripts.reserve("acme", 100, id=name, asked_s=asked_s, now_ms=NOW_MS)).allowed
+
+
+async def test_a_token_that_is_given_back_can_be_taken_again(scripts: Scripts) -> None:
+    assert [await take(scripts, name) for name in "abc"] == [True, True, False]
+    assert await scripts.spend("acme", token=(SLOW, "a"), now_ms=NOW_MS) == (True, False)
+    assert [await take(scripts, name) for name in "cd"] == [True, False]
+
+
+async def test_a_token_is_given_back_once(scripts: Scripts, redis: Any) -> None:
+    for name in "ab":
+        await take(scripts, name)
+    await scripts.spend("acme", token=(SLOW, "a"), now_ms=NOW_MS)
+    before = await dump(redis)
+    assert await scripts.spend("acme", token=(SLOW, "a"), now_ms=NOW_MS) == (False, False)
+    assert await dump(redis) == before
+
+
+async def test_what_was_never_taken_is_not_given_back(scripts: Scripts, redis: Any) -> None:
+    for name in "ab":
+        await take(scripts, name)
+    assert not await take(scripts, "denied")
+    before = await dump(redis)
+    assert await scripts.spend("acme", token=(SLOW, "denied"), now_ms=NOW_MS) == (False, False)
+    assert await scripts.spend("nobody", prediction_id=P1, token=(SLOW, "a"), now_ms=NOW_MS) == (False, False)
+    assert await dump(redis) == before
+
+
+async def test_reads_are_not_given_back(scripts: Scripts) -> None:
+    read = Bucket("read", rate=0.001, burst=1)
+    await take(scripts, "a", of=read)
+    assert await scripts.spend("acme", token=(read, "a"), now_ms=NOW_MS) == (False, False)
+
+
+async def test_late_a_token_comes_back_without_what_came_meanwhile(scripts: Scripts) -> None:
+    """Had it never been taken, the bucket would have been full, and what came then would have been lost."""
+    one = Bucket("create", rate=1.0, burst=1)
+    assert await take(scripts, "a", of=one)
+    assert await take(scripts, "b", of=one, at_ms=1000)
+    await scripts.spend("acme", token=(one, "a"), now_ms=NOW_MS + 1000)
+    assert not await take(scripts, "c", of=one, at_ms=1000)
+
+
+async def test_compute_is_put_right_by_what_was_spent(scripts: Scripts, redis: Any) -> None:
+    await reserve(scripts, P1, 60)
+    await reserve(scripts, P2, 40)
+    assert await scripts.spend("acme", prediction_id=P1, spent_s=12.5) == (False, True)
+    assert await redis.hgetall(keys.compute("acme")) == {
+        b"day": b"20000",
+        b"spent": b"12500",
+        b"reserved": b"40000",
+        P2.encode(): b"40000",
+    }
+    assert await reserve(scripts, PredictionId("p3"), 47.5)
+    assert not await reserve(scripts, PredictionId("p4"), 0.001)
+
+
+async def test_compute_may_be_overspent_and_is_then_refused(scripts: Scripts) -> None:
+    await reserve(scripts, P1, 60)
+    await scripts.spend("acme", prediction_id=P1, spent_s=500)
+    denied = await scripts.reserve("acme", 100, id=P2, asked_s=1, now_ms=NOW_MS)
+    assert (denied.allowed, denied.remaining) == (False, 0)
+
+
+async def test_compute_is_put_right_once(scripts: Scripts, redis: Any) -> None:
+    await reserve(scripts, P1, 60)
+    await scripts.spend("acme", prediction_id=P1, spent_s=5)
+    before = await dump(redis)
+    assert await scripts.spend("acme", prediction_id=P1, spent_s=5) == (False, False)
+    assert await dump(redis) == before
+
+
+async def test_of_a_create_that_the_queue_refused_both_come_back_in_one_call(scripts: Scripts) -> None:
+    await take(scripts, "a")
+    await reserve(scripts, P1, 100)
+    assert await scripts.spend("acme", prediction_id=P1, token=(SLOW, "a"), now_ms=NOW_MS) == (True, True)
+    assert await reserve(scripts, P2, 100)
+    assert [await take(scripts, name) for name in "bcd"] == [True, True, False]
+
+
+async def test_without_a_time_it_asks_the_servers_clock(scripts: Scripts) -> None:
+    one = Bucket("create", rate=0.001, burst=1)
+    assert (await scripts.reserve("acme", one, id="a")).allowed
+    assert await scripts.spend("acme", token=(one, "a")) == (True, False)
+    denied = await scripts.reserve("acme", one, id="b")
+    assert denied.retry_after_ms < 1000, "all but what would have come in the time of two calls is back"

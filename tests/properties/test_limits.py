@@ -1,0 +1,190 @@
+"""No limit of an account lets one more through than it says, whatever is asked, given back and repeated, and when.
+
+Each step is a typed call to a real server, with the clock in the test's hands; the answer is the model's, to the token.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from director.core.account_limits import Bucket
+from director.core.accounts import Accounts
+from director.core.gatherer import Gatherer
+from director.core.ids import PredictionId
+from director.core.redis_client import client
+from director.core.scripts import Scripts
+from tests.properties.limits_model import DAY_MS, ModelBucket, ModelCompute, most_over
+from tests.support.keyspace import leaks
+from tests.support.servers import RedisServer
+
+MIDNIGHT_MS = 20_000 * DAY_MS
+NAMES = st.integers(0, 40).map("n{}".format)
+PAUSES_MS = st.sampled_from([0, 0, 0, 1, 7, 40, 333, 999, 1000, 1001, 5_000, 31_000])
+BUCKETS = st.builds(
+    Bucket, name=st.just("create"), rate=st.sampled_from([0.25, 0.5, 1.0, 3.0, 10.0, 40.0]), burst=st.integers(1, 6)
+)
+Step = tuple[str, str, int]
+STEPS = st.lists(st.tuples(st.sampled_from(["ask", "ask", "give back"]), NAMES, PAUSES_MS), max_size=60)
+ComputeStep = tuple[str, str, int, int]
+COMPUTE_STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["ask", "ask", "spend"]),
+        NAMES,
+        st.sampled_from([0, 1, 500, 2_000, 9_999]),
+        st.sampled_from([0, 0, 1, 1_000, DAY_MS // 3]),
+    ),
+    max_size=60,
+)
+bounded = settings(max_examples=80, deadline=None, database=None)
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@asynccontextmanager
+async def emptied(server: RedisServer) -> AsyncIterator[tuple[Scripts, Accounts]]:
+    redis = client(server.url)
+    gatherer = Gatherer(redis)
+    try:
+        await redis.flushall()
+        yield Scripts(gatherer), Accounts(redis)
+        assert await leaks(redis) == []
+    finally:
+        await gatherer.aclose()
+        await redis.aclose()
+
+
+@bounded
+@example(  # given back after the bucket was full again: the token that came meanwhile must not be had twice
+    bucket=Bucket("create", 1.0, 1),
+    steps=[("ask", "a", 0), ("ask", "b", 1000), ("give back", "a", 0), ("ask", "c", 0)],
+)
+@given(bucket=BUCKETS, steps=STEPS)
+def test_a_bucket_answers_as_the_model_and_lets_no_more_through_than_it_says(
+    server: RedisServer, runner: asyncio.Runner, bucket: Bucket, steps: list[Step]
+) -> None:
+    async def walk() -> None:
+        model, now_ms = ModelBucket(bucket, at_ms=MIDNIGHT_MS), MIDNIGHT_MS
+        let_through: list[tuple[str, int]] = []
+        async with emptied(server) as (scripts, accounts):
+            for what, name, pause_ms in steps:
+                now_ms += pause_ms
+                if what == "ask":
+                    is_repeated = name in model.taken
+                    allowance = await scripts.reserve("acme", bucket, id=name, now_ms=now_ms)
+                    assert allowance.allowed == model.reserve(name, now_ms)
+                    assert allowance.remaining == model.remaining(now_ms)
+                    if allowance.allowed and not is_repeated:
+                        let_through.append((name, now_ms))
+                else:
+                    since = model.taken.get(name)
+                    returned, _ = await scripts.spend("acme", token=(bucket, name), now_ms=now_ms)
+                    assert returned == model.give_back(name, now_ms)
+                    if since is not None:
+                        let_through.remove((name, since))
+            assert (await accounts.usage("acme", day=0)).bursts.get("create", 0) == model.bursts
+        assert most_over([moment for _, moment in let_through], bucket) <= 0
+
+    runner.run(walk())
+
+
+@bounded
+@given(most_s=st.integers(1, 20), steps=COMPUTE_STEPS)
+def test_compute_of_a_day_is_never_reserved_beyond_its_limit(
+    server: RedisServer, runner: asyncio.Runner, most_s: int, steps: list[ComputeStep]
+) -> None:
+    async def walk() -> None:
+        model, now_ms = ModelCompute(most_s * 1000), MIDNIGHT_MS
+        async with emptied(server) as (scripts, accounts):
+            for what, name, amount_ms, pause_ms in steps:
+                now_ms += pause_ms
+                used_ms = model.used(now_ms // DAY_MS)
+                if what == "ask":
+                    allowance = await scripts.reserve("acme", most_s, id=name, asked_s=amount_ms / 1000, now_ms=now_ms)
+                    assert allowance.allowed == model.reserve(name, amount_ms, now_ms)
+                    assert model.used(now_ms // DAY_MS) <= max(used_ms, most_s * 1000)
+                    assert allowance.reset_ms == DAY_MS - now_ms % DAY_MS
+                else:
+                    _, corrected = await scripts.spend(
+                        "acme", prediction_id=PredictionId(name), spent_s=amount_ms / 1000
+                    )
+                    assert corrected == model.spend(name, amount_ms)
+            used_s = (await accounts.usage("acme", day=now_ms // DAY_MS)).compute_s
+            assert round(used_s * 1000) == model.used(now_ms // DAY_MS)
+
+    runner.run(walk())
+
+
+CALLERS, EACH = 32, 8
+
+
+async def at_once(server: RedisServer, ask: Callable[[Scripts, str], Awaitable[bool]]) -> list[bool]:
+    """What each of 32 callers is told, each on a connection of its own, as fast as they can."""
+    told: list[bool] = []
+
+    async def caller(number: int) -> None:
+        redis = client(server.url, connections=1)
+        gatherer = Gatherer(redis)
+        scripts = Scripts(gatherer)
+        try:
+            told.extend([await ask(scripts, f"{number}-{turn}") for turn in range(EACH)])
+        finally:
+            await gatherer.aclose()
+            await redis.aclose()
+
+    async with emptied(server), asyncio.TaskGroup() as tasks:
+        for number in range(CALLERS):
+            tasks.create_task(caller(number))
+    return told
+
+
+def test_of_32_callers_at_once_a_bucket_lets_exactly_its_burst_through(
+    server: RedisServer, runner: asyncio.Runner
+) -> None:
+    bucket = Bucket("create", rate=10.0, burst=100)
+
+    async def ask(scripts: Scripts, name: str) -> bool:
+        [first, again] = await asyncio.gather(  # a call whose reply was lost is sent again
+            *(scripts.reserve("acme", bucket, id=name, now_ms=MIDNIGHT_MS) for _ in range(2))
+        )
+        assert first.allowed == again.allowed
+        return first.allowed
+
+    assert Counter(runner.run(at_once(server, ask))) == {True: 100, False: CALLERS * EACH - 100}
+
+
+def test_of_32_callers_at_once_compute_is_reserved_to_the_last_second_and_no_further(
+    server: RedisServer, runner: asyncio.Runner
+) -> None:
+    async def ask(scripts: Scripts, name: str) -> bool:
+        asked = await scripts.reserve("acme", 300, id=name, asked_s=3, now_ms=MIDNIGHT_MS)
+        return asked.allowed
+
+    assert Counter(runner.run(at_once(server, ask))) == {True: 100, False: CALLERS * EACH - 100}
+
+
+def test_what_was_given_back_under_way_can_be_had_again_and_nothing_more(
+    server: RedisServer, runner: asyncio.Runner
+) -> None:
+    bucket = Bucket("create", rate=10.0, burst=100)
+
+    async def ask(scripts: Scripts, name: str) -> bool:
+        """Every other one that is let through is refused further in."""
+        if not (await scripts.reserve("acme", bucket, id=name, now_ms=MIDNIGHT_MS)).allowed:
+            return False
+        if int(name.partition("-")[2]) % 2:
+            return True
+        for _ in range(2):
+            await scripts.spend("acme", token=(bucket, name), now_ms=MIDNIGHT_MS)
+        return False
+
+    kept = Counter(runner.run(at_once(server, ask)))[True]
+    assert 0 < kept <= 100
