@@ -11,9 +11,11 @@ from director.cli.where import Service
 from director.core.errors import DirectorError
 from director.core.states import TERMINAL, Status
 
-__all__ = ("Client", "Refused", "Seen", "seen")
+__all__ = ("Away", "Client", "Refused", "Seen", "seen")
 
 ANSWER_S: Final = 30.0
+# What a service, or the proxy before it, answers while it cannot: it passes by itself
+NOT_NOW: Final = frozenset({429, 502, 503, 504})
 
 NEXT_STEPS: Final = {
     401: "Give a valid --token, or make one with `director token create`.",
@@ -24,6 +26,10 @@ NEXT_STEPS: Final = {
 
 class Refused(DirectorError):
     """The API did not do what it was asked, or was not reached. The text says what to do."""
+
+
+class Away(Refused):
+    """The API was not reached, or cannot answer now. Asking again may help, where that is safe."""
 
 
 class Seen(Struct, frozen=True, kw_only=True):
@@ -81,10 +87,11 @@ class Client:
         try:
             answer = self._http.request(method, path, json=body)
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
-            raise Refused(f"nobody answers at {self._url} ({exc}). Is it up? `director up` starts a service.") from exc
+            raise Away(f"nobody answers at {self._url} ({exc}). Is it up? `director up` starts a service.") from exc
         if answer.is_success:
             return Raw(answer.content)
-        raise Refused(" ".join(filter(None, [_detail(answer), NEXT_STEPS.get(answer.status_code, "")])))
+        kind = Away if answer.status_code in NOT_NOW else Refused
+        raise kind(" ".join(filter(None, [_detail(answer), NEXT_STEPS.get(answer.status_code, "")])))
 
 
 def seen(body: Raw) -> Seen:

@@ -3,9 +3,12 @@
 import argparse
 import sys
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from director.cli.arguments import Commands, add_json, add_service, input_value, model_name
+from director.core.errors import DirectorError
 
 if TYPE_CHECKING:
     from msgspec import Raw
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ("add",)
 
 LOOK_S: Final = 0.15
+AWAY_LOOK_S: Final = 0.5
+AWAY_S: Final = 60.0  # an API that restarts is back long before
 DONE: Final = 0
 FAILED: Final = 1
 
@@ -60,18 +65,28 @@ def _predict(given: argparse.Namespace) -> int:
     with Client(service(given)) as client:
         body = client.create(given.model, dict(given.input))
         prediction = seen(body)
-        try:
-            body = _follow(client, given, body)
-        except KeyboardInterrupt:
-            client.cancel(prediction.id)
-            print(f"\ncanceled {prediction.id}", file=sys.stderr)
-            raise
-    prediction = seen(body)
-    if given.json:
-        _print_json(body)
-    if given.output and prediction.status is Status.SUCCEEDED:
-        _save(prediction.output, given.output)
+        with _named(prediction.id):
+            try:
+                body = _follow(client, given, body)
+            except KeyboardInterrupt:
+                client.cancel(prediction.id)
+                print(f"\ncanceled {prediction.id}", file=sys.stderr)
+                raise
+            prediction = seen(body)
+            if given.json:
+                _print_json(body)
+            if given.output and prediction.status is Status.SUCCEEDED:
+                _save(prediction.output, given.output)
     return DONE if prediction.status is Status.SUCCEEDED else FAILED
+
+
+@contextmanager
+def _named(prediction_id: str) -> Generator[None]:
+    """Whatever goes wrong with it, say which prediction it is: it goes on without us."""
+    try:
+        yield
+    except DirectorError as exc:
+        raise DirectorError(f"{exc} It is prediction {prediction_id}: see `director get {prediction_id}`.") from exc
 
 
 def _follow(client: "Client", given: argparse.Namespace, body: "Raw") -> "Raw":
@@ -87,7 +102,25 @@ def _follow(client: "Client", given: argparse.Namespace, body: "Raw") -> "Raw":
         if prediction.is_terminal:
             return body
         time.sleep(LOOK_S)
-        body = client.get(prediction.id)
+        body = _look(client, prediction.id)
+
+
+def _look(client: "Client", prediction_id: str) -> "Raw":
+    """How it stands now. A service that is away is asked again for a while: what it accepted is not lost."""
+    from director.cli.client import Away
+
+    give_up = time.monotonic() + AWAY_S
+    is_told = False
+    while True:
+        try:
+            return client.get(prediction_id)
+        except Away as exc:
+            if time.monotonic() >= give_up:
+                raise
+            if not is_told:
+                print(f"» asking again: {exc}", file=sys.stderr)
+            is_told = True
+            time.sleep(AWAY_LOOK_S)
 
 
 def _save(output: Any, file: str) -> None:

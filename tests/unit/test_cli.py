@@ -7,6 +7,10 @@ import json
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +58,46 @@ def up_in(folder: str, **state: Any) -> None:
     home = Home(Path(folder))
     home.make()
     home.write(State(**state))
+
+
+class Service:
+    """An API on loopback that answers as it is told, one after the other; None hangs up instead."""
+
+    def __init__(self, *answers: tuple[int, dict[str, Any]] | None) -> None:
+        self.answers = list(answers)
+        self.asked: list[str] = []
+
+    @contextmanager
+    def serving(self) -> Iterator[str]:
+        service = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.rfile.read(int(self.headers.get("content-length") or 0))
+                service.asked.append(f"{self.command} {self.path}")
+                answer = service.answers.pop(0)
+                if answer is None:
+                    return
+                body = json.dumps(answer[1]).encode()
+                self.send_response(answer[0])
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def do_POST(self) -> None:
+                self.do_GET()
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+            thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+            thread.start()
+            try:
+                yield f"http://127.0.0.1:{server.server_port}"
+            finally:
+                server.shutdown()
+                thread.join()
 
 
 # ---- the frame ----
@@ -235,6 +279,49 @@ def test_what_is_no_model_is_refused(text):
 def test_what_is_no_port_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="no port"):
         port_number(text)
+
+
+# ---- a service that goes away ----
+
+PREDICTION = {"id": "abc", "status": "processing"}
+DONE = (200, PREDICTION | {"status": "succeeded", "output": "hi"})
+AWAY = (503, {"detail": "Redis is away."})
+
+
+def predict(service: Service, monkeypatch: pytest.MonkeyPatch, *, away_s: float = 60) -> int:
+    monkeypatch.setattr(predictions, "AWAY_S", away_s)
+    monkeypatch.setattr(predictions, "AWAY_LOOK_S", 0)
+    with service.serving() as url:
+        return main(["predict", "a/b", "-i", "text=hi", "--url", url, "--token", "t"])
+
+
+def test_a_prediction_outlives_a_service_that_is_away_for_a_while(monkeypatch, capsys):
+    service = Service((201, PREDICTION), AWAY, None, (502, {}), AWAY, DONE)
+    assert predict(service, monkeypatch) == 0
+    out, err = capsys.readouterr()
+    assert out == "hi\n"
+    assert err.count("asking again") == 1
+    assert service.asked == ["POST /v1/models/a/b/predictions"] + 5 * ["GET /v1/predictions/abc"]
+
+
+def test_a_service_that_stays_away_is_given_up_and_the_prediction_is_named(monkeypatch, capsys):
+    assert predict(Service((201, PREDICTION), AWAY), monkeypatch, away_s=0) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "Redis is away." in said
+    assert "director get abc" in said
+
+
+def test_a_refusal_is_not_asked_about_again_and_names_the_prediction(monkeypatch, capsys):
+    service = Service((201, PREDICTION), (401, {"detail": "This token is not known."}))
+    assert predict(service, monkeypatch) == 1
+    assert "director get abc" in capsys.readouterr().err
+    assert len(service.asked) == 2
+
+
+def test_a_request_that_may_have_been_taken_is_not_made_twice(monkeypatch):
+    service = Service(None)
+    assert predict(service, monkeypatch) == 1
+    assert service.asked == ["POST /v1/models/a/b/predictions"]
 
 
 # ---- a prediction in a terminal ----
