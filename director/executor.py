@@ -120,6 +120,7 @@ class Executor:
         return ends[0]
 
     async def _read(self, held: Held, progress: Progress, seat: Seat, ends: list[Finish | GiveBack]) -> None:
+        await held.turn()
         crash.at("before_put")
         request = RunRequest(id=held.claim.id, input=held.claim.input)
         async with aclosing(held.runner.run(request)) as events:

@@ -43,6 +43,8 @@ class Held:
         self._stopping: asyncio.Task[None] | None = None
         self._limit: asyncio.TimerHandle | None = None
         self._stop_until = math.inf
+        self._over = asyncio.Event()
+        self._older: Held | None = None
         self._let_go = False
 
     async def read(self, reading: asyncio.Task[None]) -> None:
@@ -60,6 +62,18 @@ class Held:
                 self._limit.cancel()
             if self._stopping is not None:
                 self._stopping.cancel()
+            self._over.set()
+
+    def replace(self, older: "Held") -> None:
+        """An older claim of the same prediction was held here: it is lost, whatever the heartbeat knows of it yet."""
+        older.lose()
+        self._older = older
+
+    async def turn(self) -> None:
+        """Wait until no older claim's run is followed: letting go of it cancels by the prediction's id, and so ours."""
+        if self._older is not None:
+            await self._older._over.wait()
+            self._older = None
 
     def limit(self, seconds: float) -> None:
         """The run has begun: stop it after this long."""
@@ -119,6 +133,8 @@ class Holdings:
     @contextlib.contextmanager
     def holding(self, held: Held) -> Iterator[None]:
         """Heartbeats and cancels find the claim while this lasts."""
+        if (older := self._held.get(held.claim.id)) is not None:
+            held.replace(older)
         self._held[held.claim.id] = held
         self._empty.clear()
         if self._stopped is not None:

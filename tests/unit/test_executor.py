@@ -1,6 +1,7 @@
 """One claim from its run to its last write, on a real Valkey, with runs that no real server shows on demand."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -15,13 +16,14 @@ from director.core.schema import Claim
 from director.core.states import WebhookEvent
 from director.executor import Executor
 from director.holdings import Holdings
-from director.runners.runner import Began, Ended, Health, HealthStatus, Outcome, Produced, RunEvent
+from director.runners.runner import Began, Ended, Health, HealthStatus, Outcome, Produced, RunEvent, RunRequest
 from director.servers import Seat, Server, Servers
 from director.tracker import Limits
 from director.webhooks.addresses import AllowList
 from director.webhooks.outbox import Outbox, Post
 from director.webhooks.sender import Sender
 from director.webhooks.terminal import TerminalWebhooks
+from tests.support.eventually import eventually
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 from tests.support.scripted_runner import ScriptedRunner
 from tests.support.sink import Answer, sink
@@ -44,8 +46,14 @@ class Bench:
     async def execute(self, runner: ScriptedRunner, claim: Claim) -> Server:
         """Run it to its last write; the server it ran on."""
         server = Server(runner, 1, busy=1, health=Health(status=HealthStatus.READY))
-        servers = Servers([server])
-        executor = Executor(
+        executor = self.executor(Servers([server]))
+        await asyncio.wait_for(executor.execute(claim, Seat(server, server.since)), LIMIT_S)
+        assert server.busy == 0
+        assert len(self.holdings) == 0
+        return server
+
+    def executor(self, servers: Servers) -> Executor:
+        return Executor(
             scripts=self.driver.scripts,
             clock=SystemClock(),
             holdings=self.holdings,
@@ -56,10 +64,6 @@ class Bench:
             run_limit_s=60,
             dice=lambda: 0.5,
         )
-        await asyncio.wait_for(executor.execute(claim, Seat(server, server.since)), LIMIT_S)
-        assert server.busy == 0
-        assert len(self.holdings) == 0
-        return server
 
 
 @pytest.fixture
@@ -144,6 +148,45 @@ async def test_a_claim_that_was_lost_ends_without_a_word(bench: Bench, driver: Q
         assert runner.let_go.is_set()
     assert receiver.received == []
     assert (await driver.record(claim.id)).token == claim.token
+
+
+class Reluctant(ScriptedRunner):
+    """It takes a while to let go of a run. `story`: starts and ends of runs, in order."""
+
+    def __init__(self) -> None:
+        super().__init__(Began())
+        self.story: list[str] = []
+        self.lets_go = asyncio.Event()
+
+    async def run(self, request: RunRequest) -> AsyncGenerator[RunEvent, None]:
+        self.story.append("start")
+        try:
+            async for event in super().run(request):
+                yield event
+        finally:
+            await self.lets_go.wait()
+            self.story.append("end")
+
+
+async def test_a_newer_claim_of_the_same_prediction_starts_once_the_older_ones_run_is_let_go_of(
+    bench: Bench, driver: QueueDriver
+) -> None:
+    runner = Reluctant()
+    server = Server(runner, 2, busy=2, health=Health(status=HealthStatus.READY))
+    executor = bench.executor(Servers([server]))
+    older = await claimed(driver)
+    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
+        tasks.create_task(executor.execute(older, Seat(server, server.since)))
+        await runner.started.wait()
+        assert await driver.release(older) == "waiting"
+        newer = await driver.claim_one(lease_s=3600)
+        tasks.create_task(executor.execute(newer, Seat(server, server.since)))
+        await eventually(lambda: bench.holdings.find(newer.id, newer.token), "it is held")
+        await runner.let_go.wait()
+        assert runner.story == ["start"]
+        runner.lets_go.set()
+        runner.goes_on.set()
+    assert runner.story == ["start", "end", "start", "end"]
 
 
 # ---- the outbox alone ----

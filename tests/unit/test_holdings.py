@@ -162,12 +162,16 @@ async def test_a_claim_is_found_by_its_token_while_it_is_held() -> None:
     await run.over()
 
 
-async def test_a_newer_claim_of_the_same_prediction_outlasts_the_older_one() -> None:
+async def test_a_newer_claim_of_the_same_prediction_takes_the_place_of_the_older_one_which_is_lost() -> None:
     older, newer, holdings = Run(), Run(), Holdings()
+    await older.runner.started.wait()
     newer.held.claim = Claim(replace(CLAIM.record, token="nonce-2"), CLAIM.input)
     with holdings.holding(older.held):
         holding = holdings.holding(newer.held)
         holding.__enter__()
+        await older.over()
+        assert (older.held.is_lost, newer.held.is_lost) == (True, False)
+        assert older.runner.let_go.is_set()
     assert holdings.claims() == [(CLAIM.id, "nonce-2")]
     holding.__exit__(None, None, None)
     assert len(holdings) == 0
