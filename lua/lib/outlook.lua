@@ -84,71 +84,85 @@ local function look_at(queue)
   return m
 end
 
--- How it stands with a waiting prediction, or with one that would be filed now (`id` nil):
--- {position, ahead, p50_ms, p90_ms, reason, detail}; the two times '' where nobody can tell; detail a number or ''.
-local function outlook(id, r, now)
-  local queue, lane, tenant = r.queue, r.lane, r.account
-  local m = look_at(queue)
-  local held = is_held(queue, tenant)
-  local due = id and redis.call('ZSCORE', queue_key(queue, 'delayed'), id)
-  local _, most = limits_of(queue, tenant)
-  local running, ready = counted(queue, 'running', tenant), counted(queue, 'ready:' .. lane, tenant)
-  local backlog = backlog_key(queue, lane, tenant)
-
-  local waits = {} -- of each lane: what stands in streams and backlogs
-  local depth, in_streams
+-- What waits in each lane, streams and backlogs; and of one lane the depth of each stream and what they hold together.
+local function crowd(queue, lane, m)
+  local waits, own_depth, own_sum = {}, nil, nil
   for _, name in ipairs(LANES) do
-    local found, sum = depths(queue, name, tonumber(m['mask:' .. name]))
-    if name == lane then depth, in_streams = found, sum end
+    local depth, sum = depths(queue, name, tonumber(m['mask:' .. name]))
     waits[name] = sum + tonumber(m['backlogged:' .. name])
+    if name == lane then own_depth, own_sum = depth, sum end
   end
+  return waits, own_depth, own_sum
+end
 
-  local position, ahead = 1, 0
+-- Place in its own account's line, and how many of its lane go before it.
+local function stand(id, r, m, depth, in_streams)
+  local backlog = backlog_key(r.queue, r.lane, r.account)
+  local ready = counted(r.queue, 'ready:' .. r.lane, r.account)
   local rank = id and redis.call('ZRANK', backlog, id)
-  if not id and (redis.call('EXISTS', backlog) == 1 or ready >= DIRECT) then rank = redis.call('ZCARD', backlog) end
+  if not id and (ready >= DIRECT or redis.call('EXISTS', backlog) == 1) then rank = redis.call('ZCARD', backlog) end
   if rank then
-    position = ready + rank + 1
-    local mean = tonumber(m.service_ms)
-    ahead = in_streams + ahead_in_backlogs(r, rank, mean > 0 and mean / 1000 or 1)
-  elseif id and r.mid ~= '' then
-    local before
-    ahead, before = ahead_in_streams(r, depth, tonumber(m['next:' .. lane]))
-    position = math.min(before, ready - 1) + 1
+    local each_s = m.service_ms ~= '0' and m.service_ms / 1000 or 1
+    return ready + rank + 1, in_streams + ahead_in_backlogs(r, rank, each_s)
   elseif not id then
-    position, ahead = ready + 1, in_streams
+    return ready + 1, in_streams
+  elseif r.mid == '' then -- delayed: it comes back at the head of its line
+    return 1, 0
   end
-  local own_lane = ahead
+  local ahead, before = ahead_in_streams(r, depth, tonumber(m['next:' .. r.lane]))
+  return math.max(1, math.min(before + 1, ready)), ahead
+end
+
+-- Of all lanes: the others have turns of their own, as far as they have work.
+local function ahead_of_all(lane, ahead, waits)
+  local sum = ahead
   for _, other in ipairs(LANES) do
     if other ~= lane then
-      ahead = ahead + math.min(waits[other], math.floor((own_lane + 1) * TURNS_OF[other] / TURNS_OF[lane]))
+      sum = sum + math.min(waits[other], math.floor((ahead + 1) * TURNS_OF[other] / TURNS_OF[lane]))
     end
   end
+  return sum
+end
 
-  local slots, reason, detail = tonumber(m.slots), stoppage(m, queue, now), ''
-  local is_limited = most and running >= most
-  if held then reason = 'paused' end
-  if reason == nil and due then
-    reason, detail = 'backing_off', due
-  elseif reason == nil and is_limited then
-    reason, detail = 'limit_reached', most
-  end
+-- Why it waits, and the number or moment that goes with it.
+local function reason_of(id, r, m, most, running, now)
+  if is_held(r.queue, r.account) then return 'paused', '' end
+  local stopped = stoppage(m, r.queue, now)
+  if stopped then return stopped, '' end
+  local due = id and redis.call('ZSCORE', queue_key(r.queue, 'delayed'), id)
+  if due then return 'backing_off', due end
+  if most and running >= most then return 'limit_reached', most end
+  return 'waiting_its_turn', ''
+end
+
+local MOVES = { backing_off = true, limit_reached = true, waiting_its_turn = true } -- the others last as long as they last
+
+-- Milliseconds until it starts: (p50, p90), '' where nobody can tell.
+local function eta_of(r, m, position, ahead, most, running, delay_ms)
+  local slots = tonumber(m.slots)
+  local starts = ahead + redis.call('ZCARD', queue_key(r.queue, 'lease')) - slots + 1
+  local own_starts = most and position + running - most or 0
+  if starts <= 0 and own_starts <= 0 then return delay_ms, delay_ms end
+  if m.service_ms == '0' then return '', '' end
+  local p50, p90 = wait_of(starts, slots, m)
+  local own50, own90 = wait_of(own_starts, math.min(most or slots, slots), m)
+  return delay_ms + math.floor(math.max(p50, own50)), delay_ms + math.floor(math.max(p90, own90))
+end
+
+-- How it stands with a waiting prediction, or with one that would be filed now (`id` nil):
+-- {position, ahead, p50_ms, p90_ms, reason, detail}; detail a number, or ''.
+local function outlook(id, r, now)
+  local m = look_at(r.queue)
+  local _, most = limits_of(r.queue, r.account)
+  local running = counted(r.queue, 'running', r.account)
+  local waits, depth, in_streams = crowd(r.queue, r.lane, m)
+  local position, ahead = stand(id, r, m, depth, in_streams)
+  ahead = ahead_of_all(r.lane, ahead, waits)
+  local reason, detail = reason_of(id, r, m, most, running, now)
   local p50, p90 = '', ''
-  if reason == nil or reason == 'backing_off' or reason == 'limit_reached' then
-    local starts = ahead + redis.call('ZCARD', queue_key(queue, 'lease')) - slots + 1
-    if starts <= 0 and not is_limited then
-      p50, p90 = 0, 0
-    elseif m.service_ms ~= '0' then
-      p50, p90 = wait_of(starts, slots, m)
-      if most then
-        local own50, own90 = wait_of(position + running - most, math.min(most, slots), m)
-        p50, p90 = math.max(p50, own50), math.max(p90, own90)
-      end
-    end
-    if due and p50 ~= '' then
-      local left = math.max(0, due - now)
-      p50, p90 = p50 + left, p90 + left
-    end
+  if MOVES[reason] then
+    local delay_ms = reason == 'backing_off' and math.max(0, detail - now) or 0
+    p50, p90 = eta_of(r, m, position, ahead, most, running, delay_ms)
   end
-  if p50 ~= '' then p50, p90 = math.floor(p50), math.floor(p90) end
-  return { position, ahead, p50, p90, reason or 'waiting_its_turn', detail }
+  return { position, ahead, p50, p90, reason, detail }
 end
