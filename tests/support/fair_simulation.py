@@ -123,6 +123,9 @@ class SortedSet:
         self._scores: dict[Tenant, float] = {}
         self._heap: list[tuple[float, str, Tenant]] = []  # also what was changed since: skipped when it comes up
 
+    def __bool__(self) -> bool:
+        return bool(self._scores)
+
     def __contains__(self, tenant: Tenant) -> bool:
         return tenant in self._scores
 
@@ -174,7 +177,7 @@ class FairShare:
     def enqueue(self, job: Job) -> None:
         tenant = job.tenant
         if self._goes_direct(tenant) and self._may_enter(tenant):
-            if self._backlogged:
+            if self._vtime:
                 job.charged = self._mean_s
                 self._owe(tenant, job.charged)
             self._put(job)
@@ -233,12 +236,12 @@ class FairShare:
 
     def _part(self, tenant: Tenant) -> None:
         self._debt[tenant] = self._vtime.pop(tenant)
-        if not self._backlogged:  # not "nobody is in vtime": those at their limit are compared again soon
+        if not self._vtime:  # nobody waits for a turn: what was served so far is forgotten
             self._debt.clear()
             self._clock = 0.0
 
     def _owe(self, tenant: Tenant, seconds: float) -> None:
-        if not self._backlogged:
+        if not self._vtime:
             return
         if tenant in self._vtime:
             self._vtime[tenant] += seconds / tenant.weight

@@ -175,6 +175,14 @@ def test_who_was_away_while_others_were_served_comes_back_as_an_equal() -> None:
     assert run.shares([stays, returns], since=1_000, until=1_500) == pytest.approx([1 / 2] * 2, rel=0.02)
 
 
+def test_what_one_owes_is_forgotten_once_nobody_waits() -> None:
+    owes, other = Tenant("a"), Tenant("b")
+    busy = [Load(other, 3), Load(owes, 1, lambda: 100.0)]  # the other waits for its second while this long one runs
+    later = [Load(tenant, 500, since=1_000) for tenant in (owes, other)]
+    run = play(Turns(), *busy, *later, until=1_100)
+    assert run.shares([owes, other], since=1_000, until=1_100) == pytest.approx([1 / 2] * 2, rel=0.05)
+
+
 # ── running limits ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
