@@ -207,7 +207,7 @@ class CogRunner:
                 return await put_stream(connection, run, feed, accepted=self._accepted)
             return await put_sync(connection, run, feed, inbox=self._inbox)
         except httpx.TransportError as exc:
-            return connection_lost(exc)
+            return connection_lost(exc, has_begun=feed.has_begun)
 
     async def _evict(self, prediction_id: str, patience: Patience) -> bool:
         """End whatever runs under this id. One that a dead director left behind, a stream would quietly attach to."""

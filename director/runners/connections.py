@@ -113,12 +113,14 @@ async def read_body(response: httpx.Response, limit: int) -> tuple[bytes, bool]:
     return bytes(body), True
 
 
-def connection_lost(exc: httpx.TransportError) -> Ended:
-    """The end of a run whose connection broke, or was never made."""
+def connection_lost(exc: httpx.TransportError, *, has_begun: bool) -> Ended:
+    """The end of a run whose connection broke, or was never made. One that nobody was told of is given back unspent."""
     # a server that is only slow to accept may be alive; one that refuses or hangs up is not
     is_dead = not isinstance(exc, httpx.TimeoutException)
+    never_made = isinstance(exc, httpx.ConnectError | httpx.ConnectTimeout)
+    what = "The model server cannot be reached" if never_made else "The connection to the model server was lost"
     return Ended(
-        outcome=Outcome.LOST,
-        error=f"The connection to the model server was lost: {str(exc) or type(exc).__name__}",
+        outcome=Outcome.REFUSED if never_made and not has_begun else Outcome.LOST,
+        error=f"{what}: {str(exc) or type(exc).__name__}",
         server_is_dead=is_dead,
     )

@@ -31,6 +31,11 @@ class Feed:
         self._arrived = asyncio.Event()
         self._taken = asyncio.Event()
 
+    @property
+    def has_begun(self) -> bool:
+        """Was it told, or seen, that the run began?"""
+        return self._began
+
     def sent(self) -> None:
         """The request has left. Unless it is answered soon, the run has begun."""
         self.answered()

@@ -68,7 +68,7 @@ class Outcome(StrEnum):
     CANCELED = "canceled"  # the server stopped it; only its holder knows whether it was asked to
     FAILED = "failed"  # the model's own code failed: the same input will fail again
     INVALID = "invalid"  # the server refused the input
-    REFUSED = "refused"  # no free slot, or not ready: the prediction never began; give it back unspent
+    REFUSED = "refused"  # no free slot, not ready, or not there: the prediction never began; give it back unspent
     LOST = "lost"  # the server or its worker died, or the connection broke: another attempt may succeed
 
 

@@ -410,7 +410,7 @@ async def test_a_failed_setup_says_why(tmp_path: Path) -> None:
     assert ended.outcome is Outcome.REFUSED
 
 
-async def test_nobody_there_is_unreachable_and_a_run_is_lost(tmp_path: Path) -> None:
+async def test_nobody_there_is_unreachable_and_a_run_is_refused_for_nothing_was_sent(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
     async with runner_for(url) as runner:
@@ -418,7 +418,7 @@ async def test_nobody_there_is_unreachable_and_a_run_is_lost(tmp_path: Path) -> 
         (ended,) = await follow(runner, request())
         assert not await runner.cancel(ID)
     assert isinstance(ended, Ended)
-    assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, True)
+    assert (ended.outcome, ended.server_is_dead) == (Outcome.REFUSED, True)
 
 
 @pytest.mark.parametrize("openapi", [STREAMED, ANSWERED], ids=["streamed", "answered"])

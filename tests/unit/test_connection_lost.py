@@ -1,0 +1,30 @@
+"""What a connection that broke, or was never made, means for a run and for its server."""
+
+import httpx
+import pytest
+
+from director.runners.connections import connection_lost
+from director.runners.runner import Outcome
+
+BROKEN = [httpx.ReadError("broke"), httpx.WriteError("broke"), httpx.RemoteProtocolError("hung up")]
+
+
+@pytest.mark.parametrize(
+    ("exc", "is_dead"), [(httpx.ConnectError("nobody there"), True), (httpx.ConnectTimeout("slow"), False)]
+)
+def test_a_run_that_was_never_sent_is_refused_and_a_server_that_is_gone_is_doubted(
+    exc: httpx.TransportError, is_dead: bool
+) -> None:
+    ended = connection_lost(exc, has_begun=False)
+    assert (ended.outcome, ended.server_is_dead) == (Outcome.REFUSED, is_dead)
+
+
+def test_a_run_that_had_begun_is_lost_when_its_server_is_gone_at_the_next_try() -> None:
+    ended = connection_lost(httpx.ConnectError("nobody there"), has_begun=True)
+    assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, True)
+
+
+@pytest.mark.parametrize("exc", BROKEN, ids=["read", "write", "protocol"])
+def test_a_run_whose_connection_broke_may_have_begun_and_is_lost(exc: httpx.TransportError) -> None:
+    ended = connection_lost(exc, has_begun=False)
+    assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, True)
