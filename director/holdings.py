@@ -26,6 +26,8 @@ CANCEL_AGAIN_S: Final = (0.1, 0.4, 1.0)
 # given back, or a run that heeds nothing costs an attempt at each deploy.
 CANCEL_WAIT_S: Final = 30.0
 DRAIN_WAIT_S: Final = 5.0
+# A server that does not answer has heard it by then, or hangs: the next one may find it awake
+CANCEL_ANSWER_S: Final = 1.0
 
 
 class Held:
@@ -107,7 +109,10 @@ class Held:
         pause = 0.0
         while self._clock.monotonic() < self._stop_until:
             try:
-                await self.runner.cancel(self.claim.id)
+                async with asyncio.timeout(CANCEL_ANSWER_S):
+                    await self.runner.cancel(self.claim.id)
+            except TimeoutError:
+                pass
             except Exception:
                 log.exception("asking a server to stop a run failed", extra={"prediction": self.claim.id})
             pause = next(pauses, pause)

@@ -8,7 +8,7 @@ since asking for a run that is over starts it again.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Final
 
 import httpx
@@ -155,7 +155,9 @@ class CogRunner:
             self._may_hold_strangers = True
             # the connection is closed by now, but a Python server goes on without its client, and coglet does when the
             # client leaves within the run's first ms: it is asked until the run has ended
-            await self._evict(request.id, Patience(LET_GO_PATIENCE_S))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LET_GO_PATIENCE_S):  # one that hangs would take longer over each answer
+                    await self._evict(request.id, Patience(LET_GO_PATIENCE_S))
             raise
         except Exception as exc:
             log.exception("following a run failed", extra={"prediction": request.id})

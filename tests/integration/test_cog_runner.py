@@ -18,7 +18,7 @@ from msgspec import Raw
 from starlette.applications import Starlette
 
 from director.runners import cog
-from director.runners.cog import CogRunner
+from director.runners.cog import CONTROL_TIMEOUT_S, CogRunner
 from director.runners.inbox import Inbox
 from director.runners.runner import (
     Began,
@@ -481,6 +481,24 @@ async def streaming() -> AsyncGenerator[ScriptedCog, None]:
 async def answering() -> AsyncGenerator[ScriptedCog, None]:
     async with scripted_cog(streams=False) as server:
         yield server
+
+
+async def test_letting_go_of_a_run_waits_for_no_server_that_hangs(
+    streaming: ScriptedCog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("director.runners.cog.LET_GO_PATIENCE_S", 0.1)
+
+    async def hang(exchange: Exchange) -> None:
+        await exchange.client_left.wait()
+
+    streaming.on("PUT", PATH, stream(START, then=hang))
+    async with runner_for(streaming.url) as runner:
+        events = runner.run(request())
+        assert await anext(events) == Began()
+        streaming.on("POST", f"{PATH}/cancel", Script(hang))
+        with anyio.fail_after(CONTROL_TIMEOUT_S - 1):
+            await events.aclose()
+        assert streaming.asked("POST", f"{PATH}/cancel")
 
 
 async def test_silence_is_a_beginning_and_the_answer_may_take_its_time(answering: ScriptedCog) -> None:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from director.core.schema import Claim
 from director.director import HAND_BACK_S, TELL_S
-from director.holdings import CANCEL_AGAIN_S, CANCEL_WAIT_S, DRAIN_WAIT_S, Held, Holdings
+from director.holdings import CANCEL_AGAIN_S, CANCEL_ANSWER_S, CANCEL_WAIT_S, DRAIN_WAIT_S, Held, Holdings
 from director.runners.cog import LET_GO_PATIENCE_S
 from director.runners.runner import Began, Ended, Outcome, RunRequest
 from director.tracker import Limits, Stop, Tracker
@@ -94,6 +94,30 @@ async def test_a_cancel_that_fails_is_only_one_of_many() -> None:
     await run.over()
 
 
+class Hanging(ScriptedRunner):
+    """It takes cancels, and answers none."""
+
+    async def cancel(self, prediction_id: str) -> bool:
+        await super().cancel(prediction_id)
+        await asyncio.Event().wait()
+        return True
+
+
+async def test_a_cancel_that_is_not_answered_keeps_nobody_from_asking_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("director.holdings.CANCEL_ANSWER_S", 0.01)
+    run = Run(runner=Hanging())
+    await run.runner.started.wait()
+    run.held.stop(Stop.USER)
+
+    def asked() -> int:
+        run.clock.pass_time(0.1)
+        return run.runner.cancels
+
+    await eventually(asked, "it is asked again and again", until=(3).__eq__)
+    run.runner.goes_on.set()
+    await run.over()
+
+
 async def test_a_run_that_heeds_no_cancel_is_abandoned() -> None:
     run = Run()
     await run.runner.started.wait()
@@ -120,7 +144,7 @@ async def test_a_drain_gives_up_sooner_on_a_run_that_heeds_no_cancel(before: Sto
 
 
 def test_a_drain_has_time_left_to_hand_back_what_it_gave_up() -> None:
-    assert DRAIN_WAIT_S + max(CANCEL_AGAIN_S) + LET_GO_PATIENCE_S < HAND_BACK_S
+    assert DRAIN_WAIT_S + CANCEL_ANSWER_S + max(CANCEL_AGAIN_S) + LET_GO_PATIENCE_S < HAND_BACK_S
     assert parts.HAND_BACK_S > HAND_BACK_S + TELL_S  # before `up` kills it
 
 
