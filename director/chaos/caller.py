@@ -10,7 +10,7 @@ from director.chaos.history import lives
 from director.chaos.journal import Delivered
 from director.core.states import TERMINAL
 
-__all__ = ("cancel_times", "canceled_stays_canceled", "one_key_one_id", "webhooks_tell_the_end")
+__all__ = ("cancel_times", "canceled_stays_canceled", "is_hindered", "one_key_one_id", "webhooks_tell_the_end")
 
 GONE: Final = 410  # a receiver that answers so wants to hear no more
 MISMATCH: Final = 422
@@ -78,15 +78,16 @@ def cancel_times(evidence: Evidence) -> list[tuple[str, int]]:
         for each in tries:
             if each.sent.action != "cancel" or not each.ok or each.answer is None or ended < each.sent.at:
                 continue
-            if not _is_excused(evidence, prediction_id, each.sent.at, ended):
+            if not is_hindered(evidence, prediction_id, each.sent.at, ended):
                 times.append((prediction_id, max(0, ended - each.answer.at)))
     return times
 
 
-def _is_excused(evidence: Evidence, prediction_id: str, asked: int, ended: int) -> bool:
-    """Did a fault hit what a cancel of it needs? Redis, and where it ran: what broke takes time to come back."""
+def is_hindered(evidence: Evidence, prediction_id: str, asked: int, ended: int) -> bool:
+    """Did a fault hit what stopping it needs? Redis, and where it ran: what broke takes time to come back."""
     needed = {name for run in evidence.runs.get(prediction_id, []) for name in leaned_on(run.server)}
-    holder = pid_of(evidence.finals[prediction_id].record.get("holder", ""))
+    final = evidence.finals.get(prediction_id)
+    holder = pid_of(final.record.get("holder", "")) if final else 0
     since = asked - evidence.rules.recovery_s * 1000
     return any(
         fault.overlaps(since, ended)

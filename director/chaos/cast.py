@@ -21,8 +21,11 @@ from director.up.supervisor import Part
 
 __all__ = (
     "API",
+    "CROWDED",
+    "IN_LINE",
     "MODELS",
     "REDIS_CLIENTS",
+    "SERVED",
     "SERVER",
     "SINK",
     "Role",
@@ -37,6 +40,8 @@ SERVER: Final = "redis-0"
 API: Final = "api-0"
 SINK: Final = "sink-0"
 MODELS: Final = ("chaos/shared", "chaos/alone")
+CROWDED: Final = MODELS[0]  # where tenants want more than there is
+IN_LINE: Final = MODELS[1]  # its lanes have one stream each, so that the order of claims is exact
 SERVED: Final = (MODELS[0], MODELS[0], MODELS[1])  # by each director
 KEEPERS: Final = 2
 REDIS_CLIENTS: Final = (API, *(f"director-{n}" for n in range(len(SERVED))), *(f"keeper-{n}" for n in range(KEEPERS)))

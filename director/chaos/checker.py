@@ -4,6 +4,7 @@ Believes only what the parties wrote down and what Redis holds at rest; never a 
 test. A run that shows nothing is no good run: what is missing is a breach too.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -13,12 +14,15 @@ from msgspec.structs import replace
 from director.chaos.breach import Breach
 from director.chaos.caller import cancel_times
 from director.chaos.evidence import Evidence, Rules
+from director.chaos.fairness import Saturation, is_rushed, saturations
 from director.chaos.gather import gather
 from director.chaos.invariants import INVARIANTS
 from director.chaos.occupancy import runs_per_prediction
+from director.chaos.order import every_line
 from director.chaos.recovery import percentile, recoveries
 from director.chaos.rest import Leftovers
 from director.chaos.timeline import timeline
+from director.chaos.waste import waste
 
 __all__ = ("Report", "check", "text")
 
@@ -47,6 +51,10 @@ class Report(Struct, frozen=True, kw_only=True):
     recovery_p99_with_waits_ms: int | None
     cancels_timed: int
     cancel_slowest_ms: int | None
+    first_claims: int
+    overtaken: int
+    dead_work: float
+    saturations: list[Saturation]
     runs_per_prediction: dict[int, int]
     faults: dict[str, int]
     counts: dict[str, int]
@@ -63,6 +71,7 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
     recovered = [each.ms for each in orphans]
     cancels = [ms for _, ms in cancel_times(evidence)]
     histogram = runs_per_prediction(evidence)
+    in_line = every_line(evidence)
     return Report(
         ok=not any(breaches.values()),
         seed=evidence.rules.seed,
@@ -82,6 +91,10 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
         recovery_p99_with_waits_ms=percentile([each.all_ms for each in orphans], 0.99),
         cancels_timed=len(cancels),
         cancel_slowest_ms=max(cancels, default=None),
+        first_claims=sum(len(line.claims) for line in in_line),
+        overtaken=sum(len(line.overtaken()) for line in in_line),
+        dead_work=round(waste(evidence).share, 5),
+        saturations=saturations(evidence),
         runs_per_prediction=histogram,
         faults=_faults(evidence),
         counts={name: len(found) for name, found in breaches.items()},
@@ -100,6 +113,9 @@ def text(report: Report) -> str:
         f"recovery of {report.recoveries} orphans: p50 {_s(report.recovery_p50_ms)}, p99 {_s(report.recovery_p99_ms)}"
         f" (with waits for a slot {_s(report.recovery_p99_with_waits_ms)})",
         f"{report.cancels_timed} cancels that no fault hindered: the slowest took {_s(report.cancel_slowest_ms)}",
+        f"{report.first_claims} first claims, {report.overtaken} of them overtaken; {report.dead_work:.2%} of the model"
+        " servers' time went to dead work",
+        *(_fair(each) for each in report.saturations),
         "",
     ]
     sentences = {name: sentence for name, (sentence, _) in INVARIANTS.items()}
@@ -116,6 +132,15 @@ def text(report: Report) -> str:
     return "\n".join([*lines, "", f"{verdict}  (seed {report.seed})"])
 
 
+def _fair(each: Saturation) -> str:
+    how = "in peace" if each.is_quiet else "under faults"
+    return (
+        f"saturated for {(each.end - each.begin) / 1000:.1f} s {how}: shares of {len(each.served_ms)} equal tenants"
+        f" with an index of {each.jain:.3f}; light ones waited p99"
+        f" {_s(each.light_p99_ms)}, the heavy one p50 {_s(each.heavy_p50_ms)}"
+    )
+
+
 def _missing(evidence: Evidence) -> list[Breach]:
     """What a run must have to be judged at all."""
     wanted = {
@@ -123,8 +148,21 @@ def _missing(evidence: Evidence) -> list[Breach]:
         "no model server ran anything": evidence.runs,
         "nobody looked at the predictions in Redis": evidence.finals,
         "it was never healed": evidence.healed is not None,
+        "nobody read the server's log": evidence.claims,
+        "tenants came in a rush, and saturated nothing": not is_rushed(evidence) or saturations(evidence),
     }
-    return [Breach(NO_EVIDENCE, "", what) for what, there in wanted.items() if not there]
+    return [*(Breach(NO_EVIDENCE, "", what) for what, there in wanted.items() if not there), *_not_in_the_log(evidence)]
+
+
+def _not_in_the_log(evidence: Evidence) -> Iterator[Breach]:
+    """The server's log has to be whole, and its time that of the records."""
+    for prediction_id in evidence.runs.keys() - evidence.claims.keys():
+        yield Breach(NO_EVIDENCE, prediction_id, "it ran, and the server's log has no claim of it")
+    for prediction_id, claims in evidence.claims.items():
+        for claimed in claims:
+            if claimed.delivered and abs(claimed.at - claimed.delivered) > evidence.rules.clock_s * 1000:
+                what = f"claimed at {claimed.at}, and the server says at {claimed.delivered}"
+                yield Breach(NO_EVIDENCE, prediction_id, what)
 
 
 def _explained(evidence: Evidence, breaches: list[Breach]) -> list[Breach]:

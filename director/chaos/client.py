@@ -16,10 +16,10 @@ from msgspec import Struct
 
 from director.chaos.cog import Script
 from director.chaos.journal import Answered, Journal, Sent, now_ms
-from director.chaos.load import Order, key_of, orders
+from director.chaos.load import Order, key_of, orders, peaceful, rush
 from director.chaos.wire import Caller, Unanswered
 
-__all__ = ("Client", "Counts", "Errand", "main")
+__all__ = ("Client", "Counts", "Errand", "Rush", "main")
 
 TRY_S: Final = 5.0
 WAIT_S: Final = 60.0  # for an answer that is held until the prediction has ended
@@ -27,20 +27,37 @@ GIVE_UP_S: Final = 40.0
 PAUSE_S: Final = (0.1, 0.5)
 MOST_IN_FLIGHT: Final = 256
 CALIBRATION_CALLERS: Final = 32
+CALIBRATION: Final = "calibration"
+RUSH_CALLERS: Final = 32
 EVENTS: Final = ("start", "output", "logs", "completed")
 
 
+class Rush(Struct, frozen=True, kw_only=True):
+    """At this time of the load, all tenants beyond the ordinary ones want so many slots of a model for so long."""
+
+    at_s: float
+    model: str
+    slots: int
+    seconds: float
+
+
 class Errand(Struct, frozen=True, kw_only=True):
-    """What one client process is to do. Without `rate` it measures: as many as it can, each waited for."""
+    """What one client process is to do. Without `rate` it measures: as many as it can, each waited for.
+
+    `tokens`: of all tenants; the first `tenants` are ordinary ones. For `quiet_s` nothing kills a model server.
+    """
 
     url: str
     tokens: Sequence[str]
+    tenants: int
     sink_url: str
     models: Sequence[str]
     seed: int
     seconds: float
     journal: str
     rate: float | None = None
+    quiet_s: float = 0.0
+    rushes: Sequence[Rush] = ()
 
 
 class Counts(Struct, kw_only=True):
@@ -74,14 +91,31 @@ class Client:
         """Open loop: orders leave at this rate, until the time is over; then only what is under way goes on."""
         began, due_s = anyio.current_time(), 0.0
         async with anyio.create_task_group() as tasks:
-            for order in self._orders():
-                due_s += order.gap / rate
+            for number, each in enumerate(self._errand.rushes):
+                tasks.start_soon(self._rush, f"rush-{number}", each, began + each.at_s)
+            for upcoming in self._orders():
+                due_s += upcoming.gap / rate
                 if due_s >= self._errand.seconds:
                     break
+                order = peaceful(upcoming) if due_s < self._errand.quiet_s else upcoming
                 await anyio.sleep_until(began + due_s)
                 await self._in_flight.acquire_on_behalf_of(order)
                 tasks.start_soon(self._see_through, order)
         self.counts.rate = self.counts.sent / self._errand.seconds
+
+    async def _rush(self, part: str, each: Rush, at: float) -> None:
+        """Everybody at once, as fast as the API takes them."""
+        errand = self._errand
+        equal = range(errand.tenants, len(errand.tokens))
+        wanted = rush(part, equal=equal, heavy=0, model=each.model, slots=each.slots, seconds=each.seconds)
+        await anyio.sleep_until(at)
+        async with anyio.create_task_group() as tasks:
+            for _ in range(RUSH_CALLERS):
+                tasks.start_soon(self._create_all, wanted)
+
+    async def _create_all(self, wanted: Iterator[Order]) -> None:
+        for order in wanted:
+            await self._create(order)
 
     async def calibrate(self) -> None:
         """Closed loop: some callers, each with one plain prediction at a time. The rate is that of their ends."""
@@ -95,12 +129,13 @@ class Client:
     async def _call_again_and_again(self, upcoming: Iterator[Order], until: float) -> None:
         while anyio.current_time() < until:
             order = next(upcoming)
-            plain = msgspec.structs.replace(order, plan="plain", script=Script(ms=order.script.ms))
+            script = Script(ms=order.script.ms)
+            plain = msgspec.structs.replace(order, plan="plain", script=script, cancel_after_s=None, start_by_s=None)
             await self._create(plain, wait=True)
 
     def _orders(self) -> Iterator[Order]:
         errand = self._errand
-        return orders(errand.seed, tenants=len(errand.tokens), models=errand.models)
+        return orders(errand.seed, tenants=errand.tenants, models=errand.models)
 
     async def _see_through(self, order: Order) -> None:
         """An order and what belongs to it. Each request waits for the answer to the one before."""
@@ -130,6 +165,8 @@ class Client:
         headers = {"x-priority": order.lane, "idempotency-key": self._key(order)}
         if order.cancel_after_s is not None:
             headers["cancel-after"] = str(order.cancel_after_s)
+        if order.start_by_s is not None:
+            headers["x-start-by"] = str(order.start_by_s)
         if wait:
             headers["prefer"] = "wait"
         body = {
@@ -155,7 +192,15 @@ class Client:
         headers = {**headers, "authorization": f"Bearer {self._errand.tokens[order.tenant]}"}
         while anyio.current_time() < give_up_at:
             sent = Sent(
-                at=now_ms(), key=key, action=action, tenant=tenant, model=order.model, webhook=True, plan=plan or action
+                at=now_ms(),
+                key=key,
+                action=action,
+                tenant=tenant,
+                model=order.model,
+                webhook=True,
+                plan=plan or action,
+                start_by_s=order.start_by_s or 0,
+                cancel_after_s=order.cancel_after_s or 0,
             )
             self._journal.write(sent)
             answered = await self._try(key, action, path, headers, body)
@@ -163,7 +208,8 @@ class Client:
             if 200 <= answered.status < 300:
                 self.counts.accepted += action == "create"
                 return answered.id
-            if 400 <= answered.status < 500 and answered.status != 429:
+            # who wants to start soon does not come again later
+            if 400 <= answered.status < 500 and (answered.status != 429 or order.start_by_s is not None):
                 self.counts.refused += 1
                 return ""
             await anyio.sleep(random.uniform(*PAUSE_S))  # noqa: S311 - spreads tries, plans nothing
@@ -191,7 +237,7 @@ class Client:
         )
 
     def _key(self, order: Order) -> str:
-        return key_of(self._errand.seed, order.number, calibrating=self._errand.rate is None)
+        return key_of(self._errand.seed, order.number, part=CALIBRATION if self._errand.rate is None else order.part)
 
 
 async def run(errand: Errand) -> Counts:

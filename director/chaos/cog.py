@@ -63,7 +63,7 @@ class Snapshot(Struct, omit_defaults=True, kw_only=True):
 
 
 class Run(Struct, kw_only=True, eq=False):
-    """One run: what it was asked, who waits for it, and what it gave so far."""
+    """One run: what it was asked, who waits for it, what it gave so far, and when it heard that it should stop."""
 
     id: str
     name: str
@@ -71,6 +71,7 @@ class Run(Struct, kw_only=True, eq=False):
     gone: asyncio.Event
     cancel: asyncio.Event
     output: list[dict[str, str | int]]
+    asked: int = 0
 
 
 class Cog:
@@ -120,7 +121,7 @@ class Cog:
             ended = await self._play(run)
         finally:
             del self._runs[prediction_id]
-        self._journal.write(CogEnded(at=now_ms(), id=run.id, run=run.name, outcome=ended))
+        self._journal.write(CogEnded(at=now_ms(), id=run.id, run=run.name, outcome=ended, asked=run.asked))
         snapshot = Snapshot(id=run.id, status=ended, output=run.output or None)
         if ended == "failed":
             snapshot.error = "Prediction failed: as scripted"
@@ -159,6 +160,8 @@ async def _stopped(run: Run, within_s: float | None) -> bool:
     done, _ = await asyncio.wait(waits, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
+    if done:
+        run.asked = now_ms()
     return bool(done)
 
 

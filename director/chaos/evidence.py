@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from director.chaos.journal import Answered, Delivered, Final, Sent
+from director.chaos.journal import Answered, Arrived, Claimed, Delivered, Final, Sent
 from director.chaos.rest import Leftovers
 from director.core.states import TERMINAL
 
@@ -28,6 +28,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     slots: int = 8
     cancel_s: float = 2
     grace_s: float = 5  # for a run whose claim was lost to be stopped, beyond one lease
+    clock_s: float = 1  # most that a time of the code under test may differ from the server's own
 
     @property
     def recovery_s(self) -> float:
@@ -59,7 +60,10 @@ class Try(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """One run on a model server. `outcome` is '' when it ended with its server, or not within what was written."""
+    """One run on a model server. `outcome` is '' when it ended with its server, or not within what was written.
+
+    `asked`: when it was told to stop, 0 for never.
+    """
 
     id: str
     run: str
@@ -68,6 +72,7 @@ class Run(Struct, frozen=True, kw_only=True):
     began: int
     ended: int
     outcome: str = ""
+    asked: int = 0
 
 
 class Window(Struct, frozen=True, kw_only=True):
@@ -108,9 +113,16 @@ class Evidence(Struct, frozen=True, kw_only=True):
     told: dict[str, list[Delivered]]
     faults: list[Window]
     healed: int | None
+    arrivals: dict[str, Arrived]
+    claims: dict[str, list[Claimed]]
     finals: dict[str, Final]
     leftovers: Leftovers | None
     until: int
+
+    def was_hit(self, begin: float, end: float) -> bool:
+        """Did anything break in this time: a planned fault, or a model server by what it ran?"""
+        crashes = (run.ended for run in self.every_run() if run.outcome == "crashed")
+        return any(fault.overlaps(begin, end) for fault in self.faults) or any(begin <= at <= end for at in crashes)
 
     def accepted(self) -> dict[str, list[Try]]:
         """id → the creates that were answered with it and a 2xx."""

@@ -1,8 +1,8 @@
 """What the parties of a run write down, one JSON line at a time: the only evidence that the checker has.
 
-Each party writes a file of its own (`client.jsonl`, `cog-0.jsonl`, `sink.jsonl`, `nemesis.jsonl`, `queue.jsonl`) and
-flushes every line, so that a killed process leaves all but its last thought. Times are milliseconds of the one clock of
-this machine. Nothing here is written by the code under test.
+Each party writes a file of its own (`client.jsonl`, `cog-0.jsonl`, `sink.jsonl`, `nemesis.jsonl`, `server.jsonl`,
+`queue.jsonl`) and flushes every line, so that a killed process leaves all but its last thought. Times are milliseconds
+of the one clock of this machine. Nothing here is written by the code under test.
 
 What the checker counts on:
 
@@ -15,6 +15,7 @@ What the checker counts on:
   (`director-0:redis`, `all:redis`). Director and model server of one number belong together. Kinds that end a process
   begin with `kill` or `crash`, those that freeze it with `stop`; `partition` cuts a link. A fault ends when what it hit
   works again: after a kill, when the next process is ready. `pid` is the process that was hit.
+- the server: its own log of changes, read once all is at rest (server_log.py). `number` is a line's place in it.
 """
 
 import time
@@ -27,6 +28,8 @@ from msgspec import Struct
 
 __all__ = (
     "Answered",
+    "Arrived",
+    "Claimed",
     "CogEnded",
     "CogStarted",
     "Delivered",
@@ -44,7 +47,7 @@ __all__ = (
 class Sent(Struct, frozen=True, kw_only=True, tag="sent"):
     """client: a request is about to leave. `key`: its idempotency key; the same for every try of one submit.
 
-    `plan`: what the caller wants of it (see load.py), for reading a failed run.
+    `plan`: what the caller wants of it (see load.py). `start_by_s`, `cancel_after_s`: what it asked for, if anything.
     """
 
     at: int
@@ -54,6 +57,8 @@ class Sent(Struct, frozen=True, kw_only=True, tag="sent"):
     model: str = ""
     webhook: bool = False
     plan: str = ""
+    start_by_s: int = 0
+    cancel_after_s: int = 0
 
 
 class Answered(Struct, frozen=True, kw_only=True, tag="answered"):
@@ -79,12 +84,16 @@ class CogStarted(Struct, frozen=True, kw_only=True, tag="cog_started"):
 
 
 class CogEnded(Struct, frozen=True, kw_only=True, tag="cog_ended"):
-    """a model server: that run ended, as it told whoever asked. Missing after a kill."""
+    """a model server: that run ended, as it told whoever asked. Missing after a kill.
+
+    `asked`: when it was told to stop, 0 for never.
+    """
 
     at: int
     id: str
     run: str
     outcome: Literal["succeeded", "failed", "canceled", "crashed"]
+    asked: int = 0
 
 
 class Delivered(Struct, frozen=True, kw_only=True, tag="delivered"):
@@ -115,6 +124,31 @@ class Healed(Struct, frozen=True, kw_only=True, tag="healed"):
     at: int
 
 
+class Arrived(Struct, frozen=True, kw_only=True, tag="arrived"):
+    """the server: a prediction was accepted. `at`, as the record has it."""
+
+    at: int
+    number: int
+    id: str
+    tenant: str
+    queue: str
+    lane: str
+
+
+class Claimed(Struct, frozen=True, kw_only=True, tag="claimed"):
+    """the server: it was handed out. `at`, as the record has it.
+
+    `delivered`: when the server itself says that the entry was read, out of `stream`; 0 and -1 where none was.
+    """
+
+    at: int
+    number: int
+    id: str
+    stream: int
+    holder: str
+    delivered: int
+
+
 class Final(Struct, frozen=True, kw_only=True, tag="final"):
     """queue: a prediction as Redis has it once all is at rest: its record, its events as (kind, at, data), its output.
 
@@ -129,7 +163,7 @@ class Final(Struct, frozen=True, kw_only=True, tag="final"):
     output: str = ""
 
 
-Line = Sent | Answered | CogStarted | CogEnded | Delivered | Fault | Healed | Final
+Line = Sent | Answered | CogStarted | CogEnded | Delivered | Fault | Healed | Arrived | Claimed | Final
 
 
 class Journal:

@@ -1,4 +1,4 @@
-"""What the caller of a run asks for: an endless, seeded sequence of orders. Pure: sends nothing, knows no clock.
+"""What the caller of a run asks for: an endless, seeded sequence of orders, and rushes. Pure: sends nothing.
 
 The same seed gives the same orders, however many of them a machine gets to. Times are relative: `gap` in mean gaps
 between two orders, all else in milliseconds after the order was accepted.
@@ -9,19 +9,23 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
+import msgspec
 from msgspec import Struct
 
 from director.chaos.cog import Script
 
-__all__ = ("Order", "Plan", "key_of", "orders")
+__all__ = ("EQUAL", "HEAVY", "Order", "Plan", "key_of", "orders", "peaceful", "rush")
 
-Plan = Literal["plain", "cancel", "cancel_after", "repeat", "other_body", "fail", "poison"]
+Plan = Literal["plain", "cancel", "cancel_after", "start_by", "repeat", "other_body", "fail", "poison", "rush", "flood"]
+EQUAL: Final = "rush"  # the plan of tenants that want the same of a queue, and more than they can have
+HEAVY: Final = "flood"  # and of one that wants much more
 
 # What is special about an order, and how many of a hundred are so. Two things at once would hide each other.
 PLANS: Final[dict[Plan, int]] = {
-    "plain": 64,
+    "plain": 54,
     "cancel": 15,
     "cancel_after": 10,
+    "start_by": 10,
     "repeat": 5,
     "other_body": 2,
     "fail": 3,
@@ -38,9 +42,17 @@ P99_MS: Final = 400.0
 LONGEST_MS: Final = 5_000.0
 SIGMA: Final = math.log(P99_MS / MEDIAN_MS) / 2.326  # of the normal distribution below, 99 % lies under 2.326 sigma
 SOON_MS: Final = 1_500
+START_BY_S: Final = (1, 5)
 CANCEL_AFTER_S: Final = (5, 8)  # the API takes no less than five
 HANG_SHARE: Final = 0.15  # of the runs that are canceled anyway
 SLOW_CANCEL_SHARE: Final = 0.15
+RUSH_MS: Final = (
+    200.0,
+    400.0,
+    600.0,
+)  # runs of equal tenants are of unequal length: what is fair shares time, not runs
+FLOOD_MS: Final = 400.0
+FLOOD_SHARES: Final = 2  # of what an equal tenant wants
 
 
 class Order(Struct, frozen=True, kw_only=True):
@@ -56,6 +68,8 @@ class Order(Struct, frozen=True, kw_only=True):
     all_events: bool = False
     then_ms: int = 0
     cancel_after_s: int | None = None
+    start_by_s: int | None = None
+    part: str = ""  # of the run, where numbers begin anew
 
 
 def orders(seed: int, *, tenants: int, models: Sequence[str]) -> Iterator[Order]:
@@ -68,9 +82,44 @@ def orders(seed: int, *, tenants: int, models: Sequence[str]) -> Iterator[Order]
         number += 1
 
 
-def key_of(seed: int, number: int, *, calibrating: bool = False) -> str:
+def rush(part: str, *, equal: Sequence[int], heavy: int, model: str, slots: int, seconds: float) -> Iterator[Order]:
+    """What fills so many slots for so long: as many seconds for each of these tenants, twice as many for a heavy one.
+
+    Mixed, so that all of them have something in line from the first orders on.
+    """
+    share_ms = slots * seconds * 1000 / len(equal)
+    wants: list[tuple[int, Plan, float, float]] = [
+        (tenant, EQUAL, RUSH_MS[place % len(RUSH_MS)], share_ms) for place, tenant in enumerate(equal)
+    ]
+    wants.append((heavy, HEAVY, FLOOD_MS, FLOOD_SHARES * share_ms))
+    places = [
+        ((number + 0.5) / round(total / ms), tenant, plan, ms)
+        for tenant, plan, ms, total in wants
+        for number in range(round(total / ms))
+    ]
+    for number, (_, tenant, plan, ms) in enumerate(sorted(places)):
+        yield Order(
+            number=number,
+            part=part,
+            gap=0.0,
+            plan=plan,
+            tenant=tenant,
+            model=model,
+            lane="normal",
+            script=Script(ms=ms),
+        )
+
+
+def peaceful(order: Order) -> Order:
+    """The same, but that it takes no model server with it."""
+    if order.plan != "poison":
+        return order
+    return msgspec.structs.replace(order, plan="plain", script=msgspec.structs.replace(order.script, outcome="ok"))
+
+
+def key_of(seed: int, number: int, *, part: str = "") -> str:
     """The idempotency key of an order."""
-    return f"{seed}-{'calibration-' if calibrating else ''}{number}"
+    return f"{seed}-{part}{'-' if part else ''}{number}"
 
 
 def _order(dice: random.Random, number: int, weights: Sequence[float], models: Sequence[str]) -> Order:
@@ -87,6 +136,7 @@ def _order(dice: random.Random, number: int, weights: Sequence[float], models: S
         all_events=dice.random() < ALL_EVENTS_SHARE,
         then_ms=dice.randrange(SOON_MS),
         cancel_after_s=dice.randint(*CANCEL_AFTER_S) if plan == "cancel_after" else None,
+        start_by_s=dice.randint(*START_BY_S) if plan == "start_by" else None,
     )
 
 

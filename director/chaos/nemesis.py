@@ -19,9 +19,6 @@ from director.chaos.journal import Fault, Journal, now_ms
 from director.chaos.proxy import Link
 from director.chaos.scene import FRONT, Scene
 from director.core.errors import DirectorError
-from director.core.gatherer import Gatherer
-from director.core.ids import QueueName
-from director.core.scripts import Scripts
 from director.up.errors import UpError
 
 __all__ = ("Nemesis",)
@@ -204,11 +201,9 @@ class Nemesis:
         self._note(fault, "end")
 
     async def _resize(self, fault: Planned) -> None:
-        gatherer = Gatherer(self._scene.redis)
         self._note(fault, "begin")
-        for queue in await self._scene.queues():
-            with suppress(DirectorError):
-                await Scripts(gatherer).resize(QueueName(queue), streams=int(fault.detail))
+        with suppress(DirectorError):
+            await self._scene.resize(streams=int(fault.detail))
         self._note(fault, "end")
 
     # ── what they share ───────────────────────────────────────────────────────────────────────────────────────────

@@ -8,9 +8,8 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,20 +17,21 @@ import anyio
 import msgspec
 from msgspec import Struct
 
-from director.chaos.cast import MODELS, SINK
+from director.chaos.cast import CROWDED, MODELS, SERVED, SINK
 from director.chaos.checker import Report, check
-from director.chaos.client import Counts, Errand
+from director.chaos.client import Counts, Errand, Rush
 from director.chaos.evidence import Rules
-from director.chaos.faults import schedule
+from director.chaos.faults import Planned, schedule
 from director.chaos.journal import Answered, Healed, Journal, now_ms, read
 from director.chaos.nemesis import Nemesis
 from director.chaos.rest import LEFTOVERS, leftovers, predictions
 from director.chaos.scene import FRONT, Scene, Size, staged
+from director.chaos.server_log import server_log
 from director.core import keys
 from director.core.errors import DirectorError
-from director.core.ids import QueueName
 from director.core.limits import raise_descriptor_limit
 from director.core.redis_client import ask
+from director.process import one_error
 from director.up import child
 from director.up.errors import UpError
 from director.up.home import Home
@@ -44,6 +44,11 @@ REST_S: Final = 60.0  # and a lease
 LOOK_S: Final = 0.25
 LAST_WEBHOOK_S: Final = 0.5
 SLOTS: Final = 8
+EQUALS: Final = 6  # tenants beside the ordinary ones who all want the same at once
+RUSH_S: Final = 8.0
+RUSHES: Final = (1.0, 0.3)  # seconds from the start, in peace; and this part of the faults
+QUIET_S: Final = 2 * RUSH_S  # what a rush leaves behind should be over by then
+LEAST_S: Final = 10.0  # a shorter run has no room for a rush
 ATTEMPTS: Final = 3
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HOME_PREFIX: Final = "director-chaos-"
@@ -60,6 +65,11 @@ class Options(Struct, frozen=True, kw_only=True):
     is_kept: bool = False
     calibration_s: float = CALIBRATION_S
     has_faults: bool = True
+
+    @property
+    def quiet_s(self) -> float:
+        """How long the load goes on in peace, before the faults."""
+        return QUIET_S if self.seconds >= LEAST_S else 0.0
 
 
 def chaos(options: Options, say: Callable[[str], None]) -> Report:
@@ -98,7 +108,7 @@ async def _until_judged(home: Home, options: Options, say: Callable[[str], None]
     with anyio.open_signal_receiver(*SIGNALS) as signals:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_heed, signals, tasks.cancel_scope)
-            size = Size(seed=options.seed, lease_s=options.lease_s, slots=SLOTS, tenants=options.tenants)
+            size = Size(seed=options.seed, lease_s=options.lease_s, slots=SLOTS, tenants=options.tenants + EQUALS)
             async with staged(home, size) as scene:
                 try:
                     report = await Run(scene, options, say).judged()
@@ -157,13 +167,21 @@ class Run:
         if options.has_faults:
             faults = schedule(options.seed, seconds=options.seconds, lease_s=options.lease_s, stage=self._scene.stage)
         nemesis = Nemesis(self._scene, self._journal, self._say)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(partial(nemesis.run, faults, seconds=options.seconds))
-            counts = await self._client(seconds=options.seconds, rate=rate)
+        with one_error():
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._disturb, nemesis, faults)
+                counts = await self._client(seconds=options.quiet_s + options.seconds, rate=rate)
         self._say(
             f"the load is over: {counts.sent} requests, {counts.accepted} accepted, {counts.refused} refused, "
             f"{counts.given_up} given up"
         )
+
+    async def _disturb(self, nemesis: Nemesis, faults: Sequence[Planned]) -> None:
+        options = self._options
+        if options.quiet_s:
+            self._say(f"{options.quiet_s:g} s in peace, with a rush")
+            await anyio.sleep(options.quiet_s)
+        await nemesis.run(faults, seconds=options.seconds)
 
     async def _client(self, *, seconds: float, rate: float | None = None) -> Counts:
         """Run the client to its end."""
@@ -171,12 +189,15 @@ class Run:
         errand = Errand(
             url=f"http://127.0.0.1:{scene.links[FRONT].port}",
             tokens=scene.tokens,
+            tenants=self._options.tenants,
             sink_url=scene.roles[SINK].url,
             models=MODELS,
             seed=self._options.seed,
             seconds=seconds,
             journal=str(scene.journals / "client.jsonl"),
             rate=rate,
+            quiet_s=self._options.quiet_s,
+            rushes=self._rushes(),
         )
         command = [sys.executable, "-P", "-m", "director.chaos.client"]
         log = scene.home.open_log("client")
@@ -194,9 +215,18 @@ class Run:
             raise UpError(f"The client of the run failed. Its log is {scene.home.log('client')}.")
         return msgspec.json.decode(done.stdout, type=Counts)
 
+    def _rushes(self) -> list[Rush]:
+        options = self._options
+        if not options.quiet_s:
+            return []
+        slots = SLOTS * SERVED.count(CROWDED)
+        peace_s, part = RUSHES
+        times = (peace_s, options.quiet_s + part * options.seconds)
+        return [Rush(at_s=at_s, model=CROWDED, slots=slots, seconds=RUSH_S) for at_s in times]
+
     async def _rest(self) -> None:
         """Wait until nothing lives and nothing is owed, as long as that is promised to take."""
-        queues = [QueueName(name) for name in await self._scene.queues()]
+        queues = await self._scene.queues()
         watched = [name for queue in queues for name in (keys.live(queue), keys.owed(keys.queue_partition(queue)))]
         began = anyio.current_time()
         left = {"": 1}
@@ -219,5 +249,9 @@ class Run:
         journal = Journal(folder / "queue.jsonl")
         async for prediction in predictions(redis, {line.id for line in told if line.id}):
             journal.write(prediction)
+        journal.close()
+        journal = Journal(folder / "server.jsonl")
+        for line in server_log(self._scene.home.valkey):
+            journal.write(line)
         journal.close()
         (folder / LEFTOVERS).write_bytes(msgspec.json.encode(await leftovers(redis)))

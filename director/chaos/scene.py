@@ -23,9 +23,13 @@ from director.chaos import cast
 from director.chaos.cast import API, SERVER, SINK, Role
 from director.chaos.faults import Stage
 from director.chaos.proxy import Link, Upstream
+from director.chaos.server_log import NEVER_REWRITTEN
 from director.core import keys
 from director.core.accounts import Accounts
+from director.core.gatherer import Gatherer
+from director.core.ids import QueueName
 from director.core.redis_client import ask, client, text
+from director.core.scripts import Scripts
 from director.up.home import Home, State
 from director.up.processes import is_alive, signal_group
 from director.up.readiness import Expected, answers_200, until_ready
@@ -98,9 +102,16 @@ class Scene:
     def _all(self, part: str) -> list[str]:
         return [name for name in self.roles if name.startswith(f"{part}-")]
 
-    async def queues(self) -> list[str]:
+    async def queues(self) -> list[QueueName]:
         """The queue of each model."""
-        return sorted(text(name) for name in await ask(lambda: self.redis.smembers(keys.queues())))
+        return sorted(QueueName(text(name)) for name in await ask(lambda: self.redis.smembers(keys.queues())))
+
+    async def resize(self, *, streams: int, in_line: bool = False) -> None:
+        """Give lanes so many streams: of the queue that is kept in one line, or of all others."""
+        scripts = Scripts(Gatherer(self.redis))
+        for queue in await self.queues():
+            if queue.startswith(f"{cast.IN_LINE}:") is in_line:
+                await scripts.resize(queue, streams=streams)
 
     def pid(self, name: str) -> int:
         """Its process now, or the last one it had; 0 for what is no process."""
@@ -168,6 +179,7 @@ class Scene:
             say=lambda _: None,
             limit_s=START_LIMIT_S,
         )
+        await self.resize(streams=1, in_line=True)
 
     async def _make_accounts(self) -> Path:
         """A token for each tenant; their webhook secrets in a file for the sink, by the tenant's number."""
@@ -203,7 +215,7 @@ class Scene:
 @asynccontextmanager
 async def staged(home: Home, size: Size) -> AsyncGenerator[Scene]:
     """A scene that is to start in this new home. Whatever ends the block, no process of it is left."""
-    server = EmbeddedServer(home.valkey, find_binary())
+    server = EmbeddedServer(home.valkey, find_binary(), NEVER_REWRITTEN)
     server.prepare()
     log = home.log("supervisor")
     redis = client(server.url, name="chaos")

@@ -21,6 +21,10 @@ def _rows(evidence: Evidence, prediction_id: str) -> Iterator[tuple[int, str]]:
         yield each.sent.at, f"client: sends {each.sent.action}, key {each.sent.key}, plan {each.sent.plan!r}"
         if each.answer is not None:
             yield each.answer.at, f"client: hears {each.status} {each.shown}".rstrip()
+    if arrived := evidence.arrivals.get(prediction_id):
+        yield arrived.at, f"server: accepted for {arrived.tenant}, {arrived.queue} {arrived.lane}"
+    for claimed in evidence.claims.get(prediction_id, []):
+        yield claimed.at, f"server: claimed from stream {claimed.stream} by {claimed.holder}"
     for run in evidence.runs.get(prediction_id, []):
         yield run.began, f"{run.server}: run {run.run} begins in process {run.pid}"
         yield run.ended, f"{run.server}: run {run.run} ends, {run.outcome or 'and told nobody'}"

@@ -9,7 +9,9 @@ import os
 import secrets
 import shutil
 import socket
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 from urllib.parse import quote
 
@@ -39,9 +41,10 @@ maxmemory-policy noeviction
 
 
 class EmbeddedServer:
-    """One server for one home. `url` is where clients find it; `prepare` writes its configuration."""
+    """One server for one home. `url` is where clients find it; `prepare` writes its configuration, `settings` last."""
 
-    def __init__(self, folder: Path, binary: Path) -> None:
+    def __init__(self, folder: Path, binary: Path, settings: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._settings = "".join(f"{name} {value}\n" for name, value in settings.items())
         self._folder = folder
         self._binary = binary
         self._socket = folder / "valkey.sock"
@@ -70,7 +73,7 @@ class EmbeddedServer:
                 f"destroy it. Stop it first: `redis-cli -s {self._socket} shutdown`."
             )
         self._config.touch(mode=0o600)
-        self._config.write_text(CONFIG.format(dir=_quoted(self._folder), door=self._door))
+        self._config.write_text(CONFIG.format(dir=_quoted(self._folder), door=self._door) + self._settings)
 
     def _is_answered(self) -> bool:
         # a server started over a live socket would silently take its place, and its data with it

@@ -10,7 +10,20 @@ import pytest
 from director.chaos.checker import Report, check, text
 from director.chaos.evidence import Rules
 from director.chaos.invariants import INVARIANTS
-from director.chaos.journal import Answered, CogEnded, CogStarted, Delivered, Fault, Final, Healed, Journal, Line, Sent
+from director.chaos.journal import (
+    Answered,
+    Arrived,
+    Claimed,
+    CogEnded,
+    CogStarted,
+    Delivered,
+    Fault,
+    Final,
+    Healed,
+    Journal,
+    Line,
+    Sent,
+)
 from director.chaos.rest import Leftovers, QueueRest
 
 T = 1_800_000_000_000
@@ -26,12 +39,42 @@ def item(run: str) -> str:
 
 
 def create(
-    key: str, prediction: str, *, at: int = 0, status: int = 201, plan: str = "plain", shown: str = ""
+    key: str,
+    prediction: str,
+    *,
+    at: int = 0,
+    status: int = 201,
+    plan: str = "plain",
+    shown: str = "",
+    tenant: str = "t",
+    **asked: int,
 ) -> list[Line]:
-    return [
-        Sent(at=T + at, key=key, action="create", webhook=True, plan=plan),
+    """What the client wrote down, and the server where it was accepted."""
+    lines: list[Line] = [
+        Sent(at=T + at, key=key, action="create", webhook=True, plan=plan, **asked),
         Answered(at=T + at + 5, key=key, action="create", status=status, id=prediction, shown=shown or "starting"),
     ]
+    if prediction:
+        lines.append(arrived(prediction, at, tenant=tenant))
+    return lines
+
+
+def arrived(prediction: str, at: int, *, tenant: str = "t", number: int | None = None) -> Line:
+    number = at if number is None else number
+    return Arrived(at=T + at, number=number, id=prediction, tenant=tenant, queue="q", lane="normal")
+
+
+def claimed(
+    prediction: str, at: int, *, stream: int = 0, number: int | None = None, delivered: int | None = None
+) -> Line:
+    return Claimed(
+        at=T + at,
+        number=at if number is None else number,
+        id=prediction,
+        stream=stream,
+        holder=HOLDER,
+        delivered=T + (at if delivered is None else delivered),
+    )
 
 
 def cancel(key: str, prediction: str, *, at: int, shown: str) -> list[Line]:
@@ -42,12 +85,21 @@ def cancel(key: str, prediction: str, *, at: int, shown: str) -> list[Line]:
 
 
 def run(
-    prediction: str, name: str, *, began: int, ended: int | None, outcome: Any = "succeeded", **where: Any
+    prediction: str,
+    name: str,
+    *,
+    began: int,
+    ended: int | None,
+    outcome: Any = "succeeded",
+    asked: int | None = None,
+    **where: Any,
 ) -> list[Line]:
+    """What the model server wrote down, and the server of the claim."""
     where = {"server": "cog-0", "pid": 90, **where}
-    lines: list[Line] = [CogStarted(at=T + began, id=prediction, run=name, **where)]
+    lines: list[Line] = [claimed(prediction, began - 1), CogStarted(at=T + began, id=prediction, run=name, **where)]
     if ended is not None:
-        lines.append(CogEnded(at=T + ended, id=prediction, run=name, outcome=outcome))
+        told_at = 0 if asked is None else T + asked
+        lines.append(CogEnded(at=T + ended, id=prediction, run=name, outcome=outcome, asked=told_at))
     return lines
 
 
@@ -125,7 +177,7 @@ def canceled(*, shown: str = "canceled", status: str = "canceled", ended: int = 
     """Canceled by its caller while it ran."""
     return [
         *create("k-c", "c"),
-        *run("c", "r-c", began=10, ended=ended - 10, outcome=status),
+        *run("c", "r-c", began=10, ended=ended - 10, outcome=status, asked=205),
         *cancel("k-c", "c", at=200, shown=shown),
         told("c", status, at=ended + 20),
         final("c", status, ("created", 1, ""), ("started", 20, ""), ("completed", ended, status)),
@@ -193,6 +245,66 @@ def late(prediction: str, *, asked: int, began: int, ended: int) -> list[Line]:
             ("completed", ended + 10, "succeeded"),
             output=f"[{item(name)}]",
         ),
+    ]
+
+
+def in_turn(*turns: tuple[str, int], tenants: str = "aaa", arrive: str = "xyz") -> list[Line]:
+    """Three that ran at the same time on the two streams of a lane; `turns`: (id, stream) as they were claimed."""
+    asked = {name: 20 * place for place, name in enumerate(arrive)}
+    lines: list[Line] = []
+    for name, tenant in zip(arrive, tenants, strict=True):
+        story = late(name, asked=asked[name], began=500, ended=600)
+        lines += [line for line in story if not isinstance(line, Arrived | Claimed | CogStarted | CogEnded)]
+        lines += run(name, f"r-{name}", began=500, ended=600, server=f"cog-{name}")[1:]
+        lines.append(arrived(name, asked[name], tenant=tenant))
+    return lines + [claimed(name, 100, stream=stream, number=place) for place, (name, stream) in enumerate(turns)]
+
+
+def start_by(*, claims: int, began: int, again: int | None = None) -> list[Line]:
+    """One that was to start within a second. `again`: when it was claimed once more, after a model server's death."""
+    retried = [("retried", again - 5, f"server_lost {HOLDER}")] if again is not None else []
+    ended = (began if again is None else again) + 50
+    return [
+        *create("k-s", "s", start_by_s=1),
+        claimed("s", claims),
+        *run("s", "r1", began=began, ended=began + 40, outcome="crashed" if again is not None else "succeeded")[1:],
+        *([] if again is None else run("s", "r2", began=again, ended=again + 40)),
+        told("s", "succeeded", at=ended + 20),
+        final("s", "succeeded", ("created", 0, ""), *retried, ("completed", ended, "succeeded")),
+    ]
+
+
+def too_long(*, ended: int) -> list[Line]:
+    """One that was to have ended within two seconds, and whose model server was never told to stop."""
+    return [
+        *create("k-l", "l", cancel_after_s=2),
+        *run("l", "r-l", began=10, ended=ended, outcome="canceled"),
+        told("l", "canceled", at=ended + 20),
+        final("l", "canceled", ("created", 0, ""), ("completed", ended, "canceled")),
+    ]
+
+
+def rush(*shares: int, light_ms: int = 300, heavy_ms: int = 9_000) -> list[Line]:
+    """For four seconds tenants want all of a queue; so many runs of each get in, and then the rest.
+
+    A light tenant and a heavy one come at first, and wait so long.
+    """
+    lines: list[Line] = []
+    for tenant, share in enumerate(shares):
+        for number in range(40):
+            began = 10 + 100 * number if number < share else 4_000 + 100 * (number - share)
+            lines += one_of_many(f"{tenant}-{number}", f"t{tenant}", "rush", 0, began, server=f"cog-{tenant}")
+    lines += one_of_many("light", "l", "plain", 100, 100 + light_ms, server="cog-l")
+    return lines + one_of_many("heavy", "h", "flood", 100, 100 + heavy_ms, server="cog-h")
+
+
+def one_of_many(prediction: str, tenant: str, plan: str, asked: int, began: int, **where: str) -> list[Line]:
+    ended = began + 100
+    return [
+        *create(f"k-{prediction}", prediction, at=asked, plan=plan, tenant=tenant),
+        *run(prediction, f"r-{prediction}", began=began, ended=ended, **where),
+        told(prediction, "succeeded", at=ended + 20),
+        final(prediction, "succeeded", ("created", asked, ""), ("completed", ended, "succeeded")),
     ]
 
 
@@ -281,6 +393,19 @@ KEPT: dict[str, list[Line]] = {
         told("a", "succeeded", at=110, answered=500),
         told("a", "succeeded", at=900),
     ],
+    "one line, in order": in_turn(("x", 0), ("y", 0), ("z", 0)),
+    "two streams are two lines": in_turn(("z", 1), ("x", 0), ("y", 0)),
+    "another tenant is another line": in_turn(("y", 0), ("x", 0), ("z", 0), tenants="aba"),
+    "a retry overtakes": [*in_turn(("x", 0), ("y", 0), ("z", 0)), claimed("x", 100, number=9)],
+    "a start in time": start_by(claims=999, began=1_100),
+    "a start in time, and another one after a death": start_by(claims=900, began=950, again=4_000),
+    "an end in time": too_long(ended=2_010),
+    "an end too late, under a fault": [*too_long(ended=9_000), *fault("partition", "all:redis", 1_900, 8_000)],
+    "a rush, and equal shares": rush(39, 39, 39),
+    "a rush under faults, and shares that are nearly equal": [
+        *rush(39, 39, 24),
+        *fault("kill_director", "director-0", 900, 1_100),
+    ],
     "a straggler of a director that was frozen": [
         *good(),
         told("a", "processing", at=500),
@@ -332,8 +457,20 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
     ("I8", "answered 201", [*good(), *create("k-a", "a", at=50, plan="other body")]),
     ("I8", "a second prediction", [*good(), final("h", "canceled", ("created", 1, ""), ("completed", 30, "canceled"))]),
     ("I9", "3 runs at once", beside(3)),
+    ("I11", "a had a later one claimed before it: q normal 0", in_turn(("z", 0), ("y", 0), ("x", 0))),
+    ("I11", "a had a later one claimed before it: q normal 1", in_turn(("x", 0), ("z", 1), ("y", 1))),
     ("I12", "it started again 24950 ms later", lived_through_a_death(again=25_000)),
+    ("I13", "claimed 5 ms after it was to have started", start_by(claims=1_005, began=1_100)),
+    ("I13", "77.9% of the model servers' time", too_long(ended=9_000)),
+    ("I14", "an index of 0.9", rush(39, 39, 24)),
+    ("I14", "an index of 0.8", [*rush(39, 39, 15), *fault("kill_director", "director-0", 900, 1_100)]),
+    ("I14", "light tenants waited 1199 ms, the heavy one 599 ms", rush(39, 39, 39, light_ms=1_200, heavy_ms=600)),
 ]
+UNSEEN: dict[str, list[Line]] = {
+    "the server's log has no claim of it": [*without(good(), Claimed), *good("b", "k-b")],
+    "and the server says at": [*good(), claimed("a", 9, delivered=1_010)],
+    "tenants came in a rush, and saturated nothing": one_of_many("a", "t", "rush", 0, 10),
+}
 
 STALE: dict[str, Events] = {
     "progress of the old run in the new attempt": [
@@ -397,6 +534,13 @@ def test_a_broken_promise_is_reported_under_its_name_alone(
     assert not report.ok
 
 
+@pytest.mark.parametrize("what", UNSEEN)
+def test_what_the_evidence_does_not_show_is_no_promise_kept(judged: Callable[..., Report], what: str) -> None:
+    report = judged(UNSEEN[what])
+    assert broken(report) == {"evidence"}, text(report)
+    assert what in report.breaches["evidence"][0].what
+
+
 @pytest.mark.parametrize("story", STALE)
 def test_a_write_of_a_run_whose_claim_was_taken_away_is_found(judged: Callable[..., Report], story: str) -> None:
     rest = final("b", "succeeded", *STALE[story], output=f"[{item('r2')}]")
@@ -419,7 +563,7 @@ def test_every_invariant_is_shown_to_bite() -> None:
 def test_a_run_that_shows_nothing_is_no_good_run(judged: Callable[..., Report]) -> None:
     report = judged([], None, healed=False)
     assert not report.ok
-    assert report.counts["evidence"] == 4
+    assert report.counts["evidence"] == 5
     assert report.counts["I7"] == 1
 
 
@@ -432,7 +576,9 @@ def test_counts_are_of_predictions_and_a_breach_tells_the_whole_story(judged: Ca
     [breach] = report.breaches["I1"]
     assert [line.partition(" ")[2] for line in breach.evidence] == [
         "client: sends create, key k-z, plan 'plain'",
+        "server: accepted for t, q normal",
         "client: hears 201 starting",
+        f"server: claimed from stream 0 by {HOLDER}",
         "cog-0: run r-z begins in process 90",
         "cog-0: run r-z ends, succeeded",
         "sink: hears succeeded as msg_z_completed, answers 200",

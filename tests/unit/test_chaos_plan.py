@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 
 from director.chaos.faults import ALL_LINKS, KINDS, ONCE, Planned, Stage, schedule
-from director.chaos.load import PLANS, Order, key_of, orders
+from director.chaos.load import EQUAL, HEAVY, PLANS, Order, key_of, orders, peaceful, rush
 from director.chaos.nemesis import Nemesis
 
 STAGE = Stage(
@@ -70,8 +70,34 @@ def test_what_never_ends_by_itself_is_canceled():
     assert {order.plan for order in load(7) if order.script.outcome == "hang"} == {"cancel"}
 
 
-def test_a_calibration_uses_no_key_of_the_load():
-    assert key_of(1, 2) != key_of(1, 2, calibrating=True)
+def test_one_of_ten_is_to_start_within_seconds():
+    asked = [order.start_by_s for order in load(7) if order.plan == "start_by"]
+    assert len(asked) / 5_000 == pytest.approx(0.1, abs=0.02)
+    assert set(asked) == {1, 2, 3, 4, 5}
+
+
+def test_no_part_of_a_run_uses_a_key_of_another():
+    assert len({key_of(1, 2), key_of(1, 2, part="calibration"), key_of(1, 2, part="rush-0")}) == 3
+
+
+def test_in_peace_nothing_takes_a_model_server_with_it():
+    peace = [peaceful(order) for order in load(7)]
+    assert "crash" in {order.script.outcome for order in load(7)}
+    assert "crash" not in {order.script.outcome for order in peace}
+    assert Counter(order.lane for order in peace) == Counter(order.lane for order in load(7))
+
+
+def test_a_rush_fills_its_slots_with_equal_wants_and_a_heavy_one():
+    wanted = list(rush("rush-0", equal=range(40, 46), heavy=0, model="chaos/shared", slots=16, seconds=6))
+    seconds = Counter[int]()
+    for order in wanted:
+        seconds[order.tenant] += order.script.ms / 1000
+    assert seconds == pytest.approx({0: 32, **dict.fromkeys(range(40, 46), 16)}, rel=0.05)
+    assert {order.tenant for order in wanted[:40]} == {0, *range(40, 46)}, "all of them come at once"
+    assert {order.plan for order in wanted if order.tenant} == {EQUAL}
+    assert {order.plan for order in wanted if not order.tenant} == {HEAVY}
+    assert len({order.script.ms for order in wanted if order.tenant}) == 3, "equal time in unequal runs"
+    assert len({order.number for order in wanted}) == len(wanted)
 
 
 # ---- the faults ----

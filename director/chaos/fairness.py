@@ -1,0 +1,142 @@
+"""I14: tenants of one size get one share while all of them wait, and small ones do not wait for large ones. Pure.
+
+Judged by what model servers ran and by the server's log of arrivals and claims, wherever a queue was saturated: as long
+as each of the equal tenants had something waiting in one lane of it.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from msgspec import Struct
+
+from director.chaos.breach import Breach
+from director.chaos.evidence import Evidence
+from director.chaos.load import EQUAL, HEAVY
+from director.chaos.recovery import percentile
+
+__all__ = ("Saturation", "equal_shares", "is_rushed", "jain", "saturations")
+
+QUIET_JAIN: Final = 0.98
+JAIN: Final = 0.95  # where runs are lost and done again
+SHORTEST_MS: Final = 2_000  # in less, one run more or less decides
+
+
+class Saturation(Struct, frozen=True, kw_only=True):
+    """A time in which all equal tenants of a lane waited. `served_ms`: what each of them got of the model servers."""
+
+    queue: str
+    lane: str
+    begin: int
+    end: int
+    is_quiet: bool
+    jain: float
+    served_ms: dict[str, int]
+    light_p99_ms: int | None
+    heavy_p50_ms: int | None
+
+
+def jain(shares: Iterable[float]) -> float:
+    """Jain's index: 1 when all shares are the same, 1/n when one has all."""
+    shares = list(shares)
+    squares = sum(share * share for share in shares)
+    return sum(shares) ** 2 / (len(shares) * squares) if squares else 0.0
+
+
+def equal_shares(evidence: Evidence) -> list[Breach]:
+    """I14."""
+    return [Breach("I14", each.queue, what) for each in saturations(evidence) for what in _unfair(each)]
+
+
+def _unfair(each: Saturation) -> Iterator[str]:
+    least = QUIET_JAIN if each.is_quiet else JAIN
+    within = f"in {(each.end - each.begin) / 1000:.1f} s of a full {each.lane} lane"
+    if each.jain < least:
+        yield f"{within}, equal tenants got shares with an index of {each.jain:.3f}: {each.served_ms}"
+    if each.light_p99_ms is not None and each.heavy_p50_ms is not None and each.light_p99_ms > each.heavy_p50_ms:
+        yield f"{within}, light tenants waited {each.light_p99_ms} ms, the heavy one {each.heavy_p50_ms} ms"
+
+
+def is_rushed(evidence: Evidence) -> bool:
+    """Did equal tenants come at all?"""
+    return EQUAL in _plans(evidence).values()
+
+
+def saturations(evidence: Evidence) -> list[Saturation]:
+    """Every one that lasted long enough to be judged."""
+    plans = _plans(evidence)
+    lanes: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for arrived in evidence.arrivals.values():
+        if plans.get(arrived.id) == EQUAL:
+            lanes[arrived.queue, arrived.lane].add(arrived.tenant)
+    return [
+        _saturation(evidence, queue, lane, tenants, window, plans)
+        for (queue, lane), tenants in lanes.items()
+        for window in _windows(evidence, queue, lane, tenants)
+    ]
+
+
+def _plans(evidence: Evidence) -> dict[str, str]:
+    return {prediction_id: tries[0].sent.plan for prediction_id, tries in evidence.accepted().items()}
+
+
+def _waits(evidence: Evidence, queue: str, lane: str) -> Iterator[tuple[str, str, int, int]]:
+    """(id, tenant, from, until) of each prediction of a lane: until its first claim, or its end without one."""
+    for arrived in evidence.arrivals.values():
+        if (arrived.queue, arrived.lane) == (queue, lane):
+            final, claims = evidence.finals.get(arrived.id), evidence.claims.get(arrived.id)
+            ended = next((at for kind, at, _ in final.events if kind == "completed"), None) if final else None
+            until = claims[0].at if claims else ended
+            yield arrived.id, arrived.tenant, arrived.at, evidence.until if until is None else until
+
+
+def _windows(evidence: Evidence, queue: str, lane: str, tenants: set[str]) -> Iterator[tuple[int, int]]:
+    """From when each of these has something waiting until the first of them has nothing."""
+    steps = sorted(
+        (at, -step, tenant)
+        for _, tenant, since, until in _waits(evidence, queue, lane)
+        if tenant in tenants
+        for at, step in ((since, 1), (until, -1))
+    )
+    waiting: Counter[str] = Counter()
+    began: int | None = None
+    for at, step, tenant in steps:
+        waiting[tenant] -= step
+        is_full = all(waiting[each] > 0 for each in tenants)
+        if is_full and began is None:
+            began = at
+        elif began is not None and not is_full:
+            if at - began >= SHORTEST_MS:
+                yield began, at
+            began = None
+
+
+def _saturation(
+    evidence: Evidence, queue: str, lane: str, tenants: set[str], window: tuple[int, int], plans: dict[str, str]
+) -> Saturation:
+    begin, end = window
+    served = dict.fromkeys(sorted(tenants), 0)
+    light, heavy = list[int](), list[int]()
+    owners = {each.tenant for each in evidence.arrivals.values() if plans.get(each.id) == HEAVY}
+    for prediction_id, tenant, since, until in _waits(evidence, queue, lane):
+        if tenant in tenants:
+            served[tenant] += _served_ms(evidence, prediction_id, begin, end)
+        elif begin <= since <= end:
+            (heavy if tenant in owners else light).append(until - since)
+    return Saturation(
+        queue=queue,
+        lane=lane,
+        begin=begin,
+        end=end,
+        is_quiet=not evidence.was_hit(begin, end),
+        jain=round(jain(served.values()), 4),
+        served_ms=served,
+        light_p99_ms=percentile(light, 0.99),
+        heavy_p50_ms=percentile(heavy, 0.5),
+    )
+
+
+def _served_ms(evidence: Evidence, prediction_id: str, begin: int, end: int) -> int:
+    """Of the run that brought its end: what was lost with a server is nobody's service."""
+    runs = [run for run in evidence.runs.get(prediction_id, []) if run.outcome == "succeeded"]
+    return max(0, min(runs[-1].ended, end) - max(runs[-1].began, begin)) if runs else 0

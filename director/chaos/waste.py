@@ -1,0 +1,85 @@
+"""I13: nothing is handed out after the time by which it was to start, and model servers do not work for the dead. Pure.
+
+Dead is what its caller was told is canceled, or what outlived the time that its caller gave it. Until somebody asks the
+server to stop it, its time is wasted; how long a model then takes to stop is the model's own affair. What a fault stood
+in the way of is left out.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec import Struct
+
+from director.chaos.breach import Breach
+from director.chaos.caller import is_hindered
+from director.chaos.evidence import Evidence
+
+__all__ = ("WASTED", "Waste", "no_work_for_the_dead", "waste")
+
+WASTED: Final = 0.01  # of the time that model servers worked
+
+
+class Waste(Struct, frozen=True, kw_only=True):
+    """Time of model servers: all of it, and for each dead prediction what it got."""
+
+    worked_ms: int
+    wasted_ms: dict[str, int]
+
+    @property
+    def share(self) -> float:
+        return sum(self.wasted_ms.values()) / max(1, self.worked_ms)
+
+
+def no_work_for_the_dead(evidence: Evidence) -> list[Breach]:
+    """I13."""
+    breaches = list(_claimed_too_late(evidence))
+    wasted = waste(evidence)
+    if wasted.share > WASTED:
+        what = f"{wasted.share:.1%} of the model servers' time went to what was canceled or too late"
+        breaches += [
+            Breach("I13", prediction_id, f"{ms} ms: {what}")
+            for prediction_id, ms in sorted(wasted.wasted_ms.items(), key=lambda each: -each[1])
+        ]
+    return breaches
+
+
+def _claimed_too_late(evidence: Evidence) -> Iterator[Breach]:
+    for prediction_id, claims in evidence.claims.items():
+        due = _due(evidence, prediction_id, "start_by_s")
+        if due is None:
+            continue
+        began = min((run.began for run in evidence.runs.get(prediction_id, [])), default=evidence.until)
+        # what has begun in time may be begun again after it
+        for claimed in claims:
+            if claimed.at > due and began >= claimed.at:
+                yield Breach("I13", prediction_id, f"claimed {claimed.at - due} ms after it was to have started")
+
+
+def waste(evidence: Evidence) -> Waste:
+    """How the model servers' time was spent."""
+    wasted: dict[str, int] = {}
+    for prediction_id, died in _deaths(evidence):
+        for run in evidence.runs.get(prediction_id, []):
+            stopped = run.asked or run.ended
+            ms = stopped - max(died, run.began)
+            if ms > 0 and not is_hindered(evidence, prediction_id, died, stopped):
+                wasted[prediction_id] = wasted.get(prediction_id, 0) + ms
+    worked = sum(run.ended - run.began for run in evidence.every_run())
+    return Waste(worked_ms=worked, wasted_ms=wasted)
+
+
+def _deaths(evidence: Evidence) -> Iterator[tuple[str, int]]:
+    """(id, since when nobody wants it any more)."""
+    for prediction_id, tries in evidence.by_id.items():
+        times = [each.answer.at for each in tries if each.sent.action == "cancel" and each.ok and each.answer]
+        if (due := _due(evidence, prediction_id, "cancel_after_s")) is not None:
+            times.append(due)
+        if times:
+            yield prediction_id, min(times)
+
+
+def _due(evidence: Evidence, prediction_id: str, asked: str) -> int | None:
+    """When a time that its caller gave it was over, by the server's clock at its arrival."""
+    arrived = evidence.arrivals.get(prediction_id)
+    seconds = max((getattr(each.sent, asked) for each in evidence.by_id.get(prediction_id, [])), default=0)
+    return arrived.at + seconds * 1000 if arrived is not None and seconds else None
