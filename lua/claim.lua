@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- claim: hand out up to `count` waiting predictions to one consumer, each with a lease and a fencing token. Lets in
--- from the backlogs whose turn it is, and ends dead work (canceled, past its deadline) on the way, at most 64 entries a call.
+-- claim: hand out up to `count` waiting predictions to one consumer, each with a lease and a fencing token. Ends dead work
+-- (canceled, past its deadline) on the way, at most 64 entries a call.
 -- Uses lib/keys lib/place lib/share lib/breaker lib/settle
 --
 --   KEYS[1]  meta       hash  {p}:q:<queue>:meta
@@ -13,8 +13,8 @@
 --   ARGV[7]  now_ms     '' for the server's clock
 --   ARGV[8]  budget     most that all handed out may cost together, '' for no bound
 --   ARGV[9]  alone      '1': the first is taken whatever it costs, so that a large one is not stuck for ever
---   ARGV[10] warm       the affinity key that the consumer served last: taken first where it stands at the head of its
---                       stream; '' for none
+--   ARGV[10] warm       the affinity key that the consumer served last: of the tenant whose turn it is, one of the first
+--                       few with this key goes first; '' for none
 --   Returns  {state, why, {id, input, record as a flat list}, …}
 --            state: 'ok', 'paused', 'open' (the breaker is), or 'unknown' when nobody registered this queue
 --            why: it handed out no more: 'count', 'empty', 'budget' or 'bound' (of the entries that one call looks at)
@@ -25,11 +25,10 @@ local budget, alone, warm = tonumber(ARGV[8]), ARGV[9] == '1', ARGV[10]
 -- 8 : 3 : 1, spread out; an empty lane's turn goes to the highest that has work
 local TURNS = { 'high', 'high', 'normal', 'high', 'high', 'normal', 'high', 'high', 'low', 'high', 'high', 'normal' }
 local SCAN = 64
-local WINDOW, PER_SLOT = 32, 2
 
 local function handed(id) return { id, redis.call('GET', input_key(id)), redis.call('HGETALL', record_key(id)) } end
 
-local state = redis.call('HMGET', meta, 'streams', 'paused', 'turn', 'slots', 'breaker', 'open_until',
+local state = redis.call('HMGET', meta, 'streams', 'paused', 'turn', 'breaker', 'open_until',
   'mask:high', 'mask:normal', 'mask:low', 'next:high', 'next:normal', 'next:low',
   'backlogged:high', 'backlogged:normal', 'backlogged:low')
 if not state[1] then return { 'unknown' } end
@@ -44,24 +43,22 @@ if string.match(last, '^%S+') == nonce then
   return again
 end
 if state[2] == '1' then return { 'paused' } end
-local is_probe = state[5] == 'open' and past(state[6], now)
-if not is_probe and (state[5] or '') ~= '' then return { 'open' } end
+local is_probe = state[4] == 'open' and past(state[5], now)
+if not is_probe and (state[4] or '') ~= '' then return { 'open' } end
 if is_probe then most = 1 end
 
 local turn, mask, next_stream, backlogged = tonumber(state[3] or 0), {}, {}, {}
 for i, lane in ipairs(LANES) do
-  mask[lane], next_stream[lane] = tonumber(state[6 + i] or 0), tonumber(state[9 + i] or 0)
-  backlogged[lane] = tonumber(state[12 + i] or 0) > 0
+  mask[lane], next_stream[lane] = tonumber(state[5 + i] or 0), tonumber(state[8 + i] or 0)
+  backlogged[lane] = tonumber(state[11 + i] or 0) > 0
 end
-local window = math.max(WINDOW, PER_SLOT * tonumber(state[4] or 0))
 local scanned, spent, stopped = 0, 0, nil
 
--- The first entry of a stream that nobody was given: its id, cost and affinity key.
-local function head_of(stream)
+-- What the first entry of a stream that nobody was given costs.
+local function head_cost(stream)
   if redis.call('EXISTS', stream) == 0 then return nil end
   local entry = redis.call('XRANGE', stream, '(' .. delivered(stream), '+', 'COUNT', 1)[1]
-  if not entry then return nil end
-  return entry[1], tonumber(entry[2][4]), entry[2][6]
+  return entry and tonumber(entry[2][4])
 end
 
 local function read_one(stream)
@@ -80,7 +77,7 @@ local function put_back(id, r)
   unplace(id, r)
   into_backlog(id, r)
   part(queue, r.lane, r.account)
-  redis.call('HSET', record_key(id), 'stream', '', 'mid', '', 'refilled', '', 'charged', '')
+  redis.call('HSET', record_key(id), 'stream', '', 'mid', '', 'charged', '')
   correct(r, 0)
 end
 
@@ -105,34 +102,24 @@ local function runnable(id, r, stream, mid)
   return false
 end
 
--- Does the next entry of this stream still fit? An empty stream fits: reading it says so.
-local function fits(stream)
-  if not budget then return true end
-  local _, cost = head_of(stream)
-  return not cost or spent + cost <= budget or (alone and spent == 0)
+-- Does it still go into the budget? Notes that it was what stopped us.
+local function fits(cost)
+  if not budget or not cost or spent + cost <= budget or (alone and spent == 0) then return true end
+  stopped = 'budget'
+  return false
 end
 
--- Every stream of the lane was read to its end: nothing is ready, whatever a lost key made of the counts.
-local function forget_ready(lane)
-  redis.call('DEL', queue_key(queue, 'ready:' .. lane))
-  redis.call('HDEL', meta, 'window:' .. lane)
+-- Every stream of the lane was read to its end: nothing is ready, whatever a lost key made of the count.
+local function read_to_the_end(lane, number)
+  mask[lane] = without_bit(mask[lane], number)
+  if mask[lane] == 0 then redis.call('HSET', meta, 'ready:' .. lane, 0) end
 end
 
-local function let_in(lane)
-  if not backlogged[lane] then return end
-  local room = window - tonumber(redis.call('HGET', meta, 'window:' .. lane) or 0)
-  if room > 0 then refill(queue, lane, room, function(number) mask[lane] = with_bit(mask[lane], number) end) end
-end
-
-local function take(lane)
-  let_in(lane)
+local function take_ready(lane)
   while mask[lane] ~= 0 and scanned < SCAN do
     local number = next_set(mask[lane], next_stream[lane])
     local stream = stream_key(queue, lane, number)
-    if not fits(stream) then
-      stopped = 'budget'
-      return
-    end
+    if budget and not fits(head_cost(stream)) then return end
     local mid, id = read_one(stream)
     if mid then
       scanned = scanned + 1
@@ -140,34 +127,33 @@ local function take(lane)
       local r = read(id)
       if runnable(id, r, stream, mid) then return id, r end
     else
-      mask[lane] = without_bit(mask[lane], number)
-      if mask[lane] == 0 then forget_ready(lane) end
-      let_in(lane)
+      read_to_the_end(lane, number)
     end
   end
 end
 
-local function take_warm()
-  for _, lane in ipairs(LANES) do
-    local number = warm ~= '' and tonumber(string.sub(warm, 1, 8), 16) % state[1] or nil
-    if number and bit.band(mask[lane], bit.lshift(1, number)) ~= 0 then
-      local stream = stream_key(queue, lane, number)
-      local _, _, key = head_of(stream)
-      if key == warm and fits(stream) and scanned < SCAN then
-        local mid, id = read_one(stream)
-        scanned = scanned + 1
-        local r = read(id)
-        if runnable(id, r, stream, mid) then return id, r end
-      end
-    end
+local function take_in_turn(lane)
+  while backlogged[lane] and scanned < SCAN do
+    local id, r, own = next_in_turn(queue, lane, warm)
+    if not id or not fits(tonumber(r.cost)) then return end
+    scanned = scanned + 1
+    local number = let_in(id, r, own)
+    local stream = stream_key(queue, lane, number)
+    local mid, read_id = read_one(stream)
+    r = read(read_id)
+    if runnable(read_id, r, stream, mid) then return read_id, r end
   end
+end
+
+local function take(lane)
+  local id, r = take_ready(lane)
+  if id or stopped then return id, r end
+  return take_in_turn(lane)
 end
 
 local function take_any()
-  local id, r = take_warm()
-  if id then return id, r end
   local preferred = TURNS[turn % #TURNS + 1]
-  id, r = take(preferred)
+  local id, r = take(preferred)
   for _, lane in ipairs(LANES) do
     if not id and not stopped and lane ~= preferred then id, r = take(lane) end
   end
@@ -204,7 +190,7 @@ for index = 1, most do
   count(queue, 'queued', r.account, -1)
   count(queue, 'running', r.account, 1)
   redis.call('HSET', record_key(id), 'token', nonce .. '-' .. index, 'holder', consumer,
-    'attempt', r.attempt + 1, 'claims', r.claims + 1, 'claimed', now, 'refilled', '')
+    'attempt', r.attempt + 1, 'claims', r.claims + 1, 'claimed', now)
   redis.call('ZADD', queue_key(queue, 'lease'), now + lease_ms, id)
   if is_probe then redis.call('HSET', meta, 'breaker', 'probing', 'probe', id) end
   remembered[#remembered + 1] = index .. ':' .. id

@@ -40,7 +40,7 @@ local function offered_anew(r)
     offer(queue, r.lane, r.stream)
     return true
   end
-  if redis.call('ZSCORE', queue_key(queue, 'vtime:' .. r.lane), r.account) or not may_enter(queue, r.account) then return false end
+  if redis.call('ZSCORE', queue_key(queue, 'vtime:' .. r.lane), r.account) or not may_run(queue, r.account) then return false end
   join(queue, r.lane, r.account)
   ring(queue)
   return true
@@ -57,8 +57,8 @@ end
 local function forget_counts()
   redis.call('DEL', queue_key(queue, 'queued'), queue_key(queue, 'running'))
   for _, lane in ipairs(LANES) do
-    redis.call('DEL', queue_key(queue, 'ready:' .. lane), queue_key(queue, 'vtime:' .. lane), queue_key(queue, 'debt:' .. lane))
-    redis.call('HDEL', queue_key(queue, 'meta'), 'window:' .. lane, 'backlogged:' .. lane, 'clock:' .. lane)
+    redis.call('DEL', queue_key(queue, 'vtime:' .. lane), queue_key(queue, 'debt:' .. lane))
+    redis.call('HDEL', queue_key(queue, 'meta'), 'ready:' .. lane, 'backlogged:' .. lane, 'clock:' .. lane)
   end
 end
 

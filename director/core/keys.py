@@ -42,7 +42,6 @@ __all__ = (
     "queue_partition",
     "queued",
     "queues",
-    "ready",
     "record",
     "running",
     "slots",
@@ -180,11 +179,6 @@ def debt(queue: QueueName, lane: str) -> str:
     return _of_queue(queue, f"debt:{lane}")
 
 
-def ready(queue: QueueName, lane: str) -> str:
-    """hash · tenant → its entries in the streams that nobody was given. Fields go at zero."""
-    return _of_queue(queue, f"ready:{lane}")
-
-
 def queued(queue: QueueName) -> str:
     """hash · tenant → what it has waiting and delayed. Fields go at zero."""
     return _of_queue(queue, "queued")
@@ -289,7 +283,7 @@ def listing(account: str) -> str:
 
 
 def usage(account: str) -> str:
-    """hash · what is left of an account's rates, and its denied bursts. Written by reserve; a day after the last one."""
+    """hash · what is left of an account's rates, its denied bursts. Written by reserve; a day after the last one."""
     return f"{{a:{account}}}:usage"
 
 

@@ -67,6 +67,7 @@ class Record(Struct, frozen=True, kw_only=True):
     revivals: int = 0
     affinity: str = ""  # digest of the key whose predictions like to run on one server
     cost: float = 1
+    metered: bool = False  # its account's compute is counted: see lua/spend.lua
     start_by: int | None = None
     history: str = ""  # the attempts that did not end it: see director.core.dead
 

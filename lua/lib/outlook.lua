@@ -28,7 +28,7 @@ local function ahead_in_streams(r, depth, turn)
     local comes_first = (number - turn) % 32 < (own - turn) % 32
     if number ~= own then sum = sum + math.min(deep, before + (comes_first and 1 or 0)) end
   end
-  return sum, before
+  return sum
 end
 
 -- Entries that leave backlogs before the one at `rank` of its tenant's: each tenant's share by its weight.
@@ -97,20 +97,19 @@ end
 
 -- Place in its own account's line, and how many of its lane go before it.
 local function stand(id, r, m, depth, in_streams)
-  local backlog = backlog_key(r.queue, r.lane, r.account)
-  local ready = counted(r.queue, 'ready:' .. r.lane, r.account)
-  local rank = id and redis.call('ZRANK', backlog, id)
-  if not id and (ready >= DIRECT or redis.call('EXISTS', backlog) == 1) then rank = redis.call('ZCARD', backlog) end
+  local rank
+  if id then
+    rank = redis.call('ZRANK', backlog_key(r.queue, r.lane, r.account), id)
+  elseif in_streams > 0 or m['backlogged:' .. r.lane] ~= '0' then
+    rank = redis.call('ZCARD', backlog_key(r.queue, r.lane, r.account))
+  end
   if rank then
     local each_s = m.service_ms ~= '0' and m.service_ms / 1000 or 1
-    return ready + rank + 1, in_streams + ahead_in_backlogs(r, rank, each_s)
-  elseif not id then
-    return ready + 1, in_streams
-  elseif r.mid == '' then -- delayed: it comes back at the head of its line
-    return 1, 0
+    return rank + 1, in_streams + ahead_in_backlogs(r, rank, each_s)
+  elseif id and r.mid ~= '' then
+    return 1, ahead_in_streams(r, depth, tonumber(m['next:' .. r.lane]))
   end
-  local ahead, before = ahead_in_streams(r, depth, tonumber(m['next:' .. r.lane]))
-  return math.max(1, math.min(before + 1, ready)), ahead
+  return 1, 0 -- the first of all; or delayed, and it comes back at the head of its line
 end
 
 -- Of all lanes: the others have turns of their own, as far as they have work.

@@ -60,17 +60,12 @@ end
 
 local function counted(queue, what, tenant) return tonumber(redis.call('HGET', queue_key(queue, what), tenant) or 0) end
 
--- An entry came into the streams, or left them before anybody was given it.
-local function count_ready(r, by)
-  count(r.queue, 'ready:' .. r.lane, r.account, by)
-  if r.refilled == '1' then redis.call('HINCRBY', queue_key(r.queue, 'meta'), 'window:' .. r.lane, by) end
-end
+-- An entry came into the streams, or left them because it was handed out or ended.
+local function count_ready(r, by) redis.call('HINCRBY', queue_key(r.queue, 'meta'), 'ready:' .. r.lane, by) end
 
--- The stream for it: of its affinity key where it has one, so that the same weights stand in one line; else the least
--- waiting of its tenant's shard.
+-- The least waiting stream of its tenant's shard.
 local function stream_for(r)
   local streams = tonumber(redis.call('HGET', queue_key(r.queue, 'meta'), 'streams'))
-  if r.affinity ~= '' then return tonumber(string.sub(r.affinity, 1, 8), 16) % streams end
   local best, least
   for number in string.gmatch(r.shard, '%d+') do
     number = number % streams -- a shard from before a resize may name a stream that takes no new work
@@ -83,11 +78,7 @@ end
 -- Returns the stream's number and the entry's id. The caller writes both into the record, and makes claims look there.
 local function put(id, r)
   local number = stream_for(r)
-  local fields = { 'id', id, 'cost', r.cost }
-  if r.affinity ~= '' then
-    fields[5], fields[6] = 'key', r.affinity
-  end
-  local mid = redis.call('XADD', stream_key(r.queue, r.lane, number), '*', unpack(fields))
+  local mid = redis.call('XADD', stream_key(r.queue, r.lane, number), '*', 'id', id, 'cost', r.cost)
   count_ready(r, 1)
   return number, mid
 end

@@ -34,13 +34,15 @@ local function requeue(id, r, how, now)
     return 'dead'
   end
   unplace(id, r)
-  correct(r, 0) -- that a server died is not its tenant's to pay
+  -- a server that died under it is paid for: else an input that kills servers would hold slots for nothing
+  local died_under_it = how.spent and not how.lost and r.begun ~= ''
+  correct(r, died_under_it and math.max(0, now - r.claimed) / 1000 or 0)
   count(r.queue, 'running', r.account, -1)
   count(r.queue, 'queued', r.account, 1)
   redis.call('ZREM', queue_key(r.queue, 'lease'), id)
   local seq = r.seq + 1
   append(id, how.spent and 'retried' or 'released', now, code .. ' ' .. r.holder)
-  local placed = { 'stream', '', 'mid', '', 'refilled', '', 'charged', '' }
+  local placed = { 'stream', '', 'mid', '', 'charged', '' }
   if delay_ms > 0 then
     redis.call('ZADD', queue_key(r.queue, 'delayed'), now + delay_ms, id)
   else

@@ -25,7 +25,7 @@ local function settle(id, r, status, end_, now)
   local started = r.started
   if started == '' and end_.ran_ms and end_.ran_ms ~= '' then started = now - end_.ran_ms end
   redis.call('HSET', record_key(id), 'status', status, 'completed', now, 'started', started, 'seq', seq,
-    'token', '', 'mid', '', 'cancel', '', 'refilled', '', 'charged', '', 'error', end_.error or '', 'code', end_.code or '',
+    'token', '', 'mid', '', 'cancel', '', 'charged', '', 'error', end_.error or '', 'code', end_.code or '',
     'metrics', end_.metrics or '', 'ended', end_.ended or '')
   local output, logs = end_.output or '', end_.logs or ''
   if output ~= '' or logs ~= '' then

@@ -1,8 +1,9 @@
--- lib/share: whose turn it is. The streams are the ready tier: a tenant that has much waiting keeps it in a backlog, and
--- claims let in the oldest of the tenant with the least virtual time (served cost ÷ weight). Needs lib/keys, lib/place.
+-- lib/share: whose turn it is. While slots are free, a prediction goes straight into a stream. Else it joins its tenant's
+-- backlog, and each claim that finds the streams empty lets in one: of the tenant with the least virtual time (served
+-- cost ÷ weight), its oldest. What stood ready before its turn would be served out of turn. Needs lib/keys, lib/place.
 
 local LANES = { 'high', 'normal', 'low' }
-local DIRECT = 2 -- entries that a tenant without a backlog may have in a lane's streams
+local LOOK_FOR_WARM = 8 -- of the tenant whose turn it is, how many may be looked at for the key a consumer is warm for
 
 local function backlog_key(queue, lane, tenant) return queue_key(queue, 'backlog:' .. lane .. ':' .. tenant) end
 
@@ -32,23 +33,13 @@ local function may_run(queue, tenant)
   return not most or counted(queue, 'running', tenant) < most
 end
 
--- May another entry of this tenant stand in the streams? What stands there is as good as running.
-local function may_enter(queue, tenant)
-  if is_held(queue, tenant) then return false end
-  local _, most = limits_of(queue, tenant)
-  if not most then return true end
-  local busy = counted(queue, 'running', tenant)
-  for _, lane in ipairs(LANES) do busy = busy + counted(queue, 'ready:' .. lane, tenant) end
-  return busy < most
-end
-
 -- ── virtual time ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 local function lane_clock(queue, lane)
   return tonumber(redis.call('HGET', queue_key(queue, 'meta'), 'clock:' .. lane) or 0)
 end
 
--- Its virtual time outside the refill is kept only while it is ahead of the lane's: else it says nothing.
+-- The virtual time of a tenant without a turn is kept only while it is ahead of the lane's: else it says nothing.
 local function keep_debt(queue, lane, tenant, own)
   if own > lane_clock(queue, lane) then
     redis.call('ZADD', queue_key(queue, 'debt:' .. lane), own, tenant)
@@ -57,7 +48,7 @@ local function keep_debt(queue, lane, tenant, own)
   end
 end
 
--- It has a backlog and may enter: from now on it is refilled from. Who comes late is not owed the past.
+-- It has a backlog and may run: from now on it has turns. Who comes late is not owed the past.
 local function join(queue, lane, tenant)
   local vtime, debt = queue_key(queue, 'vtime:' .. lane), queue_key(queue, 'debt:' .. lane)
   if redis.call('ZSCORE', vtime, tenant) then return end
@@ -122,7 +113,7 @@ end
 
 -- A tenant may have room again: it ended one, or its limit was raised. Only who has limits can have been kept out.
 local function rejoin(queue, tenant)
-  if not may_enter(queue, tenant) then return end
+  if not may_run(queue, tenant) then return end
   for _, lane in ipairs(LANES) do
     if redis.call('EXISTS', backlog_key(queue, lane, tenant)) == 1 then
       join(queue, lane, tenant)
@@ -137,28 +128,25 @@ end
 
 -- ── in and out ───────────────────────────────────────────────────────────────────────────────────────────────────
 
--- File what waits: into a stream, or behind the rest of its tenant's. Returns the fields that the record gets. What was
--- handed out before stands at the head of its tenant's line, by its arrival.
+-- File what waits. Returns the fields that the record gets. What was handed out before stands at the head of its
+-- tenant's line again, by its arrival.
 local function file(id, r)
   local queue, lane, tenant = r.queue, r.lane, r.account
-  local first = tonumber(r.claims) > 0 or redis.call('EXISTS', backlog_key(queue, lane, tenant)) == 0
-  if first and counted(queue, 'ready:' .. lane, tenant) < DIRECT and may_enter(queue, tenant) then
-    r.refilled = ''
+  local m = redis.call('HMGET', queue_key(queue, 'meta'), 'backlogged:' .. lane, 'ready:' .. lane, 'slots')
+  local free = math.max(1, (m[3] or 0) - redis.call('ZCARD', queue_key(queue, 'lease')))
+  local is_calm = (m[1] or '0') == '0' and tonumber(m[2] or 0) < free
+  local may = may_run(queue, tenant)
+  if is_calm and may then
     local number, mid = put(id, r)
     offer(queue, lane, number)
-    local charged = ''
-    if redis.call('EXISTS', queue_key(queue, 'vtime:' .. lane)) == 1 then
-      charged = expected_s(r)
-      owe(queue, lane, tenant, charged)
-    end
-    return { 'stream', number, 'mid', mid, 'refilled', '', 'charged', charged }
+    return { 'stream', number, 'mid', mid, 'charged', '' }
   end
   into_backlog(id, r)
-  if may_enter(queue, tenant) then
+  if may then
     join(queue, lane, tenant)
     ring(queue)
   end
-  return { 'stream', '', 'mid', '', 'refilled', '', 'charged', '' }
+  return { 'stream', '', 'mid', '', 'charged', '' }
 end
 
 -- Out of its place for good. XACK alone would leave the entry for ever; XDEL alone its pending id.
@@ -173,31 +161,39 @@ local function unplace(id, r)
   if r.token == '' then count_ready(r, -1) end
 end
 
--- Let up to `room` entries into a lane's streams, each from the tenant whose turn it is; `offered(number)` is called
--- for every stream that got one. Returns how many.
-local function refill(queue, lane, room, offered)
-  local meta, vtime = queue_key(queue, 'meta'), queue_key(queue, 'vtime:' .. lane)
-  local entered, looked = 0, 0
-  while entered < room and looked < room + 64 do
-    looked = looked + 1
+-- Whose turn it is in a lane: (id, record, virtual time), nil when nobody's. Moves nothing but what is out of place: a
+-- tenant that may not run now, an id that does not wait.
+local function next_in_turn(queue, lane, warm)
+  local vtime = queue_key(queue, 'vtime:' .. lane)
+  for _ = 1, 64 do
     local least = redis.call('ZRANGE', vtime, 0, 0, 'WITHSCORES')
-    local tenant, own = least[1], tonumber(least[2])
-    if not tenant then break end
-    local id = redis.call('ZRANGE', backlog_key(queue, lane, tenant), 0, 0)[1]
-    local r = id and read(id)
-    if r and not TERMINAL[r.status] and r.token == '' and r.mid == '' then
-      r.refilled = '1'
-      local number, mid = put(id, r)
-      local charged = expected_s(r)
-      redis.call('HSET', record_key(id), 'stream', number, 'mid', mid, 'refilled', '1', 'charged', charged)
-      redis.call('HSET', meta, 'clock:' .. lane, own)
-      redis.call('ZREMRANGEBYSCORE', queue_key(queue, 'debt:' .. lane), '-inf', own)
-      redis.call('ZADD', vtime, own + charged / limits_of(queue, tenant), tenant)
-      offered(number)
-      entered = entered + 1
+    local tenant = least[1]
+    if not tenant then return nil end
+    local ids = redis.call('ZRANGE', backlog_key(queue, lane, tenant), 0, warm == '' and 0 or LOOK_FOR_WARM - 1)
+    local id = ids[1]
+    for i = #ids, 1, -1 do
+      if warm ~= '' and redis.call('HGET', record_key(ids[i]), 'affinity') == warm then id = ids[i] end
     end
-    if id then out_of_backlog(id, { queue = queue, lane = lane, account = tenant }) end
-    if not id or not may_enter(queue, tenant) then part(queue, lane, tenant) end
+    local r = id and read(id)
+    if not id or not may_run(queue, tenant) then
+      part(queue, lane, tenant)
+    elseif r and not TERMINAL[r.status] and r.token == '' and r.mid == '' then
+      return id, r, tonumber(least[2])
+    else
+      out_of_backlog(id, { queue = queue, lane = lane, account = tenant })
+    end
   end
-  return entered
+end
+
+-- Let it in, charged what it is expected to take. Returns its stream's number and its entry's id.
+local function let_in(id, r, own)
+  local queue, lane = r.queue, r.lane
+  local number, mid = put(id, r)
+  local charged = expected_s(r)
+  redis.call('HSET', record_key(id), 'stream', number, 'mid', mid, 'charged', charged)
+  redis.call('HSET', queue_key(queue, 'meta'), 'clock:' .. lane, own)
+  redis.call('ZREMRANGEBYSCORE', queue_key(queue, 'debt:' .. lane), '-inf', own)
+  redis.call('ZADD', queue_key(queue, 'vtime:' .. lane), own + charged / limits_of(queue, r.account), r.account)
+  out_of_backlog(id, r)
+  return number, mid
 end

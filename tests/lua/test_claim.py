@@ -54,6 +54,7 @@ async def test_a_stream_is_first_in_first_out(driver: QueueDriver) -> None:
 
 
 async def test_streams_take_turns_over_calls(driver: QueueDriver) -> None:
+    await driver.have_slots(32)
     whale = [await driver.submit(streams=[1]) for _ in range(5)]
     minnow = await driver.submit(streams=[8])
     served = [(await driver.claim_one()).id for _ in range(3)]

@@ -111,6 +111,7 @@ async def test_an_idempotency_key_is_free_again_once_its_prediction_is_gone(driv
 
 
 async def test_it_goes_to_the_stream_of_its_shard_where_least_waits(driver: QueueDriver) -> None:
+    await driver.have_slots(32)
     for name in ("one", "two"):
         await driver.submit(account=name, streams=[4])
     quiet = await driver.submit(streams=[4, 9])
@@ -118,6 +119,7 @@ async def test_it_goes_to_the_stream_of_its_shard_where_least_waits(driver: Queu
 
 
 async def test_what_is_claimed_does_not_count_as_waiting(driver: QueueDriver) -> None:
+    await driver.have_slots(32)
     for _ in range(3):
         await driver.submit(streams=[4])
     await driver.claim(3)

@@ -1,6 +1,7 @@
 """reconcile: what is nowhere stands in its stream again, and nothing that is well is touched."""
 
 from collections.abc import Awaitable, Callable
+from unittest.mock import ANY
 
 import pytest
 
@@ -64,6 +65,7 @@ HARMS: list[Harm] = [
 
 @pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
 async def test_what_no_claim_would_find_stands_in_a_stream_again(driver: QueueDriver, harm: Harm) -> None:
+    await driver.have_slots(32)
     prediction_id = await driver.submit(streams=[3])
     well = await driver.submit(streams=[5])
     await harm(driver, prediction_id)
@@ -87,6 +89,7 @@ async def test_repairing_twice_repairs_once(driver: QueueDriver, harm: Harm) -> 
 async def test_a_group_that_is_gone_is_no_harm_the_next_claim_makes_it_and_runs_nothing_twice(
     driver: QueueDriver,
 ) -> None:
+    await driver.have_slots(32)
     waiting, held = await driver.submit(streams=[3]), await driver.submit(streams=[3])
     claim = await driver.claim_one()
     held, waiting = claim.id, waiting if claim.id == held else held
@@ -144,7 +147,7 @@ async def test_what_has_no_record_is_forgotten(driver: QueueDriver) -> None:
 async def test_what_has_ended_is_forgotten_and_stays_as_it_ended(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     await driver.cancel(prediction_id)
-    before = await dump(driver.redis)
+    before = await dump(driver.redis) | {keys.meta(driver.queue): ANY}
     await driver.redis.zadd(keys.live(driver.queue), {prediction_id: 1})
     assert await driver.reconcile() == (0, {prediction_id: "forgotten"})
     assert await dump(driver.redis) == before
@@ -164,6 +167,7 @@ async def test_nothing_that_is_well_is_touched(driver: QueueDriver) -> None:
 
 
 async def test_slices_with_a_carried_rank_cover_all_though_some_are_forgotten(driver: QueueDriver) -> None:
+    await driver.have_slots(32)
     expected: dict[PredictionId, Repair] = {}
     for number in range(25):
         prediction_id = await driver.submit(account=f"t{number}", streams=[number % 4])

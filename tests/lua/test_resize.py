@@ -20,6 +20,7 @@ async def test_shrinking_four_to_two_does_not_strand_an_entry_of_the_third(drive
 
 @pytest.mark.parametrize("lane", ["high", "normal", "low"])
 async def test_entries_of_any_lane_in_any_upper_stream_are_still_served(driver: QueueDriver, lane: str) -> None:
+    await driver.have_slots(32)
     ids = {await driver.submit(account=f"t{number}", streams=[number], lane=lane) for number in range(16)}
     assert await driver.scripts.resize(driver.queue, streams=1) == (1, 16)
     assert {claim.id for claim in await driver.claim_all()} == ids
@@ -44,6 +45,7 @@ async def test_what_comes_back_after_a_shrink_goes_to_a_stream_that_is_left(driv
 
 
 async def test_growing_serves_the_new_streams(driver: QueueDriver) -> None:
+    await driver.have_slots(32)
     await driver.scripts.resize(driver.queue, streams=2)
     low = await driver.submit(streams=[20])
     assert await driver.scripts.resize(driver.queue, streams=32) == (32, 32)

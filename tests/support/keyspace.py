@@ -16,7 +16,7 @@ Keyspace = dict[str, tuple[int, bytes]]
 
 OF_PREDICTION: Final = re.compile(r"^(\{p\d+\}):(?:rec|in|out|ev):(\w{26})$")
 INDEX: Final = re.compile(r"^(\{p\d+\}):(?:q:.+:(?:live|lease|delayed|deadline|backlog:[a-z]+:[^:]+)|owed)$")
-COUNTS: Final = re.compile(r"^(\{p\d+\}:q:.+):(?:queued|running|(?:ready|vtime|debt):[a-z]+)$")
+COUNTS: Final = re.compile(r"^(\{p\d+\}:q:.+):(?:queued|running|(?:vtime|debt):[a-z]+)$")
 OF_QUEUE: Final = re.compile(r"^\{p\d+\}:q:.+:([a-z]+)\d*$")
 OUTSIDE: Final = re.compile(r"^(?:\{a:[^}]+\}:)?([a-z]+)(?::.*)?$")
 

@@ -93,6 +93,10 @@ class QueueDriver:
             now_ms=self.now_ms,
         )
 
+    async def have_slots(self, slots: int, *, consumer: str = "d1") -> None:
+        """A director reports for work: while any of its slots is free, what is submitted goes straight into a stream."""
+        await self.scripts.extend(self.queue, consumer=consumer, lease_s=15, claims=[], slots=slots, now_ms=self.now_ms)
+
     async def begin(self, claim: Claim, *events: tuple[str, bytes]) -> int:
         """Write that the run began, and these events; the last event's number."""
         advanced = await self.scripts.advance(

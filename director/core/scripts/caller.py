@@ -56,12 +56,14 @@ class CallerScripts(Wire):
         weight: float = 1,
         most_queued: int | None = None,
         most_running: int | None = None,
+        metered: bool = False,
         idempotency: tuple[str, str] | None = None,
         now_ms: int | None = None,
     ) -> Accepted:
         """Accept a prediction. `idempotency`: (key's digest, body's fingerprint). Safe to repeat with the same id.
 
-        `affinity`: 16 hex digits. `weight`, `most_queued`, `most_running`: the account's, in this queue.
+        `affinity`: 16 hex digits. `weight`, `most_queued`, `most_running`: the account's, in this queue. `metered`: its
+        compute was reserved, and is put right at its end.
         Raises UnknownQueue, IdempotencyMismatch, QueueRefused.
         """
         if lane not in keys.LANES:  # no claim would ever look there
@@ -85,6 +87,7 @@ class CallerScripts(Wire):
                 "late": late,
                 "start_by_ms": start_by_ms,
                 "affinity": affinity,
+                "metered": int(metered) or None,
                 "weight": f"{weight:g}",
                 "most_queued": most_queued,
                 "most_running": most_running,
