@@ -80,6 +80,7 @@ if lifetime < math.huge then r.deadline = now + lifetime end
 if r.start_by_ms ~= '' then r.start_by = now + r.start_by_ms end
 if r.deadline ~= '' then add('deadline', r.deadline) end
 if r.start_by ~= '' then add('start_by', r.start_by) end
+add('place', hope[1] .. ' ' .. hope[2])
 if hope[3] ~= '' and hope[3] > 0 then
   add('eta50', hope[3])
   add('eta90', hope[4])
