@@ -41,7 +41,7 @@ local function requeue(id, r, how, now)
   count(r.queue, 'queued', r.account, 1)
   redis.call('ZREM', queue_key(r.queue, 'lease'), id)
   local seq = r.seq + 1
-  append(id, how.spent and 'retried' or 'released', now, code .. ' ' .. r.holder)
+  append(id, how.spent and 'retried' or 'released', now, table.concat({ code, r.holder, r.claimed }, ' '))
   local placed = { 'stream', '', 'mid', '', 'charged', '' }
   if delay_ms > 0 then
     redis.call('ZADD', queue_key(r.queue, 'delayed'), now + delay_ms, id)
