@@ -8,7 +8,7 @@
 --   ARGV[3]  lease_ms
 --   ARGV[4]  now_ms     '' for the server's clock
 --   ARGV[5]  slots      that this consumer has, busy or free
---   ARGV[6]  state      of its servers: 'ready', 'starting' or 'setup_failed'
+--   ARGV[6]  state      of its servers: 'ready', 'starting' or 'setup_failed'; or 'draining': it claims nothing more
 --   ARGV[7…] id, token  for each claim; none is a sign of life alone
 --   Returns  per claim  'held', 'lost', 'user' (its caller asked to cancel) or 'deadline' (its time is up)
 
@@ -43,7 +43,7 @@ if changed or now - (redis.call('HGET', meta, 'recounted') or 0) >= RECOUNT_MS t
   local sums = { ready = 0, starting = 0, setup_failed = 0 }
   for _, alive in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], now - ALIVE_MS, '+inf')) do
     local count, kind = string.match(redis.call('HGET', queue_key(queue, 'slots'), alive) or '', '^(%d+) (%S+)$')
-    if kind then sums[kind] = sums[kind] + math.max(1, tonumber(count)) end
+    if sums[kind] then sums[kind] = sums[kind] + math.max(1, tonumber(count)) end
   end
   redis.call('HSET', meta, 'slots', sums.ready, 'starting', sums.starting, 'setup_failed', sums.setup_failed, 'recounted', now)
 end

@@ -3,6 +3,7 @@
 import pytest
 
 from director.core import keys
+from director.core.scripts import Readiness
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 
 pytestmark = pytest.mark.anyio
@@ -54,3 +55,18 @@ async def test_it_counts_no_delivery(driver: QueueDriver) -> None:
 async def test_without_claims_it_is_a_sign_of_life(driver: QueueDriver) -> None:
     assert await driver.extend(consumer="d9") == []
     assert await driver.members(keys.directors(driver.queue)) == {"d9": driver.now_ms}
+
+
+async def test_the_slots_of_those_that_claim_are_summed_and_a_director_that_drains_has_none(
+    driver: QueueDriver,
+) -> None:
+    async def slots_after(consumer: str, slots: int, state: Readiness) -> int:
+        await driver.scripts.extend(
+            driver.queue, consumer=consumer, lease_s=15, claims=[], slots=slots, state=state, now_ms=driver.now_ms
+        )
+        return (await driver.scripts.stats(driver.queue, now_ms=driver.now_ms)).slots
+
+    assert await slots_after("d1", 2, "ready") == 2
+    assert await slots_after("d2", 4, "ready") == 6
+    assert await slots_after("d1", 0, "starting") == 4
+    assert await slots_after("d2", 0, "draining") == 0

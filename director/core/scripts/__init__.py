@@ -6,7 +6,7 @@ Without `now_ms` scripts ask the server's clock: tests walk time with it.
 
 from director.core.scripts.accounts import AccountScripts, Allowance
 from director.core.scripts.caller import Accepted, CallerScripts, Canceled
-from director.core.scripts.holder import MOST_CLAIMS, Advanced, Hold, HolderScripts, Readiness, Requeued
+from director.core.scripts.holder import MOST_CLAIMS, Advanced, Ceased, Claims, Hold, HolderScripts, Readiness, Requeued
 from director.core.scripts.keeper import KeeperScripts, Repair
 from director.core.scripts.letters import LetterScripts
 from director.core.scripts.queues import Admission, QueueScripts, QueueStats
@@ -18,6 +18,8 @@ __all__ = (
     "Advanced",
     "Allowance",
     "Canceled",
+    "Ceased",
+    "Claims",
     "Hold",
     "QueueStats",
     "Readiness",

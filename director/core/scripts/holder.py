@@ -13,16 +13,28 @@ from director.core.schema import Claim, NewEvent, Record, Token
 from director.core.scripts.wire import Wire, ms, now, parts
 from director.core.states import Status
 
-__all__ = ("MOST_CLAIMS", "Advanced", "Hold", "HolderScripts", "Readiness", "Requeued")
+__all__ = ("MOST_CLAIMS", "Advanced", "Ceased", "Claims", "Hold", "HolderScripts", "Readiness", "Requeued")
 
 Hold = Literal["held", "lost", "user", "deadline"]
 """What a holder learns of its claim: it holds; it is lost; its caller asked to cancel; its time is up."""
 
 Requeued = Literal["waiting", "delayed", "dead", "canceled", "late", "gone", "lost"]
 
-Readiness = Literal["ready", "starting", "setup_failed"]
+Readiness = Literal["ready", "starting", "setup_failed", "draining"]
+"""Of a director: it has a server that can run; it has none yet; none will come; it claims nothing more."""
+
+Ceased = Literal["count", "empty", "budget", "bound", "paused", "open"]
+"""Why a call handed out no more. `bound`: of what one call looks at; `open`: the breaker is."""
 
 MOST_CLAIMS = 20
+
+
+class Claims(list[Claim]):
+    """What one call handed out, and why it was no more."""
+
+    def __init__(self, claims: Iterable[Claim] = (), *, why: Ceased = "empty") -> None:
+        super().__init__(claims)
+        self.why = why
 
 
 class Advanced(Struct, frozen=True):
@@ -48,11 +60,11 @@ class HolderScripts(Wire):
         alone: bool = True,
         warm: str = "",
         now_ms: int | None = None,
-    ) -> list[Claim]:
+    ) -> Claims:
         """Claim up to `count`. Repeating a call with its nonce answers it again. A paused queue hands out nothing.
 
         `budget`: most that all may cost together; with `alone` the first is had whatever it costs. `warm`: the affinity
-        key to take first where it heads its stream.
+        key that goes first among those of the tenant whose turn it is.
         Raises UnknownQueue.
         """
         bounds: list[Arg] = ["" if budget is None else budget, int(alone), warm]
@@ -60,7 +72,7 @@ class HolderScripts(Wire):
         state, *handed = await self._call("claim", [keys.meta(queue)], args)
         if state == b"unknown":
             raise UnknownQueue(queue)
-        claims = []
+        claims = Claims(why=cast(Ceased, (handed[0] if handed else state).decode()))
         for raw_id, data, fields in handed[1:]:
             prediction_id = PredictionId(raw_id.decode())
             claims.append(Claim(Record.parse(prediction_id, fields), Raw(data or b"{}")))
