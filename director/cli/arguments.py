@@ -5,6 +5,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from director.core.ids import MODEL_NAME, VERSION_ID
+from director.up import DEFAULT_HOME
 
 __all__ = (
     "CommandParser",
@@ -18,7 +19,6 @@ __all__ = (
     "port_number",
 )
 
-DEFAULT_HOME: Final = ".director"
 MOST_PORT: Final = 65535
 
 

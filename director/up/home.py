@@ -17,9 +17,8 @@ from msgspec import Struct
 from director.up.errors import UpError
 from director.up.processes import Mark
 
-__all__ = ("DEFAULT_HOME", "UP", "Home", "State")
+__all__ = ("UP", "Home", "State")
 
-DEFAULT_HOME: Final = ".director"
 UP: Final = "up"  # the name under which `up` itself stands among the processes
 LOG_KEPT_BYTES: Final = 1 << 20
 

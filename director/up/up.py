@@ -23,7 +23,7 @@ from director.core.errors import BackendUnavailable, DirectorError
 from director.core.limits import raise_descriptor_limit
 from director.core.redis_client import client, describe
 from director.core.settings import CommonSettings, load
-from director.up import parts
+from director.up import DEFAULT_HOME, parts
 from director.up.banner import banner
 from director.up.down import end_leftovers
 from director.up.errors import UpError
@@ -65,7 +65,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     port: int = 8080
-    home: Path = Path(".director")
+    home: Path = Path(DEFAULT_HOME)
     has_examples: bool = True
     redis_url: str = ""
     redis_server: str = ""
