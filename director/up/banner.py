@@ -1,7 +1,12 @@
-"""What `up` prints when all is ready: where to ask, with what token, and two ways to do it that work as they stand."""
+"""What `up` prints when all is ready: where to ask, with what token, and two ways to do it that work as they stand.
+
+Shows the service's token, which is for whoever started it, and never a password of Redis: that is for the parts alone.
+"""
 
 import json
 import shlex
+
+from director.core.redis_client import has_password
 
 __all__ = ("banner",)
 
@@ -15,12 +20,16 @@ def banner(*, url: str, token: str, redis_url: str, home: str, promise: str, has
     if has_examples:
         parts += [_curl(url, token), _python(url, token), f"Or: director predict {EXAMPLE} -i text=hello -i n=3"]
     else:
-        serve = "director run --model owner/name --server http://127.0.0.1:5000"
-        parts.append(
-            f"Serve a model of yours, say a Cog server on port 5000:\n\n  {serve} --redis {shlex.quote(redis_url)}"
-        )
+        parts.append(f"Serve a model of yours, say a Cog server on port 5000:\n\n  {_serve(redis_url, home)}")
     parts.append("Webhooks may go to addresses of this machine. Ctrl-C ends everything; the data stays.\n")
     return "\n\n".join(parts)
+
+
+def _serve(redis_url: str, home: str) -> str:
+    command = "director run --model owner/name --server http://127.0.0.1:5000"
+    if not has_password(redis_url):
+        return f"{command} --redis {shlex.quote(redis_url)}"
+    return f"{command}\n\nwith the redis_url of {home}/up.json in DIRECTOR_REDIS_URL: it holds a password."
 
 
 def _curl(url: str, token: str) -> str:

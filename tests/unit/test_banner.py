@@ -1,0 +1,30 @@
+"""What `up` prints when all is ready: commands that work as they stand, and no password of Redis."""
+
+import pytest
+
+from director.up.banner import banner
+
+
+def printed(redis_url: str, *, has_examples: bool) -> str:
+    return banner(
+        url="http://127.0.0.1:8080",
+        token="the-token",
+        redis_url=redis_url,
+        home=".director",
+        promise="kept",
+        has_examples=has_examples,
+    )
+
+
+def test_without_examples_it_says_how_to_serve_a_model_on_this_redis() -> None:
+    assert "--redis 'unix:///a b/valkey.sock'" in printed("unix:///a b/valkey.sock", has_examples=False)
+
+
+@pytest.mark.parametrize("has_examples", [True, False])
+@pytest.mark.parametrize("url", ["redis://:hush@db:6379/0", "rediss://me:hush@db/1", "redis+sentinel://:hush@a,b/main"])
+def test_a_password_of_redis_is_not_printed(url: str, has_examples: bool) -> None:
+    assert "hush" not in printed(url, has_examples=has_examples)
+
+
+def test_where_redis_has_a_password_it_says_where_to_find_the_url() -> None:
+    assert ".director/up.json in DIRECTOR_REDIS_URL" in printed("redis://:hush@db:6379/0", has_examples=False)
