@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from director.core import keys
 from director.core.ids import PredictionId, QueueName, new_prediction_id
-from director.core.schema import Claim, Record
-from director.core.scripts import Hold, Repair, Requeued, Scripts
+from director.core.schema import Claim, Outlook, Record
+from director.core.scripts import Admission, Hold, QueueStats, Repair, Requeued, Scripts
 from director.core.shards import shard
 from director.core.states import Status
 
@@ -62,7 +62,7 @@ class QueueDriver:
         return accepted.id
 
     async def claim(
-        self, count: int = 1, *, consumer: str = "d1", nonce: str | None = None, lease_s: float = 15
+        self, count: int = 1, *, consumer: str = "d1", nonce: str | None = None, lease_s: float = 15, **options: Any
     ) -> list[Claim]:
         return await self.scripts.claim(
             self.queue,
@@ -71,6 +71,7 @@ class QueueDriver:
             count=count,
             lease_s=lease_s,
             now_ms=self.now_ms,
+            **options,
         )
 
     async def claim_one(self, **options: Any) -> Claim:
@@ -94,7 +95,7 @@ class QueueDriver:
         )
 
     async def have_slots(self, slots: int, *, consumer: str = "d1") -> None:
-        """A director reports for work: while any of its slots is free, what is submitted goes straight into a stream."""
+        """A director reports for work: while a slot is free, what is submitted goes straight into a stream."""
         await self.scripts.extend(self.queue, consumer=consumer, lease_s=15, claims=[], slots=slots, now_ms=self.now_ms)
 
     async def begin(self, claim: Claim, *events: tuple[str, bytes]) -> int:
@@ -115,6 +116,11 @@ class QueueDriver:
         options = {"seq": claim.record.seq, **options}
         return await self.scripts.finish(claim.id, token=claim.token, status=status, now_ms=self.now_ms, **options)
 
+    async def run(self, claim: Claim, seconds: float) -> None:
+        """Let it run so long, and succeed."""
+        self.pass_time(seconds)
+        assert await self.finish(claim, ran_ms=int(seconds * 1000))
+
     async def release(self, claim: Claim, *, spent: bool = False, **options: Any) -> Requeued:
         return await self.scripts.release(claim.id, token=claim.token, spent=spent, now_ms=self.now_ms, **options)
 
@@ -124,8 +130,14 @@ class QueueDriver:
     async def cancel(self, prediction_id: PredictionId, *, account: str = ACCOUNT) -> str:
         return await self.scripts.cancel(prediction_id, account=account, now_ms=self.now_ms)
 
-    async def pause(self, *, paused: bool = True) -> None:
-        await self.scripts.pause(self.queue, paused=paused)
+    async def pause(self, *, paused: bool = True, tenant: str = "") -> None:
+        await self.scripts.pause(self.queue, paused=paused, tenant=tenant)
+
+    async def limit(self, tenant: str = ACCOUNT, *, weight: float = 1, most_running: int | None = None) -> None:
+        await self.scripts.limit(self.queue, tenant, weight=weight, most_running=most_running)
+
+    async def bound(self, mode: Admission, max_queued: int | None = None) -> None:
+        await self.scripts.bound(self.queue, mode=mode, max_queued=max_queued)
 
     async def promote(self, *, limit: int = 100) -> int:
         return await self.scripts.promote(self.queue, limit=limit, now_ms=self.now_ms)
@@ -173,6 +185,28 @@ class QueueDriver:
 
     async def field(self, prediction_id: PredictionId, name: str) -> str:
         return (await self.redis.hget(keys.record(prediction_id), name) or b"").decode()
+
+    async def meta(self, name: str) -> str:
+        return (await self.redis.hget(keys.meta(self.queue), name) or b"").decode()
+
+    async def outlook(self, prediction_id: PredictionId) -> Outlook:
+        """How it stands with one that waits."""
+        stored = await self.scripts.get(prediction_id, now_ms=self.now_ms)
+        assert stored is not None
+        assert stored.outlook is not None
+        return stored.outlook
+
+    async def stats(self) -> QueueStats:
+        return await self.scripts.stats(self.queue, now_ms=self.now_ms)
+
+    async def backlog(self, account: str = ACCOUNT, *, lane: str = "normal") -> list[str]:
+        """Who waits for a turn, in order."""
+        ids = await self.redis.zrange(keys.backlog(self.queue, lane, account), 0, -1)
+        return [name.decode() for name in ids]
+
+    async def counts(self, key: str) -> dict[str, str]:
+        """A hash."""
+        return {name.decode(): value.decode() for name, value in (await self.redis.hgetall(key)).items()}
 
     async def members(self, key: str) -> dict[str, int]:
         """A sorted set."""
