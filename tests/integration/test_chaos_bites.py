@@ -17,6 +17,7 @@ from director.core import gatherer
 from director.core.states import Status
 from tests.support.chaos_play import Play
 from tests.support.queue_driver import QueueDriver
+from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.anyio
 
@@ -137,6 +138,65 @@ async def a_receiver_is_down(play: Play) -> None:
     await play.tell()
 
 
+async def one_after_the_other(play: Play) -> None:
+    """A tenant submits more than can run, and each is run in its turn."""
+    for number in range(6):
+        await play.ask(f"k{number}", is_told=False)
+        play.driver.pass_time(0.001)
+    number = 0
+    while run := await play.run(f"r{number}", pid=41):
+        number += 1
+        run.ends()
+        await run.is_finished()
+
+
+async def nobody_has_time(play: Play) -> None:
+    """It was to start within a second, and the first director comes after two. Another one has time."""
+    await play.ask("in a hurry", start_by_s=1)
+    await play.ask("patient")
+    play.driver.pass_time(2)
+    number = 0
+    while run := await play.run(f"r{number}", pid=41):
+        number += 1
+        run.ends()
+        await run.is_finished()
+    await play.tell()
+
+
+async def a_caller_thinks_again(play: Play) -> None:
+    """It cancels what runs; the director that runs it looks after its claim all the time."""
+    asked = await play.ask()
+    assert asked is not None
+    run = await play.run("r1", pid=41)
+    assert run is not None
+    await run.shows()
+    play.driver.pass_time(1)
+    await play.cancel(asked)
+    for _ in range(5):
+        if await run.is_to_stop():
+            run.ends("canceled")
+            await run.is_finished(Status.CANCELED)
+            break
+        play.driver.pass_time(1)
+    else:
+        run.ends()
+        await run.is_finished()
+    await play.tell()
+
+
+async def a_rush(play: Play) -> None:
+    """Three tenants want the same, all at once."""
+    for number in range(8):
+        for account in ("ant", "bee", "cat"):
+            await play.ask(f"{account}-{number}", account=account, plan="rush", is_told=False)
+    number = 0
+    while run := await play.run(f"r{number}", pid=41):
+        number += 1
+        play.driver.pass_time(1)
+        run.ends()
+        await run.is_finished()
+
+
 class Fault(Struct, frozen=True, kw_only=True):
     """A script broken on purpose: what is put in place of what (a pattern), the story that shows it, what it breaks."""
 
@@ -149,7 +209,10 @@ class Fault(Struct, frozen=True, kw_only=True):
 LEASE: Final = re.escape("redis.call('ZADD', queue_key(queue, 'lease'), now + lease_ms, id)")
 FINISH: Final = re.escape("if r.token ~= token then return 'lost' end")
 ADVANCE: Final = re.escape("if token == '' or r[1] ~= token then return { 'lost' } end")
-AT_MOST_ONCE: Final = "unplace(r) redis.call('ZREM', queue_key(queue, 'live'), id)"
+AT_MOST_ONCE: Final = "unplace(id, r) redis.call('ZREM', queue_key(queue, 'live'), id)"
+
+BACKLOG: Final = re.escape("redis.call('ZRANGE', backlog_key(queue, lane, tenant), 0,")
+TURN: Final = re.escape("redis.call('ZRANGE', vtime, 0, 0, 'WITHSCORES')")
 
 FAULTS: Final[dict[str, Fault]] = {
     "claim acknowledges what it hands out": Fault(
@@ -194,13 +257,37 @@ FAULTS: Final[dict[str, Fault]] = {
         story=a_receiver_is_down,
         breaks=frozenset({"I3"}),
     ),
+    "a backlog is served from its end": Fault(
+        old=BACKLOG,
+        new="redis.call('ZREVRANGE', backlog_key(queue, lane, tenant), 0,",
+        story=one_after_the_other,
+        breaks=frozenset({"I11"}),
+    ),
+    "claim looks at no time to start by": Fault(
+        old=re.escape("r.begun == '' and past(r.start_by, now)"),
+        new="false",
+        story=nobody_has_time,
+        breaks=frozenset({"I13"}),
+    ),
+    "a holder is not told of a cancel": Fault(
+        old=re.escape("(r[2] and r[2] ~= '') and r[2] or late"),
+        new="late",
+        story=a_caller_thinks_again,
+        breaks=frozenset({"I6", "I13"}),
+    ),
+    "it is always the turn of who was served most": Fault(
+        old=TURN,
+        new="redis.call('ZREVRANGE', vtime, 0, 0, 'WITHSCORES')",
+        story=a_rush,
+        breaks=frozenset({"I14"}),
+    ),
 }
 STORIES: Final = {fault.story.__name__: fault.story for fault in FAULTS.values()}
 
 
 @pytest.fixture
-def play(driver: QueueDriver, tmp_path: Path) -> Play:
-    return Play(driver, tmp_path)
+def play(driver: QueueDriver, tmp_path: Path, server: RedisServer) -> Play:
+    return Play(driver, tmp_path, server.folder)
 
 
 @pytest.mark.parametrize("story", STORIES)
@@ -208,7 +295,7 @@ async def test_with_the_scripts_as_they_are_it_is_good(play: Play, story: str) -
     await STORIES[story](play)
     report = await play.verdict()
     assert report.ok, text(report)
-    assert report.acked == report.terminal == 1
+    assert report.acked == report.terminal > 0
 
 
 @pytest.mark.parametrize("broken", FAULTS)

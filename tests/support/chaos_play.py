@@ -4,6 +4,7 @@ Time is the queue driver's, so a lease lasts no time at all. Never decides what 
 """
 
 import hashlib
+import math
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -11,6 +12,7 @@ from director.chaos.checker import Report, check
 from director.chaos.evidence import Rules
 from director.chaos.journal import Answered, CogEnded, CogStarted, Delivered, Fault, Healed, Journal, Line, Sent
 from director.chaos.rest import leftovers, predictions
+from director.chaos.server_log import server_log, size
 from director.core.errors import IdempotencyMismatch
 from director.core.ids import PredictionId, partition_of
 from director.core.keys import LANES
@@ -35,7 +37,8 @@ class PlayedRun:
         self.name = name
         self.item = b'{"run":"%s","i":0}' % name.encode()
         self._play = play
-        play.note("cog", CogStarted(at=play.now_ms, id=claim.id, run=name, server=f"cog-{pid}", pid=pid))
+        self._began = play.now_ms
+        play.note("cog", CogStarted(at=self._began, id=claim.id, run=name, server=f"cog-{pid}", pid=pid))
 
     async def shows(self) -> None:
         """The director writes that it began, and its output."""
@@ -49,23 +52,34 @@ class PlayedRun:
             now_ms=driver.now_ms,
         )
 
+    async def is_to_stop(self) -> bool:
+        """The director asks what becomes of its claim: did the caller cancel it?"""
+        return await self._play.driver.extend(self.claim) == ["user"]
+
     def ends(self, outcome: Outcome = "succeeded") -> None:
         """On its server."""
-        ended = CogEnded(at=self._play.now_ms, id=self.claim.id, run=self.name, outcome=outcome)
+        now_ms = self._play.now_ms
+        asked = now_ms if outcome == "canceled" else 0
+        ended = CogEnded(at=now_ms, id=self.claim.id, run=self.name, outcome=outcome, asked=asked)
         self._play.note("cog", ended)
 
     async def is_finished(self, status: Status = Status.SUCCEEDED) -> bool:
         """The director writes the end, if it may."""
         output = b"[" + self.item + b"]"
-        return await self._play.driver.finish(self.claim, status, output=output, seq=self.claim.record.seq + 2)
+        ran_ms = self._play.now_ms - self._began
+        return await self._play.driver.finish(
+            self.claim, status, output=output, seq=self.claim.record.seq + 2, ran_ms=ran_ms
+        )
 
 
 class Play:
-    """The scene, with what everybody writes down in `folder`."""
+    """The scene, with what everybody writes down in `folder`; `data` is the server's folder, with its own log."""
 
-    def __init__(self, driver: QueueDriver, folder: Path) -> None:
+    def __init__(self, driver: QueueDriver, folder: Path, data: Path) -> None:
         self.driver = driver
         self._folder = folder
+        self._data = data
+        self._log_start = size(data)
         self._ids: set[str] = set()
         self._kept_s = 0
 
@@ -80,15 +94,25 @@ class Play:
         journal.close()
 
     async def ask(
-        self, key: str = "k", *, plan: str = "plain", is_heard: bool = True, is_told: bool = True
+        self,
+        key: str = "k",
+        *,
+        account: str = ACCOUNT,
+        plan: str = "plain",
+        start_by_s: int = 0,
+        is_heard: bool = True,
+        is_told: bool = True,
     ) -> PredictionId | None:
         """A client submits. `is_heard`: the answer arrives; `is_told`: it wants a webhook."""
         driver = self.driver
-        self.note("client", Sent(at=self.now_ms, key=key, action="create", webhook=is_told, plan=plan))
+        sent = Sent(at=self.now_ms, key=key, action="create", webhook=is_told, plan=plan, start_by_s=start_by_s)
+        self.note("client", sent)
         idempotency = (hashlib.sha256(key.encode()).hexdigest(), hashlib.sha256(plan.encode()).hexdigest())
         try:
-            webhook: dict[str, Any] = {"webhook": "http://sink.test", "events": "completed"} if is_told else {}
-            accepted = await driver.submit(idempotency=idempotency, **webhook)
+            options: dict[str, Any] = {"webhook": "http://sink.test", "events": "completed"} if is_told else {}
+            if start_by_s:
+                options["start_by_ms"] = start_by_s * 1000
+            accepted = await driver.submit(account=account, idempotency=idempotency, **options)
         except IdempotencyMismatch:
             self._hears(key, status=422)
             return None
@@ -179,4 +203,8 @@ class Play:
         self.note("nemesis", Healed(at=self.now_ms))
         async for prediction in predictions(redis, self._ids):
             self.note("queue", prediction)
-        return check(self._folder, Rules(lease_s=LEASE_S, attempts=3, slots=1), leftovers=await leftovers(redis))
+        for line in server_log(self._data, start=self._log_start):
+            self.note("server", line)
+        # the test's time is not the server's
+        rules = Rules(lease_s=LEASE_S, attempts=3, slots=1, clock_s=math.inf)
+        return check(self._folder, rules, leftovers=await leftovers(redis))

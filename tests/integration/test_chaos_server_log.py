@@ -1,0 +1,82 @@
+"""The server's own log, as a fault-injection run reads it: on a real server, through the scripts as they are."""
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from director.chaos.journal import Arrived, Claimed
+from director.chaos.server_log import server_log, size
+from director.core.scripts import Scripts
+from tests.support.queue_driver import QueueDriver
+from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_it_tells_who_came_and_who_was_handed_out_in_the_order_of_the_server(
+    driver: QueueDriver, server: RedisServer
+):
+    start = size(server.folder)
+    first = await driver.submit(account="ant", streams=[5])
+    second = await driver.submit(account="bee", lane="high")
+    claims = await driver.claim_all(consumer="host-41-0a")
+    await driver.release(claims[0])
+    again = await driver.claim_one(consumer="host-42-0b")
+    await driver.finish(again)
+    await driver.finish(claims[1])
+    lines = list(server_log(server.folder, start=start))
+    arrived = [line for line in lines if isinstance(line, Arrived)]
+    claimed = [line for line in lines if isinstance(line, Claimed)]
+    assert [(line.id, line.tenant, line.queue, line.lane) for line in arrived] == [
+        (first, "ant", driver.queue, "normal"),
+        (second, "bee", driver.queue, "high"),
+    ]
+    assert [(line.id, line.holder) for line in claimed] == [
+        (second, "host-41-0a"),
+        (first, "host-41-0a"),
+        (claims[0].id, "host-42-0b"),
+    ]
+    assert {line.stream for line in claimed if line.id == first} == {5}
+    assert [line.number for line in lines] == sorted({line.number for line in lines})
+
+
+async def test_the_time_of_a_claim_is_the_servers_own_beside_what_the_record_says(
+    driver: QueueDriver, server: RedisServer
+):
+    start = size(server.folder)
+    await driver.submit()
+    before_ms = time.time_ns() // 1_000_000
+    await driver.finish(await driver.claim_one())
+    [claimed] = [line for line in server_log(server.folder, start=start) if isinstance(line, Claimed)]
+    assert claimed.at == driver.now_ms, "a test's time, which the script was given"
+    assert before_ms - 1 <= claimed.delivered <= time.time_ns() // 1_000_000 + 1
+
+
+async def test_what_a_tenant_keeps_waiting_is_told_when_it_comes_and_its_stream_when_it_goes(
+    driver: QueueDriver, scripts: Scripts, server: RedisServer
+):
+    await scripts.resize(driver.queue, streams=1)
+    start = size(server.folder)
+    ids = [await driver.submit() for _ in range(8)]
+    claims = await driver.claim_all()
+    lines = list(server_log(server.folder, start=start))
+    assert [line.id for line in lines if isinstance(line, Arrived)] == ids
+    assert [(line.id, line.stream) for line in lines if isinstance(line, Claimed)] == [(each, 0) for each in ids]
+    for claim in claims:
+        await driver.finish(claim)
+
+
+async def test_a_command_that_a_kill_cut_off_is_left_out(driver: QueueDriver, server: RedisServer, tmp_path: Path):
+    await driver.submit()
+    await driver.submit()
+    await driver.redis.flushall()
+    whole = list(server_log(server.folder))
+    shutil.copytree(server.folder / "appendonlydir", tmp_path / "appendonlydir")
+    [log] = (tmp_path / "appendonlydir").glob("*.incr.aof")
+    log.write_bytes(log.read_bytes()[:-3])
+    assert list(server_log(tmp_path)) == whole, "only the last command, which tells of neither, is gone"
+    end = log.read_bytes().rindex(b"\r\ncreated\r\n")
+    log.write_bytes(log.read_bytes()[:end])
+    assert list(server_log(tmp_path)) == whole[:-1]
