@@ -37,6 +37,7 @@ appendfsync always
 save ""
 # Never drop a queue to make room: a full server refuses new work instead.
 maxmemory-policy noeviction
+{limit}
 """
 
 
@@ -73,7 +74,8 @@ class EmbeddedServer:
                 f"destroy it. Stop it first: `redis-cli -s {self._socket} shutdown`."
             )
         self._config.touch(mode=0o600)
-        self._config.write_text(CONFIG.format(dir=_quoted(self._folder), door=self._door) + self._settings)
+        config = CONFIG.format(dir=_quoted(self._folder), door=self._door, limit=_limit())
+        self._config.write_text(config + self._settings)
 
     def _is_answered(self) -> bool:
         # a server started over a live socket would silently take its place, and its data with it
@@ -102,6 +104,15 @@ def find_binary(wanted: str = "") -> Path:
         "There is no embedded Valkey for this machine. Install Redis 7 or Valkey 8 and start with "
         "`director up --redis-server redis-server`, or use a running one: `director up --redis redis://…`."
     )
+
+
+def _limit() -> str:
+    """Half of the machine's memory: a server that is full refuses, one that the system killed for it is away."""
+    try:
+        size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):  # a system that does not tell
+        return ""
+    return f"maxmemory {size // 2}"
 
 
 def _quoted(path: Path) -> str:

@@ -233,6 +233,12 @@ def test_bench_latency_measures_both_ways(up):
     assert 0 < facts["direct_ms"]["median"] < facts["through_ms"]["median"]
 
 
+def test_doctor_finds_nothing_wrong_with_the_server_that_it_brought(up):
+    answer = director("doctor", "--json", home=up.home)
+    verdicts = {each["check"]: each["verdict"] for each in json.loads(answer.stdout)["checks"]}
+    assert {verdicts[name] for name in ("durability", "eviction", "memory", "password")} == {"ok"}
+
+
 # ---- when something is wrong ----
 
 

@@ -141,6 +141,8 @@ def test_the_server_loses_nothing_evicts_nothing_and_answers_this_user_only(home
     config = (home.valkey / "valkey.conf").read_text()
     lines = set(config.splitlines())
     assert {"appendonly yes", "appendfsync always", 'save ""', "maxmemory-policy noeviction"} <= lines
+    [limit] = [int(line.split()[1]) for line in lines if line.startswith("maxmemory ")]
+    assert 0 < limit < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert {"port 0", f'unixsocket "{home.valkey}/valkey.sock"', "unixsocketperm 700"} <= lines
     assert server.url == f"unix://{home.valkey}/valkey.sock"
 
