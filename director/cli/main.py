@@ -5,13 +5,13 @@ Never shows a traceback for a fault that can be expected, and imports a command'
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from typing import Final
 
 from director.cli import bench, chaos, dead, doctor, predictions, queues, serve, tokens, up
 from director.cli.arguments import CommandParser
+from director.cli.pipe import leave_stdout
 from director.core.errors import DirectorError
 
 __all__ = ("main",)
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # `director … | head`: whoever read has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        leave_stdout()
         return FAILED
 
 

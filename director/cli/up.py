@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from director.cli.arguments import Commands, add_home, port_number
+from director.cli.pipe import say
 
 __all__ = ("add",)
 
@@ -45,7 +46,7 @@ def _up(given: argparse.Namespace) -> int:
         redis_server=given.redis_server,
         is_verbose=given.verbose,
     )
-    return up(options, lambda line: print(line, flush=True))
+    return up(options, say)
 
 
 def _down(given: argparse.Namespace) -> int:

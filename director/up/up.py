@@ -132,7 +132,7 @@ class Up:
     async def _start(self, tasks: TaskGroup) -> None:
         self._note()
         if self._options.is_verbose:
-            tasks.start_soon(follow, self._home)
+            tasks.start_soon(follow, self._home, self._say)
         redis_url, server = await self._start_server()
         async with _connected(redis_url) as redis:
             token = await Accounts(redis).create_token(ACCOUNT, token=self._state.token or None)

@@ -4,6 +4,7 @@ import argparse
 import base64
 import io
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -188,6 +189,19 @@ def test_help_imports_no_client_and_no_server():
     )
     answer = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert answer.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_reader_who_has_had_enough_ends_neither_the_service_nor_in_a_traceback():
+    source = "import sys\nfrom director.cli.pipe import say\nsay('one')\nsay('two')\nprint('goes on', file=sys.stderr)"
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-c", source], stdout=writer, stderr=subprocess.PIPE, text=True, check=True
+        )
+    finally:
+        os.close(writer)
+    assert answer.stderr == "goes on\n"
 
 
 def test_python_m_director_is_director():
