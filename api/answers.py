@@ -1,12 +1,16 @@
-"""Answer in JSON. What is `Raw` in an answer leaves as the bytes that came in: nothing here reads or re-encodes it."""
+"""Answer in JSON. What is `Raw` in an answer leaves as the bytes that came in: nothing here reads or re-encodes it.
+
+Headers that a request carries go with whatever answers it, a refusal too.
+"""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 
-__all__ = ("json_response",)
+__all__ = ("carried", "carry", "json_response")
 
 MEDIA_TYPE: Final = "application/json"
 
@@ -14,3 +18,14 @@ MEDIA_TYPE: Final = "application/json"
 def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """`body` is a struct of ours, or a plain value made of them."""
     return Response(msgspec.json.encode(body), status, headers=headers, media_type=MEDIA_TYPE)
+
+
+def carry(request: Request, headers: Mapping[str, str]) -> None:
+    """Send these with the answer to this request, whatever it will be."""
+    request.state.carried = headers
+
+
+def carried(request: Request, response: Response) -> Response:
+    """The answer, with what the request carries."""
+    response.headers.update(cast(Mapping[str, str], getattr(request.state, "carried", {})))
+    return response

@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from api.accounts import get_account, get_webhook_secret
 from api.admin import drop_dead, drop_one_dead, get_dead, list_dead, revive_dead, revive_one_dead
+from api.answers import carried
 from api.files import create_file
 from api.health import livez, readyz
 from api.listing import list_predictions
@@ -69,11 +70,20 @@ def create_app(
         async with running(settings, clients, clock=time, on_unsafe=told) as parts:
             yield {"parts": parts}
 
-    routes = [Route(base + path, handler, methods=[method]) for base in BASES for method, path, handler in ROUTES]
+    routes = [
+        Route(base + path, _carrying(handler), methods=[method]) for base in BASES for method, path, handler in ROUTES
+    ]
     routes += [Route(path, handler, methods=["GET"]) for path, handler in PROBES]
     app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS, lifespan=lifespan)
     app.router.redirect_slashes = False
     return app
+
+
+def _carrying(handler: Handler) -> Handler:
+    async def answer(request: Request) -> Response:
+        return carried(request, await handler(request))
+
+    return answer
 
 
 def _refuse(exc: UnsafeBackend) -> None:

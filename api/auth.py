@@ -1,11 +1,13 @@
-"""Who is asking, and may they? Every route but health goes through here first."""
+"""Who is asking, may they, and have they asked too often? Every route but health goes through here first."""
 
 from typing import Final, Literal
 
 from starlette.requests import Request
 
+from api.limits import admit
 from api.parts import parts_of
 from api.problems import forbidden, unauthenticated
+from director.core.account_limits import BucketName
 from director.core.accounts import Account
 
 __all__ = ("Scope", "authenticate")
@@ -16,8 +18,10 @@ Scope = Literal["read", "run", "admin"]
 SCHEMES: Final = frozenset({"bearer", "token"})
 
 
-async def authenticate(request: Request, scope: Scope) -> Account:
-    """The account whose token came with the request; 401 where there is none, 403 where it may not do this."""
+async def authenticate(request: Request, scope: Scope, *, takes: BucketName = "read") -> Account:
+    """The account whose token came with the request; 401 where there is none, 403 where it may not do this, 429 where
+    its rate is exceeded: before a body is read.
+    """
     header = request.headers.get("authorization")
     if header is None:
         raise unauthenticated(passed=False)
@@ -28,6 +32,7 @@ async def authenticate(request: Request, scope: Scope) -> Account:
     account = await parts_of(request).lookups.account(token)
     if account is None:
         raise unauthenticated(passed=True)
+    await admit(request, account, takes)
     if scope not in account.scopes:
         raise forbidden(f"This token does not have the scope '{scope}'.")
     return account

@@ -16,8 +16,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.answers import json_response
+from api.limits import give_back, has_compute_limit, reserve_compute, return_compute
 from api.parts import Parts, parts_of
-from api.prefer import applied, cancel_after_seconds, start_by_seconds, wait_seconds
+from api.prefer import affinity_digest, applied, cancel_after_seconds, cost_units, start_by_seconds, wait_seconds
 from api.problems import forbidden, invalid_header, invalid_input, not_found
 from api.requests import CreatePrediction
 from api.urls import base_url
@@ -41,16 +42,21 @@ log = logging.getLogger(__name__)
 
 LONGEST_KEY: Final = 255
 EVERY_EVENT: Final = tuple(WebhookEvent)
-OF_THE_REQUEST: Final = ("cancel-after", "x-priority", "x-start-by")  # with another one it is another request
+# With another one it is another request. The later ones are named where they are sent, so that the fingerprint of a
+# request without them is what it was before they were known.
+OF_THE_REQUEST: Final = ("cancel-after", "x-priority", "x-start-by")
+OF_THE_REQUEST_TOO: Final = ("x-cost", "x-affinity-key")
 
 
 class Submission(Struct, frozen=True, kw_only=True):
     """All that was asked for, judged and found good."""
 
-    account: str
+    account: Account
     version: Version
     input: bytes
     lane: str
+    cost: float
+    affinity: str
     url: str
     webhook: str
     events: str
@@ -68,7 +74,7 @@ async def submit(
     parts.gate.pass_through()
     if faults := InputSchema.from_openapi(bytes(version.schema)).check(asked.input):
         raise invalid_input(faults)
-    accepted, stored = await _file(parts, _judged(request, account=account, version=version, asked=asked, body=body))
+    accepted, stored = await _file(request, _judged(request, account=account, version=version, asked=asked, body=body))
     headers = {"Location": view(stored).urls.get}
     if accepted.replayed:
         headers["Idempotency-Replayed"] = "true"
@@ -79,11 +85,14 @@ def _judged(
     request: Request, *, account: Account, version: Version, asked: CreatePrediction, body: bytes
 ) -> Submission:
     lifetime, start_by = request.headers.get("cancel-after"), request.headers.get("x-start-by")
+    cost, affinity = request.headers.get("x-cost"), request.headers.get("x-affinity-key")
     return Submission(
-        account=account.name,
+        account=account,
         version=version,
         input=bytes(asked.input),
         lane=_lane(request.headers, account),
+        cost=1 if cost is None else cost_units(cost),
+        affinity="" if affinity is None else affinity_digest(affinity),
         url=base_url(request),
         webhook=asked.webhook or "",
         events=",".join(asked.webhook_events_filter or EVERY_EVENT) if asked.webhook else "",
@@ -117,28 +126,34 @@ def _idempotency(headers: Mapping[str, str], body: bytes, *, model: str) -> tupl
         return None
     if not 0 < len(key) <= LONGEST_KEY:
         raise invalid_header("Idempotency-Key", f"a text of 1 to {LONGEST_KEY} characters")
-    asked = "\n".join([model, *(headers.get(name, "") for name in OF_THE_REQUEST), ""]).encode()
-    return hashlib.sha256(key.encode()).hexdigest(), hashlib.sha256(asked + body).hexdigest()
+    asked = [model, *(headers.get(name, "") for name in OF_THE_REQUEST)]
+    asked += [f"{name}: {headers[name]}" for name in OF_THE_REQUEST_TOO if name in headers]
+    fingerprint = "\n".join([*asked, ""]).encode() + body
+    return hashlib.sha256(key.encode()).hexdigest(), hashlib.sha256(fingerprint).hexdigest()
 
 
-async def _file(parts: Parts, submission: Submission) -> tuple[Accepted, Stored]:
+async def _file(request: Request, submission: Submission) -> tuple[Accepted, Stored]:
     """Into the queue, in one write to the socket. Returns what is stored now, without asking for it where possible."""
-    version, now_ms = submission.version, parts.clock.now_ms()
+    parts, account, version = parts_of(request), submission.account, submission.version
+    now_ms = parts.clock.now_ms()
     prediction_id = new_prediction_id(model=version.model, now_ms=now_ms)
+    await reserve_compute(request, account, prediction_id, queue=version.queue, cost=submission.cost)
     oldest = lowest_id_at(now_ms - int(parts.settings.listing_ttl_s * 1000))
     try:
         _, accepted = await asyncio.gather(
-            parts.scripts.enlist(prediction_id, account=submission.account, oldest=oldest),
+            parts.scripts.enlist(prediction_id, account=account.name, oldest=oldest),
             _enqueue(parts, prediction_id, submission),
         )
     except QueueError:
-        await parts.listing.remove(submission.account, prediction_id)
+        await parts.listing.remove(account.name, prediction_id)
+        await give_back(request, account, prediction_id)
         raise
     crash.at("after_enqueue")
     if not accepted.replayed:
         log.info("prediction accepted", extra={"prediction": prediction_id, "queue": version.queue})
-        return accepted, _as_enqueued(prediction_id, submission, created_ms=accepted.created_ms)
-    await parts.listing.remove(submission.account, prediction_id)
+        return accepted, _as_enqueued(submission, accepted)
+    await parts.listing.remove(account.name, prediction_id)
+    await return_compute(request, account, prediction_id)
     stored = await parts.scripts.get(accepted.id)
     if stored is None:  # its record had a shorter life than the idempotency key
         raise not_found()
@@ -146,16 +161,22 @@ async def _file(parts: Parts, submission: Submission) -> tuple[Accepted, Stored]
 
 
 async def _enqueue(parts: Parts, prediction_id: PredictionId, submission: Submission) -> Accepted:
-    version = submission.version
+    version, account = submission.version, submission.account
     return await parts.scripts.enqueue(
         prediction_id,
         queue=version.queue,
-        account=submission.account,
+        account=account.name,
         model=version.model,
         version=version.id,
-        shard=shard(submission.account, streams=version.streams, size=version.size),
+        shard=shard(account.name, streams=version.streams, size=version.size),
         input=submission.input,
         lane=submission.lane,
+        cost=submission.cost,
+        affinity=submission.affinity,
+        weight=account.limits.weight,
+        most_queued=account.limits.max_queued,
+        most_running=account.limits.max_running,
+        metered=has_compute_limit(account),
         url=submission.url,
         webhook=submission.webhook,
         events=submission.events,
@@ -166,24 +187,25 @@ async def _enqueue(parts: Parts, prediction_id: PredictionId, submission: Submis
     )
 
 
-def _as_enqueued(prediction_id: PredictionId, submission: Submission, *, created_ms: int) -> Stored:
+def _as_enqueued(submission: Submission, accepted: Accepted) -> Stored:
     version, lifetime_ms = submission.version, submission.lifetime_ms
+    asked_ms = None if lifetime_ms is None else accepted.created_ms + lifetime_ms
     record = Record(
-        id=prediction_id,
-        account=submission.account,
+        id=accepted.id,
+        account=submission.account.name,
         model=version.model,
         version=version.id,
         queue=version.queue,
         lane=submission.lane,
         status=Status.STARTING,
-        created=created_ms,
-        deadline=None if lifetime_ms is None else created_ms + lifetime_ms,
+        created=accepted.created_ms,
+        deadline=accepted.deadline_ms or asked_ms,
         late=submission.late,
         url=submission.url,
         webhook=submission.webhook,
         events=submission.events,
     )
-    return Stored(record=record, input=Raw(submission.input))
+    return Stored(record=record, input=Raw(submission.input), outlook=accepted.outlook)
 
 
 async def _answer(request: Request, stored: Stored, headers: dict[str, str]) -> Response:

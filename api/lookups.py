@@ -1,6 +1,6 @@
 """Who asks, and what may be run: accounts and catalogue, as they were a few seconds ago.
 
-A token that was revoked, or a version that was registered, is noticed within `cache_s`.
+A token that was revoked, a limit that was set, or a version that was registered, is noticed within `cache_s`.
 """
 
 from typing import Final
@@ -10,6 +10,8 @@ from api.requests import VersionRef
 from director.core.accounts import Account, Accounts, digest
 from director.core.catalog import Catalog, Model, Version
 from director.core.clock import Clock
+from director.core.ids import QueueName
+from director.core.scripts import Scripts
 
 __all__ = ("Lookups",)
 
@@ -21,16 +23,18 @@ MOST_VERSIONS: Final = 250  # each holds a schema, which may be a megabyte
 class Lookups:
     """Reads through small caches. All methods raise BackendUnavailable while Redis cannot answer."""
 
-    def __init__(self, accounts: Accounts, catalog: Catalog, *, clock: Clock, cache_s: float) -> None:
+    def __init__(self, accounts: Accounts, catalog: Catalog, scripts: Scripts, *, clock: Clock, cache_s: float) -> None:
         self._accounts = accounts
         self._catalog = catalog
+        self._scripts = scripts
         self._tokens: Cache[str, Account] = Cache(clock=clock, ttl_s=cache_s, most=MOST_TOKENS)
         self._models: Cache[str, Model] = Cache(clock=clock, ttl_s=cache_s, most=MOST_MODELS)
         self._owners: Cache[str, str] = Cache(clock=clock, ttl_s=cache_s, most=MOST_MODELS)
         self._versions: Cache[tuple[str, str], Version] = Cache(clock=clock, ttl_s=cache_s, most=MOST_VERSIONS)
+        self._services: Cache[QueueName, float] = Cache(clock=clock, ttl_s=cache_s, most=MOST_MODELS)
 
     async def account(self, token: str) -> Account | None:
-        """Who this token speaks for. Kept by its digest, as everywhere."""
+        """Who this token speaks for, and what its account may use. Kept by its digest, as everywhere."""
         return await self._tokens.get(digest(token), lambda: self._accounts.authenticate(token))
 
     async def model(self, name: str) -> Model | None:
@@ -48,6 +52,14 @@ class Lookups:
             model = await self.model(name)
             version = None if model is None else model.latest
         return await self.version(name, version) if name and version else None
+
+    async def service_s(self, queue: QueueName) -> float:
+        """Seconds that one unit of cost takes lately in this queue; 0 while nobody knows. Raises UnknownQueue."""
+
+        async def ask() -> float:
+            return (await self._scripts.stats(queue)).service_ms / 1000
+
+        return await self._services.get(queue, ask) or 0
 
     async def _owner(self, version: str) -> str | None:
         return await self._owners.get(version, lambda: self._catalog.model_of(version))

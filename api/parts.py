@@ -78,7 +78,7 @@ async def running(
     redis, glances = clients.redis, Glances(clients.redis)
     gatherer = Gatherer(redis)
     scripts = Scripts(gatherer)
-    accounts, catalog = Accounts(redis), Catalog(redis, scripts, clock)
+    accounts, catalog = Accounts(redis, settings.account_limits), Catalog(redis, scripts, clock)
     parts = Parts(
         settings=settings,
         clock=clock,
@@ -88,7 +88,7 @@ async def running(
         listing=Listing(redis),
         glances=glances,
         dead=DeadLetters(redis, scripts, clock),
-        lookups=Lookups(accounts, catalog, clock=clock, cache_s=settings.cache_s),
+        lookups=Lookups(accounts, catalog, scripts, clock=clock, cache_s=settings.cache_s),
         waiters=Waiters(
             clients.subscriber,
             has_ended=glances.has_ended,

@@ -10,6 +10,7 @@ from api.answers import json_response
 from api.auth import authenticate
 from api.body import read_body
 from api.intake import submit
+from api.limits import return_compute
 from api.parts import parts_of
 from api.problems import invalid_version, not_found
 from api.requests import VersionRef, parse_create, parse_model, parse_version
@@ -23,7 +24,7 @@ __all__ = ("cancel", "create", "create_of_model", "get")
 
 async def create(request: Request) -> Response:
     """POST /predictions: the body names the version."""
-    account = await authenticate(request, "run")
+    account = await authenticate(request, "run", takes="create")
     parts = parts_of(request)
     body = await read_body(request, max_bytes=parts.settings.max_body_bytes)
     asked = parse_create(body, version=True)
@@ -35,7 +36,7 @@ async def create(request: Request) -> Response:
 
 async def create_of_model(request: Request) -> Response:
     """POST /models/{owner}/{name}/predictions: the latest version of any model."""
-    account = await authenticate(request, "run")
+    account = await authenticate(request, "run", takes="create")
     parts = parts_of(request)
     model = parse_model(request.path_params["owner"], request.path_params["name"])
     body = await read_body(request, max_bytes=parts.settings.max_body_bytes)
@@ -59,7 +60,8 @@ async def cancel(request: Request) -> Response:
     """
     account = await authenticate(request, "run")
     prediction_id = _id(request)
-    await parts_of(request).scripts.cancel(prediction_id, account=account.name)
+    if await parts_of(request).scripts.cancel(prediction_id, account=account.name) == "canceled":
+        await return_compute(request, account, prediction_id)
     return json_response(view(await _owned(request, account, prediction_id)))
 
 

@@ -1,26 +1,39 @@
-"""Read the headers that speak of time: Prefer (how long to hold the response), Cancel-After (how long to live) and
-X-Start-By (how long to wait for a start).
+"""Read the headers that say how: Prefer (how long to hold the response), Cancel-After (how long to live), X-Start-By
+(how long to wait for a start), X-Cost (how much of a slot it takes) and X-Affinity-Key (what it likes to run beside).
 
 Pure. A Prefer that makes no sense is never an error: it is as if it were not there.
 """
 
+import hashlib
 import re
 from collections.abc import Iterable
 from typing import Final
 
 from api.problems import invalid_header
 
-__all__ = ("LONGEST_WAIT_S", "applied", "cancel_after_seconds", "start_by_seconds", "wait_seconds")
+__all__ = (
+    "LONGEST_WAIT_S",
+    "affinity_digest",
+    "applied",
+    "cancel_after_seconds",
+    "cost_units",
+    "start_by_seconds",
+    "wait_seconds",
+)
 
 LONGEST_WAIT_S: Final = 60.0
 SHORTEST_LIFE_S: Final = 5
 LONGEST_LIFE_S: Final = 24 * 60 * 60
 SHORTEST_START_S: Final = 1
+LARGEST_COST: Final = 1_000_000
+LONGEST_AFFINITY: Final = 255
+AFFINITY_DIGITS: Final = 16
 
 # possessive and with an optional end, so that no text makes it look twice at the same place
 QUOTED: Final = re.compile(r'"((?:[^"\\]++|\\.)*+)"?', re.DOTALL)
 SEPARATORS: Final = re.compile(r"[,;=]")
 SECONDS: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+COST: Final = re.compile(r"[0-9]{1,7}(?:\.[0-9]{1,6})?")
 WHOLE_SECONDS: Final = re.compile(r"[0-9]{1,6}")
 UNITS_S: Final = (3600, 60, 1, 1)  # of the pattern's groups
 DURATION: Final = re.compile(r"(?=.)(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6})s)?|([0-9]{1,6})")
@@ -67,6 +80,21 @@ def start_by_seconds(text: str) -> int:
     if WHOLE_SECONDS.fullmatch(asked) and SHORTEST_START_S <= int(asked) <= LONGEST_LIFE_S:
         return int(asked)
     raise invalid_header("X-Start-By", f"a whole number of seconds from {SHORTEST_START_S} to {LONGEST_LIFE_S}")
+
+
+def cost_units(text: str) -> float:
+    """How much it takes, where 1 is what this model's predictions take on average: above 0, to a million; else 422."""
+    asked = text.strip()
+    if COST.fullmatch(asked) and 0 < float(asked) <= LARGEST_COST:
+        return float(asked)
+    raise invalid_header("X-Cost", f"a number above 0, at most {LARGEST_COST:,}")
+
+
+def affinity_digest(text: str) -> str:
+    """What stands for the caller's key: whoever sends the same one likes the same server. 422 for what is no key."""
+    if not 0 < len(text) <= LONGEST_AFFINITY or not text.isprintable():
+        raise invalid_header("X-Affinity-Key", f"a text of 1 to {LONGEST_AFFINITY} printable characters")
+    return hashlib.sha256(text.encode()).hexdigest()[:AFFINITY_DIGITS]
 
 
 def _asked(prefer: Iterable[str]) -> str | None:

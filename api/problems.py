@@ -16,7 +16,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from director.core.errors import BackendUnavailable, IdempotencyMismatch, UnknownQueue
+from api.answers import carried
+from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, UnknownQueue
 
 __all__ = (
     "EXCEPTION_HANDLERS",
@@ -25,6 +26,7 @@ __all__ = (
     "InvalidField",
     "Problem",
     "ProblemDocument",
+    "compute_exhausted",
     "forbidden",
     "head_too_large",
     "idempotency_mismatch",
@@ -37,6 +39,8 @@ __all__ = (
     "method_not_allowed",
     "no_files",
     "not_found",
+    "queue_refused",
+    "rate_limited",
     "shown",
     "too_large",
     "too_slow",
@@ -56,13 +60,20 @@ MAX_DESCRIPTION: Final = 500
 class Code(StrEnum):
     """What a program may branch on. A closed set: a new one is a new promise."""
 
+    BREAKER_OPEN = "breaker_open"
+    CANNOT_START_IN_TIME = "cannot_start_in_time"
+    COMPUTE_EXHAUSTED = "compute_exhausted"
     IDEMPOTENCY_MISMATCH = "idempotency_mismatch"
     INTERNAL = "internal"
     INVALID_HEADER = "invalid_header"
     MALFORMED = "malformed"
     METHOD_NOT_ALLOWED = "method_not_allowed"
+    NO_CAPACITY = "no_capacity"
     NOT_IMPLEMENTED = "not_implemented"
+    QUEUE_FULL = "queue_full"
+    RATE_LIMITED = "rate_limited"
     TOO_LARGE = "too_large"
+    TOO_MANY_QUEUED = "too_many_queued"
     TOO_SLOW = "too_slow"
     UNAVAILABLE = "unavailable"
     UNUSABLE_SCHEMA = "unusable_schema"
@@ -85,6 +96,7 @@ class ProblemDocument(Struct, frozen=True, kw_only=True, omit_defaults=True):
     code: Code | None = None
     retry_after: int | None = None
     limit: int | None = None
+    eta_s: float | None = None
     invalid_fields: tuple[InvalidField, ...] = ()
 
 
@@ -226,6 +238,48 @@ def unavailable(retry_after_s: int) -> Problem:
     )
 
 
+def rate_limited(burst: int, *, retry_after_s: int, reset_s: int) -> Problem:
+    """Too many requests at once. Replicate's words; `retry_after_s` is when there is room for one again."""
+    return _problem(
+        429,
+        f"Request was throttled. Your rate limit resets in ~{max(reset_s, retry_after_s)}s.",
+        code=Code.RATE_LIMITED,
+        limit=burst,
+        retry_after=retry_after_s,
+        headers=_retry_after(retry_after_s),
+    )
+
+
+def compute_exhausted(seconds: int, *, retry_after_s: int) -> Problem:
+    """The account's compute of the day is spent, or reserved by what has not ended."""
+    return _problem(
+        429,
+        f"Request was throttled. Your {seconds:,} seconds of compute a day are used up, and come back "
+        f"in ~{retry_after_s}s.",
+        code=Code.COMPUTE_EXHAUSTED,
+        limit=seconds,
+        retry_after=retry_after_s,
+        headers=_retry_after(retry_after_s),
+    )
+
+
+REFUSALS: Final[Mapping[Code, tuple[int, str]]] = {
+    Code.QUEUE_FULL: (429, "Capacity temporarily exceeded"),
+    Code.NO_CAPACITY: (429, "Capacity temporarily exceeded"),
+    Code.TOO_MANY_QUEUED: (429, "Too many predictions of this account are waiting for this model."),
+    Code.CANNOT_START_IN_TIME: (429, "It would not start in the time that X-Start-By allows."),
+    Code.BREAKER_OPEN: (503, "The servers of this model fail at the moment. Please try again later."),
+}
+
+
+def queue_refused(exc: QueueRefused) -> Problem:
+    """The queue takes no more of this now, and wrote nothing."""
+    code = Code(exc.code)
+    status, detail = REFUSALS[code]
+    facts = {"limit": exc.limit, "eta_s": exc.eta_s, "retry_after": exc.retry_after_s}
+    return _problem(status, detail, code=code, headers=_retry_after(exc.retry_after_s), **facts)
+
+
 def _problem(status: int, detail: str, *, headers: Mapping[str, str] | None = None, **facts: Any) -> Problem:
     return Problem(ProblemDocument(status=status, detail=detail, **facts), headers)
 
@@ -250,8 +304,8 @@ def _of_backend(exc: BackendUnavailable) -> Problem:
 
 
 def _answer_with(problem_of: Callable[[Any], Problem]) -> Callable[[Request, Exception], Awaitable[Response]]:
-    async def answer(_request: Request, exc: Exception) -> Response:
-        return problem_of(exc).response()
+    async def answer(request: Request, exc: Exception) -> Response:
+        return carried(request, problem_of(exc).response())
 
     return answer
 
@@ -264,6 +318,7 @@ EXCEPTION_HANDLERS: Final[Mapping[Any, Callable[[Request, Exception], Awaitable[
         BackendUnavailable: _of_backend,
         UnknownQueue: lambda _: invalid_version(),
         IdempotencyMismatch: lambda _: idempotency_mismatch(),
+        QueueRefused: queue_refused,
         ClientDisconnect: lambda _: malformed("The request ended before its body did."),
         # Starlette raises it again once this was sent, so that the server logs the traceback
         Exception: lambda _: internal(),

@@ -5,14 +5,24 @@ queue's own scripts what waits and runs there.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from director.core.errors import SettingsError
 
-__all__ = ("DEFAULT", "NO_LIMIT", "UNLIMITED", "AccountLimits", "Bucket", "BucketName")
+__all__ = (
+    "DEFAULT",
+    "NO_LIMIT",
+    "UNLIMITED",
+    "AccountLimits",
+    "Bucket",
+    "BucketName",
+    "Compute",
+    "Count",
+    "Rate",
+)
 
 BucketName = Literal["create", "read"]
 """create: requests that make a prediction; read: all others."""
@@ -22,6 +32,7 @@ DEFAULT: Final = "default"  # how an operator takes back what was set
 
 Rate = Annotated[float, Meta(ge=0.00001, le=100_000)]
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
+Compute = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
 
 class Bucket(Struct, frozen=True):
@@ -41,7 +52,7 @@ class AccountLimits(Struct, frozen=True, kw_only=True):
     read_burst: Count | None = None
     max_queued: Count | None = None
     max_running: Count | None = None
-    compute_s_per_day: Annotated[int, Meta(ge=1, le=10**9)] | None = None
+    compute_s_per_day: Compute | None = None
     weight: Annotated[float, Meta(ge=0.001, le=1000)] = 1.0
 
     def bucket(self, name: BucketName) -> Bucket | None:
@@ -60,11 +71,6 @@ class AccountLimits(Struct, frozen=True, kw_only=True):
             return msgspec.convert({**msgspec.structs.asdict(self), **given}, AccountLimits, strict=False)
         except msgspec.ValidationError as exc:
             raise SettingsError(_explained(exc)) from exc
-
-    @classmethod
-    def of_settings(cls, settings: Any) -> "AccountLimits":
-        """What holds for accounts that nobody set anything for: the settings `account_<limit>`."""
-        return cls(**{name: getattr(settings, f"account_{name}") for name in cls.__struct_fields__ if name != "weight"})
 
 
 UNLIMITED: Final = AccountLimits()

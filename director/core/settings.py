@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
+from director.core.account_limits import AccountLimits, Compute, Count, Rate
 from director.core.errors import SettingsError
 from director.core.ids import MODEL_NAME
 from director.core.policy import OnLost
@@ -67,6 +68,34 @@ class ApiSettings(CommonSettings, frozen=True, kw_only=True):
         Meta(ge=1, description="Age at which a prediction leaves the lists; more than any wait and record lives."),
     ] = 30 * 86400.0
     cache_s: Annotated[float, Meta(ge=0, description="Age at which a cached token or model is asked for again.")] = 5.0
+    account_rate: Annotated[Rate | None, Meta(description="Creates a second of an account; empty: no limit.")] = None
+    account_burst: Annotated[Count | None, Meta(description="Creates at once; empty: a second's worth.")] = None
+    account_read_rate: Annotated[
+        Rate | None, Meta(description="Other requests a second of an account; empty: no limit.")
+    ] = None
+    account_read_burst: Annotated[Count | None, Meta(description="Others at once; empty: a second's worth.")] = None
+    account_max_queued: Annotated[
+        Count | None, Meta(description="Predictions of an account that wait in one queue; empty: no limit.")
+    ] = None
+    account_max_running: Annotated[
+        Count | None, Meta(description="Predictions of an account that run in one queue; empty: no limit.")
+    ] = None
+    account_compute_s_per_day: Annotated[
+        Compute | None, Meta(description="Seconds of compute of an account in a UTC day; empty: no limit.")
+    ] = None
+
+    @property
+    def account_limits(self) -> AccountLimits:
+        """What holds for accounts that nobody set a limit for."""
+        return AccountLimits(
+            rate=self.account_rate,
+            burst=self.account_burst,
+            read_rate=self.account_read_rate,
+            read_burst=self.account_read_burst,
+            max_queued=self.account_max_queued,
+            max_running=self.account_max_running,
+            compute_s_per_day=self.account_compute_s_per_day,
+        )
 
 
 class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
@@ -155,4 +184,4 @@ def _split(text: str, kind: Any) -> object:
 
 
 def _shown(default: object) -> str:
-    return "" if default in ("", ()) else str(default)
+    return "" if default in ("", (), None) else str(default)

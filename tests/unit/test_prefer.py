@@ -1,10 +1,12 @@
 """How long a response is held, and how long a prediction may live."""
 
+import hashlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.prefer import applied, cancel_after_seconds, start_by_seconds, wait_seconds
+from api.prefer import affinity_digest, applied, cancel_after_seconds, cost_units, start_by_seconds, wait_seconds
 from api.problems import Problem
 
 
@@ -122,4 +124,30 @@ def test_a_start_is_asked_for_within_whole_seconds(text: str, seconds: int) -> N
 def test_any_other_start_is_a_422_that_says_what_is_wanted(text: str) -> None:
     with pytest.raises(Problem, match="X-Start-By must be a whole number of seconds from 1 to 86400") as refused:
         start_by_seconds(text)
+    assert refused.value.status == 422
+
+
+@pytest.mark.parametrize(
+    ("text", "cost"), [("1", 1), (" 2.5 ", 2.5), ("0.000001", 0.000001), ("1000000", 1_000_000), ("007", 7)]
+)
+def test_a_cost_is_a_number_of_units(text: str, cost: float) -> None:
+    assert cost_units(text) == cost
+
+
+@pytest.mark.parametrize("text", ["", "0", "0.0", "-1", "1e3", "nan", "inf", ".5", "1,5", "1000001", "٣", "9" * 5_000])
+def test_any_other_cost_is_a_422_that_says_what_is_wanted(text: str) -> None:
+    with pytest.raises(Problem, match="X-Cost must be a number above 0, at most 1,000,000") as refused:
+        cost_units(text)
+    assert refused.value.status == 422
+
+
+def test_an_affinity_key_is_known_by_sixteen_digits_of_its_digest() -> None:
+    assert affinity_digest("style-7") == hashlib.sha256(b"style-7").hexdigest()[:16]
+    assert affinity_digest("x" * 255) != affinity_digest("x" * 254)
+
+
+@pytest.mark.parametrize("text", ["", "x" * 256, "a\tb", "a\x00"])
+def test_any_other_affinity_key_is_a_422(text: str) -> None:
+    with pytest.raises(Problem, match="X-Affinity-Key must be") as refused:
+        affinity_digest(text)
     assert refused.value.status == 422

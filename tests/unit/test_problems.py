@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from api import problems
 from api.problems import EXCEPTION_HANDLERS, Code, InvalidField, Problem
-from director.core.errors import BackendUnavailable, IdempotencyMismatch, UnknownQueue
+from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, UnknownQueue
 
 SECRET = "redis://:hunter2@10.0.0.1"
 
@@ -80,6 +80,48 @@ class TestReplicatesOwnBodiesAreKeptToTheLetter:
                 },
             ],
         }
+
+
+class TestTooManyRequests:
+    def test_are_refused_in_replicates_words(self) -> None:
+        problem = problems.rate_limited(600, retry_after_s=10, reset_s=30)
+        assert body_of(problem) == {
+            "detail": "Request was throttled. Your rate limit resets in ~30s.",
+            "status": 429,
+            "retry_after": 10,
+            "code": "rate_limited",
+            "limit": 600,
+        }
+        assert problem.response().headers["retry-after"] == "10"
+
+    @pytest.mark.parametrize(
+        ("code", "status", "detail"),
+        [
+            ("queue_full", 429, "Capacity temporarily exceeded"),
+            ("no_capacity", 429, "Capacity temporarily exceeded"),
+            ("too_many_queued", 429, "Too many predictions of this account are waiting for this model."),
+            ("cannot_start_in_time", 429, "It would not start in the time that X-Start-By allows."),
+            ("breaker_open", 503, "The servers of this model fail at the moment. Please try again later."),
+        ],
+    )
+    @pytest.mark.anyio
+    async def test_of_a_queue_have_its_code_and_the_number_that_was_exceeded(
+        self, code: str, status: int, detail: str
+    ) -> None:
+        answer = await answer_to(QueueRefused(code, limit=3, retry_after_s=7, eta_s=12.5))
+        assert answer.status_code == status
+        assert answer.headers["retry-after"] == "7"
+        assert answer.json() == {
+            "detail": detail,
+            "status": status,
+            "code": code,
+            "limit": 3,
+            "retry_after": 7,
+            "eta_s": 12.5,
+        }
+
+    def test_of_a_queue_leave_out_what_is_not_known(self) -> None:
+        assert {"limit", "eta_s"}.isdisjoint(body_of(problems.queue_refused(QueueRefused("breaker_open"))))
 
 
 class TestFieldNames:
@@ -178,6 +220,8 @@ async def test_a_fault_of_ours_still_reaches_the_server_which_logs_it() -> None:
         lambda: problems.invalid_header("Cancel-After", "shorter"),
         lambda: problems.unusable_schema("is odd"),
         lambda: problems.unavailable(1),
+        lambda: problems.rate_limited(1, retry_after_s=1, reset_s=1),
+        lambda: problems.compute_exhausted(1, retry_after_s=1),
     ],
 )
 def test_what_replicate_has_no_body_for_carries_a_code(make: Callable[[], Problem]) -> None:

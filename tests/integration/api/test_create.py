@@ -53,6 +53,13 @@ async def test_a_prediction_is_accepted_as_replicate_does(api: httpx.AsyncClient
         "metrics": {},
         "source": "api",
         "urls": {"get": address, "cancel": f"{address}/cancel", "web": f"http://director.test/p/{made['id']}"},
+        "queue": {
+            "position": 1,
+            "ahead": 0,
+            "eta_s": None,
+            "reason": "no_director",
+            "detail": "No director serves this model now.",
+        },
     }
 
 

@@ -1,0 +1,94 @@
+"""Hold an account to its limits over all queues: a token for each request at the door, compute for each prediction.
+
+Asks nothing for an account without a limit. What was taken and then not used is given back; where it is not known
+whether it was used, it is not, so that a crash may let fewer through, never more.
+"""
+
+import math
+from typing import Final
+from uuid import uuid4
+
+from msgspec import Struct
+from starlette.requests import Request
+
+from api.answers import carry
+from api.parts import parts_of
+from api.problems import compute_exhausted, rate_limited
+from director.core.account_limits import Bucket, BucketName
+from director.core.accounts import Account
+from director.core.ids import PredictionId, QueueName
+from director.core.scripts import Allowance
+
+__all__ = ("admit", "give_back", "has_compute_limit", "reserve_compute", "return_compute")
+
+UNKNOWN_S: Final = 1.0  # taken for one unit of cost while a queue has finished nothing yet
+
+
+class Taken(Struct, frozen=True):
+    """The token of a request that came in."""
+
+    bucket: Bucket
+    id: str
+
+
+async def admit(request: Request, account: Account, name: BucketName) -> None:
+    """Let one more request of this account in, and have every answer to it tell what is left; else 429."""
+    bucket = account.limits.bucket(name)
+    if bucket is None:
+        return
+    taken = Taken(bucket, uuid4().hex)
+    allowance = await parts_of(request).scripts.reserve(account.name, bucket, id=taken.id)
+    carry(request, _headers(allowance))
+    if not allowance.allowed:
+        raise rate_limited(allowance.most, retry_after_s=_seconds(allowance.retry_after_ms), reset_s=_reset(allowance))
+    request.state.taken = taken
+
+
+async def reserve_compute(
+    request: Request, account: Account, prediction_id: PredictionId, *, queue: QueueName, cost: float
+) -> None:
+    """Set aside what this prediction will probably spend of its account's day; else 429, and its token is back."""
+    most = account.limits.compute_s_per_day
+    if most is None:
+        return
+    parts = parts_of(request)
+    asked_s = cost * (await parts.lookups.service_s(queue) or UNKNOWN_S)
+    allowance = await parts.scripts.reserve(account.name, most, id=prediction_id, asked_s=asked_s)
+    if not allowance.allowed:
+        await give_back(request, account, prediction_id)
+        raise compute_exhausted(allowance.most, retry_after_s=_seconds(allowance.retry_after_ms))
+
+
+async def give_back(request: Request, account: Account, prediction_id: PredictionId) -> None:
+    """The queue took nothing: neither a token nor compute was used."""
+    taken: Taken | None = getattr(request.state, "taken", None)
+    if taken is not None or has_compute_limit(account):
+        await parts_of(request).scripts.spend(
+            account.name, prediction_id=prediction_id, token=None if taken is None else (taken.bucket, taken.id)
+        )
+
+
+async def return_compute(request: Request, account: Account, prediction_id: PredictionId) -> None:
+    """This prediction never ran, or is another one's double. The request itself was one all the same."""
+    if has_compute_limit(account):
+        await parts_of(request).scripts.spend(account.name, prediction_id=prediction_id)
+
+
+def has_compute_limit(account: Account) -> bool:
+    return account.limits.compute_s_per_day is not None
+
+
+def _headers(allowance: Allowance) -> dict[str, str]:
+    return {
+        "RateLimit-Limit": str(allowance.most),
+        "RateLimit-Remaining": str(allowance.remaining),
+        "RateLimit-Reset": str(_reset(allowance)),
+    }
+
+
+def _reset(allowance: Allowance) -> int:
+    return math.ceil(allowance.reset_ms / 1000)
+
+
+def _seconds(milliseconds: int) -> int:
+    return max(1, math.ceil(milliseconds / 1000))

@@ -1,0 +1,294 @@
+"""What an account may use: a token for each request at the door, compute for each prediction; what it is told of it."""
+
+import hashlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from msgspec.structs import replace
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.accounts import Accounts
+from director.core.clock import SystemClock
+from director.core.ids import QueueName
+from director.core.scripts import Scripts
+from director.core.settings import ApiSettings
+from tests.support.api import PlayedDirector, api_client
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
+
+pytestmark = pytest.mark.anyio
+
+Door = Callable[..., Any]
+LIMIT_HEADERS = ("ratelimit-limit", "ratelimit-remaining", "ratelimit-reset")
+GENEROUS = {"rate": "1000", "burst": "1000"}
+
+
+@pytest.fixture
+def door(redis: Redis, settings: ApiSettings, token: str, queue: QueueName) -> Door:
+    """A client of an API that knows these limits of the account."""
+
+    @asynccontextmanager
+    async def enter(*, of_all: dict[str, Any] | None = None, **limits: str) -> AsyncIterator[httpx.AsyncClient]:
+        await Accounts(redis).set_limits(ACCOUNT, limits)
+        async with api_client(replace(settings, **(of_all or {})), token=token) as client:
+            yield client
+
+    return enter
+
+
+def create(api: httpx.AsyncClient, headers: dict[str, str] | None = None, **body: Any) -> Awaitable[httpx.Response]:
+    return api.post("/v1/predictions", json={"version": VERSION, "input": {}, **body}, headers=headers)
+
+
+def limit_headers(answer: httpx.Response) -> tuple[str | None, ...]:
+    return tuple(answer.headers.get(name) for name in LIMIT_HEADERS)
+
+
+class Commands:
+    """Which scripts the server was asked to run, by the server's own count."""
+
+    def __init__(self, redis: Any) -> None:
+        self.redis = redis
+
+    async def calls(self) -> int:
+        return int((await self.redis.info("commandstats")).get("cmdstat_evalsha", {"calls": 0})["calls"])
+
+
+async def test_creates_beyond_the_burst_are_refused_in_replicates_words(door: Door) -> None:
+    async with door(rate="0.1", burst="2") as api:
+        assert [(await create(api)).status_code for _ in range(2)] == [201, 201]
+        refused = await create(api)
+    assert refused.status_code == 429
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert refused.json() == {
+        "detail": "Request was throttled. Your rate limit resets in ~20s.",
+        "status": 429,
+        "code": "rate_limited",
+        "retry_after": 10,
+        "limit": 2,
+    }
+    assert refused.headers["retry-after"] == "10"
+    assert limit_headers(refused) == ("2", "0", "20")
+
+
+async def test_what_is_refused_is_neither_filed_nor_listed(door: Door, scripts: Scripts, queue: QueueName) -> None:
+    async with door(rate="0.01", burst="1") as api:
+        made = (await create(api)).json()
+        assert (await create(api)).status_code == 429
+        listed = (await api.get("/v1/predictions")).json()["results"]
+    assert [prediction["id"] for prediction in listed] == [made["id"]]
+    assert (await scripts.stats(queue)).live == 1
+
+
+async def test_reads_have_a_bucket_of_their_own(door: Door) -> None:
+    async with door(rate="0.01", burst="1", read_rate="0.01", read_burst="2") as api:
+        made = await create(api)
+        assert limit_headers(made) == ("1", "0", "100")
+        path = f"/v1/predictions/{made.json()['id']}"
+        assert limit_headers(await api.get(path)) == ("2", "1", "100")
+        assert (await api.post(f"{path}/cancel")).status_code == 200
+        refused = await api.get("/v1/account")
+        assert (refused.status_code, refused.json()["code"], refused.headers["retry-after"]) == (
+            429,
+            "rate_limited",
+            "100",
+        )
+
+
+async def test_every_answer_tells_how_the_limit_stands_a_refusal_too(door: Door) -> None:
+    async with door(rate="0.01", burst="9", read_rate="0.01", read_burst="9") as api:
+        answers = [
+            await create(api, input=5),
+            await create(api, version="no such thing"),
+            await api.post("/v1/predictions", content=b"{"),
+            await api.get("/v1/predictions/nothing"),
+            await api.get("/v1/admin/dead"),
+            await api.post("/v1/files"),
+        ]
+    assert [answer.status_code for answer in answers] == [422, 422, 400, 404, 403, 501]
+    assert [limit_headers(answer)[:2] for answer in answers] == [("9", left) for left in "876876"]
+
+
+async def test_an_account_without_a_limit_is_told_of_none_and_costs_no_call(door: Door, redis: Redis) -> None:
+    commands = Commands(redis)
+    async with door() as api:
+        await create(api)
+        before = await commands.calls()
+        made = await create(api)
+        assert await commands.calls() - before == 2  # enlist and enqueue
+    assert limit_headers(made) == (None, None, None)
+    assert not await redis.exists(keys.usage(ACCOUNT), keys.taken(ACCOUNT), keys.compute(ACCOUNT))
+
+
+async def test_an_account_with_a_limit_costs_one_call_more(door: Door, redis: Redis) -> None:
+    commands = Commands(redis)
+    async with door(**GENEROUS) as api:
+        await create(api)
+        before = await commands.calls()
+        await create(api)
+        assert await commands.calls() - before == 3
+
+
+async def test_what_holds_for_all_holds_where_nobody_set_another_limit(door: Door) -> None:
+    of_all = {"account_rate": 0.01, "account_burst": 3}
+    async with door(of_all=of_all) as api:
+        assert limit_headers(await create(api))[:2] == ("3", "2")
+    async with door(of_all=of_all, burst="7") as api:
+        assert limit_headers(await create(api))[0] == "7"
+    async with door(of_all=of_all, rate="none") as api:
+        assert limit_headers(await create(api)) == (None, None, None)
+
+
+async def test_a_limit_that_is_set_holds_once_the_cache_is_over(door: Door, redis: Redis) -> None:
+    async with door(of_all={"cache_s": 0.0}) as api:
+        assert limit_headers(await create(api)) == (None, None, None)
+        await Accounts(redis).set_limits(ACCOUNT, {"rate": "0.01", "burst": "1"})
+        assert [(await create(api)).status_code for _ in range(2)] == [201, 429]
+
+
+async def test_a_body_is_not_read_for_who_asks_too_often(door: Door) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        raise AssertionError("the body was asked for")
+        yield b""
+
+    async with door(rate="0.01", burst="1") as api:
+        await create(api)
+        refused = await api.post("/v1/predictions", content=body())
+    assert refused.status_code == 429
+
+
+class TestTheQueuesRefusal:
+    async def test_has_its_own_code_and_gives_the_token_back(
+        self, door: Door, scripts: Scripts, queue: QueueName
+    ) -> None:
+        await scripts.bound(queue, mode="bounded", max_queued=1)
+        async with door(rate="0.001", burst="2", compute_s_per_day="2") as api:
+            assert (await create(api)).status_code == 201
+            for _ in range(5):
+                refused = await create(api)
+                assert (refused.status_code, refused.json()["code"]) == (429, "queue_full")
+        body = refused.json()
+        assert (body["detail"], body["limit"]) == ("Capacity temporarily exceeded", 1)
+        assert int(refused.headers["retry-after"]) == body["retry_after"] >= 1
+
+    async def test_of_too_many_waiting_names_the_number(self, door: Door) -> None:
+        async with door(max_queued="2") as api:
+            assert [(await create(api)).status_code for _ in range(2)] == [201, 201]
+            refused = await create(api)
+        assert (refused.status_code, refused.json()["code"], refused.json()["limit"]) == (429, "too_many_queued", 2)
+
+    async def test_leaves_nothing_on_the_list(self, door: Door) -> None:
+        async with door(max_queued="1") as api:
+            made = await create(api)
+            await create(api)
+            listed = (await api.get("/v1/predictions")).json()["results"]
+        assert [prediction["id"] for prediction in listed] == [made.json()["id"]]
+
+
+class TestCompute:
+    @staticmethod
+    async def used(redis: Redis) -> tuple[float, float]:
+        usage = await Accounts(redis).usage(ACCOUNT, day=SystemClock().now_ms() // 86_400_000)
+        return usage.spent_s, usage.reserved_s
+
+    async def test_is_reserved_by_what_a_prediction_costs_and_refused_beyond_the_day(
+        self, door: Door, redis: Redis
+    ) -> None:
+        async with door(compute_s_per_day="10", rate="1", burst="100") as api:
+            assert (await create(api, {"X-Cost": "7.5"})).status_code == 201
+            refused = await create(api, {"X-Cost": "3"})
+            assert (refused.status_code, refused.json()["code"], refused.json()["limit"]) == (
+                429,
+                "compute_exhausted",
+                10,
+            )
+            assert 1 <= int(refused.headers["retry-after"]) <= 86_400
+            assert limit_headers(await create(api, {"X-Cost": "2.5"}))[:2] == ("100", "98"), (
+                "the refused one's token is back"
+            )
+        assert await self.used(redis) == (0, 10)
+
+    async def test_goes_by_what_the_queue_takes_for_a_unit_of_cost(
+        self, door: Door, redis: Any, queue: QueueName
+    ) -> None:
+        await redis.hset(keys.meta(queue), "service_ms", "4000")
+        async with door(compute_s_per_day="10") as api:
+            assert (await create(api, {"X-Cost": "2"})).status_code == 201
+        assert await self.used(redis) == (0, 8)
+
+    async def test_of_one_that_waited_and_was_canceled_is_given_back(self, door: Door, redis: Redis) -> None:
+        async with door(compute_s_per_day="10") as api:
+            made = (await create(api, {"X-Cost": "10"})).json()
+            await api.post(f"/v1/predictions/{made['id']}/cancel")
+            assert (await create(api, {"X-Cost": "10"})).status_code == 201
+        assert await self.used(redis) == (0, 10)
+
+    async def test_of_one_that_runs_stays_reserved_when_it_is_canceled(
+        self, door: Door, redis: Redis, director: PlayedDirector
+    ) -> None:
+        async with door(compute_s_per_day="10") as api:
+            made = (await create(api, {"X-Cost": "10"})).json()
+            claim = await director.claim()
+            assert claim.record.metered
+            await api.post(f"/v1/predictions/{made['id']}/cancel")
+        assert await self.used(redis) == (0, 10)
+
+    async def test_of_an_idempotent_replay_is_not_reserved_twice(self, door: Door, redis: Redis) -> None:
+        async with door(compute_s_per_day="10") as api:
+            key = {"Idempotency-Key": "k", "X-Cost": "4"}
+            assert [(await create(api, key)).status_code for _ in range(3)] == [201] * 3
+        assert await self.used(redis) == (0, 4)
+
+    async def test_is_not_counted_for_an_account_without_a_limit(
+        self, door: Door, redis: Redis, director: PlayedDirector
+    ) -> None:
+        async with door() as api:
+            await create(api)
+            assert not (await director.claim()).record.metered
+        assert await self.used(redis) == (0, 0)
+
+
+class TestCostAndAffinity:
+    async def test_are_filed_with_the_prediction(self, door: Door, director: PlayedDirector) -> None:
+        async with door() as api:
+            await create(api, {"X-Cost": "2.5", "X-Affinity-Key": "style-7"})
+            record = (await director.claim()).record
+        assert (record.cost, record.affinity) == (2.5, "92a10c8979586cb8")  # of its SHA-256
+
+    async def test_are_one_and_none_where_nothing_is_said(self, door: Door, director: PlayedDirector) -> None:
+        async with door() as api:
+            await create(api)
+            record = (await director.claim()).record
+        assert (record.cost, record.affinity) == (1, "")
+
+    @pytest.mark.parametrize(
+        "headers",
+        [{"X-Cost": value} for value in ("0", "-1", "1e3", "nan", "", "1000001", "0.0000000", "１")]
+        + [{"X-Affinity-Key": value} for value in ("", "x" * 256)],
+    )
+    async def test_are_refused_where_they_make_no_sense(self, door: Door, headers: dict[str, str]) -> None:
+        async with door() as api:
+            refused = await create(api, {name: value.encode() for name, value in headers.items()})  # type: ignore[misc]
+        assert (refused.status_code, refused.json()["code"]) == (422, "invalid_header")
+
+    @pytest.mark.parametrize("header", ["X-Cost", "X-Affinity-Key"])
+    async def test_make_another_request_of_an_idempotency_key(self, door: Door, header: str) -> None:
+        async with door() as api:
+            key = {"Idempotency-Key": "k"}
+            assert (await create(api, {**key, header: "7"})).status_code == 201
+            assert (await create(api, {**key, header: "7"})).headers["idempotency-replayed"] == "true"
+            assert (await create(api, {**key, header: "8"})).json()["code"] == "idempotency_mismatch"
+            assert (await create(api, key)).json()["code"] == "idempotency_mismatch"
+
+    async def test_leave_the_fingerprint_of_requests_without_them_as_it_was(self, door: Door, redis: Any) -> None:
+        """A key of yesterday's release holds across the deploy of this one."""
+        body = json.dumps({"version": VERSION, "input": {}}).encode()
+        async with door() as api:
+            await api.post("/v1/predictions", content=body, headers={"Idempotency-Key": "k", "X-Priority": "low"})
+        name = keys.idempotency(account=ACCOUNT, model=MODEL, digest=hashlib.sha256(b"k").hexdigest())
+        _, fingerprint = (await redis.get(name)).decode().split()
+        assert fingerprint == hashlib.sha256(f"{MODEL}\n\nlow\n\n".encode() + body).hexdigest()
