@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 
 from director.core import keys
 from director.core.clock import Clock
+from director.core.history import spent_attempts
 from director.core.ids import PredictionId, QueueName, is_prediction_id
 from director.core.redis_client import ask, text
 from director.core.schema import Record
@@ -232,17 +233,16 @@ class DeadLetters:
 
 
 def attempts_of(history: str) -> tuple[Attempt, ...]:
-    """The attempts that a record's history tells of: number, holder, claimed, ended, code; a semicolon between two."""
-    return tuple(_attempt(*line.split(" ", 4)) for line in history.split(";") if line)
-
-
-def _attempt(number: str, director: str, claimed: str, ended: str, code: str) -> Attempt:
-    return Attempt(
-        number=int(number),
-        director=director,
-        claimed_at=iso(int(claimed)) if claimed else None,
-        ended_at=iso(int(ended)),
-        code=code,
+    """The attempts that a record's history tells of, as an operator sees them."""
+    return tuple(
+        Attempt(
+            number=spent.number,
+            director=spent.director,
+            claimed_at=None if spent.claimed is None else iso(spent.claimed),
+            ended_at=iso(spent.ended),
+            code=spent.code,
+        )
+        for spent in spent_attempts(history)
     )
 
 

@@ -69,7 +69,12 @@ class Record(Struct, frozen=True, kw_only=True):
     cost: float = 1
     metered: bool = False  # its account's compute is counted: see lua/spend.lua
     start_by: int | None = None
-    history: str = ""  # the attempts that did not end it: see director.core.dead
+    begun: bool = False  # some attempt of it ran
+    ended: Token = ""  # of the claim that finished it
+    place: str = ""  # position and how many were ahead when it was accepted; eta50 and eta90: ms that it was told then
+    eta50: int | None = None
+    eta90: int | None = None
+    history: str = ""  # the attempts that did not end it: see director.core.history
 
     @property
     def is_terminal(self) -> bool:

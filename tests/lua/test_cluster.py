@@ -92,6 +92,7 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     await driver.begin(finished, ("output", b"1"), ("logs", b'"x"'))
     assert await driver.extend(finished, released) == ["held", "held"]
     assert await scripts.get(finished.id) is not None
+    assert await scripts.story(released.id) is not None
     assert await driver.finish(finished, output=b"1")
     assert await driver.release(released, spent=True, delay_s=1) == "delayed"
     driver.pass_time(16)

@@ -18,6 +18,7 @@ MAY_IMPORT = {
 PURE = (
     "director.core.account_limits",
     "director.core.errors",
+    "director.core.history",
     "director.core.ids",
     "director.core.keys",
     "director.core.policy",
@@ -27,6 +28,7 @@ PURE = (
     "director.core.shards",
     "director.core.signing",
     "director.core.states",
+    "director.core.story",
     "director.core.view",
     "director.core.webhook_url",
     "director.doctor.floors",

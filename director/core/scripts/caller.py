@@ -11,7 +11,8 @@ from director.core.errors import IdempotencyMismatch, QueueRefused, UnknownQueue
 from director.core.gatherer import Arg
 from director.core.ids import PredictionId, QueueName
 from director.core.schema import Outlook, Record, Stored, flat, pairs
-from director.core.scripts.wire import Wire, event, now, outlook
+from director.core.scripts.wire import Wire, event, hoped, now, number
+from director.core.story import Known
 from director.core.view import fold
 
 __all__ = ("Accepted", "CallerScripts", "Canceled")
@@ -102,7 +103,7 @@ class CallerScripts(Wire):
                     prediction_id,
                     created_ms=int(created),
                     deadline_ms=int(deadline) if deadline else None,
-                    outlook=outlook(hope),
+                    outlook=hoped(hope),
                 )
             case b"replayed":
                 return Accepted(PredictionId(rest[0].decode()), replayed=True)
@@ -117,9 +118,12 @@ class CallerScripts(Wire):
         """Put an id on its account's list; call it before `enqueue`. Ids below `oldest` may be dropped."""
         await self._call("enlist", [keys.listing(account)], [prediction_id, oldest])
 
-    async def get(self, prediction_id: PredictionId, *, now_ms: int | None = None) -> Stored | None:
-        """One prediction as it is now; None when there is none."""
-        reply = await self._call("get", [keys.record(prediction_id)], [prediction_id, now(now_ms)])
+    async def get(
+        self, prediction_id: PredictionId, *, outlook: bool = True, now_ms: int | None = None
+    ) -> Stored | None:
+        """One prediction as it is now; None when there is none. `outlook`: with why it waits, where it does."""
+        args: list[Arg] = [prediction_id, now(now_ms), int(outlook)]
+        reply = await self._call("get", [keys.record(prediction_id)], args)
         if not reply:
             return None
         fields, data, ended, entries, hope = reply
@@ -127,10 +131,28 @@ class CallerScripts(Wire):
         raw = Raw(data) if data else None
         if not record.is_terminal:
             output, logs = fold([event(seq, entry) for seq, entry in enumerate(entries, start=1)])
-            return Stored(record=record, input=raw, output=output, logs=logs, outlook=outlook(hope))
+            return Stored(record=record, input=raw, output=output, logs=logs, outlook=hoped(hope))
         done = dict(pairs(ended))
         output = Raw(done[b"output"]) if done.get(b"output") else None
         return Stored(record=record, input=raw, output=output, logs=done.get(b"logs", b"").decode())
+
+    async def story(self, prediction_id: PredictionId, *, now_ms: int | None = None) -> Known | None:
+        """What is known of one prediction, all but its bulk; None when there is none."""
+        reply = await self._call("story", [keys.record(prediction_id)], [prediction_id, now(now_ms)])
+        if not reply:
+            return None
+        at, fields, entries, hope, attempts, due, lease, owed, dead = reply
+        return Known(
+            now=at,
+            record=Record.parse(prediction_id, fields),
+            events=tuple(event(seq, entry) for seq, entry in zip(entries[::2], entries[1::2], strict=True)),
+            outlook=hoped(hope),
+            attempts=number(attempts),
+            due=number(due),
+            lease=number(lease),
+            owed=number(owed),
+            is_dead=bool(dead),
+        )
 
     async def cancel(self, prediction_id: PredictionId, *, account: str, now_ms: int | None = None) -> Canceled:
         """End a prediction that waits, or ask the holder of one that runs to stop it."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from director.core.gatherer import Arg, Gatherer
 from director.core.schema import Event, NewEvent, Outlook
 
-__all__ = ("Wire", "event", "ms", "now", "outlook", "parts")
+__all__ = ("Wire", "event", "hoped", "ms", "now", "number", "parts")
 
 
 class Wire:
@@ -36,7 +36,7 @@ def event(seq: int, entry: bytes) -> Event:
     return Event(seq, kind.decode(), int(at), data)
 
 
-def outlook(reply: Sequence[bytes | int] | None) -> Outlook | None:
+def hoped(reply: Sequence[bytes | int] | None) -> Outlook | None:
     """How it stands with one that waits, as lib/outlook returns it; None where it does not wait."""
     if not reply:
         return None
@@ -44,12 +44,13 @@ def outlook(reply: Sequence[bytes | int] | None) -> Outlook | None:
     return Outlook(
         int(position),
         int(ahead),
-        _number(p50),
-        _number(p90),
+        number(p50),
+        number(p90),
         reason.decode() if isinstance(reason, bytes) else "",
-        _number(detail),
+        number(detail),
     )
 
 
-def _number(text: bytes | int) -> int | None:
+def number(text: bytes | int) -> int | None:
+    """A number of a reply that may be missing: '' then."""
     return None if text == b"" else int(float(text))

@@ -1,0 +1,342 @@
+"""Tell the whole story of one prediction: how it came, who had it and how that ended, why it waits, what comes next.
+
+Pure. Tells nothing of what its caller sent or was given, and of a webhook's URL the host alone: the rest may be secret.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import UNSET, Struct, UnsetType
+
+from director.core.history import spent_attempts
+from director.core.ids import PredictionId, QueueName
+from director.core.schema import Eta, Event, Outlook, Place, Record
+from director.core.states import Status
+from director.core.view import iso, place
+from director.core.webhook_url import read_webhook_url
+
+__all__ = ("Coming", "Ended", "Holding", "Known", "Owed", "Story", "Submitted", "Told", "tell")
+
+
+class Known(Struct, frozen=True, kw_only=True):
+    """What the queue knows of one prediction at the moment `now`, all but its bulk. Times in ms.
+
+    `events` without output, logs and metrics; none once they were removed. `attempts`: most that its queue gives;
+    `due`, `lease`, `owed`: when its next attempt, the end of its lease, the next attempt of its webhook is.
+    """
+
+    now: int
+    record: Record
+    events: tuple[Event, ...] = ()
+    outlook: Outlook | None = None
+    attempts: int | None = None
+    due: int | None = None
+    lease: int | None = None
+    owed: int | None = None
+    is_dead: bool = False
+
+
+class Told(Struct, frozen=True):
+    """What its caller was told when it was accepted: see `Place`."""
+
+    position: int
+    ahead: int
+    eta_s: Eta | None
+
+
+class Submitted(Struct, frozen=True):
+    """How it came. `revived_at`: it was a dead letter, and begins anew then."""
+
+    at: str
+    lane: str
+    account: str
+    told: Told | None
+    revivals: int = 0
+    revived_at: str | None = None
+
+
+class Holding(Struct, frozen=True, kw_only=True):
+    """One director that had it. `number`: of the attempt, which goes on with the next one where `is_spent` is false.
+
+    `how` it ended: a status, or the code of what went wrong; '' while it goes on. Times that nobody knows are None.
+    """
+
+    number: int
+    director: str
+    waited_s: float | None
+    claimed_at: str | None
+    started_at: str | None
+    ended_at: str | None
+    held_s: float | None
+    how: str
+    is_spent: bool
+
+
+class Ended(Struct, frozen=True, kw_only=True):
+    """Its end. `ran_s` is None where it never began."""
+
+    at: str
+    status: Status
+    code: str
+    error: str
+    total_s: float
+    ran_s: float | None
+
+
+class Owed(Struct, frozen=True, kw_only=True):
+    """What its caller wants to be told, and how the telling of its end goes. `last`: outcome of the last attempt."""
+
+    host: str
+    events: tuple[str, ...]
+    is_owed: bool
+    attempts: int
+    last: str
+    next_at: str | None
+
+
+class Coming(Struct, frozen=True):
+    """What is next: a word for programs, the moment where there is one, and the words for a person."""
+
+    what: str
+    at: str | None
+    detail: str
+
+
+class Story(Struct, frozen=True, kw_only=True):
+    """All of it. `queue`: as on a prediction, only while it waits. Without its events nobody knows who gave it back."""
+
+    id: PredictionId
+    model: str
+    version: str
+    queue_name: QueueName
+    status: Status
+    now: str
+    submitted: Submitted
+    held: tuple[Holding, ...]
+    next: tuple[Coming, ...]
+    queue: Place | UnsetType = UNSET
+    ended: Ended | None = None
+    webhook: Owed | None = None
+    has_events: bool = True
+
+
+class Stay(Struct, frozen=True, kw_only=True):
+    """A holding in ms: `claimed` and `ended` as far as they are known."""
+
+    number: int
+    director: str
+    claimed: int | None
+    ended: int | None
+    how: str
+    is_spent: bool = True
+
+
+def tell(known: Known) -> Story:
+    """The story as it stands."""
+    record = known.record
+    return Story(
+        id=record.id,
+        model=record.model,
+        version=record.version,
+        queue_name=record.queue,
+        status=record.status,
+        now=iso(known.now),
+        submitted=_submitted(known),
+        held=tuple(_held(known)),
+        next=tuple(_next(known)),
+        queue=place(known.outlook) if known.outlook else UNSET,
+        ended=_ended(record),
+        webhook=_owed(known),
+        has_events=bool(known.events),
+    )
+
+
+def _submitted(known: Known) -> Submitted:
+    record, revived = known.record, _revived(known)
+    told = None
+    if record.place:
+        position, ahead = map(int, record.place.split())
+        eta = None if record.eta90 is None else Eta((record.eta50 or 0) / 1000, record.eta90 / 1000)
+        told = Told(position, ahead, eta)
+    return Submitted(
+        at=iso(record.created),
+        lane=record.lane,
+        account=record.account,
+        told=told,
+        revivals=record.revivals,
+        revived_at=None if revived is None else iso(revived),
+    )
+
+
+def _revived(known: Known) -> int | None:
+    return next((event.at for event in known.events if event.kind == "revived"), None)
+
+
+# ── who had it ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _held(known: Known) -> Iterator[Holding]:
+    """Oldest first. Each waited from the end of the one before it, the first from when it was accepted."""
+    record, revived = known.record, _revived(known)
+    starts = sorted(event.at for event in known.events if event.kind == "started")
+    since: int | None = record.created
+    for stay in _stays(known):
+        if record.revivals and not known.events:
+            since = None  # nobody knows any more how long it was a dead letter
+        elif revived is not None and since is not None and since < revived <= (stay.claimed or 0):
+            since = revived
+        until = known.now if stay.ended is None else stay.ended
+        seen = [at for at in (record.started, *starts) if at and stay.claimed and stay.claimed <= at <= until]
+        yield Holding(
+            number=stay.number,
+            director=stay.director,
+            waited_s=_seconds(since, stay.claimed),
+            claimed_at=_iso(stay.claimed),
+            started_at=_iso(min(seen, default=None)),
+            ended_at=_iso(stay.ended),
+            held_s=_seconds(stay.claimed, until),
+            how=stay.how,
+            is_spent=stay.is_spent,
+        )
+        since = stay.ended
+
+
+def _stays(known: Known) -> list[Stay]:
+    """What was used up is in the record; what was given back is in the events, while they last; then the last one."""
+    spent = [
+        Stay(number=one.number, director=one.director, claimed=one.claimed, ended=one.ended, how=one.code)
+        for one in spent_attempts(known.record.history)
+    ]
+    back = [_given_back(event, spent, _revived(known) or 0) for event in known.events if event.kind == "released"]
+    before = sorted([*spent, *back], key=lambda stay: stay.ended or 0)
+    return [*before, *_last(known, before)]
+
+
+def _given_back(event: Event, spent: Sequence[Stay], since: int) -> Stay:
+    code, director, claimed, *_ = [*event.data.decode().split(" "), "", ""]
+    before = sum(since <= (one.ended or 0) <= event.at for one in spent)
+    return Stay(
+        number=before + 1,
+        director=director,
+        claimed=int(claimed) if claimed else None,
+        ended=event.at,
+        how=code,
+        is_spent=False,
+    )
+
+
+def _last(known: Known, before: Sequence[Stay]) -> list[Stay]:
+    """The holding that goes on, or the one that the end came out of; none where it waits, or ended while it did."""
+    record = known.record
+    if record.claimed is None:
+        return []
+    ends = {stay.claimed for stay in before} | {stay.ended for stay in before if stay.claimed is None}
+    was_held = bool(known.events) and record.claimed not in ends
+    if not (record.token or record.ended or (record.is_terminal and was_held)):
+        return []
+    return [
+        Stay(
+            number=record.attempt,
+            director=record.holder,
+            claimed=record.claimed,
+            ended=record.completed,
+            how=record.status if record.is_terminal else "",
+        )
+    ]
+
+
+def _ended(record: Record) -> Ended | None:
+    if record.completed is None:
+        return None
+    return Ended(
+        at=iso(record.completed),
+        status=record.status,
+        code=record.code,
+        error=record.error,
+        total_s=(record.completed - record.created) / 1000,
+        ran_s=_seconds(record.started, record.completed),
+    )
+
+
+def _owed(known: Known) -> Owed | None:
+    record = known.record
+    if not record.webhook:
+        return None
+    return Owed(
+        host=_host(record.webhook),
+        events=tuple(record.events.split(",")),
+        is_owed=known.owed is not None,
+        attempts=record.tellings,
+        last=record.told,
+        next_at=_iso(known.owed),
+    )
+
+
+def _host(url: str) -> str:
+    try:
+        return read_webhook_url(url).host
+    except ValueError:  # an older release may have taken what this one refuses
+        return "?"
+
+
+# ── what is next ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _next(known: Known) -> Iterator[Coming]:
+    if known.record.is_terminal:
+        yield from _after_its_end(known)
+    else:
+        yield from _held_on(known) if known.record.token else _waited_for(known)
+        yield from _limits(known.record)
+
+
+def _after_its_end(known: Known) -> Iterator[Coming]:
+    if known.owed is not None:
+        yield Coming("webhook", iso(known.owed), f"attempt {known.record.tellings + 1} to tell its end, at the latest")
+    if known.is_dead:
+        yield Coming("nothing", None, "it is a dead letter: an operator may revive it")
+    elif known.owed is None:
+        yield Coming("nothing", None, "it has ended")
+
+
+def _waited_for(known: Known) -> Iterator[Coming]:
+    attempt = _attempt(known.record.attempt + 1, known.attempts)
+    if known.due is not None:
+        yield Coming("attempt", iso(known.due), f"{attempt}, not before that")
+    else:
+        yield Coming("attempt", None, f"{attempt}, when its turn has come")
+
+
+def _held_on(known: Known) -> Iterator[Coming]:
+    record = known.record
+    if record.cancel:
+        yield Coming("cancel", None, f"{record.holder} was asked to stop it")
+    elif record.started is None:
+        yield Coming("start", None, f"{record.holder} starts {_attempt(record.attempt, known.attempts)}")
+    else:
+        yield Coming("end", None, f"{record.holder} runs {_attempt(record.attempt, known.attempts)} to its end")
+    is_last = known.attempts is not None and record.attempt >= known.attempts
+    lost = "it is a dead letter" if is_last else f"{_attempt(record.attempt + 1, known.attempts)} begins"
+    if known.lease is not None and known.lease > known.now:
+        yield Coming("lease", iso(known.lease), f"without a sign of life until then, {lost}")
+    else:
+        yield Coming("lease", _iso(known.lease), f"its director went silent: a keeper takes it back, and {lost}")
+
+
+def _limits(record: Record) -> Iterator[Coming]:
+    if record.start_by is not None and not record.begun:
+        yield Coming("start_by", iso(record.start_by), "failed if it has not begun by then")
+    if record.deadline is not None:
+        late = Status.CANCELED if record.begun else record.late or Status.FAILED
+        yield Coming("deadline", iso(record.deadline), f"{late} if it has not ended by then")
+
+
+def _attempt(number: int, most: int | None) -> str:
+    return f"attempt {number}" if most is None else f"attempt {number} of {most}"
+
+
+def _seconds(since: int | None, until: int | None) -> float | None:
+    return None if since is None or until is None else (until - since) / 1000
+
+
+def _iso(at: int | None) -> str | None:
+    return None if at is None else iso(at)

@@ -1,0 +1,45 @@
+#!lua flags=no-writes
+-- story: what is known of one prediction, all but its bulk: how it came, who had it, what it waits for.
+-- Uses lib/keys lib/place lib/share lib/outlook
+--
+--   KEYS[1]  record  hash  {p}:rec:<id>
+--   ARGV[1]  id
+--   ARGV[2]  now_ms  '' for the server's clock
+--   Returns  {now_ms, record, events, outlook, attempts, due, lease, owed, dead}
+--                record and events are flat lists; of each event its place, then kind, ms and data with a space between
+--                events without output, logs and metrics: of a long run the first and the last; none once they were removed
+--                outlook as lib/outlook has it, only while it waits; attempts: most that its queue gives
+--                due, lease, owed: ms of the next attempt, the lease's end, the webhook's next attempt; '' where there is none
+--                dead: 1 for a dead letter
+--            {}  no such prediction
+
+local id, now = ARGV[1], clock(ARGV[2])
+local LOOK = 500 -- events looked at from each end: one run may have written a hundred thousand
+local BULK = { output = true, logs = true, metric = true }
+
+local flat = redis.call('HGETALL', KEYS[1])
+if #flat == 0 then return {} end
+local r = as_record(flat)
+
+local key, events = events_key(id), {}
+local length = redis.call('LLEN', key)
+local function look(from, to)
+  for i, entry in ipairs(redis.call('LRANGE', key, from, to)) do
+    if not BULK[string.match(entry, '^%S+')] then
+      events[#events + 1] = from + i
+      events[#events + 1] = entry
+    end
+  end
+end
+look(0, LOOK - 1)
+if length > LOOK then look(math.max(LOOK, length - LOOK), -1) end
+
+local function at(index) return redis.call('ZSCORE', index, id) or '' end
+
+local waits = not TERMINAL[r.status] and r.token == ''
+return {
+  now, flat, events, waits and outlook(id, r, now) or {},
+  redis.call('HGET', queue_key(r.queue, 'meta'), 'attempts') or '',
+  at(queue_key(r.queue, 'delayed')), at(queue_key(r.queue, 'lease')), at(owed_key()),
+  at(queue_key(r.queue, 'dead')) ~= '' and 1 or 0,
+}
