@@ -66,7 +66,9 @@ if r.start_by_ms ~= '' and hope[3] ~= '' and hope[3] > tonumber(r.start_by_ms) t
   return { 'refused', 'cannot_start_in_time', r.start_by_ms, hope[3] - r.start_by_ms, hope[3] }
 end
 
-set_limits(queue, tenant, r.weight ~= '' and r.weight or '1', r.most_running)
+if set_limits(queue, tenant, r.weight ~= '' and r.weight or '1', r.most_running) then
+  rejoin(queue, tenant) -- without a limit nothing else would tell that what waits in its other lanes may run
+end
 r.arrival = redis.call('HINCRBY', queue_key(queue, 'meta'), 'arrivals', 1)
 
 local fields = { 'status', 'starting', 'created', now, 'attempt', 0, 'claims', 0, 'seq', 1, 'token', '', 'arrival', r.arrival }

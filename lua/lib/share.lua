@@ -15,13 +15,13 @@ local function limits_of(queue, tenant)
   return tonumber(weight), tonumber(most)
 end
 
+-- True when they were others before.
 local function set_limits(queue, tenant, weight, most_running)
   local key, text = queue_key(queue, 'limits'), weight .. ' ' .. most_running
-  if text == '1 ' then
-    redis.call('HDEL', key, tenant)
-  elseif redis.call('HGET', key, tenant) ~= text then
-    redis.call('HSET', key, tenant, text)
-  end
+  if text == '1 ' then return redis.call('HDEL', key, tenant) == 1 end
+  if redis.call('HGET', key, tenant) == text then return false end
+  redis.call('HSET', key, tenant, text)
+  return true
 end
 
 local function is_held(queue, tenant) return redis.call('SISMEMBER', queue_key(queue, 'held'), tenant) == 1 end

@@ -1,0 +1,327 @@
+"""limit: how much of a queue one tenant may have: running at once, waiting, and by what weight."""
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from director.core import keys
+from director.core.errors import QueueRefused, UnknownQueue
+from director.core.ids import QueueName
+from director.core.schema import Claim
+from director.core.states import Status
+from tests.support.keyspace import dump
+from tests.support.queue_driver import MODEL, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+
+async def accounts(driver: QueueDriver, count: int = 9) -> list[str]:
+    return [claim.record.account for claim in await driver.claim(count)]
+
+
+# ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_of_what_stands_ready_no_more_is_handed_out_than_may_run(driver: QueueDriver) -> None:
+    await driver.have_slots(9)
+    ids = [await driver.submit(streams=[0], most_running=2) for _ in range(5)]
+    assert [claim.id for claim in await driver.claim(9)] == ids[:2]
+    assert await driver.claim(9) == []
+    assert await driver.backlog() == ids[2:], "in their order, for when there is room"
+
+
+async def test_of_what_waits_for_a_turn_no_more_is_handed_out_than_may_run(driver: QueueDriver) -> None:
+    ids = [await driver.submit(most_running=2) for _ in range(5)]
+    assert [claim.id for claim in await driver.claim(9)] == ids[:2]
+    assert await driver.claim(9) == []
+
+
+async def test_claims_of_all_lanes_count_together(driver: QueueDriver) -> None:
+    for lane in keys.LANES:
+        for _ in range(2):
+            await driver.submit(lane=lane, most_running=2)
+    assert len(await driver.claim(9)) == 2
+    assert await driver.claim(9) == []
+
+
+async def test_a_limit_that_is_reached_holds_up_nobody_in_the_same_stream(driver: QueueDriver) -> None:
+    await driver.have_slots(9)
+    for _ in range(3):
+        await driver.submit(account="limited", streams=[0], most_running=1)
+    for _ in range(2):
+        await driver.submit(account="other", streams=[0])
+    assert await accounts(driver) == ["limited", "other", "other"]
+
+
+async def test_a_limit_that_is_reached_holds_up_nobody_who_waits_for_a_turn(driver: QueueDriver) -> None:
+    for account, most in (("limited", 1), ("other", None)):
+        for _ in range(5):
+            await driver.submit(account=account, streams=[0], most_running=most)
+    assert await accounts(driver) == ["limited", *["other"] * 5]
+
+
+async def test_what_is_put_back_costs_it_neither_an_attempt_nor_a_claim_nor_a_turn(driver: QueueDriver) -> None:
+    await driver.have_slots(9)
+    first, second = [await driver.submit(streams=[0], most_running=1) for _ in range(2)]
+    claim = await driver.claim_one()
+    before = await driver.record(second)
+    assert await driver.claim() == []
+    record = await driver.record(second)
+    assert (record.attempt, record.claims, record.seq, record.token) == (0, 0, before.seq, "")
+    assert await driver.entries() == {0: [first]}
+    assert await driver.pending() == {first: "d1"}
+    await driver.finish(claim)
+    assert (await driver.claim_one()).record.attempt == 1
+
+
+async def test_a_limit_of_none_at_all_lets_nothing_run(driver: QueueDriver) -> None:
+    await driver.submit(most_running=0)
+    assert await driver.claim() == []
+
+
+async def test_an_account_is_limited_for_itself(driver: QueueDriver) -> None:
+    for account in ("a", "b"):
+        for _ in range(2):
+            await driver.submit(account=account, most_running=1)
+    assert sorted(await accounts(driver)) == ["a", "b"]
+
+
+# ── room again ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+End = Callable[[QueueDriver, Claim], Awaitable[object]]
+
+
+async def it_succeeds(driver: QueueDriver, claim: Claim) -> None:
+    await driver.run(claim, 1)
+
+
+async def it_fails(driver: QueueDriver, claim: Claim) -> None:
+    await driver.finish(claim, Status.FAILED)
+
+
+async def it_is_given_back(driver: QueueDriver, claim: Claim) -> None:
+    assert await driver.release(claim) == "waiting"
+
+
+async def it_is_retried_later(driver: QueueDriver, claim: Claim) -> None:
+    assert await driver.release(claim, spent=True, delay_s=60) == "delayed"
+
+
+async def its_caller_cancels_it(driver: QueueDriver, claim: Claim) -> None:
+    assert await driver.cancel(claim.id) == "asked"
+    assert await driver.release(claim) == "canceled"
+
+
+async def its_deadline_passes(driver: QueueDriver, claim: Claim) -> None:
+    driver.pass_time(20)
+    assert await driver.expire() == (0, 1)
+    assert await driver.reap() == {claim.id: "late"}
+
+
+async def its_director_is_lost(driver: QueueDriver, claim: Claim) -> None:
+    driver.pass_time(15)
+    assert await driver.reap() == {claim.id: "waiting"}
+
+
+async def its_lease_is_lost_too(driver: QueueDriver, claim: Claim) -> None:
+    await driver.redis.delete(keys.lease(driver.queue))
+    _, recovered = await driver.recover(int(await driver.field(claim.id, "stream")))
+    assert recovered == {claim.id: "waiting"}
+
+
+ENDS: list[End] = [
+    it_succeeds,
+    it_fails,
+    it_is_given_back,
+    it_is_retried_later,
+    its_caller_cancels_it,
+    its_deadline_passes,
+    its_director_is_lost,
+    its_lease_is_lost_too,
+]
+
+
+@pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
+async def test_when_one_is_over_the_next_may_run_and_the_bell_says_so(driver: QueueDriver, end: End) -> None:
+    await driver.submit(most_running=1, lifetime_ms=20_000)
+    for _ in range(2):
+        await driver.submit(most_running=1)
+    claim = await driver.claim_one()
+    assert await driver.claim() == []
+    await driver.hear_bell()
+    await end(driver, claim)
+    assert await driver.hear_bell()
+    assert len(await driver.claim(9)) == 1, "one, and no more"
+
+
+async def test_what_is_canceled_while_it_waits_makes_no_room(driver: QueueDriver) -> None:
+    ids = [await driver.submit(most_running=1) for _ in range(3)]
+    await driver.claim_one()
+    await driver.cancel(ids[1])
+    assert await driver.claim() == []
+
+
+async def test_a_claim_that_ends_twice_makes_room_once(driver: QueueDriver) -> None:
+    for _ in range(4):
+        await driver.submit(most_running=1)
+    claim = await driver.claim_one()
+    for _ in range(2):
+        assert await driver.finish(claim)
+    assert len(await driver.claim(9)) == 1
+
+
+# ── another limit ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_raised_limit_rings_and_lets_in(driver: QueueDriver) -> None:
+    ids = [await driver.submit(most_running=1) for _ in range(5)]
+    await driver.claim_one()
+    assert await driver.claim() == []
+    await driver.hear_bell()
+    await driver.limit(most_running=3)
+    assert await driver.hear_bell()
+    assert [claim.id for claim in await driver.claim(9)] == ids[1:3]
+
+
+async def test_a_limit_that_is_taken_away_rings_and_lets_all_in(driver: QueueDriver) -> None:
+    for _ in range(5):
+        await driver.submit(most_running=1)
+    await driver.claim_one()
+    assert await driver.claim() == []
+    await driver.hear_bell()
+    await driver.limit()
+    assert await driver.hear_bell()
+    assert len(await driver.claim(9)) == 4
+
+
+@pytest.mark.parametrize("most_running", [3, None])
+async def test_a_raised_limit_that_came_with_a_submit_lets_in_what_waits_in_other_lanes_too(
+    driver: QueueDriver, most_running: int | None
+) -> None:
+    ids = [await driver.submit(lane="low", most_running=1) for _ in range(3)]
+    claim = await driver.claim_one()
+    assert await driver.claim() == []
+    high = await driver.submit(lane="high", most_running=most_running)
+    await driver.finish(claim)
+    assert [claim.id for claim in await driver.claim(9)] == [high, *ids[1:]]
+
+
+async def test_a_lowered_limit_stops_nothing_that_runs_and_starts_nothing_before_there_is_room(
+    driver: QueueDriver,
+) -> None:
+    for _ in range(6):
+        await driver.submit(most_running=3)
+    claims = await driver.claim(9)
+    assert len(claims) == 3
+    await driver.limit(most_running=1)
+    assert await driver.extend(*claims) == ["held"] * 3
+    for claim in claims[:2]:
+        await driver.finish(claim)
+        assert await driver.claim() == []
+    await driver.finish(claims[2])
+    assert len(await driver.claim(9)) == 1
+
+
+async def test_a_lowered_limit_counts_for_what_stands_ready(driver: QueueDriver) -> None:
+    await driver.have_slots(9)
+    for _ in range(3):
+        await driver.submit()
+    await driver.limit(most_running=1)
+    assert len(await driver.claim(9)) == 1
+
+
+async def test_limits_follow_the_account_with_each_submit(driver: QueueDriver) -> None:
+    told = []
+    for options in ({"weight": 2, "most_running": 3}, {"weight": 0.5}, {"most_running": 7}, {}):
+        await driver.submit(**options)
+        told.append(await driver.counts(keys.limits(driver.queue)))
+    assert told == [{"acme": "2 3"}, {"acme": "0.5 "}, {"acme": "1 7"}, {}], "nothing is kept of an ordinary one"
+
+
+async def test_a_new_weight_counts_for_what_waits_already(driver: QueueDriver) -> None:
+    for account in ("a", "b"):
+        for _ in range(12):
+            await driver.submit(account=account)
+    await driver.claim(1)
+    await driver.limit("b", weight=3)
+    served = await accounts(driver, 12)
+    assert (served.count("a"), served.count("b")) == (3, 9)
+
+
+async def test_the_same_limit_twice_is_one(driver: QueueDriver) -> None:
+    for _ in range(3):
+        await driver.submit()
+    await driver.limit(most_running=2)
+    before = await dump(driver.redis)
+    await driver.limit(most_running=2)
+    assert {name: value for name, (_, value) in (await dump(driver.redis)).items()} == {
+        name: value for name, (_, value) in before.items()
+    }
+
+
+async def test_an_unknown_queue_is_an_error(driver: QueueDriver) -> None:
+    before = await dump(driver.redis)
+    with pytest.raises(UnknownQueue):
+        await driver.scripts.limit(QueueName(f"{MODEL}:000000000000"), "acme", weight=2, most_running=1)
+    assert await dump(driver.redis) == before
+
+
+# ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_what_is_too_much_to_wait_is_refused_and_nothing_written(driver: QueueDriver) -> None:
+    for _ in range(3):
+        await driver.submit(most_queued=3)
+    before = await dump(driver.redis)
+    with pytest.raises(QueueRefused, match="too_many_queued") as refused:
+        await driver.submit(most_queued=3, weight=5, most_running=1, idempotency=("digest", "body"))
+    assert (refused.value.limit, refused.value.retry_after_s, refused.value.eta_s) == (3, 1, None)
+    assert await dump(driver.redis) == before
+    await driver.submit(account="other", most_queued=3)
+
+
+async def test_delayed_retries_wait_too_and_what_runs_does_not(driver: QueueDriver) -> None:
+    for _ in range(3):
+        await driver.submit(most_queued=3)
+    first, second = await driver.claim(2)
+    await driver.submit(most_queued=3)
+    await driver.release(first, delay_s=60)
+    with pytest.raises(QueueRefused):
+        await driver.submit(most_queued=3)
+    await driver.finish(second)
+    with pytest.raises(QueueRefused):
+        await driver.submit(most_queued=3)
+
+
+@pytest.mark.parametrize("lane", keys.LANES)
+async def test_what_waits_counts_over_all_lanes(driver: QueueDriver, lane: str) -> None:
+    for other in keys.LANES:
+        await driver.submit(lane=other, most_queued=3)
+    with pytest.raises(QueueRefused):
+        await driver.submit(lane=lane, most_queued=3)
+
+
+async def test_there_is_room_again_when_one_of_them_starts_ends_or_expires(driver: QueueDriver) -> None:
+    ids = [await driver.submit(most_queued=3, lifetime_ms=5_000) for _ in range(3)]
+    await driver.claim_one()
+    await driver.submit(most_queued=3)
+    await driver.cancel(ids[1])
+    await driver.submit(most_queued=3)
+    driver.pass_time(5)
+    assert await driver.expire() == (1, 1)
+    await driver.submit(most_queued=3)
+    with pytest.raises(QueueRefused):
+        await driver.submit(most_queued=3)
+
+
+async def test_what_was_accepted_before_is_answered_and_not_refused(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit(most_queued=1, idempotency=("digest", "body"))
+    before = await dump(driver.redis)
+    assert await driver.submit(prediction_id, most_queued=1) == prediction_id
+    assert await driver.submit(most_queued=1, idempotency=("digest", "body")) == prediction_id
+    assert await dump(driver.redis) == before
+
+
+async def test_a_limit_of_nothing_waiting_refuses_all(driver: QueueDriver) -> None:
+    with pytest.raises(QueueRefused, match="too_many_queued"):
+        await driver.submit(most_queued=0)
