@@ -1,0 +1,174 @@
+"""bound: what a queue does with more than it can run: take it all, so many, or only what starts at once."""
+
+import pytest
+
+from director.core.errors import QueueRefused, UnknownQueue
+from director.core.ids import QueueName
+from tests.support.keyspace import dump
+from tests.support.queue_driver import MODEL, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+
+async def refusal(driver: QueueDriver, **options: object) -> QueueRefused:
+    """Nothing is written by it."""
+    before = await dump(driver.redis)
+    with pytest.raises(QueueRefused) as refused:
+        await driver.submit(**options)  # type: ignore[arg-type]
+    assert await dump(driver.redis) == before
+    return refused.value
+
+
+async def test_a_queue_takes_all_unless_it_is_told_otherwise(driver: QueueDriver) -> None:
+    for _ in range(50):
+        await driver.submit()
+    assert (await driver.stats()).mode == "absorb"
+
+
+# ── bounded ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_bounded_queue_takes_so_many_and_no_more(driver: QueueDriver) -> None:
+    await driver.bound("bounded", 3)
+    for account in ("a", "b", "c"):
+        await driver.submit(account=account)
+    refused = await refusal(driver, account="d", weight=3, idempotency=("digest", "body"))
+    assert (refused.code, refused.limit, refused.eta_s) == ("queue_full", 3, None)
+    stats = await driver.stats()
+    assert (stats.mode, stats.max_queued, stats.waiting) == ("bounded", 3, 3)
+
+
+async def test_what_waits_in_any_lane_or_is_delayed_counts_and_what_runs_does_not(driver: QueueDriver) -> None:
+    await driver.bound("bounded", 3)
+    for lane in ("high", "normal", "low"):
+        await driver.submit(lane=lane)
+    [claim, _] = await driver.claim(2)
+    for _ in range(2):
+        await driver.submit()
+    await refusal(driver)
+    await driver.release(claim, delay_s=60)
+    assert (await refusal(driver, lane="high")).code == "queue_full"
+
+
+async def test_when_one_ends_or_starts_there_is_room(driver: QueueDriver) -> None:
+    await driver.bound("bounded", 1)
+    for _ in range(2):
+        await driver.submit()
+        await refusal(driver)
+        await driver.claim_one()
+    prediction_id = await driver.submit()
+    await driver.cancel(prediction_id)
+    await driver.submit()
+
+
+async def test_a_lower_bound_ends_nothing_that_waits(driver: QueueDriver) -> None:
+    for _ in range(5):
+        await driver.submit()
+    await driver.bound("bounded", 2)
+    await refusal(driver)
+    assert len(await driver.claim(5)) == 5
+    await driver.submit()
+
+
+async def test_it_says_about_when_one_leaves(driver: QueueDriver) -> None:
+    await driver.have_slots(4)
+    await driver.submit()
+    await driver.run(await driver.claim_one(), 10)
+    await driver.bound("bounded", 0)
+    assert (await refusal(driver)).retry_after_s == 3, "four slots that take ten seconds for each"
+
+
+async def test_while_nobody_knows_how_long_it_says_a_second(driver: QueueDriver) -> None:
+    await driver.bound("bounded", 0)
+    assert (await refusal(driver)).retry_after_s == 1
+
+
+# ── reject ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_rejecting_queue_takes_as_many_as_it_has_slots(driver: QueueDriver) -> None:
+    await driver.have_slots(2)
+    await driver.bound("reject")
+    for _ in range(2):
+        await driver.submit()
+    refused = await refusal(driver)
+    assert (refused.code, refused.limit) == ("no_capacity", 2)
+    claims = await driver.claim(2)
+    assert (await refusal(driver)).code == "no_capacity", "slots that are at work are not free"
+    await driver.finish(claims[0])
+    await driver.submit()
+    await refusal(driver)
+
+
+async def test_a_rejecting_queue_that_nobody_serves_takes_nothing(driver: QueueDriver) -> None:
+    await driver.bound("reject")
+    refused = await refusal(driver)
+    assert (refused.code, refused.limit) == ("no_capacity", 0)
+
+
+# ── which counts ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("mode", "max_queued"), [("bounded", 1), ("reject", None)])
+async def test_what_was_accepted_before_is_answered_and_not_refused(
+    driver: QueueDriver, mode: str, max_queued: int | None
+) -> None:
+    await driver.have_slots(1)
+    await driver.bound(mode, max_queued)  # type: ignore[arg-type]
+    prediction_id = await driver.submit(idempotency=("digest", "body"))
+    before = await dump(driver.redis)
+    assert await driver.submit(prediction_id) == prediction_id
+    assert await driver.submit(idempotency=("digest", "body")) == prediction_id
+    assert await dump(driver.redis) == before
+    await refusal(driver, idempotency=("another digest", "body"))
+
+
+async def test_an_idempotency_key_of_what_was_refused_is_free(driver: QueueDriver) -> None:
+    await driver.bound("bounded", 0)
+    await refusal(driver, idempotency=("digest", "body"))
+    await driver.bound("absorb")
+    await driver.submit(idempotency=("digest", "another body"))
+
+
+async def test_who_has_too_much_waiting_is_told_of_that_first(driver: QueueDriver) -> None:
+    await driver.bound("bounded", 1)
+    await driver.submit()
+    assert (await refusal(driver, most_queued=1)).code == "too_many_queued"
+
+
+async def test_what_comes_back_is_never_refused(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    dead = await driver.die()
+    await driver.bound("bounded", 0)
+    assert await driver.release(claim, spent=True) == "waiting"
+    assert await driver.revive(dead)
+    assert len(await driver.claim(5)) == 2
+
+
+async def test_absorbing_again_it_takes_all_again(driver: QueueDriver) -> None:
+    await driver.bound("bounded", 0)
+    await refusal(driver)
+    await driver.bound("absorb")
+    await driver.submit()
+    assert (await driver.stats()).max_queued is None
+
+
+async def test_the_same_bound_twice_is_one(driver: QueueDriver) -> None:
+    await driver.bound("bounded", 7)
+    before = await dump(driver.redis)
+    await driver.bound("bounded", 7)
+    assert await dump(driver.redis) == before
+
+
+async def test_an_unknown_queue_is_an_error(driver: QueueDriver) -> None:
+    before = await dump(driver.redis)
+    with pytest.raises(UnknownQueue):
+        await driver.scripts.bound(QueueName(f"{MODEL}:000000000000"), mode="reject")
+    assert await dump(driver.redis) == before
+
+
+@pytest.mark.parametrize(("mode", "max_queued"), [("bounded", None), ("absorb", 3), ("reject", 3)])
+async def test_only_a_bounded_queue_has_a_bound(driver: QueueDriver, mode: str, max_queued: int | None) -> None:
+    with pytest.raises(ValueError, match="max_queued"):
+        await driver.bound(mode, max_queued)  # type: ignore[arg-type]
