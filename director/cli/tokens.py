@@ -1,17 +1,25 @@
-"""`director token create`: let somebody ask the API. Tokens are kept by their digest, so this shows one only once."""
+"""`director token`: let somebody ask the API, or no longer. Only a token's digest is kept, so it is shown just once."""
 
 import argparse
-import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from director.cli.arguments import Commands, add_json, add_redis
 
+if TYPE_CHECKING:
+    from director.core.accounts import Accounts
+
 __all__ = ("add",)
+
+Made = TypeVar("Made")
 
 
 def add(commands: Commands) -> None:
     """Add the commands of this file."""
-    token = commands.add_parser("token", help="make tokens", description="Make tokens for callers of the API.")
+    token = commands.add_parser(
+        "token", help="make and revoke tokens", description="Make and revoke tokens for callers of the API."
+    )
     actions = token.add_subparsers(title="commands", metavar="COMMAND", required=True)
     create = actions.add_parser("create", help="make a token, and its account where there is none")
     create.add_argument("--account", required=True, metavar="NAME", help="who the token speaks for")
@@ -20,6 +28,9 @@ def add(commands: Commands) -> None:
     add_json(create)
     add_redis(create)
     create.set_defaults(run=_create)
+    revoke = actions.add_parser("revoke", help="make a token, read from standard input, speak for nobody")
+    add_redis(revoke)
+    revoke.set_defaults(run=_revoke)
 
 
 def _create(given: argparse.Namespace) -> int:
@@ -30,7 +41,11 @@ def _create(given: argparse.Namespace) -> int:
 
     lanes, scopes = _words(given.lanes), _words(given.scopes)
     _check(given.account, lanes, scopes)
-    token = anyio.run(_write, redis_url(given), given.account, lanes, scopes)
+    token = anyio.run(
+        _connected,
+        redis_url(given),
+        lambda accounts: accounts.create_token(given.account, lanes=lanes, scopes=scopes),
+    )
     if given.json:
         facts = {"account": given.account, "lanes": lanes, "scopes": scopes, "token": token}
         print(msgspec.json.encode(facts).decode())
@@ -39,29 +54,43 @@ def _create(given: argparse.Namespace) -> int:
     return 0
 
 
+def _revoke(given: argparse.Namespace) -> int:
+    """From standard input: what stands on a command line is seen by everybody on the machine, and kept by the shell."""
+    import anyio
+
+    from director.cli.where import redis_url
+    from director.core.errors import SettingsError
+
+    url = redis_url(given)
+    token = sys.stdin.readline().strip()
+    if not token or not anyio.run(_connected, url, lambda accounts: accounts.revoke(token)):
+        raise SettingsError("standard input has no token that speaks for anybody.")
+    print("revoked: an API that knew it forgets it once its cache is over")
+    return 0
+
+
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _check(account: str, lanes: Sequence[str], scopes: Sequence[str]) -> None:
-    from director.core.accounts import ACCOUNT_NAME, SCOPES
+    from director.core.accounts import SCOPES, refuse_name
     from director.core.errors import SettingsError
     from director.core.keys import LANES
 
-    if not re.fullmatch(ACCOUNT_NAME, account):
-        raise SettingsError(f"{account!r} is no account name: use a-z, 0-9, - and _, at most 64, such as team-a.")
+    refuse_name(account)
     if not lanes or not set(lanes) <= set(LANES):
         raise SettingsError(f"--lanes takes {', '.join(LANES)}, separated by commas.")
     if not scopes or not set(scopes) <= set(SCOPES):
         raise SettingsError(f"--scopes takes {', '.join(SCOPES)}, separated by commas.")
 
 
-async def _write(url: str, account: str, lanes: Sequence[str], scopes: Sequence[str]) -> str:
+async def _connected(url: str, act: "Callable[[Accounts], Awaitable[Made]]") -> Made:
     from director.core.accounts import Accounts
     from director.core.redis_client import client
 
     redis = client(url, name="director-cli")
     try:
-        return await Accounts(redis).create_token(account, lanes=lanes, scopes=scopes)
+        return await act(Accounts(redis))
     finally:
         await redis.aclose()

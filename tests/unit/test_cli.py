@@ -40,6 +40,7 @@ COMMANDS = (
     "dead",
     "doctor",
     "token",
+    "account",
     "bench",
 )
 
@@ -134,6 +135,9 @@ def test_a_wrong_line_is_usage_and_exit_code_2(line, capsys):
         ["cancel", "x"],
         ["queues"],
         ["token", "create", "--account", "a"],
+        ["token", "revoke"],
+        ["account", "list"],
+        ["account", "set", "a", "--rate", "1"],
         ["bench", "latency"],
     ],
     ids=" ".join,
