@@ -21,7 +21,7 @@ from api.health import livez, readyz
 from api.listing import list_predictions
 from api.models import get_model, get_version, list_versions
 from api.parts import Clients, State, running
-from api.predictions import cancel, create, create_of_model, get
+from api.predictions import cancel, create, create_of_model, explain, get
 from api.problems import EXCEPTION_HANDLERS
 from director.core.clock import Clock, SystemClock
 from director.core.errors import UnsafeBackend
@@ -37,6 +37,7 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("POST", "/predictions", create),
     ("GET", "/predictions", list_predictions),
     ("GET", "/predictions/{id}", get),
+    ("GET", "/predictions/{id}/explain", explain),
     ("POST", "/predictions/{id}/cancel", cancel),
     ("GET", "/models/{owner}/{name}", get_model),
     ("POST", "/models/{owner}/{name}/predictions", create_of_model),

@@ -18,9 +18,9 @@ Scope = Literal["read", "run", "admin"]
 SCHEMES: Final = frozenset({"bearer", "token"})
 
 
-async def authenticate(request: Request, scope: Scope, *, takes: BucketName = "read") -> Account:
-    """The account whose token came with the request; 401 where there is none, 403 where it may not do this, 429 where
-    its rate is exceeded: before a body is read.
+async def authenticate(request: Request, *scopes: Scope, takes: BucketName = "read") -> Account:
+    """The account whose token came with the request; 401 where there is none, 403 where it has none of these scopes,
+    429 where its rate is exceeded: before a body is read.
     """
     header = request.headers.get("authorization")
     if header is None:
@@ -33,6 +33,6 @@ async def authenticate(request: Request, scope: Scope, *, takes: BucketName = "r
     if account is None:
         raise unauthenticated(passed=True)
     await admit(request, account, takes)
-    if scope not in account.scopes:
-        raise forbidden(f"This token does not have the scope '{scope}'.")
+    if not set(scopes) & set(account.scopes):
+        raise forbidden(f"This token does not have the scope {' or '.join(map(repr, scopes))}.")
     return account

@@ -4,6 +4,7 @@ Everything that can be refused is refused before the first write. The 201 or 202
 """
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 from collections.abc import Mapping
@@ -27,10 +28,10 @@ from api.waiters import Waiters
 from director.core import crash
 from director.core.accounts import Account
 from director.core.catalog import Version
-from director.core.errors import QueueError
+from director.core.errors import BackendUnavailable, QueueError
 from director.core.ids import PredictionId, lowest_id_at, new_prediction_id
 from director.core.keys import LANES
-from director.core.schema import Record, Stored
+from director.core.schema import Outlook, Record, Stored
 from director.core.scripts import Accepted
 from director.core.shards import shard
 from director.core.states import Status, WebhookEvent
@@ -41,6 +42,7 @@ __all__ = ("submit",)
 log = logging.getLogger(__name__)
 
 LONGEST_KEY: Final = 255
+OUTLOOK_S: Final = 1.0
 EVERY_EVENT: Final = tuple(WebhookEvent)
 # With another one it is another request. The later ones are named where they are sent, so that the fingerprint of a
 # request without them is what it was before they were known.
@@ -210,7 +212,8 @@ def _as_enqueued(submission: Submission, accepted: Accepted) -> Stored:
 
 async def _answer(request: Request, stored: Stored, headers: dict[str, str]) -> Response:
     """201 with the prediction; where the caller waits, once it has ended, or 202 as if it had not begun."""
-    waiters, prefer = parts_of(request).waiters, request.headers.getlist("prefer")
+    parts, prefer = parts_of(request), request.headers.getlist("prefer")
+    waiters = parts.waiters
     seconds = wait_seconds(prefer)
     if seconds is None or waiters.is_full:
         return json_response(view(stored), 201, headers)
@@ -220,7 +223,16 @@ async def _answer(request: Request, stored: Stored, headers: dict[str, str]) -> 
         return json_response(view(ended), 201, headers)
     # Clients take any other status for the end, and a piece of the output for all of it.
     record = replace(stored.record, status=Status.STARTING, started=None)
-    return json_response(view(Stored(record=record, input=stored.input)), 202, headers)
+    outlook = await _outlook(parts, record.id)
+    return json_response(view(Stored(record=record, input=stored.input, outlook=outlook)), 202, headers)
+
+
+async def _outlook(parts: Parts, prediction_id: PredictionId) -> Outlook | None:
+    """Why it waits now, where it does. Who was held so long is answered in any case."""
+    with anyio.move_on_after(OUTLOOK_S), contextlib.suppress(BackendUnavailable):
+        known = await parts.scripts.story(prediction_id)
+        return known.outlook if known else None
+    return None
 
 
 async def _hold(request: Request, waiters: Waiters, prediction_id: PredictionId, *, seconds: float) -> Stored | None:

@@ -109,7 +109,9 @@ async def _walk(parts: Parts, account: str, span: Span) -> Found:
         weights = await parts.glances.weights(ids)
         while fitting := _fitting(weights, room=room, is_first=not results):
             read, left, weights = left[:fitting], left[fitting:], weights[fitting:]
-            found = [stored for stored in await asyncio.gather(*map(parts.scripts.get, read)) if stored is not None]
+            # why each of a hundred waits is nothing to a list, and the dear part of a look
+            looks = [parts.scripts.get(prediction_id, outlook=False) for prediction_id in read]
+            found = [stored for stored in await asyncio.gather(*looks) if stored is not None]
             results += map(view, found)
             room -= sum(map(_weight, found))
             walked += read

@@ -1,4 +1,4 @@
-"""Predictions, one at a time: create, get, cancel.
+"""Predictions, one at a time: create, get, explain, cancel.
 
 Another account's prediction looks like none at all, and what cannot be an id is answered without asking Redis.
 """
@@ -17,9 +17,10 @@ from api.requests import VersionRef, parse_create, parse_model, parse_version
 from director.core.accounts import Account
 from director.core.ids import PredictionId, is_prediction_id
 from director.core.schema import Stored
+from director.core.story import tell
 from director.core.view import view
 
-__all__ = ("cancel", "create", "create_of_model", "get")
+__all__ = ("cancel", "create", "create_of_model", "explain", "get")
 
 
 async def create(request: Request) -> Response:
@@ -51,6 +52,15 @@ async def get(request: Request) -> Response:
     """GET /predictions/{id}."""
     account = await authenticate(request, "read")
     return json_response(view(await _owned(request, account, _id(request))))
+
+
+async def explain(request: Request) -> Response:
+    """GET /predictions/{id}/explain: its story so far, and what is next. For operators over all accounts."""
+    account = await authenticate(request, "read", "admin")
+    known = await parts_of(request).scripts.story(_id(request))
+    if known is None or (known.record.account != account.name and "admin" not in account.scopes):
+        raise not_found()
+    return json_response(tell(known))
 
 
 async def cancel(request: Request) -> Response:

@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 from api import waiters as api_waiters
 from director.core import keys
 from director.core.clock import SystemClock
+from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, QueueName
 from director.core.schema import Stored
 from director.core.scripts import Scripts
@@ -102,7 +103,35 @@ async def test_a_replay_that_runs_on_shows_nothing_of_it_either(
     await director.begin(await director.claim(), b'"half"')
     again = await api.post("/v1/predictions", json=BODY, headers=headers)
     assert again.headers["idempotency-replayed"] == "true"
-    assert (again.status_code, again.json()) == (202, first.json())
+    waited = first.json()
+    assert waited.pop("queue")["position"] == 1
+    assert (again.status_code, again.json()) == (202, waited)
+
+
+async def test_what_still_waits_is_202_and_says_why_as_of_now(
+    api: httpx.AsyncClient, redis: Redis, queue: QueueName, scripts: Scripts
+) -> None:
+    answers: list[httpx.Response] = []
+
+    async def is_held() -> bool:
+        return await listeners(redis) == 1
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, api, "wait=0.5", answers)
+        await eventually(is_held)
+        await scripts.pause(queue, paused=True)
+    assert (answers[0].status_code, answers[0].json()["queue"]["reason"]) == (202, "paused")
+
+
+async def test_who_was_held_is_answered_though_nobody_can_say_why_it_waits(
+    api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object) -> None:
+        raise BackendUnavailable("away")
+
+    monkeypatch.setattr(Scripts, "story", away)
+    answer = await api.post("/v1/predictions", json=BODY, headers={"Prefer": "wait=0.1"})
+    assert (answer.status_code, "queue" in answer.json()) == (202, False)
 
 
 @pytest.mark.parametrize("prefer", ["wait=0", "wait=soon", "respond-async", "wait=-1", ""])
