@@ -51,7 +51,8 @@ local function one_leaves_ms()
 end
 
 local live = redis.call('ZCARD', queue_key(queue, 'live'))
-if m.breaker ~= '' and m.breaker_mode == 'fail' then
+local may_be_tried = m.breaker == 'open' and past(m.open_until, now) -- and where nothing waits, only with what comes
+if m.breaker ~= '' and m.breaker_mode == 'fail' and not may_be_tried then
   return { 'refused', 'breaker_open', '', math.max(1000, tonumber(m.open_until) - now), '' }
 elseif r.most_queued ~= '' and counted(queue, 'queued', tenant) >= tonumber(r.most_queued) then
   return { 'refused', 'too_many_queued', r.most_queued, one_leaves_ms(), '' }

@@ -1,0 +1,379 @@
+"""lib/breaker: when servers fail one after the other, nothing is handed out for a while; then one tries."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from director.core.errors import QueueRefused
+from director.core.policy import Policy
+from director.core.schema import Claim
+from director.core.states import Status
+from tests.support.keyspace import dump
+from tests.support.queue_driver import VERSION, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def driver(driver: QueueDriver) -> QueueDriver:
+    """It opens after three faults, for 30 s; an input may be tried so often that it never dies of them."""
+    await rule(driver)
+    return driver
+
+
+async def rule(driver: QueueDriver, **options: Any) -> None:
+    policy = Policy(**{"breaker_after": 3, "breaker_cool_s": 30, "attempts": 15, **options})
+    assert await driver.scripts.register(driver.queue, version=VERSION, policy=policy)
+
+
+async def fill(driver: QueueDriver, many: int = 9) -> None:
+    for _ in range(many):
+        await driver.submit()
+
+
+async def fault(driver: QueueDriver, claim: Claim) -> None:
+    """Its server dies under it; it may run again in an hour."""
+    assert await driver.release(claim, spent=True, delay_s=3600) == "delayed"
+
+
+async def faults(driver: QueueDriver, many: int = 3) -> None:
+    """One after the other, each of another director and another prediction."""
+    for number in range(many):
+        await fault(driver, await driver.claim_one(consumer=f"d{number}"))
+
+
+async def state(driver: QueueDriver) -> str:
+    return (await driver.stats()).breaker
+
+
+async def opened(driver: QueueDriver) -> None:
+    await fill(driver)
+    await faults(driver)
+    assert await state(driver) == "open"
+
+
+async def probe(driver: QueueDriver) -> Claim:
+    """Opened, cooled, and tried again."""
+    await opened(driver)
+    driver.pass_time(30)
+    return await driver.claim_one()
+
+
+# ── what opens it ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_faults_in_a_row_over_all_directors_open_it_and_nothing_is_handed_out(driver: QueueDriver) -> None:
+    await fill(driver)
+    await faults(driver, 2)
+    assert await state(driver) == ""
+    await faults(driver, 1)
+    assert await state(driver) == "open"
+    before = await dump(driver.redis)
+    assert await driver.claim(5) == []
+    assert await dump(driver.redis) == before
+
+
+async def test_claims_whose_directors_went_silent_are_faults_too(driver: QueueDriver) -> None:
+    await fill(driver)
+    for number in range(3):
+        await driver.claim(1, consumer=f"d{number}")
+    driver.pass_time(15)
+    assert len(await driver.reap()) == 3
+    assert await state(driver) == "open"
+
+
+async def test_a_run_that_its_servers_brought_to_an_end_is_the_end_of_a_row(driver: QueueDriver) -> None:
+    await fill(driver)
+    await faults(driver, 2)
+    await driver.run(await driver.claim_one(), 1)
+    await faults(driver, 2)
+    assert await state(driver) == ""
+
+
+async def test_a_model_that_fails_does_so_on_servers_that_work(driver: QueueDriver) -> None:
+    await fill(driver)
+    await faults(driver, 2)
+    await driver.finish(await driver.claim_one(), Status.FAILED, error="no", ran_ms=5)
+    await faults(driver, 2)
+    assert await state(driver) == ""
+
+
+async def test_what_never_ran_tells_nothing_of_the_servers(driver: QueueDriver) -> None:
+    await fill(driver)
+    await faults(driver, 2)
+    await driver.finish(await driver.claim_one(), Status.FAILED, error="no", code="input_refused")
+    await faults(driver, 1)
+    assert await state(driver) == "open"
+
+
+async def test_what_is_given_back_unspent_is_no_fault(driver: QueueDriver) -> None:
+    await fill(driver)
+    for number in range(6):
+        await driver.release(await driver.claim_one(consumer=f"d{number}"), delay_s=3600)
+    assert await state(driver) == ""
+
+
+async def test_all_that_one_director_loses_within_a_second_is_one_fault(driver: QueueDriver) -> None:
+    await fill(driver)
+    claims = await driver.claim(7, consumer="d1")
+    for claim in claims[:5]:
+        await fault(driver, claim)
+        driver.pass_time(0.199)
+    assert await driver.meta("failures") == "1"
+    driver.pass_time(0.005)
+    await fault(driver, claims[5])
+    assert await driver.meta("failures") == "2"
+    driver.pass_time(1)
+    await fault(driver, claims[6])
+    assert await state(driver) == "open"
+
+
+async def test_the_same_fault_told_twice_is_one(driver: QueueDriver) -> None:
+    await fill(driver)
+    await faults(driver, 2)
+    claim = await driver.claim_one(consumer="d7")
+    await driver.finish(claim)
+    for _ in range(3):
+        assert await driver.release(claim, spent=True) == "lost"
+    assert await driver.meta("failures") == "2"
+
+
+async def test_an_input_that_kills_every_holder_opens_nothing_alone(driver: QueueDriver) -> None:
+    await driver.submit()
+    for number in range(12):
+        claim = await driver.claim_one(consumer=f"d{number}")
+        await driver.release(claim, spent=True)
+        driver.pass_time(5)
+    assert await state(driver) == ""
+
+
+async def test_one_other_fault_in_the_row_and_it_was_not_the_input(driver: QueueDriver) -> None:
+    poison, other = [await driver.submit(streams=[0]) for _ in range(2)]
+    for _ in range(4):
+        claim = await driver.claim_one()
+        assert claim.id == poison
+        await driver.release(claim, spent=True)
+        driver.pass_time(5)
+    await driver.cancel(poison)
+    claim = await driver.claim_one()
+    assert claim.id == other
+    await fault(driver, claim)
+    assert await state(driver) == "open"
+
+
+async def test_a_queue_without_a_breaker_goes_on(driver: QueueDriver) -> None:
+    await rule(driver, breaker_after=0)
+    await fill(driver)
+    await faults(driver, 6)
+    assert len(await driver.claim(5)) == 3
+
+
+# ── while it is open ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_open_it_takes_work_in_and_holds_it(driver: QueueDriver) -> None:
+    await opened(driver)
+    await driver.submit()
+    driver.pass_time(29.999)
+    assert await driver.claim(5) == []
+
+
+async def test_what_runs_runs_on_and_when_it_succeeds_the_servers_work(driver: QueueDriver) -> None:
+    await fill(driver)
+    held = await driver.claim_one(consumer="d9")
+    await faults(driver)
+    assert await driver.extend(held, consumer="d9") == ["held"]
+    await driver.hear_bell()
+    await driver.run(held, 1)
+    assert await state(driver) == ""
+    assert await driver.hear_bell()
+    assert len(await driver.claim(9)) == 5
+
+
+async def test_faults_of_what_ran_before_make_it_no_longer(driver: QueueDriver) -> None:
+    await fill(driver)
+    claims = await driver.claim(3, consumer="d9")
+    await faults(driver)
+    until = await driver.meta("open_until")
+    for claim in claims:
+        driver.pass_time(5)
+        await fault(driver, claim)
+    assert await driver.meta("open_until") == until
+
+
+async def test_where_it_fails_fast_new_work_is_refused_and_nothing_written(driver: QueueDriver) -> None:
+    await rule(driver, breaker_mode="fail")
+    await opened(driver)
+    driver.pass_time(10)
+    before = await dump(driver.redis)
+    with pytest.raises(QueueRefused, match="breaker_open") as refused:
+        await driver.submit(idempotency=("digest", "body"))
+    assert (refused.value.retry_after_s, refused.value.limit, refused.value.eta_s) == (20, None, None)
+    assert await dump(driver.redis) == before
+
+
+async def test_where_it_fails_fast_and_nothing_waits_it_is_tried_with_what_comes_after_the_cool_time(
+    driver: QueueDriver,
+) -> None:
+    await rule(driver, breaker_mode="fail")
+    await fill(driver, 3)
+    for claim in [await driver.claim_one(consumer=f"d{number}") for number in range(3)]:
+        await driver.release(claim, spent=True, delay_s=3600)
+        await driver.cancel(claim.id)
+    driver.pass_time(29.999)
+    with pytest.raises(QueueRefused):
+        await driver.submit()
+    driver.pass_time(0.001)
+    tried = await driver.submit()
+    claim = await driver.claim_one()
+    assert claim.id == tried
+    with pytest.raises(QueueRefused) as refused:
+        await driver.submit()
+    assert refused.value.retry_after_s == 1
+    await driver.run(claim, 1)
+    await driver.submit()
+
+
+# ── one tries ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_after_the_cool_time_one_is_handed_out_and_no_more(driver: QueueDriver) -> None:
+    await opened(driver)
+    driver.pass_time(30)
+    assert len(await driver.claim(5)) == 1
+    assert await state(driver) == "probing"
+    assert await driver.claim(5, consumer="d2") == []
+
+
+async def test_the_same_claim_again_is_answered_while_it_tries(driver: QueueDriver) -> None:
+    await opened(driver)
+    driver.pass_time(30)
+    first = await driver.claim(5, nonce="abc")
+    assert await driver.claim(5, nonce="abc") == first
+
+
+async def test_when_it_succeeds_all_may_run_and_the_bell_says_so(driver: QueueDriver) -> None:
+    claim = await probe(driver)
+    await driver.hear_bell()
+    await driver.run(claim, 1)
+    assert await state(driver) == ""
+    assert await driver.hear_bell()
+    assert len(await driver.claim(9)) == 5
+
+
+async def test_closed_again_it_takes_as_many_faults_as_ever_to_open_it(driver: QueueDriver) -> None:
+    await driver.run(await probe(driver), 1)
+    await faults(driver, 2)
+    assert await state(driver) == ""
+    await faults(driver, 1)
+    assert await driver.meta("open_until") == str(driver.now_ms + 30_000), "its cool time begins anew"
+
+
+async def test_each_time_it_fails_the_cool_time_doubles_up_to_ten_times_the_first(driver: QueueDriver) -> None:
+    claim, cooled = await probe(driver), []
+    for _ in range(6):
+        assert await driver.release(claim, spent=True) == "waiting"
+        assert await state(driver) == "open"
+        cooled.append((int(await driver.meta("open_until")) - driver.now_ms) / 1000)
+        driver.pass_time(cooled[-1] - 0.001)
+        assert await driver.claim() == []
+        driver.pass_time(0.001)
+        claim = await driver.claim_one()
+    assert cooled == [60, 120, 240, 300, 300, 300]
+
+
+async def test_when_its_director_goes_silent_it_failed(driver: QueueDriver) -> None:
+    claim = await probe(driver)
+    driver.pass_time(15)
+    assert list(await driver.reap()) == [claim.id]
+    assert await driver.meta("open_until") == str(driver.now_ms + 60_000)
+
+
+async def test_when_it_dies_of_it_for_good_it_failed_too(driver: QueueDriver) -> None:
+    claim = await probe(driver)
+    await rule(driver, attempts=1)
+    assert await driver.release(claim, spent=True) == "dead"
+    assert (await state(driver), await driver.meta("cool_ms")) == ("open", "60000")
+
+
+async def test_the_fault_of_another_says_nothing_of_the_one_that_tries(driver: QueueDriver) -> None:
+    await fill(driver)
+    other = await driver.claim_one(consumer="d9")
+    await faults(driver)
+    driver.pass_time(30)
+    claim = await driver.claim_one()
+    await fault(driver, other)
+    assert await state(driver) == "probing"
+    await driver.run(claim, 1)
+    assert await state(driver) == ""
+
+
+End = Callable[[QueueDriver, Claim], Awaitable[object]]
+
+
+async def it_is_given_back(driver: QueueDriver, claim: Claim) -> None:
+    assert await driver.release(claim) == "waiting"
+
+
+async def it_is_given_back_for_later(driver: QueueDriver, claim: Claim) -> None:
+    assert await driver.release(claim, delay_s=60) == "delayed"
+
+
+async def it_is_refused_by_the_server(driver: QueueDriver, claim: Claim) -> None:
+    assert await driver.finish(claim, Status.FAILED, error="no", code="input_refused")
+
+
+async def its_caller_cancels_it_before_it_began(driver: QueueDriver, claim: Claim) -> None:
+    assert await driver.cancel(claim.id) == "asked"
+    assert await driver.finish(claim, Status.CANCELED)
+
+
+async def its_director_goes_silent_after_its_caller_canceled_it(driver: QueueDriver, claim: Claim) -> None:
+    await driver.cancel(claim.id)
+    driver.pass_time(15)
+    assert await driver.reap() == {claim.id: "canceled"}
+
+
+ENDS: list[End] = [
+    it_is_given_back,
+    it_is_given_back_for_later,
+    it_is_refused_by_the_server,
+    its_caller_cancels_it_before_it_began,
+    its_director_goes_silent_after_its_caller_canceled_it,
+]
+
+
+@pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
+async def test_when_it_told_nothing_another_may_try_at_once(driver: QueueDriver, end: End) -> None:
+    claim = await probe(driver)
+    await driver.hear_bell()
+    await end(driver, claim)
+    assert await state(driver) == "open"
+    assert await driver.hear_bell()
+    assert len(await driver.claim(5)) == 1
+    assert await state(driver) == "probing"
+
+
+async def test_with_nothing_to_try_it_with_it_stays_open_until_something_comes(driver: QueueDriver) -> None:
+    await fill(driver, 3)
+    await faults(driver)
+    driver.pass_time(30)
+    assert await driver.claim(5) == []
+    assert await state(driver) == "open"
+    await driver.submit()
+    assert len(await driver.claim(5)) == 1
+
+
+async def test_promote_rings_once_it_may_be_tried_and_not_before(driver: QueueDriver) -> None:
+    await opened(driver)
+    await driver.hear_bell()
+    driver.pass_time(29.999)
+    await driver.promote()
+    assert not await driver.hear_bell()
+    driver.pass_time(0.001)
+    await driver.promote()
+    assert await driver.hear_bell()
+    await driver.claim_one()
+    await driver.promote()
+    assert not await driver.hear_bell(), "one tries"
