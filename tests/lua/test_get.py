@@ -17,6 +17,20 @@ async def test_what_waits_has_input_and_no_output(driver: QueueDriver) -> None:
     assert (bytes(stored.input or b""), stored.output, stored.logs) == (b'{"n":1}', None, "")
 
 
+async def test_why_it_waits_is_told_to_who_asks(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    asked = await driver.scripts.get(prediction_id)
+    assert asked is not None
+    assert asked.outlook is not None
+    unasked = await driver.scripts.get(prediction_id, outlook=False)
+    assert unasked is not None
+    assert unasked.outlook is None
+    await driver.claim_one()
+    held = await driver.scripts.get(prediction_id)
+    assert held is not None
+    assert held.outlook is None
+
+
 async def test_output_and_logs_of_what_runs_are_folded_from_its_events(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     claim = await driver.claim_one()

@@ -73,6 +73,19 @@ async def test_create_get_list_cancel(official: replicate.Client, director: Play
     assert page.next is None
 
 
+async def test_a_prediction_that_says_why_it_waits_is_taken_as_any_other(
+    official: replicate.Client, director: PlayedDirector
+) -> None:
+    made = await within(lambda: official.predictions.create(version=VERSION, input={}))
+    on_the_wire = await within(lambda: official._client.get(f"/v1/predictions/{made.id}"))
+    assert on_the_wire.json()["queue"]["reason"] == "no_director"
+    assert (await within(lambda: official.predictions.get(made.id))).status == "starting"
+    await within(made.reload)
+    await director.begin(await director.claim())
+    await within(made.reload)
+    assert made.status == "processing"
+
+
 async def test_a_long_list_is_paged(official: replicate.Client, redis: Redis) -> None:
     def create_many() -> list[str]:
         return [official.predictions.create(version=VERSION, input={"n": n}).id for n in range(105)]

@@ -1,0 +1,115 @@
+"""story: what is known of one prediction, all but its bulk."""
+
+import pytest
+
+from director.core import keys
+from director.core.ids import PredictionId
+from director.core.story import Known
+from tests.support.keyspace import dump
+from tests.support.queue_driver import QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+
+async def known(driver: QueueDriver, prediction_id: str) -> Known:
+    found = await driver.scripts.story(PredictionId(prediction_id), now_ms=driver.now_ms)
+    assert found is not None
+    return found
+
+
+def kinds(found: Known) -> list[str]:
+    return [event.kind for event in found.events]
+
+
+async def test_what_waits_has_its_outlook_and_the_attempts_that_it_may_have(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    found = await known(driver, prediction_id)
+    assert (found.now, found.record, kinds(found)) == (driver.now_ms, await driver.record(prediction_id), ["created"])
+    assert found.outlook is not None
+    assert (found.outlook.reason, found.attempts) == ("no_director", 3)
+    assert (found.due, found.lease, found.owed, found.is_dead) == (None, None, None, False)
+
+
+async def test_what_it_was_told_is_kept(driver: QueueDriver) -> None:
+    await driver.submit()
+    found = await known(driver, await driver.submit(account="other"))
+    assert found.record.place == "1 1"
+
+
+async def test_what_is_held_has_a_lease_and_no_outlook(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one(lease_s=15)
+    found = await known(driver, claim.id)
+    assert (found.lease, found.outlook) == (driver.now_ms + 15_000, None)
+
+
+async def test_what_backs_off_has_the_moment_of_its_next_attempt(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    driver.pass_time(2)
+    await driver.release(claim, spent=True, delay_s=5, code="broken")
+    found = await known(driver, claim.id)
+    assert found.due == driver.now_ms + 5_000
+    assert found.events[-1].kind == "retried"
+    assert found.events[-1].data.decode().split() == ["broken", "d1", str(driver.now_ms - 2_000)]
+
+
+async def test_what_its_caller_is_owed_has_the_moment_of_the_next_attempt(driver: QueueDriver) -> None:
+    await driver.submit(webhook="https://receiver.example", events="completed")
+    await driver.finish(claim := await driver.claim_one(), grace_s=45)
+    assert (await known(driver, claim.id)).owed == driver.now_ms + 45_000
+    await driver.scripts.deliver(claim.id, outcome="delivered", delay_s=None)
+    assert (await known(driver, claim.id)).owed is None
+
+
+async def test_a_dead_letter_says_so(driver: QueueDriver) -> None:
+    assert (await known(driver, await driver.die())).is_dead
+
+
+async def test_of_a_long_run_all_is_told_but_its_bulk(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    bulk = [("output", b'"piece"'), ("logs", b'"line"')] * 600
+    seq = await driver.begin(claim, *bulk)
+    assert kinds(await known(driver, claim.id)) == ["created", "started"]
+    await driver.finish(claim, seq=seq)
+    found = await known(driver, claim.id)
+    assert kinds(found) == ["created", "started", "completed"]
+    assert [event.seq for event in found.events] == [1, 2, 1203]
+
+
+@pytest.mark.parametrize("events", [497, 498, 499, 996, 997, 998])
+async def test_of_as_many_events_as_are_looked_at_none_is_missed_or_told_twice(
+    driver: QueueDriver, events: int
+) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    seq = await driver.begin(claim, *[("note", b"")] * events)
+    places = [event.seq for event in (await known(driver, claim.id)).events]
+    assert places == list(range(1, seq + 1))
+
+
+async def test_of_more_events_the_first_and_the_last_are_told(driver: QueueDriver) -> None:
+    await driver.submit()
+    seq = await driver.begin(claim := await driver.claim_one(), *[("note", b"")] * 1_500)
+    places = [event.seq for event in (await known(driver, claim.id)).events]
+    assert places == [*range(1, 501), *range(seq - 499, seq + 1)]
+
+
+async def test_once_its_events_are_gone_the_record_is_still_told(driver: QueueDriver) -> None:
+    await driver.submit()
+    await driver.finish(claim := await driver.claim_one())
+    await driver.redis.delete(keys.events(claim.id))
+    found = await known(driver, claim.id)
+    assert (found.record.status, found.events) == ("succeeded", ())
+
+
+async def test_what_nobody_made_is_none(driver: QueueDriver) -> None:
+    assert await driver.scripts.story(driver.new_id()) is None
+
+
+async def test_looking_changes_nothing(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    before = await dump(driver.redis)
+    await driver.scripts.story(prediction_id)
+    assert await dump(driver.redis) == before
