@@ -84,6 +84,18 @@ async def test_what_is_refused_is_neither_filed_nor_listed(door: Door, scripts: 
     assert (await scripts.stats(queue)).live == 1
 
 
+async def test_six_at_once_are_one_denied_burst_and_make_nothing(
+    door: Door, redis: Redis, scripts: Scripts, queue: QueueName
+) -> None:
+    """As a client asks that repeats what was refused without a pause."""
+    async with door(rate="0.01", burst="1") as api:
+        await create(api)
+        refused = [(await create(api)).status_code for _ in range(6)]
+    assert refused == [429] * 6
+    assert (await Accounts(redis).usage(ACCOUNT, day=0)).bursts == {"create": 1}
+    assert (await scripts.stats(queue)).live == 1
+
+
 async def test_reads_have_a_bucket_of_their_own(door: Door) -> None:
     async with door(rate="0.01", burst="1", read_rate="0.01", read_burst="2") as api:
         made = await create(api)

@@ -1,0 +1,63 @@
+"""Official clients that cannot be installed beside the tests' own packages: each in a folder of its own, once.
+
+Only where a registry can be reached, or was once: else the test says that it did not run, and why.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+__all__ = ("javascript_client", "python_2_client", "run_script")
+
+PYTHON_2: Final = ("replicate==2.0.0b4", "distro", "sniffio")  # what else it needs is here anyway
+JAVASCRIPT: Final = "replicate@1.4.0"
+INSTALL_S: Final = 120
+RUN_S: Final = 60
+
+
+def python_2_client(cache: Path) -> Mapping[str, str]:
+    """The environment in which `import replicate` is the second version of the official Python client."""
+    folder = cache / "python-2"
+    _install(
+        folder,
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *PYTHON_2],
+        "Python's client 2.0.0b4",
+    )
+    return {**os.environ, "PYTHONPATH": str(folder)}
+
+
+def javascript_client(cache: Path) -> Path:
+    """The folder from which `require("replicate")` is the official JavaScript client."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("the JavaScript client needs node and npm")
+    folder = cache / "javascript"
+    quiet = ("--ignore-scripts", "--no-audit", "--no-fund", "--silent")
+    _install(folder, ["npm", "install", *quiet, "--prefix", str(folder), JAVASCRIPT], "the JavaScript client")
+    return folder
+
+
+def run_script(command: list[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Any:
+    """What a script printed last, which is JSON."""
+    ended = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=RUN_S, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def _install(folder: Path, command: list[str], what: str) -> None:
+    stamp = folder / ".installed"
+    if stamp.exists():
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        subprocess.run(command, capture_output=True, timeout=INSTALL_S, check=True)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        pytest.skip(f"{what} is not installed, and no registry gives it")
+    stamp.touch()
