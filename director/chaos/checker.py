@@ -54,6 +54,8 @@ class Report(Struct, frozen=True, kw_only=True):
     first_claims: int
     overtaken: int
     dead_work: float
+    dead_work_in_all: float
+    breaker_open_s: dict[str, float]
     saturations: list[Saturation]
     runs_per_prediction: dict[int, int]
     faults: dict[str, int]
@@ -72,6 +74,7 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
     cancels = [ms for _, ms in cancel_times(evidence)]
     histogram = runs_per_prediction(evidence)
     in_line = every_line(evidence)
+    wasted = waste(evidence)
     return Report(
         ok=not any(breaches.values()),
         seed=evidence.rules.seed,
@@ -93,7 +96,11 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
         cancel_slowest_ms=max(cancels, default=None),
         first_claims=sum(len(line.claims) for line in in_line),
         overtaken=sum(len(line.overtaken()) for line in in_line),
-        dead_work=round(waste(evidence).share, 5),
+        dead_work=round(wasted.share, 5),
+        dead_work_in_all=round(wasted.share_in_all, 5),
+        breaker_open_s={
+            queue: sum(until - since for since, until in times) / 1000 for queue, times in evidence.breakers.items()
+        },
         saturations=saturations(evidence),
         runs_per_prediction=histogram,
         faults=_faults(evidence),
@@ -114,7 +121,8 @@ def text(report: Report) -> str:
         f" (with waits for a slot {_s(report.recovery_p99_with_waits_ms)})",
         f"{report.cancels_timed} cancels that no fault hindered: the slowest took {_s(report.cancel_slowest_ms)}",
         f"{report.first_claims} first claims, {report.overtaken} of them overtaken; {report.dead_work:.2%} of the model"
-        " servers' time went to dead work",
+        f" servers' time went to dead work ({report.dead_work_in_all:.2%} with what faults account for)",
+        *(f"the breaker of {queue} was open for {open_s:.0f} s" for queue, open_s in report.breaker_open_s.items()),
         *(_fair(each) for each in report.saturations),
         "",
     ]

@@ -115,9 +115,14 @@ class Evidence(Struct, frozen=True, kw_only=True):
     healed: int | None
     arrivals: dict[str, Arrived]
     claims: dict[str, list[Claimed]]
+    breakers: dict[str, list[tuple[int, int]]]  # queue → from when until when it handed nothing out
     finals: dict[str, Final]
     leftovers: Leftovers | None
     until: int
+
+    def held_ms(self, queue: str, begin: int, end: int) -> int:
+        """How long in this time a breaker held this queue."""
+        return sum(max(0, min(until, end) - max(since, begin)) for since, until in self.breakers.get(queue, []))
 
     def was_hit(self, begin: float, end: float) -> bool:
         """Did anything break in this time: a planned fault, or a model server by what it ran?"""

@@ -23,7 +23,10 @@ SHORTEST_MS: Final = 2_000  # in less, one run more or less decides
 
 
 class Saturation(Struct, frozen=True, kw_only=True):
-    """A time in which all equal tenants of a lane waited. `served_ms`: what each of them got of the model servers."""
+    """A time in which all equal tenants of a lane waited. `served_ms`: what each of them got of the model servers.
+
+    Waits are counted without the time in which a breaker held the queue: nobody was served then.
+    """
 
     queue: str
     lane: str
@@ -122,7 +125,7 @@ def _saturation(
         if tenant in tenants:
             served[tenant] += _served_ms(evidence, prediction_id, begin, end)
         elif begin <= since <= end:
-            (heavy if tenant in owners else light).append(until - since)
+            (heavy if tenant in owners else light).append(until - since - evidence.held_ms(queue, since, until))
     return Saturation(
         queue=queue,
         lane=lane,

@@ -14,6 +14,7 @@ from director.chaos.evidence import Evidence, Rules, Run, Try, Window
 from director.chaos.journal import (
     Answered,
     Arrived,
+    Breaker,
     Claimed,
     CogEnded,
     CogStarted,
@@ -61,6 +62,7 @@ def gather(folder: Path, rules: Rules, leftovers: Leftovers | None = None) -> Ev
         healed=healed,
         arrivals={arrived.id: arrived for arrived in _only(lines, Arrived)},
         claims=_claims(lines),
+        breakers=_breakers(_only(lines, Breaker), until),
         finals={final.id: final for final in _only(lines, Final)},
         leftovers=leftovers,
         until=until,
@@ -91,6 +93,17 @@ def _claims(lines: list[Line]) -> dict[str, list[Claimed]]:
     for claimed in sorted(_only(lines, Claimed), key=lambda line: line.number):
         claims[claimed.id].append(claimed)
     return claims
+
+
+def _breakers(changes: list[Breaker], until: int) -> dict[str, list[tuple[int, int]]]:
+    """One that was open at the end was so to the end."""
+    times: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for change in sorted(changes, key=lambda line: line.number):
+        if change.is_open:
+            times[change.queue].append((change.at, until))
+        elif times[change.queue]:
+            times[change.queue][-1] = times[change.queue][-1][0], change.at
+    return times
 
 
 def _windows(faults: Iterable[Fault], healed: int) -> list[Window]:

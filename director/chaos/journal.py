@@ -29,6 +29,7 @@ from msgspec import Struct
 __all__ = (
     "Answered",
     "Arrived",
+    "Breaker",
     "Claimed",
     "CogEnded",
     "CogStarted",
@@ -149,6 +150,15 @@ class Claimed(Struct, frozen=True, kw_only=True, tag="claimed"):
     delivered: int
 
 
+class Breaker(Struct, frozen=True, kw_only=True, tag="breaker"):
+    """the server: from now on a queue hands nothing out, but for one at a time that tries; or it does again."""
+
+    at: int
+    number: int
+    queue: str
+    is_open: bool
+
+
 class Final(Struct, frozen=True, kw_only=True, tag="final"):
     """queue: a prediction as Redis has it once all is at rest: its record, its events as (kind, at, data), its output.
 
@@ -163,7 +173,7 @@ class Final(Struct, frozen=True, kw_only=True, tag="final"):
     output: str = ""
 
 
-Line = Sent | Answered | CogStarted | CogEnded | Delivered | Fault | Healed | Arrived | Claimed | Final
+Line = Sent | Answered | CogStarted | CogEnded | Delivered | Fault | Healed | Arrived | Claimed | Breaker | Final
 
 
 class Journal:

@@ -1,7 +1,7 @@
 """I12: how long after the death of its holder a prediction starts again, as nemesis and model servers wrote it down.
 
 Pure. Judged are the first retries: later ones wait on purpose. Left out are deaths whose window holds an outage of
-Redis, and time in which no slot was free for it: nobody could have started it then.
+Redis, and time in which no slot was free for it, or its queue's breaker was open: nobody could have started it then.
 """
 
 import math

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from director.chaos.journal import Arrived, Claimed
+from director.chaos.journal import Arrived, Breaker, Claimed
 
 __all__ = ("NEVER_REWRITTEN", "server_log", "size")
 
@@ -20,7 +20,11 @@ FOLDER: Final = "appendonlydir"
 MANIFEST: Final = "*.manifest"
 LISTED: Final = re.compile(r"^file (\S+) seq (\d+) type i", re.MULTILINE)
 RECORD: Final = re.compile(r"^\{p\d+\}:rec:(\w{26})$")
+META: Final = re.compile(r"^\{p\d+\}:q:(.+):meta$")
 STREAM: Final = re.compile(r"^\{p\d+\}:q:.+:[a-z]+:s(\d+)$")
+
+
+Told = Arrived | Breaker | Claimed
 
 
 def size(data: Path) -> int:
@@ -28,8 +32,8 @@ def size(data: Path) -> int:
     return sum(path.stat().st_size for path in _files(data))
 
 
-def server_log(data: Path, *, start: int = 0) -> Iterator[Arrived | Claimed]:
-    """Every prediction that was accepted and every claim, from this place on, in the order of the server's changes."""
+def server_log(data: Path, *, start: int = 0) -> Iterator[Told]:
+    """Who was accepted, who was handed out and what a breaker held, from this place on, in the order of the changes."""
     reader = Reader()
     for number, command in enumerate(chain.from_iterable(_parts(data, start))):
         if (line := reader.line(number, command)) is not None:
@@ -71,22 +75,35 @@ class Reader:
     def __init__(self) -> None:
         self._entries: dict[tuple[bytes, bytes], tuple[str, int]] = {}
         self._reads: dict[str, tuple[int, int]] = {}
+        self._open: set[str] = set()
+        self._now = 0
 
-    def line(self, number: int, command: list[bytes]) -> Arrived | Claimed | None:
-        """What this command tells of an arrival or a claim, if it does."""
+    def line(self, number: int, command: list[bytes]) -> Told | None:
+        """What this command tells of an arrival, a claim or a breaker, if it does."""
         match command:
             case [b"XADD", stream, mid, *fields] if found := STREAM.match(stream.decode()):
                 self._entries[stream, mid] = _pairs(fields)["id"], int(found[1])
             case [b"XCLAIM", stream, _, _, _, mid, b"TIME", at, *_] if (stream, mid) in self._entries:
                 prediction_id, place = self._entries[stream, mid]
                 self._reads[prediction_id] = place, int(at)
+                self._now = int(at)
             case [b"HSET", key, *fields] if found := RECORD.match(key.decode()):
                 return self._record(number, found[1], _pairs(fields))
+            case [b"HSET", key, *fields] if found := META.match(key.decode()):
+                return self._meta(number, found[1], _pairs(fields))
             case _:
                 pass
         return None
 
-    def _record(self, number: int, prediction_id: str, fields: dict[str, str]) -> Arrived | Claimed | None:
+    def _meta(self, number: int, queue: str, fields: dict[str, str]) -> Breaker | None:
+        """A change tells no time of its own: it is that of the last entry that was read."""
+        is_open = bool(fields.get("breaker"))
+        if "breaker" not in fields or is_open is (queue in self._open):
+            return None
+        self._open ^= {queue}
+        return Breaker(at=self._now, number=number, queue=queue, is_open=is_open)
+
+    def _record(self, number: int, prediction_id: str, fields: dict[str, str]) -> Told | None:
         if "created" in fields:
             return Arrived(
                 at=int(fields["created"]),

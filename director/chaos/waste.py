@@ -5,6 +5,7 @@ server to stop it, its time is wasted; how long a model then takes to stop is th
 in the way of is left out.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -20,14 +21,19 @@ WASTED: Final = 0.01  # of the time that model servers worked
 
 
 class Waste(Struct, frozen=True, kw_only=True):
-    """Time of model servers: all of it, and for each dead prediction what it got."""
+    """Time of model servers: all of it, and what each dead prediction got: by itself, and under a fault."""
 
     worked_ms: int
     wasted_ms: dict[str, int]
+    hindered_ms: dict[str, int]
 
     @property
     def share(self) -> float:
         return sum(self.wasted_ms.values()) / max(1, self.worked_ms)
+
+    @property
+    def share_in_all(self) -> float:
+        return self.share + sum(self.hindered_ms.values()) / max(1, self.worked_ms)
 
 
 def no_work_for_the_dead(evidence: Evidence) -> list[Breach]:
@@ -57,15 +63,16 @@ def _claimed_too_late(evidence: Evidence) -> Iterator[Breach]:
 
 def waste(evidence: Evidence) -> Waste:
     """How the model servers' time was spent."""
-    wasted: dict[str, int] = {}
+    wasted, hindered = Counter[str](), Counter[str]()
     for prediction_id, died in _deaths(evidence):
         for run in evidence.runs.get(prediction_id, []):
             stopped = run.asked or run.ended
             ms = stopped - max(died, run.began)
-            if ms > 0 and not is_hindered(evidence, prediction_id, died, stopped):
-                wasted[prediction_id] = wasted.get(prediction_id, 0) + ms
+            if ms > 0:
+                counts = hindered if is_hindered(evidence, prediction_id, died, stopped) else wasted
+                counts[prediction_id] += ms
     worked = sum(run.ended - run.began for run in evidence.every_run())
-    return Waste(worked_ms=worked, wasted_ms=wasted)
+    return Waste(worked_ms=worked, wasted_ms=wasted, hindered_ms=hindered)
 
 
 def _deaths(evidence: Evidence) -> Iterator[tuple[str, int]]:

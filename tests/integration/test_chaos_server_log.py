@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from director.chaos.journal import Arrived, Claimed
+from director.chaos.journal import Arrived, Breaker, Claimed
 from director.chaos.server_log import server_log, size
 from director.core.scripts import Scripts
 from tests.support.queue_driver import QueueDriver
@@ -80,3 +80,17 @@ async def test_a_command_that_a_kill_cut_off_is_left_out(driver: QueueDriver, se
     end = log.read_bytes().rindex(b"\r\ncreated\r\n")
     log.write_bytes(log.read_bytes()[:end])
     assert list(server_log(tmp_path)) == whole[:-1]
+
+
+async def test_it_tells_from_when_until_when_a_breaker_held_its_queue(driver: QueueDriver, server: RedisServer):
+    start = size(server.folder)
+    for _ in range(6):
+        await driver.submit()
+    for number in range(5):
+        await driver.release(await driver.claim_one(consumer=f"d{number}"), spent=True, code="server_lost", delay_s=60)
+    assert await driver.claim() == []
+    driver.pass_time(3600)
+    await driver.finish(await driver.claim_one(), ran_ms=10)
+    told = [line for line in server_log(server.folder, start=start) if isinstance(line, Breaker)]
+    assert [(line.queue, line.is_open) for line in told] == [(driver.queue, True), (driver.queue, False)]
+    await driver.redis.flushall()  # the retries

@@ -13,6 +13,7 @@ from director.chaos.invariants import INVARIANTS
 from director.chaos.journal import (
     Answered,
     Arrived,
+    Breaker,
     Claimed,
     CogEnded,
     CogStarted,
@@ -315,6 +316,11 @@ KEPT: dict[str, list[Line]] = {
         *lived_through_a_death(again=25_000),
         *fault("kill_redis", "redis-0", 5_000, 6_000),
     ],
+    "a slow start, but its queue's breaker was open": [
+        *lived_through_a_death(again=40_000),
+        Breaker(at=T + 15_600, number=1, queue="", is_open=True),
+        Breaker(at=T + 39_900, number=2, queue="", is_open=False),
+    ],
     "a slow start, but every slot was taken": [
         *lived_through_a_death(again=25_000),
         *[
@@ -402,6 +408,12 @@ KEPT: dict[str, list[Line]] = {
     "an end in time": too_long(ended=2_010),
     "an end too late, under a fault": [*too_long(ended=9_000), *fault("partition", "all:redis", 1_900, 8_000)],
     "a rush, and equal shares": rush(39, 39, 39),
+    "a rush, and a light tenant whom only a breaker kept waiting": [
+        *rush(39, 39, 39, heavy_ms=1_000),
+        *one_of_many("late", "l", "plain", 1_200, 3_000, server="cog-l"),
+        Breaker(at=T + 1_150, number=1, queue="q", is_open=True),
+        Breaker(at=T + 2_950, number=2, queue="q", is_open=False),
+    ],
     "a rush under faults, and shares that are nearly equal": [
         *rush(39, 39, 24),
         *fault("kill_director", "director-0", 900, 1_100),
