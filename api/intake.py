@@ -1,6 +1,6 @@
 """Take a prediction in: judge it, file it, and answer when the caller wants to be answered.
 
-Everything that can be refused is refused before the first write. The 201 or 202 is sent only after Redis has it.
+Everything that can be refused is refused before anything is filed. The 201 or 202 is sent only after Redis has it.
 """
 
 import asyncio

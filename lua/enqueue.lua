@@ -18,7 +18,7 @@
 --            {'replayed', id}                   the idempotency key stands for that prediction
 --            {'mismatch'}                       the key was used with another body
 --            {'unknown'}                        nobody registered this queue
---            {'refused', code, limit, retry_after_ms, eta_ms}   nothing was written; '' where there is none
+--            {'refused', code, limit, retry_after_ms, eta_ms}   nothing was written; '' where there is none; a limit of time is in s
 --            code: 'breaker_open', 'too_many_queued', 'queue_full', 'no_capacity' or 'cannot_start_in_time'
 
 local id, input, fingerprint, idem_ttl_ms, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4], clock(ARGV[5])
@@ -64,7 +64,7 @@ end
 
 local hope = outlook(nil, r, now)
 if r.start_by_ms ~= '' and hope[3] ~= '' and hope[3] > tonumber(r.start_by_ms) then
-  return { 'refused', 'cannot_start_in_time', r.start_by_ms, hope[3] - r.start_by_ms, hope[3] }
+  return { 'refused', 'cannot_start_in_time', math.floor(r.start_by_ms / 1000), hope[3] - r.start_by_ms, hope[3] }
 end
 
 if set_limits(queue, tenant, r.weight ~= '' and r.weight or '1', r.most_running) then

@@ -193,6 +193,21 @@ class TestTheQueuesRefusal:
             refused = await create(api)
         assert (refused.status_code, refused.json()["code"], refused.json()["limit"]) == (429, "too_many_queued", 2)
 
+    async def test_of_what_cannot_start_in_time_says_when_it_would(
+        self, door: Door, redis: Any, scripts: Scripts, queue: QueueName
+    ) -> None:
+        await scripts.extend(queue, consumer="d1", lease_s=60, claims=[], slots=1)
+        await redis.hset(keys.meta(queue), "service_ms", "60000")
+        async with door() as api:
+            for _ in range(3):
+                await create(api)
+            refused = await create(api, {"X-Start-By": "5"})
+            assert (await create(api, {"X-Start-By": "3600"})).status_code == 201
+        body = refused.json()
+        assert (refused.status_code, body["code"], body["limit"]) == (429, "cannot_start_in_time", 5)
+        assert body["eta_s"] > 60
+        assert body["retry_after"] >= body["eta_s"] - 6
+
     async def test_leaves_nothing_on_the_list(self, door: Door) -> None:
         async with door(max_queued="1") as api:
             made = await create(api)
