@@ -101,7 +101,8 @@ def dead(redis: Redis, scripts: Scripts) -> DeadLetters:
 
 
 async def dying(driver: QueueDriver, count: int, *, apart_s: float = 1) -> list[str]:
-    """So many dead letters, newest first."""
+    """So many dead letters, newest first. A breaker would take them for servers that fail."""
+    await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(breaker_after=0))
     ids = []
     for _ in range(count):
         ids.append(await driver.die())

@@ -156,6 +156,7 @@ async def test_all_that_stood_in_a_lost_stream_stands_in_one_again_slice_by_slic
     scripts: Scripts, registry: Registry, driver: QueueDriver, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     reconciler = Reconciler(scripts, registry, clock, lease_s=LEASE_S)
+    await driver.have_slots(2 * SLICE)
     lost = {await driver.submit(streams=[3 + number % 2]) for number in range(SLICE + 40)}
     await driver.redis.delete(keys.stream(driver.queue, "normal", 3))
     lost -= {PredictionId(name) for names in (await driver.entries()).values() for name in names}
@@ -171,6 +172,7 @@ async def test_all_that_stood_in_a_lost_stream_stands_in_one_again_slice_by_slic
 async def test_two_reconcilers_at_once_repair_each_thing_once(
     scripts: Scripts, registry: Registry, driver: QueueDriver, clock: FakeClock
 ) -> None:
+    await driver.have_slots(2 * SLICE)
     lost = {await driver.submit(streams=[3]) for _ in range(SLICE + 40)}
     await driver.redis.delete(keys.stream(driver.queue, "normal", 3))
     pair = [Reconciler(scripts, registry, clock, lease_s=LEASE_S) for _ in range(2)]
