@@ -4,7 +4,7 @@ import pytest
 
 from director.core import keys
 from director.core.ids import PredictionId
-from director.core.story import Known
+from director.core.story import Known, tell
 from tests.support.keyspace import dump
 from tests.support.queue_driver import QueueDriver
 
@@ -113,3 +113,52 @@ async def test_looking_changes_nothing(driver: QueueDriver) -> None:
     before = await dump(driver.redis)
     await driver.scripts.story(prediction_id)
     assert await dump(driver.redis) == before
+
+
+async def test_a_life_with_many_directors_is_told_as_it_was(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    driver.pass_time(3)
+    await driver.release(await driver.claim_one(consumer="full"), code="server_full")
+    driver.pass_time(1)
+    lost = await driver.claim_one(consumer="lost", lease_s=15)
+    driver.pass_time(2)
+    await driver.begin(lost)
+    driver.pass_time(13)
+    assert await driver.reap() == {prediction_id: "waiting"}
+    driver.pass_time(1)
+    claim = await driver.claim_one(consumer="last")
+    await driver.begin(claim)
+    driver.pass_time(4)
+    await driver.finish(claim, seq=claim.record.seq + 1, ran_ms=4_000)
+    driver.pass_time(60)
+    story = tell(await known(driver, prediction_id))
+    assert [(one.number, one.director, one.waited_s, one.held_s, one.how, one.is_spent) for one in story.held] == [
+        (1, "full", 3.0, 0.0, "server_full", False),
+        (1, "lost", 1.0, 15.0, "director_lost", True),
+        (2, "last", 1.0, 4.0, "succeeded", True),
+    ]
+    assert [one.started_at is not None for one in story.held] == [False, True, True]
+    assert story.ended is not None
+    assert (story.ended.total_s, story.ended.ran_s) == (24.0, 4.0)
+
+
+async def test_a_cancel_that_the_lost_directors_lease_ends_is_told_as_its_end(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    await driver.claim_one(lease_s=15)
+    await driver.cancel(prediction_id)
+    assert tell(await known(driver, prediction_id)).next[0].what == "cancel"
+    driver.pass_time(15)
+    assert await driver.reap() == {prediction_id: "canceled"}
+    [held] = tell(await known(driver, prediction_id)).held
+    assert (held.director, held.held_s, held.how) == ("d1", 15.0, "canceled")
+
+
+async def test_what_is_revived_is_told_from_there(driver: QueueDriver) -> None:
+    prediction_id = await driver.die()
+    assert tell(await known(driver, prediction_id)).next[-1].what == "nothing"
+    driver.pass_time(60)
+    await driver.revive(prediction_id)
+    driver.pass_time(2)
+    await driver.claim_one()
+    story = tell(await known(driver, prediction_id))
+    assert (len(story.held), story.held[-1].number, story.held[-1].waited_s) == (4, 1, 2.0)
