@@ -189,6 +189,7 @@ for index = 1, most do
   count_ready(r, -1)
   count(queue, 'queued', r.account, -1)
   count(queue, 'running', r.account, 1)
+  note_running(queue, r.account)
   redis.call('HSET', record_key(id), 'token', nonce .. '-' .. index, 'holder', consumer,
     'attempt', r.attempt + 1, 'claims', r.claims + 1, 'claimed', now)
   redis.call('ZADD', queue_key(queue, 'lease'), now + lease_ms, id)

@@ -68,7 +68,7 @@ if r.start_by_ms ~= '' and hope[3] ~= '' and hope[3] > tonumber(r.start_by_ms) t
 end
 
 if set_limits(queue, tenant, r.weight ~= '' and r.weight or '1', r.most_running) then
-  rejoin(queue, tenant) -- without a limit nothing else would tell that what waits in its other lanes may run
+  join_or_part(queue, tenant) -- without a limit nothing else would tell that what waits in its other lanes may run
 end
 r.arrival = redis.call('HINCRBY', queue_key(queue, 'meta'), 'arrivals', 1)
 

@@ -16,5 +16,5 @@ local meta, queue, tenant, weight, most_running = KEYS[1], ARGV[1], ARGV[2], ARG
 if redis.call('EXISTS', meta) == 0 then return 0 end
 
 set_limits(queue, tenant, weight, most_running)
-rejoin(queue, tenant)
+join_or_part(queue, tenant)
 return 1

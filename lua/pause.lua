@@ -17,11 +17,8 @@ if redis.call('EXISTS', meta) == 0 then return 0 end
 if tenant == '' then
   redis.call('HSET', meta, 'paused', paused)
   if paused == '0' then ring(queue) end
-elseif paused == '1' then
-  redis.call('SADD', queue_key(queue, 'held'), tenant)
-  for _, lane in ipairs(LANES) do part(queue, lane, tenant) end
 else
-  redis.call('SREM', queue_key(queue, 'held'), tenant)
-  rejoin(queue, tenant)
+  redis.call(paused == '1' and 'SADD' or 'SREM', queue_key(queue, 'held'), tenant)
+  join_or_part(queue, tenant)
 end
 return 1

@@ -50,7 +50,7 @@ local function requeue(id, r, how, now)
   end
   redis.call('HSET', record_key(id), 'status', 'starting', 'started', '', 'token', '',
     'attempt', how.spent and attempt or attempt - 1, 'seq', seq, unpack(placed))
-  has_room_again(r.queue, r.account)
+  note_running(r.queue, r.account)
   if r.begun == '' and r.start_by ~= '' then
     redis.call('ZADD', queue_key(r.queue, 'deadline'), soonest(r), id)
   end

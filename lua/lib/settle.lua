@@ -16,7 +16,7 @@ local function settle(id, r, status, end_, now)
   unplace(id, r)
   count(r.queue, r.token == '' and 'queued' or 'running', r.account, -1)
   correct(r, end_.served_s or 0)
-  has_room_again(r.queue, r.account)
+  note_running(r.queue, r.account)
   if ttl[3] == id then end_probe(r.queue, now) end -- it ended without telling anything of the servers
   for _, index in ipairs({ 'live', 'lease', 'deadline', 'delayed' }) do
     redis.call('ZREM', queue_key(r.queue, index), id)

@@ -48,13 +48,14 @@ local function keep_debt(queue, lane, tenant, own)
   end
 end
 
--- It has a backlog and may run: from now on it has turns. Who comes late is not owed the past.
+-- It has a backlog and may run: from now on it has turns. Who comes late is not owed the past. True when it had none.
 local function join(queue, lane, tenant)
   local vtime, debt = queue_key(queue, 'vtime:' .. lane), queue_key(queue, 'debt:' .. lane)
-  if redis.call('ZSCORE', vtime, tenant) then return end
+  if redis.call('ZSCORE', vtime, tenant) then return false end
   local own = tonumber(redis.call('ZSCORE', debt, tenant) or 0)
   redis.call('ZREM', debt, tenant)
   redis.call('ZADD', vtime, math.max(own, lane_clock(queue, lane)), tenant)
+  return true
 end
 
 local function part(queue, lane, tenant)
@@ -111,19 +112,22 @@ local function out_of_backlog(id, r)
   return true
 end
 
--- A tenant may have room again: it ended one, or its limit was raised. Only who has limits can have been kept out.
-local function rejoin(queue, tenant)
-  if not may_run(queue, tenant) then return end
+-- Whether a tenant may run has changed, perhaps: it has turns wherever it waits, or nowhere. At once, and not when a claim
+-- meets it: a claim looks at so many, and where all of those are at their limits it would find nobody.
+local function join_or_part(queue, tenant)
+  local may = may_run(queue, tenant)
   for _, lane in ipairs(LANES) do
-    if redis.call('EXISTS', backlog_key(queue, lane, tenant)) == 1 then
-      join(queue, lane, tenant)
+    if not may then
+      part(queue, lane, tenant)
+    elseif redis.call('EXISTS', backlog_key(queue, lane, tenant)) == 1 and join(queue, lane, tenant) then
       ring(queue)
     end
   end
 end
 
-local function has_room_again(queue, tenant)
-  if redis.call('HEXISTS', queue_key(queue, 'limits'), tenant) == 1 then rejoin(queue, tenant) end
+-- One more of it runs, or one less. Only who has limits comes to one.
+local function note_running(queue, tenant)
+  if redis.call('HEXISTS', queue_key(queue, 'limits'), tenant) == 1 then join_or_part(queue, tenant) end
 end
 
 -- ── in and out ───────────────────────────────────────────────────────────────────────────────────────────────────
