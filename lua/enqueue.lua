@@ -58,7 +58,7 @@ elseif r.most_queued ~= '' and counted(queue, 'queued', tenant) >= tonumber(r.mo
   return { 'refused', 'too_many_queued', r.most_queued, one_leaves_ms(), '' }
 elseif m.mode == 'bounded' and live - redis.call('ZCARD', queue_key(queue, 'lease')) >= tonumber(m.max_queued) then
   return { 'refused', 'queue_full', m.max_queued, one_leaves_ms(), '' }
-elseif m.mode == 'reject' and live >= tonumber(m.slots ~= '' and m.slots or 0) then
+elseif m.mode == 'reject' and (live >= tonumber(m.slots ~= '' and m.slots or 0) or stoppage(look_at(queue), queue, now)) then
   return { 'refused', 'no_capacity', m.slots ~= '' and m.slots or '0', one_leaves_ms(), '' }
 end
 

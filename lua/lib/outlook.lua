@@ -18,11 +18,14 @@ local function depths(queue, lane, mask)
   return depth, sum
 end
 
--- Entries of its lane that are read before an entry of a stream: those in front of it, and as many of each other one.
-local function ahead_in_streams(r, depth, turn)
+-- Undelivered entries of its stream that stand in front of it.
+local function in_front(r)
   local stream = stream_key(r.queue, r.lane, r.stream)
-  local own = tonumber(r.stream)
-  local before = math.max(0, #redis.call('XRANGE', stream, '(' .. delivered(stream), r.mid, 'COUNT', LOOK) - 1)
+  return math.max(0, #redis.call('XRANGE', stream, '(' .. delivered(stream), r.mid, 'COUNT', LOOK) - 1)
+end
+
+-- Entries of its lane that are read before one of a stream: those in front of it, and as many of each other stream.
+local function ahead_in_streams(own, before, depth, turn)
   local sum = before
   for number, deep in pairs(depth) do
     local comes_first = (number - turn) % 32 < (own - turn) % 32
@@ -35,7 +38,8 @@ end
 local function ahead_in_backlogs(r, rank, each_s)
   local queue, lane, tenant = r.queue, r.lane, r.account
   local vtime = queue_key(queue, 'vtime:' .. lane)
-  local own = tonumber(redis.call('ZSCORE', vtime, tenant) or lane_clock(queue, lane))
+  local debt = queue_key(queue, 'debt:' .. lane)
+  local own = tonumber(redis.call('ZSCORE', vtime, tenant) or redis.call('ZSCORE', debt, tenant) or lane_clock(queue, lane))
   local turn = own + rank * each_s / limits_of(queue, tenant) -- the virtual time at which it is let in
   local sum, looked = rank, 0
   local others = redis.call('ZRANGE', vtime, 0, LOOK - 1, 'WITHSCORES')
@@ -97,19 +101,22 @@ end
 
 -- Place in its own account's line, and how many of its lane go before it.
 local function stand(id, r, m, depth, in_streams)
-  local rank
+  local rank, turn = nil, tonumber(m['next:' .. r.lane])
   if id then
     rank = redis.call('ZRANK', backlog_key(r.queue, r.lane, r.account), id)
-  elseif in_streams > 0 or m['backlogged:' .. r.lane] ~= '0' then
+  elseif not may_run(r.queue, r.account) or not is_calm(r.queue, r.lane) then
     rank = redis.call('ZCARD', backlog_key(r.queue, r.lane, r.account))
   end
   if rank then
     local each_s = m.service_ms ~= '0' and m.service_ms / 1000 or 1
     return rank + 1, in_streams + ahead_in_backlogs(r, rank, each_s)
-  elseif id and r.mid ~= '' then
-    return 1, ahead_in_streams(r, depth, tonumber(m['next:' .. r.lane]))
+  elseif r.mid ~= '' then
+    return 1, ahead_in_streams(tonumber(r.stream), in_front(r), depth, turn)
+  elseif not id then
+    local number = stream_for(r)
+    return 1, ahead_in_streams(number, depth[number] or 0, depth, turn)
   end
-  return 1, 0 -- the first of all; or delayed, and it comes back at the head of its line
+  return 1, 0 -- delayed: it comes back at the head of its line
 end
 
 -- Of all lanes: the others have turns of their own, as far as they have work.

@@ -132,15 +132,19 @@ end
 
 -- ── in and out ───────────────────────────────────────────────────────────────────────────────────────────────────
 
+-- Does nobody wait for a turn in a lane, and is a slot free beyond what stands ready there?
+local function is_calm(queue, lane)
+  local m = redis.call('HMGET', queue_key(queue, 'meta'), 'backlogged:' .. lane, 'ready:' .. lane, 'slots')
+  local free = math.max(1, (m[3] or 0) - redis.call('ZCARD', queue_key(queue, 'lease')))
+  return (m[1] or '0') == '0' and tonumber(m[2] or 0) < free
+end
+
 -- File what waits. Returns the fields that the record gets. What was handed out before stands at the head of its
 -- tenant's line again, by its arrival.
 local function file(id, r)
   local queue, lane, tenant = r.queue, r.lane, r.account
-  local m = redis.call('HMGET', queue_key(queue, 'meta'), 'backlogged:' .. lane, 'ready:' .. lane, 'slots')
-  local free = math.max(1, (m[3] or 0) - redis.call('ZCARD', queue_key(queue, 'lease')))
-  local is_calm = (m[1] or '0') == '0' and tonumber(m[2] or 0) < free
   local may = may_run(queue, tenant)
-  if is_calm and may then
+  if may and is_calm(queue, lane) then
     local number, mid = put(id, r)
     offer(queue, lane, number)
     return { 'stream', number, 'mid', mid, 'charged', '' }

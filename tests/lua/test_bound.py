@@ -106,6 +106,17 @@ async def test_a_rejecting_queue_that_nobody_serves_takes_nothing(driver: QueueD
     assert (refused.code, refused.limit) == ("no_capacity", 0)
 
 
+async def test_a_rejecting_queue_takes_nothing_while_nothing_starts(driver: QueueDriver) -> None:
+    await driver.have_slots(2)
+    await driver.bound("reject")
+    await driver.pause()
+    assert (await refusal(driver)).code == "no_capacity"
+    await driver.pause(paused=False)
+    await driver.cancel(await driver.submit())
+    driver.pass_time(21)
+    assert (await refusal(driver)).code == "no_capacity", "its directors went silent"
+
+
 # ── which counts ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

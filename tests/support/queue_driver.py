@@ -10,7 +10,7 @@ from typing import Any, Final
 from director.core import keys
 from director.core.ids import PredictionId, QueueName, new_prediction_id
 from director.core.schema import Claim, Outlook, Record
-from director.core.scripts import Admission, Hold, QueueStats, Repair, Requeued, Scripts
+from director.core.scripts import Admission, Claims, Hold, QueueStats, Repair, Requeued, Scripts
 from director.core.shards import shard
 from director.core.states import Status
 
@@ -63,7 +63,7 @@ class QueueDriver:
 
     async def claim(
         self, count: int = 1, *, consumer: str = "d1", nonce: str | None = None, lease_s: float = 15, **options: Any
-    ) -> list[Claim]:
+    ) -> Claims:
         return await self.scripts.claim(
             self.queue,
             consumer=consumer,

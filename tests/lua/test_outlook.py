@@ -1,0 +1,389 @@
+"""lib/outlook: why one waits, how many go before it, and for how long."""
+
+from typing import Any
+
+import pytest
+
+from director.core import keys
+from director.core.errors import QueueRefused
+from director.core.ids import PredictionId
+from director.core.policy import Policy
+from director.core.schema import Outlook
+from director.core.scripts import Accepted, Readiness
+from director.core.shards import shard
+from tests.support.keyspace import dump
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+
+async def served_by(driver: QueueDriver, slots: int = 1, *, run_s: float | None = None, busy: bool = True) -> None:
+    """Directors with so many slots; one run took `run_s`, so that it is known. `busy`: all slots are taken."""
+    await driver.have_slots(slots)
+    if run_s is not None:
+        await driver.submit(account="nobody")
+        await driver.run(await driver.claim_one(), run_s)
+    if busy:
+        for _ in range(slots):
+            await driver.submit(account="nobody")
+        assert len(await driver.claim(slots)) == slots
+    await driver.have_slots(slots)
+
+
+async def reason(driver: QueueDriver, prediction_id: PredictionId) -> tuple[str, int | None]:
+    outlook = await driver.outlook(prediction_id)
+    return outlook.reason, outlook.detail
+
+
+async def accepted(driver: QueueDriver, account: str = ACCOUNT, **options: Any) -> Accepted:
+    streams = options.pop("streams", shard(account, streams=16, size=2))
+    fields = {"queue": driver.queue, "model": MODEL, "version": VERSION, "input": b"{}", "now_ms": driver.now_ms}
+    return await driver.scripts.enqueue(driver.new_id(), account=account, shard=streams, **fields, **options)
+
+
+# ── why ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_waiting_its_turn(driver: QueueDriver) -> None:
+    await served_by(driver)
+    assert await reason(driver, await driver.submit()) == ("waiting_its_turn", None)
+
+
+async def test_no_director_has_ever_come(driver: QueueDriver) -> None:
+    outlook = await driver.outlook(await driver.submit())
+    assert outlook == Outlook(1, 0, None, None, "no_director")
+
+
+async def test_no_director_is_left(driver: QueueDriver) -> None:
+    await served_by(driver)
+    prediction_id = await driver.submit()
+    driver.pass_time(20)
+    assert await reason(driver, prediction_id) == ("waiting_its_turn", None)
+    driver.pass_time(0.001)
+    assert await reason(driver, prediction_id) == ("no_director", None)
+
+
+@pytest.mark.parametrize("state", ["starting", "setup_failed"])
+async def test_no_director_that_starts_or_failed_hides_one_that_is_ready(driver: QueueDriver, state: Readiness) -> None:
+    await served_by(driver)
+    await driver.scripts.extend(
+        driver.queue, consumer="d2", lease_s=15, claims=[], slots=1, state=state, now_ms=driver.now_ms
+    )
+    assert await reason(driver, await driver.submit()) == ("waiting_its_turn", None)
+
+
+@pytest.mark.parametrize(
+    ("states", "why"),
+    [
+        (["starting"], "servers_starting"),
+        (["setup_failed"], "setup_failed"),
+        (["setup_failed", "starting"], "servers_starting"),
+    ],
+)
+async def test_servers_are_starting_or_their_setup_failed(
+    driver: QueueDriver, states: list[Readiness], why: str
+) -> None:
+    for number, state in enumerate(states):
+        await driver.scripts.extend(
+            driver.queue, consumer=f"d{number}", lease_s=15, claims=[], slots=1, state=state, now_ms=driver.now_ms
+        )
+    outlook = await driver.outlook(await driver.submit())
+    assert (outlook.reason, outlook.p50_ms, outlook.p90_ms) == (why, None, None)
+
+
+async def test_the_queue_is_paused(driver: QueueDriver) -> None:
+    await served_by(driver, run_s=10)
+    prediction_id = await driver.submit()
+    await driver.pause()
+    outlook = await driver.outlook(prediction_id)
+    assert (outlook.reason, outlook.p50_ms, outlook.p90_ms) == ("paused", None, None)
+    await driver.pause(paused=False)
+    assert await reason(driver, prediction_id) == ("waiting_its_turn", None)
+
+
+async def test_its_account_is_paused(driver: QueueDriver) -> None:
+    await served_by(driver)
+    mine, other = await driver.submit(), await driver.submit(account="other")
+    await driver.pause(tenant=ACCOUNT)
+    assert await reason(driver, mine) == ("paused", None)
+    assert await reason(driver, other) == ("waiting_its_turn", None)
+
+
+async def test_the_breaker_is_open_or_one_tries(driver: QueueDriver) -> None:
+    await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(breaker_after=2))
+    await driver.have_slots(3)
+    for _ in range(3):
+        await driver.submit()
+    for consumer in ("d1", "d2"):
+        await driver.release(await driver.claim_one(consumer=consumer), spent=True, delay_s=60)
+    prediction_id = await driver.submit()
+    assert await reason(driver, prediction_id) == ("breaker_open", None)
+    driver.pass_time(30)
+    await driver.have_slots(3)
+    await driver.claim_one()
+    assert await reason(driver, prediction_id) == ("breaker_open", None)
+
+
+async def test_its_accounts_limit_is_reached(driver: QueueDriver) -> None:
+    await driver.have_slots(9)
+    for _ in range(2):
+        await driver.submit(most_running=2)
+    prediction_id = await driver.submit(most_running=2)
+    assert await reason(driver, prediction_id) == ("waiting_its_turn", None)
+    await driver.claim(9)
+    assert await reason(driver, prediction_id) == ("limit_reached", 2)
+    assert await reason(driver, await driver.submit(account="other")) == ("waiting_its_turn", None)
+
+
+async def test_it_backs_off_after_an_attempt(driver: QueueDriver) -> None:
+    await served_by(driver, busy=False)
+    await driver.submit()
+    claim = await driver.claim_one()
+    await driver.release(claim, spent=True, delay_s=8)
+    driver.pass_time(3)
+    outlook = await driver.outlook(claim.id)
+    assert outlook == Outlook(1, 0, 5_000, 5_000, "backing_off", driver.now_ms + 5_000)
+    driver.pass_time(5)
+    await driver.promote()
+    assert await reason(driver, claim.id) == ("waiting_its_turn", None)
+
+
+async def test_what_stops_all_is_told_before_what_stops_one(driver: QueueDriver) -> None:
+    await driver.submit(most_running=1)
+    await driver.claim_one()
+    prediction_id = await driver.submit(most_running=1)
+    assert await reason(driver, prediction_id) == ("no_director", None)
+
+
+async def test_what_does_not_wait_has_none(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    for _ in range(2):
+        stored = await driver.scripts.get(claim.id)
+        assert stored is not None
+        assert stored.outlook is None
+        await driver.finish(claim)
+
+
+# ── how many before it ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def order(driver: QueueDriver) -> list[PredictionId]:
+    return [claim.id for claim in await driver.claim_all()]
+
+
+async def test_in_the_streams_of_a_lane_it_is_exact(driver: QueueDriver) -> None:
+    await driver.have_slots(9)
+    ids = [await driver.submit(account=f"t{stream}", streams=[stream]) for stream in (2, 2, 7, 2, 5, 7)]
+    told = [(await driver.outlook(prediction_id)).ahead for prediction_id in ids]
+    served = await order(driver)
+    assert told == [served.index(prediction_id) for prediction_id in ids]
+
+
+async def test_it_is_exact_whichever_stream_is_read_next(driver: QueueDriver) -> None:
+    await driver.have_slots(12)
+    first = [await driver.submit(account="t", streams=[stream]) for stream in (2, 5)]
+    assert [claim.id for claim in await driver.claim(2)] == first
+    ids = [await driver.submit(account=f"t{stream}", streams=[stream]) for stream in (2, 2, 7, 2, 5, 7)]
+    told = [(await driver.outlook(prediction_id)).ahead for prediction_id in ids]
+    served = await order(driver)
+    assert told == [served.index(prediction_id) for prediction_id in ids]
+
+
+async def test_in_the_backlog_of_the_only_tenant_it_is_exact(driver: QueueDriver) -> None:
+    await served_by(driver)
+    await driver.submit(account="nobody")
+    ids = [await driver.submit() for _ in range(6)]
+    told = [await driver.outlook(prediction_id) for prediction_id in ids]
+    assert [(outlook.position, outlook.ahead) for outlook in told] == [(n, n) for n in range(1, 7)]
+    assert (await order(driver))[1:] == ids
+
+
+@pytest.mark.parametrize("weights", [{"a": 1, "b": 1, "c": 1}, {"a": 1, "b": 2, "c": 4}])
+async def test_among_tenants_it_is_off_by_as_many_as_are_level_with_it_at_most(
+    driver: QueueDriver, weights: dict[str, float]
+) -> None:
+    await served_by(driver)
+    await driver.submit(account="nobody")
+    ids = [await driver.submit(account=name, weight=weight) for name, weight in weights.items() for _ in range(8)]
+    ids += [await driver.submit(account="b", weight=weights["b"]) for _ in range(8)]
+    told = [(await driver.outlook(prediction_id)).ahead for prediction_id in ids]
+    served = await order(driver)
+    off = [abs(ahead - served.index(prediction_id)) for ahead, prediction_id in zip(told, ids, strict=True)]
+    assert max(off) <= 2
+
+
+async def test_a_light_tenant_sees_next_to_nothing_of_a_batch_before_it(driver: QueueDriver) -> None:
+    await served_by(driver)
+    for _ in range(100):
+        await driver.submit(account="whale")
+    light = await driver.outlook(await driver.submit(account="light"))
+    assert light.position == 1
+    assert light.ahead <= 2
+
+
+async def test_a_position_is_its_accounts_own(driver: QueueDriver) -> None:
+    await served_by(driver)
+    await driver.submit(account="nobody")
+    ids = [await driver.submit(account=account) for _ in range(3) for account in ("a", "b")]
+    assert [(await driver.outlook(prediction_id)).position for prediction_id in ids] == [1, 1, 2, 2, 3, 3]
+
+
+async def test_of_another_lane_as_many_go_before_it_as_have_turns(driver: QueueDriver) -> None:
+    await served_by(driver, slots=3)
+    for _ in range(20):
+        await driver.submit(account="other", lane="high")
+    prediction_id = await driver.submit()
+    assert (await driver.outlook(prediction_id)).ahead == 2, "two of high have their turns before one of normal"
+    high = await driver.submit(lane="high", account="other")
+    assert (await driver.outlook(high)).ahead == 21, "20 of its own, and the one"
+
+
+async def test_of_another_lane_no_more_go_before_it_than_there_are(driver: QueueDriver) -> None:
+    await served_by(driver)
+    await driver.submit(account="other", lane="high")
+    for _ in range(8):
+        await driver.submit(account="other")
+    last = await driver.submit(account="other")
+    assert (await driver.outlook(last)).ahead == 9
+
+
+async def test_of_one_that_goes_the_others_are_told(driver: QueueDriver) -> None:
+    await served_by(driver)
+    ids = [await driver.submit() for _ in range(5)]
+    await driver.cancel(ids[2])
+    await driver.claim_one()
+    assert [(await driver.outlook(ids[n])).ahead for n in (1, 3, 4)] == [0, 1, 2]
+
+
+# ── what is told at once ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("lane", keys.LANES)
+@pytest.mark.parametrize(
+    "before", ["", "me", "me me", "me me me", "other", "other other me other", "nobody other me me"]
+)
+async def test_what_is_told_with_the_acceptance_is_what_is_told_right_after(
+    driver: QueueDriver, before: str, lane: str
+) -> None:
+    await served_by(driver, run_s=4)
+    for other in keys.LANES:
+        for account in before.split():
+            await driver.submit(account=account, lane=other)
+    told = await accepted(driver, account="me", lane=lane)
+    assert told.outlook == await driver.outlook(told.id)
+
+
+@pytest.mark.parametrize("streams", [[1], [4], [6], [4, 1]])
+async def test_with_slots_free_too_and_whichever_stream_it_goes_to(driver: QueueDriver, streams: list[int]) -> None:
+    await driver.have_slots(9)
+    await driver.submit(account="t", streams=[3])
+    await driver.claim_one()
+    for stream in (1, 1, 4, 1, 6):
+        await driver.submit(account=f"t{stream}", streams=[stream])
+    told = await accepted(driver, streams=streams)
+    assert told.outlook == await driver.outlook(told.id)
+    assert told.outlook is not None
+    assert told.outlook.ahead == (await order(driver)).index(told.id)
+
+
+async def test_it_knows_that_its_account_was_served_ahead_of_the_others(driver: QueueDriver) -> None:
+    await served_by(driver, run_s=1)
+    for _ in range(12):
+        await driver.submit(account="other")
+    await driver.submit(account="me", cost=5)
+    await driver.claim(3)
+    told = await accepted(driver, account="me")
+    assert told.outlook == await driver.outlook(told.id)
+    assert told.outlook is not None
+    assert told.outlook.ahead == 4
+
+
+# ── for how long ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_with_a_slot_free_it_starts_at_once(driver: QueueDriver) -> None:
+    await served_by(driver, slots=2, busy=False)
+    assert (await accepted(driver)).outlook == Outlook(1, 0, 0, 0, "waiting_its_turn")
+
+
+async def test_while_no_run_has_ended_nobody_can_tell(driver: QueueDriver) -> None:
+    await served_by(driver)
+    outlook = await driver.outlook(await driver.submit())
+    assert (outlook.p50_ms, outlook.p90_ms) == (None, None)
+
+
+@pytest.mark.parametrize(("slots", "waits_s"), [(1, [10, 20, 30]), (4, [2.5, 5, 7.5])])
+async def test_it_waits_for_as_many_ends_as_have_to_come_before(
+    driver: QueueDriver, slots: int, waits_s: list[float]
+) -> None:
+    await served_by(driver, slots, run_s=10)
+    ids = [await driver.submit() for _ in range(3)]
+    outlooks = [await driver.outlook(prediction_id) for prediction_id in ids]
+    assert [(outlook.p50_ms or 0) / 1000 for outlook in outlooks] == waits_s
+    assert all((outlook.p90_ms or 0) > (outlook.p50_ms or 0) for outlook in outlooks)
+
+
+async def test_the_newest_runs_count_most(driver: QueueDriver) -> None:
+    await served_by(driver, run_s=10, busy=False)
+    for _ in range(200):
+        await driver.submit(account="nobody")
+        await driver.run(await driver.claim_one(), 2)
+    await served_by(driver)
+    outlook = await driver.outlook(await driver.submit())
+    assert outlook.p50_ms is not None
+    assert 2_000 <= outlook.p50_ms < 2_300
+
+
+async def test_the_cost_of_a_run_is_in_its_time(driver: QueueDriver) -> None:
+    await served_by(driver, busy=False)
+    await driver.submit(account="nobody", cost=5)
+    await driver.run(await driver.claim_one(), 10)
+    assert (await driver.stats()).service_ms == 2_000
+
+
+async def test_at_its_limit_it_waits_for_its_own_to_end(driver: QueueDriver) -> None:
+    await served_by(driver, slots=8, run_s=10, busy=False)
+    ids = [await driver.submit(most_running=2) for _ in range(6)]
+    await driver.claim(8)
+    waits = [(await driver.outlook(prediction_id)).p50_ms for prediction_id in ids[2:]]
+    assert waits == [5_000, 10_000, 15_000, 20_000]
+
+
+# ── in time, or not at all ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_what_cannot_start_in_time_is_refused_with_the_time_and_nothing_written(driver: QueueDriver) -> None:
+    await served_by(driver, run_s=10)
+    await driver.submit()
+    before = await dump(driver.redis)
+    with pytest.raises(QueueRefused, match="cannot_start_in_time") as refused:
+        await driver.submit(start_by_ms=14_500, weight=2, idempotency=("digest", "body"))
+    assert (refused.value.eta_s, refused.value.retry_after_s) == (20, 6)
+    assert await dump(driver.redis) == before
+
+
+async def test_what_can_start_in_time_is_accepted(driver: QueueDriver) -> None:
+    await served_by(driver, run_s=10)
+    await driver.submit()
+    await driver.submit(start_by_ms=20_000)
+
+
+async def test_what_nobody_can_tell_is_accepted(driver: QueueDriver) -> None:
+    await served_by(driver)
+    await driver.submit(start_by_ms=1)
+
+
+async def test_what_starts_at_once_starts_in_time(driver: QueueDriver) -> None:
+    await served_by(driver, run_s=10, busy=False)
+    await driver.submit(start_by_ms=1)
+
+
+async def test_what_was_accepted_before_is_answered_and_not_refused(driver: QueueDriver) -> None:
+    await served_by(driver, run_s=10)
+    prediction_id = await driver.submit(start_by_ms=10_000, idempotency=("digest", "body"))
+    for _ in range(5):
+        await driver.submit()
+    assert await driver.submit(start_by_ms=10_000, idempotency=("digest", "body")) == prediction_id
+    with pytest.raises(QueueRefused):
+        await driver.submit(start_by_ms=10_000)
