@@ -20,8 +20,9 @@ from director.core.ids import Partition, PredictionId
 from director.core.redis_client import ask, text
 from director.core.scripts import Scripts
 from director.core.webhook_url import read_webhook_url
+from director.keeper.registry import Registry
 from director.keeper.shares import Shares
-from director.keeper.sweep import LIMIT, Registry, repeat, sweep
+from director.keeper.sweep import LIMIT, repeat, sweep
 from director.webhooks.terminal import TerminalWebhooks
 
 __all__ = ("Courier", "Told")
@@ -52,7 +53,7 @@ class Owed(Struct, frozen=True):
 
 
 class Courier:
-    """Delivers what is owed in all partitions that have a queue."""
+    """Delivers what is owed in all partitions that owe one."""
 
     def __init__(
         self,
@@ -113,7 +114,7 @@ class Courier:
         return taken
 
     async def _due(self) -> list[Owed]:
-        partitions = await self._registry.partitions()
+        partitions = await self._registry.owing()
         room = self._shares.room
         if not partitions or room <= 0 or self._is_draining:
             return []

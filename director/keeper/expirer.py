@@ -11,7 +11,8 @@ from msgspec import Struct
 from director.core.clock import Clock
 from director.core.ids import QueueName
 from director.core.scripts import Scripts
-from director.keeper.sweep import LIMIT, Registry, repeat, sweep
+from director.keeper.registry import Registry
+from director.keeper.sweep import LIMIT, repeat, sweep
 
 __all__ = ("Expired", "Expirer")
 
@@ -42,7 +43,7 @@ class Expirer:
     async def run_once(self) -> Expired:
         """End or tell all that is past its deadline."""
         sum_ended = sum_told = 0
-        full = await self._registry.queues()
+        full = await self._registry.awake("expirer")
         while full:
             expired = await sweep(full, self._expire)
             sum_ended += sum(ended for ended, _ in expired.values())

@@ -27,9 +27,9 @@ from director.keeper.promoter import Promoter
 from director.keeper.reaper import Reaper
 from director.keeper.reconciler import Reconciler
 from director.keeper.recoverer import Recoverer
+from director.keeper.registry import Registry
 from director.keeper.retirer import Retirer
 from director.keeper.server_time import ServerTime
-from director.keeper.sweep import Registry
 from director.webhooks.addresses import AllowList
 from director.webhooks.sender import Sender
 from director.webhooks.terminal import TerminalWebhooks
@@ -90,7 +90,7 @@ class Keeper:
         self._clock = clock
         self._redis = gatherer.redis
         scripts = Scripts(gatherer)
-        registry = Registry(Catalog(self._redis, scripts, clock), clock)
+        registry = Registry(self._redis, Catalog(self._redis, scripts, clock), clock)
         webhooks = TerminalWebhooks(scripts, Accounts(self._redis), sender, clock)
         time = ServerTime(self._redis, scripts, clock, lease_s=settings.lease_s)
         self.reaper = Reaper(scripts, registry, time, clock, lease_s=settings.lease_s)

@@ -11,7 +11,8 @@ from msgspec import Struct
 from director.core.clock import Clock
 from director.core.ids import QueueName
 from director.core.scripts import Scripts
-from director.keeper.sweep import LIMIT, Registry, repeat, sweep
+from director.keeper.registry import Registry
+from director.keeper.sweep import LIMIT, repeat, sweep
 
 __all__ = ("Promoted", "Promoter")
 
@@ -41,7 +42,7 @@ class Promoter:
     async def run_once(self) -> Promoted:
         """Put back all that is due."""
         retries: dict[QueueName, int] = {}
-        full = await self._registry.queues()
+        full = await self._registry.awake("promoter", glance_s=0)
         while full:
             promoted = await sweep(full, lambda queue: self._scripts.promote(queue, limit=LIMIT))
             full = [queue for queue, count in promoted.items() if count == LIMIT]

@@ -12,8 +12,9 @@ from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, QueueName
 from director.core.scripts import Requeued, Scripts
+from director.keeper.registry import GLANCE_S, Registry
 from director.keeper.server_time import ServerTime
-from director.keeper.sweep import LIMIT, Registry, repeat, sweep
+from director.keeper.sweep import LIMIT, repeat, sweep
 
 __all__ = ("Reaped", "Reaper")
 
@@ -38,6 +39,7 @@ class Reaper:
         self._registry = registry
         self._time = time
         self._clock = clock
+        self._lease_s = lease_s
         self._tick_s = min(SLOWEST_TICK_S, lease_s / TICKS_PER_LEASE)
 
     async def run(self) -> NoReturn:
@@ -51,7 +53,7 @@ class Reaper:
             if now_ms is None:
                 return Reaped(is_held_off=True)
             claims: list[tuple[PredictionId, Requeued]] = []
-            full = await self._registry.queues()
+            full = await self._registry.awake("reaper", glance_s=min(GLANCE_S, self._lease_s))
             while full:
                 taken = await sweep(full, lambda queue: self._reap(queue, now_ms))
                 claims += [claim for batch in taken.values() for claim in batch]

@@ -12,7 +12,8 @@ from msgspec import Struct
 from director.core.clock import Clock
 from director.core.ids import PredictionId, QueueName
 from director.core.scripts import Repair, Scripts
-from director.keeper.sweep import Registry, repeat, sweep
+from director.keeper.registry import Registry
+from director.keeper.sweep import repeat, sweep
 
 __all__ = ("Reconciled", "Reconciler")
 

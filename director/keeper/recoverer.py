@@ -16,8 +16,9 @@ from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, QueueName
 from director.core.redis_client import ask
 from director.core.scripts import Requeued, Scripts
+from director.keeper.registry import Registry
 from director.keeper.server_time import ServerTime
-from director.keeper.sweep import LIMIT, Registry, repeat, sweep
+from director.keeper.sweep import LIMIT, repeat, sweep
 
 __all__ = ("Recovered", "Recoverer")
 
@@ -28,6 +29,8 @@ PERIOD_LEASES: Final = 2
 # Between two rounds of a pass, so that a long list of pending entries leaves the server to others in between.
 STEP_S: Final = 0.01
 START: Final = "0-0"
+# What is pending in a queue where nothing is accepted is nobody's work, only litter: it has time
+WHOLE_S: Final = 3600.0
 
 
 class Recovered(Struct, frozen=True):
@@ -97,7 +100,7 @@ class Recoverer:
             if now_ms is None:
                 return Recovered(is_held_off=True)
             if not self._walks:
-                self._walks = await self._begin(await self._registry.queues())
+                self._walks = await self._begin(await self._registry.awake("recoverer", whole_s=WHOLE_S))
             found = await sweep(self._walks, lambda queue: self._recover(queue, now_ms))
         except BackendUnavailable:
             self._time.lost()

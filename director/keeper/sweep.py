@@ -1,4 +1,4 @@
-"""What all sweeping roles share: which queues there are, one call for each in one pipeline, the loop around it.
+"""What all sweeping roles share: one call for each queue in one pipeline, and the loop around it.
 
 Knows nothing of what a call does. One queue's fault never keeps another from being swept.
 """
@@ -8,13 +8,11 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NoReturn, TypeVar
 
-from director.core.catalog import Catalog
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import Partition, QueueName
-from director.core.keys import queue_partition
 
-__all__ = ("LIMIT", "Registry", "repeat", "sweep")
+__all__ = ("LIMIT", "repeat", "sweep")
 
 log = logging.getLogger(__name__)
 
@@ -23,29 +21,6 @@ Reply = TypeVar("Reply")
 
 # Most that one call acts on: a script holds up the whole server while it runs.
 LIMIT: Final = 100
-
-
-class Registry:
-    """The queues to sweep, at most `keep_s` old. A queue is registered long before it can owe anything."""
-
-    def __init__(self, catalog: Catalog, clock: Clock, *, keep_s: float = 3.0) -> None:
-        self._catalog = catalog
-        self._clock = clock
-        self._keep_s = keep_s
-        self._read_s: float | None = None
-        self._queues: list[QueueName] = []
-
-    async def queues(self) -> list[QueueName]:
-        """Every queue there is."""
-        now_s = self._clock.monotonic()
-        if self._read_s is None or now_s - self._read_s >= self._keep_s:
-            self._queues = await self._catalog.queues()
-            self._read_s = now_s
-        return self._queues
-
-    async def partitions(self) -> list[Partition]:
-        """Every partition that has a queue."""
-        return sorted({queue_partition(queue) for queue in await self.queues()})
 
 
 async def sweep(places: Iterable[Place], call: Callable[[Place], Awaitable[Reply]]) -> dict[Place, Reply]:

@@ -14,7 +14,7 @@ from director.core.gatherer import Gatherer
 from director.core.redis_client import client
 from director.core.scripts import Scripts
 from director.keeper.promoter import Promoter
-from director.keeper.sweep import Registry
+from director.keeper.registry import Registry
 from tests.support.queue_driver import QueueDriver
 from tests.support.servers import RedisServer
 
@@ -41,7 +41,7 @@ async def test_claims_stay_quick_while_everything_falls_due(
     claiming.now_ms = driver.now_ms
     took_s: list[float] = []
     claimed = 0
-    promoter = Promoter(scripts, Registry(catalog, SystemClock()), SystemClock())
+    promoter = Promoter(scripts, Registry(redis, catalog, SystemClock()), SystemClock())
     promoted = 0
     began_s = time.monotonic()
 

@@ -26,8 +26,9 @@ from director.keeper.courier import Courier
 from director.keeper.expirer import Expired, Expirer
 from director.keeper.promoter import Promoter
 from director.keeper.reaper import Reaped, Reaper
+from director.keeper.registry import Registry
 from director.keeper.server_time import ServerTime
-from director.keeper.sweep import LIMIT, Registry
+from director.keeper.sweep import LIMIT
 from director.webhooks.addresses import AllowList
 from director.webhooks.schedule import SCHEDULE_S
 from director.webhooks.sender import Sender
@@ -49,8 +50,8 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def registry(catalog: Catalog, clock: FakeClock) -> Registry:
-    return Registry(catalog, clock, keep_s=0)
+def registry(redis: Redis, catalog: Catalog, clock: FakeClock) -> Registry:
+    return Registry(redis, catalog, clock, keep_s=0)
 
 
 @pytest.fixture
@@ -143,7 +144,7 @@ async def test_what_expires_while_the_reaper_waits_for_the_server_is_not_its_pre
 
     await past.submit()
     claim = await past.claim_one(lease_s=3600)
-    reaper = make_reaper(redis, scripts, Freeze(catalog, clock), clock)
+    reaper = make_reaper(redis, scripts, Freeze(redis, catalog, clock), clock)
     await keep_contact(reaper, clock=clock, seconds=15)
     assert await reaper.run_once() == Reaped()
     assert await past.finish(claim)
@@ -158,7 +159,7 @@ async def test_after_a_restart_of_the_server_nothing_is_reaped_for_a_whole_lease
         queue = await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
         driver = QueueDriver(redis, scripts, queue)
         driver.now_ms = time.time_ns() // 1_000_000 - 60_000
-        reaper = make_reaper(redis, scripts, Registry(catalog, clock), clock)
+        reaper = make_reaper(redis, scripts, Registry(redis, catalog, clock), clock)
         try:
             await keep_contact(reaper, clock=clock, seconds=15)
             assert await reaper.run_once() == Reaped()

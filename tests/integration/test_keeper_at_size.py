@@ -14,8 +14,9 @@ from director.core.clock import SystemClock
 from director.core.ids import PredictionId, QueueName
 from director.core.scripts import Scripts
 from director.keeper.recoverer import Recoverer
+from director.keeper.registry import Registry
 from director.keeper.server_time import ServerTime
-from director.keeper.sweep import LIMIT, Registry
+from director.keeper.sweep import LIMIT
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import QueueDriver
 
@@ -58,7 +59,7 @@ async def test_one_orphan_behind_a_hundred_thousand_live_claims_is_found(
 
     clock = FakeClock()
     contact = ServerTime(redis, scripts, clock, lease_s=hour_s)
-    recoverer = Recoverer(redis, scripts, Registry(catalog, clock, keep_s=0), contact, clock, lease_s=hour_s)
+    recoverer = Recoverer(redis, scripts, Registry(redis, catalog, clock, keep_s=0), contact, clock, lease_s=hour_s)
     for _ in range(3):
         await contact.proven_ms()
         clock.pass_time(hour_s / 2)
@@ -116,7 +117,7 @@ async def test_with_all_leases_lost_under_load_the_recoverer_alone_brings_every_
     """Neither reaper nor reconciler run here. Whoever lives has its lease again with its next beat."""
     load, clock = Load(driver), SystemClock()
     contact = ServerTime(redis, scripts, clock, lease_s=LEASE_S)
-    recoverer = Recoverer(redis, scripts, Registry(catalog, clock, keep_s=0), contact, clock, lease_s=LEASE_S)
+    recoverer = Recoverer(redis, scripts, Registry(redis, catalog, clock, keep_s=0), contact, clock, lease_s=LEASE_S)
     period_s = 2 * LEASE_S
 
     async def keep_contact() -> None:

@@ -16,9 +16,10 @@ from director.core.schema import Claim
 from director.core.scripts import Requeued, Scripts
 from director.keeper.reconciler import SLICE, Reconciler
 from director.keeper.recoverer import Recovered, Recoverer
+from director.keeper.registry import Registry
 from director.keeper.retirer import Retirer
 from director.keeper.server_time import ServerTime
-from director.keeper.sweep import LIMIT, Registry
+from director.keeper.sweep import LIMIT
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import MODEL, QueueDriver
 
@@ -33,8 +34,8 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def registry(catalog: Catalog, clock: FakeClock) -> Registry:
-    return Registry(catalog, clock, keep_s=0)
+def registry(redis: Redis, catalog: Catalog, clock: FakeClock) -> Registry:
+    return Registry(redis, catalog, clock, keep_s=0)
 
 
 @pytest.fixture

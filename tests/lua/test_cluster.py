@@ -21,6 +21,7 @@ from director.core.ids import lowest_id_at, partition_of
 from director.core.policy import Policy
 from director.core.redis_client import client
 from director.core.scripts import Scripts
+from director.keeper.registry import Registry
 from tests.lua.test_headers import NAMES
 from tests.support.cog import free_port
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
@@ -68,6 +69,21 @@ async def test_a_key_of_another_slot_is_an_error_here(redis: Redis) -> None:
     script = "#!lua\nreturn redis.call('GET', '{p2}:rec:x')"
     with pytest.raises(exceptions.ResponseError):
         await redis.eval(script, 1, "{p1}:rec:x")
+
+
+async def test_a_keepers_glance_asks_for_the_keys_of_one_slot_at_a_time(redis: Redis) -> None:
+    gatherer = Gatherer(redis)
+    catalog = Catalog(redis, Scripts(gatherer), SystemClock())
+    queues = [
+        await catalog.register(model, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+        for model in (MODEL, "acme/other")
+    ]
+    registry = Registry(redis, catalog, SystemClock(), keep_s=0)
+    assert await registry.awake("a role") == queues  # its first look is at all
+    assert await registry.awake("a role") == []
+    await QueueDriver(redis, Scripts(gatherer), queues[0]).submit()
+    assert await registry.awake("a role") == queues[:1]
+    await gatherer.aclose()
 
 
 async def test_every_script_stays_in_one_slot(redis: Redis) -> None:

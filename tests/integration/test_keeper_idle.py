@@ -1,0 +1,169 @@
+"""What idle queues cost a keeper, and that nothing which comes into one is handled later for it."""
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.clock import SystemClock
+from director.core.gatherer import Arg, Gatherer
+from director.core.ids import QueueName, partition_of
+from director.core.policy import Policy
+from director.core.scripts import Scripts
+from director.keeper.expirer import TICK_S as EXPIRER_TICK_S
+from director.keeper.expirer import Expired, Expirer
+from director.keeper.promoter import TICK_S as PROMOTER_TICK_S
+from director.keeper.promoter import Promoter
+from director.keeper.reaper import Reaper
+from director.keeper.registry import AT_ONCE, GLANCE_S, WHOLE_S, Registry
+from director.keeper.server_time import ServerTime
+from tests.support.clock import FakeClock
+from tests.support.queue_driver import MODEL, VERSION, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+LEASE_S = 15.0
+SHORTEST_LIFE_S = 1  # what X-Start-By can ask for; Cancel-After is longer
+MANY = 2 * AT_ONCE
+
+
+class CountingGatherer(Gatherer):
+    """Counts the scripts that are called, but for the one that asks for the time."""
+
+    def __init__(self, redis: Redis) -> None:
+        super().__init__(redis)
+        self.calls = 0
+
+    async def call(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
+        self.calls += name != "contact"
+        return await super().call(name, keys, args)
+
+
+class Keeping:
+    """The roles that look often, on a clock of their own, over many queues of one model and some of others.
+
+    All have had their look at everything, and found nothing.
+    """
+
+    def __init__(self, redis: Redis, gatherer: CountingGatherer, catalog: Catalog) -> None:
+        self.clock = FakeClock()
+        self.gatherer = gatherer
+        scripts = Scripts(gatherer)
+        self.registry = Registry(redis, catalog, self.clock)
+        time = ServerTime(redis, scripts, self.clock, lease_s=LEASE_S)
+        self.promoter = Promoter(scripts, self.registry, self.clock)
+        self.expirer = Expirer(scripts, self.registry, self.clock)
+        self.reaper = Reaper(scripts, self.registry, time, self.clock, lease_s=LEASE_S)
+
+    async def prove_contact(self) -> None:
+        for _ in range(int(LEASE_S) + 1):
+            await self.reaper.run_once()
+            self.clock.pass_time(1)
+
+    async def sweep(self) -> int:
+        """All roles once; how many scripts they called."""
+        before = self.gatherer.calls
+        for role in (self.promoter, self.expirer, self.reaper):
+            await role.run_once()
+        return self.gatherer.calls - before
+
+
+@pytest.fixture
+async def queues(catalog: Catalog, queue: QueueName) -> list[QueueName]:
+    models = [(MODEL, f"{number:012x}" + 52 * "0") for number in range(MANY)] + [
+        (f"acme/m{n}", VERSION) for n in range(9)
+    ]
+    made = [await catalog.register(*each, schema=OPEN_SCHEMA, server="echo", policy=Policy()) for each in models]
+    return [queue, *made]
+
+
+@pytest.fixture
+async def keeping(redis: Redis, catalog: Catalog, queues: list[QueueName]) -> AsyncGenerator[Keeping]:
+    gatherer = CountingGatherer(redis)
+    keeping = Keeping(redis, gatherer, catalog)
+    await keeping.prove_contact()
+    assert await keeping.sweep() == 2 * len(queues)  # the reaper had its look as soon as contact was proven
+    yield keeping
+    await gatherer.aclose()
+
+
+@pytest.fixture
+def driver(redis: Redis, scripts: Scripts, queue: QueueName) -> QueueDriver:
+    """The queue by the server's own clock: the roles go by it."""
+    driver = QueueDriver(redis, scripts, queue)
+    driver.now_ms = SystemClock().now_ms()
+    return driver
+
+
+async def test_queues_where_nothing_is_accepted_are_asked_about_nothing(keeping: Keeping) -> None:
+    keeping.clock.pass_time(GLANCE_S)
+    assert await keeping.sweep() == 0
+
+
+async def test_one_that_is_awake_wakes_no_other_not_even_of_its_own_model(
+    keeping: Keeping, driver: QueueDriver
+) -> None:
+    await driver.submit()
+    keeping.clock.pass_time(GLANCE_S)
+    for _ in range(2):
+        assert await keeping.sweep() == 3
+        assert await keeping.registry.awake("promoter") == [driver.queue]
+        keeping.clock.pass_time(GLANCE_S)
+    assert await driver.finish(await driver.claim_one())
+    assert await keeping.sweep() == 0
+
+
+async def test_now_and_then_every_queue_is_looked_at_all_the_same(keeping: Keeping, queues: list[QueueName]) -> None:
+    keeping.clock.pass_time(WHOLE_S)
+    for role in ("promoter", "expirer", "reaper"):
+        assert await keeping.registry.awake(role) == sorted(queues)
+        assert await keeping.registry.awake(role) == []
+
+
+async def test_a_retry_that_is_due_at_once_is_promoted_with_the_next_tick(
+    keeping: Keeping, driver: QueueDriver
+) -> None:
+    await driver.submit()
+    driver.now_ms -= 1000
+    assert await driver.release(await driver.claim_one(), spent=True, delay_s=0.5) == "delayed"
+    keeping.clock.pass_time(PROMOTER_TICK_S)
+    assert (await keeping.promoter.run_once()).retries == {driver.queue: 1}
+
+
+async def test_the_shortest_deadline_is_kept_to_the_tick(keeping: Keeping, driver: QueueDriver) -> None:
+    await keeping.sweep()  # the last glance was just before it
+    driver.now_ms -= 1000 * SHORTEST_LIFE_S
+    await driver.submit(lifetime_ms=1000 * SHORTEST_LIFE_S)
+    assert SHORTEST_LIFE_S >= GLANCE_S, "else a glance may be too old to show it"
+    keeping.clock.pass_time(SHORTEST_LIFE_S)
+    assert await keeping.expirer.run_once() == Expired(ended=1)
+    assert EXPIRER_TICK_S < SHORTEST_LIFE_S
+
+
+async def test_a_lease_is_taken_back_as_soon_as_it_ran_out(keeping: Keeping, driver: QueueDriver) -> None:
+    await keeping.sweep()  # the last glance was just before it
+    driver.now_ms -= int(1000 * LEASE_S)
+    await driver.submit()
+    lost = await driver.claim_one(lease_s=LEASE_S - 1)
+    for _ in range(int(LEASE_S)):
+        keeping.clock.pass_time(1)
+        found = await keeping.reaper.run_once()
+        if found.claims:
+            break
+    assert [name for name, _ in found.claims] == [lost.id]
+    assert await driver.finish(await driver.claim_one())
+
+
+async def test_what_is_owed_is_seen_by_the_next_glance(keeping: Keeping, driver: QueueDriver) -> None:
+    assert await keeping.registry.owing() == []
+    await driver.submit(webhook="https://example.com", events="completed")
+    claim = await driver.claim_one()
+    assert await driver.finish(claim)
+    keeping.clock.pass_time(GLANCE_S)
+    assert await keeping.registry.owing() == [partition_of(claim.id)]
+    await driver.redis.delete(keys.owed(partition_of(claim.id)))
+    keeping.clock.pass_time(GLANCE_S)
+    assert await keeping.registry.owing() == []
