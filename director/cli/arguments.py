@@ -44,9 +44,10 @@ else:
     Commands = argparse._SubParsersAction
 
 
-def add_home(parser: CommandParser) -> None:
-    """Where an `up` keeps its data."""
-    parser.add_argument("--home", default=DEFAULT_HOME, metavar="DIR", help="folder of the `up` (%(default)s)")
+def add_home(parser: CommandParser, *, again: bool = False) -> None:
+    """Where an `up` keeps its data. `again`, here and below: the command above has it too, and what it got holds."""
+    default = argparse.SUPPRESS if again else DEFAULT_HOME
+    parser.add_argument("--home", default=default, metavar="DIR", help=f"folder of the `up` ({DEFAULT_HOME})")
 
 
 def add_service(parser: CommandParser) -> None:
@@ -56,15 +57,19 @@ def add_service(parser: CommandParser) -> None:
     add_home(parser)
 
 
-def add_redis(parser: CommandParser) -> None:
+def add_redis(parser: CommandParser, *, again: bool = False) -> None:
     """Which server an operator's command looks at."""
-    parser.add_argument("--redis", metavar="URL", default="", help="else DIRECTOR_REDIS_URL, else that of the `up`")
-    add_home(parser)
+    default = argparse.SUPPRESS if again else ""
+    parser.add_argument(
+        "--redis", metavar="URL", default=default, help="else DIRECTOR_REDIS_URL, else that of the `up`"
+    )
+    add_home(parser, again=again)
 
 
-def add_json(parser: CommandParser) -> None:
+def add_json(parser: CommandParser, *, again: bool = False) -> None:
     """For machines."""
-    parser.add_argument("--json", action="store_true", help="print JSON, for machines")
+    default = argparse.SUPPRESS if again else False
+    parser.add_argument("--json", action="store_true", default=default, help="print JSON, for machines")
 
 
 def port_number(text: str) -> int:

@@ -37,6 +37,13 @@ async def test_dead_letters_are_counted(driver: QueueDriver) -> None:
     assert (await driver.scripts.stats(driver.queue)).dead == 1
 
 
+async def test_counters_are_numbers(driver: QueueDriver) -> None:
+    assert (await driver.scripts.stats(driver.queue)).tally == {}
+    await driver.submit(affinity="0" * 16)
+    await driver.claim_one()
+    assert (await driver.scripts.stats(driver.queue)).tally == {"cold": 1}
+
+
 async def test_a_silent_director_is_not_counted(driver: QueueDriver) -> None:
     await driver.extend(consumer="d1")
     driver.pass_time(10)

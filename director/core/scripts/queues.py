@@ -1,6 +1,6 @@
 """What is known of a queue: its policy, its streams, its numbers, its pause. Moves no prediction."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -78,12 +78,12 @@ class QueueScripts(Wire):
         reply = await self._call("stats", [keys.meta(queue)], args)
         if not reply:
             raise UnknownQueue(queue)
-        fields: dict[str, object] = dict(zip(QueueStats.__struct_fields__, reply[:-1], strict=False))
+        fields: dict[str, Any] = dict(zip(QueueStats.__struct_fields__, reply[:-1], strict=False))
         for name in ("mode", "breaker", "max_queued"):
             fields[name] = text(fields[name])
         fields["max_queued"] = fields["max_queued"] or None
         fields["mode"] = fields["mode"] or "absorb"
-        fields["tally"] = {name.decode(): value for name, value in pairs(reply[-1])}
+        fields["tally"] = {name.decode(): int(value) for name, value in pairs(reply[-1])}
         return msgspec.convert(fields, QueueStats, strict=False)
 
     async def pause(self, queue: QueueName, *, paused: bool, tenant: str = "") -> None:

@@ -1,0 +1,96 @@
+"""Queues in the words and tables that a person reads. Asks nobody."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from director.cli.words import share, span
+
+if TYPE_CHECKING:
+    from director.core.queues import Tenant
+    from director.core.scripts import QueueStats
+
+__all__ = ("report", "table")
+
+LANES: Final = ("high", "normal", "low")
+COLUMNS: Final = ("queue", *LANES, "running", "slots", "delayed", "dead", "mode", "breaker", "oldest")
+ETA_ERROR: Final = "eta_error:"
+BATCH: Final = "batch_"
+
+
+def table(found: "Sequence[tuple[str, QueueStats]]") -> list[str]:
+    """One line for each queue, below the names of the columns."""
+    rows = [COLUMNS, *(_row(queue, stats) for queue, stats in found)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    return [
+        "  ".join(
+            cell.rjust(width) if at else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+
+
+def report(queue: str, stats: "QueueStats", tenants: "Sequence[Tenant]") -> list[str]:
+    """All that is known of one queue."""
+    takes = f"; one takes {span(stats.service_ms / 1000)}" if stats.service_ms else ""
+    facts = {
+        "waiting": f"high {stats.high}, normal {stats.normal}, low {stats.low}; oldest {_oldest(stats)}",
+        "running": f"{stats.claimed} in {_slots(stats)} slots of {stats.directors} directors{takes}",
+        "delayed": str(stats.delayed),
+        "dead": str(stats.dead),
+        "paused": "yes" if stats.paused else "no",
+        "mode": _mode(stats),
+        "breaker": stats.breaker or "closed",
+        "streams": _streams(stats),
+        "estimates": _estimates(stats.tally),
+        "warm hits": share(stats.tally.get("warm", 0), stats.tally.get("cold", 0)),
+        "batches": _counted(stats.tally, BATCH) or "none",
+    }
+    lines = [queue, *(f"  {name:<10} {fact}" for name, fact in facts.items())]
+    return [*lines, *(_line(tenant) for tenant in tenants)]
+
+
+def _row(queue: str, stats: "QueueStats") -> Sequence[str]:
+    counts = (stats.high, stats.normal, stats.low, stats.claimed, _slots(stats), stats.delayed, stats.dead)
+    state = f"{queue} (paused)" if stats.paused else queue
+    return (state, *map(str, counts), _mode(stats), stats.breaker or "closed", _oldest(stats))
+
+
+def _slots(stats: "QueueStats") -> int:
+    """Directors count them as long as they live, so what the last one counted outlives it."""
+    return stats.slots if stats.directors else 0
+
+
+def _oldest(stats: "QueueStats") -> str:
+    return span(stats.oldest_ms / 1000) if stats.live else "-"
+
+
+def _mode(stats: "QueueStats") -> str:
+    return stats.mode if stats.max_queued is None else f"{stats.mode} {stats.max_queued}"
+
+
+def _streams(stats: "QueueStats") -> str:
+    left = stats.read - stats.streams
+    return f"{stats.streams}, and {left} above them until they are empty" if left else str(stats.streams)
+
+
+def _estimates(tally: Mapping[str, int]) -> str:
+    kept = share(tally.get("eta_kept", 0), tally.get("eta_missed", 0))
+    errors = _counted(dict(sorted(tally.items(), key=_bucket)), ETA_ERROR, unit=" s").replace("inf s", "more")
+    return f"{kept} began within the p90; off by at most {errors}" if errors else kept
+
+
+def _bucket(pair: tuple[str, int]) -> float:
+    name, _ = pair
+    return float(name.removeprefix(ETA_ERROR)) if name.startswith(ETA_ERROR) else 0
+
+
+def _counted(tally: Mapping[str, int], prefix: str, unit: str = "") -> str:
+    """The counters of one kind: name and number of each."""
+    found = {name.removeprefix(prefix): count for name, count in tally.items() if name.startswith(prefix)}
+    return ", ".join(f"{name}{unit}: {count}" for name, count in found.items())
+
+
+def _line(tenant: "Tenant") -> str:
+    paused = " (paused)" if tenant.is_paused else ""
+    return f"  {'account':<10} {tenant.name}{paused}: {tenant.waiting} waiting, {tenant.running} running"

@@ -1,0 +1,21 @@
+"""Durations and shares in the words of a person."""
+
+from typing import Final
+
+__all__ = ("share", "span")
+
+EXACT_S: Final = 10
+UNITS_S: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
+
+
+def span(seconds: float) -> str:
+    """A duration: 0.4 s, 12 s, 3.5 min, 2.5 h, 12.0 d. Two of a unit at least, so that it tells enough."""
+    for unit, length_s in UNITS_S:
+        if seconds >= 2 * length_s:
+            return f"{seconds / length_s:.1f} {unit}"
+    return f"{seconds:.{1 if seconds < EXACT_S else 0}f} s"
+
+
+def share(part: int, rest: int) -> str:
+    """How many of all, and what that is of a hundred."""
+    return f"{part} of {part + rest} ({100 * part / (part + rest):.0f} %)" if part + rest else "none yet"

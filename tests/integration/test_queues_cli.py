@@ -1,0 +1,210 @@
+"""`director queues`: what an operator sees of queues, and does to one."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from typing import get_args
+
+import pytest
+from anyio import to_thread
+from redis.asyncio import Redis
+
+from director.cli.queue_text import report, table
+from director.cli.queues import MODES, MOST_STREAMS
+from director.core import keys
+from director.core.catalog import Catalog
+from director.core.errors import QueueRefused
+from director.core.queues import Queues, Tenant
+from director.core.scripts import Admission
+from director.core.shards import MAX_STREAMS
+from tests.support.queue_driver import MODEL, QueueDriver
+from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.anyio
+
+Run = Callable[..., Awaitable["subprocess.CompletedProcess[str]"]]
+
+
+@pytest.fixture
+def run(server: RedisServer) -> Run:
+    """`director queues` with these words."""
+
+    async def run(*line: str) -> "subprocess.CompletedProcess[str]":
+        words = [sys.executable, "-m", "director", "queues", "--redis", server.url, *line]
+        return await to_thread.run_sync(
+            lambda: subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        )
+
+    return run
+
+
+async def said(run: Run, *line: str) -> str:
+    ended = await run(*line)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout
+
+
+async def alive(driver: QueueDriver, *, slots: int = 2) -> None:
+    """A director by the server's own clock, which the commands go by."""
+    await driver.scripts.extend(driver.queue, consumer="d1", lease_s=60, claims=[], slots=slots)
+
+
+# ── what is there ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_line_tells_how_each_queue_stands(run: Run, driver: QueueDriver) -> None:
+    await alive(driver)
+    for lane, count in (("high", 1), ("normal", 2), ("low", 3)):
+        for _ in range(count):
+            await driver.submit(lane=lane)
+    await driver.claim_one()
+    names, row = [line.split() for line in (await said(run)).splitlines()]
+    seen = dict(zip(names, row, strict=False))
+    assert seen["queue"] == driver.queue
+    assert [seen[name] for name in ("high", "normal", "low", "running", "slots")] == ["0", "2", "3", "1", "2"]
+    assert [seen[name] for name in ("delayed", "dead", "mode", "breaker")] == ["0", "0", "absorb", "closed"]
+    [facts] = json.loads(await said(run, "--json"))
+    assert (facts["queue"], facts["normal"], facts["slots"]) == (driver.queue, 2, 2)
+
+
+async def test_slots_of_directors_that_are_gone_are_none(run: Run, driver: QueueDriver) -> None:
+    await driver.scripts.extend(driver.queue, consumer="d1", lease_s=60, claims=[], slots=4, now_ms=driver.now_ms)
+    driver.pass_time(60)
+    stats = await driver.scripts.stats(driver.queue, now_ms=driver.now_ms)
+    assert stats.slots == 4
+    names, row = table([(driver.queue, stats)])
+    assert dict(zip(names.split(), row.split(), strict=False))["slots"] == "0"
+
+
+async def test_one_queue_is_shown_with_who_waits_in_it(run: Run, driver: QueueDriver) -> None:
+    await alive(driver)
+    for account, count in (("small", 1), ("large", 3)):
+        for _ in range(count):
+            await driver.submit(account=account)
+    shown = await said(run, "show", driver.queue)
+    assert shown.splitlines()[0] == driver.queue
+    assert "  waiting    high 0, normal 4, low 0; oldest " in shown
+    assert "  running    0 in 2 slots of 1 directors" in shown
+    assert shown.splitlines()[-2:] == [
+        "  account    large: 3 waiting, 0 running",
+        "  account    small: 1 waiting, 0 running",
+    ]
+    facts = json.loads(await said(run, "show", driver.queue, "--json"))
+    assert facts["tenants"][0] == {"name": "large", "waiting": 3, "running": 0, "is_paused": False}
+
+
+async def test_how_good_its_estimates_were_is_shown(driver: QueueDriver, redis: Redis) -> None:
+    counters = {"eta_kept": 9, "eta_missed": 1, "eta_error:inf": 1, "eta_error:15": 2, "eta_error:0.5": 7}
+    await redis.hset(keys.tally(driver.queue), mapping={**counters, "warm": 3, "cold": 1, "batch_budget": 5})
+    lines = report(driver.queue, await driver.scripts.stats(driver.queue), [])
+    assert "  estimates  9 of 10 (90 %) began within the p90; off by at most 0.5 s: 7, 15 s: 2, more: 1" in lines
+    assert "  warm hits  3 of 4 (75 %)" in lines
+    assert "  batches    budget: 5" in lines
+
+
+async def test_a_queue_that_was_never_scored_says_so(driver: QueueDriver) -> None:
+    lines = report(driver.queue, await driver.scripts.stats(driver.queue), [])
+    assert "  estimates  none yet" in lines
+    assert "  warm hits  none yet" in lines
+    assert "  batches    none" in lines
+
+
+async def test_a_queue_is_also_meant_by_its_model(run: Run, driver: QueueDriver) -> None:
+    assert (await said(run, "show", MODEL)).splitlines()[0] == driver.queue
+
+
+async def test_of_many_accounts_those_with_the_most_and_all_that_are_paused_are_shown(
+    redis: Redis, catalog: Catalog, driver: QueueDriver
+) -> None:
+    for number in range(5):
+        for _ in range(number + 1):
+            await driver.submit(account=f"t{number}")
+    for account in ("t0", "nobody"):
+        await driver.scripts.pause(driver.queue, paused=True, tenant=account)
+    claim = await driver.claim_one()
+    assert claim.record.account != "t0"
+    tenants = {tenant.name: tenant for tenant in await Queues(redis, catalog).tenants(driver.queue, most=2)}
+    assert list(tenants)[2:] == ["nobody", "t0"]
+    assert set(tenants) == {"t4", "t3", "nobody", "t0"}
+    assert (tenants["t0"], tenants["nobody"]) == (Tenant("t0", 1, 0, True), Tenant("nobody", 0, 0, True))
+
+
+# ── an operator's hand ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_resize_that_cannot_be_finished_yet_says_so_and_the_same_command_finishes_it(
+    run: Run, driver: QueueDriver
+) -> None:
+    await driver.submit(streams=[9])
+    unfinished = await said(run, "resize", driver.queue, "4")
+    assert "new work goes to 4 streams" in unfinished
+    assert "so 10 are read" in unfinished
+    assert "the same command finishes this" in unfinished
+    assert "  streams    4, and 6 above them until they are empty" in await said(run, "show", driver.queue)
+    await driver.finish(await driver.claim_one())
+    assert await said(run, "resize", MODEL, "4") == f"{driver.queue}: 4 streams in each lane\n"
+    assert json.loads(await said(run, "resize", MODEL, "4", "--json"))["read"] == 4
+
+
+async def test_a_queue_is_paused_and_resumed(run: Run, driver: QueueDriver) -> None:
+    await driver.submit()
+    assert await said(run, "pause", driver.queue) == f"{driver.queue} hands out nothing\n"
+    assert await driver.claim() == []
+    assert f"{driver.queue} (paused)" in await said(run)
+    assert await said(run, "resume", MODEL) == f"{driver.queue} hands out again what waits\n"
+    assert await driver.claim_one()
+
+
+async def test_one_account_is_paused_and_resumed(run: Run, driver: QueueDriver) -> None:
+    mine = await driver.submit(account="team-a")
+    other = await driver.submit(account="team-b")
+    paused = await said(run, "pause", driver.queue, "--account", "team-a")
+    assert paused == f"{driver.queue} hands out nothing of team-a, which has 1 waiting and 0 running\n"
+    assert [claim.id for claim in await driver.claim_all()] == [other]
+    assert "account    team-a (paused): 1 waiting, 0 running" in await said(run, "show", driver.queue)
+    await said(run, "resume", driver.queue, "--account", "team-a")
+    assert [claim.id for claim in await driver.claim_all()] == [mine]
+
+
+async def test_what_is_more_than_it_can_run_is_bounded(run: Run, driver: QueueDriver) -> None:
+    bounded = await said(run, "bound", driver.queue, "bounded", "--max-queued", "1")
+    assert bounded == f"{driver.queue}: bounded, at most 1 waiting\n"
+    await driver.submit()
+    with pytest.raises(QueueRefused):
+        await driver.submit()
+    assert "bounded 1" in await said(run)
+    assert await said(run, "bound", driver.queue, "absorb") == f"{driver.queue}: absorb\n"
+    await driver.submit()
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (["show", "no/such"], "there is no queue no/such: `director queues` shows them."),
+        (["resize", "no/such:queue", "4"], "there is no queue"),
+        (["pause", "acme/echo", "--account", "No Name"], "is no account name"),
+        (["bound", "acme/echo", "bounded"], "--max-queued N goes with bounded"),
+        (["bound", "acme/echo", "reject", "--max-queued", "5"], "--max-queued N goes with bounded"),
+    ],
+    ids=" ".join,
+)
+async def test_a_line_that_cannot_be_done_is_one_line_back(
+    run: Run, driver: QueueDriver, line: list[str], says: str
+) -> None:
+    ended = await run(*line)
+    assert ended.returncode == 1
+    assert says in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("streams", ["0", "33", "-1", "many"])
+async def test_a_number_of_streams_that_cannot_be_is_a_wrong_line(run: Run, streams: str) -> None:
+    ended = await run("resize", MODEL, streams)
+    assert ended.returncode == 2
+    assert "usage: director queues resize" in ended.stderr
+
+
+def test_what_the_command_line_takes_is_what_the_queue_takes() -> None:
+    assert MOST_STREAMS == MAX_STREAMS
+    assert get_args(Admission) == MODES
