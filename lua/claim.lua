@@ -26,11 +26,18 @@ local budget, alone, warm = tonumber(ARGV[8]), ARGV[9] == '1', ARGV[10]
 local TURNS = { 'high', 'high', 'normal', 'high', 'high', 'normal', 'high', 'high', 'low', 'high', 'high', 'normal' }
 local SCAN = 64
 
-local function handed(id) return { id, redis.call('GET', input_key(id)), redis.call('HGETALL', record_key(id)) } end
+local function handed(id, r)
+  local flat = {}
+  for field, value in pairs(r) do
+    flat[#flat + 1] = field
+    flat[#flat + 1] = tostring(value)
+  end
+  return { id, redis.call('GET', input_key(id)), flat }
+end
 
 local state = redis.call('HMGET', meta, 'streams', 'paused', 'turn', 'breaker', 'open_until',
   'mask:high', 'mask:normal', 'mask:low', 'next:high', 'next:normal', 'next:low',
-  'backlogged:high', 'backlogged:normal', 'backlogged:low')
+  'backlogged:high', 'backlogged:normal', 'backlogged:low', 'probe')
 if not state[1] then return { 'unknown' } end
 
 -- The reply to this very call was lost: answer it again. Claims that were lost meanwhile are left out.
@@ -38,12 +45,15 @@ local last = redis.call('HGET', queue_key(queue, 'last'), consumer) or ''
 if string.match(last, '^%S+') == nonce then
   local again = { 'ok', 'count' }
   for index, id in string.gmatch(last, ' (%d+):(%S+)') do
-    if redis.call('HGET', record_key(id), 'token') == nonce .. '-' .. index then again[#again + 1] = handed(id) end
+    local r = read(id)
+    if r and r.token == nonce .. '-' .. index then again[#again + 1] = handed(id, r) end
   end
   return again
 end
 if state[2] == '1' then return { 'paused' } end
-local is_probe = state[4] == 'open' and past(state[5], now)
+-- A probe whose record is gone would never tell how it went: another one tries.
+local is_probe = (state[4] == 'open' and past(state[5], now))
+  or (state[4] == 'probing' and redis.call('EXISTS', record_key(state[15])) == 0)
 if not is_probe and (state[4] or '') ~= '' then return { 'open' } end
 if is_probe then most = 1 end
 
@@ -133,22 +143,26 @@ local function take_ready(lane)
 end
 
 local function take_in_turn(lane)
-  while backlogged[lane] and scanned < SCAN do
+  while backlogged[lane] and mask[lane] == 0 and scanned < SCAN do
     local id, r, own = next_in_turn(queue, lane, warm)
     if not id or not fits(tonumber(r.cost)) then return end
     scanned = scanned + 1
     local number = let_in(id, r, own)
     local stream = stream_key(queue, lane, number)
     local mid, read_id = read_one(stream)
-    r = read(read_id)
+    -- its group was lost, or entries were where no claim looked: they are read before it, and it still stands there
+    if read_id ~= id then mask[lane] = with_bit(mask[lane], number) end
+    if read_id ~= id then r = read(read_id) end
     if runnable(read_id, r, stream, mid) then return read_id, r end
   end
 end
 
 local function take(lane)
-  local id, r = take_ready(lane)
-  if id or stopped then return id, r end
-  return take_in_turn(lane)
+  repeat
+    local id, r = take_ready(lane)
+    if not id and not stopped then id, r = take_in_turn(lane) end
+    if id or stopped then return id, r end
+  until mask[lane] == 0 or scanned >= SCAN
 end
 
 local function take_any()
@@ -190,12 +204,14 @@ for index = 1, most do
   count(queue, 'queued', r.account, -1)
   count(queue, 'running', r.account, 1)
   note_running(queue, r.account)
-  redis.call('HSET', record_key(id), 'token', nonce .. '-' .. index, 'holder', consumer,
-    'attempt', r.attempt + 1, 'claims', r.claims + 1, 'claimed', now)
+  r.token, r.holder, r.claimed = nonce .. '-' .. index, consumer, now
+  r.attempt, r.claims = r.attempt + 1, r.claims + 1
+  redis.call('HSET', record_key(id), 'token', r.token, 'holder', r.holder,
+    'attempt', r.attempt, 'claims', r.claims, 'claimed', r.claimed)
   redis.call('ZADD', queue_key(queue, 'lease'), now + lease_ms, id)
   if is_probe then redis.call('HSET', meta, 'breaker', 'probing', 'probe', id) end
   remembered[#remembered + 1] = index .. ':' .. id
-  reply[#reply + 1] = handed(id)
+  reply[#reply + 1] = handed(id, r)
 end
 if budget and #reply > 2 then tally('batch_' .. (spent > budget and 'oversize' or reply[2])) end
 

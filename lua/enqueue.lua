@@ -50,15 +50,15 @@ local function one_leaves_ms()
   return math.ceil(math.max(1000, tonumber(m.service_ms ~= '' and m.service_ms or 0)) / math.max(1, tonumber(m.slots ~= '' and m.slots or 0)))
 end
 
-local live = redis.call('ZCARD', queue_key(queue, 'live'))
+local function how_many(index) return redis.call('ZCARD', queue_key(queue, index)) end
 local may_be_tried = m.breaker == 'open' and past(m.open_until, now) -- and where nothing waits, only with what comes
 if m.breaker ~= '' and m.breaker_mode == 'fail' and not may_be_tried then
   return { 'refused', 'breaker_open', '', math.max(1000, tonumber(m.open_until) - now), '' }
 elseif r.most_queued ~= '' and counted(queue, 'queued', tenant) >= tonumber(r.most_queued) then
   return { 'refused', 'too_many_queued', r.most_queued, one_leaves_ms(), '' }
-elseif m.mode == 'bounded' and live - redis.call('ZCARD', queue_key(queue, 'lease')) >= tonumber(m.max_queued) then
+elseif m.mode == 'bounded' and how_many('live') - how_many('lease') >= tonumber(m.max_queued) then
   return { 'refused', 'queue_full', m.max_queued, one_leaves_ms(), '' }
-elseif m.mode == 'reject' and (live >= tonumber(m.slots ~= '' and m.slots or 0) or stoppage(look_at(queue), queue, now)) then
+elseif m.mode == 'reject' and (how_many('live') >= tonumber(m.slots ~= '' and m.slots or 0) or stoppage(look_at(queue), now)) then
   return { 'refused', 'no_capacity', m.slots ~= '' and m.slots or '0', one_leaves_ms(), '' }
 end
 

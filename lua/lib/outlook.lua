@@ -3,19 +3,18 @@
 
 local TURNS_OF = { high = 8, normal = 3, low = 1 }
 local ALIVE_MS = 20000 -- a director silent for longer is not counted on
-local LOOK = 64 -- most tenants, and entries of a stream, that one look counts
+local LOOK = 16 -- most tenants, and entries of a stream, that one look counts
 local P90 = 1.2816
 
--- Undelivered entries of each stream of a lane that may hold any, and their sum.
-local function depths(queue, lane, mask)
-  local depth, sum, rest = {}, 0, mask
+-- Undelivered entries of each stream of a lane that may hold any.
+local function depths(queue, lane, m)
+  local depth, rest = {}, tonumber(m['ready:' .. lane]) > 0 and tonumber(m['mask:' .. lane]) or 0
   while rest ~= 0 do
     local number = next_set(rest, 0)
     rest = without_bit(rest, number)
     depth[number] = waiting(stream_key(queue, lane, number))
-    sum = sum + depth[number]
   end
-  return depth, sum
+  return depth
 end
 
 -- Undelivered entries of its stream that stand in front of it.
@@ -56,11 +55,10 @@ local function ahead_in_backlogs(r, rank, each_s)
 end
 
 -- Why nothing of this queue starts now, or nil.
-local function stoppage(m, queue, now)
+local function stoppage(m, now)
   if m.paused == '1' then return 'paused' end
   if m.breaker ~= '' then return 'breaker_open' end
-  local last = redis.call('ZREVRANGE', queue_key(queue, 'directors'), 0, 0, 'WITHSCORES')
-  if not last[2] or now - last[2] > ALIVE_MS then return 'no_director' end
+  if now - m.recounted > ALIVE_MS then return 'no_director' end
   if tonumber(m.slots) > 0 then return nil end
   if tonumber(m.starting) > 0 then return 'servers_starting' end
   return tonumber(m.setup_failed) > 0 and 'setup_failed' or 'no_director'
@@ -76,8 +74,8 @@ local function wait_of(starts, slots, m)
   return expected, expected * 1.1 + P90 * math.sqrt(spread * spread + 0.01 * expected * expected) + 0.5 * mean / slots
 end
 
-local FIELDS = { 'paused', 'breaker', 'slots', 'starting', 'setup_failed', 'service_ms', 'service_dev',
-  'mask:high', 'mask:normal', 'mask:low', 'backlogged:high', 'backlogged:normal', 'backlogged:low',
+local FIELDS = { 'paused', 'breaker', 'slots', 'starting', 'setup_failed', 'recounted', 'service_ms', 'service_dev',
+  'mask:high', 'mask:normal', 'mask:low', 'ready:high', 'ready:normal', 'ready:low', 'backlogged:high', 'backlogged:normal', 'backlogged:low',
   'next:high', 'next:normal', 'next:low' }
 local TEXTS = { paused = true, breaker = true }
 
@@ -88,19 +86,8 @@ local function look_at(queue)
   return m
 end
 
--- What waits in each lane, streams and backlogs; and of one lane the depth of each stream and what they hold together.
-local function crowd(queue, lane, m)
-  local waits, own_depth, own_sum = {}, nil, nil
-  for _, name in ipairs(LANES) do
-    local depth, sum = depths(queue, name, tonumber(m['mask:' .. name]))
-    waits[name] = sum + tonumber(m['backlogged:' .. name])
-    if name == lane then own_depth, own_sum = depth, sum end
-  end
-  return waits, own_depth, own_sum
-end
-
 -- Place in its own account's line, and how many of its lane go before it.
-local function stand(id, r, m, depth, in_streams)
+local function stand(id, r, m)
   local rank, turn = nil, tonumber(m['next:' .. r.lane])
   if id then
     rank = redis.call('ZRANK', backlog_key(r.queue, r.lane, r.account), id)
@@ -109,8 +96,10 @@ local function stand(id, r, m, depth, in_streams)
   end
   if rank then
     local each_s = m.service_ms ~= '0' and m.service_ms / 1000 or 1
-    return rank + 1, in_streams + ahead_in_backlogs(r, rank, each_s)
-  elseif r.mid ~= '' then
+    return rank + 1, tonumber(m['ready:' .. r.lane]) + ahead_in_backlogs(r, rank, each_s)
+  end
+  local depth = depths(r.queue, r.lane, m)
+  if r.mid ~= '' then
     return 1, ahead_in_streams(tonumber(r.stream), in_front(r), depth, turn)
   elseif not id then
     local number = stream_for(r)
@@ -120,11 +109,12 @@ local function stand(id, r, m, depth, in_streams)
 end
 
 -- Of all lanes: the others have turns of their own, as far as they have work.
-local function ahead_of_all(lane, ahead, waits)
+local function ahead_of_all(lane, ahead, m)
   local sum = ahead
   for _, other in ipairs(LANES) do
     if other ~= lane then
-      sum = sum + math.min(waits[other], math.floor((ahead + 1) * TURNS_OF[other] / TURNS_OF[lane]))
+      local waits = m['ready:' .. other] + m['backlogged:' .. other]
+      sum = sum + math.min(waits, math.floor((ahead + 1) * TURNS_OF[other] / TURNS_OF[lane]))
     end
   end
   return sum
@@ -133,7 +123,7 @@ end
 -- Why it waits, and the number or moment that goes with it.
 local function reason_of(id, r, m, most, running, now)
   if is_held(r.queue, r.account) then return 'paused', '' end
-  local stopped = stoppage(m, r.queue, now)
+  local stopped = stoppage(m, now)
   if stopped then return stopped, '' end
   local due = id and redis.call('ZSCORE', queue_key(r.queue, 'delayed'), id)
   if due then return 'backing_off', due end
@@ -160,10 +150,9 @@ end
 local function outlook(id, r, now)
   local m = look_at(r.queue)
   local _, most = limits_of(r.queue, r.account)
-  local running = counted(r.queue, 'running', r.account)
-  local waits, depth, in_streams = crowd(r.queue, r.lane, m)
-  local position, ahead = stand(id, r, m, depth, in_streams)
-  ahead = ahead_of_all(r.lane, ahead, waits)
+  local running = most and counted(r.queue, 'running', r.account) or 0
+  local position, ahead = stand(id, r, m)
+  ahead = ahead_of_all(r.lane, ahead, m)
   local reason, detail = reason_of(id, r, m, most, running, now)
   local p50, p90 = '', ''
   if MOVES[reason] then

@@ -7,9 +7,17 @@ local LOOK_FOR_WARM = 8 -- of the tenant whose turn it is, how many may be looke
 
 local function backlog_key(queue, lane, tenant) return queue_key(queue, 'backlog:' .. lane .. ':' .. tenant) end
 
+-- Most queues limit and hold nobody: that is asked once, since a script runs alone.
+local asked = {}
+local function has_any(queue, what)
+  local key = queue_key(queue, what)
+  if asked[key] == nil then asked[key] = redis.call('EXISTS', key) == 1 end
+  return asked[key]
+end
+
 -- (weight, most running or nil) of a tenant.
 local function limits_of(queue, tenant)
-  local text = redis.call('HGET', queue_key(queue, 'limits'), tenant)
+  local text = has_any(queue, 'limits') and redis.call('HGET', queue_key(queue, 'limits'), tenant)
   if not text then return 1, nil end
   local weight, most = string.match(text, '^(%S+) (%S*)$')
   return tonumber(weight), tonumber(most)
@@ -18,13 +26,16 @@ end
 -- True when they were others before.
 local function set_limits(queue, tenant, weight, most_running)
   local key, text = queue_key(queue, 'limits'), weight .. ' ' .. most_running
-  if text == '1 ' then return redis.call('HDEL', key, tenant) == 1 end
+  if text == '1 ' then return has_any(queue, 'limits') and redis.call('HDEL', key, tenant) == 1 end
+  asked[key] = true
   if redis.call('HGET', key, tenant) == text then return false end
   redis.call('HSET', key, tenant, text)
   return true
 end
 
-local function is_held(queue, tenant) return redis.call('SISMEMBER', queue_key(queue, 'held'), tenant) == 1 end
+local function is_held(queue, tenant)
+  return has_any(queue, 'held') and redis.call('SISMEMBER', queue_key(queue, 'held'), tenant) == 1
+end
 
 -- May another one of this tenant run now?
 local function may_run(queue, tenant)
@@ -127,7 +138,8 @@ end
 
 -- One more of it runs, or one less. Only who has limits comes to one.
 local function note_running(queue, tenant)
-  if redis.call('HEXISTS', queue_key(queue, 'limits'), tenant) == 1 then join_or_part(queue, tenant) end
+  local _, most = limits_of(queue, tenant)
+  if most then join_or_part(queue, tenant) end
 end
 
 -- ── in and out ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -145,7 +157,7 @@ local function file(id, r)
   local queue, lane, tenant = r.queue, r.lane, r.account
   local may = may_run(queue, tenant)
   if may and is_calm(queue, lane) then
-    local number, mid = put(id, r)
+    local number, mid = put(id, r, stream_for(r))
     offer(queue, lane, number)
     return { 'stream', number, 'mid', mid, 'charged', '' }
   end
@@ -193,15 +205,17 @@ local function next_in_turn(queue, lane, warm)
   end
 end
 
--- Let it in, charged what it is expected to take. Returns its stream's number and its entry's id.
+-- Let it in, charged what it is expected to take: the lane's streams are empty, so any of its shard will do. Returns its
+-- stream's number, which stands in its record with the rest.
 local function let_in(id, r, own)
   local queue, lane = r.queue, r.lane
-  local number, mid = put(id, r)
+  local number, mid = put(id, r, first_stream_for(r))
   local charged = expected_s(r)
+  r.stream, r.mid, r.charged = number, mid, charged
   redis.call('HSET', record_key(id), 'stream', number, 'mid', mid, 'charged', charged)
   redis.call('HSET', queue_key(queue, 'meta'), 'clock:' .. lane, own)
   redis.call('ZREMRANGEBYSCORE', queue_key(queue, 'debt:' .. lane), '-inf', own)
   redis.call('ZADD', queue_key(queue, 'vtime:' .. lane), own + charged / limits_of(queue, r.account), r.account)
   out_of_backlog(id, r)
-  return number, mid
+  return number
 end
