@@ -1,32 +1,39 @@
 """I14: tenants of one size get one share while all of them wait, and small ones do not wait for large ones. Pure.
 
-Judged by what model servers ran and by the server's log of arrivals and claims, wherever a queue was saturated: as long
-as each of the equal tenants had something waiting in one lane of it.
+Judged by the server's log of arrivals and claims, wherever a queue was saturated: as long as each of the equal tenants
+had something waiting in one lane of it. A share is time of slots, from a claim to the end that it brought. A wait is
+judged by the turns that others had meanwhile: while nobody is served, time says nothing of fairness.
 """
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from msgspec import Struct
 
+from director.bench.figures import jain
 from director.chaos.breach import Breach
 from director.chaos.evidence import Evidence
 from director.chaos.load import EQUAL, HEAVY
 from director.chaos.recovery import percentile
 
-__all__ = ("Saturation", "equal_shares", "is_rushed", "jain", "saturations")
+__all__ = ("Saturation", "Wait", "equal_shares", "is_rushed", "saturations")
 
 QUIET_JAIN: Final = 0.98
 JAIN: Final = 0.95  # where runs are lost and done again
 SHORTEST_MS: Final = 2_000  # in less, one run more or less decides
 
 
-class Saturation(Struct, frozen=True, kw_only=True):
-    """A time in which all equal tenants of a lane waited. `served_ms`: what each of them got of the model servers.
+class Wait(Struct, frozen=True):
+    """Of light tenants what 99 of 100 wait at most, of the heavy one what half of its predictions do."""
 
-    Waits are counted without the time in which a breaker held the queue: nobody was served then.
-    """
+    turns: int | None
+    ms: int | None
+
+
+class Saturation(Struct, frozen=True, kw_only=True):
+    """A time in which all equal tenants of a lane waited. `served_ms`: the time of slots that each of them got."""
 
     queue: str
     lane: str
@@ -35,15 +42,8 @@ class Saturation(Struct, frozen=True, kw_only=True):
     is_quiet: bool
     jain: float
     served_ms: dict[str, int]
-    light_p99_ms: int | None
-    heavy_p50_ms: int | None
-
-
-def jain(shares: Iterable[float]) -> float:
-    """Jain's index: 1 when all shares are the same, 1/n when one has all."""
-    shares = list(shares)
-    squares = sum(share * share for share in shares)
-    return sum(shares) ** 2 / (len(shares) * squares) if squares else 0.0
+    light: Wait
+    heavy: Wait
 
 
 def equal_shares(evidence: Evidence) -> list[Breach]:
@@ -56,8 +56,9 @@ def _unfair(each: Saturation) -> Iterator[str]:
     within = f"in {(each.end - each.begin) / 1000:.1f} s of a full {each.lane} lane"
     if each.jain < least:
         yield f"{within}, equal tenants got shares with an index of {each.jain:.3f}: {each.served_ms}"
-    if each.light_p99_ms is not None and each.heavy_p50_ms is not None and each.light_p99_ms > each.heavy_p50_ms:
-        yield f"{within}, light tenants waited {each.light_p99_ms} ms, the heavy one {each.heavy_p50_ms} ms"
+    light, heavy = each.light.turns, each.heavy.turns
+    if light is not None and heavy is not None and light > heavy:
+        yield f"{within}, light tenants waited for {light} turns of others, the heavy one for {heavy}"
 
 
 def is_rushed(evidence: Evidence) -> bool:
@@ -119,13 +120,16 @@ def _saturation(
 ) -> Saturation:
     begin, end = window
     served = dict.fromkeys(sorted(tenants), 0)
-    light, heavy = list[int](), list[int]()
+    light, heavy = list[str](), list[str]()
+    ms: dict[str, int] = {}
     owners = {each.tenant for each in evidence.arrivals.values() if plans.get(each.id) == HEAVY}
     for prediction_id, tenant, since, until in _waits(evidence, queue, lane):
         if tenant in tenants:
             served[tenant] += _served_ms(evidence, prediction_id, begin, end)
         elif begin <= since <= end:
-            (heavy if tenant in owners else light).append(until - since - evidence.held_ms(queue, since, until))
+            (heavy if tenant in owners else light).append(prediction_id)
+            ms[prediction_id] = until - since
+    turns = _turns(evidence, queue, lane)
     return Saturation(
         queue=queue,
         lane=lane,
@@ -134,12 +138,34 @@ def _saturation(
         is_quiet=not evidence.was_hit(begin, end),
         jain=round(jain(served.values()), 4),
         served_ms=served,
-        light_p99_ms=percentile(light, 0.99),
-        heavy_p50_ms=percentile(heavy, 0.5),
+        light=_wait(light, 0.99, turns, ms),
+        heavy=_wait(heavy, 0.5, turns, ms),
     )
 
 
+def _wait(ids: list[str], share: float, turns: dict[str, int], ms: dict[str, int]) -> Wait:
+    return Wait(
+        turns=percentile([turns[each] for each in ids if each in turns], share),
+        ms=percentile([ms[each] for each in ids], share),
+    )
+
+
+def _turns(evidence: Evidence, queue: str, lane: str) -> dict[str, int]:
+    """id → how many others of its lane were handed out from its arrival to its own first claim."""
+    arrivals = [each for each in evidence.arrivals.values() if (each.queue, each.lane) == (queue, lane)]
+    claims = {each.id: evidence.claims[each.id] for each in arrivals if each.id in evidence.claims}
+    numbers = sorted(claimed.number for several in claims.values() for claimed in several)
+    return {
+        each.id: bisect_left(numbers, claims[each.id][0].number) - bisect_left(numbers, each.number)
+        for each in arrivals
+        if each.id in claims
+    }
+
+
 def _served_ms(evidence: Evidence, prediction_id: str, begin: int, end: int) -> int:
-    """Of the run that brought its end: what was lost with a server is nobody's service."""
-    runs = [run for run in evidence.runs.get(prediction_id, []) if run.outcome == "succeeded"]
-    return max(0, min(runs[-1].ended, end) - max(runs[-1].began, begin)) if runs else 0
+    """Of its last claim, and only where that brought a result: what was lost with a server is nobody's service."""
+    final, claims = evidence.finals.get(prediction_id), evidence.claims.get(prediction_id)
+    if final is None or not claims or final.record.get("status") != "succeeded":
+        return 0
+    ended = next((at for kind, at, _ in final.events if kind == "completed"), begin)
+    return max(0, min(ended, end) - max(claims[-1].at, begin))

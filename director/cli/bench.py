@@ -1,119 +1,91 @@
-"""`director bench latency`: what the service adds to a direct call of the model server, on this machine, now.
-
-Both ways are asked in turn, one by one, so that whatever slows the machine slows both.
-"""
+"""`director bench`: what a call costs, whether the queue is fair, and what depth costs it, on this machine, now."""
 
 import argparse
-import itertools
-import os
-import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from director.cli.arguments import Commands, add_home, add_json
 
-if TYPE_CHECKING:
-    import httpx
-
 __all__ = ("add",)
 
-MODEL: Final = "example/hello"
-INPUT: Final = {"input": {"text": "hello", "n": 0}}
-ROUNDS: Final = 200
-WARM_UP: Final = 20
-ANSWER_S: Final = 30.0
+LEAST_BATCH: Final = 500  # behind a smaller one, the 99 others would wait longer for each other than for it
+
+FAIRNESS: Final = """\
+Play tenants and lanes through the real scripts on a Valkey of its own, with time walked by hand, and judge how long
+each waits and what each is given. Exit code 1 where a bound was not kept."""
+DEPTH: Final = """\
+Fill a queue on a Valkey of its own, and compare its calls with those of an empty one. A million take some minutes and
+1.3 GB of memory. Exit code 1 where a bound was not kept."""
 
 
 def add(commands: Commands) -> None:
     """Add the commands of this file."""
-    bench = commands.add_parser("bench", help="measure a running `up`", description="Measure a running `up`.")
+    bench = commands.add_parser("bench", help="measure speed, fairness and depth", description="Measure the product.")
     what = bench.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    latency = what.add_parser("latency", help="what the service adds to a direct call of the model server")
-    latency.add_argument("-n", type=int, default=ROUNDS, metavar="N", help="predictions of each kind (%(default)s)")
+
+    latency = what.add_parser("latency", help="what a running `up` adds to a direct call of the model server")
+    latency.add_argument("-n", type=int, default=200, metavar="N", help="predictions of each kind (%(default)s)")
     add_json(latency)
     add_home(latency)
     latency.set_defaults(run=_latency)
 
+    fairness = what.add_parser("fairness", help="what one tenant or lane costs the others", description=FAIRNESS)
+    fairness.add_argument(
+        "--salts", type=_at_least(1), default=20, metavar="N", help="sets of account names (%(default)s)"
+    )
+    fairness.add_argument(
+        "--batch", type=_at_least(LEAST_BATCH), default=10_000, metavar="N", help="of the large tenant (%(default)s)"
+    )
+    fairness.add_argument("--seed", type=int, default=1, metavar="N", help="of names and run times (%(default)s)")
+    fairness.set_defaults(run=_fairness)
+
+    depth = what.add_parser("depth", help="what a full queue costs its calls, and memory", description=DEPTH)
+    depth.add_argument(
+        "--waiting", type=_at_least(1), default=1_000_000, metavar="N", help="in the full queue (%(default)s)"
+    )
+    depth.add_argument("--tenants", type=_at_least(1), default=100, metavar="N", help="whose they are (%(default)s)")
+    depth.set_defaults(run=_depth)
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def whole_number(text: str) -> int:
+        number = int(text)
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{number} is too few: give at least {least}")
+        return number
+
+    return whole_number
+
 
 def _latency(given: argparse.Namespace) -> int:
-    import httpx
     import msgspec
 
-    from director.core.errors import SettingsError
+    from director.bench.latency import latency, told
     from director.up.home import Home
 
-    state = Home(Path(given.home)).read()
-    if MODEL not in state.servers:
-        raise SettingsError(f"no `director up` with its examples runs in {given.home}. Start one, then measure.")
-    try:
-        with (
-            httpx.Client(base_url=state.servers[MODEL], timeout=ANSWER_S, trust_env=False) as model,
-            httpx.Client(base_url=state.url, timeout=ANSWER_S, trust_env=False) as api,
-        ):
-            api.headers.update({"authorization": f"Bearer {state.token}", "prefer": "wait"})
-            facts = _measured(model, api, rounds=max(2, given.n))
-    except httpx.HTTPError as exc:
-        raise SettingsError(f"the measurement broke off ({exc!r}). Is the `director up` still running?") from exc
-    print(msgspec.json.encode(facts).decode() if given.json else _told(facts))
+    facts = latency(Home(Path(given.home)), rounds=given.n)
+    print(msgspec.json.encode(facts).decode() if given.json else told(facts))
     return 0
 
 
-def _measured(model: "httpx.Client", api: "httpx.Client", *, rounds: int) -> dict[str, Any]:
-    load_before = os.getloadavg()[0]
-    number = itertools.count()
+def _fairness(given: argparse.Namespace) -> int:
+    import anyio
 
-    def direct() -> "httpx.Response":
-        while True:
-            answer = model.put(f"/predictions/bench{os.getpid()}x{next(number)}", json=INPUT)
-            # Cog answers a moment before the slot is free again
-            if answer.status_code != 409:
-                return answer
+    from director.bench.fairness import FairnessOptions, fairness
 
-    def through() -> "httpx.Response":
-        return api.post(f"/v1/models/{MODEL}/predictions", json=INPUT)
-
-    for _ in range(WARM_UP):
-        _timed_ms(direct)
-        _timed_ms(through)
-    pairs = [(_timed_ms(direct), _timed_ms(through)) for _ in range(rounds)]
-    alone, served = ([pair[way] for pair in pairs] for way in (0, 1))
-    return {
-        "rounds": rounds,
-        "direct_ms": _spread(alone),
-        "through_ms": _spread(served),
-        "added_median_ms": round(statistics.median(served) - statistics.median(alone), 2),
-        "durability": api.get("/readyz").json().get("durability", "unknown"),
-        "load": {"before": round(load_before, 2), "after": round(os.getloadavg()[0], 2), "cpus": os.cpu_count()},
-    }
+    options = FairnessOptions(salts=given.salts, batch=given.batch, seed=given.seed)
+    return 0 if anyio.run(fairness, options, _say) else 1
 
 
-def _timed_ms(ask: "Callable[[], httpx.Response]") -> float:
-    from director.core.errors import SettingsError
+def _depth(given: argparse.Namespace) -> int:
+    import anyio
 
-    began = time.perf_counter()
-    answer = ask()
-    took_ms = (time.perf_counter() - began) * 1000
-    if not answer.is_success or answer.json().get("status") != "succeeded":
-        raise SettingsError(f"a measured prediction did not succeed: {answer.status_code} {answer.text[:200]}")
-    return took_ms
+    from director.bench.depth import DepthOptions, depth
+
+    options = DepthOptions(waiting=given.waiting, tenants=given.tenants)
+    return 0 if anyio.run(depth, options, _say) else 1
 
 
-def _spread(times_ms: list[float]) -> dict[str, float]:
-    return {
-        "median": round(statistics.median(times_ms), 2),
-        "p90": round(statistics.quantiles(times_ms, n=10)[-1], 2),
-    }
-
-
-def _told(facts: dict[str, Any]) -> str:
-    direct, through, load = facts["direct_ms"], facts["through_ms"], facts["load"]
-    return (
-        f"{MODEL} with n=0, {facts['rounds']} of each, in turn, ms       median     p90\n"
-        f"  direct call of the model server      {direct['median']:>12} {direct['p90']:>7}\n"
-        f"  POST with Prefer: wait               {through['median']:>12} {through['p90']:>7}\n"
-        f"  added by the service                 {facts['added_median_ms']:>12}\n"
-        f"durability {facts['durability']}, "
-        f"load {load['before']} before and {load['after']} after on {load['cpus']} CPUs"
-    )
+def _say(line: str) -> None:
+    print(line, flush=True)

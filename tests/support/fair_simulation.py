@@ -6,7 +6,7 @@ Pure: no Redis, no waiting, no chance but what the load brings. It mirrors the r
 
 import heapq
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, Protocol
@@ -25,9 +25,7 @@ __all__ = (
     "Tenant",
     "Turns",
     "Window",
-    "jain",
     "play",
-    "table",
 )
 
 STREAMS: Final = 16
@@ -341,17 +339,3 @@ def play(scheme: Scheme, *loads: Load, slots: int = 1, until: float = float("inf
             run.started.append(claimed)
             heapq.heappush(events, (claimed.ended, next(numbers), claimed, 0))
     return run
-
-
-def jain(shares: Iterable[float]) -> float:
-    """1 where all have the same, 1/n where one has everything."""
-    values = list(shares)
-    return sum(values) ** 2 / (len(values) * sum(value * value for value in values))
-
-
-def table(figures: Mapping[str, Mapping[str, float]]) -> str:
-    """A row for each scheme, a column for each figure."""
-    heads = list(next(iter(figures.values())))
-    rows = [["", *heads], *([name, *(f"{row[head]:.3g}" for head in heads)] for name, row in figures.items())]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(heads) + 1)]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from director.bench.figures import jain, table
 from director.core.shards import shard
 from tests.support.fair_simulation import (
     SHARD,
@@ -20,9 +21,7 @@ from tests.support.fair_simulation import (
     Tenant,
     Turns,
     Window,
-    jain,
     play,
-    table,
 )
 
 SCHEMES: dict[str, Callable[[], Scheme]] = {"fifo": Fifo, "shards only": Shards, "window of 32": Window, "turns": Turns}

@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "api": ("api", "director.core", "lua"),
 }
 PURE = (
+    "director.bench.figures",
     "director.core.account_limits",
     "director.core.errors",
     "director.core.history",
