@@ -1,7 +1,7 @@
 """Ask the API like any other client would: over HTTP, with a token. Turns refusals into one line with the next step."""
 
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import httpx
 import msgspec
@@ -11,7 +11,9 @@ from director.cli.where import Service
 from director.core.errors import DirectorError
 from director.core.states import TERMINAL, Status
 
-__all__ = ("Away", "Client", "Refused", "Seen", "seen")
+__all__ = ("Away", "Client", "Refused", "Seen", "read", "seen")
+
+T = TypeVar("T")
 
 ANSWER_S: Final = 30.0
 # What a service, or the proxy before it, answers while it cannot: it passes by itself
@@ -79,6 +81,10 @@ class Client:
         """How it stands now."""
         return self._ask("GET", f"/v1/predictions/{prediction_id}")
 
+    def explain(self, prediction_id: str) -> Raw:
+        """Its story so far."""
+        return self._ask("GET", f"/v1/predictions/{prediction_id}/explain")
+
     def cancel(self, prediction_id: str) -> Raw:
         """Ask that it ends."""
         return self._ask("POST", f"/v1/predictions/{prediction_id}/cancel")
@@ -95,9 +101,14 @@ class Client:
 
 
 def seen(body: Raw) -> Seen:
-    """Read an answer. Raises Refused where it is not a prediction: then something else answers at that address."""
+    """Read a prediction, as `read` does."""
+    return read(body, Seen)
+
+
+def read(body: Raw, kind: type[T]) -> T:
+    """Read an answer. Raises Refused where it is another thing: then something else answers at that address."""
     try:
-        return msgspec.json.decode(body, type=Seen)
+        return msgspec.json.decode(body, type=kind)
     except msgspec.MsgspecError as exc:
         raise Refused(f"what answers there is not Director ({exc}). Check the --url.") from exc
 

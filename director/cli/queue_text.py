@@ -35,7 +35,7 @@ def report(queue: str, stats: "QueueStats", tenants: "Sequence[Tenant]") -> list
     takes = f"; one takes {span(stats.service_ms / 1000)}" if stats.service_ms else ""
     facts = {
         "waiting": f"high {stats.high}, normal {stats.normal}, low {stats.low}; oldest {_oldest(stats)}",
-        "running": f"{stats.claimed} in {_slots(stats)} slots of {stats.directors} directors{takes}",
+        "running": f"{stats.claimed} in {_slots(stats)} slots; directors: {stats.directors}{takes}",
         "delayed": str(stats.delayed),
         "dead": str(stats.dead),
         "paused": "yes" if stats.paused else "no",

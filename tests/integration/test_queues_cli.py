@@ -85,7 +85,7 @@ async def test_one_queue_is_shown_with_who_waits_in_it(run: Run, driver: QueueDr
     shown = await said(run, "show", driver.queue)
     assert shown.splitlines()[0] == driver.queue
     assert "  waiting    high 0, normal 4, low 0; oldest " in shown
-    assert "  running    0 in 2 slots of 1 directors" in shown
+    assert "  running    0 in 2 slots; directors: 1" in shown
     assert shown.splitlines()[-2:] == [
         "  account    large: 3 waiting, 0 running",
         "  account    small: 1 waiting, 0 running",

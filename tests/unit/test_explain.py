@@ -1,0 +1,120 @@
+"""`director explain`: a story as a person reads it."""
+
+import json
+
+import msgspec
+import pytest
+
+from director.cli.explain import lines
+from director.cli.main import main
+from director.cli.words import share, span
+from director.core.ids import QueueName, new_prediction_id
+from director.core.schema import Event, Outlook, Record
+from director.core.states import Status
+from director.core.story import Known, tell
+from tests.unit.test_cli import Service
+
+BORN = 1_800_000_000_000
+ID = new_prediction_id(model="acme/echo", now_ms=BORN)
+MADE = Record(
+    id=ID,
+    account="acme",
+    model="acme/echo",
+    version="v",
+    queue=QueueName("acme/echo:v"),
+    lane="normal",
+    status=Status.STARTING,
+    created=BORN,
+    place="3 41",
+    eta50=12_000,
+    eta90=30_000,
+)
+CREATED = Event(1, "created", BORN)
+WAITING = Known(
+    now=BORN + 5_000, record=MADE, events=(CREATED,), attempts=3, outlook=Outlook(2, 7, 4_000, None, "paused")
+)
+ENDED = Known(
+    now=BORN + 60_000,
+    record=msgspec.structs.replace(
+        MADE,
+        status=Status.FAILED,
+        holder="d2",
+        claimed=BORN + 20_000,
+        started=BORN + 21_000,
+        completed=BORN + 29_000,
+        ended="t",
+        begun=True,
+        attempt=2,
+        error="ValueError: too\nmany words",
+        history=f"1 d1 {BORN + 2_000} {BORN + 17_000} director_lost",
+        webhook="https://receiver.example/?secret",
+        events="start,completed",
+        told="failed",
+        tellings=1,
+    ),
+    events=(CREATED, Event(2, "released", BORN + 19_000, b"server_full d9 %d" % (BORN + 18_000))),
+    attempts=3,
+    owed=BORN + 62_000,
+)
+
+
+def test_what_waits_is_told_in_order() -> None:
+    assert list(lines(tell(WAITING))) == [
+        f"{ID} of acme/echo: starting",
+        "2027-01-15T08:00:00.000Z  accepted from acme, into the lane normal",
+        "                          it was told: place 3 of its account's, 41 before it in all, "
+        "about 12 s to its start (nine of ten: 30 s)",
+        "2027-01-15T08:00:05.000Z  waits, place 2 of its account's, 7 before it in all. "
+        "An operator paused this queue, or this account in it.",
+        "next                      attempt 1 of 3, when its turn has come",
+    ]
+
+
+def test_what_has_ended_is_told_in_order() -> None:
+    assert list(lines(tell(ENDED)))[3:] == [
+        "2027-01-15T08:00:02.000Z  claimed by d1 after it had waited 2.0 s: attempt 1",
+        "2027-01-15T08:00:17.000Z  taken back from d1 after 15 s: director_lost",
+        "2027-01-15T08:00:18.000Z  claimed by d9 after it had waited 1.0 s: attempt 2",
+        "2027-01-15T08:00:19.000Z  taken back from d9 after 1.0 s: server_full, which was no attempt",
+        "2027-01-15T08:00:20.000Z  claimed by d2 after it had waited 1.0 s: attempt 2",
+        "2027-01-15T08:00:21.000Z  began to run",
+        "2027-01-15T08:00:29.000Z  failed 29 s after it was accepted; 8.0 s of that in its last run",
+        "                          ValueError: too",
+        "webhook                   receiver.example wants start, completed",
+        "                          attempts to tell its end: 1, the last one failed",
+        "2027-01-15T08:01:02.000Z  next: attempt 2 to tell its end, at the latest",
+    ]
+
+
+def test_the_command_prints_it_and_the_json_of_the_service_untouched(capsys: pytest.CaptureFixture[str]) -> None:
+    body = json.loads(msgspec.json.encode(tell(WAITING)))
+    service = Service((200, body), (200, body), (404, {"detail": "Not found."}))
+    with service.serving() as url:
+        assert main(["explain", ID, "--url", url, "--token", "t"]) == 0
+        assert capsys.readouterr().out.splitlines() == list(lines(tell(WAITING)))
+        assert main(["explain", ID, "--json", "--url", url, "--token", "t"]) == 0
+        assert json.loads(capsys.readouterr().out) == body
+        assert main(["explain", ID, "--url", url, "--token", "t"]) == 1
+    assert service.asked == [f"GET /v1/predictions/{ID}/explain"] * 3
+    assert capsys.readouterr().err.startswith("director: Not found.")
+
+
+def test_what_is_no_story_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with Service((200, {"id": ID})).serving() as url:
+        assert main(["explain", ID, "--url", url, "--token", "t"]) == 1
+    assert "what answers there is not Director" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        *((0, "0.0 s"), (0.44, "0.4 s"), (9.94, "9.9 s"), (12.4, "12 s"), (119, "119 s")),
+        *((120, "2.0 min"), (7_199, "120.0 min"), (7_200, "2.0 h"), (172_800, "2.0 d")),
+    ],
+)
+def test_a_duration_has_the_unit_that_fits(seconds: float, words: str) -> None:
+    assert span(seconds) == words
+
+
+def test_a_share_of_nothing_is_none_yet() -> None:
+    assert (share(3, 1), share(0, 0)) == ("3 of 4 (75 %)", "none yet")
