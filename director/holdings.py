@@ -48,12 +48,13 @@ class Held:
         self._over = asyncio.Event()
         self._older: Held | None = None
         self._let_go = False
+        self._is_cut = False
 
     async def read(self, reading: asyncio.Task[None]) -> None:
         """Wait until the run has ended or was abandoned; then nobody asks the server about it any more."""
         self._reading = reading
         if self.is_lost:
-            reading.cancel()
+            self._cut()
         try:
             await asyncio.wait({reading})
         finally:
@@ -96,14 +97,13 @@ class Held:
         if not self.is_lost:
             log.warning("claim lost", extra={"prediction": self.claim.id, "attempt": self.claim.record.attempt})
         self.is_lost = True
-        if self._reading is not None:
-            self._reading.cancel()
+        self._cut()
 
     async def _stop(self) -> None:
         if self.tracker.began_at is None and self._reading is not None:
             # it may wait for a slot for long, and the server cannot stop what it does not know: let go of it
             self.unbegun = True
-            self._reading.cancel()
+            self._cut()
             return
         pauses = iter(CANCEL_AGAIN_S)
         pause = 0.0
@@ -119,7 +119,12 @@ class Held:
             await self._clock.sleep(pause)
         log.error("a run does not stop on its server", extra={"prediction": self.claim.id, "server": self.runner.url})
         self.stuck = True
-        if self._reading is not None:
+        self._cut()
+
+    def _cut(self) -> None:
+        """Let go of the run, once: asked again, it would not even see to it that the server stops."""
+        if self._reading is not None and not self._is_cut:
+            self._is_cut = True
             self._reading.cancel()
 
 

@@ -52,7 +52,7 @@ class Bench:
         assert len(self.holdings) == 0
         return server
 
-    def executor(self, servers: Servers) -> Executor:
+    def executor(self, servers: Servers, *, run_limit_s: float = 60) -> Executor:
         return Executor(
             scripts=self.driver.scripts,
             clock=SystemClock(),
@@ -61,7 +61,7 @@ class Bench:
             post=self.post,
             limits=Limits(),
             policy=Policy(),
-            run_limit_s=60,
+            run_limit_s=run_limit_s,
             dice=lambda: 0.5,
         )
 
@@ -164,6 +164,29 @@ async def test_a_claim_that_was_lost_ends_without_a_word(bench: Bench, driver: Q
     assert (await driver.record(claim.id)).token == claim.token
 
 
+class Queuing(ScriptedRunner):
+    """It waits for long until a slot of its server is free."""
+
+    def __init__(self, *events: RunEvent, wait_s: float) -> None:
+        super().__init__(*events)
+        self._wait_s = wait_s
+
+    async def run(self, request: RunRequest) -> AsyncGenerator[RunEvent, None]:
+        await asyncio.sleep(self._wait_s)
+        async for event in super().run(request):
+            yield event
+
+
+async def test_the_run_limit_counts_from_the_beginning_of_the_run_not_from_the_claim(
+    bench: Bench, driver: QueueDriver
+) -> None:
+    runner = Queuing(Began(), Ended(outcome=Outcome.SUCCEEDED, output=Raw(b'"x"')), wait_s=0.1)
+    server = Server(runner, 1, busy=1, health=Health(status=HealthStatus.READY))
+    claim = await claimed(driver)
+    await bench.executor(Servers([server]), run_limit_s=0.01).execute(claim, Seat(server, server.since))
+    assert (await driver.record(claim.id)).status == "succeeded"
+
+
 class Reluctant(ScriptedRunner):
     """It takes a while to let go of a run. `story`: starts and ends of runs, in order."""
 
@@ -192,11 +215,16 @@ async def test_a_newer_claim_of_the_same_prediction_starts_once_the_older_ones_r
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
         tasks.create_task(executor.execute(older, Seat(server, server.since)))
         await runner.started.wait()
+        held = bench.holdings.find(older.id, older.token)
+        assert held is not None
         assert await driver.release(older) == "waiting"
         newer = await driver.claim_one(lease_s=3600)
         tasks.create_task(executor.execute(newer, Seat(server, server.since)))
         await eventually(lambda: bench.holdings.find(newer.id, newer.token), "it is held")
         await runner.let_go.wait()
+        for _ in range(3):  # the heartbeat and each write tell it as well
+            held.lose()
+            await asyncio.sleep(0)
         assert runner.story == ["start"]
         runner.lets_go.set()
         runner.goes_on.set()
