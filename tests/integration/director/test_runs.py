@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 from redis.asyncio import Redis
 
@@ -128,6 +129,26 @@ async def test_a_run_that_cannot_be_stopped_is_ended_all_the_same_and_its_server
         gate.open()  # only now can the server end, as it was asked to
         assert (await caller.ended(waiting))["status"] == "succeeded"
         assert cog.starts == 2
+
+
+async def test_a_server_whose_slot_a_stranger_holds_is_started_anew_and_no_attempt_is_spent(
+    caller: Caller, server: RedisServer, redis: Redis, folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("director.runners.cog.SLOT_PATIENCE_S", 0.1)
+    async with supervised_cog(folder) as cog, live_director(server.url, cog.url) as director:
+        await caller.ended(await caller.submit(n=1))
+        async with httpx.AsyncClient(base_url=cog.url, trust_env=False) as stranger:
+            body = {"input": {"n": 1, "gate": str(gate)}}
+            put = await stranger.put("/predictions/strangers", json=body, headers={"prefer": "respond-async"})
+            assert put.status_code == 202
+        asked = await caller.submit(n=1)
+        await eventually(lambda: director.servers.any_ready(), "the server is given up", until=lambda ready: not ready)
+        gate.open()  # only now can the server end, as it was asked to
+        async with keeping(redis, server.url, lease_s=15):
+            assert (await caller.ended(asked))["status"] == "succeeded"
+        assert cog.starts == 2
+        record = await caller.record(asked)
+        assert (record.attempt, record.claims > 1) == (1, True)
 
 
 async def test_a_model_that_kills_its_server_uses_up_its_attempts_and_others_go_on(
