@@ -3,8 +3,9 @@
 import pytest
 
 from director.core import keys
+from director.core.policy import Policy
 from tests.support.keyspace import dump
-from tests.support.queue_driver import QueueDriver
+from tests.support.queue_driver import VERSION, QueueDriver
 
 pytestmark = pytest.mark.anyio
 
@@ -85,3 +86,115 @@ async def test_it_looks_at_no_more_than_its_limit(driver: QueueDriver) -> None:
     driver.pass_time(10)
     assert await expire(driver, limit=2) == (2, 0)
     assert await expire(driver, limit=2) == (1, 0)
+
+
+# ── the time it had to start ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("ready", [True, False])
+async def test_what_did_not_start_in_time_fails_without_a_claim(driver: QueueDriver, ready: bool) -> None:
+    if not ready:
+        await driver.submit()
+    prediction_id = await driver.submit(start_by_ms=10_000)
+    driver.pass_time(9.999)
+    assert await expire(driver) == (0, 0)
+    driver.pass_time(0.001)
+    assert await expire(driver) == (1, 0)
+    record = await driver.record(prediction_id)
+    assert (record.status, record.code, record.claims) == ("failed", "start_by_exceeded", 0)
+    assert prediction_id not in await driver.members(keys.live(driver.queue))
+    assert prediction_id not in [claim.id for claim in await driver.claim(5)]
+
+
+async def test_what_was_claimed_in_time_is_left_to_its_holder(driver: QueueDriver) -> None:
+    await driver.submit(start_by_ms=10_000)
+    claim = await driver.claim_one()
+    driver.pass_time(10)
+    assert await expire(driver) == (0, 0)
+    assert await driver.extend(claim) == ["held"]
+    assert await driver.members(keys.deadline(driver.queue)) == {}, "nothing is left to come for it"
+    await driver.run(claim, 1)
+
+
+async def test_what_was_claimed_in_time_still_has_its_deadline(driver: QueueDriver) -> None:
+    await driver.submit(start_by_ms=10_000, lifetime_ms=30_000)
+    claim = await driver.claim_one()
+    driver.pass_time(10)
+    assert await expire(driver) == (0, 0)
+    assert await driver.members(keys.deadline(driver.queue)) == {claim.id: driver.now_ms + 20_000}
+    driver.pass_time(20)
+    assert await expire(driver) == (0, 1)
+
+
+async def test_what_was_given_back_before_it_began_must_still_start_in_time(driver: QueueDriver) -> None:
+    await driver.submit(start_by_ms=10_000)
+    claim = await driver.claim_one()
+    driver.pass_time(5)
+    assert await expire(driver) == (0, 0)
+    await driver.release(claim)
+    driver.pass_time(5)
+    assert await expire(driver) == (1, 0)
+    assert (await driver.record(claim.id)).code == "start_by_exceeded"
+
+
+async def test_what_began_in_time_may_be_retried_after_it(driver: QueueDriver) -> None:
+    await driver.submit(start_by_ms=10_000)
+    claim = await driver.claim_one()
+    await driver.begin(claim)
+    await driver.release(claim, spent=True, delay_s=20)
+    driver.pass_time(15)
+    assert await expire(driver) == (0, 0)
+    driver.pass_time(5)
+    await driver.promote()
+    assert (await driver.claim_one()).id == claim.id
+
+
+async def test_a_retry_that_never_began_must_still_start_in_time(driver: QueueDriver) -> None:
+    await driver.submit(start_by_ms=10_000)
+    claim = await driver.claim_one()
+    await driver.release(claim, spent=True, delay_s=20)
+    driver.pass_time(10)
+    assert await expire(driver) == (1, 0)
+    assert await driver.members(keys.delayed(driver.queue)) == {}
+
+
+async def test_what_was_revived_has_all_the_time(driver: QueueDriver) -> None:
+    prediction_id = await driver.die(start_by_ms=10_000, lifetime_ms=20_000)
+    await driver.revive(prediction_id)
+    driver.pass_time(3600)
+    assert await expire(driver) == (0, 0)
+    assert (await driver.claim_one()).id == prediction_id
+
+
+# ── the lifetime that its queue gives it ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("asked_ms", "given_ms"), [(None, 60_000), (20_000, 20_000), (90_000, 60_000)])
+async def test_no_prediction_lives_longer_than_its_queue_lets_it(
+    driver: QueueDriver, asked_ms: int | None, given_ms: int
+) -> None:
+    await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(lifetime_s=60))
+    prediction_id = await driver.submit(lifetime_ms=asked_ms)
+    assert (await driver.record(prediction_id)).deadline == driver.now_ms + given_ms
+    driver.pass_time(given_ms / 1000 - 0.001)
+    assert await expire(driver) == (0, 0)
+    driver.pass_time(0.001)
+    assert await expire(driver) == (1, 0)
+    record = await driver.record(prediction_id)
+    assert (record.status, record.code) == ("failed", "deadline_exceeded"), "who did not ask does not know `aborted`"
+
+
+async def test_it_runs_to_no_longer_either(driver: QueueDriver) -> None:
+    await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(lifetime_s=60))
+    await driver.submit()
+    claim = await driver.claim_one()
+    driver.pass_time(60)
+    assert await expire(driver) == (0, 1)
+    assert await driver.extend(claim) == ["deadline"]
+
+
+async def test_a_lifetime_counts_for_what_is_submitted_from_then_on(driver: QueueDriver) -> None:
+    await driver.submit()
+    await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(lifetime_s=60))
+    driver.pass_time(3600)
+    assert await expire(driver) == (0, 0)

@@ -1,11 +1,12 @@
-"""pause: a queue that hands nothing out, loses nothing, and goes on when it is resumed."""
+"""pause: a queue, or one tenant in it, that is handed nothing, loses nothing, and goes on when it is resumed."""
 
 import pytest
 
+from director.core import keys
 from director.core.errors import UnknownQueue
 from director.core.ids import QueueName
 from tests.support.keyspace import dump
-from tests.support.queue_driver import MODEL, QueueDriver
+from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver
 
 pytestmark = pytest.mark.anyio
 
@@ -54,4 +55,121 @@ async def test_an_unknown_queue_is_an_error(driver: QueueDriver) -> None:
     before = await dump(driver.redis)
     with pytest.raises(UnknownQueue):
         await driver.scripts.pause(QueueName(f"{MODEL}:000000000000"), paused=True)
+    assert await dump(driver.redis) == before
+
+
+# ── one tenant ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_of_a_paused_tenant_nothing_that_stands_ready_is_handed_out_and_of_others_all(
+    driver: QueueDriver,
+) -> None:
+    await driver.have_slots(9)
+    mine = [await driver.submit(streams=[0]) for _ in range(2)]
+    others = [await driver.submit(account="other", streams=[0]) for _ in range(2)]
+    await driver.pause(tenant=ACCOUNT)
+    assert [claim.id for claim in await driver.claim(9)] == others
+    assert await driver.backlog() == mine, "in their order, for when it is resumed"
+
+
+async def test_of_a_paused_tenant_nothing_has_a_turn_and_of_others_all(driver: QueueDriver) -> None:
+    for account in (ACCOUNT, "other"):
+        for _ in range(3):
+            await driver.submit(account=account)
+    await driver.pause(tenant=ACCOUNT)
+    assert [claim.record.account for claim in await driver.claim(9)] == ["other"] * 3
+    assert await driver.claim(9) == []
+
+
+async def test_of_a_paused_tenant_work_is_taken_in(driver: QueueDriver) -> None:
+    await driver.pause(tenant=ACCOUNT)
+    ids = [await driver.submit(lane=lane) for lane in keys.LANES]
+    assert await driver.claim(9) == []
+    await driver.pause(paused=False, tenant=ACCOUNT)
+    assert [claim.id for claim in await driver.claim(9)] == ids
+
+
+async def test_what_a_paused_tenant_has_running_runs_on_and_what_comes_back_waits(driver: QueueDriver) -> None:
+    for _ in range(3):
+        await driver.submit()
+    kept, back, later = await driver.claim(3)
+    await driver.pause(tenant=ACCOUNT)
+    assert await driver.extend(kept) == ["held"]
+    await driver.run(kept, 1)
+    await driver.release(back)
+    await driver.release(later, spent=True, delay_s=5)
+    driver.pass_time(5)
+    assert await driver.promote() == 1
+    assert await driver.claim(9) == []
+    await driver.pause(paused=False, tenant=ACCOUNT)
+    assert [claim.id for claim in await driver.claim(9)] == [back.id, later.id]
+
+
+async def test_what_a_paused_tenant_has_waiting_can_be_canceled_and_expires(driver: QueueDriver) -> None:
+    canceled, late = await driver.submit(), await driver.submit(lifetime_ms=5_000)
+    await driver.pause(tenant=ACCOUNT)
+    assert await driver.cancel(canceled) == "canceled"
+    driver.pass_time(5)
+    assert await driver.expire() == (1, 0)
+    assert (await driver.record(late)).status == "failed"
+
+
+async def test_resuming_a_tenant_rings(driver: QueueDriver) -> None:
+    await driver.pause(tenant=ACCOUNT)
+    await driver.submit()
+    await driver.hear_bell()
+    assert await driver.claim() == []
+    assert not await driver.hear_bell()
+    await driver.pause(paused=False, tenant=ACCOUNT)
+    assert await driver.hear_bell()
+
+
+async def test_a_tenant_that_was_paused_is_not_owed_the_time(driver: QueueDriver) -> None:
+    for account in (ACCOUNT, "other"):
+        for _ in range(20):
+            await driver.submit(account=account)
+    await driver.pause(tenant=ACCOUNT)
+    await driver.claim(10)
+    await driver.pause(paused=False, tenant=ACCOUNT)
+    served = [claim.record.account for claim in await driver.claim(10)]
+    assert served.count(ACCOUNT) in (5, 6), "half, and it is level with the other again"
+
+
+async def test_a_tenant_and_its_queue_are_paused_each_for_itself(driver: QueueDriver) -> None:
+    await driver.submit()
+    await driver.pause(tenant=ACCOUNT)
+    await driver.pause()
+    await driver.pause(paused=False)
+    assert await driver.claim() == []
+    await driver.pause()
+    await driver.pause(paused=False, tenant=ACCOUNT)
+    assert await driver.claim() == []
+    await driver.pause(paused=False)
+    assert len(await driver.claim()) == 1
+
+
+async def test_a_tenant_that_is_resumed_keeps_its_limit(driver: QueueDriver) -> None:
+    for _ in range(3):
+        await driver.submit(most_running=1)
+    await driver.claim_one()
+    await driver.pause(tenant=ACCOUNT)
+    await driver.pause(paused=False, tenant=ACCOUNT)
+    assert await driver.claim() == []
+
+
+async def test_pausing_a_tenant_twice_is_pausing_it_once_and_so_is_resuming(driver: QueueDriver) -> None:
+    for _ in range(3):
+        await driver.submit()
+    for paused in (True, False):
+        await driver.pause(paused=paused, tenant=ACCOUNT)
+        before = await dump(driver.redis)
+        await driver.pause(paused=paused, tenant=ACCOUNT)
+        after = await dump(driver.redis)
+        assert {name: value for name, (_, value) in after.items()} == {n: value for n, (_, value) in before.items()}
+
+
+async def test_resuming_a_tenant_that_was_never_paused_changes_nothing(driver: QueueDriver) -> None:
+    await driver.submit()
+    before = await dump(driver.redis)
+    await driver.pause(paused=False, tenant="nobody")
     assert await dump(driver.redis) == before
