@@ -43,9 +43,9 @@ for i = 13 + 2 * math.max(0, r.seq - known), #ARGV, 2 do
   append(id, ARGV[i], now, ARGV[i + 1])
 end
 local served_ms = 0
-if r.begun ~= '' or ran_ms ~= '' then
+if r.started ~= '' or ran_ms ~= '' then -- not `begun`: an earlier attempt proves nothing of this one's server
   served_ms = math.max(0, now - r.claimed)
-  note_success(r.queue)
+  close_breaker(r.queue)
   note_service(r.queue, served_ms / tonumber(r.cost))
 end
 settle(id, r, status, {

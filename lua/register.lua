@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- register: make a queue known, or refresh its policy. Small, so that a director can start beside a full server.
 -- Never changes the streams of a queue that exists: that is resize.
--- Uses lib/keys
+-- Uses lib/keys lib/place lib/breaker
 --
 --   KEYS[1]  meta            hash  {p}:q:<queue>:meta
 --   ARGV[1]  version         the version whose queue this is; another one under the same name is refused
@@ -29,4 +29,6 @@ if not known then redis.call('HSET', meta, 'version', version, 'streams', stream
 redis.call('HSET', meta, 'attempts', ARGV[4], 'on_lost', ARGV[5], 'backoff_ms', ARGV[6], 'backoff_cap_ms', ARGV[7],
   'data_ttl_ms', ARGV[8], 'record_ttl_ms', ARGV[9], 'lifetime_ms', ARGV[10],
   'breaker_after', ARGV[11], 'breaker_cool_ms', ARGV[12], 'breaker_mode', ARGV[13])
+-- one that is open would stay so for ever: faults are not noted any more, and so neither is that of its probe
+if ARGV[11] == '0' then close_breaker(string.match(meta, ':q:(.+):meta$')) end
 return 1

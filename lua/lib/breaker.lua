@@ -32,8 +32,8 @@ local function note_failure(id, r, now)
   if failures >= after and several then open_breaker(r.queue, cool_ms, now) end
 end
 
--- A run came to an end that its servers brought about: they work.
-local function note_success(queue)
+-- They work: a run came to an end that its servers brought about. Or nobody asks any more.
+local function close_breaker(queue)
   local meta = queue_key(queue, 'meta')
   local m = redis.call('HMGET', meta, 'failures', 'breaker')
   if (m[1] or '0') == '0' and (m[2] or '') == '' then return end

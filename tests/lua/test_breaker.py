@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from director.core import keys
 from director.core.errors import QueueRefused
 from director.core.policy import Policy
 from director.core.schema import Claim
@@ -107,6 +108,18 @@ async def test_what_never_ran_tells_nothing_of_the_servers(driver: QueueDriver) 
     assert await state(driver) == "open"
 
 
+async def test_what_does_not_run_this_time_tells_nothing_though_it_ran_before(driver: QueueDriver) -> None:
+    await fill(driver, 2)
+    first = await driver.claim_one()
+    await driver.begin(first)
+    await fault(driver, first)
+    driver.pass_time(3600)
+    await driver.promote()
+    [again] = [claim for claim in await driver.claim(2) if claim.id == first.id]
+    await driver.finish(again, Status.FAILED, error="no", code="input_refused")
+    assert await driver.meta("failures") == "1"
+
+
 async def test_what_is_given_back_unspent_is_no_fault(driver: QueueDriver) -> None:
     await fill(driver)
     for number in range(6):
@@ -167,6 +180,18 @@ async def test_a_queue_without_a_breaker_goes_on(driver: QueueDriver) -> None:
     await fill(driver)
     await faults(driver, 6)
     assert len(await driver.claim(5)) == 3
+
+
+@pytest.mark.parametrize("tried", [False, True])
+async def test_turned_off_it_stands_open_no_longer(driver: QueueDriver, tried: bool) -> None:
+    claim = await probe(driver) if tried else await opened(driver)
+    await driver.hear_bell()
+    await rule(driver, breaker_after=0)
+    assert await driver.hear_bell()
+    if claim:
+        await fault(driver, claim)
+    assert await state(driver) == ""
+    assert len(await driver.claim(2)) == 2
 
 
 # ── while it is open ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -377,3 +402,14 @@ async def test_promote_rings_once_it_may_be_tried_and_not_before(driver: QueueDr
     await driver.claim_one()
     await driver.promote()
     assert not await driver.hear_bell(), "one tries"
+
+
+async def test_where_the_record_of_the_one_that_tries_is_lost_another_tries(driver: QueueDriver) -> None:
+    lost = await probe(driver)
+    assert await driver.claim(5) == []
+    await driver.redis.delete(*(key(lost.id) for key in (keys.record, keys.input_data, keys.events)))
+    assert len(await driver.claim(5)) == 1
+    assert await state(driver) == "probing"
+    driver.pass_time(15)
+    await driver.reap()
+    await driver.reconcile()
