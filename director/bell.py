@@ -13,7 +13,7 @@ from director.core import keys
 from director.core.clock import Clock
 from director.core.ids import QueueName
 
-__all__ = ("LONGEST_S", "Bell")
+__all__ = ("LEAST_S", "LONGEST_S", "Bell")
 
 LEAST_S: Final = 2.0
 LONGEST_S: Final = 5.0

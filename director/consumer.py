@@ -1,22 +1,26 @@
 """Seats → claims → executors: ask the queue for as much as can run now, never for more.
 
-Holds the seats before it asks, so nothing is claimed that has to wait here. Never looks into a prediction.
+Holds the seats before it asks, so nothing is claimed that has to wait here. How much of them one claim may use is
+decided in `portion.py`. Never looks into a prediction.
 """
 
 import asyncio
+import contextlib
 import logging
+import random
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from director.bell import Bell
+from director.bell import LEAST_S, LONGEST_S, Bell
 from director.core import crash
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable, UnknownQueue
 from director.core.ids import QueueName
 from director.core.schema import Claim
-from director.core.scripts import Scripts
+from director.core.scripts import Claims, Scripts
 from director.executor import Executor
+from director.portion import Portion, Portions
 from director.servers import Seat, Servers
 
 __all__ = ("Consumer",)
@@ -43,6 +47,7 @@ class Consumer:
         clock: Clock,
         lease_s: float,
         register: Callable[[], Awaitable[object]],
+        portions: Portions,
     ) -> None:
         self._queue = queue
         self._name = name
@@ -53,6 +58,8 @@ class Consumer:
         self._clock = clock
         self._lease_s = lease_s
         self._register = register
+        self._portions = portions
+        self._is_full = False
         self._runs: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
@@ -66,7 +73,7 @@ class Consumer:
             while not self._stopping:
                 try:
                     if not await self._claimed():
-                        await self._resting(self._bell.wait())
+                        await self._resting(self._room() if self._is_full else self._bell.wait())
                 except Exception:  # a fault in one claim must not end every run of this director
                     log.exception("claiming broke", extra={"queue": self._queue})
                     await self._resting(self._clock.sleep(AWAY_S))
@@ -83,14 +90,21 @@ class Consumer:
             self._task.cancel()
 
     async def run_once(self) -> int:
-        """Wait for a seat, then claim as many predictions as there are seats and start them; how many."""
+        """Wait for a seat, then claim as many predictions as there is room for and start them; how many."""
+        self._is_full = False
         seats = await self._resting(self._servers.seats())
         try:
-            claims = await self._claim(len(seats))
+            portion = self._portions.next(len(seats))
+            claims = await self._claim(portion) if portion else Claims(why="budget")
+            self._is_full = claims.why == "budget"
             if claims:
                 crash.at("after_claim")
-            for claim in claims:
-                self._start(claim, seats.pop(0))  # the first are those of the least busy servers
+            # the first are those of the least busy servers
+            taken, seats = seats[: len(claims)], seats[len(claims) :]
+            if portion:
+                self._portions.take(portion, claims, taken)
+            for claim, seat in zip(claims, taken, strict=True):
+                self._start(claim, seat)
             return len(claims)
         finally:
             for seat in seats:
@@ -115,6 +129,16 @@ class Consumer:
         if runs:
             await asyncio.wait(runs)
 
+    async def _room(self) -> None:
+        """Wait until something that ran beside the last claim has ended, or as long as at the bell.
+
+        Not at the bell itself: what would ring for us is for another director, who may have room for it.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(random.uniform(LEAST_S, LONGEST_S)):  # noqa: S311 - spreads load, guards nothing
+                while not self._portions.has_more_room:
+                    await self._servers.changed()
+
     async def _resting(self, wait: Awaitable[Waited]) -> Waited:
         self._at_rest = True
         try:
@@ -135,18 +159,25 @@ class Consumer:
             await self._resting(self._clock.sleep(AWAY_S))
         return 0
 
-    async def _claim(self, count: int) -> list[Claim]:
+    async def _claim(self, portion: Portion) -> Claims:
         """The nonce stays until an answer came, and the seats too: a claim whose reply was lost is answered again."""
         nonce = secrets.token_hex(16)
         while True:
             try:
                 return await self._scripts.claim(
-                    self._queue, consumer=self._name, nonce=nonce, count=count, lease_s=self._lease_s
+                    self._queue,
+                    consumer=self._name,
+                    nonce=nonce,
+                    count=portion.count,
+                    lease_s=self._lease_s,
+                    budget=portion.budget,
+                    alone=portion.alone,
+                    warm=portion.warm,
                 )
             except BackendUnavailable as exc:
                 log.warning("claiming failed", extra={"queue": self._queue, "error": str(exc)})
                 if self._stopping:  # what it may have claimed comes back by its lease
-                    return []
+                    return Claims()
                 await self._resting(self._clock.sleep(AWAY_S))
 
     def _start(self, claim: Claim, seat: Seat) -> None:

@@ -1,8 +1,9 @@
 """Start, own and end the rooms of one director: who starts and stops whom is decided here and nowhere else.
 
 Order of a start: Redis is looked at, the health port opens, each server is watched; the first one that is ready gives
-the queue its name, and only then heartbeat and consumer begin. A drain follows the prediction's way: claim nothing
-more, let runs finish, hand back what does not, stop the heartbeat last. Asked a second time, it ends at once.
+the queue its name, unless another director did before, and only then heartbeat and consumer begin. A drain follows the
+prediction's way: claim nothing more and say so, let runs finish, hand back what does not, stop the heartbeat last.
+Asked a second time, it ends at once.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from director.consumer import Consumer
 from director.core.accounts import Accounts
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import Clock, SystemClock
-from director.core.errors import SettingsError
+from director.core.errors import BackendUnavailable, SettingsError
 from director.core.gatherer import Gatherer
 from director.core.ids import QueueName, version_id
 from director.core.policy import Policy
@@ -36,6 +37,7 @@ from director.executor import Executor
 from director.health import Health, redis_check, serve_http
 from director.heartbeat import KICK_WAIT_S, Heartbeat
 from director.holdings import Holdings
+from director.portion import Portions
 from director.runners.cog import CogRunner
 from director.runners.inbox import Inbox
 from director.runners.runner import Health as ServerHealth
@@ -55,6 +57,7 @@ log = logging.getLogger(__name__)
 # After the drain's own time: for servers to heed a cancel (see DRAIN_WAIT_S), and for last writes and webhooks
 HAND_BACK_S: Final = 10.0
 TELL_S: Final = 2.0
+LOOK_AGAIN_S: Final = 2.0
 
 
 def serve(settings: DirectorSettings) -> None:
@@ -121,7 +124,9 @@ class Director:
         self._clock = clock
         self._scripts = Scripts(gatherer)
         self._catalog = Catalog(self._redis, self._scripts, clock)
+        self._heartbeat: Heartbeat | None = None
         self._consumer: Consumer | None = None
+        self._portions = Portions(batch_cost=settings.batch_cost, batch_size=settings.batch_size)
         self._version = settings.version.removeprefix("sha256:")
         self._policy = Policy(
             streams=settings.streams,
@@ -132,6 +137,10 @@ class Director:
             backoff_cap_s=settings.backoff_cap_s,
             data_ttl_s=settings.data_ttl_s,
             record_ttl_s=settings.record_ttl_s,
+            lifetime_s=settings.lifetime_s or None,
+            breaker_after=settings.breaker_after,
+            breaker_cool_s=settings.breaker_cool_s,
+            breaker_mode=settings.breaker_mode,
         )
         self._queue: QueueName | None = None
         self._queue_known = asyncio.Event()
@@ -139,6 +148,7 @@ class Director:
         self._schema = OPEN_SCHEMA
         self._server_kind = ""
         self.health.checks = {"redis": redis_check(self._redis), "model": self._model_ready}
+        self.health.figures = lambda: self._portions.figures
 
     async def direct(self, started: Callable[[int], None]) -> None:
         """Everything, for ever."""
@@ -149,17 +159,20 @@ class Director:
             self._make_servers(port)
             for server in self.servers.all:
                 rooms.start_soon(Watch(server, self.servers, self._clock, self._introduce).run)
+            rooms.start_soon(self._recognize)
             await self._queue_known.wait()
-            heartbeat, self._consumer = self._make_rooms()
-            rooms.start_soon(heartbeat.run)
+            self._heartbeat, self._consumer = self._make_rooms()
+            rooms.start_soon(self._heartbeat.run)
             rooms.start_soon(self._consumer.run)
 
     async def drain(self) -> None:
         """Claim nothing more, finish what runs, hand back what does not finish. The heartbeat goes on meanwhile."""
-        if self._consumer is None:
+        if self._consumer is None or self._heartbeat is None:
             return
-        log.info("draining", extra={"held": len(self.holdings)})
+        log.info("draining", extra={"held": len(self.holdings), **self._portions.figures})
         self._consumer.stop()
+        with anyio.move_on_after(TELL_S):
+            await self._heartbeat.drain()
         for grace_s in (self._settings.drain_s, HAND_BACK_S):
             with anyio.move_on_after(grace_s):
                 await self._consumer.over()
@@ -217,6 +230,7 @@ class Director:
             name=self.name,
             scripts=self._scripts,
             holdings=self.holdings,
+            servers=self.servers,
             redis=self._waits,
             clock=self._clock,
             lease_s=settings.lease_s,
@@ -231,8 +245,33 @@ class Director:
             clock=self._clock,
             lease_s=settings.lease_s,
             register=self._register,
+            portions=self._portions,
         )
         return heartbeat, consumer
+
+    async def _recognize(self) -> None:
+        """Find the queue before any server is ready, where another director registered it: who waits is told why."""
+        while not self._queue_known.is_set():
+            try:
+                await self._recognize_once()
+            except BackendUnavailable as exc:
+                log.warning("looking for the queue failed", extra={"error": str(exc)})
+            await self._clock.sleep(LOOK_AGAIN_S)
+
+    async def _recognize_once(self) -> None:
+        model, version = self._settings.model, self._version or await self._version_shown()
+        known = await self._catalog.version(model, version) if version else None
+        async with self._registering:
+            if known is not None and self._queue is None:
+                self._version, self._queue = version, known.queue
+                self._queue_known.set()
+
+    async def _version_shown(self) -> str:
+        """The version by the schema of a server, ready or not: some show it from the start."""
+        for server in self.servers.all:
+            if (schema := await server.runner.openapi_schema()) is not None:
+                return version_id(self._settings.model, schema, b"")
+        return ""
 
     async def _introduce(self, server: Server, health: ServerHealth) -> None:
         """Put the model of a ready server into the catalogue."""

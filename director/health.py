@@ -35,12 +35,13 @@ class Health:
     """What /livez and /readyz of one process answer.
 
     `checks`: name → what has to hold before it is ready. `facts`: told beside them, such as the durability level.
-    Both may change while the process runs.
+    Both may change while the process runs. `figures`: more of the same, asked for at each look.
     """
 
     def __init__(self) -> None:
         self.checks: dict[str, Check] = {}
         self.facts: dict[str, str] = {}
+        self.figures: Callable[[], dict[str, str]] = dict
 
     def app(self, routes: Sequence[BaseRoute] = ()) -> Starlette:
         """An application with /livez and /readyz, beside `routes` of the process's own."""
@@ -58,7 +59,7 @@ class Health:
 
     async def _readyz(self, _: Request) -> Response:
         missing = await self.missing()
-        body = {"status": "not ready" if missing else "ready", **self.facts, "missing": missing}
+        body = {"status": "not ready" if missing else "ready", **self.facts, **self.figures(), "missing": missing}
         return _json(body, status=503 if missing else 200)
 
 

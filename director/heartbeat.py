@@ -1,7 +1,8 @@
-"""Keep every claim of this director alive with one call, and hear which are lost or should stop.
+"""Keep every claim of this director alive with one call, tell how its servers stand, and hear which claims are lost.
 
 It stops last: a drain that takes long must not lose what it still runs. A caller's cancel rings here at once by its
-channel, and is told again with each beat, so a lost message costs one interval.
+channel, and is told again with each beat, so a lost message costs one interval. What waits is promised a start by what
+the beats tell, so a change of it is told at once.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import contextlib
 import logging
 from typing import Final
 
+import anyio
 from redis import exceptions
 from redis.asyncio import Redis
 
@@ -19,14 +21,19 @@ from director.core.ids import QueueName
 from director.core.scripts import Hold, Scripts
 from director.holdings import Holdings
 from director.progress import heed
+from director.servers import Servers, Standing
 
 __all__ = ("KICK_WAIT_S", "Heartbeat")
 
 log = logging.getLogger(__name__)
 
 BEATS_PER_LEASE: Final = 3
+LONGEST_S: Final = 5.0  # however long the lease: one that is silent for 20 s is not counted on
 KICK_WAIT_S: Final = 15.0
 AWAY_S: Final = 1.0
+CANCEL_AGAIN_S: Final = 0.1
+
+DRAINING: Final = Standing(0, "draining")
 
 
 class Heartbeat:
@@ -39,6 +46,7 @@ class Heartbeat:
         name: str,
         scripts: Scripts,
         holdings: Holdings,
+        servers: Servers,
         redis: Redis,
         clock: Clock,
         lease_s: float,
@@ -47,13 +55,19 @@ class Heartbeat:
         self._name = name
         self._scripts = scripts
         self._holdings = holdings
+        self._servers = servers
         self._redis = redis
         self._clock = clock
         self._lease_s = lease_s
+        self._interval_s = min(lease_s / BEATS_PER_LEASE, LONGEST_S)
         self._kicked = asyncio.Event()
+        self._told: Standing | None = None
+        self._draining = False
+        self._drain_told = asyncio.Event()
 
     async def run(self) -> None:
-        """Beat a few times per lease, and whenever somebody asks to cancel."""
+        """Beat a few times per lease, and whenever somebody asks to cancel or the servers stand differently."""
+        self._servers.on_news = self._look
         listening = asyncio.get_running_loop().create_task(self._listen())
         try:
             while True:
@@ -61,27 +75,54 @@ class Heartbeat:
                     await self.run_once()
                 except BackendUnavailable as exc:
                     log.warning("extending leases failed", extra={"queue": self._queue, "error": str(exc)})
-                    await self._clock.sleep(min(AWAY_S, self._lease_s / BEATS_PER_LEASE))
+                    await self._clock.sleep(min(AWAY_S, self._interval_s))
                     continue
                 except Exception:  # as soon again: without a beat every claim of this director is lost
                     log.exception("the heartbeat broke", extra={"queue": self._queue})
-                    await self._clock.sleep(min(AWAY_S, self._lease_s / BEATS_PER_LEASE))
+                    await self._clock.sleep(min(AWAY_S, self._interval_s))
                     continue
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._kicked.wait(), self._lease_s / BEATS_PER_LEASE)
+                    await asyncio.wait_for(self._kicked.wait(), self._interval_s)
                 self._kicked.clear()
         finally:
-            listening.cancel()
-            await asyncio.wait({listening})
+            with anyio.CancelScope(shield=True):
+                while not listening.done():  # asyncio.wait_for of Python 3.11, in redis-py, may lose a cancellation
+                    listening.cancel()
+                    await asyncio.wait({listening}, timeout=CANCEL_AGAIN_S)
 
     async def run_once(self) -> list[Hold]:
-        """Extend all leases and heed the answers."""
-        claims = self._holdings.claims()
-        holds = await self._scripts.extend(self._queue, consumer=self._name, lease_s=self._lease_s, claims=claims)
+        """Extend all leases, tell how the servers stand, and heed the answers."""
+        claims, standing = self._holdings.claims(), self._standing
+        holds = await self._scripts.extend(
+            self._queue,
+            consumer=self._name,
+            lease_s=self._lease_s,
+            claims=claims,
+            slots=standing.slots,
+            state=standing.state,
+        )
+        self._told = standing
+        self._look()  # it may have changed, and back, while this was on its way
+        if standing is DRAINING:
+            self._drain_told.set()
         for (prediction_id, token), hold in zip(claims, holds, strict=True):
             if (held := self._holdings.find(prediction_id, token)) is not None:
                 heed(held, hold)
         return holds
+
+    async def drain(self) -> None:
+        """From now on tell that nothing more is claimed here; wait until that was told."""
+        self._draining = True
+        self._kicked.set()
+        await self._drain_told.wait()
+
+    @property
+    def _standing(self) -> Standing:
+        return DRAINING if self._draining else self._servers.standing
+
+    def _look(self) -> None:
+        if self._standing != self._told:
+            self._kicked.set()
 
     async def _listen(self) -> None:
         while True:

@@ -4,13 +4,22 @@ Never asks a server anything: the watch tells it who is ready. Seats are given t
 """
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 from msgspec import Struct
 
+from director.core.scripts import Readiness
 from director.runners.runner import Health, HealthStatus, Runner
 
-__all__ = ("Seat", "Server", "Servers")
+__all__ = ("Seat", "Server", "Servers", "Standing")
+
+
+class Standing(Struct, frozen=True):
+    """What the servers can do together. `slots`: of those that can run, busy or free."""
+
+    slots: int
+    state: Readiness
 
 
 class Server(Struct, eq=False):
@@ -47,10 +56,11 @@ class Seat(Struct, eq=False):
 
 
 class Servers:
-    """All seats."""
+    """All seats. `on_news` is called whenever a server may stand differently."""
 
     def __init__(self, servers: list[Server]) -> None:
         self.all = servers
+        self.on_news: Callable[[], None] = lambda: None
         self._changed = asyncio.Event()
 
     @property
@@ -65,12 +75,26 @@ class Servers:
         """Could any server run something, now or when a slot is free?"""
         return any(server.can_run for server in self.all)
 
+    @property
+    def standing(self) -> Standing:
+        """How they stand. A setup that failed is told only where no other server may still become ready."""
+        if self.any_ready():
+            return Standing(sum(server.slots for server in self.all if server.can_run), "ready")
+        seen = {server.health.status for server in self.all}
+        has_failed = HealthStatus.SETUP_FAILED in seen and HealthStatus.STARTING not in seen
+        return Standing(0, "setup_failed" if has_failed else "starting")
+
     async def seats(self) -> list[Seat]:
         """Every free seat, at least one: waits for it."""
         while not (seats := self._take()):
             self._changed.clear()
             await self._changed.wait()
         return seats
+
+    async def changed(self) -> None:
+        """Wait until a seat is left, or a server was looked at."""
+        self._changed.clear()
+        await self._changed.wait()
 
     def leave(self, seat: Seat) -> None:
         """The slot is free again."""
@@ -83,11 +107,13 @@ class Servers:
         """A run showed that its server needs a new start, unless it had one meanwhile."""
         if seat.since == seat.server.since:
             seat.server.doubt.set()
+            self.on_news()
 
     def saw(self, server: Server, health: Health) -> None:
         """A look at a server: from now on this is how it stands."""
         server.health = health
         self._changed.set()
+        self.on_news()
 
     def _take(self) -> list[Seat]:
         seats = []

@@ -25,6 +25,8 @@ def add(commands: Commands) -> None:
     run.add_argument("--version", metavar="ID", help="its version id, 64 hex digits")
     run.add_argument("--server", action="append", metavar="URL", help="a model server; once for each GPU")
     run.add_argument("--concurrency", type=int, metavar="N", help="predictions one server runs at once")
+    run.add_argument("--batch-cost", type=float, metavar="N", help="most that all running here may cost together")
+    run.add_argument("--batch-size", type=int, metavar="M", help="most that run here at once")
     run.set_defaults(run=_run)
 
     keeper = _serving(commands, "keeper", "look after queues that nobody holds", "KeeperSettings")
@@ -60,6 +62,8 @@ def _run(given: argparse.Namespace) -> int:
         version=given.version,
         servers=given.server,
         concurrent_predictions=given.concurrency,
+        batch_cost=given.batch_cost,
+        batch_size=given.batch_size,
     )
     raise_descriptor_limit()
     serve(settings)

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from director.core.account_limits import AccountLimits, Compute, Count, Rate
 from director.core.errors import SettingsError
 from director.core.ids import MODEL_NAME
-from director.core.policy import OnLost
+from director.core.policy import BreakerMode, OnLost
 
 __all__ = (
     "PREFIX",
@@ -116,6 +116,10 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
         tuple[str, ...], Meta(description="URLs of the model servers, one per GPU, separated by commas.")
     ] = ()
     concurrent_predictions: Annotated[int, Meta(ge=1, description="Predictions one model server runs at once.")] = 1
+    batch_cost: Annotated[
+        float, Meta(ge=0, description="Most that all running here may cost together; one larger runs alone. 0: any.")
+    ] = 0
+    batch_size: Annotated[int, Meta(ge=0, description="Most that run here at once; 0: as many as there are slots.")] = 0
     lease_s: Annotated[float, Meta(gt=0, description="Silence after which a claim may be taken back.")] = 15.0
     run_limit_s: Annotated[float, Meta(gt=0, description="Longest run of one attempt.")] = 1800.0
     attempts: Annotated[int, Meta(ge=1, le=20, description="Attempts before a prediction becomes a dead letter.")] = 3
@@ -124,6 +128,16 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     ] = "retry"
     backoff_s: Annotated[float, Meta(ge=0, description="Wait before another attempt: up to this, then doubling.")] = 1.0
     backoff_cap_s: Annotated[float, Meta(ge=0, description="Longest wait before another attempt.")] = 60.0
+    lifetime_s: Annotated[
+        float, Meta(ge=0, description="Age at which a prediction is ended, waiting or running; 0: never.")
+    ] = 0
+    breaker_after: Annotated[
+        int, Meta(ge=0, description="Faults of the servers in a row after which the queue starts nothing; 0: never.")
+    ] = 5
+    breaker_cool_s: Annotated[float, Meta(gt=0, description="Until one may try again; doubles each time.")] = 30.0
+    breaker_mode: Annotated[
+        BreakerMode, Meta(description="What comes while nothing starts: hold it, or fail: refuse it with 503.")
+    ] = "hold"
     drain_s: Annotated[float, Meta(ge=0, description="Time to finish running work after SIGTERM.")] = 30.0
     health_port: Annotated[int, Meta(ge=0, le=65535, description="Port of its health and inbox; 0: any free.")] = 0
     health_host: Annotated[str, Meta(description="Address of that port.")] = "127.0.0.1"

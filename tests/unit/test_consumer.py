@@ -11,6 +11,8 @@ from director.consumer import Consumer
 from director.core.errors import BackendUnavailable, UnknownQueue
 from director.core.ids import QueueName
 from director.core.schema import Claim
+from director.core.scripts import Ceased, Claims
+from director.portion import Portions
 from director.runners.runner import Health, HealthStatus
 from director.servers import Seat, Server, Servers
 from tests.support.clock import FakeClock
@@ -24,11 +26,16 @@ QUEUE = QueueName("acme/echo:a1a1a1a1a1a1")
 
 
 class Counter:
-    """A queue, its bell and an executor, as a test wants them. `answers` are used up by one claim each."""
+    """A queue, its bell and an executor, as a test wants them. `answers` are used up by one claim each: how many it
+    brings, or why it brings none. `heard` counts the waits at the bell.
+    """
 
-    def __init__(self, slots: int = 1) -> None:
-        self.answers: list[int | Exception | asyncio.Event] = []
+    def __init__(self, slots: int = 1, *, portions: Portions | None = None) -> None:
+        self.answers: list[int | Ceased | Exception | asyncio.Event] = []
         self.asked: list[tuple[str, int]] = []
+        self.bounds: list[tuple[float | None, bool]] = []
+        self.cost = 1.0
+        self.heard = 0
         self.executed: list[Claim] = []
         self.registered = 0
         self.away: list[Exception] = []
@@ -45,18 +52,34 @@ class Counter:
             clock=self.clock,
             lease_s=15,
             register=self.register,
+            portions=portions or Portions(),
             **parts,
         )
 
-    async def claim(self, queue: QueueName, *, consumer: str, nonce: str, count: int, lease_s: float) -> list[Claim]:
+    async def claim(
+        self,
+        queue: QueueName,
+        *,
+        consumer: str,
+        nonce: str,
+        count: int,
+        lease_s: float,
+        budget: float | None,
+        alone: bool,
+        warm: str,
+    ) -> Claims:
         self.asked.append((nonce, count))
+        self.bounds.append((budget, alone))
         answer = self.answers.pop(0) if self.answers else 0
         if isinstance(answer, asyncio.Event):
             await answer.wait()
             answer = 1
         if isinstance(answer, Exception):
             raise answer
-        return [Claim(replace(RECORD, token=f"{nonce}-{number}"), Raw(b"{}")) for number in range(answer)]
+        if isinstance(answer, str):
+            return Claims(why=answer)
+        record = replace(RECORD, cost=self.cost)
+        return Claims(Claim(replace(record, token=f"{nonce}-{number}"), Raw(b"{}")) for number in range(answer))
 
     async def execute(self, claim: Claim, seat: Seat) -> None:
         self.executed.append(claim)
@@ -64,12 +87,20 @@ class Counter:
         self.servers.leave(seat)
 
     async def wait(self) -> bool:
+        self.heard += 1
         return await self.bell.wait()
 
     async def register(self) -> None:
         self.registered += 1
         if self.away:
             raise self.away.pop(0)
+
+
+@pytest.fixture
+def no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is found out after some seconds at the latest is not found out in time for a test."""
+    monkeypatch.setattr("director.consumer.LEAST_S", 3600)
+    monkeypatch.setattr("director.consumer.LONGEST_S", 3600)
 
 
 async def test_it_asks_for_as_many_as_there_are_seats_and_leaves_those_it_does_not_need() -> None:
@@ -181,7 +212,77 @@ async def test_what_a_claim_under_way_brings_still_runs_after_stop() -> None:
     assert len(counter.asked) == 1
 
 
-@pytest.mark.parametrize("answers", [[], [BackendUnavailable("away")]])
+@pytest.mark.parametrize("why", ["empty", "paused", "open"])
+async def test_a_queue_that_hands_out_nothing_is_asked_again_when_the_bell_rings(why: Ceased) -> None:
+    counter = Counter()
+    counter.answers = [why]
+    consuming = asyncio.create_task(counter.consumer.run())
+    await eventually(lambda: counter.heard, "it waits at the bell", until=(1).__eq__)
+    assert len(counter.asked) == 1
+    counter.answers = [1]
+    counter.bell.set()
+    await eventually(lambda: counter.executed, "it asks again")
+    counter.consumer.stop()
+    counter.run_ends.set()
+    await asyncio.wait_for(consuming, 5)
+
+
+@pytest.mark.usefixtures("no_poll")
+async def test_where_the_next_does_not_fit_it_asks_again_when_a_run_has_ended_and_leaves_the_bell_to_others() -> None:
+    counter = Counter(slots=2, portions=Portions(batch_cost=4))
+    counter.cost = 3
+    counter.answers = [1, "budget", 1]
+    consuming = asyncio.create_task(counter.consumer.run())
+    await eventually(lambda: len(counter.asked), "it asked for another beside it", until=(2).__eq__)
+    assert counter.bounds == [(4, True), (1, False)]
+    await asyncio.sleep(0.01)
+    assert len(counter.asked) == 2
+    counter.run_ends.set()
+    await eventually(lambda: len(counter.executed), "the next one runs", until=(2).__eq__)
+    assert counter.bounds[2] == (4, True)
+    assert counter.heard <= 1  # once all has been handed out
+    counter.consumer.stop()
+    await asyncio.wait_for(consuming, 5)
+
+
+@pytest.mark.usefixtures("no_poll")
+async def test_while_the_batch_is_full_nothing_is_asked_for() -> None:
+    counter = Counter(slots=2, portions=Portions(batch_size=1))
+    counter.answers = [1, 1]
+    consuming = asyncio.create_task(counter.consumer.run())
+    await eventually(lambda: counter.executed, "one runs")
+    await asyncio.sleep(0.01)
+    assert [count for _, count in counter.asked] == [1]
+    assert counter.heard == 0
+    counter.run_ends.set()
+    await eventually(lambda: len(counter.executed), "the next one runs", until=(2).__eq__)
+    counter.consumer.stop()
+    await asyncio.wait_for(consuming, 5)
+
+
+@pytest.mark.usefixtures("no_poll")
+async def test_a_run_that_ends_while_the_claim_is_under_way_is_not_waited_for_again() -> None:
+    counter = Counter(slots=2, portions=Portions(batch_cost=4))
+    counter.cost = 3
+    asked = counter.claim
+
+    async def claim(*args: Any, **options: Any) -> Claims:
+        claims = await asked(*args, **options)
+        if claims.why == "budget":
+            counter.run_ends.set()
+            await eventually(lambda: counter.servers.busy, "its seat is left", until=(1).__eq__)
+        return claims
+
+    counter.claim = claim  # type: ignore[method-assign]
+    counter.answers = [1, "budget", 1]
+    consuming = asyncio.create_task(counter.consumer.run())
+    await eventually(lambda: len(counter.executed), "the next one runs", until=(2).__eq__)
+    assert counter.heard <= 1
+    counter.consumer.stop()
+    await asyncio.wait_for(consuming, 5)
+
+
+@pytest.mark.parametrize("answers", [[], [BackendUnavailable("away")], ["budget"]])
 async def test_stopped_while_it_waits_it_ends_at_once(answers: list[Any]) -> None:
     counter = Counter()
     counter.answers = answers

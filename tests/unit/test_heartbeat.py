@@ -1,4 +1,4 @@
-"""How the beat goes on: through a Redis that is away, and through what nobody foresaw."""
+"""How the beat goes on: through a Redis that is away, and through what nobody foresaw; and what it tells of servers."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -12,8 +12,11 @@ from director.core.errors import BackendUnavailable
 from director.core.ids import QueueName
 from director.heartbeat import Heartbeat
 from director.holdings import Holdings
+from director.runners.runner import Health, HealthStatus
+from director.servers import Server, Servers
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
+from tests.support.scripted_runner import ScriptedRunner
 
 pytestmark = pytest.mark.anyio
 
@@ -21,27 +24,43 @@ LEASE_S = 15.0
 
 
 class Beating:
-    """A heartbeat whose beats go as `answers` say, one each; after them all go well. Nobody can listen for kicks."""
+    """A heartbeat whose beats go as `answers` say, one each; after them all go well. Nobody can listen for kicks.
+
+    `told`: (slots, state) of each beat. `held` lets beats wait until it is set.
+    """
 
     def __init__(self, *answers: Exception) -> None:
         self.answers = list(answers)
-        self.beats = 0
+        self.told: list[tuple[int, str]] = []
+        self.held = asyncio.Event()
+        self.held.set()
+        self.servers = Servers([Server(ScriptedRunner(), 2)])
         self.clock = FakeClock()
         parts: Any = {"scripts": self, "redis": self}
         self.heartbeat = Heartbeat(
             queue=QueueName("acme/echo:a1a1a1a1a1a1"),
             name="d1",
             holdings=Holdings(),
+            servers=self.servers,
             clock=self.clock,
             lease_s=LEASE_S,
             **parts,
         )
 
-    async def extend(self, *_: object, **__: object) -> list[object]:
-        self.beats += 1
+    async def extend(self, _: object, *, slots: int, state: str, **__: object) -> list[object]:
+        self.told.append((slots, state))
+        await self.held.wait()
         if self.answers:
             raise self.answers.pop(0)
         return []
+
+    @property
+    def beats(self) -> int:
+        return len(self.told)
+
+    def see(self, status: HealthStatus) -> None:
+        """The watch looks at the server."""
+        self.servers.saw(self.servers.all[0], Health(status=status))
 
     def pubsub(self) -> object:
         raise exceptions.ConnectionError("away")
@@ -75,3 +94,94 @@ async def test_a_heartbeat_that_is_canceled_ends() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+
+
+class Deaf:
+    """A subscription that loses the first cancellation, as redis-py does on Python 3.11 while it sends."""
+
+    def __init__(self) -> None:
+        self.listens = asyncio.Event()
+        self.lost = 0
+
+    async def __aenter__(self) -> "Deaf":
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def subscribe(self, _: str) -> None: ...
+
+    async def get_message(self, **_: object) -> None:
+        self.listens.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.lost += 1
+            if self.lost > 1:
+                raise
+
+
+async def test_it_ends_also_where_the_client_loses_a_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
+    beating, deaf = Beating(), Deaf()
+    monkeypatch.setattr(beating, "pubsub", lambda: deaf)
+    async with beating.running() as task:
+        await asyncio.wait_for(deaf.listens.wait(), 5)
+        task.cancel()
+        await asyncio.wait({task}, timeout=5)
+        assert task.cancelled()
+    assert deaf.lost == 2
+
+
+async def test_how_the_servers_stand_is_told_at_once_when_it_changes_and_only_then() -> None:
+    beating = Beating()
+    async with beating.running():
+        await eventually(lambda: beating.beats, "it beats", until=(1).__eq__)
+        for status in (
+            HealthStatus.STARTING,
+            HealthStatus.SETUP_FAILED,
+            HealthStatus.SETUP_FAILED,
+            HealthStatus.READY,
+            HealthStatus.BUSY,
+            HealthStatus.UNREACHABLE,
+        ):
+            beating.see(status)
+            await asyncio.sleep(0.01)
+        await eventually(lambda: beating.told[-1], "the last is told", until=(0, "starting").__eq__)
+    assert beating.told == [(0, "starting"), (0, "setup_failed"), (2, "ready"), (0, "starting")]
+
+
+async def test_a_server_that_a_run_made_us_doubt_is_not_counted_on() -> None:
+    beating = Beating()
+    beating.see(HealthStatus.READY)
+    async with beating.running():
+        await eventually(lambda: beating.told, "it is told", until=[(2, "ready")].__eq__)
+        beating.servers.doubt((await beating.servers.seats())[0])
+        await eventually(lambda: beating.told[-1], "it is told", until=(0, "starting").__eq__)
+
+
+async def test_what_changes_and_changes_back_during_a_beat_is_told_as_it_is() -> None:
+    beating = Beating()
+    async with beating.running():
+        await eventually(lambda: beating.beats, "it beats", until=(1).__eq__)
+        beating.held.clear()
+        beating.see(HealthStatus.READY)
+        await eventually(lambda: beating.beats, "a beat is on its way", until=(2).__eq__)
+        beating.see(HealthStatus.STARTING)
+        beating.held.set()
+        await eventually(lambda: beating.told, "both", until=[(0, "starting"), (2, "ready"), (0, "starting")].__eq__)
+
+
+async def test_a_drain_is_told_at_once_and_from_then_on() -> None:
+    beating = Beating()
+    beating.see(HealthStatus.READY)
+    async with beating.running():
+        await eventually(lambda: beating.beats, "it beats", until=(1).__eq__)
+        beating.answers = [BackendUnavailable("away")]
+        draining = asyncio.create_task(beating.heartbeat.drain())
+        await eventually(lambda: beating.beats, "it tries", until=(2).__eq__)
+        await asyncio.sleep(0.01)
+        assert not draining.done(), "nobody heard it"
+        beating.clock.pass_time(1)
+        await asyncio.wait_for(draining, 5)
+        beating.see(HealthStatus.READY)
+        await asyncio.sleep(0.01)
+    assert beating.told == [(2, "ready"), (0, "draining"), (0, "draining")]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from director.runners.runner import Health, HealthStatus
-from director.servers import Seat, Server, Servers
+from director.servers import Seat, Server, Servers, Standing
 from tests.support.scripted_runner import ScriptedRunner
 
 pytestmark = pytest.mark.anyio
@@ -71,6 +71,36 @@ async def test_a_server_that_was_started_anew_is_not_doubted_for_what_its_last_s
     servers.all[0].since = "second"
     servers.doubt(seat)
     assert servers.any_ready()
+
+
+@pytest.mark.parametrize(
+    ("statuses", "standing"),
+    [
+        ([HealthStatus.STARTING], Standing(0, "starting")),
+        ([HealthStatus.UNREACHABLE], Standing(0, "starting")),
+        ([HealthStatus.READY, HealthStatus.BUSY], Standing(4, "ready")),
+        ([HealthStatus.READY, HealthStatus.SETUP_FAILED], Standing(2, "ready")),
+        ([HealthStatus.SETUP_FAILED, HealthStatus.STARTING], Standing(0, "starting")),
+        ([HealthStatus.SETUP_FAILED, HealthStatus.UNREACHABLE], Standing(0, "setup_failed")),
+        ([], Standing(0, "starting")),
+    ],
+)
+def test_they_stand_as_the_best_of_them_does(statuses: list[HealthStatus], standing: Standing) -> None:
+    servers = Servers([server(2, health=Health(status=status)) for status in statuses])
+    for each in servers.all[1:]:
+        each.busy = 2
+    assert servers.standing == standing
+
+
+async def test_a_change_is_a_seat_that_is_left_from_now_on() -> None:
+    servers = Servers([server(2)])
+    first, second = await taken(servers)
+    servers.leave(first)
+    changing = asyncio.create_task(servers.changed())
+    await asyncio.sleep(0)
+    assert not changing.done()
+    servers.leave(second)
+    await asyncio.wait_for(changing, 5)
 
 
 @given(

@@ -1,0 +1,122 @@
+"""What a director tells of its servers, so that whoever waits is told why: from its start to its last word."""
+
+import signal
+from typing import Any
+
+import pytest
+from msgspec import Raw
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.catalog import Catalog
+from director.core.ids import version_id
+from director.core.policy import Policy
+from director.core.redis_client import texts
+from tests.support.eventually import eventually
+from tests.support.live_director import Caller, director_process, live_director
+from tests.support.queue_driver import MODEL
+from tests.support.scripted_cog import HEALTHY, ScriptedCog, answer, scripted_cog
+from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.anyio
+
+
+BOTH = {b"0 setup_failed", b"1 ready"}
+
+
+def is_now(cog: ScriptedCog, status: str) -> None:
+    cog.on("GET", "/health-check", answer(200, {**HEALTHY, "status": status}))
+
+
+async def reason(caller: Caller, waiting: Any, wanted: str) -> None:
+    """Its GET gives this reason."""
+    await eventually(
+        lambda: caller.get(waiting), f"the reason is {wanted}", until=lambda shown: shown["queue"]["reason"] == wanted
+    )
+
+
+async def test_who_waits_is_told_that_servers_start_that_their_setup_failed_and_that_nobody_is_left(
+    caller: Caller, server: RedisServer
+) -> None:
+    async with scripted_cog() as cog:
+        is_now(cog, "STARTING")
+        waiting = await caller.submit()
+        await reason(caller, waiting, "no_director")
+        async with director_process(server.url, cog.url) as director:
+            await reason(caller, waiting, "servers_starting")
+            is_now(cog, "SETUP_FAILED")
+            await reason(caller, waiting, "setup_failed")
+            assert not director.said("model registered"), "it never had a server that is ready"
+            director.send(signal.SIGTERM)
+            assert await director.exit_code() == 0
+        assert (await caller.get(waiting))["queue"]["reason"] == "no_director"
+
+
+async def test_slots_count_while_their_server_is_ready_and_until_the_drain_begins(
+    caller: Caller, server: RedisServer
+) -> None:
+    async def slots() -> int:
+        return (await caller.scripts.stats(caller.queue)).slots
+
+    async with scripted_cog() as cog, scripted_cog() as other:
+        is_now(other, "STARTING")
+        async with live_director(server.url, cog.url, other.url, concurrent_predictions=4) as director:
+            await eventually(slots, "one is ready", until=(4).__eq__)
+            is_now(other, "READY")
+            await eventually(slots, "both are", until=(8).__eq__)
+            await director.drain()
+            assert await slots() == 0
+
+
+async def test_a_server_that_shows_its_schema_also_when_setup_failed_has_a_queue_without_a_version_given(
+    caller: Caller, catalog: Catalog, server: RedisServer
+) -> None:
+    async with scripted_cog() as cog:
+        schema = b'{"openapi":"3.0.2","paths":{}}'
+        cog.on("GET", "/openapi.json", answer(200, schema))
+        is_now(cog, "SETUP_FAILED")
+        version = version_id(MODEL, Raw(schema), b"")
+        caller.queue = await catalog.register(MODEL, version, schema=Raw(schema), server="", policy=Policy())
+        waiting = await caller.submit()
+        async with live_director(server.url, cog.url, version=""):
+            await reason(caller, waiting, "setup_failed")
+
+
+async def test_a_queue_that_another_director_registers_meanwhile_is_found(
+    catalog: Catalog, redis: Redis, server: RedisServer, caller: Caller
+) -> None:
+    version = "b2" * 32
+    async with scripted_cog() as cog, scripted_cog() as broken:
+        is_now(broken, "SETUP_FAILED")
+        async with live_director(server.url, broken.url, version=version) as director:
+            await eventually(lambda: director.servers.standing.state, "it failed", until="setup_failed".__eq__)
+            assert await catalog.version(MODEL, version) is None, "one that never ran is nobody's to ask for"
+            async with live_director(server.url, cog.url, version=version):
+                known = await eventually(lambda: catalog.version(MODEL, version), "it is registered")
+                assert known is not None
+                told = keys.slots(known.queue)
+                await eventually(
+                    lambda: redis.hvals(told),
+                    "both are known",
+                    until=lambda found: set(found) == {b"0 setup_failed", b"1 ready"},
+                )
+
+
+async def test_what_the_operator_set_for_the_queue_is_registered(
+    caller: Caller, redis: Redis, server: RedisServer
+) -> None:
+    given: dict[str, Any] = {"breaker_after": 7, "breaker_cool_s": 2.5, "breaker_mode": "fail", "lifetime_s": 90}
+    wanted = {"breaker_after": "7", "breaker_cool_ms": "2500", "breaker_mode": "fail", "lifetime_ms": "90000"}
+
+    async def policy() -> dict[str, str]:
+        meta = texts(await redis.hgetall(keys.meta(caller.queue)))
+        return {name: meta[name] for name in wanted}
+
+    assert await policy() == {
+        "breaker_after": "5",
+        "breaker_cool_ms": "30000",
+        "breaker_mode": "hold",
+        "lifetime_ms": "",
+    }
+    async with scripted_cog() as cog, live_director(server.url, cog.url, **given):
+        await eventually(policy, "it is registered", until=wanted.__eq__)

@@ -1,0 +1,145 @@
+"""What one claim may bring: never over the batch, and never for ever what is warm."""
+
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw
+from msgspec.structs import replace
+
+from director.core.schema import Claim
+from director.portion import MOST_SKIPS, Portion, Portions
+from director.runners.runner import Health, HealthStatus
+from director.servers import Seat, Server
+from tests.support.scripted_runner import ScriptedRunner
+from tests.unit.test_tracker import RECORD
+
+SERVER = Server(ScriptedRunner(), 64, health=Health(status=HealthStatus.READY))
+
+
+def claims(*keys: str, cost: float = 1) -> list[Claim]:
+    return [Claim(replace(RECORD, affinity=key, cost=cost), Raw(b"{}")) for key in keys]
+
+
+def seats(number: int) -> list[Seat]:
+    return [Seat(SERVER, "first") for _ in range(number)]
+
+
+def asked(portions: Portions, number: int) -> Portion:
+    portion = portions.next(number)
+    assert portion is not None
+    return portion
+
+
+def run(portions: Portions, *keys: str, cost: float = 1) -> tuple[Portion, list[Seat]]:
+    """Ask for so many, and they come."""
+    portion = asked(portions, len(keys))
+    taken = seats(len(keys))
+    portions.take(portion, claims(*keys, cost=cost), taken)
+    return portion, taken
+
+
+def leave(*taken: Seat) -> None:
+    for seat in taken:
+        seat.taken = False
+
+
+def test_without_a_batch_there_is_no_bound_but_the_seats() -> None:
+    assert asked(Portions(), 5) == Portion(count=5)
+
+
+def test_the_budget_is_what_the_running_ones_leave() -> None:
+    portions = Portions(batch_cost=10)
+    assert asked(portions, 4) == Portion(count=4, budget=10)
+    _, [first, _] = run(portions, "", "", cost=3)
+    assert asked(portions, 2) == Portion(count=2, budget=4, alone=False)
+    leave(first)
+    assert asked(portions, 3) == Portion(count=3, budget=7, alone=False)
+
+
+def test_beside_one_that_fills_the_batch_nothing_is_asked_for() -> None:
+    portions = Portions(batch_cost=10)
+    _, taken = run(portions, "", cost=25)
+    assert portions.next(3) is None
+    assert not portions.has_more_room
+    leave(*taken)
+    assert portions.has_more_room
+    assert asked(portions, 3) == Portion(count=3, budget=10)
+
+
+def test_no_more_than_the_batch_holds_by_number() -> None:
+    portions = Portions(batch_size=3)
+    assert asked(portions, 8).count == 3
+    _, [first, *_] = run(portions, "", "", "")
+    assert portions.next(5) is None
+    leave(first)
+    assert asked(portions, 6).count == 1
+
+
+def test_what_ran_last_is_asked_for_first() -> None:
+    portions = Portions()
+    assert asked(portions, 2).warm == ""
+    run(portions, "a", "b")
+    assert asked(portions, 2).warm == "b"
+    run(portions, "")
+    assert asked(portions, 2).warm == ""
+
+
+def test_after_so_many_warm_ones_in_a_row_one_claim_goes_by_turn() -> None:
+    portions = Portions()
+    run(portions, "a")
+    for _ in range(MOST_SKIPS):
+        assert run(portions, "a")[0].warm == "a"
+    assert asked(portions, 1).warm == ""
+    assert run(portions, "a")[0].warm == "", "nothing came of the last one"
+    assert asked(portions, 1).warm == "a"
+
+
+def test_many_seats_at_once_skip_no_more_than_one_by_one() -> None:
+    portions = Portions()
+    run(portions, "a")
+    run(portions, *["a"] * (MOST_SKIPS - 3))
+    assert (asked(portions, 20).count, asked(portions, 20).warm) == (3, "a")
+    run(portions, "a", "b", "b")
+    assert (asked(portions, 20).count, asked(portions, 20).warm) == (MOST_SKIPS, "b")
+
+
+def test_the_figures_tell_warm_hits_and_how_full_the_batches_were() -> None:
+    portions = Portions(batch_cost=4)
+    assert portions.figures == {}
+    for keys in (["a"], ["a", "b"], [""]):
+        _, taken = run(portions, *keys)
+        leave(*taken)
+    assert portions.figures == {"warm_hit_ratio": "0.333", "batch_fill": "0.333"}
+
+
+@given(
+    batch=st.floats(0.5, 20),
+    size=st.integers(0, 6),
+    waiting=st.lists(st.floats(0.1, 30), max_size=30),
+    dice=st.randoms(use_true_random=False),
+)
+def test_in_flight_never_passes_the_batch_but_for_one_alone(
+    batch: float, size: int, waiting: list[float], dice: Random
+) -> None:
+    portions = Portions(batch_cost=batch, batch_size=size)
+    running: list[tuple[Seat, float]] = []
+    while waiting:
+        portion = portions.next(8 - len(running))
+        if portion is not None:
+            handed: list[float] = []
+            while waiting and len(handed) < portion.count:  # as the script does
+                fits = portion.budget is None or sum(handed) + waiting[0] <= portion.budget
+                if not fits and not (portion.alone and not handed):
+                    break
+                handed.append(waiting.pop(0))
+            taken = seats(len(handed))
+            portions.take(portion, [claim for cost in handed for claim in claims("", cost=cost)], taken)
+            running += zip(taken, handed, strict=True)
+        else:
+            assert running, "nothing runs, and yet nothing is asked for"
+        assert len(running) <= 1 or sum(cost for _, cost in running) <= batch * (1 + 1e-9)
+        assert len(running) <= (size or 8)
+        for seat, _ in [each for each in running if dice.random() < 0.5]:
+            leave(seat)
+        running = [each for each in running if each[0].taken]
