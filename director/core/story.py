@@ -36,7 +36,7 @@ class Known(Struct, frozen=True, kw_only=True):
 
 
 class Told(Struct, frozen=True):
-    """What its caller was told when it was accepted: see `Place`."""
+    """What its caller was told when it was accepted: see `Place`. `eta_s` is None also where it was none."""
 
     position: int
     ahead: int
