@@ -48,6 +48,7 @@ REDIS_CLIENTS: Final = (API, *(f"director-{n}" for n in range(len(SERVED))), *(f
 LOOPBACK: Final = "127.0.0.1"
 RUN_LIMIT_S: Final = 30  # a run that hangs, and whose cancel got lost with its caller, ends all the same
 DRAIN_S: Final = 5
+BREAKER_COOL_S: Final = 5  # an open breaker spares a queue the rest of the faults: soon there is to be work again
 
 # Below what systems hand out to clients by themselves: a port must be free again whenever its process comes back.
 # Each is given once, and two runs at one time begin at different ones.
@@ -97,6 +98,7 @@ def directors(redis_urls: Mapping[str, str], servers: Sequence[Role], *, slots: 
             lease_s=lease_s,
             run_limit_s=RUN_LIMIT_S,
             drain_s=DRAIN_S,
+            breaker_cool_s=BREAKER_COOL_S,
             webhook_allow="loopback",
         )
         for number, (model, server) in enumerate(zip(SERVED, servers, strict=True))

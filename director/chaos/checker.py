@@ -144,8 +144,8 @@ def _fair(each: Saturation) -> str:
     how = "in peace" if each.is_quiet else "under faults"
     return (
         f"saturated for {(each.end - each.begin) / 1000:.1f} s {how}: shares of {len(each.served_ms)} equal tenants"
-        f" with an index of {each.jain:.3f}; light ones waited p99"
-        f" {_s(each.light_p99_ms)}, the heavy one p50 {_s(each.heavy_p50_ms)}"
+        f" with an index of {each.jain:.3f}; light ones waited p99 {each.light.turns} turns and {_s(each.light.ms)},"
+        f" the heavy one p50 {each.heavy.turns} and {_s(each.heavy.ms)}"
     )
 
 

@@ -120,10 +120,6 @@ class Evidence(Struct, frozen=True, kw_only=True):
     leftovers: Leftovers | None
     until: int
 
-    def held_ms(self, queue: str, begin: int, end: int) -> int:
-        """How long in this time a breaker held this queue."""
-        return sum(max(0, min(until, end) - max(since, begin)) for since, until in self.breakers.get(queue, []))
-
     def was_hit(self, begin: float, end: float) -> bool:
         """Did anything break in this time: a planned fault, or a model server by what it ran?"""
         crashes = (run.ended for run in self.every_run() if run.outcome == "crashed")
