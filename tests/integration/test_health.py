@@ -52,12 +52,14 @@ async def test_what_is_missing_is_named_beside_the_facts_and_it_lives_all_the_sa
 
     health.checks = {"redis": nothing, "servers": no_server}
     health.facts["durability"] = "always"
+    health.figures = lambda: {"batch_fill": "0.500"}
     async with served(health) as http:
         answer = await http.get("/readyz")
         assert answer.status_code == 503
         assert answer.json() == {
             "status": "not ready",
             "durability": "always",
+            "batch_fill": "0.500",
             "missing": {"servers": "no model server is ready"},
         }
         assert (await http.get("/livez")).status_code == 200

@@ -1,0 +1,115 @@
+"""What a director takes at once and in which order: up to the cost of a batch, and what its servers are warm for."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import httpx
+import pytest
+
+from director.core.ids import PredictionId
+from director.director import connected
+from director.portion import MOST_SKIPS
+from tests.support.eventually import eventually
+from tests.support.live_director import Caller, Gate, live_director, settings_for
+from tests.support.servers import RedisServer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+
+ONE, OTHER = "a" * 16, "b" * 16
+
+
+async def claimed_in_order(caller: Caller, *asked: PredictionId) -> list[PredictionId]:
+    """Once all have ended."""
+    at = {}
+    for each in asked:
+        await caller.ended(each)
+        at[each] = (await caller.record(each)).claimed or 0
+    return sorted(asked, key=lambda each: at[each])
+
+
+@asynccontextmanager
+async def looked_at(redis_url: str, *servers: str) -> AsyncGenerator[httpx.AsyncClient]:
+    """A director at work, by its health port."""
+    ports: list[int] = []
+    async with connected(settings_for(redis_url, servers)) as director, anyio.create_task_group() as tasks:
+        tasks.start_soon(director.direct, ports.append)
+        [port] = await eventually(lambda: ports, "it listens")
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+            yield http
+        tasks.cancel_scope.cancel()
+
+
+async def test_what_it_is_warm_for_goes_first_but_not_for_ever(
+    caller: Caller, server: RedisServer, cog_url: str
+) -> None:
+    keys = [ONE, OTHER, *[ONE] * (MOST_SKIPS + 2)]
+    asked = [await caller.submit(n=0, affinity=key) for key in keys]
+    async with looked_at(server.url, cog_url) as http:
+        order = await claimed_in_order(caller, *asked)
+        shown = (await http.get("/readyz")).json()
+    assert order.index(asked[1]) == 1 + MOST_SKIPS
+    changes = 2  # to the other one and back; nothing was warm for the very first
+    tally = (await caller.scripts.stats(caller.queue)).tally
+    assert tally["warm"] + tally["cold"] == len(keys)
+    assert tally["cold"] == 1 + changes
+    assert shown["warm_hit_ratio"] == f"{(len(keys) - 1 - changes) / len(keys):.3f}"
+
+
+async def test_without_a_key_they_go_in_their_order(caller: Caller, server: RedisServer, cog_url: str) -> None:
+    asked = [await caller.submit(n=0) for _ in range(5)]
+    async with live_director(server.url, cog_url):
+        assert await claimed_in_order(caller, *asked) == asked
+    assert not {"warm", "cold"} & set((await caller.scripts.stats(caller.queue)).tally)
+
+
+async def test_what_runs_at_once_never_costs_more_than_the_batch_but_for_one_alone(
+    caller: Caller, server: RedisServer, cog_url: str, second_cog_url: str, tmp_path: Path
+) -> None:
+    gates = [Gate(tmp_path / str(number)) for number in range(5)]
+    costs = (1, 2, 2, 9, 1)
+    asked = [await caller.submit(n=0, gate=str(gate), cost=cost) for gate, cost in zip(gates, costs, strict=True)]
+
+    async def run_now(*numbers: int) -> None:
+        """These run, and no other: the next one does not fit beside them."""
+        for number in numbers:
+            await caller.shows(asked[number], status="processing")
+        running = {each for each in asked if (await caller.record(each)).token}
+        assert running == {asked[number] for number in numbers}
+
+    async def ends(number: int) -> None:
+        gates[number].open()
+        await caller.ended(asked[number])
+
+    async with live_director(server.url, cog_url, second_cog_url, batch_cost=3):
+        await run_now(0, 1)
+        await ends(0)
+        await run_now(1)
+        await ends(1)
+        await run_now(2)
+        await ends(2)
+        await run_now(3)
+        await ends(3)
+        await run_now(4)
+        await ends(4)
+    runs = [await caller.record(each) for each in asked]
+    for run in runs:
+        beside = [other for other in runs if (other.claimed or 0) <= (run.claimed or 0) < (other.completed or 0)]
+        assert len(beside) == 1 or sum(other.cost for other in beside) <= 3
+    tally = (await caller.scripts.stats(caller.queue)).tally
+    assert tally["batch_oversize"] == 1
+    await caller.nothing_is_left()
+
+
+async def test_of_more_slots_than_a_batch_has_places_only_those_are_used(
+    caller: Caller, server: RedisServer, cog_url: str, second_cog_url: str, gate: Gate
+) -> None:
+    asked = [await caller.submit(n=0, gate=str(gate)) for _ in range(3)]
+    async with live_director(server.url, cog_url, second_cog_url, batch_size=1) as director:
+        await caller.shows(asked[0], status="processing")
+        assert director.servers.busy == 1
+        assert [bool((await caller.record(each)).token) for each in asked] == [True, False, False]
+        gate.open()
+        for each in asked:
+            await caller.ended(each)
