@@ -1,8 +1,9 @@
 """I14: tenants of one size get one share while all of them wait, and small ones do not wait for large ones. Pure.
 
 Judged by the server's log of arrivals and claims, wherever a queue was saturated: as long as each of the equal tenants
-had something waiting in one lane of it. A share is time of slots, from a claim to the end that it brought. A wait is
-judged by the turns that others had meanwhile: while nobody is served, time says nothing of fairness.
+had something waiting in one lane of it. A share is time of slots; under faults, which keep slots from ending what they
+hold, time of model servers. What was lost with a server is nobody's service. A wait is judged by the turns that others
+had meanwhile: while nobody is served, time says nothing of fairness.
 """
 
 from bisect import bisect_left
@@ -33,7 +34,7 @@ class Wait(Struct, frozen=True):
 
 
 class Saturation(Struct, frozen=True, kw_only=True):
-    """A time in which all equal tenants of a lane waited. `served_ms`: the time of slots that each of them got."""
+    """A time in which all equal tenants of a lane waited. `served_ms`: what each of them got."""
 
     queue: str
     lane: str
@@ -120,12 +121,14 @@ def _saturation(
 ) -> Saturation:
     begin, end = window
     served = dict.fromkeys(sorted(tenants), 0)
+    is_quiet = not evidence.was_hit(begin, end)
+    served_ms = _held_ms if is_quiet else _ran_ms
     light, heavy = list[str](), list[str]()
     ms: dict[str, int] = {}
     owners = {each.tenant for each in evidence.arrivals.values() if plans.get(each.id) == HEAVY}
     for prediction_id, tenant, since, until in _waits(evidence, queue, lane):
         if tenant in tenants:
-            served[tenant] += _served_ms(evidence, prediction_id, begin, end)
+            served[tenant] += served_ms(evidence, prediction_id, begin, end)
         elif begin <= since <= end:
             (heavy if tenant in owners else light).append(prediction_id)
             ms[prediction_id] = until - since
@@ -135,7 +138,7 @@ def _saturation(
         lane=lane,
         begin=begin,
         end=end,
-        is_quiet=not evidence.was_hit(begin, end),
+        is_quiet=is_quiet,
         jain=round(jain(served.values()), 4),
         served_ms=served,
         light=_wait(light, 0.99, turns, ms),
@@ -162,10 +165,16 @@ def _turns(evidence: Evidence, queue: str, lane: str) -> dict[str, int]:
     }
 
 
-def _served_ms(evidence: Evidence, prediction_id: str, begin: int, end: int) -> int:
-    """Of its last claim, and only where that brought a result: what was lost with a server is nobody's service."""
+def _held_ms(evidence: Evidence, prediction_id: str, begin: int, end: int) -> int:
+    """How long its last claim held a slot, where that brought a result."""
     final, claims = evidence.finals.get(prediction_id), evidence.claims.get(prediction_id)
     if final is None or not claims or final.record.get("status") != "succeeded":
         return 0
     ended = next((at for kind, at, _ in final.events if kind == "completed"), begin)
     return max(0, min(ended, end) - max(claims[-1].at, begin))
+
+
+def _ran_ms(evidence: Evidence, prediction_id: str, begin: int, end: int) -> int:
+    """How long it ran on a model server, where that brought a result."""
+    runs = [run for run in evidence.runs.get(prediction_id, []) if run.outcome == "succeeded"]
+    return max(0, min(runs[-1].ended, end) - max(runs[-1].began, begin)) if runs else 0
