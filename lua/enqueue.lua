@@ -40,29 +40,28 @@ for i = 6, #ARGV, 2 do r[ARGV[i]] = ARGV[i + 1] end
 r.token, r.mid, r.claims = '', '', 0
 
 local queue, tenant = r.queue, r.account
-local m = setmetatable({}, EMPTY)
-local SETTINGS = { 'streams', 'mode', 'max_queued', 'lifetime_ms', 'breaker', 'breaker_mode', 'open_until', 'slots', 'service_ms' }
-for i, value in ipairs(redis.call('HMGET', queue_key(queue, 'meta'), unpack(SETTINGS))) do m[SETTINGS[i]] = value or '' end
+local m = look_at(queue)
 if m.streams == '' then return { 'unknown' } end
+
+local function how_many_live() return redis.call('ZCARD', queue_key(queue, 'live')) end
 
 -- Where the queue is full, one leaves it about this often.
 local function one_leaves_ms()
-  return math.ceil(math.max(1000, tonumber(m.service_ms ~= '' and m.service_ms or 0)) / math.max(1, tonumber(m.slots ~= '' and m.slots or 0)))
+  return math.ceil(math.max(1000, tonumber(m.service_ms)) / math.max(1, tonumber(m.slots)))
 end
 
-local function how_many(index) return redis.call('ZCARD', queue_key(queue, index)) end
 local may_be_tried = m.breaker == 'open' and past(m.open_until, now) -- and where nothing waits, only with what comes
 if m.breaker ~= '' and m.breaker_mode == 'fail' and not may_be_tried then
   return { 'refused', 'breaker_open', '', math.max(1000, tonumber(m.open_until) - now), '' }
 elseif r.most_queued ~= '' and counted(queue, 'queued', tenant) >= tonumber(r.most_queued) then
   return { 'refused', 'too_many_queued', r.most_queued, one_leaves_ms(), '' }
-elseif m.mode == 'bounded' and how_many('live') - how_many('lease') >= tonumber(m.max_queued) then
+elseif m.mode == 'bounded' and how_many_live() - m.claimed >= tonumber(m.max_queued) then
   return { 'refused', 'queue_full', m.max_queued, one_leaves_ms(), '' }
-elseif m.mode == 'reject' and (how_many('live') >= tonumber(m.slots ~= '' and m.slots or 0) or stoppage(look_at(queue), now)) then
-  return { 'refused', 'no_capacity', m.slots ~= '' and m.slots or '0', one_leaves_ms(), '' }
+elseif m.mode == 'reject' and (how_many_live() >= tonumber(m.slots) or stoppage(m, now)) then
+  return { 'refused', 'no_capacity', m.slots, one_leaves_ms(), '' }
 end
 
-local hope = outlook(nil, r, now)
+local hope = outlook(nil, r, now, m)
 if r.start_by_ms ~= '' and hope[3] ~= '' and hope[3] > tonumber(r.start_by_ms) then
   return { 'refused', 'cannot_start_in_time', math.floor(r.start_by_ms / 1000), hope[3] - r.start_by_ms, hope[3] }
 end
@@ -78,7 +77,7 @@ local function add(field, value)
   fields[#fields + 1] = value
 end
 local NOT_KEPT = { lifetime_ms = true, start_by_ms = true, weight = true, most_queued = true, most_running = true }
-local lifetime = math.min(tonumber(r.lifetime_ms ~= '' and r.lifetime_ms or math.huge), tonumber(m.lifetime_ms ~= '' and m.lifetime_ms or math.huge))
+local lifetime = math.min(tonumber(r.lifetime_ms) or math.huge, tonumber(m.lifetime_ms) or math.huge)
 if lifetime < math.huge then r.deadline = now + lifetime end
 if r.start_by_ms ~= '' then r.start_by = now + r.start_by_ms end
 if r.deadline ~= '' then add('deadline', r.deadline) end
@@ -92,7 +91,7 @@ for i = 6, #ARGV, 2 do
   if not NOT_KEPT[ARGV[i]] then add(ARGV[i], ARGV[i + 1]) end
 end
 
-for _, part in ipairs(file(id, r)) do fields[#fields + 1] = part end
+for _, part in ipairs(file(id, r, lane_of(m, r.lane))) do fields[#fields + 1] = part end
 count(queue, 'queued', tenant, 1)
 redis.call('HSET', KEYS[1], unpack(fields))
 redis.call('SET', KEYS[2], input)

@@ -3,7 +3,7 @@
 
 local TURNS_OF = { high = 8, normal = 3, low = 1 }
 local ALIVE_MS = 20000 -- a director silent for longer is not counted on
-local LOOK = 16 -- most tenants, and entries of a stream, that one look counts
+local LOOK = 32 -- most tenants, and entries of a stream, that one look counts
 local P90 = 1.2816
 
 -- Undelivered entries of each stream of a lane that may hold any.
@@ -33,25 +33,26 @@ local function ahead_in_streams(own, before, depth, turn)
   return sum
 end
 
--- Entries that leave backlogs before the one at `rank` of its tenant's: each tenant's share by its weight.
+-- Entries that leave backlogs before the one at `rank` of its tenant's: each tenant's share by its weight, and no more
+-- than it has waiting. What it has in other lanes is taken for it too: one call tells that of all tenants.
 local function ahead_in_backlogs(r, rank, each_s)
   local queue, lane, tenant = r.queue, r.lane, r.account
   local vtime = queue_key(queue, 'vtime:' .. lane)
   local debt = queue_key(queue, 'debt:' .. lane)
   local own = tonumber(redis.call('ZSCORE', vtime, tenant) or redis.call('ZSCORE', debt, tenant) or lane_clock(queue, lane))
   local turn = own + rank * each_s / limits_of(queue, tenant) -- the virtual time at which it is let in
-  local sum, looked = rank, 0
-  local others = redis.call('ZRANGE', vtime, 0, LOOK - 1, 'WITHSCORES')
+  local others, names, times = redis.call('ZRANGE', vtime, 0, LOOK - 1, 'WITHSCORES'), {}, {}
   for i = 1, #others, 2 do
-    if others[i] ~= tenant then
-      local fit = (turn - others[i + 1]) * limits_of(queue, others[i]) / each_s + 0.5
-      sum = sum + math.max(0, math.min(redis.call('ZCARD', backlog_key(queue, lane, others[i])), math.floor(fit)))
-      looked = looked + 1
-    end
+    if others[i] ~= tenant then names[#names + 1], times[#times + 1] = others[i], others[i + 1] end
   end
-  local unseen = redis.call('ZCARD', vtime) - looked - 1
-  if looked > 0 and unseen > 0 then sum = sum + math.floor((sum - rank) / looked * unseen) end
-  return sum
+  if #names == 0 then return rank end
+  local sum, waiting_of = rank, redis.call('HMGET', queue_key(queue, 'queued'), unpack(names))
+  for i, other in ipairs(names) do
+    local fit = math.floor((turn - times[i]) * limits_of(queue, other) / each_s + 0.5)
+    sum = sum + math.max(0, math.min(tonumber(waiting_of[i] or 0), fit))
+  end
+  local unseen = #others == 2 * LOOK and redis.call('ZCARD', vtime) - #names - 1 or 0
+  return unseen > 0 and sum + math.floor((sum - rank) / #names * unseen) or sum
 end
 
 -- Why nothing of this queue starts now, or nil.
@@ -64,6 +65,9 @@ local function stoppage(m, now)
   return tonumber(m.setup_failed) > 0 and 'setup_failed' or 'no_director'
 end
 
+-- Learned from what came of what was told: see claim.
+local function scale_of(learned) return learned ~= '0' and tonumber(learned) or 1 end
+
 -- Milliseconds until as many starts as `starts` have gone by, with `slots` at work: (p50, p90).
 local function wait_of(starts, slots, m)
   if starts <= 0 then return 0, 0 end
@@ -71,19 +75,27 @@ local function wait_of(starts, slots, m)
   local expected = starts * mean / slots
   local spread = math.sqrt(starts) * deviation / slots
   -- what others submit meanwhile goes before some of it, and the mean itself is only known so well
-  return expected, expected * 1.1 + P90 * math.sqrt(spread * spread + 0.01 * expected * expected) + 0.5 * mean / slots
+  local late = expected * 1.1 + P90 * math.sqrt(spread * spread + 0.01 * expected * expected) + 0.5 * mean / slots
+  return scale_of(m.scale50) * expected, math.max(scale_of(m.scale50) * expected, scale_of(m.scale90) * 1.5 * late)
 end
 
-local FIELDS = { 'paused', 'breaker', 'slots', 'starting', 'setup_failed', 'recounted', 'service_ms', 'service_dev',
+local FIELDS = { 'streams', 'mode', 'max_queued', 'lifetime_ms', 'breaker_mode', 'open_until', 'paused', 'breaker', 'slots', 'starting', 'setup_failed', 'recounted', 'service_ms', 'service_dev', 'scale50', 'scale90',
   'mask:high', 'mask:normal', 'mask:low', 'ready:high', 'ready:normal', 'ready:low', 'backlogged:high', 'backlogged:normal', 'backlogged:low',
   'next:high', 'next:normal', 'next:low' }
-local TEXTS = { paused = true, breaker = true }
+local TEXTS = { streams = true, mode = true, lifetime_ms = true, breaker_mode = true, paused = true, breaker = true }
 
 local function look_at(queue)
   local values = redis.call('HMGET', queue_key(queue, 'meta'), unpack(FIELDS))
   local m = {}
   for i, field in ipairs(FIELDS) do m[field] = values[i] or (TEXTS[field] and '' or '0') end
+  m.claimed = redis.call('ZCARD', queue_key(queue, 'lease'))
   return m
+end
+
+-- The same as look_at_lane has it.
+local function lane_of(m, lane)
+  return { backlogged = tonumber(m['backlogged:' .. lane]), ready = tonumber(m['ready:' .. lane]),
+    slots = tonumber(m.slots), claimed = m.claimed }
 end
 
 -- Place in its own account's line, and how many of its lane go before it.
@@ -91,7 +103,7 @@ local function stand(id, r, m)
   local rank, turn = nil, tonumber(m['next:' .. r.lane])
   if id then
     rank = redis.call('ZRANK', backlog_key(r.queue, r.lane, r.account), id)
-  elseif not may_run(r.queue, r.account) or not is_calm(r.queue, r.lane) then
+  elseif not may_run(r.queue, r.account) or not is_calm(lane_of(m, r.lane)) then
     rank = redis.call('ZCARD', backlog_key(r.queue, r.lane, r.account))
   end
   if rank then
@@ -136,7 +148,7 @@ local MOVES = { backing_off = true, limit_reached = true, waiting_its_turn = tru
 -- Milliseconds until it starts: (p50, p90), '' where nobody can tell.
 local function eta_of(r, m, position, ahead, most, running, delay_ms)
   local slots = tonumber(m.slots)
-  local starts = ahead + redis.call('ZCARD', queue_key(r.queue, 'lease')) - slots + 1
+  local starts = ahead + m.claimed - slots + 1
   local own_starts = most and position + running - most or 0
   if starts <= 0 and own_starts <= 0 then return delay_ms, delay_ms end
   if m.service_ms == '0' then return '', '' end
@@ -146,9 +158,9 @@ local function eta_of(r, m, position, ahead, most, running, delay_ms)
 end
 
 -- How it stands with a waiting prediction, or with one that would be filed now (`id` nil):
--- {position, ahead, p50_ms, p90_ms, reason, detail}; detail a number, or ''.
-local function outlook(id, r, now)
-  local m = look_at(r.queue)
+-- {position, ahead, p50_ms, p90_ms, reason, detail}; detail a number, or ''. `m` where the caller has looked already.
+local function outlook(id, r, now, m)
+  m = m or look_at(r.queue)
   local _, most = limits_of(r.queue, r.account)
   local running = most and counted(r.queue, 'running', r.account) or 0
   local position, ahead = stand(id, r, m)

@@ -75,13 +75,8 @@ local function stream_for(r)
   return best
 end
 
-local function first_stream_for(r)
-  return string.match(r.shard, '%d+') % redis.call('HGET', queue_key(r.queue, 'meta'), 'streams')
-end
-
 -- Returns the stream's number and the entry's id. The caller writes both into the record, and makes claims look there.
 local function put(id, r, number)
   local mid = redis.call('XADD', stream_key(r.queue, r.lane, number), '*', 'id', id, 'cost', r.cost)
-  count_ready(r, 1)
   return number, mid
 end

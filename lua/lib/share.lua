@@ -144,20 +144,26 @@ end
 
 -- ── in and out ───────────────────────────────────────────────────────────────────────────────────────────────────
 
--- Does nobody wait for a turn in a lane, and is a slot free beyond what stands ready there?
-local function is_calm(queue, lane)
+-- What decides about one that is filed: of a lane what stands in backlogs and streams, of the queue its slots and claims.
+local function look_at_lane(queue, lane)
   local m = redis.call('HMGET', queue_key(queue, 'meta'), 'backlogged:' .. lane, 'ready:' .. lane, 'slots')
-  local free = math.max(1, (m[3] or 0) - redis.call('ZCARD', queue_key(queue, 'lease')))
-  return (m[1] or '0') == '0' and tonumber(m[2] or 0) < free
+  return { backlogged = tonumber(m[1] or 0), ready = tonumber(m[2] or 0), slots = tonumber(m[3] or 0),
+    claimed = redis.call('ZCARD', queue_key(queue, 'lease')) }
+end
+
+-- Does nobody wait for a turn in the lane, and is a slot free beyond what stands ready there?
+local function is_calm(look)
+  return look.backlogged == 0 and look.ready < math.max(1, look.slots - look.claimed)
 end
 
 -- File what waits. Returns the fields that the record gets. What was handed out before stands at the head of its
--- tenant's line again, by its arrival.
-local function file(id, r)
+-- tenant's line again, by its arrival. `look` where the caller has just looked.
+local function file(id, r, look)
   local queue, lane, tenant = r.queue, r.lane, r.account
   local may = may_run(queue, tenant)
-  if may and is_calm(queue, lane) then
+  if may and is_calm(look or look_at_lane(queue, lane)) then
     local number, mid = put(id, r, stream_for(r))
+    count_ready(r, 1)
     offer(queue, lane, number)
     return { 'stream', number, 'mid', mid, 'charged', '' }
   end
@@ -205,17 +211,15 @@ local function next_in_turn(queue, lane, warm)
   end
 end
 
--- Let it in, charged what it is expected to take: the lane's streams are empty, so any of its shard will do. Returns its
--- stream's number, which stands in its record with the rest.
-local function let_in(id, r, own)
+-- Let it in, charged what it is expected to take: the lane's streams are empty, so any of its shard will do. Its place is
+-- noted in `r`; the caller writes it into the record.
+local function let_in(id, r, own, streams)
   local queue, lane = r.queue, r.lane
-  local number, mid = put(id, r, first_stream_for(r))
+  r.stream, r.mid = put(id, r, string.match(r.shard, '%d+') % streams)
   local charged = expected_s(r)
-  r.stream, r.mid, r.charged = number, mid, charged
-  redis.call('HSET', record_key(id), 'stream', number, 'mid', mid, 'charged', charged)
+  r.charged = charged
   redis.call('HSET', queue_key(queue, 'meta'), 'clock:' .. lane, own)
   redis.call('ZREMRANGEBYSCORE', queue_key(queue, 'debt:' .. lane), '-inf', own)
   redis.call('ZADD', queue_key(queue, 'vtime:' .. lane), own + charged / limits_of(queue, r.account), r.account)
   out_of_backlog(id, r)
-  return number
 end
