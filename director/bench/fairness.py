@@ -30,8 +30,8 @@ WEIGHT_ERROR: Final = 0.05
 LEAST_LOW: Final = 0.05
 TURNS: Final = 12  # of the lanes, 8 : 3 : 1
 SLOTS: Final = 4
-LEAST_STARTS: Final = 2_000  # in fewer, one run more or less decides
-HIGHS: Final = 50
+LEAST_STARTS: Final = 1_000  # in fewer, one run more or less decides
+HIGHS: Final = 25
 
 
 class FairnessOptions(Struct, frozen=True, kw_only=True):
@@ -112,6 +112,10 @@ def _crowds(options: FairnessOptions) -> dict[int, Crowd]:
     return crowds
 
 
+def _until_served(tenants: Sequence[str]) -> Callable[[Played], bool]:
+    return lambda played: not all(played.starts[tenant] for tenant in tenants)
+
+
 async def _behind_a_batch(bench: Bench, say: Callable[[str], None]) -> list[Figure]:
     """One slot, runs of a second. In one line the last light would wait for the batch and all other lights."""
     batch = bench.options.batch
@@ -124,7 +128,7 @@ async def _behind_a_batch(bench: Bench, say: Callable[[str], None]) -> list[Figu
             Load(tenant=crowd.whale, jobs=batch),
             *(Load(tenant=light, since_s=0.5) for light in crowd.lights),
             slots=1,
-            lasts=lambda played, names=names: not all(played.starts[name] for name in names),  # type: ignore[misc]
+            lasts=_until_served(names),
         )
         worst_s = max(played.waits_s(tenants=names))
         rows[f"salt {salt}"] = {
@@ -156,10 +160,10 @@ async def _behind_a_batch(bench: Bench, say: Callable[[str], None]) -> list[Figu
 async def _equal_and_weighted(bench: Bench) -> list[Figure]:
     """Tenants that always have some waiting, and what part of the slots' seconds each was given."""
     figures = []
-    for what, outstanding, slow in (("", 2, 1.0), ("", 40, 1.0), (", runs of half of them 10 × as long", 40, 10.0)):
+    for what, outstanding, slow in (("", 2, 1), ("", 40, 1), (", runs of half of them 10 × as long", 40, 10)):
         tenants = [Tenant(f"equal-{i}") for i in range(10)]
-        spans = [bench.random_s(tenant.name, mean=slow if i < 5 else 1.0) for i, tenant in enumerate(tenants)]
-        shares = await _shares(bench, tenants, spans, outstanding=outstanding)
+        spans = [bench.random_s(tenant.name, mean=slow if i < 5 else 1) for i, tenant in enumerate(tenants)]
+        shares = await _shares(bench, tenants, spans, outstanding=outstanding, longer=2 if slow > 1 else 1)
         name = f"Jain's index of 10 equal tenants, {outstanding} outstanding each{what}"
         figures.append(Figure(name=name, value=jain(shares), bound=LEAST_JAIN, is_least=True))
     weighted = [Tenant(f"weight-{weight}", weight) for weight in (1, 2, 4)]
@@ -171,13 +175,19 @@ async def _equal_and_weighted(bench: Bench) -> list[Figure]:
 
 
 async def _shares(
-    bench: Bench, tenants: Sequence[Tenant], spans: Sequence[Callable[[], float]], *, outstanding: int
+    bench: Bench,
+    tenants: Sequence[Tenant],
+    spans: Sequence[Callable[[], float]],
+    *,
+    outstanding: int,
+    longer: int = 1,
 ) -> list[float]:
     loads = [
         Load(tenant=tenant, jobs=outstanding, seconds=seconds, is_closed=True)
         for tenant, seconds in zip(tenants, spans, strict=True)
     ]
-    return (await bench.play(*loads, until_s=max(LEAST_STARTS, bench.options.batch) / SLOTS)).shares(tenants)
+    seconds = longer * max(LEAST_STARTS, bench.options.batch) / SLOTS
+    return (await bench.play(*loads, until_s=seconds)).shares(tenants)
 
 
 # ── lanes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -192,7 +202,7 @@ async def _lanes(bench: Bench) -> list[Figure]:
 
     Of two slots or more at least one comes to a high within a run: no two turns in a row are a lower lane's.
     """
-    starts = max(LEAST_STARTS, bench.options.batch) // 4
+    starts = max(LEAST_STARTS, bench.options.batch) // 2
     high, low = _saturating("high", tenants=4, outstanding=10), _saturating("low", tenants=1, outstanding=20)
     played = await bench.play(*high, *low, slots=1, until_s=starts)
     served = sum(run.load.lane == "low" for run in played.started)
@@ -200,7 +210,7 @@ async def _lanes(bench: Bench) -> list[Figure]:
     return [
         Figure(
             name="share of starts of a low lane beside a full high one",
-            value=100 * served / len(played.started),
+            value=100 * served / max(1, len(played.started)),
             bound=100 * LEAST_LOW,
             unit=" %",
             is_least=True,

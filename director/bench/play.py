@@ -6,6 +6,7 @@ waits, and the same loads are the same play but for the ids.
 
 import asyncio
 import heapq
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from itertools import count
@@ -64,18 +65,22 @@ class Run(Struct, kw_only=True):
 
 
 class Played(Struct, kw_only=True):
-    """What has happened so far: what was started, in this order, and what still waits."""
+    """What has happened so far: what was started, in this order, and what still waits.
+
+    `is_stuck`: something waits and nothing will ever happen again.
+    """
 
     now: int = 0
+    is_stuck: bool = False
     started: list[Run] = field(default_factory=list)
     starts: Counter[str] = field(default_factory=Counter)  # by tenant
     waiting: dict[PredictionId, Run] = field(default_factory=dict)
 
     def waits_s(self, *, lane: str = "", tenants: Iterable[str] = ()) -> list[float]:
-        """How long each waited until it was started, or until now."""
-        wanted = set(tenants)
+        """How long each waited until it was started, or until now; for ever where nothing will start it."""
+        wanted, end = set(tenants), math.inf if self.is_stuck else self.now
         return [
-            ((self.now if run.started is None else run.started) - run.arrived) / 1000
+            ((end if run.started is None else run.started) - run.arrived) / 1000
             for run in (*self.started, *self.waiting.values())
             if run.load.lane == (lane or run.load.lane) and (not wanted or run.tenant in wanted)
         ]
@@ -86,7 +91,7 @@ class Played(Struct, kw_only=True):
         for run in self.started:
             served[run.tenant] += min(run.ms, self.now - (run.started or 0))
         total = sum(served[tenant.name] for tenant in tenants)
-        return [served[tenant.name] / total for tenant in tenants]
+        return [served[tenant.name] / total if total else 0.0 for tenant in tenants]
 
 
 class VirtualQueue:
@@ -211,4 +216,5 @@ async def play(
     it = _Play(queue, loads, slots=slots)
     while it.goes_on and lasts(it.played):
         await it.step()
+    it.played.is_stuck = bool(it.played.waiting) and not it.goes_on
     return it.played

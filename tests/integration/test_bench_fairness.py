@@ -7,7 +7,7 @@ import pytest
 from director.bench.fairness import FairnessOptions, fairness
 from director.cli.main import main
 from director.core.ids import PredictionId
-from director.core.scripts import Accepted, Scripts
+from director.core.scripts import Accepted, Claims, Scripts
 
 OVER_ALL = "worst wait of a light"
 
@@ -17,6 +17,13 @@ class OneLine(Scripts):
 
     async def enqueue(self, prediction_id: PredictionId, **given: Any) -> Accepted:
         return await super().enqueue(prediction_id, **(given | {"account": "everybody"}))
+
+
+class NoClaims(Scripts):
+    """Keeps everything."""
+
+    async def claim(self, *_: Any, **__: Any) -> Claims:
+        return Claims()
 
 
 def verdicts_of(lines: list[str]) -> dict[str, str]:
@@ -33,14 +40,25 @@ def test_the_queue_passes_and_a_light_without_a_stream_of_its_own_was_among_them
         assert any(name.startswith(judged) for name in verdicts), judged
 
 
-@pytest.mark.anyio
-async def test_one_line_for_all_fails_where_somebody_waits_behind_a_batch_or_has_a_weight() -> None:
+async def judged(scripts: type[Scripts]) -> dict[str, str]:
+    """The verdicts on a queue with these scripts, which does not pass."""
     lines: list[str] = []
 
     def say(text: str) -> None:
         lines.extend(text.splitlines())
 
-    assert not await fairness(FairnessOptions(salts=1, batch=500), say, scripts=OneLine)
-    failed = {name for name, verdict in verdicts_of(lines).items() if verdict == "FAIL"}
+    assert not await fairness(FairnessOptions(salts=1, batch=500), say, scripts)
+    return verdicts_of(lines)
+
+
+@pytest.mark.anyio
+async def test_one_line_for_all_fails_where_somebody_waits_behind_a_batch_or_has_a_weight() -> None:
+    failed = {name for name, verdict in (await judged(OneLine)).items() if verdict == "FAIL"}
     assert any(name.startswith(OVER_ALL) for name in failed)
     assert any(name.startswith("error of a share") for name in failed)
+
+
+@pytest.mark.anyio
+async def test_a_queue_that_hands_nothing_out_passes_nowhere() -> None:
+    verdicts = await judged(NoClaims)
+    assert {name for name, verdict in verdicts.items() if verdict == "PASS"} == {"salts with such a light"}
