@@ -1,0 +1,191 @@
+"""No limit of a queue lets one more in than it says, however many ask at once, over however many connections."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from itertools import count, cycle
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from director.core import keys
+from director.core.errors import QueueRefused
+from director.core.gatherer import Gatherer
+from director.core.ids import QueueName
+from director.core.policy import Policy
+from director.core.redis_client import client
+from director.core.schema import Claim
+from director.core.scripts import Scripts
+from tests.support.keyspace import leaks
+from tests.support.queue_driver import MODEL, VERSION, QueueDriver
+from tests.support.servers import RedisServer
+
+QUEUE = QueueName(f"{MODEL}:{VERSION[:12]}")
+CONNECTIONS = 4
+TENANTS = st.sampled_from(["a", "a", "b", "c"])
+ASKED = st.lists(st.tuples(TENANTS, st.sampled_from(keys.LANES)), max_size=16)
+ROUNDS = st.lists(st.tuples(ASKED, st.lists(st.integers(1, 4), max_size=8), st.integers(0, 9)), min_size=1, max_size=3)
+Round = tuple[list[tuple[str, str]], list[int], int]
+several = given(rounds=ROUNDS, most=st.integers(0, 5), connections=st.integers(1, CONNECTIONS))
+bounded = settings(max_examples=30, deadline=None, database=None)
+
+
+class Crowd:
+    """Many callers and directors of one queue, over several connections of their own."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.runner = asyncio.Runner()
+        self.runner.run(self._open(server))
+        self._numbers = count()
+
+    async def _open(self, server: RedisServer) -> None:
+        self.connections = [client(server.url, connections=1) for _ in range(CONNECTIONS)]
+        self.scripts = [Scripts(Gatherer(redis)) for redis in self.connections]
+
+    def close(self) -> None:
+        async def close() -> None:
+            for redis in self.connections:
+                await redis.aclose()
+
+        self.runner.run(close())
+        self.runner.close()
+
+    async def empty(self) -> QueueDriver:
+        await self.connections[0].flushall()
+        await self.scripts[0].register(QUEUE, version=VERSION, policy=Policy())
+        self.claims: list[Claim] = []
+        self.accepted: Counter[str] = Counter()
+        return QueueDriver(self.connections[0], self.scripts[0], QUEUE)
+
+    async def play(self, asked: list[tuple[str, str]], counts: list[int], connections: int, **options: Any) -> None:
+        """All at once: these submits, and claims of so many."""
+        over = cycle(
+            [QueueDriver(r, s, QUEUE) for r, s in zip(self.connections, self.scripts, strict=True)][:connections]
+        )
+        submits = [self._submit(next(over), account, lane, options) for account, lane in asked]
+        claims = [self._claim(next(over), many) for many in counts]
+        await asyncio.gather(*(call for pair in _alternating(submits, claims) for call in pair))
+
+    async def _submit(self, driver: QueueDriver, account: str, lane: str, options: dict[str, Any]) -> None:
+        try:
+            await driver.submit(account=account, lane=lane, **options)
+        except QueueRefused:
+            return
+        self.accepted[account] += 1
+
+    async def _claim(self, driver: QueueDriver, many: int) -> None:
+        number = next(self._numbers)
+        self.claims += await driver.claim(many, consumer=f"d{number % 5}", nonce=f"n{number}")
+
+    async def end(self, driver: QueueDriver, many: int) -> None:
+        """In turn: finished, given back, lost to a fault."""
+        ended, self.claims = self.claims[:many], self.claims[many:]
+        calls = (driver.finish(c) if n % 3 == 0 else driver.release(c, spent=n % 3 == 1) for n, c in enumerate(ended))
+        await asyncio.gather(*calls)
+
+    @property
+    def running(self) -> Counter[str]:
+        return Counter(claim.record.account for claim in self.claims)
+
+
+def _alternating(one: Sequence[Any], other: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    for n in range(max(len(one), len(other))):
+        yield [*one[n : n + 1], *other[n : n + 1]]
+
+
+async def queued(driver: QueueDriver) -> Counter[str]:
+    return Counter({name: int(many) for name, many in (await driver.counts(keys.queued(QUEUE))).items()})
+
+
+@pytest.fixture(scope="module")
+def crowd(server: RedisServer) -> Iterator[Crowd]:
+    with ExitStack() as stack:
+        yield stack.enter_context(closing(Crowd(server)))
+
+
+@bounded
+@several
+def test_of_an_account_no_more_run_than_may(crowd: Crowd, rounds: list[Round], most: int, connections: int) -> None:
+    async def walk() -> None:
+        driver = await crowd.empty()
+        for asked, counts, ends in rounds:
+            await crowd.play(asked, counts, connections, most_running=most)
+            assert all(many <= most for many in crowd.running.values())
+            assert await driver.counts(keys.running(QUEUE)) == {name: str(many) for name, many in crowd.running.items()}
+            await crowd.end(driver, ends)
+        crowd.claims += await driver.claim_all()
+        finished = Counter[str]()
+        while crowd.claims:  # and as many as may: nobody is kept from what is free
+            assert all(many <= most for many in crowd.running.values())
+            assert all([await driver.finish(claim) for claim in crowd.claims])
+            finished.update(crowd.running)
+            crowd.claims = await driver.claim_all()
+        if most:
+            assert (await driver.stats()).live == 0
+        assert await leaks(driver.redis) == []
+
+    crowd.runner.run(walk())
+
+
+@bounded
+@several
+def test_of_an_account_no_more_wait_than_may(crowd: Crowd, rounds: list[Round], most: int, connections: int) -> None:
+    async def walk() -> None:
+        driver = await crowd.empty()
+        waiting: Counter[str] = Counter()
+        for asked, counts, _ in rounds:
+            waiting.update(account for account, _ in asked)
+            await crowd.play(asked, [], connections, most_queued=most)
+            waiting = Counter({name: min(most, many) for name, many in waiting.items()})
+            assert await queued(driver) == +waiting, "no more, and no fewer"
+            await crowd.play(asked, counts, connections, most_queued=most)
+            waiting = await queued(driver)
+            assert all(many <= most for many in waiting.values())
+
+    crowd.runner.run(walk())
+
+
+@bounded
+@several
+def test_in_a_bounded_queue_no_more_wait_than_may(
+    crowd: Crowd, rounds: list[Round], most: int, connections: int
+) -> None:
+    async def walk() -> None:
+        driver = await crowd.empty()
+        await driver.bound("bounded", most)
+        for asked, counts, _ in rounds:
+            already = (await driver.stats()).waiting
+            before = crowd.accepted.total()
+            await crowd.play(asked, [], connections)
+            assert crowd.accepted.total() - before == min(len(asked), most - already)
+            await crowd.play(asked, counts, connections)
+            assert (await driver.stats()).waiting <= most
+            for claim in crowd.claims:
+                assert await driver.finish(claim)
+            crowd.claims = []
+
+    crowd.runner.run(walk())
+
+
+@bounded
+@several
+def test_a_rejecting_queue_holds_no_more_than_it_has_slots(
+    crowd: Crowd, rounds: list[Round], most: int, connections: int
+) -> None:
+    async def walk() -> None:
+        driver = await crowd.empty()
+        slots = most + 1
+        await driver.have_slots(slots)
+        await driver.bound("reject")
+        for asked, counts, ends in rounds:
+            already = (await driver.stats()).live
+            before = crowd.accepted.total()
+            await crowd.play(asked, counts, connections)
+            assert crowd.accepted.total() - before == min(len(asked), slots - already)
+            assert (await driver.stats()).live <= slots
+            await crowd.end(driver, ends)
+
+    crowd.runner.run(walk())

@@ -1,0 +1,220 @@
+"""What the former release filed is served by this one: without arrival, without counts, whoever holds it."""
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from director.core import keys
+from director.core.ids import PredictionId
+from director.core.policy import Policy
+from director.core.schema import Claim
+from director.core.scripts import Repair
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+NEW_IN_META = ("lifetime_ms", "breaker_after", "breaker_cool_ms", "breaker_mode")
+
+
+@pytest.fixture
+async def driver(driver: QueueDriver) -> QueueDriver:
+    """A queue that only a director of the former release has registered."""
+    await driver.redis.hdel(keys.meta(driver.queue), *NEW_IN_META)
+    return driver
+
+
+async def former(driver: QueueDriver, *, stream: int = 3, **fields: object) -> PredictionId:
+    """As the former release's enqueue wrote it: every field, and no other."""
+    redis, queue, prediction_id = driver.redis, driver.queue, driver.new_id()
+    mid = await redis.xadd(keys.stream(queue, "normal", stream), {"id": prediction_id, "cost": "1"})
+    record: dict[str, object] = {
+        "status": "starting",
+        "created": driver.now_ms,
+        "attempt": 0,
+        "claims": 0,
+        "seq": 1,
+        "token": "",
+        "account": ACCOUNT,
+        "model": MODEL,
+        "version": VERSION,
+        "queue": queue,
+        "lane": "normal",
+        "shard": str(stream),
+        "cost": "1",
+        "stream": stream,
+        "mid": mid,
+        **fields,
+    }
+    await redis.hset(keys.record(prediction_id), mapping=record)
+    await redis.set(keys.input_data(prediction_id), b"{}")
+    await redis.rpush(keys.events(prediction_id), f"created {driver.now_ms} ")
+    await redis.zadd(keys.live(queue), {prediction_id: driver.now_ms})
+    if "deadline" in fields:
+        await redis.zadd(keys.deadline(queue), {prediction_id: fields["deadline"]})
+    mask = int(await driver.meta("mask:normal") or 0) | 1 << stream
+    await redis.hset(keys.meta(queue), "mask:normal", mask)
+    return prediction_id
+
+
+async def former_claim(driver: QueueDriver) -> Claim:
+    """Claimed by a director of the former release, which counted nothing."""
+    await former(driver)
+    claim = await driver.claim_one(consumer="former")
+    await driver.redis.delete(keys.running(driver.queue))
+    return claim
+
+
+async def all_is_even(driver: QueueDriver) -> None:
+    """Once nothing waits or runs, nothing is left of what was counted wrong."""
+    assert await driver.claim_all() == []
+    assert await driver.reconcile() == (0, {})
+    assert await driver.counts(keys.queued(driver.queue)) == {}
+    assert await driver.counts(keys.running(driver.queue)) == {}
+    assert {await driver.meta(f"{what}:normal") for what in ("ready", "backlogged")} <= {"", "0"}
+    await driver.have_slots(2, consumer="former")
+    ids = [await driver.submit(streams=[1]) for _ in range(3)]
+    assert await driver.entries() == {1: ids[:2]}, "and what comes is counted right"
+    assert await driver.backlog() == ids[2:]
+    assert [claim.id for claim in await driver.claim(5)] == ids
+
+
+async def test_it_is_claimed_and_finished(driver: QueueDriver) -> None:
+    ids = [await former(driver) for _ in range(3)]
+    claims = await driver.claim(5)
+    assert [claim.id for claim in claims] == ids
+    driver.pass_time(2)
+    for claim in claims:
+        assert await driver.finish(claim, ran_ms=2000)
+    assert (await driver.stats()).service_ms == 2000
+    await all_is_even(driver)
+
+
+async def test_it_is_served_beside_what_comes_now(driver: QueueDriver) -> None:
+    before = [await former(driver) for _ in range(3)]
+    after = [await driver.submit(streams=[3]) for _ in range(3)]
+    claims = await driver.claim_all()
+    assert [claim.id for claim in claims] == [*before, *after]
+    for claim in claims:
+        await driver.run(claim, 1)
+    await all_is_even(driver)
+
+
+Return = Callable[[QueueDriver, Claim], Awaitable[object]]
+
+
+async def it_is_given_back(driver: QueueDriver, claim: Claim) -> None:
+    assert await driver.release(claim) == "waiting"
+
+
+async def it_is_retried(driver: QueueDriver, claim: Claim) -> None:
+    assert await driver.release(claim, spent=True, delay_s=5) == "delayed"
+    driver.pass_time(5)
+    assert await driver.promote() == 1
+
+
+async def its_director_is_lost(driver: QueueDriver, claim: Claim) -> None:
+    driver.pass_time(15)
+    assert await driver.reap() == {claim.id: "waiting"}
+
+
+async def its_lease_is_lost(driver: QueueDriver, claim: Claim) -> None:
+    await driver.redis.delete(keys.lease(driver.queue))
+    assert await driver.recover(3) == ("0-0", {claim.id: "waiting"})
+
+
+@pytest.mark.parametrize("crowded", [False, True], ids=["alone", "among others"])
+@pytest.mark.parametrize(
+    "come_back", [it_is_given_back, it_is_retried, its_director_is_lost, its_lease_is_lost], ids=lambda f: f.__name__
+)
+async def test_a_claim_of_the_former_release_comes_back_and_is_run(
+    driver: QueueDriver, come_back: Return, crowded: bool
+) -> None:
+    claim = await former_claim(driver)
+    others = [await driver.submit() for _ in range(4 * crowded)]
+    await come_back(driver, claim)
+    again = await driver.claim_all()
+    assert {claim.id for claim in again} == {claim.id, *others}
+    for one in again:
+        await driver.run(one, 1)
+    await all_is_even(driver)
+
+
+async def test_a_claim_of_the_former_release_is_extended_and_finished(driver: QueueDriver) -> None:
+    claim = await former_claim(driver)
+    assert await driver.extend(claim, consumer="former") == ["held"]
+    await driver.run(claim, 1)
+    await all_is_even(driver)
+
+
+async def test_it_is_canceled(driver: QueueDriver) -> None:
+    assert await driver.cancel(await former(driver)) == "canceled"
+    await all_is_even(driver)
+
+
+async def test_it_expires(driver: QueueDriver) -> None:
+    prediction_id = await former(driver, deadline=driver.now_ms + 1000, late="aborted")
+    driver.pass_time(1)
+    assert await driver.expire() == (1, 0)
+    assert (await driver.record(prediction_id)).status == "aborted"
+    await all_is_even(driver)
+
+
+async def test_it_is_told_how_it_stands_and_what_is_known_of_it(driver: QueueDriver) -> None:
+    ids = [await former(driver) for _ in range(2)]
+    outlook = await driver.outlook(ids[1])
+    assert (outlook.ahead, outlook.reason) == (1, "no_director")
+    assert (await driver.stats()).waiting == 2
+    stats = await driver.stats()
+    assert (stats.mode, stats.breaker, stats.slots, stats.tally) == ("absorb", "", 0, {})
+
+
+async def test_it_dies_and_is_revived(driver: QueueDriver) -> None:
+    prediction_id = await former(driver)
+    for _ in range(3):
+        became = await driver.release(await driver.claim_one(), spent=True, error="It broke.", code="broken")
+    assert became == "dead"
+    assert await driver.revive(prediction_id)
+    await driver.run(await driver.claim_one(), 1)
+    await all_is_even(driver)
+
+
+async def lose_its_entry(driver: QueueDriver, prediction_id: PredictionId) -> None:
+    await driver.redis.xdel(keys.stream(driver.queue, "normal", 3), await driver.field(prediction_id, "mid"))
+
+
+async def lose_the_mask(driver: QueueDriver, _: PredictionId) -> None:
+    await driver.redis.hset(keys.meta(driver.queue), "mask:normal", 0)
+
+
+@pytest.mark.parametrize(("harm", "repair"), [(lose_its_entry, "placed"), (lose_the_mask, "offered")])
+async def test_it_is_reconciled(
+    driver: QueueDriver, harm: Callable[[QueueDriver, PredictionId], Awaitable[None]], repair: Repair
+) -> None:
+    prediction_id = await former(driver)
+    assert await driver.reconcile() == (0, {}), "well as it is"
+    await harm(driver, prediction_id)
+    assert await driver.reconcile() == (0, {prediction_id: repair})
+    await driver.run(await driver.claim_one(), 1)
+    await all_is_even(driver)
+
+
+async def test_limits_hold_for_what_is_counted_from_now_on(driver: QueueDriver) -> None:
+    ids = []
+    for _ in range(3):
+        ids.append(await former(driver))
+        driver.pass_time(0.001)
+    ids.append(await driver.submit(most_running=1))
+    served = []
+    while claims := await driver.claim(9):
+        assert len(claims) == 1
+        served.append(claims[0].id)
+        await driver.run(claims[0], 1)
+    assert served == ids
+
+
+async def test_once_a_director_of_this_release_has_come_its_policy_counts(driver: QueueDriver) -> None:
+    claim = await former_claim(driver)
+    await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(breaker_after=2, lifetime_s=60))
+    late = await driver.submit()
+    assert (await driver.record(late)).deadline == driver.now_ms + 60_000
+    assert (await driver.record(claim.id)).deadline is None
