@@ -51,13 +51,18 @@ local function one_leaves_ms()
 end
 
 local may_be_tried = m.breaker == 'open' and past(m.open_until, now) -- and where nothing waits, only with what comes
+local function nothing_starts()
+  local why = stoppage(m, now)
+  return why and not (why == 'breaker_open' and may_be_tried)
+end
+
 if m.breaker ~= '' and m.breaker_mode == 'fail' and not may_be_tried then
   return { 'refused', 'breaker_open', '', math.max(1000, tonumber(m.open_until) - now), '' }
 elseif r.most_queued ~= '' and counted(queue, 'queued', tenant) >= tonumber(r.most_queued) then
   return { 'refused', 'too_many_queued', r.most_queued, one_leaves_ms(), '' }
 elseif m.mode == 'bounded' and how_many_live() - m.claimed >= tonumber(m.max_queued) then
   return { 'refused', 'queue_full', m.max_queued, one_leaves_ms(), '' }
-elseif m.mode == 'reject' and (how_many_live() >= tonumber(m.slots) or stoppage(m, now)) then
+elseif m.mode == 'reject' and (how_many_live() >= tonumber(m.slots) or nothing_starts()) then
   return { 'refused', 'no_capacity', m.slots, one_leaves_ms(), '' }
 end
 

@@ -260,6 +260,29 @@ async def test_where_it_fails_fast_and_nothing_waits_it_is_tried_with_what_comes
     await driver.submit()
 
 
+async def test_a_queue_that_rejects_is_tried_with_what_comes_too_but_not_while_it_is_paused(
+    driver: QueueDriver,
+) -> None:
+    await driver.have_slots(4)
+    await fill(driver, 3)
+    for claim in [await driver.claim_one(consumer=f"d{number}") for number in range(3)]:
+        await driver.release(claim, spent=True, delay_s=3600)
+        await driver.cancel(claim.id)
+    await driver.bound("reject")
+    with pytest.raises(QueueRefused, match="no_capacity"):
+        await driver.submit()
+    driver.pass_time(30)
+    await driver.have_slots(4)
+    await driver.pause()
+    with pytest.raises(QueueRefused, match="no_capacity"):
+        await driver.submit()
+    await driver.pause(paused=False)
+    await driver.submit()
+    await driver.claim_one()
+    with pytest.raises(QueueRefused, match="no_capacity"):
+        await driver.submit()
+
+
 # ── one tries ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
