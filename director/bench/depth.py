@@ -145,7 +145,7 @@ async def _measured(redis: Redis, *, full: Side, empty: Side, rounds: int, say: 
         }
         for call in full_ms
     }
-    say(f"{rounds:,} calls of each kind on each queue, in turn; the server's own time: of {len(full_us['claim']):,}")
+    say(f"{rounds:,} calls of each kind on each queue, in turn; server's own time: mean of {len(full_us['claim']):,}")
     say(table(rows))
     return [
         Figure(name=f"p99 of {call}, full beside empty", value=slower[call], bound=MOST_SLOWER, unit=" ×")
