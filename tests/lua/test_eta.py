@@ -15,7 +15,7 @@ from tests.support.queue_driver import MODEL, START_MS, VERSION, QueueDriver
 
 pytestmark = pytest.mark.anyio
 
-PREDICTIONS = 800
+PREDICTIONS = 700
 SLOTS = 4
 MEAN_S, SPREAD = 10.0, 0.5  # lognormal, as runs of one model on inputs of many sizes are
 TENANTS = 8

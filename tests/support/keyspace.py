@@ -32,23 +32,30 @@ async def dump(redis: Any) -> Keyspace:
 
 async def leaks(redis: Any) -> list[str]:
     """Keys without a lifetime that are neither permanent nor of a prediction that has not ended."""
-    endless = [name.decode() for name in await redis.keys("*") if await redis.pttl(name) == -1]
-    return sorted([name for name in endless if not await _may_stay(redis, name)])
+    names = [name.decode() for name in await redis.keys("*")]
+    records = [name for name in names if ":rec:" in name]
+    pipe = redis.pipeline(transaction=False)
+    for name in names:
+        pipe.pttl(name)
+    for name in records:
+        pipe.hget(name, "status")
+    replies = await pipe.execute()
+    statuses = {name: status and status.decode() for name, status in zip(records, replies[len(names) :], strict=True)}
+    endless = [name for name, lifetime in zip(names, replies, strict=False) if lifetime == -1]
+    return sorted([name for name in endless if not await _may_stay(redis, name, statuses)])
 
 
-async def _may_stay(redis: Any, name: str) -> bool:
+async def _may_stay(redis: Any, name: str, statuses: dict[str, str | None]) -> bool:
+    def status(tag: str, prediction_id: str) -> str | None:
+        return statuses.get(f"{tag}:rec:{prediction_id}")
+
     if match := OF_PREDICTION.match(name):
-        return await _status(redis, *match.groups()) not in (None, *TERMINAL)
+        return status(*match.groups()) not in (None, *TERMINAL)
     if match := INDEX.match(name):
         members = [member.decode() for member in await redis.zrange(name, 0, -1)]
         ended = (None,) if name.endswith(":owed") else (None, *TERMINAL)  # a webhook is owed by what has ended
-        return all([await _status(redis, match[1], member) not in ended for member in members])
+        return all(status(match[1], member) not in ended for member in members)
     if match := COUNTS.match(name):
         return bool(await redis.exists(f"{match[1]}:live"))
     match = OF_QUEUE.match(name) or OUTSIDE.match(name)
     return match is not None and match[1] in keys.PERMANENT
-
-
-async def _status(redis: Any, tag: str, prediction_id: str) -> str | None:
-    status = await redis.hget(f"{tag}:rec:{prediction_id}", "status")
-    return None if status is None else status.decode()
