@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- claim: hand out up to `count` waiting predictions to one consumer, each with a lease and a fencing token. Ends dead work
 -- (canceled, past its deadline) on the way, at most 64 entries a call.
--- Uses lib/keys lib/place lib/share lib/breaker lib/settle
+-- Uses lib/keys lib/place lib/estimate lib/share lib/breaker lib/settle
 --
 --   KEYS[1]  meta       hash  {p}:q:<queue>:meta
 --   ARGV[1]  queue
@@ -22,8 +22,7 @@
 local meta, queue, consumer, nonce = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local most, lease_ms, claims, now = tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6]), clock(ARGV[7])
 local budget, alone, warm = tonumber(ARGV[8]), ARGV[9] == '1', ARGV[10]
--- 8 : 3 : 1, spread out; an empty lane's turn goes to the highest that has work
-local TURNS = { 'high', 'high', 'normal', 'high', 'high', 'normal', 'high', 'high', 'low', 'high', 'high', 'normal' }
+local SHARES = { high = 8, normal = 3, low = 1 }
 local SCAN = 64
 
 local function handed(id, r)
@@ -35,9 +34,10 @@ local function handed(id, r)
   return { id, redis.call('GET', input_key(id)), flat }
 end
 
-local state = redis.call('HMGET', meta, 'streams', 'paused', 'turn', 'breaker', 'open_until',
+local state = redis.call('HMGET', meta, 'streams', 'paused', 'probe', 'breaker', 'open_until',
   'mask:high', 'mask:normal', 'mask:low', 'next:high', 'next:normal', 'next:low',
-  'backlogged:high', 'backlogged:normal', 'backlogged:low', 'probe')
+  'ready:high', 'ready:normal', 'ready:low',
+  'backlogged:high', 'backlogged:normal', 'backlogged:low', 'credit:high', 'credit:normal', 'credit:low')
 if not state[1] then return { 'unknown' } end
 
 -- The reply to this very call was lost: answer it again. Claims that were lost meanwhile are left out.
@@ -53,14 +53,14 @@ end
 if state[2] == '1' then return { 'paused' } end
 -- A probe whose record is gone would never tell how it went: another one tries.
 local is_probe = (state[4] == 'open' and past(state[5], now))
-  or (state[4] == 'probing' and redis.call('EXISTS', record_key(state[15])) == 0)
+  or (state[4] == 'probing' and redis.call('EXISTS', record_key(state[3])) == 0)
 if not is_probe and (state[4] or '') ~= '' then return { 'open' } end
 if is_probe then most = 1 end
 
-local turn, mask, next_stream, backlogged = tonumber(state[3] or 0), {}, {}, {}
+local mask, next_stream, ready, backlogged, credit = {}, {}, {}, {}, {}
 for i, lane in ipairs(LANES) do
   mask[lane], next_stream[lane] = tonumber(state[5 + i] or 0), tonumber(state[8 + i] or 0)
-  backlogged[lane] = tonumber(state[11 + i] or 0) > 0
+  ready[lane], backlogged[lane], credit[lane] = state[11 + i] or '0', state[14 + i] or '0', tonumber(state[17 + i] or 0)
 end
 local scanned, spent, stopped = 0, 0, nil
 
@@ -122,7 +122,7 @@ end
 -- Every stream of the lane was read to its end: nothing is ready, whatever a lost key made of the count.
 local function read_to_the_end(lane, number)
   mask[lane] = without_bit(mask[lane], number)
-  if mask[lane] == 0 then redis.call('HSET', meta, 'ready:' .. lane, 0) end
+  if mask[lane] == 0 and ready[lane] ~= '0' then redis.call('HSET', meta, 'ready:' .. lane, 0) end
 end
 
 local function take_ready(lane)
@@ -142,18 +142,25 @@ local function take_ready(lane)
   end
 end
 
+-- Nobody has a turn. Where nobody can have lost it either, no backlog is left, whatever a lost key made of the count.
+local function nobody_waits(lane)
+  if backlogged[lane] == '0' or has_any(queue, 'limits') or has_any(queue, 'held') then return end
+  if redis.call('EXISTS', queue_key(queue, 'vtime:' .. lane)) == 0 then redis.call('HSET', meta, 'backlogged:' .. lane, 0) end
+end
+
 local function take_in_turn(lane)
-  while backlogged[lane] and mask[lane] == 0 and scanned < SCAN do
-    local id, r, own = next_in_turn(queue, lane, warm)
-    if not id or not fits(tonumber(r.cost)) then return end
-    scanned = scanned + 1
+  while mask[lane] == 0 and scanned < SCAN do
+    local id, looked, r, own = next_in_turn(queue, lane, warm)
+    scanned = scanned + looked - (id and 0 or 1)
+    if not id then return nobody_waits(lane) end
+    if not fits(tonumber(r.cost)) then return end
     let_in(id, r, own, state[1])
     count_ready(r, 1)
-    redis.call('HSET', record_key(id), 'stream', r.stream, 'mid', r.mid, 'charged', r.charged)
     local number, stream = r.stream, stream_key(queue, lane, r.stream)
     local mid, read_id = read_one(stream)
     if read_id ~= id then -- its group was lost, or entries were where no claim looked: they are read before it
       mask[lane] = with_bit(mask[lane], number)
+      redis.call('HSET', record_key(id), 'stream', r.stream, 'mid', r.mid, 'charged', r.charged, 'arrival', r.arrival)
       r = read(read_id)
     end
     if runnable(read_id, r, stream, mid) then return read_id, r end
@@ -168,42 +175,37 @@ local function take(lane)
   until mask[lane] == 0 or scanned >= SCAN
 end
 
+local function has_work(lane) return mask[lane] ~= 0 or backlogged[lane] ~= '0' end
+
+-- 8 : 3 : 1, spread out and work-conserving: of the lanes that have work the one with the most credit goes, and pays for
+-- what all of them are credited. A lane that was empty saved nothing up and owes nothing, so a high one goes first.
+local function pay(lane)
+  local whole = 0
+  for _, each in ipairs(LANES) do
+    local takes_part = each == lane or has_work(each)
+    credit[each] = takes_part and credit[each] + SHARES[each] or 0
+    whole = whole + (takes_part and SHARES[each] or 0)
+  end
+  credit[lane] = credit[lane] - whole
+end
+
 local function take_any()
-  local preferred = TURNS[turn % #TURNS + 1]
-  local id, r = take(preferred)
-  for _, lane in ipairs(LANES) do
-    if not id and not stopped and lane ~= preferred then id, r = take(lane) end
+  local tried = {}
+  for _ = 1, #LANES do
+    local best
+    for _, lane in ipairs(LANES) do
+      local is_better = not best or credit[lane] + SHARES[lane] > credit[best] + SHARES[best]
+      if not tried[lane] and is_better then best = lane end
+    end
+    local id, r = take(best)
+    if id then
+      pay(best)
+      return id, r
+    elseif stopped then
+      return nil
+    end
+    tried[best] = true
   end
-  if id then turn = turn + 1 end
-  return id, r
-end
-
-local function tally(what) redis.call('HINCRBY', queue_key(queue, 'tally'), what, 1) end
-
--- Who submits later may go before, and nobody can tell how many will. So what is told is scaled by what came of it: up a
--- step after each that waited longer, down after each other, in a ratio that leaves half above p50 and a tenth above p90.
-local STEP, LEAST, MOST = 0.02, 0.5, 3
-local function learn(waited, r)
-  local scales = redis.call('HMGET', meta, 'scale50', 'scale90')
-  local function moved(scale, told, missing)
-    local by = (waited > tonumber(told) and 1 or 0) - missing
-    return math.min(MOST, math.max(LEAST, (scale or 1) * math.exp(STEP * by)))
-  end
-  redis.call('HSET', meta, 'scale50', moved(scales[1], r.eta50, 0.5), 'scale90', moved(scales[2], r.eta90, 0.1))
-end
-
--- How far off was what its caller was told when it was filed?
-local BUCKETS_S = { 0.1, 0.5, 1, 5, 15, 60, 300 }
-local function score(r)
-  if r.eta90 == '' or r.claims ~= '0' then return end
-  local waited = now - r.created
-  local error_s, bucket = math.abs(waited - r.eta50) / 1000, 'inf'
-  for i = #BUCKETS_S, 1, -1 do
-    if error_s <= BUCKETS_S[i] then bucket = BUCKETS_S[i] end
-  end
-  tally('eta_error:' .. bucket)
-  tally(waited <= tonumber(r.eta90) and 'eta_kept' or 'eta_missed')
-  learn(waited, r)
 end
 
 local reply, remembered = { 'ok', 'count' }, { nonce }
@@ -214,30 +216,39 @@ for index = 1, most do
     break
   end
   spent = spent + r.cost
-  score(r)
-  if r.affinity ~= '' then tally(r.affinity == warm and 'warm' or 'cold') end
+  score(r, now)
+  if r.affinity ~= '' then tally(queue, r.affinity == warm and 'warm' or 'cold') end
   count_ready(r, -1)
-  count(queue, 'queued', r.account, -1)
+  if r.arrival ~= '' then count(queue, 'queued', r.account, -1) end
   count(queue, 'running', r.account, 1)
   note_running(queue, r.account)
   r.token, r.holder, r.claimed = nonce .. '-' .. index, consumer, now
   r.attempt, r.claims = r.attempt + 1, r.claims + 1
-  redis.call('HSET', record_key(id), 'token', r.token, 'holder', r.holder,
-    'attempt', r.attempt, 'claims', r.claims, 'claimed', r.claimed)
+  r.arrival = r.arrival ~= '' and r.arrival or '0' -- what the former release had filed is counted from here on
+  redis.call('HSET', record_key(id), 'token', r.token, 'holder', r.holder, 'attempt', r.attempt, 'claims', r.claims,
+    'claimed', r.claimed, 'stream', r.stream, 'mid', r.mid, 'charged', r.charged, 'arrival', r.arrival)
   redis.call('ZADD', queue_key(queue, 'lease'), now + lease_ms, id)
   if is_probe then redis.call('HSET', meta, 'breaker', 'probing', 'probe', id) end
   remembered[#remembered + 1] = index .. ':' .. id
   reply[#reply + 1] = handed(id, r)
 end
-if budget and #reply > 2 then tally('batch_' .. (spent > budget and 'oversize' or reply[2])) end
+if budget and #reply > 2 then tally(queue, 'batch_' .. (spent > budget and 'oversize' or reply[2])) end
 
-redis.call('HSET', meta, 'turn', turn % #TURNS, 'mask:high', mask.high, 'mask:normal', mask.normal,
-  'mask:low', mask.low, 'next:high', next_stream.high, 'next:normal', next_stream.normal, 'next:low', next_stream.low)
+-- An idle poll writes nothing: with AOF always that would be a sync of the disk.
+local new_state, has_changed = {}, false
+for i, lane in ipairs(LANES) do
+  for what, value in pairs({ mask = mask[lane], next = next_stream[lane], credit = credit[lane] }) do
+    new_state[#new_state + 1] = what .. ':' .. lane
+    new_state[#new_state + 1] = value
+  end
+  has_changed = has_changed or mask[lane] ~= tonumber(state[5 + i] or 0)
+end
+if has_changed or #reply > 2 or scanned > 0 then redis.call('HSET', meta, unpack(new_state)) end
 if #reply > 2 then redis.call('HSET', queue_key(queue, 'last'), consumer, table.concat(remembered, ' ')) end
 -- The scan's bound may have stopped us with nothing to show: the rest is still claimable, so it rings too.
 local left = mask.high + mask.normal + mask.low > 0
 for _, lane in ipairs(LANES) do
-  left = left or (backlogged[lane] and redis.call('EXISTS', queue_key(queue, 'vtime:' .. lane)) == 1)
+  left = left or redis.call('EXISTS', queue_key(queue, 'vtime:' .. lane)) == 1
 end
 if left and not is_probe and (#reply > 2 or scanned >= SCAN) then ring(queue) end
 return reply

@@ -1,7 +1,7 @@
 #!lua
 -- enqueue: accept a prediction: record, input, first event, indexes and its place in a stream, all or nothing.
 -- Not allow-oom: a full server refuses new work and finishes what it has.
--- Uses lib/keys lib/place lib/share lib/outlook
+-- Uses lib/keys lib/place lib/estimate lib/share lib/outlook
 --
 --   KEYS[1]  record    hash    {p}:rec:<id>
 --   KEYS[2]  input     string  {p}:in:<id>
@@ -13,7 +13,7 @@
 --   ARGV[5]  now_ms        '' for the server's clock
 --   ARGV[6…] field, value  of the record: account, model, version, queue, lane, shard, cost, url, webhook, …
 --                          `lifetime_ms` becomes `deadline`, `start_by_ms` becomes `start_by`; weight, most_queued and
---                          most_running are its tenant's, '' for no limit
+--                          most_running are its tenant's, '' for no limit, as of its change limits_rev
 --   Returns  {'created', created_ms, deadline, outlook}   as lib/outlook has it; only created_ms when this very id was accepted before
 --            {'replayed', id}                   the idempotency key stands for that prediction
 --            {'mismatch'}                       the key was used with another body
@@ -45,9 +45,9 @@ if m.streams == '' then return { 'unknown' } end
 
 local function how_many_live() return redis.call('ZCARD', queue_key(queue, 'live')) end
 
--- Where the queue is full, one leaves it about this often.
+-- Where the queue is full, one leaves it about this often. Clients sleep as long as they are told, so it is bounded.
 local function one_leaves_ms()
-  return math.ceil(math.max(1000, tonumber(m.service_ms)) / math.max(1, tonumber(m.slots)))
+  return math.ceil(math.min(60000, math.max(1000, tonumber(m.service_ms) / math.max(1, tonumber(m.slots)))))
 end
 
 local may_be_tried = m.breaker == 'open' and past(m.open_until, now) -- and where nothing waits, only with what comes
@@ -66,12 +66,14 @@ elseif m.mode == 'reject' and (how_many_live() >= tonumber(m.slots) or nothing_s
   return { 'refused', 'no_capacity', m.slots, one_leaves_ms(), '' }
 end
 
+local new_limits = bring_limits(queue, tenant, r.weight ~= '' and r.weight or '1', r.most_running, r.limits_rev ~= '' and r.limits_rev or '0')
 local hope = outlook(nil, r, now, m)
 if r.start_by_ms ~= '' and hope[3] ~= '' and hope[3] > tonumber(r.start_by_ms) then
-  return { 'refused', 'cannot_start_in_time', math.floor(r.start_by_ms / 1000), hope[3] - r.start_by_ms, hope[3] }
+  return { 'refused', 'cannot_start_in_time', math.floor(r.start_by_ms / 1000), math.min(3600000, hope[3] - r.start_by_ms), hope[3] }
 end
 
-if set_limits(queue, tenant, r.weight ~= '' and r.weight or '1', r.most_running) then
+if new_limits then
+  write_limits(queue, tenant, new_limits)
   join_or_part(queue, tenant) -- without a limit nothing else would tell that what waits in its other lanes may run
 end
 r.arrival = redis.call('HINCRBY', queue_key(queue, 'meta'), 'arrivals', 1)
@@ -81,7 +83,8 @@ local function add(field, value)
   fields[#fields + 1] = field
   fields[#fields + 1] = value
 end
-local NOT_KEPT = { lifetime_ms = true, start_by_ms = true, weight = true, most_queued = true, most_running = true }
+local NOT_KEPT = { lifetime_ms = true, start_by_ms = true, weight = true, most_queued = true, most_running = true,
+  limits_rev = true }
 local lifetime = math.min(tonumber(r.lifetime_ms) or math.huge, tonumber(m.lifetime_ms) or math.huge)
 if lifetime < math.huge then r.deadline = now + lifetime end
 if r.start_by_ms ~= '' then r.start_by = now + r.start_by_ms end

@@ -31,12 +31,11 @@ for i = 7, #ARGV, 2 do
     answers[#answers + 1] = (r[2] and r[2] ~= '') and r[2] or late
   end
 end
-redis.call('ZADD', KEYS[1], now, consumer)
-
 -- What all directors together have is counted again once a second, or when this one's share changed. A server that was
 -- emptied under us is told of the queue first.
 local meta, mine = queue_key(queue, 'meta'), slots .. ' ' .. state
 if redis.call('HEXISTS', meta, 'streams') == 0 then return answers end
+redis.call('ZADD', KEYS[1], now, consumer)
 local changed = redis.call('HGET', queue_key(queue, 'slots'), consumer) ~= mine
 if changed then redis.call('HSET', queue_key(queue, 'slots'), consumer, mine) end
 if changed or now - (redis.call('HGET', meta, 'recounted') or 0) >= RECOUNT_MS then
@@ -45,6 +44,7 @@ if changed or now - (redis.call('HGET', meta, 'recounted') or 0) >= RECOUNT_MS t
     local count, kind = string.match(redis.call('HGET', queue_key(queue, 'slots'), alive) or '', '^(%d+) (%S+)$')
     if sums[kind] then sums[kind] = sums[kind] + math.max(1, tonumber(count)) end
   end
+  if sums.ready > 0 and (redis.call('HGET', meta, 'slots') or '0') == '0' then redis.call('HSET', meta, 'moved_at', now) end
   redis.call('HSET', meta, 'slots', sums.ready, 'starting', sums.starting, 'setup_failed', sums.setup_failed, 'recounted', now)
 end
 return answers

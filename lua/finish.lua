@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- finish: write the terminal record and remove its entry, if the claim still holds.
--- Uses lib/keys lib/place lib/share lib/breaker lib/settle
+-- Uses lib/keys lib/place lib/estimate lib/share lib/breaker lib/settle
 --
 --   KEYS[1]  record    hash  {p}:rec:<id>
 --   ARGV[1]  id
@@ -21,18 +21,6 @@
 
 local id, token, status, ran_ms, known, now = ARGV[1], ARGV[2], ARGV[3], ARGV[9], tonumber(ARGV[11]), clock(ARGV[12])
 
-local RECENT = 50 -- runs that the moving estimate of a queue's service time remembers
-
--- Mean and deviation of the time that one unit of cost takes a slot, the newest counted most.
-local function note_service(queue, ms)
-  local meta = queue_key(queue, 'meta')
-  local m = redis.call('HMGET', meta, 'service_n', 'service_ms', 'service_dev')
-  local n = math.min(RECENT, (m[1] or 0) + 1)
-  local off = ms - (m[2] or ms)
-  local variance = (1 - 1 / n) * ((m[3] or 0) ^ 2 + off * off / n)
-  redis.call('HSET', meta, 'service_n', n, 'service_ms', (m[2] or ms) + off / n, 'service_dev', math.sqrt(variance))
-end
-
 local r = read(id)
 if not r or token == '' then return 'lost' end
 if r.ended == token then return 'finished' end
@@ -45,8 +33,8 @@ end
 local served_ms = 0
 if r.started ~= '' or ran_ms ~= '' then -- not `begun`: an earlier attempt proves nothing of this one's server
   served_ms = math.max(0, now - r.claimed)
-  close_breaker(r.queue)
-  note_service(r.queue, served_ms / tonumber(r.cost))
+  close_breaker(r.queue, now)
+  if status == 'succeeded' then note_service(r.queue, served_ms, tonumber(r.cost)) end -- a cancel or a refusal says nothing of it
 end
 settle(id, r, status, {
   error = ARGV[4], code = ARGV[5], output = ARGV[6], logs = ARGV[7], metrics = ARGV[8],

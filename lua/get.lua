@@ -1,6 +1,6 @@
 #!lua flags=no-writes
 -- get: one prediction as it is at this moment, with whatever of its data still lives.
--- Uses lib/keys lib/place lib/share lib/outlook
+-- Uses lib/keys lib/place lib/estimate lib/share lib/outlook
 --
 --   KEYS[1]  record  hash  {p}:rec:<id>
 --   ARGV[1]  id

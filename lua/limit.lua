@@ -1,20 +1,22 @@
 #!lua flags=allow-oom
 -- limit: how much of a queue one tenant may have: its weight, and how many it may have running at once.
 -- Every enqueue brings both along; this is for what waits already.
--- Uses lib/keys lib/place lib/share
+-- Uses lib/keys lib/place lib/estimate lib/share
 --
 --   KEYS[1]  meta          hash  {p}:q:<queue>:meta
 --   ARGV[1]  queue
 --   ARGV[2]  tenant
 --   ARGV[3]  weight        1 for an ordinary one
 --   ARGV[4]  most_running  '' for no limit
+--   ARGV[5]  revision      which of the operator's changes this is
 --   Returns  1  done
 --            0  nobody registered this queue
 
-local meta, queue, tenant, weight, most_running = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local meta, queue, tenant = KEYS[1], ARGV[1], ARGV[2]
 
 if redis.call('EXISTS', meta) == 0 then return 0 end
 
-set_limits(queue, tenant, weight, most_running)
+local text = bring_limits(queue, tenant, ARGV[3], ARGV[4], ARGV[5])
+if text then write_limits(queue, tenant, text) end
 join_or_part(queue, tenant)
 return 1

@@ -1,24 +1,28 @@
 #!lua flags=allow-oom
 -- pause: hand nothing out of a queue, or nothing of one tenant; or resume. What is claimed runs on; what waits keeps
 -- its place.
--- Uses lib/keys lib/place lib/share
+-- Uses lib/keys lib/place lib/estimate lib/share
 --
 --   KEYS[1]  meta    hash  {p}:q:<queue>:meta
 --   ARGV[1]  queue
 --   ARGV[2]  paused  '1', or '0' to resume
 --   ARGV[3]  tenant  '' for the whole queue
+--   ARGV[4]  now_ms  '' for the server's clock
 --   Returns  1  done
 --            0  nobody registered this queue
 
-local meta, queue, paused, tenant = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
+local meta, queue, paused, tenant, now = KEYS[1], ARGV[1], ARGV[2], ARGV[3], clock(ARGV[4])
 
 if redis.call('EXISTS', meta) == 0 then return 0 end
 
+local has_resumed
 if tenant == '' then
+  has_resumed = paused == '0' and redis.call('HGET', meta, 'paused') == '1'
   redis.call('HSET', meta, 'paused', paused)
   if paused == '0' then ring(queue) end
 else
-  redis.call(paused == '1' and 'SADD' or 'SREM', queue_key(queue, 'held'), tenant)
+  has_resumed = redis.call(paused == '1' and 'SADD' or 'SREM', queue_key(queue, 'held'), tenant) == 1 and paused == '0'
   join_or_part(queue, tenant)
 end
+if has_resumed then redis.call('HSET', meta, 'moved_at', now) end
 return 1

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- promote: put retries that are due back in line, and wake a director when an open breaker may be tried.
--- Uses lib/keys lib/place lib/share
+-- Uses lib/keys lib/place lib/estimate lib/share
 --
 --   KEYS[1]  delayed  zset  {p}:q:<queue>:delayed
 --   ARGV[1]  queue

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- reconcile: compare one slice of what is accepted with where it ought to be, and put right what is nowhere.
--- Uses lib/keys lib/place lib/share
+-- Uses lib/keys lib/place lib/estimate lib/share
 --
 --   KEYS[1]  live     zset  {p}:q:<queue>:live
 --   ARGV[1]  queue
@@ -55,6 +55,9 @@ end
 
 -- Nothing is accepted here: what is counted per tenant is nothing, whatever a lost key made of it.
 local function forget_counts()
+  for _, lane in ipairs(LANES) do
+    if redis.call('EXISTS', queue_key(queue, 'vtime:' .. lane)) == 1 then return end -- `live` was lost, not they
+  end
   redis.call('DEL', queue_key(queue, 'queued'), queue_key(queue, 'running'))
   for _, lane in ipairs(LANES) do
     redis.call('DEL', queue_key(queue, 'vtime:' .. lane), queue_key(queue, 'debt:' .. lane))

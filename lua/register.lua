@@ -30,5 +30,5 @@ redis.call('HSET', meta, 'attempts', ARGV[4], 'on_lost', ARGV[5], 'backoff_ms', 
   'data_ttl_ms', ARGV[8], 'record_ttl_ms', ARGV[9], 'lifetime_ms', ARGV[10],
   'breaker_after', ARGV[11], 'breaker_cool_ms', ARGV[12], 'breaker_mode', ARGV[13])
 -- one that is open would stay so for ever: faults are not noted any more, and so neither is that of its probe
-if ARGV[11] == '0' then close_breaker(string.match(meta, ':q:(.+):meta$')) end
+if ARGV[11] == '0' then close_breaker(string.match(meta, ':q:(.+):meta$'), clock('')) end
 return 1

@@ -11,11 +11,13 @@
 local directors, queue, silent_ms, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
 local LOOKED_AT = 8 -- the longest silent; what is pending for one is taken back before long, so none stands in the way
 
+local read_from = tonumber(redis.call('HGET', queue_key(queue, 'meta'), 'read') or 0)
+
 -- The streams that may know this consumer; nil while one of them has an entry pending for it.
 local function streams_without_pending(consumer)
   local streams = {}
   for _, lane in ipairs({ 'high', 'normal', 'low' }) do
-    for number = 0, redis.call('HGET', queue_key(queue, 'meta'), 'read') - 1 do
+    for number = 0, read_from - 1 do
       local stream = stream_key(queue, lane, number)
       local pending = redis.pcall('XPENDING', stream, GROUP, '-', '+', 1, consumer)
       if not pending.err then -- there is such a stream, and a group

@@ -1,7 +1,7 @@
 #!lua
 -- revive: return a dead letter to its queue, with all its attempts before it. Only for an operator: it is the one way
 -- out of a terminal status.
--- Uses lib/keys lib/place lib/share lib/breaker lib/settle
+-- Uses lib/keys lib/place lib/estimate lib/share lib/breaker lib/settle
 --
 --   KEYS[1]  record   hash  {p}:rec:<id>
 --   ARGV[1]  id

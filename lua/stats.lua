@@ -7,17 +7,17 @@
 --   ARGV[2]  alive_ms  a director silent for longer is not counted
 --   ARGV[3]  now_ms    '' for the server's clock
 --   Returns  {high, normal, low, claimed, delayed, dead, live, oldest_ms, directors, streams, read, paused,
---             slots, service_ms, mode, max_queued, breaker, tally as a flat list}
+--             slots, service_ms, service_cost, mode, max_queued, breaker, tally as a flat list}
 --            counts waiting per lane; oldest_ms: how long ago the oldest live one was accepted
 --            {}  nobody registered this queue
 
 local meta, queue, alive_ms, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
 
-local m = redis.call('HMGET', meta, 'streams', 'read', 'paused', 'slots', 'service_ms', 'mode', 'max_queued', 'breaker')
+local m = redis.call('HMGET', meta, 'streams', 'read', 'paused', 'slots', 'service_ms', 'mode', 'max_queued', 'breaker', 'service_cost')
 if not m[1] then return {} end
 local counts = {}
 for _, lane in ipairs({ 'high', 'normal', 'low' }) do
-  local sum = tonumber(redis.call('HGET', meta, 'backlogged:' .. lane) or 0)
+  local sum = math.max(0, tonumber(redis.call('HGET', meta, 'backlogged:' .. lane) or 0))
   for number = 0, m[2] - 1 do sum = sum + waiting(stream_key(queue, lane, number)) end
   counts[#counts + 1] = sum
 end
@@ -32,6 +32,7 @@ counts[#counts + 1] = tonumber(m[2])
 counts[#counts + 1] = m[3] == '1' and 1 or 0
 counts[#counts + 1] = tonumber(m[4] or 0)
 counts[#counts + 1] = tonumber(m[5] or 0)
+counts[#counts + 1] = m[9] or '1' -- a fraction: numbers are cut in replies
 for i = 6, 8 do counts[#counts + 1] = m[i] or '' end
 counts[#counts + 1] = redis.call('HGETALL', queue_key(queue, 'tally'))
 return counts

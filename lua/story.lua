@@ -1,6 +1,6 @@
 #!lua flags=no-writes
 -- story: what is known of one prediction, all but its bulk: how it came, who had it, what it waits for.
--- Uses lib/keys lib/place lib/share lib/outlook
+-- Uses lib/keys lib/place lib/estimate lib/share lib/outlook
 --
 --   KEYS[1]  record  hash  {p}:rec:<id>
 --   ARGV[1]  id

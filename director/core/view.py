@@ -48,7 +48,8 @@ REASONS: Final = {
     "no_director": "No director serves this model now.",
     "servers_starting": "The model's servers are starting.",
     "setup_failed": "The model's servers failed to start: whoever runs the model must mend it.",
-    "paused": "An operator paused this queue, or this account in it.",
+    "paused": "An operator paused this queue.",
+    "account_paused": "An operator paused this account in this queue.",
     "breaker_open": "The model's servers failed several times in a row: nothing starts until one run has succeeded.",
     "limit_reached": "This account runs as many as it may at once: {}.",
     "backing_off": "Its last attempt was lost; the next one may start at {}.",
@@ -59,13 +60,14 @@ def place(outlook: Outlook) -> Place:
     """Why it waits and for how long, for people and programs."""
     known = outlook.p50_ms is not None and outlook.p90_ms is not None
     detail = outlook.detail
+    words = "account_paused" if outlook.reason == "paused" and detail else outlook.reason
     shown = "" if detail is None else iso(detail) if outlook.reason == "backing_off" else str(detail)
     return Place(
         position=outlook.position,
         ahead=outlook.ahead,
         eta_s=Eta((outlook.p50_ms or 0) / 1000, (outlook.p90_ms or 0) / 1000) if known else None,
         reason=outlook.reason,
-        detail=REASONS[outlook.reason].format(shown),
+        detail=REASONS[words].format(shown),
     )
 
 

@@ -33,12 +33,14 @@ local function note_failure(id, r, now)
 end
 
 -- They work: a run came to an end that its servers brought about. Or nobody asks any more.
-local function close_breaker(queue)
+local function close_breaker(queue, now)
   local meta = queue_key(queue, 'meta')
   local m = redis.call('HMGET', meta, 'failures', 'breaker')
   if (m[1] or '0') == '0' and (m[2] or '') == '' then return end
   redis.call('HSET', meta, 'failures', 0, 'several', '', 'breaker', '', 'probe', '')
-  if (m[2] or '') ~= '' then ring(queue) end
+  if (m[2] or '') == '' then return end
+  redis.call('HSET', meta, 'moved_at', now)
+  ring(queue)
 end
 
 -- The probe is over and told nothing: another one may try at once.

@@ -79,8 +79,10 @@ local function wait_of(starts, slots, m)
   return scale_of(m.scale50) * expected, math.max(scale_of(m.scale50) * expected, scale_of(m.scale90) * 1.5 * late)
 end
 
-local FIELDS = { 'streams', 'mode', 'max_queued', 'lifetime_ms', 'breaker_mode', 'open_until', 'paused', 'breaker', 'slots', 'starting', 'setup_failed', 'recounted', 'service_ms', 'service_dev', 'scale50', 'scale90',
-  'mask:high', 'mask:normal', 'mask:low', 'ready:high', 'ready:normal', 'ready:low', 'backlogged:high', 'backlogged:normal', 'backlogged:low',
+local FIELDS = { 'streams', 'mode', 'max_queued', 'lifetime_ms', 'breaker_mode', 'open_until', 'paused', 'breaker',
+  'slots', 'starting', 'setup_failed', 'recounted', 'service_ms', 'service_dev', 'scale50', 'scale90',
+  'mask:high', 'mask:normal', 'mask:low', 'ready:high', 'ready:normal', 'ready:low',
+  'backlogged:high', 'backlogged:normal', 'backlogged:low',
   'next:high', 'next:normal', 'next:low' }
 local TEXTS = { streams = true, mode = true, lifetime_ms = true, breaker_mode = true, paused = true, breaker = true }
 
@@ -88,6 +90,9 @@ local function look_at(queue)
   local values = redis.call('HMGET', queue_key(queue, 'meta'), unpack(FIELDS))
   local m = {}
   for i, field in ipairs(FIELDS) do m[field] = values[i] or (TEXTS[field] and '' or '0') end
+  for _, lane in ipairs(LANES) do -- a lost key may leave them below zero for a while
+    for _, what in ipairs({ 'ready:', 'backlogged:' }) do m[what .. lane] = math.max(0, tonumber(m[what .. lane])) end
+  end
   m.claimed = redis.call('ZCARD', queue_key(queue, 'lease'))
   return m
 end
@@ -107,7 +112,7 @@ local function stand(id, r, m)
     rank = redis.call('ZCARD', backlog_key(r.queue, r.lane, r.account))
   end
   if rank then
-    local each_s = m.service_ms ~= '0' and m.service_ms / 1000 or 1
+    local each_s = m.service_ms ~= '0' and m.service_ms / 1000 or expected_s(r)
     return rank + 1, tonumber(m['ready:' .. r.lane]) + ahead_in_backlogs(r, rank, each_s)
   end
   local depth = depths(r.queue, r.lane, m)
@@ -134,7 +139,7 @@ end
 
 -- Why it waits, and the number or moment that goes with it.
 local function reason_of(id, r, m, most, running, now)
-  if is_held(r.queue, r.account) then return 'paused', '' end
+  if is_held(r.queue, r.account) then return 'paused', 1 end
   local stopped = stoppage(m, now)
   if stopped then return stopped, '' end
   local due = id and redis.call('ZSCORE', queue_key(r.queue, 'delayed'), id)

@@ -61,7 +61,10 @@ end
 local function counted(queue, what, tenant) return tonumber(redis.call('HGET', queue_key(queue, what), tenant) or 0) end
 
 -- An entry came into the streams, or left them because it was handed out or ended.
-local function count_ready(r, by) redis.call('HINCRBY', queue_key(r.queue, 'meta'), 'ready:' .. r.lane, by) end
+-- One that a release without these counts had put there was never counted.
+local function count_ready(r, by)
+  if r.arrival ~= '' then redis.call('HINCRBY', queue_key(r.queue, 'meta'), 'ready:' .. r.lane, by) end
+end
 
 -- The least waiting stream of its tenant's shard.
 local function stream_for(r)

@@ -34,10 +34,15 @@ local function requeue(id, r, how, now)
     return 'dead'
   end
   unplace(id, r)
-  -- a server that died under it is paid for: else an input that kills servers would hold slots for nothing
-  local died_under_it = how.spent and not how.lost and r.begun ~= ''
-  correct(r, died_under_it and math.max(0, now - r.claimed) / 1000 or 0)
-  count(r.queue, 'running', r.account, -1)
+  -- a run that died is paid for: else an input that kills servers would hold slots for nothing. Where its director died
+  -- too, nobody knows when, and what it was charged stands
+  if not (how.spent and r.started ~= '') then
+    correct(r, 0)
+  elseif not how.lost then
+    correct(r, math.max(0, now - r.claimed) / 1000)
+  end
+  if r.arrival ~= '' then count(r.queue, 'running', r.account, -1) end
+  r.arrival = r.arrival ~= '' and r.arrival or '0' -- from here on it is counted
   count(r.queue, 'queued', r.account, 1)
   redis.call('ZREM', queue_key(r.queue, 'lease'), id)
   local seq = r.seq + 1
@@ -49,7 +54,7 @@ local function requeue(id, r, how, now)
     placed = file(id, r)
   end
   redis.call('HSET', record_key(id), 'status', 'starting', 'started', '', 'token', '',
-    'attempt', how.spent and attempt or attempt - 1, 'seq', seq, unpack(placed))
+    'attempt', how.spent and attempt or attempt - 1, 'seq', seq, 'arrival', r.arrival, unpack(placed))
   note_running(r.queue, r.account)
   if r.begun == '' and r.start_by ~= '' then
     redis.call('ZADD', queue_key(r.queue, 'deadline'), soonest(r), id)

@@ -14,7 +14,7 @@ local function settle(id, r, status, end_, now)
     data_ttl, record_ttl = math.max(data_ttl, OWED_MS), math.max(record_ttl, OWED_MS)
   end
   unplace(id, r)
-  count(r.queue, r.token == '' and 'queued' or 'running', r.account, -1)
+  if r.arrival ~= '' then count(r.queue, r.token == '' and 'queued' or 'running', r.account, -1) end
   correct(r, end_.served_s or 0)
   note_running(r.queue, r.account)
   if ttl[3] == id then end_probe(r.queue, now) end -- it ended without telling anything of the servers

@@ -1,6 +1,7 @@
 -- lib/share: whose turn it is. While slots are free, a prediction goes straight into a stream. Else it joins its tenant's
 -- backlog, and each claim that finds the streams empty lets in one: of the tenant with the least virtual time (served
--- cost ÷ weight), its oldest. What stood ready before its turn would be served out of turn. Needs lib/keys, lib/place.
+-- cost ÷ weight), its oldest. What stood ready before its turn would be served out of turn. Needs lib/keys, lib/place,
+-- lib/estimate.
 
 local LANES = { 'high', 'normal', 'low' }
 local LOOK_FOR_WARM = 8 -- of the tenant whose turn it is, how many may be looked at for the key a consumer is warm for
@@ -15,22 +16,36 @@ local function has_any(queue, what)
   return asked[key]
 end
 
+-- What a submit brings along counts for it before it is written.
+local brought = {}
+
 -- (weight, most running or nil) of a tenant.
 local function limits_of(queue, tenant)
+  if brought[tenant] then return unpack(brought[tenant], 1, 2) end
   local text = has_any(queue, 'limits') and redis.call('HGET', queue_key(queue, 'limits'), tenant)
   if not text then return 1, nil end
-  local weight, most = string.match(text, '^(%S+) (%S*)$')
+  local weight, most = string.match(text, '^(%S+) (%S*) ')
   return tonumber(weight), tonumber(most)
 end
 
--- True when they were others before.
-local function set_limits(queue, tenant, weight, most_running)
-  local key, text = queue_key(queue, 'limits'), weight .. ' ' .. most_running
-  if text == '1 ' then return has_any(queue, 'limits') and redis.call('HDEL', key, tenant) == 1 end
+-- Whoever submits brings its limits along. Returns what is to be written, nil when nothing is. `revision` counts an
+-- operator's changes: who knows only an older one, as an API may for a few seconds, changes nothing.
+local function bring_limits(queue, tenant, weight, most_running, revision)
+  local text = weight .. ' ' .. most_running .. ' ' .. revision
+  local known = has_any(queue, 'limits') and redis.call('HGET', queue_key(queue, 'limits'), tenant) or '1  0'
+  if known == text or tonumber(string.match(known, '%S+$')) > tonumber(revision) then return nil end
+  brought[tenant] = { tonumber(weight), tonumber(most_running) }
+  return text
+end
+
+local function write_limits(queue, tenant, text)
+  local key = queue_key(queue, 'limits')
+  if text == '1  0' then
+    redis.call('HDEL', key, tenant)
+  else
+    redis.call('HSET', key, tenant, text)
+  end
   asked[key] = true
-  if redis.call('HGET', key, tenant) == text then return false end
-  redis.call('HSET', key, tenant, text)
-  return true
 end
 
 local function is_held(queue, tenant)
@@ -95,12 +110,6 @@ local function owe(queue, lane, tenant, seconds)
   keep_debt(queue, lane, tenant, own + by)
 end
 
--- Seconds that it will take, as far as anybody knows.
-local function expected_s(r)
-  local mean = redis.call('HGET', queue_key(r.queue, 'meta'), 'service_ms')
-  return tonumber(r.cost) * (mean and math.max(mean / 1000, 0.001) or 1)
-end
-
 -- What it was charged when it entered the streams is put right by what it took.
 local function correct(r, seconds)
   if r.charged ~= '' then owe(r.queue, r.lane, r.account, seconds - r.charged) end
@@ -153,7 +162,7 @@ end
 
 -- Does nobody wait for a turn in the lane, and is a slot free beyond what stands ready there?
 local function is_calm(look)
-  return look.backlogged == 0 and look.ready < math.max(1, look.slots - look.claimed)
+  return look.backlogged <= 0 and look.ready < math.max(1, look.slots - look.claimed)
 end
 
 -- File what waits. Returns the fields that the record gets. What was handed out before stands at the head of its
@@ -187,14 +196,14 @@ local function unplace(id, r)
   if r.token == '' then count_ready(r, -1) end
 end
 
--- Whose turn it is in a lane: (id, record, virtual time), nil when nobody's. Moves nothing but what is out of place: a
+-- Whose turn it is in a lane: (id, looks it took, record, virtual time); id nil when nobody's. Moves nothing but what is out of place: a
 -- tenant that may not run now, an id that does not wait.
 local function next_in_turn(queue, lane, warm)
   local vtime = queue_key(queue, 'vtime:' .. lane)
-  for _ = 1, 64 do
+  for looked = 1, 64 do
     local least = redis.call('ZRANGE', vtime, 0, 0, 'WITHSCORES')
     local tenant = least[1]
-    if not tenant then return nil end
+    if not tenant then return nil, looked end
     local ids = redis.call('ZRANGE', backlog_key(queue, lane, tenant), 0, warm == '' and 0 or LOOK_FOR_WARM - 1)
     local id = ids[1]
     for i = #ids, 1, -1 do
@@ -204,11 +213,12 @@ local function next_in_turn(queue, lane, warm)
     if not id or not may_run(queue, tenant) then
       part(queue, lane, tenant)
     elseif r and not TERMINAL[r.status] and r.token == '' and r.mid == '' then
-      return id, r, tonumber(least[2])
+      return id, looked, r, tonumber(least[2])
     else
       out_of_backlog(id, { queue = queue, lane = lane, account = tenant })
     end
   end
+  return nil, 64
 end
 
 -- Let it in, charged what it is expected to take: the lane's streams are empty, so any of its shard will do. Its place is

@@ -235,7 +235,7 @@ async def test_limits_follow_the_account_with_each_submit(driver: QueueDriver) -
     for options in ({"weight": 2, "most_running": 3}, {"weight": 0.5}, {"most_running": 7}, {}):
         await driver.submit(**options)
         told.append(await driver.counts(keys.limits(driver.queue)))
-    assert told == [{"acme": "2 3"}, {"acme": "0.5 "}, {"acme": "1 7"}, {}], "nothing is kept of an ordinary one"
+    assert told == [{"acme": "2 3 0"}, {"acme": "0.5  0"}, {"acme": "1 7 0"}, {}], "nothing is kept of an ordinary one"
 
 
 async def test_a_new_weight_counts_for_what_waits_already(driver: QueueDriver) -> None:
@@ -325,3 +325,34 @@ async def test_what_was_accepted_before_is_answered_and_not_refused(driver: Queu
 async def test_a_limit_of_nothing_waiting_refuses_all(driver: QueueDriver) -> None:
     with pytest.raises(QueueRefused, match="too_many_queued"):
         await driver.submit(most_queued=0)
+
+
+async def test_who_knows_only_an_older_limit_does_not_bring_it_back(driver: QueueDriver) -> None:
+    """An API may know an account's limits for some seconds longer than they hold."""
+    for _ in range(10):
+        await driver.submit(most_running=5, limits_rev=1)
+    await driver.scripts.limit(driver.queue, "acme", weight=1, most_running=1, revision=2)
+    await driver.submit(most_running=5, limits_rev=1)
+    assert len(await driver.claim_all()) == 1
+    await driver.submit(most_running=3, limits_rev=3)
+    assert len(await driver.claim_all()) == 2
+
+
+async def test_what_a_submit_is_told_counts_the_limits_that_it_brings(driver: QueueDriver) -> None:
+    await driver.have_slots(8)
+    await driver.submit(most_running=1)
+    await driver.claim_one()
+    accepted = await driver.scripts.enqueue(
+        driver.new_id(),
+        queue=driver.queue,
+        account="acme",
+        model="acme/echo",
+        version="a1" * 32,
+        shard=(0,),
+        input=b"{}",
+        most_running=2,
+        limits_rev=1,
+        now_ms=driver.now_ms,
+    )
+    assert accepted.outlook is not None
+    assert accepted.outlook.reason == "waiting_its_turn"

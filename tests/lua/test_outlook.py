@@ -105,7 +105,7 @@ async def test_its_account_is_paused(driver: QueueDriver) -> None:
     await served_by(driver)
     mine, other = await driver.submit(), await driver.submit(account="other")
     await driver.pause(tenant=ACCOUNT)
-    assert await reason(driver, mine) == ("paused", None)
+    assert await reason(driver, mine) == ("paused", 1), "it, and not the whole queue"
     assert await reason(driver, other) == ("waiting_its_turn", None)
 
 
@@ -339,7 +339,8 @@ async def test_the_cost_of_a_run_is_in_its_time(driver: QueueDriver) -> None:
     await served_by(driver, busy=False)
     await driver.submit(account="nobody", cost=5)
     await driver.run(await driver.claim_one(), 10)
-    assert (await driver.stats()).service_ms == 2_000
+    stats = await driver.stats()
+    assert (stats.service_ms, stats.service_cost) == (10_000, 5)
 
 
 async def test_at_its_limit_it_waits_for_its_own_to_end(driver: QueueDriver) -> None:

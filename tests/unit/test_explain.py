@@ -65,7 +65,7 @@ def test_what_waits_is_told_in_order() -> None:
         "                          it was told: place 3 of its account's, 41 before it in all, "
         "about 12 s to its start (nine of ten: 30 s)",
         "2027-01-15T08:00:05.000Z  waits, place 2 of its account's, 7 before it in all. "
-        "An operator paused this queue, or this account in it.",
+        "An operator paused this queue.",
         "next                      attempt 1 of 3, when its turn has come",
     ]
 

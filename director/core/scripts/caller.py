@@ -57,13 +57,15 @@ class CallerScripts(Wire):
         weight: float = 1,
         most_queued: int | None = None,
         most_running: int | None = None,
+        limits_rev: int = 0,
         metered: bool = False,
         idempotency: tuple[str, str] | None = None,
         now_ms: int | None = None,
     ) -> Accepted:
         """Accept a prediction. `idempotency`: (key's digest, body's fingerprint). Safe to repeat with the same id.
 
-        `affinity`: 16 hex digits. `weight`, `most_queued`, `most_running`: the account's, in this queue. `metered`: its
+        `affinity`: 16 hex digits. `weight`, `most_queued`, `most_running`: the account's, in this queue, as of change
+        `limits_rev`: an older one than the queue knows is not heeded. `metered`: its
         compute was reserved, and is put right at its end.
         Raises UnknownQueue, IdempotencyMismatch, QueueRefused.
         """
@@ -92,6 +94,7 @@ class CallerScripts(Wire):
                 "weight": f"{weight:g}",
                 "most_queued": most_queued,
                 "most_running": most_running,
+                "limits_rev": limits_rev,
             },
         )
         args: list[Arg] = [prediction_id, input, fingerprint, IDEMPOTENCY_TTL_MS, now(now_ms), *fields]

@@ -23,7 +23,8 @@ Admission = Literal["absorb", "bounded", "reject"]
 class QueueStats(Struct, frozen=True, kw_only=True):
     """One queue at one moment. `oldest_ms`: how long ago the oldest that has not ended was accepted.
 
-    `service_ms`: what one unit of cost takes a slot, lately; 0 while nobody knows. `tally`: counters since ever.
+    `service_ms`: how long a run has a slot, lately, 0 while nobody knows; `service_cost`: what such a run was declared to
+    cost. `tally`: counters since ever.
     """
 
     high: int
@@ -40,6 +41,7 @@ class QueueStats(Struct, frozen=True, kw_only=True):
     paused: bool
     slots: int
     service_ms: float
+    service_cost: float
     mode: str
     max_queued: int | None
     breaker: str
@@ -79,16 +81,16 @@ class QueueScripts(Wire):
         if not reply:
             raise UnknownQueue(queue)
         fields: dict[str, Any] = dict(zip(QueueStats.__struct_fields__, reply[:-1], strict=False))
-        for name in ("mode", "breaker", "max_queued"):
+        for name in ("service_cost", "mode", "breaker", "max_queued"):
             fields[name] = text(fields[name])
         fields["max_queued"] = fields["max_queued"] or None
         fields["mode"] = fields["mode"] or "absorb"
         fields["tally"] = {name.decode(): int(value) for name, value in pairs(reply[-1])}
         return msgspec.convert(fields, QueueStats, strict=False)
 
-    async def pause(self, queue: QueueName, *, paused: bool, tenant: str = "") -> None:
+    async def pause(self, queue: QueueName, *, paused: bool, tenant: str = "", now_ms: int | None = None) -> None:
         """Hand nothing out, of one tenant or at all, or resume. What is claimed runs on."""
-        if not await self._call("pause", [keys.meta(queue)], [queue, int(paused), tenant]):
+        if not await self._call("pause", [keys.meta(queue)], [queue, int(paused), tenant, now(now_ms)]):
             raise UnknownQueue(queue)
 
     async def bound(self, queue: QueueName, *, mode: Admission, max_queued: int | None = None) -> None:
@@ -98,10 +100,12 @@ class QueueScripts(Wire):
         if not await self._call("bound", [keys.meta(queue)], [mode, "" if max_queued is None else max_queued]):
             raise UnknownQueue(queue)
 
-    async def limit(self, queue: QueueName, tenant: str, *, weight: float, most_running: int | None) -> None:
-        """How much of the queue a tenant may have, for what of it waits already."""
+    async def limit(
+        self, queue: QueueName, tenant: str, *, weight: float, most_running: int | None, revision: int = 0
+    ) -> None:
+        """How much of the queue a tenant may have, for what of it waits already, as of this of its changes."""
         running: Arg = "" if most_running is None else most_running
-        if not await self._call("limit", [keys.meta(queue)], [queue, tenant, f"{weight:g}", running]):
+        if not await self._call("limit", [keys.meta(queue)], [queue, tenant, f"{weight:g}", running, revision]):
             raise UnknownQueue(queue)
 
 

@@ -1,0 +1,55 @@
+-- lib/estimate: what a run takes, learned from those that ended; and how true what callers were told of their wait came.
+-- Needs lib/keys.
+--
+-- meta: service_ms, service_dev  mean and deviation of the time that a run has a slot, the newest counted most
+--       service_cost             mean of what those runs were declared to cost
+--       scale50, scale90         by how much what is told is scaled
+--       moved_at                 the last time that a standstill ended: what was told before it proves nothing
+
+local RECENT = 50 -- runs that the means remember
+local ODD = 8 -- a declared cost counts as at most so many times the mean, or so small a part: one caller's number is no measure
+local UNKNOWN_S = 1
+
+local function note_service(queue, ms, cost)
+  local meta = queue_key(queue, 'meta')
+  local m = redis.call('HMGET', meta, 'service_n', 'service_ms', 'service_dev', 'service_cost')
+  local n, mean_cost = math.min(RECENT, (m[1] or 0) + 1), tonumber(m[4] or cost)
+  local off = ms - (m[2] or ms)
+  local variance = (1 - 1 / n) * ((m[3] or 0) ^ 2 + off * off / n)
+  local counted_cost = math.max(mean_cost / ODD, math.min(mean_cost * ODD, cost))
+  redis.call('HSET', meta, 'service_n', n, 'service_ms', (m[2] or ms) + off / n, 'service_dev', math.sqrt(variance),
+    'service_cost', mean_cost + (counted_cost - mean_cost) / n)
+end
+
+-- Seconds of a slot that one of this cost will take, as far as anybody knows.
+local function expected_s(r)
+  local m = redis.call('HMGET', queue_key(r.queue, 'meta'), 'service_ms', 'service_cost')
+  if not m[1] then return tonumber(r.cost) * UNKNOWN_S end
+  return math.max(0.001, m[1] / 1000) * r.cost / m[2]
+end
+
+local function tally(queue, what) redis.call('HINCRBY', queue_key(queue, 'tally'), what, 1) end
+
+-- Who submits later may go before, and nobody can tell how many will. So what is told is scaled by what came of it: up a
+-- step after each that waited longer, down after each other, in a ratio that leaves half above p50 and a tenth above p90.
+local STEP, LEAST, MOST = 0.02, 0.5, 3
+local function moved(scale, was_longer, missing)
+  return math.min(MOST, math.max(LEAST, (scale or 1) * math.exp(STEP * ((was_longer and 1 or 0) - missing))))
+end
+
+-- How far off was what its caller was told when it was filed?
+local BUCKETS_S = { 0.1, 0.5, 1, 5, 15, 60, 300 }
+local function score(r, now)
+  if r.eta90 == '' or r.claims ~= '0' then return end
+  local meta = queue_key(r.queue, 'meta')
+  local m = redis.call('HMGET', meta, 'scale50', 'scale90', 'moved_at')
+  if tonumber(r.created) < tonumber(m[3] or 0) then return end
+  local waited, eta50, eta90 = now - r.created, tonumber(r.eta50), tonumber(r.eta90)
+  local error_s, bucket = math.abs(waited - eta50) / 1000, 'inf'
+  for i = #BUCKETS_S, 1, -1 do
+    if error_s <= BUCKETS_S[i] then bucket = BUCKETS_S[i] end
+  end
+  tally(r.queue, 'eta_error:' .. bucket)
+  tally(r.queue, waited <= eta90 and 'eta_kept' or 'eta_missed')
+  redis.call('HSET', meta, 'scale50', moved(m[1], waited > eta50, 0.5), 'scale90', moved(m[2], waited > eta90, 0.1))
+end

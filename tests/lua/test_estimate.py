@@ -1,0 +1,66 @@
+"""What a run takes is learned from what ran, and no caller's number or standstill spoils it for the others."""
+
+import pytest
+
+from director.core import keys
+from director.core.states import Status
+from tests.support.queue_driver import QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+
+async def run(driver: QueueDriver, seconds: float, *, status: Status = Status.SUCCEEDED, **options: object) -> None:
+    await driver.submit(**options)
+    claim = await driver.claim_one()
+    driver.pass_time(seconds)
+    await driver.finish(claim, status, ran_ms=1)
+
+
+async def test_a_declared_cost_moves_nobody_elses_estimate(driver: QueueDriver) -> None:
+    await driver.have_slots(1)
+    for _ in range(5):
+        await run(driver, 1)
+    for cost in (1e-6, 1e6):
+        await run(driver, 1, account="gamer", cost=cost)
+    assert (await driver.stats()).service_ms == 1_000
+    assert 0.3 < (await driver.stats()).service_cost < 4
+
+
+@pytest.mark.parametrize("status", [Status.CANCELED, Status.FAILED])
+async def test_what_was_cut_short_says_nothing_of_how_long_runs_take(driver: QueueDriver, status: Status) -> None:
+    for _ in range(3):
+        await run(driver, 10)
+    await run(driver, 0.1, status=status)
+    assert (await driver.stats()).service_ms == 10_000
+
+
+@pytest.mark.parametrize("tenant", ["", "acme"])
+async def test_a_pause_does_not_teach_that_waits_are_long(driver: QueueDriver, tenant: str) -> None:
+    await driver.have_slots(1)
+    await run(driver, 1)
+    for _ in range(30):
+        await driver.submit()
+    await driver.pause(tenant=tenant)
+    driver.pass_time(3600)
+    await driver.pause(paused=False, tenant=tenant)
+    for _ in range(30):
+        claim = await driver.claim_one()
+        driver.pass_time(1)
+        await driver.finish(claim, ran_ms=1)
+    assert (await driver.stats()).tally.get("eta_missed", 0) == 0
+    assert await driver.redis.hmget(keys.meta(driver.queue), "scale50", "scale90") == [None, None]
+
+
+async def test_neither_does_a_time_without_a_director(driver: QueueDriver) -> None:
+    await driver.have_slots(1)
+    await run(driver, 1)
+    for _ in range(3):
+        await driver.submit()
+    await driver.have_slots(0)
+    await driver.scripts.extend(
+        driver.queue, consumer="d1", lease_s=15, claims=[], slots=0, state="draining", now_ms=driver.now_ms
+    )
+    driver.pass_time(3600)
+    await driver.have_slots(1)
+    await driver.claim(3)
+    assert (await driver.stats()).tally.get("eta_missed", 0) == 0
