@@ -116,7 +116,7 @@ class Event(Struct, frozen=True):
 
 
 class Outlook(Struct, frozen=True, array_like=True):
-    """How it stands with one that waits: its place in its account's own line, from 1; how many of everybody's will start
+    """How it stands with one that waits: its place in its account's own line, from 1; how many of everybody's start
     before it; the times until it starts, None where nobody can tell; `detail`: a moment or a number.
     """
 

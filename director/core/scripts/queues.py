@@ -23,8 +23,8 @@ Admission = Literal["absorb", "bounded", "reject"]
 class QueueStats(Struct, frozen=True, kw_only=True):
     """One queue at one moment. `oldest_ms`: how long ago the oldest that has not ended was accepted.
 
-    `service_ms`: how long a run has a slot, lately, 0 while nobody knows; `service_cost`: what such a run was declared to
-    cost. `tally`: counters since ever.
+    `service_ms`: how long a run has a slot, lately, 0 while nobody knows; `service_cost`: what such a run was declared
+    to cost. `tally`: counters since ever.
     """
 
     high: int
