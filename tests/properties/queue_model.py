@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from director.core.ids import PredictionId
-from director.core.scripts import MOST_CLAIMS, Hold, Requeued
+from director.core.scripts import MOST_CLAIMS, Admission, Hold, Requeued
+from tests.properties.breaker_model import ModelBreaker
 
-__all__ = ("ATTEMPTS", "LEASE_MS", "Model", "Prediction", "Stage")
+__all__ = ("ATTEMPTS", "LEASE_MS", "Model", "Prediction", "Stage", "Tenant")
 
 Stage = Literal["waiting", "claimed", "delayed", "ended"]
 
 ATTEMPTS: Final = 3
 LEASE_MS: Final = 15_000
+ALIVE_MS: Final = 20_000
 
 
 @dataclass
@@ -23,8 +25,12 @@ class Prediction:
     """One accepted prediction. `ends`: how often it became terminal."""
 
     id: PredictionId
+    tenant: str
     lane: str
+    cost: float = 1
+    affinity: str = ""
     deadline: int | None = None
+    start_by: int | None = None
     late: str = ""
     wants_webhook: bool = False
     stage: Stage = "waiting"
@@ -38,33 +44,94 @@ class Prediction:
     due: int = 0
     is_begun: bool = False
     cancel: str = ""
-    is_watched: bool = False  # its deadline is still in the list that expire goes by
+    timed: int | None = None  # when expire will look at it
     is_dead: bool = False
     is_owed: bool = False
     revivals: int = 0
     ends: int = 0
 
+    @property
+    def soonest(self) -> int | None:
+        """When it may have to end while it waits."""
+        start_by = None if self.is_begun else self.start_by
+        return min((at for at in (self.deadline, start_by) if at is not None), default=None)
+
+
+@dataclass
+class Tenant:
+    """`queued` and `running` as the scripts count them."""
+
+    weight: float = 1
+    most_running: int | None = None
+    is_held: bool = False
+    queued: int = 0
+    running: int = 0
+
+    @property
+    def may_run(self) -> bool:
+        return not self.is_held and (self.most_running is None or self.running < self.most_running)
+
+    def count(self, *, queued: int = 0, running: int = 0) -> None:
+        """A counter that was lost begins at zero, and stays there."""
+        self.queued, self.running = max(0, self.queued + queued), max(0, self.running + running)
+
 
 @dataclass
 class Model:
-    """All of them, at one time."""
+    """All of them, at one time. `lost`: which of the counters are not the truth any more."""
 
     now_ms: int
+    tenants: dict[str, Tenant]
     all: dict[PredictionId, Prediction] = field(default_factory=dict)
+    breaker: ModelBreaker = field(default_factory=ModelBreaker)
+    refuses_while_broken: bool = False
     is_paused: bool = False
+    mode: Admission = "absorb"
+    max_queued: int | None = None
     signs_of_life: dict[str, int] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)
+    unseen_backlog: dict[str, int] = field(default_factory=dict)  # lane -> what its lost backlogs had counted
 
-    def at(self, stage: Stage) -> list[Prediction]:
-        return [p for p in self.all.values() if p.stage == stage]
+    def at(self, *stages: Stage) -> list[Prediction]:
+        return [p for p in self.all.values() if p.stage in stages]
+
+    def of(self, p: Prediction) -> Tenant:
+        return self.tenants[p.tenant]
+
+    def is_past(self, p: Prediction) -> bool:
+        return p.deadline is not None and p.deadline <= self.now_ms
 
     def is_late(self, p: Prediction) -> bool:
-        return p.deadline is not None and p.deadline <= self.now_ms
+        """Would it end, if it waits now?"""
+        return p.soonest is not None and p.soonest <= self.now_ms
+
+    def claimable(self) -> list[Prediction]:
+        """What a claim at this moment has to find."""
+        if self.is_paused or self.breaker.may_claim(self.now_ms) == 0:
+            return []
+        return [p for p in self.at("waiting") if self.of(p).may_run and not self.is_doomed(p)]
 
     # ── the caller ────────────────────────────────────────────────────────────────────────────────────────────
 
+    def refusal(self, tenant: str, *, most_queued: int | None, slots: int) -> str:
+        """Why nothing more is taken now, '' when it is."""
+        live, claimed = len(self.all) - len(self.at("ended")), len(self.at("claimed"))
+        if self.refuses_while_broken and self.breaker.may_claim(self.now_ms) == 0:
+            return "breaker_open"
+        if most_queued is not None and self.tenants[tenant].queued >= most_queued:
+            return "too_many_queued"
+        if self.mode == "bounded" and self.max_queued is not None and live - claimed >= self.max_queued:
+            return "queue_full"
+        is_served = self.now_ms - max(self.signs_of_life.values(), default=0) <= ALIVE_MS
+        # where nothing waits, an open breaker can be tried only with what comes
+        starts = self.breaker.is_ripe(self.now_ms) or (is_served and not self.breaker.state)
+        may_start = starts and live < slots and not self.is_paused
+        return "no_capacity" if self.mode == "reject" and not may_start else ""
+
     def accept(self, p: Prediction) -> None:
-        p.is_watched = p.deadline is not None
+        p.timed = p.soonest
         self.all[p.id] = p
+        self.of(p).count(queued=1)
 
     def cancel(self, p: Prediction) -> str:
         if p.stage == "ended":
@@ -91,16 +158,20 @@ class Model:
         assert p.stage == "waiting", f"claimed though {p.stage}"
         assert not self.is_doomed(p), "claimed though dead"
         assert not self.is_paused, "claimed from a paused queue"
+        assert self.breaker.may_claim(self.now_ms) != 0, "claimed past an open breaker"
+        assert self.of(p).may_run, "claimed though its tenant is paused, or runs as many as it may"
         p.stage, p.token, p.holder, p.lease_end = "claimed", token, holder, self.now_ms + LEASE_MS
         p.attempt += 1
         p.claims += 1
+        self.of(p).count(queued=-1, running=1)
+        self.breaker.claimed(p.id)
 
     def extend(self, p: Prediction, token: str) -> Hold:
         if p.token != token:
             return "lost"
         p.lease_end = self.now_ms + LEASE_MS
         asked: dict[str, Hold] = {"user": "user", "deadline": "deadline"}
-        return asked.get(p.cancel, "deadline" if self.is_late(p) else "held")
+        return asked.get(p.cancel, "deadline" if self.is_past(p) else "held")
 
     def begin(self, p: Prediction, token: str) -> str:
         if p.token != token:
@@ -113,6 +184,8 @@ class Model:
             return True
         if p.token != token:
             return False
+        if p.status == "processing":
+            self.breaker.note_success()
         self.end(p, "succeeded", by=token)
         return True
 
@@ -123,8 +196,9 @@ class Model:
 
     # ── the keeper ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def lost(self) -> list[Prediction]:
-        return [p for p in self.at("claimed") if p.lease_end <= self.now_ms]
+    def expired(self) -> list[Prediction]:
+        """Claims that are lost, as reap goes through them."""
+        return sorted((p for p in self.at("claimed") if p.lease_end <= self.now_ms), key=lambda p: (p.lease_end, p.id))
 
     def take_back(self, p: Prediction, *, due: int | None) -> Requeued:
         """`due`: when it may run again as the script chose, None for at once."""
@@ -140,14 +214,20 @@ class Model:
         return len(due)
 
     def expire(self) -> tuple[int, int]:
-        watched = [p for p in self.all.values() if p.is_watched and self.is_late(p)]
-        told = [p for p in watched if p.stage == "claimed"]
+        timed = [p for p in self.all.values() if p.timed is not None and p.timed <= self.now_ms]
+        late = [p for p in timed if p.stage != "claimed" and self.is_late(p)]
+        told = [p for p in timed if p.stage == "claimed" and self.is_past(p)]
+        for p in timed:
+            p.timed = p.deadline if p.stage == "claimed" else p.soonest
         for p in told:
-            p.is_watched, p.cancel = False, p.cancel or "deadline"
-        ended = [p for p in watched if p.stage != "claimed"]
-        for p in ended:
+            p.timed, p.cancel = None, p.cancel or "deadline"
+        for p in late:
             self.end(p, self.late_status(p))
-        return len(ended), len(told)
+        return len(late), len(told)
+
+    def untimed(self) -> list[Prediction]:
+        """What waits for longer than it may, and expire would never look at it."""
+        return [p for p in self.at("waiting", "delayed") if p.timed is None and p.soonest is not None]
 
     # ── the operator ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -156,8 +236,9 @@ class Model:
             return False
         p.stage, p.status, p.is_dead, p.is_owed = "waiting", "starting", False, False
         p.attempt = p.claims = 0
-        p.deadline, p.is_begun, p.ended_by = None, False, ""
+        p.deadline, p.start_by, p.is_begun, p.ended_by = None, None, False, ""
         p.revivals += 1
+        self.of(p).count(queued=1)
         return True
 
     def drop(self, p: Prediction) -> bool:
@@ -170,18 +251,27 @@ class Model:
         if p.cancel == "user":
             self.end(p, "canceled")
             return "canceled"
-        if p.cancel or self.is_late(p):
+        if p.cancel or self.is_past(p):
             self.end(p, self.late_status(p))
             return "late"
+        if is_spent:
+            self.breaker.note_failure(p.id, p.holder, self.now_ms)
+        else:
+            self.breaker.gave_up(p.id, self.now_ms)
         if is_spent and p.attempt >= ATTEMPTS:
             self.bury(p)
             return "dead"
         p.status, p.token = "starting", ""
         p.attempt -= 0 if is_spent else 1
         p.stage, p.due = ("delayed", self.now_ms + delay_ms) if delay_ms else ("waiting", 0)
+        if p.start_by is not None and not p.is_begun:
+            p.timed = p.soonest
+        self.of(p).count(queued=1, running=-1)
         return "delayed" if delay_ms else "waiting"
 
     def late_status(self, p: Prediction) -> str:
+        if not self.is_past(p):
+            return "failed"  # only its time to start is over
         return "canceled" if p.is_begun else p.late or "failed"
 
     def bury(self, p: Prediction) -> None:
@@ -190,6 +280,9 @@ class Model:
 
     def end(self, p: Prediction, status: str, *, by: str = "") -> None:
         assert p.stage != "ended", "a terminal state is left"
+        was_claimed = p.stage == "claimed"
+        self.of(p).count(queued=0 if was_claimed else -1, running=-1 if was_claimed else 0)
         p.stage, p.status, p.token, p.cancel, p.ended_by = "ended", status, "", "", by
-        p.is_watched, p.is_owed = False, p.wants_webhook
+        p.timed, p.is_owed = None, p.wants_webhook
         p.ends += 1
+        self.breaker.gave_up(p.id, self.now_ms)

@@ -1,0 +1,76 @@
+"""The breaker of a queue in plain Python: faults of the servers in a row open it, and one probe may try again."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+__all__ = ("COOL_MS", "ModelBreaker")
+
+COOL_MS: Final = 5_000
+LONGEST_MS: Final = 10 * COOL_MS
+ONE_FAULT_MS: Final = 1_000
+
+
+@dataclass
+class ModelBreaker:
+    """`after`: faults that open it, 0 for never."""
+
+    after: int = 0
+    state: Literal["", "open", "probing"] = ""
+    open_until: int = 0
+    cool_ms: int = COOL_MS
+    probe: str = ""
+    failures: int = 0
+    is_of_several: bool = False
+    last: tuple[str, str, int] = (
+        "",
+        "",
+        0,
+    )  # prediction and holder of the last fault, and when the last counted one was
+
+    def set_after(self, after: int) -> None:
+        """Without a breaker nothing may stand open."""
+        self.after = after
+        if after == 0:
+            self._close()
+
+    def may_claim(self, now_ms: int) -> int | None:
+        """How many a claim may be handed; None for any number."""
+        if not self.state:
+            return None
+        return 1 if self.is_ripe(now_ms) else 0
+
+    def is_ripe(self, now_ms: int) -> bool:
+        return self.state == "open" and self.open_until <= now_ms
+
+    def claimed(self, prediction: str) -> None:
+        if self.state == "open":
+            self.state, self.probe = "probing", prediction
+
+    def note_failure(self, prediction: str, holder: str, now_ms: int) -> None:
+        if self.after == 0:
+            return
+        if self.state == "probing" and self.probe == prediction:
+            self._open(min(2 * self.cool_ms, LONGEST_MS), now_ms)
+        if self.state:
+            return
+        last_prediction, last_holder, counted_ms = self.last
+        self.is_of_several |= self.failures > 0 and last_prediction != prediction
+        if self.failures == 0 or last_holder != holder or now_ms - counted_ms >= ONE_FAULT_MS:
+            self.failures, counted_ms = self.failures + 1, now_ms
+        self.last = prediction, holder, counted_ms
+        if self.failures >= self.after and self.is_of_several:
+            self._open(COOL_MS, now_ms)
+
+    def note_success(self) -> None:
+        self._close()
+
+    def gave_up(self, prediction: str, now_ms: int) -> None:
+        """It is not claimed any more, and told nothing of the servers."""
+        if self.probe == prediction:
+            self.state, self.open_until, self.probe = "open", now_ms, ""
+
+    def _open(self, cool_ms: int, now_ms: int) -> None:
+        self.state, self.cool_ms, self.open_until, self.probe = "open", cool_ms, now_ms + cool_ms, ""
+
+    def _close(self) -> None:
+        self.state, self.probe, self.failures, self.is_of_several = "", "", 0, False

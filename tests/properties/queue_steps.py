@@ -1,0 +1,325 @@
+"""What callers and directors do to one queue: each rule a typed call to a real server, answered by a plain model.
+
+Knows no keeper, no operator and no loss: those are the machine's. See `queue_machine`.
+"""
+
+import asyncio
+import math
+from collections.abc import Coroutine
+from typing import Any, Final, NamedTuple
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.clock import SystemClock
+from director.core.errors import QueueRefused
+from director.core.gatherer import Gatherer
+from director.core.ids import PredictionId
+from director.core.policy import Policy
+from director.core.redis_client import client
+from director.core.schema import Claim
+from director.core.scripts import Scripts
+from tests.properties.books import Books, read_books
+from tests.properties.breaker_model import COOL_MS
+from tests.properties.queue_model import ATTEMPTS, LEASE_MS, Model, Prediction, Tenant
+from tests.support.queue_driver import MODEL, START_MS, VERSION, QueueDriver
+from tests.support.servers import RedisServer
+
+__all__ = ("TENANTS", "WHICH", "WHO", "WISHES", "QueueSteps", "Wish", "policy")
+
+# few of each, so that steps meet
+TENANTS: Final = ("whale", "ant", "bee")
+WHO = st.sampled_from(TENANTS)
+CONSUMERS = st.sampled_from(["d1", "d2"])
+KEYS: Final = ("", "", "00000001000000aa", "00000002000000bb")
+WHICH = st.integers(0, 30)
+
+
+class Wish(NamedTuple):
+    """What a caller asks for."""
+
+    tenant: str
+    stream: int
+    lane: str
+    cost: float
+    lifetime_s: int | None
+    start_by_s: int | None
+    late: str
+    wants_webhook: bool
+    affinity: str
+    most_queued: int | None
+
+
+WISHES = st.builds(
+    Wish,
+    tenant=WHO,
+    stream=st.sampled_from([0, 2, 5]),
+    lane=st.sampled_from(["normal", "normal", "low", "high"]),
+    cost=st.sampled_from([1, 1, 2, 5]),
+    lifetime_s=st.sampled_from([None, None, 5, 20]),
+    start_by_s=st.sampled_from([None, None, None, 5]),
+    late=st.sampled_from(["", "aborted"]),
+    wants_webhook=st.booleans(),
+    affinity=st.sampled_from(KEYS),
+    most_queued=st.sampled_from([None, None, None, 3]),
+)
+
+
+class QueueSteps(RuleBasedStateMachine):
+    """`held`: every claim ever handed out, stale ones too: their holders do not know yet. `scan`: most entries that one
+    claim looks at.
+    """
+
+    def __init__(self, server: RedisServer, *, scan: int) -> None:
+        super().__init__()
+        self.server = server
+        self.scan = scan
+        self.runner = asyncio.Runner()
+        self.model = Model(START_MS, {name: Tenant() for name in TENANTS})
+        self.held: list[Claim] = []
+        self.calls = 0
+        self.replies: dict[str, tuple[str, list[Claim]]] = {}
+        self.do(self._open())
+
+    async def _open(self) -> None:
+        self.redis = client(self.server.url)  # ours, to look with; the scripts' connections mend themselves
+        await self.redis.flushall()
+        self.gatherer = Gatherer(client(self.server.url))
+        self.scripts = Scripts(self.gatherer)
+        catalog = Catalog(self.redis, self.scripts, SystemClock())
+        queue = await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=policy())
+        self.driver = QueueDriver(self.redis, self.scripts, queue)
+
+    def do(self, step: Coroutine[Any, Any, Any]) -> Any:
+        return self.runner.run(step)
+
+    def books(self) -> Books:
+        return self.do(read_books(self.redis, self.driver.queue, list(self.model.all), TENANTS))
+
+    def one(self, which: int) -> Prediction:
+        return list(self.model.all.values())[which % len(self.model.all)]
+
+    def claim_of(self, which: int) -> tuple[Claim, Prediction]:
+        claim = self.held[-1 - which % len(self.held)]
+        return claim, self.model.all[claim.id]
+
+    # ── the caller ────────────────────────────────────────────────────────────────────────────────────────────
+
+    @rule(wish=WISHES)
+    def enqueue(self, wish: Wish) -> None:
+        tenant = self.model.tenants[wish.tenant]
+        webhook = {"webhook": "https://example.com", "events": "completed"} if wish.wants_webhook else {}
+        options = {
+            "account": wish.tenant,
+            "streams": [wish.stream],
+            "lane": wish.lane,
+            "cost": wish.cost,
+            "lifetime_ms": _ms(wish.lifetime_s),
+            "start_by_ms": _ms(wish.start_by_s),
+            "late": wish.late,
+            "affinity": wish.affinity,
+            "weight": tenant.weight,
+            "most_queued": wish.most_queued,
+            "most_running": tenant.most_running,
+            **webhook,
+        }
+        prediction_id, now_ms = self.driver.new_id(), self.model.now_ms
+        slots = int(self.do(self.driver.meta("slots")) or 0)
+        refusal = self.model.refusal(wish.tenant, most_queued=wish.most_queued, slots=slots)
+        refused = self._submit(prediction_id, options)
+        if refused is not None and refused.code == "cannot_start_in_time":
+            assert (refused.eta_s or 0) > (wish.start_by_s or math.inf)
+            assert not refusal, "refused for another reason than the first"
+            return
+        assert (refused.code if refused else "") == refusal
+        if refused:
+            return
+        deadline = None if wish.lifetime_s is None else now_ms + wish.lifetime_s * 1000
+        start_by = None if wish.start_by_s is None else now_ms + wish.start_by_s * 1000
+        p = Prediction(prediction_id, wish.tenant, wish.lane, wish.cost, wish.affinity, deadline, start_by, wish.late)
+        p.wants_webhook = wish.wants_webhook
+        self.model.accept(p)
+
+    def _submit(self, prediction_id: PredictionId, options: dict[str, Any]) -> QueueRefused | None:
+        """Its reply may be lost, and the call is made again."""
+        try:
+            for _ in range(2):
+                assert self.do(self.driver.submit(prediction_id, **options)) == prediction_id
+        except QueueRefused as refused:
+            return refused
+        return None
+
+    @rule(lane=st.sampled_from(["normal", "high"]), many=st.integers(3, 12), affinity=st.sampled_from(KEYS))
+    def flood(self, lane: str, many: int, affinity: str) -> None:
+        """The whale."""
+        for _ in range(many):
+            self.enqueue(Wish("whale", 0, lane, 1, None, None, "", False, affinity, None))
+
+    @precondition(lambda self: self.model.all)
+    @rule(which=WHICH)
+    def cancel(self, which: int) -> None:
+        p = self.one(which)
+        assert self.do(self.driver.cancel(p.id, account=p.tenant)) == self.model.cancel(p)
+
+    @precondition(lambda self: self.model.at("waiting", "delayed"))
+    @rule(which=WHICH)
+    def ask_how_it_stands(self, which: int) -> None:
+        waiting = self.model.at("waiting", "delayed")
+        p = waiting[which % len(waiting)]
+        outlook = self.do(self.driver.outlook(p.id))
+        assert outlook.position >= 1
+        assert outlook.ahead >= 0
+        if self.model.is_paused or self.model.of(p).is_held:
+            assert outlook.reason == "paused"
+
+    # ── directors ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    @rule(
+        count=st.integers(1, 4),
+        consumer=CONSUMERS,
+        budget=st.sampled_from([None, None, 1, 3]),
+        is_alone=st.booleans(),
+        warm=st.sampled_from(KEYS),
+    )
+    def claim(self, count: int, consumer: str, budget: float | None, is_alone: bool, warm: str) -> None:
+        model = self.model
+        before = self.books()
+        doomed = [p for p in model.all.values() if model.is_doomed(p)]
+        could, looked_at = model.claimable(), len(model.at("waiting", "claimed"))
+        most = model.breaker.may_claim(model.now_ms)
+        if budget is None or is_alone:  # another one does not wait for the bell: it has runs, and waits for their end
+            self.do(self.driver.hear_bell())
+        self.calls += 1
+        nonce = f"n{self.calls}-{consumer}"
+        claims = self.do(
+            self.driver.claim(count, consumer=consumer, nonce=nonce, budget=budget, alone=is_alone, warm=warm)
+        )
+        if claims and not doomed:
+            self._was_its_turn(claims[0].id, before, warm)
+        for claim in claims:
+            p = model.all[claim.id]
+            model.claim(p, token=claim.token, holder=consumer)
+            assert (claim.record.attempt, claim.record.claims) == (p.attempt, p.claims)
+            self.held.append(claim)
+        records = self.books().records
+        for p in doomed:
+            if records[p.id]["status"] != "starting":
+                model.doom(p)
+        count = count if most is None else min(count, most)
+        assert len(claims) <= count
+        if budget is not None:
+            cost = sum(model.all[claim.id].cost for claim in claims)
+            assert cost <= budget or (is_alone and len(claims) == 1), "more than was asked for"
+        if looked_at < self.scan:
+            assert claims or not could or (budget is not None and not is_alone), "it could be had, and was not"
+            if len(claims) < count and budget is None:
+                assert model.claimable() == [], "it waits, and no claim finds it"
+        if claims:
+            self.replies[consumer] = nonce, claims
+
+    def _was_its_turn(self, name: PredictionId, before: Books, warm: str) -> None:
+        """The first that is handed out came from the tenant that was served least, and was its oldest."""
+        p = self.model.all[name]
+        backlog, turns = before.backlogs[p.lane, p.tenant], before.turns[p.lane]
+        if name in backlog:
+            assert turns[p.tenant] == min(turns.values()), "another one had the turn"
+            oldest = min(backlog, key=lambda other: backlog[other])
+            assert name == oldest or (warm and p.affinity == warm), "not the first of its line"
+
+    @rule(count=st.integers(1, 3))
+    def serve_while_the_bell_rings(self, count: int) -> None:
+        """What can be claimed is claimed in so many calls, and then nobody is called for nothing."""
+        for _ in range(2 * len(self.model.all) + 2):
+            if not self.do(self.driver.hear_bell()):
+                return
+            self.claim(count=count, consumer="d1", budget=None, is_alone=True, warm="")
+        raise AssertionError("the bell rings on, and there is nothing to claim")
+
+    @precondition(lambda self: self.replies)
+    @rule(which=WHICH)
+    def claim_again_after_a_lost_reply(self, which: int) -> None:
+        consumer, (nonce, claims) = list(self.replies.items())[which % len(self.replies)]
+        again = self.do(self.driver.claim(4, consumer=consumer, nonce=nonce))
+        kept = [claim for claim in claims if self.model.all[claim.id].token == claim.token]
+        assert [(claim.id, claim.token) for claim in again] == [(claim.id, claim.token) for claim in kept]
+
+    @rule(which=WHICH, count=st.integers(0, 4), consumer=CONSUMERS, slots=st.integers(1, 8))
+    def extend(self, which: int, count: int, consumer: str, slots: int) -> None:
+        claims = [claim for claim in self.held if claim.record.holder == consumer]
+        claims = claims[which % len(claims) :][:count] if claims else []
+        holds = [self.model.extend(self.model.all[claim.id], claim.token) for claim in claims]
+        found = self.do(
+            self.scripts.extend(
+                self.driver.queue,
+                consumer=consumer,
+                lease_s=LEASE_MS / 1000,
+                claims=[(claim.id, claim.token) for claim in claims],
+                slots=slots,
+                now_ms=self.model.now_ms,
+            )
+        )
+        assert found == holds
+        self.model.signs_of_life[consumer] = self.model.now_ms
+
+    @precondition(lambda self: self.held)
+    @rule(which=WHICH)
+    def begin(self, which: int) -> None:
+        claim, p = self.claim_of(which)
+        advanced = self.do(
+            self.scripts.advance(
+                p.id,
+                token=claim.token,
+                seq=claim.record.seq,
+                ran_ms=0,
+                events=[("started", b"")],
+                now_ms=self.model.now_ms,
+            )
+        )
+        assert advanced.hold == self.model.begin(p, claim.token)
+
+    @precondition(lambda self: self.held)
+    @rule(which=WHICH)
+    def finish(self, which: int) -> None:
+        claim, p = self.claim_of(which)
+        assert self.do(self.driver.finish(claim, output=b"1")) == self.model.finish(p, claim.token)
+
+    @precondition(lambda self: self.held)
+    @rule(which=WHICH, is_spent=st.booleans(), delay_s=st.sampled_from([0, 0, 3]))
+    def release(self, which: int, is_spent: bool, delay_s: int) -> None:
+        claim, _ = self.claim_of(which)
+        self._release(claim, is_spent=is_spent, delay_s=delay_s)
+
+    @precondition(lambda self: self.model.at("claimed") and not self.model.is_paused)
+    @rule(which=WHICH, consumer=CONSUMERS)
+    def break_until_it_is_dead(self, which: int, consumer: str) -> None:
+        """Rarely so by chance, and without it there is nothing to revive or drop."""
+        claimed = self.model.at("claimed")
+        p = claimed[which % len(claimed)]
+        for _ in range(ATTEMPTS):
+            if p.stage == "claimed":
+                [claim] = [claim for claim in self.held if claim.token == p.token]
+                self._release(claim, is_spent=True, delay_s=0)
+                self.claim(count=4, consumer=consumer, budget=None, is_alone=True, warm="")
+
+    def _release(self, claim: Claim, *, is_spent: bool, delay_s: int) -> None:
+        p = self.model.all[claim.id]
+        expected = self.model.release(p, claim.token, is_spent=is_spent, delay_ms=delay_s * 1000)
+        released = self.do(self.driver.release(claim, spent=is_spent, delay_s=delay_s, error="e", code="c"))
+        assert released == expected
+
+
+def policy(breaker_after: int = 0, *, refuses_while_broken: bool = False) -> Policy:
+    """Of the queue: small enough that all of it is met."""
+    return Policy(
+        streams=6,
+        size=1,
+        attempts=ATTEMPTS,
+        breaker_after=breaker_after,
+        breaker_cool_s=COOL_MS / 1000,
+        breaker_mode="fail" if refuses_while_broken else "hold",
+    )
+
+
+def _ms(seconds: int | None) -> int | None:
+    return None if seconds is None else seconds * 1000
