@@ -175,7 +175,11 @@ local function take(lane)
   until mask[lane] == 0 or scanned >= SCAN
 end
 
-local function has_work(lane) return mask[lane] ~= 0 or backlogged[lane] ~= '0' end
+-- What waits for a limit or a pause is no work now: its lane would be credited all the while, and then go alone for long.
+local function has_work(lane)
+  if mask[lane] ~= 0 then return true end
+  return backlogged[lane] ~= '0' and redis.call('EXISTS', queue_key(queue, 'vtime:' .. lane)) == 1
+end
 
 -- 8 : 3 : 1, spread out and work-conserving: of the lanes that have work the one with the most credit goes, and pays for
 -- what all of them are credited. A lane that was empty saved nothing up and owes nothing, so a high one goes first.

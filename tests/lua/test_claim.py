@@ -83,6 +83,17 @@ async def test_the_others_share_what_an_empty_lane_leaves(driver: QueueDriver) -
     assert served == {"normal": 9, "low": 3}
 
 
+async def test_a_lane_whose_tenants_may_not_run_saves_no_turns_up(driver: QueueDriver) -> None:
+    await driver.pause(tenant="held")
+    for lane, account in [("low", "held")] * 30 + [("high", "acme")] * 120:
+        await driver.submit(lane=lane, account=account)
+    for _ in range(100):
+        await driver.finish(await driver.claim_one())
+    await driver.pause(tenant="held", paused=False)
+    served = Counter([claim.record.lane for _ in range(18) for claim in await driver.claim(1)])
+    assert served == {"high": 16, "low": 2}
+
+
 # ── the same call again ─────────────────────────────────────────────────────────────────────────────────────────
 
 
