@@ -5,7 +5,7 @@
 --       failures      in a row, over all directors; `several` when they were not all of one prediction: an input that
 --                     kills its holders is a dead letter, and no reason to stop the others
 
-local ONE_FAULT_MS = 1000 -- what a holder loses within a second was lost to one fault
+local ONE_FAULT_MS = 1000 -- what one holder loses within a second was lost to one fault: `failed_holders` since `failed_at`
 local LONGEST = 10 -- times the first cool time
 
 local function open_breaker(queue, cool_ms, now)
@@ -15,7 +15,7 @@ end
 -- An attempt was lost to a fault of the servers, not of the model.
 local function note_failure(id, r, now)
   local meta = queue_key(r.queue, 'meta')
-  local m = redis.call('HMGET', meta, 'breaker', 'failures', 'failed_holder', 'failed_at', 'failed_id', 'several',
+  local m = redis.call('HMGET', meta, 'breaker', 'failures', 'failed_holders', 'failed_at', 'failed_id', 'several',
     'breaker_after', 'breaker_cool_ms', 'probe', 'cool_ms')
   local breaker, failures, after, cool_ms = m[1] or '', tonumber(m[2] or 0), tonumber(m[7] or 0), tonumber(m[8] or 0)
   if after == 0 then return end
@@ -25,9 +25,12 @@ local function note_failure(id, r, now)
   end
   if breaker ~= '' then return end
   local several = m[6] == '1' or (failures > 0 and m[5] ~= id)
-  local is_new = failures == 0 or m[3] ~= r.holder or now - m[4] >= ONE_FAULT_MS
-  if is_new then failures = failures + 1 end
-  redis.call('HSET', meta, 'failures', failures, 'failed_holder', r.holder, 'failed_at', is_new and now or m[4],
+  local is_same_second = failures > 0 and now - m[4] < ONE_FAULT_MS
+  local holders, since = is_same_second and m[3] or '', is_same_second and m[4] or now
+  if not string.find(holders .. ' ', ' ' .. r.holder .. ' ', 1, true) then
+    failures, holders = failures + 1, holders .. ' ' .. r.holder
+  end
+  redis.call('HSET', meta, 'failures', failures, 'failed_holders', holders, 'failed_at', since,
     'failed_id', id, 'several', several and '1' or '')
   if failures >= after and several then open_breaker(r.queue, cool_ms, now) end
 end

@@ -1,6 +1,7 @@
 """lib/breaker: when servers fail one after the other, nothing is handed out for a while; then one tries."""
 
 from collections.abc import Awaitable, Callable
+from itertools import count
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from tests.support.keyspace import dump
 from tests.support.queue_driver import VERSION, QueueDriver
 
 pytestmark = pytest.mark.anyio
+
+DIRECTORS = count(100)
 
 
 @pytest.fixture
@@ -40,8 +43,8 @@ async def fault(driver: QueueDriver, claim: Claim) -> None:
 
 async def faults(driver: QueueDriver, many: int = 3) -> None:
     """One after the other, each of another director and another prediction."""
-    for number in range(many):
-        await fault(driver, await driver.claim_one(consumer=f"d{number}"))
+    for _ in range(many):
+        await fault(driver, await driver.claim_one(consumer=f"d{next(DIRECTORS)}"))
 
 
 async def state(driver: QueueDriver) -> str:
@@ -140,6 +143,15 @@ async def test_all_that_one_director_loses_within_a_second_is_one_fault(driver: 
     driver.pass_time(1)
     await fault(driver, claims[6])
     assert await state(driver) == "open"
+
+
+async def test_two_directors_that_lose_theirs_in_turns_within_a_second_are_two_faults(driver: QueueDriver) -> None:
+    await fill(driver)
+    held = [await driver.claim(4, consumer=name) for name in ("d1", "d2")]
+    for one, other in zip(*held, strict=True):
+        await fault(driver, one)
+        await fault(driver, other)
+    assert await driver.meta("failures") == "2"
 
 
 async def test_the_same_fault_told_twice_is_one(driver: QueueDriver) -> None:

@@ -1,6 +1,6 @@
 """The breaker of a queue in plain Python: faults of the servers in a row open it, and one probe may try again."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 __all__ = ("COOL_MS", "ModelBreaker")
@@ -21,11 +21,9 @@ class ModelBreaker:
     probe: str = ""
     failures: int = 0
     is_of_several: bool = False
-    last: tuple[str, str, int] = (
-        "",
-        "",
-        0,
-    )  # prediction and holder of the last fault, and when the last counted one was
+    last: str = ""  # the prediction of the last fault
+    holders: set[str] = field(default_factory=set)  # that have lost one since …
+    since_ms: int = 0
 
     def set_after(self, after: int) -> None:
         """Without a breaker nothing may stand open."""
@@ -53,11 +51,13 @@ class ModelBreaker:
             self._open(min(2 * self.cool_ms, LONGEST_MS), now_ms)
         if self.state:
             return
-        last_prediction, last_holder, counted_ms = self.last
-        self.is_of_several |= self.failures > 0 and last_prediction != prediction
-        if self.failures == 0 or last_holder != holder or now_ms - counted_ms >= ONE_FAULT_MS:
-            self.failures, counted_ms = self.failures + 1, now_ms
-        self.last = prediction, holder, counted_ms
+        self.is_of_several |= self.failures > 0 and self.last != prediction
+        if self.failures == 0 or now_ms - self.since_ms >= ONE_FAULT_MS:
+            self.holders, self.since_ms = set(), now_ms
+        if holder not in self.holders:
+            self.failures += 1
+        self.holders.add(holder)
+        self.last = prediction
         if self.failures >= self.after and self.is_of_several:
             self._open(COOL_MS, now_ms)
 
