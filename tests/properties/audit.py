@@ -11,6 +11,8 @@ from tests.properties.queue_model import Model, Prediction
 
 __all__ = ("audit",)
 
+ALL_SHARES = 8 + 3 + 1
+
 
 def audit(model: Model, books: Books) -> None:
     """Everything that is always true."""
@@ -86,22 +88,23 @@ def _counts(model: Model, books: Books) -> None:
     for lane in keys.LANES:
         ready = sum(p.lane == lane and p.id in books.entries for p in waiting)
         assert books.number(f"ready:{lane}") == ready, "what stands ready is miscounted"
-        backlogged = sum(len(backlog) for (of, _), backlog in books.backlogs.items() if of == lane)
-        unseen = model.unseen_backlog.get(lane, 0)
-        assert books.number(f"backlogged:{lane}") == backlogged + unseen, "what waits for a turn is miscounted"
+        backlogged = books.backlogged(lane) + model.unseen_backlog.get(lane, 0)
+        assert books.number(f"backlogged:{lane}") == backlogged, "what waits for a turn is miscounted"
 
 
 def _turns(model: Model, books: Books) -> None:
     """Who has turns: whoever has a backlog and may run, and nobody else."""
     limits = {
-        name: f"{t.weight:g} {'' if t.most_running is None else t.most_running}" for name, t in model.tenants.items()
+        name: f"{t.weight:g} {'' if t.most_running is None else t.most_running} {t.revision}"
+        for name, t in model.tenants.items()
     }
-    assert books.limits == {name: limit for name, limit in limits.items() if limit != "1 "}
+    assert books.limits == {name: limit for name, limit in limits.items() if limit != "1  0"}
     assert books.held == {name for name, t in model.tenants.items() if t.is_held}
     for lane in keys.LANES:
         entitled = {name for name, t in model.tenants.items() if books.backlogs[lane, name] and t.may_run}
         assert books.turns[lane].keys() == entitled, "a turn for nothing, or nothing though it has a turn"
         assert not books.turns[lane].keys() & books.debts[lane].keys(), "two virtual times of one tenant"
+        assert abs(float(books.meta.get(f"credit:{lane}", 0))) <= ALL_SHARES, "a lane has saved turns up"
 
 
 def _breaker(model: Model, books: Books) -> None:

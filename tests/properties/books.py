@@ -50,6 +50,10 @@ class Books:
         """A counter of the queue's."""
         return int(self.meta.get(name) or 0)
 
+    def backlogged(self, lane: str) -> int:
+        """What waits there for a turn."""
+        return sum(len(backlog) for (of, _), backlog in self.backlogs.items() if of == lane)
+
     def may_hold(self, lane: str, number: int) -> bool:
         """Would a claim look into this stream?"""
         return bool(self.number(f"mask:{lane}") >> number & 1)

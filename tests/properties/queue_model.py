@@ -63,6 +63,7 @@ class Tenant:
 
     weight: float = 1
     most_running: int | None = None
+    revision: int = 0  # of these limits; what comes with an older one is not heeded
     is_held: bool = False
     queued: int = 0
     running: int = 0
@@ -70,6 +71,10 @@ class Tenant:
     @property
     def may_run(self) -> bool:
         return not self.is_held and (self.most_running is None or self.running < self.most_running)
+
+    def limit(self, weight: float, most_running: int | None, revision: int) -> None:
+        if revision >= self.revision:
+            self.weight, self.most_running, self.revision = weight, most_running, revision
 
     def count(self, *, queued: int = 0, running: int = 0) -> None:
         """A counter that was lost begins at zero, and stays there."""

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
+from director.core import keys
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
 from director.core.errors import QueueRefused
@@ -109,6 +110,11 @@ class QueueSteps(RuleBasedStateMachine):
     @rule(wish=WISHES)
     def enqueue(self, wish: Wish) -> None:
         tenant = self.model.tenants[wish.tenant]
+        self.submit(wish, (tenant.weight, tenant.most_running, tenant.revision))
+
+    def submit(self, wish: Wish, limits: tuple[float, int | None, int]) -> bool:
+        """With the limits that its account is believed to have; true when it was accepted."""
+        weight, most_running, revision = limits
         webhook = {"webhook": "https://example.com", "events": "completed"} if wish.wants_webhook else {}
         options = {
             "account": wish.tenant,
@@ -119,9 +125,10 @@ class QueueSteps(RuleBasedStateMachine):
             "start_by_ms": _ms(wish.start_by_s),
             "late": wish.late,
             "affinity": wish.affinity,
-            "weight": tenant.weight,
+            "weight": weight,
             "most_queued": wish.most_queued,
-            "most_running": tenant.most_running,
+            "most_running": most_running,
+            "limits_rev": revision,
             **webhook,
         }
         prediction_id, now_ms = self.driver.new_id(), self.model.now_ms
@@ -131,15 +138,16 @@ class QueueSteps(RuleBasedStateMachine):
         if refused is not None and refused.code == "cannot_start_in_time":
             assert (refused.eta_s or 0) > (wish.start_by_s or math.inf)
             assert not refusal, "refused for another reason than the first"
-            return
+            return False
         assert (refused.code if refused else "") == refusal
         if refused:
-            return
+            return False
         deadline = None if wish.lifetime_s is None else now_ms + wish.lifetime_s * 1000
         start_by = None if wish.start_by_s is None else now_ms + wish.start_by_s * 1000
         p = Prediction(prediction_id, wish.tenant, wish.lane, wish.cost, wish.affinity, deadline, start_by, wish.late)
         p.wants_webhook = wish.wants_webhook
         self.model.accept(p)
+        return True
 
     def _submit(self, prediction_id: PredictionId, options: dict[str, Any]) -> QueueRefused | None:
         """Its reply may be lost, and the call is made again."""
@@ -202,10 +210,13 @@ class QueueSteps(RuleBasedStateMachine):
             model.claim(p, token=claim.token, holder=consumer)
             assert (claim.record.attempt, claim.record.claims) == (p.attempt, p.claims)
             self.held.append(claim)
-        records = self.books().records
+        after = self.books()
         for p in doomed:
-            if records[p.id]["status"] != "starting":
+            if after.records[p.id]["status"] != "starting":
                 model.doom(p)
+        for lane in keys.LANES:  # what was miscounted may be put right by a claim that found nobody there
+            if after.number(f"backlogged:{lane}") == after.backlogged(lane):
+                model.unseen_backlog.pop(lane, None)
         count = count if most is None else min(count, most)
         assert len(claims) <= count
         if budget is not None:

@@ -134,6 +134,12 @@ FAULTS = {
         "if not is_probe and (state[4] or '') ~= '' then return { 'open' } end", script="claim"
     ),
     "several try an open breaker": Fault("if is_probe then most = 1 end", script="claim"),
+    "an older change of limits is heeded": Fault(
+        " or tonumber(string.match(known, '%S+$')) > tonumber(revision)", "", "enqueue"
+    ),
+    "a lane that may not run saves turns up": Fault(
+        "redis.call('EXISTS', queue_key(queue, 'vtime:' .. lane)) == 1\nend", "true\nend", "claim"
+    ),
     "a bound of one claim strands the rest": Fault("(#reply > 2 or scanned >= SCAN)", "#reply > 2", "claim", scan=FEW),
 }
 
