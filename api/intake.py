@@ -178,6 +178,7 @@ async def _enqueue(parts: Parts, prediction_id: PredictionId, submission: Submis
         weight=account.limits.weight,
         most_queued=account.limits.max_queued,
         most_running=account.limits.max_running,
+        limits_rev=account.limits_rev,
         metered=has_compute_limit(account),
         url=submission.url,
         webhook=submission.webhook,

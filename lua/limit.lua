@@ -7,16 +7,19 @@
 --   ARGV[1]  queue
 --   ARGV[2]  tenant
 --   ARGV[3]  weight        1 for an ordinary one
---   ARGV[4]  most_running  '' for no limit
+--   ARGV[4]  most_running  '' for no limit, 'kept' for the one that it has here
 --   ARGV[5]  revision      which of the operator's changes this is
---   Returns  1  done
+--   Returns  1  done; who has nothing here and never had a limit is not noted down: what comes of it brings its own
 --            0  nobody registered this queue
 
-local meta, queue, tenant = KEYS[1], ARGV[1], ARGV[2]
+local meta, queue, tenant, most_running = KEYS[1], ARGV[1], ARGV[2], ARGV[4]
 
 if redis.call('EXISTS', meta) == 0 then return 0 end
+local known = redis.call('HGET', queue_key(queue, 'limits'), tenant)
+if not known and counted(queue, 'queued', tenant) + counted(queue, 'running', tenant) == 0 then return 1 end
 
-local text = bring_limits(queue, tenant, ARGV[3], ARGV[4], ARGV[5])
+if most_running == 'kept' then most_running = string.match(known or '1  0', '^%S+ (%S*) ') end
+local text = bring_limits(queue, tenant, ARGV[3], most_running, ARGV[5])
 if text then write_limits(queue, tenant, text) end
 join_or_part(queue, tenant)
 return 1

@@ -1,15 +1,16 @@
 """`director account`: what accounts may use, and what became of their limits lately. Makes no tokens: `token` does."""
 
 import argparse
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Literal
 
 from director.cli.arguments import CommandParser, Commands, add_json, add_redis
+from director.cli.backend import Backend, on_backend
+from director.cli.pipe import print_json
 
 if TYPE_CHECKING:
-    from director.core.accounts import Accounts
-    from director.core.catalog import Catalog
-    from director.core.scripts import Scripts
+    from director.core.accounts import Usage, Written
+    from director.core.ids import QueueName
 
 __all__ = ("add",)
 
@@ -52,41 +53,35 @@ def _action(actions: Commands, name: str, text: str, run: Callable[[argparse.Nam
 
 
 def _list(given: argparse.Namespace) -> int:
-    async def read(accounts: "Accounts", *_: object) -> dict[str, dict[str, str]]:
-        return {name: await accounts.limits_set(name) for name in await accounts.names()}
+    async def read(backend: Backend) -> dict[str, dict[str, str]]:
+        return {name: (await backend.accounts.written(name)).limits for name in await backend.accounts.names()}
 
-    found: dict[str, dict[str, str]] = _run(given, read)
+    found = on_backend(given, read)
     if given.json:
-        _print_json([{"name": name, "limits": limits} for name, limits in found.items()])
+        print_json([{"name": name, "limits": limits} for name, limits in found.items()])
     elif not found:
         print("no accounts yet: `director token create --account NAME` makes one")
     for name, limits in {} if given.json else found.items():
-        print(" ".join([name, *(f"{limit}={value}" for limit, value in limits.items())]))
+        print(_line(name, limits))
     return 0
 
 
 def _show(given: argparse.Namespace) -> int:
     import msgspec
 
-    from director.core.accounts import Usage
     from director.core.clock import SystemClock
-    from director.core.errors import SettingsError
 
-    async def read(accounts: "Accounts", *_: object) -> tuple[dict[str, str], Usage] | None:
-        if given.name not in await accounts.names():
-            return None
+    async def read(backend: Backend) -> "tuple[Written, Usage]":
+        await backend.accounts.refuse_unknown(given.name)
         today = SystemClock().now_ms() // 1000 // DAY_S
-        return await accounts.limits_set(given.name), await accounts.usage(given.name, day=today)
+        return await backend.accounts.written(given.name), await backend.accounts.usage(given.name, day=today)
 
-    found: tuple[dict[str, str], Usage] | None = _run(given, read)
-    if found is None:
-        raise SettingsError(f"there is no account {given.name}: `director account list` shows those that there are.")
-    limits, usage = found
+    written, usage = on_backend(given, read)
     if given.json:
-        _print_json({"name": given.name, "limits": limits, "usage": msgspec.to_builtins(usage)})
+        print_json({"name": given.name, "limits": written.limits, "usage": msgspec.to_builtins(usage)})
         return 0
     for name, text in LIMITS.items():
-        print(f"{name:<18} {limits.get(name, 'default'):<10} {text}")
+        print(f"{name:<18} {written.limits.get(name, 'default'):<10} {text}")
     denied = ", ".join(f"{count} of {name}" for name, count in sorted(usage.bursts.items())) or "none"
     print(f"denied bursts      {denied}")
     print(f"compute today      {usage.spent_s:.1f} s spent, {usage.reserved_s:.1f} s reserved")
@@ -100,61 +95,37 @@ def _set(given: argparse.Namespace) -> int:
     if not limits:
         raise SettingsError(f"say which limit: --{', --'.join(name.replace('_', '-') for name in LIMITS)}.")
 
-    async def write(accounts: "Accounts", catalog: "Catalog", scripts: "Scripts") -> dict[str, str]:
-        await accounts.set_limits(given.name, limits)
-        written = await accounts.limits_set(given.name)
+    async def write(backend: Backend) -> dict[str, str]:
+        await backend.accounts.set_limits(given.name, limits)
+        written = await backend.accounts.written(given.name)
         if {"weight", "max_running"} & set(limits):
-            await _tell_queues(catalog, scripts, given.name, written)
-        return written
+            await _tell_queues(backend, given.name, written)
+        return written.limits
 
-    written: dict[str, str] = _run(given, write)
+    written = on_backend(given, write)
     if given.json:
-        _print_json({"name": given.name, "limits": written})
+        print_json({"name": given.name, "limits": written})
     else:
-        print(" ".join([given.name, *(f"{limit}={value}" for limit, value in written.items())]))
+        print(_line(given.name, written))
     return 0
 
 
-async def _tell_queues(catalog: "Catalog", scripts: "Scripts", account: str, written: Mapping[str, str]) -> None:
-    """What waits goes by it too. A default is known to the API alone, which tells a queue with the next create."""
+async def _tell_queues(backend: Backend, account: str, written: "Written") -> None:
+    """What waits goes by it too. A default of `max_running` the API alone knows, and brings with the next create."""
     import asyncio
 
     from director.core.account_limits import UNLIMITED
 
-    limits = UNLIMITED.over(written)
-    queues = await catalog.queues()
-    await asyncio.gather(
-        *(scripts.limit(queue, account, weight=limits.weight, most_running=limits.max_running) for queue in queues)
-    )
+    limits = UNLIMITED.over(written.limits)
+    most_running: int | Literal["kept"] | None = limits.max_running if "max_running" in written.limits else "kept"
+
+    async def tell(queue: "QueueName") -> None:
+        await backend.scripts.limit(
+            queue, account, weight=limits.weight, most_running=most_running, revision=written.revision
+        )
+
+    await asyncio.gather(*map(tell, await backend.catalog.queues()))
 
 
-def _run(given: argparse.Namespace, act: "Callable[[Accounts, Catalog, Scripts], Awaitable[Any]]") -> Any:
-    import anyio
-
-    from director.cli.where import redis_url
-
-    return anyio.run(_connected, redis_url(given), act)
-
-
-async def _connected(url: str, act: "Callable[[Accounts, Catalog, Scripts], Awaitable[Any]]") -> Any:
-    from director.core.accounts import Accounts
-    from director.core.catalog import Catalog
-    from director.core.clock import SystemClock
-    from director.core.gatherer import Gatherer
-    from director.core.redis_client import client
-    from director.core.scripts import Scripts
-
-    redis = client(url, name="director-cli")
-    gatherer = Gatherer(redis)
-    scripts = Scripts(gatherer)
-    try:
-        return await act(Accounts(redis), Catalog(redis, scripts, SystemClock()), scripts)
-    finally:
-        await gatherer.aclose()
-        await redis.aclose()
-
-
-def _print_json(facts: Any) -> None:
-    import msgspec
-
-    print(msgspec.json.encode(facts).decode())
+def _line(name: str, limits: dict[str, str]) -> str:
+    return " ".join([name, *(f"{limit}={value}" for limit, value in limits.items())])

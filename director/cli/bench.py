@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from director.cli.arguments import Commands, add_home, add_json
+from director.cli.pipe import print_json
 
 __all__ = ("add",)
 
@@ -59,13 +60,14 @@ def _at_least(least: int) -> Callable[[str], int]:
 
 
 def _latency(given: argparse.Namespace) -> int:
-    import msgspec
-
     from director.bench.latency import latency, told
     from director.up.home import Home
 
     facts = latency(Home(Path(given.home)), rounds=given.n)
-    print(msgspec.json.encode(facts).decode() if given.json else told(facts))
+    if given.json:
+        print_json(facts)
+    else:
+        print(told(facts))
     return 0
 
 

@@ -2,15 +2,16 @@
 
 import argparse
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Final
 
 from director.cli.arguments import CommandParser, Commands, add_json, add_redis
+from director.cli.backend import Backend, on_backend
+from director.cli.pipe import print_json, printable
 
 if TYPE_CHECKING:
     from director.core.catalog import Catalog
-    from director.core.dead import DeadLetter, DeadLetters, Done, Place, Shown
+    from director.core.dead import DeadLetter, Done, Letters, Place, Shown
     from director.core.ids import PredictionId, QueueName
 
 __all__ = ("add",)
@@ -58,19 +59,20 @@ def _rate(text: str) -> float:
 
 
 def _list(given: argparse.Namespace) -> int:
-    from director.core.dead import Letters, Place
+    from director.core.dead import Place
     from director.core.errors import SettingsError
 
     before = Place.parse(given.cursor)
     if given.cursor and before is None:
         raise SettingsError(f"{given.cursor!r} is no cursor: take the one that an earlier list printed.")
 
-    async def read(dead: "DeadLetters", catalog: "Catalog") -> Letters:
-        return await dead.page(await _queues(catalog, given.queue), before=before, count=max(1, given.n))
+    async def read(backend: Backend) -> "Letters":
+        queues = await _queues(backend.catalog, given.queue)
+        return await backend.dead.page(queues, before=before, count=max(1, given.n))
 
-    letters: Letters = _run(given, read)
+    letters = on_backend(given, read)
     if given.json:
-        print(_json(letters))
+        print_json(letters)
         return 0
     for letter in letters.results:
         print(_line(letter))
@@ -88,16 +90,16 @@ def _show(given: argparse.Namespace) -> int:
 
     [name] = _ids([given.id])
 
-    async def read(dead: "DeadLetters", _: "Catalog") -> "Shown | None":
-        return await dead.show(name)
+    async def read(backend: Backend) -> "Shown | None":
+        return await backend.dead.show(name)
 
-    shown: Shown | None = _run(given, read)
+    shown = on_backend(given, read)
     if shown is None:
         raise SettingsError(f"{given.id} is no dead letter: `director dead list` shows them.")
     if given.json:
-        print(_json({**msgspec.structs.asdict(shown.letter), "input": shown.input}))
+        print_json({**msgspec.structs.asdict(shown.letter), "input": shown.input})
     else:
-        print("\n".join([_line(shown.letter), *_told(shown)]))
+        print("\n".join(map(printable, [_line(shown.letter), *_told(shown)])))
     return 0
 
 
@@ -108,52 +110,21 @@ def _do(given: argparse.Namespace) -> int:
         raise SettingsError(f"say which: `director dead {given.action} ID …`, or --all, or --all --queue NAME.")
     ids = _ids(given.ids)
 
-    async def do(dead: "DeadLetters", catalog: "Catalog") -> "Done":
+    async def do(backend: Backend) -> "Done":
+        dead = backend.dead
         act = dead.revive if given.action == "revive" else dead.drop
-        slices = dead.every(await _queues(catalog, given.queue)) if given.all else _slices(await dead.named(ids))
+        queues = await _queues(backend.catalog, given.queue)
+        slices = dead.every(queues) if given.all else _slices(await dead.named(ids))
         return await act(slices, rate=given.rate)
 
-    done: Done = _run(given, do)
+    done = on_backend(given, do)
     if given.json:
-        print(_json({"done": done.done, "refused": done.refused}))
+        print_json({"done": done.done, "refused": done.refused})
     else:
         print(f"{done.done} {'revived' if given.action == 'revive' else 'dropped'}")
         for name in done.refused:
             print(f"{name} is no dead letter, or its input was removed: nothing was done")
     return 1 if done.refused else 0
-
-
-def _run(given: argparse.Namespace, do: "Callable[[DeadLetters, Catalog], Awaitable[Any]]") -> Any:
-    import anyio
-
-    from director.cli.where import redis_url
-
-    url = redis_url(given)
-
-    async def main() -> Any:
-        async with _opened(url) as (dead, catalog):
-            return await do(dead, catalog)
-
-    return anyio.run(main)
-
-
-@asynccontextmanager
-async def _opened(url: str) -> "AsyncIterator[tuple[DeadLetters, Catalog]]":
-    from director.core.catalog import Catalog
-    from director.core.clock import SystemClock
-    from director.core.dead import DeadLetters
-    from director.core.gatherer import Gatherer
-    from director.core.redis_client import client
-    from director.core.scripts import Scripts
-
-    redis, clock = client(url, name="director-cli"), SystemClock()
-    gatherer = Gatherer(redis)
-    scripts = Scripts(gatherer)
-    try:
-        yield DeadLetters(redis, scripts, clock), Catalog(redis, scripts, clock)
-    finally:
-        await gatherer.aclose()
-        await redis.aclose()
 
 
 async def _queues(catalog: "Catalog", queue: str) -> "list[QueueName]":
@@ -194,9 +165,3 @@ def _told(shown: "Shown") -> list[str]:
     ]
     removed = "removed: it cannot be revived any more"
     return [*lines, f"  input {removed if shown.input is None else bytes(shown.input).decode(errors='replace')}"]
-
-
-def _json(body: object) -> str:
-    import msgspec
-
-    return msgspec.json.encode(body).decode()

@@ -4,6 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from director.cli.arguments import Commands, add_json, add_redis
+from director.cli.pipe import print_json
 
 if TYPE_CHECKING:
     from director.core.settings import CommonSettings
@@ -27,7 +28,6 @@ def add(commands: Commands) -> None:
 
 def _doctor(given: argparse.Namespace) -> int:
     import anyio
-    import msgspec
 
     from director.cli.where import redis_url
     from director.core.settings import CommonSettings, load
@@ -36,7 +36,7 @@ def _doctor(given: argparse.Namespace) -> int:
     settings = load(CommonSettings, redis_url=redis_url(given))
     findings = anyio.run(_examine, settings)
     if given.json:
-        print(msgspec.json.encode({"ok": not has_failed(findings), "checks": findings}).decode())
+        print_json({"ok": not has_failed(findings), "checks": findings})
     else:
         width = max(len(finding.check) for finding in findings)
         for finding in findings:

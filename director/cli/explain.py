@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from director.cli.arguments import Commands, add_json, add_service
+from director.cli.pipe import print_json, printable
 from director.cli.words import span
 
 if TYPE_CHECKING:
@@ -37,7 +38,10 @@ def _explain(given: argparse.Namespace) -> int:
 
     with Client(service(given)) as client:
         body = client.explain(given.id)
-    print(bytes(body).decode() if given.json else "\n".join(lines(read(body, Story))))
+    if given.json:
+        print_json(body)
+    else:
+        print("\n".join(map(printable, lines(read(body, Story)))))
     return 0
 
 

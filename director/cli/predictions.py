@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from director.cli.arguments import Commands, add_json, add_service, input_value, model_name
+from director.cli.pipe import print_json
 from director.core.errors import DirectorError
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _predict(given: argparse.Namespace) -> int:
                 raise
             prediction = seen(body)
             if given.json:
-                _print_json(body)
+                print_json(body)
             if given.output and prediction.status is Status.SUCCEEDED:
                 _save(prediction.output, given.output)
     return DONE if prediction.status is Status.SUCCEEDED else FAILED
@@ -150,14 +151,10 @@ def _show(given: argparse.Namespace, body: "Raw") -> int:
     from director.cli.client import seen
 
     if given.json:
-        _print_json(body)
+        print_json(body)
     else:
         _print_facts(seen(body))
     return DONE
-
-
-def _print_json(body: "Raw") -> None:
-    print(bytes(body).decode())
 
 
 def _print_facts(prediction: "Seen") -> None:

@@ -5,18 +5,20 @@ Reads Redis itself, so it works while no API does.
 
 import argparse
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from director.cli.arguments import CommandParser, Commands, add_json, add_redis
+from director.cli.backend import Backend, on_backend
+from director.cli.pipe import print_json
 
 if TYPE_CHECKING:
     from director.core.ids import QueueName
-    from director.core.queues import Queues, Tenant
-    from director.core.scripts import QueueStats, Scripts
-
-    Do = Callable[[Scripts, Queues, QueueName], Awaitable[Any]]
+    from director.core.queues import Tenant
+    from director.core.scripts import QueueStats
 
 __all__ = ("add",)
+
+Done = TypeVar("Done")
 
 MOST_TENANTS: Final = 10
 MOST_STREAMS: Final = 32  # of core.shards, which is imported only when a command runs; a test holds the two together
@@ -69,12 +71,12 @@ def _list(given: argparse.Namespace) -> int:
 
     from director.cli.queue_text import table
 
-    async def read(scripts: "Scripts", queues: "Queues") -> "list[tuple[str, QueueStats]]":
-        return [(queue, await scripts.stats(queue)) for queue in await queues.all()]
+    async def read(backend: Backend) -> "list[tuple[str, QueueStats]]":
+        return [(queue, await backend.scripts.stats(queue)) for queue in await backend.queues.all()]
 
-    found: list[tuple[str, QueueStats]] = _run(given, read)
+    found = on_backend(given, read)
     if given.json:
-        _print_json([{"queue": queue, **msgspec.to_builtins(stats)} for queue, stats in found])
+        print_json([{"queue": queue, **msgspec.to_builtins(stats)} for queue, stats in found])
     elif found:
         print("\n".join(table(found)))
     else:
@@ -87,26 +89,24 @@ def _show(given: argparse.Namespace) -> int:
 
     from director.cli.queue_text import report
 
-    async def read(scripts: "Scripts", queues: "Queues", queue: "QueueName") -> "tuple[str, QueueStats, list[Tenant]]":
-        return queue, await scripts.stats(queue), await queues.tenants(queue, most=MOST_TENANTS)
+    async def read(backend: Backend, queue: "QueueName") -> "tuple[str, QueueStats, list[Tenant]]":
+        return queue, await backend.scripts.stats(queue), await backend.queues.tenants(queue, most=MOST_TENANTS)
 
-    found: tuple[str, QueueStats, list[Tenant]] = _on_one(given, read)
-    queue, stats, tenants = found
+    queue, stats, tenants = _on_one(given, read)
     if given.json:
-        _print_json({"queue": queue, **msgspec.to_builtins(stats), "tenants": msgspec.to_builtins(tenants)})
+        print_json({"queue": queue, **msgspec.to_builtins(stats), "tenants": msgspec.to_builtins(tenants)})
     else:
         print("\n".join(report(queue, stats, tenants)))
     return 0
 
 
 def _resize(given: argparse.Namespace) -> int:
-    async def act(scripts: "Scripts", _: "Queues", queue: "QueueName") -> "tuple[str, int, int]":
-        return (queue, *await scripts.resize(queue, streams=given.streams))
+    async def act(backend: Backend, queue: "QueueName") -> tuple[str, int, int]:
+        return (queue, *await backend.scripts.resize(queue, streams=given.streams))
 
-    found: tuple[str, int, int] = _on_one(given, act)
-    queue, streams, read = found
+    queue, streams, read = _on_one(given, act)
     if given.json:
-        _print_json({"queue": queue, "streams": streams, "read": read})
+        print_json({"queue": queue, "streams": streams, "read": read})
     elif read == streams:
         print(f"{queue}: {streams} streams in each lane")
     else:
@@ -118,19 +118,15 @@ def _resize(given: argparse.Namespace) -> int:
 
 
 def _pause(given: argparse.Namespace) -> int:
-    from director.core.accounts import refuse_name
+    async def act(backend: Backend, queue: "QueueName") -> "tuple[str, Tenant | None]":
+        if given.account:
+            await backend.accounts.refuse_unknown(given.account)
+        await backend.scripts.pause(queue, paused=given.paused, tenant=given.account)
+        return queue, await backend.queues.tenant(queue, given.account) if given.account else None
 
-    if given.account:
-        refuse_name(given.account)
-
-    async def act(scripts: "Scripts", queues: "Queues", queue: "QueueName") -> "tuple[str, Tenant | None]":
-        await scripts.pause(queue, paused=given.paused, tenant=given.account)
-        return queue, await queues.tenant(queue, given.account) if given.account else None
-
-    found: tuple[str, Tenant | None] = _on_one(given, act)
-    queue, tenant = found
+    queue, tenant = _on_one(given, act)
     if given.json:
-        _print_json({"queue": queue, "account": given.account or None, "paused": given.paused})
+        print_json({"queue": queue, "account": given.account or None, "paused": given.paused})
         return 0
     whose = f" of {tenant.name}, which has {tenant.waiting} waiting and {tenant.running} running" if tenant else ""
     print(f"{queue} {'hands out nothing' if given.paused else 'hands out again what waits'}{whose}")
@@ -143,57 +139,26 @@ def _bound(given: argparse.Namespace) -> int:
     if (given.mode == "bounded") != (given.max_queued is not None):
         raise SettingsError("--max-queued N goes with bounded, and with nothing else.")
 
-    async def act(scripts: "Scripts", _: "Queues", queue: "QueueName") -> str:
-        await scripts.bound(queue, mode=given.mode, max_queued=given.max_queued)
+    async def act(backend: Backend, queue: "QueueName") -> str:
+        await backend.scripts.bound(queue, mode=given.mode, max_queued=given.max_queued)
         return queue
 
-    queue: str = _on_one(given, act)
+    queue = _on_one(given, act)
     if given.json:
-        _print_json({"queue": queue, "mode": given.mode, "max_queued": given.max_queued})
+        print_json({"queue": queue, "mode": given.mode, "max_queued": given.max_queued})
     else:
         print(f"{queue}: {given.mode}{f', at most {given.max_queued} waiting' if given.max_queued else ''}")
     return 0
 
 
-def _on_one(given: argparse.Namespace, do: "Do") -> Any:
+def _on_one(given: argparse.Namespace, act: "Callable[[Backend, QueueName], Awaitable[Done]]") -> Done:
     """Do something with the queue that the line names. Raises SettingsError where there is none."""
     from director.core.errors import SettingsError
 
-    async def named(scripts: "Scripts", queues: "Queues") -> Any:
-        queue = await queues.named(given.queue)
+    async def named(backend: Backend) -> Done:
+        queue = await backend.queues.named(given.queue)
         if queue is None:
             raise SettingsError(f"there is no queue {given.queue}: `director queues` shows them.")
-        return await do(scripts, queues, queue)
+        return await act(backend, queue)
 
-    return _run(given, named)
-
-
-def _run(given: argparse.Namespace, do: "Callable[[Scripts, Queues], Awaitable[Any]]") -> Any:
-    import anyio
-
-    from director.cli.where import redis_url
-
-    async def main(url: str) -> Any:
-        from director.core.catalog import Catalog
-        from director.core.clock import SystemClock
-        from director.core.gatherer import Gatherer
-        from director.core.queues import Queues
-        from director.core.redis_client import client
-        from director.core.scripts import Scripts
-
-        redis = client(url, name="director-cli")
-        gatherer = Gatherer(redis)
-        scripts = Scripts(gatherer)
-        try:
-            return await do(scripts, Queues(redis, Catalog(redis, scripts, SystemClock())))
-        finally:
-            await gatherer.aclose()
-            await redis.aclose()
-
-    return anyio.run(main, redis_url(given))
-
-
-def _print_json(body: object) -> None:
-    import msgspec
-
-    print(msgspec.json.encode(body).decode())
+    return on_backend(given, named)

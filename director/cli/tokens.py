@@ -2,17 +2,13 @@
 
 import argparse
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Sequence
 
 from director.cli.arguments import Commands, add_json, add_redis
-
-if TYPE_CHECKING:
-    from director.core.accounts import Accounts
+from director.cli.backend import on_backend
+from director.cli.pipe import print_json
 
 __all__ = ("add",)
-
-Made = TypeVar("Made")
 
 
 def add(commands: Commands) -> None:
@@ -34,21 +30,11 @@ def add(commands: Commands) -> None:
 
 
 def _create(given: argparse.Namespace) -> int:
-    import anyio
-    import msgspec
-
-    from director.cli.where import redis_url
-
     lanes, scopes = _words(given.lanes), _words(given.scopes)
     _check(given.account, lanes, scopes)
-    token = anyio.run(
-        _connected,
-        redis_url(given),
-        lambda accounts: accounts.create_token(given.account, lanes=lanes, scopes=scopes),
-    )
+    token = on_backend(given, lambda backend: backend.accounts.create_token(given.account, lanes=lanes, scopes=scopes))
     if given.json:
-        facts = {"account": given.account, "lanes": lanes, "scopes": scopes, "token": token}
-        print(msgspec.json.encode(facts).decode())
+        print_json({"account": given.account, "lanes": lanes, "scopes": scopes, "token": token})
     else:
         print(token)
     return 0
@@ -56,14 +42,12 @@ def _create(given: argparse.Namespace) -> int:
 
 def _revoke(given: argparse.Namespace) -> int:
     """From standard input: what stands on a command line is seen by everybody on the machine, and kept by the shell."""
-    import anyio
-
     from director.cli.where import redis_url
     from director.core.errors import SettingsError
 
-    url = redis_url(given)
+    redis_url(given)  # where none is known, nobody is asked for a token
     token = sys.stdin.readline().strip()
-    if not token or not anyio.run(_connected, url, lambda accounts: accounts.revoke(token)):
+    if not token or not on_backend(given, lambda backend: backend.accounts.revoke(token)):
         raise SettingsError("standard input has no token that speaks for anybody.")
     print("revoked: an API that knew it forgets it once its cache is over")
     return 0
@@ -83,14 +67,3 @@ def _check(account: str, lanes: Sequence[str], scopes: Sequence[str]) -> None:
         raise SettingsError(f"--lanes takes {', '.join(LANES)}, separated by commas.")
     if not scopes or not set(scopes) <= set(SCOPES):
         raise SettingsError(f"--scopes takes {', '.join(SCOPES)}, separated by commas.")
-
-
-async def _connected(url: str, act: "Callable[[Accounts], Awaitable[Made]]") -> Made:
-    from director.core.accounts import Accounts
-    from director.core.redis_client import client
-
-    redis = client(url, name="director-cli")
-    try:
-        return await act(Accounts(redis))
-    finally:
-        await redis.aclose()

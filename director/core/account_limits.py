@@ -5,10 +5,11 @@ queue's own scripts what waits and runs there.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, cast
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.inspect import FloatType, IntType, StructType, UnionType, type_info
 
 from director.core.errors import SettingsError
 
@@ -77,5 +78,16 @@ UNLIMITED: Final = AccountLimits()
 
 
 def _explained(exc: msgspec.ValidationError) -> str:
-    reason, _, place = str(exc).partition(" - at `$.")
-    return f"{place.rstrip('`')}: {reason}"
+    """What the limit that is named in there may be, in a person's words."""
+    name = str(exc).partition(" - at `$.")[2].rstrip("`")
+    fields = cast(StructType, type_info(AccountLimits)).fields
+    [asked] = (field.type for field in fields if field.name == name)
+    kinds = asked.types if isinstance(asked, UnionType) else (asked,)
+    [number] = (kind for kind in kinds if isinstance(kind, FloatType | IntType))
+    word = "whole number" if isinstance(number, IntType) else "number"
+    others = f", {NO_LIMIT} or {DEFAULT}" if len(kinds) > 1 else f" or {DEFAULT}"
+    return f"{name}: a {word} from {_plain(number.ge)} to {_plain(number.le)}{others}"
+
+
+def _plain(number: float | None) -> str:
+    return f"{number or 0:.5f}".rstrip("0").rstrip(".")

@@ -20,7 +20,7 @@ from director.core.keys import LANES
 from director.core.redis_client import ask, text, texts
 from director.core.signing import new_secret
 
-__all__ = ("ACCOUNT_NAME", "SCOPES", "Account", "Accounts", "Usage", "digest", "refuse_name")
+__all__ = ("ACCOUNT_NAME", "SCOPES", "Account", "Accounts", "Usage", "Written", "digest", "refuse_name")
 
 ACCOUNT_NAME: Final = r"^[a-z0-9][a-z0-9_-]{0,63}$"
 # read: see what is there; run: make and cancel predictions; admin: what operators do, over all accounts
@@ -29,12 +29,20 @@ TOKEN_PREFIX: Final = "dr_"  # noqa: S105 - marks a secret for scanners, is none
 
 
 class Account(Struct, frozen=True):
-    """Who a token speaks for, which lanes it may use, and what its account may use."""
+    """Who a token speaks for, which lanes it may use, and what its account may use, as of which change of that."""
 
     name: str
     lanes: tuple[str, ...] = ("normal",)
     scopes: tuple[str, ...] = ("read", "run")
     limits: AccountLimits = UNLIMITED
+    limits_rev: int = 0
+
+
+class Written(Struct, frozen=True):
+    """Those limits of an account that an operator set, as they are written down, and how often any was changed."""
+
+    limits: dict[str, str]
+    revision: int
 
 
 class Usage(Struct, frozen=True, kw_only=True):
@@ -95,39 +103,53 @@ class Accounts:
         if not found:
             return None
         lanes, scopes = found["lanes"].split(","), found["scopes"].split(",")
-        limits = await self.limits(found["account"])
-        return Account(found["account"], tuple(lanes), tuple(scopes), limits)
+        written = await self.written(found["account"])
+        limits = self._defaults.over(written.limits)
+        return Account(found["account"], tuple(lanes), tuple(scopes), limits, written.revision)
 
     async def names(self) -> list[str]:
-        """Every account that was given a token or a limit."""
+        """Every account that was given a token."""
         return sorted(text(name) for name in await ask(lambda: self._redis.smembers(keys.accounts())))
+
+    async def refuse_unknown(self, account: str) -> None:
+        """Raises SettingsError where there is no such account."""
+        refuse_name(account)
+        if not await ask(lambda: self._redis.exists(keys.account(account))):
+            raise SettingsError(
+                f"there is no account {account}: `director account list` shows those that there are, "
+                "`director token create` makes one."
+            )
 
     async def limits(self, account: str) -> AccountLimits:
         """What this account may use. Raises SettingsError where what is written down is none."""
-        return self._defaults.over(await self.limits_set(account))
+        return self._defaults.over((await self.written(account)).limits)
 
-    async def limits_set(self, account: str) -> dict[str, str]:
-        """Those of its limits that differ from everybody's, as they are written down."""
+    async def written(self, account: str) -> Written:
+        """Those of its limits that differ from everybody's."""
         names = AccountLimits.__struct_fields__
-        found = await ask(lambda: self._redis.hmget(keys.account(account), names))
-        return {name: text(value) for name, value in zip(names, found, strict=True) if value is not None}
+        *found, revision = await ask(lambda: self._redis.hmget(keys.account(account), [*names, "limits_rev"]))
+        limits = {name: text(value) for name, value in zip(names, found, strict=True) if value is not None}
+        return Written(limits, int(revision or 0))
 
     async def set_limits(self, account: str, limits: Mapping[str, str]) -> None:
-        """Write down limits of this account, which is made where it does not exist: a number, none or default.
+        """Write down limits of this account: a number, none or default. An API goes by it once its cache is over.
 
-        Raises SettingsError that names the limit and what it should be. An API goes by it once its cache is over.
+        Raises SettingsError where there is no such account, or that names the limit and what it should be.
         """
-        refuse_name(account)
+        await self.refuse_unknown(account)
         written = {name: value for name, value in limits.items() if value != DEFAULT}
-        UNLIMITED.over({**await self.limits_set(account), **written})
+        UNLIMITED.over({**(await self.written(account)).limits, **written})
         taken_back = [name for name in limits if name not in written]
 
         async def write() -> None:
-            await self._make(account)
+            # together with their number: who reads the new one has read the new limits too
+            pipe = self._redis.pipeline(transaction=True)
             if written:
-                await self._redis.hset(keys.account(account), items=[part for pair in written.items() for part in pair])
+                pipe.hset(keys.account(account), items=[part for pair in written.items() for part in pair])
             if taken_back:
-                await self._redis.hdel(keys.account(account), *taken_back)
+                pipe.hdel(keys.account(account), *taken_back)
+            pipe.hincrby(keys.account(account), "limits_rev", 1)
+            await pipe.execute()
 
         await ask(write)
 

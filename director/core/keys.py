@@ -190,7 +190,7 @@ def running(queue: QueueName) -> str:
 
 
 def limits(queue: QueueName) -> str:
-    """hash · tenant → `<weight> <most running>`, for those that have any. Written by enqueue and limit. Permanent."""
+    """hash · tenant → `<weight> <most running> <revision>`, where it has any. By enqueue and limit. Permanent."""
     return _of_queue(queue, "limits")
 
 
@@ -268,7 +268,10 @@ def token(digest: str) -> str:
 
 
 def account(name: str) -> str:
-    """hash · an account: its webhook secret, and its limits where they are not those of all. Permanent."""
+    """hash · an account: its webhook secret; its limits where they are not those of all, and how often they changed.
+
+    Permanent.
+    """
     return f"account:{name}"
 
 

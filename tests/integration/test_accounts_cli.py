@@ -10,8 +10,9 @@ from redis.asyncio import Redis
 
 from director.cli.accounts import LIMITS
 from director.cli.main import main
+from director.core import keys
 from director.core.account_limits import AccountLimits, Bucket
-from director.core.accounts import Accounts
+from director.core.accounts import Accounts, Written
 from director.core.errors import SettingsError
 from director.core.scripts import Scripts
 from tests.support.queue_driver import ACCOUNT, QueueDriver
@@ -41,8 +42,15 @@ def operator(server: RedisServer, redis: Redis, capsys: Any) -> Operator:
     return Operator(server, capsys)
 
 
-async def test_limits_that_are_set_are_those_of_every_token_of_the_account(operator: Operator, redis: Redis) -> None:
-    token = await Accounts(redis).create_token(ACCOUNT)
+@pytest.fixture
+async def token(redis: Redis) -> str:
+    """There is one account."""
+    return await Accounts(redis).create_token(ACCOUNT)
+
+
+async def test_limits_that_are_set_are_those_of_every_token_of_the_account(
+    operator: Operator, redis: Redis, token: str
+) -> None:
     line = ("account", "set", ACCOUNT, "--rate", "2.5", "--burst", "5", "--max-running", "3", "--weight", "2")
     assert await operator.types(*line) == f"{ACCOUNT} rate=2.5 burst=5 max_running=3 weight=2\n"
     account = await Accounts(redis).authenticate(token)
@@ -50,12 +58,18 @@ async def test_limits_that_are_set_are_those_of_every_token_of_the_account(opera
     assert account.limits == AccountLimits(rate=2.5, burst=5, max_running=3, weight=2)
     assert account.limits.bucket("create") == Bucket("create", 2.5, 5)
     assert account.limits.bucket("read") is None
+    assert account.limits_rev == 1
+    await operator.types("account", "set", ACCOUNT, "--rate", "3")
+    changed = await Accounts(redis).authenticate(token)
+    assert changed is not None
+    assert changed.limits_rev == 2
 
 
 def test_every_limit_can_be_set() -> None:
     assert set(LIMITS) == set(AccountLimits.__struct_fields__)
 
 
+@pytest.mark.usefixtures("token")
 async def test_none_and_default_are_not_the_same(operator: Operator, redis: Redis) -> None:
     accounts = Accounts(redis, AccountLimits(rate=1.0, max_queued=9))
     await operator.types("account", "set", ACCOUNT, "--rate", "none", "--max-queued", "4")
@@ -64,20 +78,22 @@ async def test_none_and_default_are_not_the_same(operator: Operator, redis: Redi
     assert await accounts.limits(ACCOUNT) == AccountLimits(rate=1.0, max_queued=9)
 
 
+@pytest.mark.usefixtures("token")
 async def test_what_makes_no_sense_is_refused_and_changes_nothing(operator: Operator, redis: Redis) -> None:
     await operator.types("account", "set", ACCOUNT, "--rate", "2")
     for line, says in [
-        (["--rate", "fast"], "rate: Expected"),
-        (["--burst", "0"], "burst: Expected `int` >= 1"),
-        (["--rate", "3", "--weight", "none"], "weight: Expected"),
+        (["--rate", "fast"], "director: rate: a number from 0.00001 to 100000, none or default\n"),
+        (["--burst", "0"], "director: burst: a whole number from 1 to 1000000, none or default\n"),
+        (["--rate", "3", "--weight", "none"], "director: weight: a number from 0.001 to 1000 or default\n"),
         ([], "say which limit"),
     ]:
         assert says in await operator.is_told("account", "set", ACCOUNT, *line)
     assert "is no account name" in await operator.is_told("account", "set", "No Name", "--rate", "1")
-    assert await Accounts(redis).limits_set(ACCOUNT) == {"rate": "2"}
+    assert await Accounts(redis).written(ACCOUNT) == Written({"rate": "2"}, 1)
     assert await Accounts(redis).names() == [ACCOUNT]
 
 
+@pytest.mark.usefixtures("token")
 async def test_what_waits_already_goes_by_the_new_limit(operator: Operator, driver: QueueDriver) -> None:
     for _ in range(3):
         await driver.submit()
@@ -87,9 +103,30 @@ async def test_what_waits_already_goes_by_the_new_limit(operator: Operator, driv
     assert len(await driver.claim_all()) == 2
 
 
+@pytest.mark.usefixtures("token")
+async def test_a_limit_that_nobody_set_stays_what_the_api_said_it_is(operator: Operator, driver: QueueDriver) -> None:
+    for _ in range(5):
+        await driver.submit(most_running=2)
+    await operator.types("account", "set", ACCOUNT, "--weight", "2")
+    assert await driver.counts(keys.limits(driver.queue)) == {ACCOUNT: "2 2 1"}
+    await operator.types("account", "set", ACCOUNT, "--max-running", "1")
+    await operator.types("account", "set", ACCOUNT, "--max-running", "default")
+    assert await driver.counts(keys.limits(driver.queue)) == {ACCOUNT: "2 1 3"}, "until a create brings the default"
+    assert len(await driver.claim_all()) == 1
+    await driver.submit(most_running=2, weight=2, limits_rev=3)
+    assert len(await driver.claim_all()) == 1
+
+
+@pytest.mark.usefixtures("token")
+async def test_queues_where_it_has_nothing_are_told_nothing(operator: Operator, driver: QueueDriver) -> None:
+    await operator.types("account", "set", ACCOUNT, "--max-running", "1")
+    assert await driver.counts(keys.limits(driver.queue)) == {}
+
+
 async def test_accounts_are_listed_with_what_was_set(operator: Operator, redis: Redis) -> None:
     assert "no accounts yet" in await operator.types("account", "list")
-    await Accounts(redis).create_token("umbrella")
+    for name in ("umbrella", ACCOUNT):
+        await Accounts(redis).create_token(name)
     await operator.types("account", "set", ACCOUNT, "--read-rate", "50")
     assert await operator.types("account", "list") == f"{ACCOUNT} read_rate=50\numbrella\n"
     assert json.loads(await operator.types("account", "list", "--json")) == [
@@ -98,6 +135,7 @@ async def test_accounts_are_listed_with_what_was_set(operator: Operator, redis: 
     ]
 
 
+@pytest.mark.usefixtures("token")
 async def test_one_account_is_shown_with_what_was_denied_and_the_days_compute(
     operator: Operator, scripts: Scripts
 ) -> None:
@@ -116,8 +154,10 @@ async def test_one_account_is_shown_with_what_was_denied_and_the_days_compute(
     }
 
 
-async def test_an_account_that_there_is_not_is_said_to_be_none(operator: Operator) -> None:
-    assert "there is no account nobody" in await operator.is_told("account", "show", "nobody")
+async def test_an_account_that_there_is_not_is_said_to_be_none(operator: Operator, redis: Redis) -> None:
+    for line in (["show", "nobody"], ["set", "nobody", "--rate", "1"]):
+        assert "there is no account nobody" in await operator.is_told("account", *line)
+    assert await Accounts(redis).names() == []
 
 
 async def test_a_token_is_revoked_without_standing_on_a_command_line(
@@ -132,8 +172,7 @@ async def test_a_token_is_revoked_without_standing_on_a_command_line(
     assert "no token that speaks for anybody" in await operator.is_told("token", "revoke")
 
 
-async def test_a_limit_that_somebody_wrote_by_hand_and_that_is_none_is_named(redis: Any) -> None:
-    await Accounts(redis).set_limits(ACCOUNT, {"rate": "1"})
+async def test_a_limit_that_somebody_wrote_by_hand_and_that_is_none_is_named(redis: Any, token: str) -> None:
     await redis.hset(f"account:{ACCOUNT}", "rate", "soon")
-    with pytest.raises(SettingsError, match="rate: Expected"):
+    with pytest.raises(SettingsError, match="rate: a number from"):
         await Accounts(redis).limits(ACCOUNT)

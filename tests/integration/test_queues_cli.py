@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 from director.cli.queue_text import report, table
 from director.cli.queues import MODES, MOST_STREAMS
 from director.core import keys
+from director.core.accounts import Accounts
 from director.core.catalog import Catalog
 from director.core.errors import QueueRefused
 from director.core.queues import Queues, Tenant
@@ -156,7 +157,8 @@ async def test_a_queue_is_paused_and_resumed(run: Run, driver: QueueDriver) -> N
     assert await driver.claim_one()
 
 
-async def test_one_account_is_paused_and_resumed(run: Run, driver: QueueDriver) -> None:
+async def test_one_account_is_paused_and_resumed(run: Run, driver: QueueDriver, redis: Redis) -> None:
+    await Accounts(redis).create_token("team-a")
     mine = await driver.submit(account="team-a")
     other = await driver.submit(account="team-b")
     paused = await said(run, "pause", driver.queue, "--account", "team-a")
@@ -184,6 +186,7 @@ async def test_what_is_more_than_it_can_run_is_bounded(run: Run, driver: QueueDr
         (["show", "no/such"], "there is no queue no/such: `director queues` shows them."),
         (["resize", "no/such:queue", "4"], "there is no queue"),
         (["pause", "acme/echo", "--account", "No Name"], "is no account name"),
+        (["pause", "acme/echo", "--account", "nosuch"], "there is no account nosuch: `director account list` shows"),
         (["bound", "acme/echo", "bounded"], "--max-queued N goes with bounded"),
         (["bound", "acme/echo", "reject", "--max-queued", "5"], "--max-queued N goes with bounded"),
     ],

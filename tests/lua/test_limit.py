@@ -259,6 +259,25 @@ async def test_the_same_limit_twice_is_one(driver: QueueDriver) -> None:
     }
 
 
+async def test_who_has_nothing_here_is_not_noted_down(driver: QueueDriver) -> None:
+    await driver.limit(most_running=1)
+    assert await driver.counts(keys.limits(driver.queue)) == {}
+    await driver.submit(most_running=2)
+    await driver.finish(await driver.claim_one())
+    await driver.scripts.limit(driver.queue, "acme", weight=1, most_running=1, revision=1)
+    await driver.submit(most_running=2)
+    assert await driver.counts(keys.limits(driver.queue)) == {"acme": "1 1 1"}, "who had a limit is told all the same"
+
+
+@pytest.mark.parametrize(("had", "has"), [(3, "2 3 1"), (None, "2  1")])
+async def test_a_number_that_is_kept_is_the_one_that_came_with_the_submit(
+    driver: QueueDriver, had: int | None, has: str
+) -> None:
+    await driver.submit(most_running=had)
+    await driver.scripts.limit(driver.queue, "acme", weight=2, most_running="kept", revision=1)
+    assert await driver.counts(keys.limits(driver.queue)) == {"acme": has}
+
+
 async def test_an_unknown_queue_is_an_error(driver: QueueDriver) -> None:
     before = await dump(driver.redis)
     with pytest.raises(UnknownQueue):

@@ -64,8 +64,7 @@ def test_what_waits_is_told_in_order() -> None:
         "2027-01-15T08:00:00.000Z  accepted from acme, into the lane normal",
         "                          it was told: place 3 of its account's, 41 before it in all, "
         "about 12 s to its start (nine of ten: 30 s)",
-        "2027-01-15T08:00:05.000Z  waits, place 2 of its account's, 7 before it in all. "
-        "An operator paused this queue.",
+        "2027-01-15T08:00:05.000Z  waits, place 2 of its account's, 7 before it in all. An operator paused this queue.",
         "next                      attempt 1 of 3, when its turn has come",
     ]
 
@@ -97,6 +96,15 @@ def test_the_command_prints_it_and_the_json_of_the_service_untouched(capsys: pyt
         assert main(["explain", ID, "--url", url, "--token", "t"]) == 1
     assert service.asked == [f"GET /v1/predictions/{ID}/explain"] * 3
     assert capsys.readouterr().err.startswith("director: Not found.")
+
+
+def test_what_would_steer_a_terminal_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    steered = msgspec.structs.replace(ENDED.record, error="\x1b[2J\u202egone \x9b1mé 日本\r")
+    body = json.loads(msgspec.json.encode(tell(msgspec.structs.replace(ENDED, record=steered))))
+    with Service((200, body)).serving() as url:
+        assert main(["explain", ID, "--url", url, "--token", "t"]) == 0
+    [line] = [line for line in capsys.readouterr().out.split("\n") if "gone" in line]
+    assert line.strip() == "\ufffd[2J\ufffdgone \ufffd1mé 日本"
 
 
 def test_what_is_no_story_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -101,9 +101,18 @@ class QueueScripts(Wire):
             raise UnknownQueue(queue)
 
     async def limit(
-        self, queue: QueueName, tenant: str, *, weight: float, most_running: int | None, revision: int = 0
+        self,
+        queue: QueueName,
+        tenant: str,
+        *,
+        weight: float,
+        most_running: int | Literal["kept"] | None,
+        revision: int = 0,
     ) -> None:
-        """How much of the queue a tenant may have, for what of it waits already, as of this of its changes."""
+        """How much of the queue a tenant may have, for what of it waits already, as of this of its changes.
+
+        `kept`: as many as may run now.
+        """
         running: Arg = "" if most_running is None else most_running
         if not await self._call("limit", [keys.meta(queue)], [queue, tenant, f"{weight:g}", running, revision]):
             raise UnknownQueue(queue)

@@ -8,9 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
+from anyio import to_thread
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
+from director.cli.main import main
 from director.core import keys
 from director.core.accounts import Accounts
 from director.core.clock import SystemClock
@@ -160,6 +162,17 @@ async def test_a_limit_that_is_set_holds_once_the_cache_is_over(door: Door, redi
         assert limit_headers(await create(api)) == (None, None, None)
         await Accounts(redis).set_limits(ACCOUNT, {"rate": "0.01", "burst": "1"})
         assert [(await create(api)).status_code for _ in range(2)] == [201, 429]
+
+
+async def test_an_api_that_knows_older_limits_does_not_bring_them_back(
+    door: Door, settings: ApiSettings, scripts: Scripts, queue: QueueName
+) -> None:
+    line = ["account", "set", ACCOUNT, "--max-running", "1", "--redis", settings.redis_url]
+    async with door(of_all={"cache_s": 60.0}, max_running="10") as api:
+        assert (await create(api)).status_code == 201
+        assert await to_thread.run_sync(main, line) == 0
+        assert (await create(api)).status_code == 201
+    assert len(await scripts.claim(queue, consumer="d1", nonce="n", count=9, lease_s=60)) == 1
 
 
 async def test_a_body_is_not_read_for_who_asks_too_often(door: Door) -> None:

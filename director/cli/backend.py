@@ -1,0 +1,61 @@
+"""What an operator's command works on: one connection to Redis, and the rooms of the core that stand on it.
+
+Decides nothing. The API is not asked, so these commands work while none runs.
+"""
+
+import argparse
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+__all__ = ("Backend", "on_backend")
+
+Done = TypeVar("Done")
+
+
+class Backend:
+    """One server, while a command runs. What it takes is imported with the first one."""
+
+    def __init__(self, redis: "Redis") -> None:
+        from director.core.accounts import Accounts
+        from director.core.catalog import Catalog
+        from director.core.clock import SystemClock
+        from director.core.dead import DeadLetters
+        from director.core.gatherer import Gatherer
+        from director.core.queues import Queues
+        from director.core.scripts import Scripts
+
+        self._redis = redis
+        self._gatherer = Gatherer(redis)
+        clock = SystemClock()
+        self.scripts = Scripts(self._gatherer)
+        self.catalog = Catalog(redis, self.scripts, clock)
+        self.accounts = Accounts(redis)
+        self.queues = Queues(redis, self.catalog)
+        self.dead = DeadLetters(redis, self.scripts, clock)
+
+    async def aclose(self) -> None:
+        """Let go of the connection."""
+        await self._gatherer.aclose()
+        await self._redis.aclose()
+
+
+def on_backend(given: argparse.Namespace, act: Callable[[Backend], Awaitable[Done]]) -> Done:
+    """Do something on the server that the line, the environment or the `up` names; what it returned."""
+    import anyio
+
+    from director.cli.where import redis_url
+
+    return anyio.run(_connected, redis_url(given), act)
+
+
+async def _connected(url: str, act: Callable[[Backend], Awaitable[Done]]) -> Done:
+    from director.core.redis_client import client
+
+    backend = Backend(client(url, name="director-cli"))
+    try:
+        return await act(backend)
+    finally:
+        await backend.aclose()
