@@ -94,16 +94,14 @@ class Consumer:
         self._is_full = False
         seats = await self._resting(self._servers.seats())
         try:
-            portion = self._portions.next(len(seats))
+            portion = self._portions.next(seats)
             claims = await self._claim(portion) if portion else Claims(why="budget")
             self._is_full = claims.why == "budget"
             if claims:
                 crash.at("after_claim")
-            # the first are those of the least busy servers
-            taken, seats = seats[: len(claims)], seats[len(claims) :]
-            if portion:
-                self._portions.take(portion, claims, taken)
+            taken = self._portions.take(portion, claims, seats) if portion else []
             for claim, seat in zip(claims, taken, strict=True):
+                seats.remove(seat)
                 self._start(claim, seat)
             return len(claims)
         finally:

@@ -1,7 +1,7 @@
 """How much the next claim may bring, and what should come first: slots, the cost of a batch, and what is warm.
 
-Pure. Costs in flight together never pass the batch's cost, but for a single one that is larger alone. What ran last is
-asked for again, so that a server need not load other weights, but never so often that others are kept waiting.
+Pure. Costs in flight together never pass the batch's cost, but for a single one that is larger alone. What a server ran
+last is asked for again, so that it need not load other weights, but never so often that others are kept waiting.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from director.core.schema import Claim
-from director.servers import Seat
+from director.servers import Seat, Server
 
 __all__ = ("MOST_SKIPS", "Portion", "Portions")
 
@@ -38,36 +38,41 @@ class Portions:
         self._size = batch_size
         self._taken: list[tuple[Seat, float]] = []
         self._asked_beside = 0
-        self._warm = ""
+        self._warm: dict[Server, tuple[str, str]] = {}
         self._skips = 0
         self._hits = self._keyed = 0
         self._fills = self._filled = 0.0
 
-    def next(self, seats: int) -> Portion | None:
-        """What to ask for with so many seats free; None while what runs leaves no room."""
+    def next(self, seats: Sequence[Seat]) -> Portion | None:
+        """What to ask for with these seats free; None while what runs leaves no room.
+
+        What is warm is that of the first one's server, and only for servers that are warm for the same.
+        """
         self._taken = self._running()
         self._asked_beside = running = len(self._taken)
-        count = min(seats, self._size - running) if self._size else seats
+        count = min(len(seats), self._size - running) if self._size else len(seats)
         budget = self._cost - sum(cost for _, cost in self._taken) if self._cost else None
         if count < 1 or (budget is not None and budget <= 0 and running):
             return None
-        warm = self._warm if self._skips < MOST_SKIPS else ""
+        warm = self._key(seats[0]) if self._skips < MOST_SKIPS else ""
         if warm:
-            count = min(count, MOST_SKIPS - self._skips)
+            count = min(count, MOST_SKIPS - self._skips, sum(self._key(seat) == warm for seat in seats))
         return Portion(count=count, budget=budget, alone=not running, warm=warm)
 
-    def take(self, portion: Portion, claims: Sequence[Claim], seats: Sequence[Seat]) -> None:
-        """What was asked for has come, and runs on these seats."""
-        self._taken += [(seat, claim.record.cost) for claim, seat in zip(claims, seats, strict=True)]
-        for claim in claims:
+    def take(self, portion: Portion, claims: Sequence[Claim], seats: Sequence[Seat]) -> list[Seat]:
+        """What was asked for has come: the seat that each claim runs on, of those that were free."""
+        taken = self._seated(claims, seats)
+        self._taken += [(seat, claim.record.cost) for claim, seat in zip(claims, taken, strict=True)]
+        for claim, seat in zip(claims, taken, strict=True):
             key = claim.record.affinity
             self._keyed += key != ""
-            self._hits += key != "" and key == self._warm
+            self._hits += key != "" and key == self._key(seat)
             self._skips = self._skips + 1 if key != "" and key == portion.warm else 0
-            self._warm = key
+            self._warm[seat.server] = (seat.since, key)
         if self._cost and claims:
             self._fills += 1
             self._filled += min(1.0, sum(cost for _, cost in self._taken) / self._cost)
+        return taken
 
     @property
     def has_more_room(self) -> bool:
@@ -76,9 +81,25 @@ class Portions:
 
     @property
     def figures(self) -> dict[str, str]:
-        """For people: how often the key was that of the run before, and how full a batch was after a claim."""
+        """For people: how often the key was that of the server's run before; how full a batch was after a claim."""
         shares = {"warm_hit_ratio": (self._hits, self._keyed), "batch_fill": (self._filled, self._fills)}
         return {name: f"{part / whole:.3f}" for name, (part, whole) in shares.items() if whole}
+
+    def _seated(self, claims: Sequence[Claim], seats: Sequence[Seat]) -> list[Seat]:
+        """On a server that is warm for it, where there is one; the others in the order of the seats."""
+        free = list(seats)
+        seated: dict[int, Seat] = {}
+        for at, claim in enumerate(claims):
+            key = claim.record.affinity
+            if key and (seat := next((seat for seat in free if self._key(seat) == key), None)):
+                free.remove(seat)
+                seated[at] = seat
+        return [seated[at] if at in seated else free.pop(0) for at in range(len(claims))]
+
+    def _key(self, seat: Seat) -> str:
+        """What its server ran last, since it was started."""
+        since, key = self._warm.get(seat.server, ("", ""))
+        return key if since == seat.since else ""
 
     def _running(self) -> list[tuple[Seat, float]]:
         return [(seat, cost) for seat, cost in self._taken if seat.taken]

@@ -21,12 +21,12 @@ def claims(*keys: str, cost: float = 1) -> list[Claim]:
     return [Claim(replace(RECORD, affinity=key, cost=cost), Raw(b"{}")) for key in keys]
 
 
-def seats(number: int) -> list[Seat]:
-    return [Seat(SERVER, "first") for _ in range(number)]
+def seats(number: int, server: Server = SERVER, *, since: str = "first") -> list[Seat]:
+    return [Seat(server, since) for _ in range(number)]
 
 
 def asked(portions: Portions, number: int) -> Portion:
-    portion = portions.next(number)
+    portion = portions.next(seats(number))
     assert portion is not None
     return portion
 
@@ -34,9 +34,7 @@ def asked(portions: Portions, number: int) -> Portion:
 def run(portions: Portions, *keys: str, cost: float = 1) -> tuple[Portion, list[Seat]]:
     """Ask for so many, and they come."""
     portion = asked(portions, len(keys))
-    taken = seats(len(keys))
-    portions.take(portion, claims(*keys, cost=cost), taken)
-    return portion, taken
+    return portion, portions.take(portion, claims(*keys, cost=cost), seats(len(keys)))
 
 
 def leave(*taken: Seat) -> None:
@@ -60,7 +58,7 @@ def test_the_budget_is_what_the_running_ones_leave() -> None:
 def test_beside_one_that_fills_the_batch_nothing_is_asked_for() -> None:
     portions = Portions(batch_cost=10)
     _, taken = run(portions, "", cost=25)
-    assert portions.next(3) is None
+    assert portions.next(seats(3)) is None
     assert not portions.has_more_room
     leave(*taken)
     assert portions.has_more_room
@@ -71,7 +69,7 @@ def test_no_more_than_the_batch_holds_by_number() -> None:
     portions = Portions(batch_size=3)
     assert asked(portions, 8).count == 3
     _, [first, *_] = run(portions, "", "", "")
-    assert portions.next(5) is None
+    assert portions.next(seats(5)) is None
     leave(first)
     assert asked(portions, 6).count == 1
 
@@ -104,6 +102,53 @@ def test_many_seats_at_once_skip_no_more_than_one_by_one() -> None:
     assert (asked(portions, 20).count, asked(portions, 20).warm) == (MOST_SKIPS, "b")
 
 
+def another_server() -> Server:
+    return Server(ScriptedRunner(), 2, health=Health(status=HealthStatus.READY))
+
+
+def warmed(portions: Portions, key: str, server: Server) -> None:
+    """It runs one with this key."""
+    portion = portions.next(seats(1, server))
+    assert portion is not None
+    leave(*portions.take(portion, claims(key), seats(1, server)))
+
+
+def test_each_server_is_asked_for_what_it_ran_itself() -> None:
+    portions, first, second = Portions(), another_server(), another_server()
+    warmed(portions, "a", first)
+    warmed(portions, "b", second)
+    assert portions.next(seats(1, first)) == Portion(count=1, warm="a")
+    assert portions.next(seats(1, second)) == Portion(count=1, warm="b")
+    assert portions.next([*seats(1, first), *seats(2, second)]) == Portion(count=1, warm="a"), (
+        "the others are asked for next"
+    )
+
+
+def test_what_has_come_goes_to_the_server_that_is_warm_for_it() -> None:
+    portions, first, second = Portions(), another_server(), another_server()
+    warmed(portions, "a", first)
+    warmed(portions, "b", second)
+    free = [*seats(1, first), *seats(2, second)]
+    taken = portions.take(Portion(count=3), claims("", "b", "a"), free)
+    assert [seat.server for seat in taken] == [second, second, first]
+    assert len(set(map(id, taken))) == 3
+
+
+def test_what_is_warm_on_another_server_is_no_hit() -> None:
+    portions, first, second = Portions(), another_server(), another_server()
+    warmed(portions, "a", first)
+    warmed(portions, "a", second)
+    assert portions.figures == {"warm_hit_ratio": "0.000"}
+    warmed(portions, "a", second)
+    assert portions.figures == {"warm_hit_ratio": "0.333"}
+
+
+def test_a_server_that_was_started_anew_is_warm_for_nothing() -> None:
+    portions = Portions()
+    leave(*run(portions, "a")[1])
+    assert portions.next(seats(1, since="second")) == Portion(count=1)
+
+
 def test_the_figures_tell_warm_hits_and_how_full_the_batches_were() -> None:
     portions = Portions(batch_cost=4)
     assert portions.figures == {}
@@ -125,7 +170,7 @@ def test_in_flight_never_passes_the_batch_but_for_one_alone(
     portions = Portions(batch_cost=batch, batch_size=size)
     running: list[tuple[Seat, float]] = []
     while waiting:
-        portion = portions.next(8 - len(running))
+        portion = portions.next(seats(8 - len(running)))
         if portion is not None:
             handed: list[float] = []
             while waiting and len(handed) < portion.count:  # as the script does
@@ -133,8 +178,8 @@ def test_in_flight_never_passes_the_batch_but_for_one_alone(
                 if not fits and not (portion.alone and not handed):
                     break
                 handed.append(waiting.pop(0))
-            taken = seats(len(handed))
-            portions.take(portion, [claim for cost in handed for claim in claims("", cost=cost)], taken)
+            came = [claim for cost in handed for claim in claims("", cost=cost)]
+            taken = portions.take(portion, came, seats(len(handed)))
             running += zip(taken, handed, strict=True)
         else:
             assert running, "nothing runs, and yet nothing is asked for"
