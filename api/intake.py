@@ -139,9 +139,9 @@ async def _file(request: Request, submission: Submission) -> tuple[Accepted, Sto
     parts, account, version = parts_of(request), submission.account, submission.version
     now_ms = parts.clock.now_ms()
     prediction_id = new_prediction_id(model=version.model, now_ms=now_ms)
-    await reserve_compute(request, account, prediction_id, queue=version.queue, cost=submission.cost)
     oldest = lowest_id_at(now_ms - int(parts.settings.listing_ttl_s * 1000))
     try:
+        await reserve_compute(request, account, prediction_id, queue=version.queue, cost=submission.cost)
         _, accepted = await asyncio.gather(
             parts.scripts.enlist(prediction_id, account=account.name, oldest=oldest),
             _enqueue(parts, prediction_id, submission),

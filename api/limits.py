@@ -1,7 +1,8 @@
 """Hold an account to its limits over all queues: a token for each request at the door, compute for each prediction.
 
-Asks nothing for an account without a limit. What was taken and then not used is given back; where it is not known
-whether it was used, it is not, so that a crash may let fewer through, never more.
+Asks nothing for an account without a limit. What was taken for nothing is given back; where it is not known whether it
+was for nothing, it is not, so that a crash may let fewer through, never more. What a prediction took is put right by
+the keeper once it has ended.
 """
 
 import math
@@ -21,7 +22,7 @@ from director.core.scripts import Allowance
 
 __all__ = ("admit", "give_back", "has_compute_limit", "reserve_compute", "return_compute")
 
-UNKNOWN_S: Final = 1.0  # taken for one unit of cost while a queue has finished nothing yet
+UNKNOWN_S: Final = 1.0  # what a run is taken to be while a queue has finished none
 
 
 class Taken(Struct, frozen=True):
@@ -47,12 +48,16 @@ async def admit(request: Request, account: Account, name: BucketName) -> None:
 async def reserve_compute(
     request: Request, account: Account, prediction_id: PredictionId, *, queue: QueueName, cost: float
 ) -> None:
-    """Set aside what this prediction will probably spend of its account's day; else 429, and its token is back."""
+    """Set aside what this prediction will probably spend of its account's day; else 429, and its token is back.
+
+    At least a mean run, whatever cost its caller names: that may ask for more, and for less only at the end.
+    """
     most = account.limits.compute_s_per_day
     if most is None:
         return
     parts = parts_of(request)
-    asked_s = cost * (await parts.lookups.service_s(queue) or UNKNOWN_S)
+    service = await parts.lookups.service(queue)
+    asked_s = (service.run_s or UNKNOWN_S) * max(1, cost / service.cost)
     allowance = await parts.scripts.reserve(account.name, most, id=prediction_id, asked_s=asked_s)
     if not allowance.allowed:
         await give_back(request, account, prediction_id)
@@ -69,7 +74,7 @@ async def give_back(request: Request, account: Account, prediction_id: Predictio
 
 
 async def return_compute(request: Request, account: Account, prediction_id: PredictionId) -> None:
-    """This prediction never ran, or is another one's double. The request itself was one all the same."""
+    """This prediction is another one's double. The request itself was one all the same."""
     if has_compute_limit(account):
         await parts_of(request).scripts.spend(account.name, prediction_id=prediction_id)
 

@@ -5,6 +5,8 @@ A token that was revoked, a limit that was set, or a version that was registered
 
 from typing import Final
 
+from msgspec import Struct
+
 from api.cache import Cache
 from api.requests import VersionRef
 from director.core.accounts import Account, Accounts, digest
@@ -13,11 +15,21 @@ from director.core.clock import Clock
 from director.core.ids import QueueName
 from director.core.scripts import Scripts
 
-__all__ = ("Lookups",)
+__all__ = ("Lookups", "Service")
 
 MOST_TOKENS: Final = 10_000
 MOST_MODELS: Final = 1_000
 MOST_VERSIONS: Final = 250  # each holds a schema, which may be a megabyte
+
+
+class Service(Struct, frozen=True):
+    """A queue's runs lately: how long one takes, 0 while nobody knows, and what it was declared to cost, on average."""
+
+    run_s: float
+    cost: float
+
+
+UNKNOWN: Final = Service(0, 1)
 
 
 class Lookups:
@@ -31,7 +43,7 @@ class Lookups:
         self._models: Cache[str, Model] = Cache(clock=clock, ttl_s=cache_s, most=MOST_MODELS)
         self._owners: Cache[str, str] = Cache(clock=clock, ttl_s=cache_s, most=MOST_MODELS)
         self._versions: Cache[tuple[str, str], Version] = Cache(clock=clock, ttl_s=cache_s, most=MOST_VERSIONS)
-        self._services: Cache[QueueName, float] = Cache(clock=clock, ttl_s=cache_s, most=MOST_MODELS)
+        self._services: Cache[QueueName, Service] = Cache(clock=clock, ttl_s=cache_s, most=MOST_MODELS)
 
     async def account(self, token: str) -> Account | None:
         """Who this token speaks for, and what its account may use. Kept by its digest, as everywhere."""
@@ -53,13 +65,14 @@ class Lookups:
             version = None if model is None else model.latest
         return await self.version(name, version) if name and version else None
 
-    async def service_s(self, queue: QueueName) -> float:
-        """Seconds that one unit of cost takes lately in this queue; 0 while nobody knows. Raises UnknownQueue."""
+    async def service(self, queue: QueueName) -> Service:
+        """What a run of this queue takes. Raises UnknownQueue."""
 
-        async def ask() -> float:
-            return (await self._scripts.stats(queue)).service_ms / 1000
+        async def ask() -> Service:
+            stats = await self._scripts.stats(queue)
+            return Service(stats.service_ms / 1000, stats.service_cost)
 
-        return await self._services.get(queue, ask) or 0
+        return await self._services.get(queue, ask) or UNKNOWN
 
     async def _owner(self, version: str) -> str | None:
         return await self._owners.get(version, lambda: self._catalog.model_of(version))

@@ -10,7 +10,6 @@ from api.answers import json_response
 from api.auth import authenticate
 from api.body import read_body
 from api.intake import submit
-from api.limits import return_compute
 from api.parts import parts_of
 from api.problems import invalid_version, not_found
 from api.requests import VersionRef, parse_create, parse_model, parse_version
@@ -70,8 +69,7 @@ async def cancel(request: Request) -> Response:
     """
     account = await authenticate(request, "run")
     prediction_id = _id(request)
-    if await parts_of(request).scripts.cancel(prediction_id, account=account.name) == "canceled":
-        await return_compute(request, account, prediction_id)
+    await parts_of(request).scripts.cancel(prediction_id, account=account.name)
     return json_response(view(await _owned(request, account, prediction_id)))
 
 

@@ -25,6 +25,7 @@ LONGEST_WAIT_S: Final = 60.0
 SHORTEST_LIFE_S: Final = 5
 LONGEST_LIFE_S: Final = 24 * 60 * 60
 SHORTEST_START_S: Final = 1
+SMALLEST_COST: Final = 0.001
 LARGEST_COST: Final = 1_000_000
 LONGEST_AFFINITY: Final = 255
 AFFINITY_DIGITS: Final = 16
@@ -83,11 +84,11 @@ def start_by_seconds(text: str) -> int:
 
 
 def cost_units(text: str) -> float:
-    """How much it takes, where 1 is what this model's predictions take on average: above 0, to a million; else 422."""
+    """How much it takes, compared with others of this model: from a thousandth to a million; else 422."""
     asked = text.strip()
-    if COST.fullmatch(asked) and 0 < float(asked) <= LARGEST_COST:
+    if COST.fullmatch(asked) and SMALLEST_COST <= float(asked) <= LARGEST_COST:
         return float(asked)
-    raise invalid_header("X-Cost", f"a number above 0, at most {LARGEST_COST:,}")
+    raise invalid_header("X-Cost", f"a number from {SMALLEST_COST} to {LARGEST_COST:,}")
 
 
 def affinity_digest(text: str) -> str:

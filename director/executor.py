@@ -80,10 +80,7 @@ class Executor:
             with self._holdings.holding(held):
                 end = await self._follow(held, progress, seat)
                 self._servers.leave(seat)  # before the last write: the next claim then leaves together with it
-                ran_ms = tracker.ran_ms(self._now())
                 finished = await self._settle(held, progress, end)
-                if finished and claim.record.metered:
-                    await self._spend(claim, ran_ms)
             await self._tell(outbox, finished=finished)
         except Exception:
             log.exception("a claim is left to its lease", extra={"prediction": claim.id})
@@ -187,13 +184,6 @@ class Executor:
                 log.info(word, extra={**_facts(held.claim), "status": end.status, "code": end.code})
                 return finished
         return False
-
-    async def _spend(self, claim: Claim, ran_ms: int | None) -> None:
-        """Put right what its account reserved for it. What cannot be told now stays as it was reserved."""
-        try:
-            await self._scripts.spend(claim.record.account, prediction_id=claim.id, spent_s=(ran_ms or 0) / 1000)
-        except BackendUnavailable as exc:
-            log.warning("compute is left as it was reserved", extra={**_facts(claim), "reason": str(exc)})
 
     async def _give_back(self, held: Held, end: GiveBack) -> Requeued:
         claim = held.claim

@@ -50,6 +50,7 @@ __all__ = (
     "taken",
     "tally",
     "token",
+    "unspent",
     "usage",
     "version",
     "versions",
@@ -232,6 +233,11 @@ def directors(queue: QueueName) -> str:
 def owed(partition: Partition) -> str:
     """zset · ids whose terminal webhook is not delivered → next attempt, ms. Emptied by deliver."""
     return f"{tag(partition)}:owed"
+
+
+def unspent(partition: Partition) -> str:
+    """zset · `<id> <account>` of what ended and had compute reserved → ms that it ran. Emptied by the keeper."""
+    return f"{tag(partition)}:unspent"
 
 
 # ── outside the tag ──────────────────────────────────────────────────────────────────────────────────────────────

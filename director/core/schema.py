@@ -67,7 +67,7 @@ class Record(Struct, frozen=True, kw_only=True):
     revivals: int = 0
     affinity: str = ""  # digest of the key whose predictions like to run on one server
     cost: float = 1
-    metered: bool = False  # its account's compute is counted: see lua/spend.lua
+    metered: bool = False  # its account's compute is counted: see director/keeper/cashier.py
     start_by: int | None = None
     begun: bool = False  # some attempt of it ran
     ended: Token = ""  # of the claim that finished it

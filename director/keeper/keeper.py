@@ -21,6 +21,7 @@ from director.core.redis_client import client
 from director.core.scripts import Scripts
 from director.core.settings import KeeperSettings
 from director.health import Health, redis_check, serve_http
+from director.keeper.cashier import Cashier
 from director.keeper.courier import Courier
 from director.keeper.expirer import Expirer
 from director.keeper.promoter import Promoter
@@ -99,6 +100,7 @@ class Keeper:
         self.retirer = Retirer(scripts, registry, clock)
         self.promoter = Promoter(scripts, registry, clock)
         self.expirer = Expirer(scripts, registry, clock)
+        self.cashier = Cashier(self._redis, scripts, registry, clock)
         self.courier = Courier(self._redis, scripts, registry, webhooks, clock)
         self.health = Health()
         self.health.checks = {"redis": redis_check(self._redis), "durability": self._durability_known}
@@ -107,7 +109,8 @@ class Keeper:
         """Look at the server, then run every role for ever."""
         await process.look_at_redis(self._redis, self._settings, self.health, self._clock)
         async with anyio.create_task_group() as roles:
-            for role in (self.reaper, self.recoverer, self.reconciler, self.retirer, self.promoter, self.expirer):
+            sweeping = (self.reaper, self.recoverer, self.reconciler, self.retirer, self.promoter, self.expirer)
+            for role in (*sweeping, self.cashier):
                 roles.start_soon(role.run)
             roles.start_soon(self.courier.run)
 

@@ -37,6 +37,7 @@ class Registry:
         self._queues: list[QueueName] = []
         self._live: dict[QueueName, str] = {}
         self._owed: dict[Partition, str] = {}
+        self._unspent: dict[Partition, str] = {}
         self._together: list[list[str]] = []
         self._glancing = asyncio.Lock()
         self._glanced_s: float | None = None
@@ -72,17 +73,24 @@ class Registry:
         present = await self._glance(GLANCE_S)
         return [partition for partition, owed in self._owed.items() if owed in present]
 
+    async def unspent(self) -> list[Partition]:
+        """Every partition where what ended had compute reserved."""
+        await self.queues()
+        present = await self._glance(GLANCE_S)
+        return [partition for partition, unspent in self._unspent.items() if unspent in present]
+
     async def _know(self, queues: list[QueueName]) -> None:
         live = {queue: keys.live(queue) for queue in queues}
         by_partition: dict[Partition, list[str]] = {}
         for queue, key in live.items():
             by_partition.setdefault(keys.queue_partition(queue), []).append(key)
         owed = {partition: keys.owed(partition) for partition in sorted(by_partition)}
-        together = [[owed[partition], *by_partition[partition]] for partition in owed]
+        unspent = {partition: keys.unspent(partition) for partition in owed}
+        together = [[owed[partition], unspent[partition], *by_partition[partition]] for partition in owed]
         cluster = await ask(lambda: self._redis.info("cluster"))
         if not cluster["cluster_enabled"]:  # there, a command may not ask for keys of two partitions
             together = [[key for of_partition in together for key in of_partition]]
-        self._queues, self._live, self._owed, self._together = queues, live, owed, together
+        self._queues, self._live, self._owed, self._unspent, self._together = queues, live, owed, unspent, together
         self._glanced_s = None
 
     async def _glance(self, glance_s: float) -> set[str]:

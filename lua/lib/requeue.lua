@@ -33,6 +33,7 @@ local function requeue(id, r, how, now)
     bury(id, r, { error = why, code = code }, now)
     return 'dead'
   end
+  local ran = ran_in_all(id, r, r.started, now)
   unplace(id, r)
   -- a run that died is paid for: else an input that kills servers would hold slots for nothing. Where its director died
   -- too, nobody knows when, and what it was charged stands
@@ -55,6 +56,7 @@ local function requeue(id, r, how, now)
   end
   redis.call('HSET', record_key(id), 'status', 'starting', 'started', '', 'token', '',
     'attempt', how.spent and attempt or attempt - 1, 'seq', seq, 'arrival', r.arrival, unpack(placed))
+  if r.metered ~= '' then redis.call('HSET', record_key(id), 'ran_ms', ran) end
   note_running(r.queue, r.account)
   if r.begun == '' and r.start_by ~= '' then
     redis.call('ZADD', queue_key(r.queue, 'deadline'), soonest(r), id)

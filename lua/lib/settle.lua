@@ -4,6 +4,15 @@
 -- Lifetimes where a queue's own are lost, and the longest that the courier's schedule goes on.
 local DATA_TTL_MS, RECORD_TTL_MS, OWED_MS = 3600000, 604800000, 345600000
 
+-- ms that its runs took so far, with the one that ends now. A holder that went silent may have stopped at any time
+-- before its lease ran out: that is when it did.
+local function ran_in_all(id, r, started, now)
+  local before = tonumber(r.ran_ms) or 0
+  if r.token == '' or started == '' then return before end
+  local until_ms = math.min(now, tonumber(redis.call('ZSCORE', queue_key(r.queue, 'lease'), id)) or now)
+  return before + math.max(0, until_ms - started)
+end
+
 -- end_: error, code, output, logs, metrics, ran_ms, ended (token of the holder that finishes), grace_ms (time that
 -- the holder has to deliver the webhook itself), served_s (what it took of a slot). Removals come first: a full server still lets go of its entries.
 local function settle(id, r, status, end_, now)
@@ -13,6 +22,9 @@ local function settle(id, r, status, end_, now)
   if is_owed then -- nothing ends before the webhook that tells of it; `deliver` shortens it again
     data_ttl, record_ttl = math.max(data_ttl, OWED_MS), math.max(record_ttl, OWED_MS)
   end
+  local started = r.started
+  if started == '' and end_.ran_ms and end_.ran_ms ~= '' then started = now - end_.ran_ms end
+  local ran = ran_in_all(id, r, started, now)
   unplace(id, r)
   if r.arrival ~= '' then count(r.queue, r.token == '' and 'queued' or 'running', r.account, -1) end
   correct(r, end_.served_s or 0)
@@ -22,8 +34,6 @@ local function settle(id, r, status, end_, now)
     redis.call('ZREM', queue_key(r.queue, index), id)
   end
   local seq = r.seq + 1
-  local started = r.started
-  if started == '' and end_.ran_ms and end_.ran_ms ~= '' then started = now - end_.ran_ms end
   redis.call('HSET', record_key(id), 'status', status, 'completed', now, 'started', started, 'seq', seq,
     'token', '', 'mid', '', 'cancel', '', 'charged', '', 'error', end_.error or '', 'code', end_.code or '',
     'metrics', end_.metrics or '', 'ended', end_.ended or '')
@@ -37,6 +47,7 @@ local function settle(id, r, status, end_, now)
   redis.call('PEXPIRE', input_key(id), data_ttl)
   redis.call('PEXPIRE', record_key(id), record_ttl)
   if is_owed then redis.call('ZADD', owed_key(), now + (end_.grace_ms or 0), id) end
+  if r.metered ~= '' then redis.call('ZADD', unspent_key(), ran, id .. ' ' .. r.account) end
   redis.call('PUBLISH', channel(id), seq)
 end
 

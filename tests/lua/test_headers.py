@@ -129,6 +129,7 @@ async def test_scripts_spell_keys_as_python_does(redis: Redis, queue: QueueName)
         "events_key(id)": keys.events(prediction_id),
         "channel(id)": keys.channel(prediction_id),
         "owed_key()": keys.owed(partition_of(prediction_id)),
+        "unspent_key()": keys.unspent(partition_of(prediction_id)),
         "stream_key(queue, 'low', 7)": keys.stream(queue, "low", 7),
         "kick_channel('d1')": keys.kick_channel("d1"),
         "GROUP": keys.GROUP,

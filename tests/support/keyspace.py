@@ -15,7 +15,7 @@ Keyspace = dict[str, tuple[int, bytes]]
 """key -> (moment it expires or -1, its value as DUMP gives it)"""
 
 OF_PREDICTION: Final = re.compile(r"^(\{p\d+\}):(?:rec|in|out|ev):(\w{26})$")
-INDEX: Final = re.compile(r"^(\{p\d+\}):(?:q:.+:(?:live|lease|delayed|deadline|backlog:[a-z]+:[^:]+)|owed)$")
+INDEX: Final = re.compile(r"^(\{p\d+\}):(?:q:.+:(?:live|lease|delayed|deadline|backlog:[a-z]+:[^:]+)|owed|unspent)$")
 COUNTS: Final = re.compile(r"^(\{p\d+\}:q:.+):(?:queued|running|(?:vtime|debt):[a-z]+)$")
 OF_QUEUE: Final = re.compile(r"^\{p\d+\}:q:.+:([a-z]+)\d*$")
 OUTSIDE: Final = re.compile(r"^(?:\{a:[^}]+\}:)?([a-z]+)(?::.*)?$")
@@ -52,8 +52,9 @@ async def _may_stay(redis: Any, name: str, statuses: dict[str, str | None]) -> b
     if match := OF_PREDICTION.match(name):
         return status(*match.groups()) not in (None, *TERMINAL)
     if match := INDEX.match(name):
-        members = [member.decode() for member in await redis.zrange(name, 0, -1)]
-        ended = (None,) if name.endswith(":owed") else (None, *TERMINAL)  # a webhook is owed by what has ended
+        members = [member.decode().partition(" ")[0] for member in await redis.zrange(name, 0, -1)]
+        of_ended = name.endswith((":owed", ":unspent"))  # a webhook is owed, and compute is spent, by what has ended
+        ended = (None,) if of_ended else (None, *TERMINAL)
         return all(status(match[1], member) not in ended for member in members)
     if match := COUNTS.match(name):
         return bool(await redis.exists(f"{match[1]}:live"))

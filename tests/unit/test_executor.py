@@ -100,20 +100,6 @@ async def test_a_runner_that_raises_after_its_end_changes_nothing(
     assert "following a run failed" in caplog.messages
 
 
-async def test_compute_that_was_reserved_for_it_is_put_right_by_what_it_ran(bench: Bench, driver: QueueDriver) -> None:
-    claim = await claimed(driver, metered=True)
-    assert (await driver.scripts.reserve(ACCOUNT, 100, id=claim.id, asked_s=60)).remaining == 40
-    await bench.execute(ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"1"))), claim)
-    assert (await driver.scripts.reserve(ACCOUNT, 100, id="next", asked_s=90)).allowed
-
-
-async def test_compute_stays_reserved_while_a_claim_is_only_given_back(bench: Bench, driver: QueueDriver) -> None:
-    claim = await claimed(driver, metered=True)
-    await driver.scripts.reserve(ACCOUNT, 100, id=claim.id, asked_s=60)
-    await bench.execute(ScriptedRunner(Began(), Ended(outcome=Outcome.LOST)), claim)
-    assert not (await driver.scripts.reserve(ACCOUNT, 100, id="next", asked_s=41)).allowed
-
-
 @pytest.mark.parametrize("is_dead", [True, False])
 async def test_a_server_that_a_run_showed_to_be_dead_is_doubted(
     bench: Bench, driver: QueueDriver, is_dead: bool

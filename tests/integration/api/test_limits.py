@@ -15,10 +15,14 @@ from redis.asyncio import Redis
 from director.cli.main import main
 from director.core import keys
 from director.core.accounts import Accounts
+from director.core.catalog import Catalog
 from director.core.clock import SystemClock
 from director.core.ids import QueueName
 from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
+from director.core.states import Status
+from director.keeper.cashier import Cashier
+from director.keeper.registry import Registry
 from tests.support.api import PlayedDirector, api_client
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 
@@ -40,6 +44,13 @@ def door(redis: Redis, settings: ApiSettings, token: str, queue: QueueName) -> D
             yield client
 
     return enter
+
+
+@pytest.fixture
+def cashier(redis: Redis, scripts: Scripts, catalog: Catalog) -> Cashier:
+    """The part of a keeper that puts compute right."""
+    clock = SystemClock()
+    return Cashier(redis, scripts, Registry(redis, catalog, clock, keep_s=0), clock)
 
 
 def create(api: httpx.AsyncClient, headers: dict[str, str] | None = None, **body: Any) -> Awaitable[httpx.Response]:
@@ -252,30 +263,47 @@ class TestCompute:
             )
         assert await self.used(redis) == (0, 10)
 
-    async def test_goes_by_what_the_queue_takes_for_a_unit_of_cost(
+    @pytest.mark.parametrize(("cost", "reserved"), [("6", 12), ("2", 4), ("0.001", 4)])
+    async def test_is_that_of_a_mean_run_at_least_whatever_cost_is_named(
+        self, door: Door, redis: Any, queue: QueueName, cost: str, reserved: float
+    ) -> None:
+        await redis.hset(keys.meta(queue), mapping={"service_ms": "4000", "service_cost": "2"})
+        async with door(compute_s_per_day="20") as api:
+            assert (await create(api, {"X-Cost": cost})).status_code == 201
+        assert await self.used(redis) == (0, reserved)
+
+    async def test_that_cannot_be_reserved_gives_the_token_of_the_request_back(
         self, door: Door, redis: Any, queue: QueueName
     ) -> None:
-        await redis.hset(keys.meta(queue), "service_ms", "4000")
-        async with door(compute_s_per_day="10") as api:
-            assert (await create(api, {"X-Cost": "2"})).status_code == 201
-        assert await self.used(redis) == (0, 8)
+        async with door(compute_s_per_day="10", rate="0.001", burst="2") as api:
+            await api.get(f"/v1/models/{MODEL}/versions/{VERSION}")  # known to the API, and then forgotten by Redis
+            await redis.delete(keys.meta(queue))
+            answers = [await create(api) for _ in range(5)]
+        assert [answer.status_code for answer in answers] == [422] * 5, "as for any version that nobody registered"
 
-    async def test_of_one_that_waited_and_was_canceled_is_given_back(self, door: Door, redis: Redis) -> None:
+    async def test_of_one_that_waited_and_was_canceled_is_given_back(
+        self, door: Door, redis: Redis, cashier: Cashier
+    ) -> None:
         async with door(compute_s_per_day="10") as api:
             made = (await create(api, {"X-Cost": "10"})).json()
             await api.post(f"/v1/predictions/{made['id']}/cancel")
+            assert await cashier.run_once() == 1
             assert (await create(api, {"X-Cost": "10"})).status_code == 201
         assert await self.used(redis) == (0, 10)
 
-    async def test_of_one_that_runs_stays_reserved_when_it_is_canceled(
-        self, door: Door, redis: Redis, director: PlayedDirector
+    async def test_of_one_that_runs_stays_reserved_when_it_is_canceled_until_it_has_stopped(
+        self, door: Door, redis: Redis, director: PlayedDirector, cashier: Cashier, scripts: Scripts
     ) -> None:
         async with door(compute_s_per_day="10") as api:
             made = (await create(api, {"X-Cost": "10"})).json()
             claim = await director.claim()
             assert claim.record.metered
             await api.post(f"/v1/predictions/{made['id']}/cancel")
-        assert await self.used(redis) == (0, 10)
+            assert await cashier.run_once() == 0
+            assert await self.used(redis) == (0, 10)
+            assert await scripts.finish(claim.id, token=claim.token, status=Status.CANCELED, ran_ms=3000)
+            assert await cashier.run_once() == 1
+        assert await self.used(redis) == (3, 0)
 
     async def test_of_an_idempotent_replay_is_not_reserved_twice(self, door: Door, redis: Redis) -> None:
         async with door(compute_s_per_day="10") as api:
@@ -307,7 +335,7 @@ class TestCostAndAffinity:
 
     @pytest.mark.parametrize(
         "headers",
-        [{"X-Cost": value} for value in ("0", "-1", "1e3", "nan", "", "1000001", "0.0000000", "１")]
+        [{"X-Cost": value} for value in ("0", "0.000999", "-1", "1e3", "nan", "", "1000000.000001", "0.0000000", "１")]
         + [{"X-Affinity-Key": value} for value in ("", "x" * 256)],
     )
     async def test_are_refused_where_they_make_no_sense(self, door: Door, headers: dict[str, str]) -> None:

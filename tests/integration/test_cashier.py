@@ -1,0 +1,84 @@
+"""The cashier: what was reserved for a prediction is put right by what it ran, soon after its end and once."""
+
+import pytest
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.accounts import Accounts
+from director.core.catalog import Catalog
+from director.core.clock import SystemClock
+from director.core.ids import PredictionId, partition_of
+from director.core.scripts import Scripts
+from director.keeper.cashier import Cashier
+from director.keeper.registry import GLANCE_S, Registry
+from director.keeper.sweep import LIMIT
+from tests.support.clock import FakeClock
+from tests.support.queue_driver import ACCOUNT, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+DAY_S = 100_000
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def cashier(redis: Redis, scripts: Scripts, catalog: Catalog, clock: FakeClock) -> Cashier:
+    return Cashier(redis, scripts, Registry(redis, catalog, clock), clock)
+
+
+async def reserved(driver: QueueDriver, asked_s: float = 60) -> PredictionId:
+    """Waits, with so much of its account's day set aside."""
+    prediction_id = await driver.submit(metered=True)
+    assert (await driver.scripts.reserve(ACCOUNT, DAY_S, id=prediction_id, asked_s=asked_s)).allowed
+    return prediction_id
+
+
+async def used(redis: Redis) -> tuple[float, float]:
+    usage = await Accounts(redis).usage(ACCOUNT, day=SystemClock().now_ms() // 86_400_000)
+    return usage.spent_s, usage.reserved_s
+
+
+async def test_what_ran_counts_by_its_runs_and_what_never_ran_not_at_all(
+    cashier: Cashier, driver: QueueDriver, redis: Redis
+) -> None:
+    await reserved(driver)
+    await driver.run(await driver.claim_one(), 4)
+    waits, canceled = [await reserved(driver) for _ in range(2)]
+    await driver.cancel(canceled)
+    assert await used(redis) == (0, 180)
+    assert await cashier.run_once() == 2
+    assert await used(redis) == (4, 60)
+    assert not await redis.exists(keys.unspent(partition_of(waits)))
+
+
+async def test_more_than_one_call_takes_are_put_right_in_one_sweep(
+    cashier: Cashier, driver: QueueDriver, redis: Redis
+) -> None:
+    for _ in range(LIMIT + 1):
+        await driver.cancel(await reserved(driver, 1))
+    assert await cashier.run_once() == LIMIT + 1
+    assert await used(redis) == (0, 0)
+
+
+async def test_two_cashiers_count_a_run_once(
+    cashier: Cashier, driver: QueueDriver, redis: Redis, scripts: Scripts
+) -> None:
+    prediction_id = await reserved(driver)
+    await driver.run(await driver.claim_one(), 4)
+    await scripts.spend(ACCOUNT, prediction_id=prediction_id, spent_s=4)
+    assert await cashier.run_once() == 1
+    assert await used(redis) == (4, 0)
+
+
+async def test_what_ended_is_seen_by_the_next_glance_and_where_nothing_did_nothing_is_asked(
+    cashier: Cashier, driver: QueueDriver, clock: FakeClock, redis: Redis
+) -> None:
+    prediction_id = await reserved(driver)
+    assert await cashier.run_once() == 0
+    await driver.cancel(prediction_id)
+    clock.pass_time(GLANCE_S)
+    assert await cashier.run_once() == 1

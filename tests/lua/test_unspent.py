@@ -1,0 +1,126 @@
+"""What ended and had compute reserved is noted with what its runs took, however it ended; the keeper does the rest."""
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from director.core import keys
+from director.core.ids import PredictionId, partition_of
+from director.core.states import Status
+from tests.support.queue_driver import ACCOUNT, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+
+async def noted(driver: QueueDriver, prediction_id: PredictionId) -> int | None:
+    """ms that are to be spent for it."""
+    return (await driver.members(keys.unspent(partition_of(prediction_id)))).get(f"{prediction_id} {ACCOUNT}")
+
+
+async def canceled(driver: QueueDriver) -> PredictionId:
+    prediction_id = await driver.submit(metered=True)
+    await driver.cancel(prediction_id)
+    return prediction_id
+
+
+async def too_late(driver: QueueDriver) -> PredictionId:
+    prediction_id = await driver.submit(metered=True, start_by_ms=1000)
+    driver.pass_time(2)
+    assert await driver.expire() == (1, 0)
+    return prediction_id
+
+
+async def past_its_deadline(driver: QueueDriver) -> PredictionId:
+    prediction_id = await driver.submit(metered=True, lifetime_ms=1000)
+    driver.pass_time(2)
+    assert await driver.claim() == []
+    return prediction_id
+
+
+async def without_its_input(driver: QueueDriver) -> PredictionId:
+    prediction_id = await driver.submit(metered=True)
+    await driver.redis.delete(keys.input_data(prediction_id))
+    assert await driver.claim() == []
+    return prediction_id
+
+
+async def stopped_before_it_began(driver: QueueDriver) -> PredictionId:
+    prediction_id = await driver.submit(metered=True)
+    claim = await driver.claim_one()
+    driver.pass_time(3)
+    await driver.finish(claim, Status.CANCELED)
+    return prediction_id
+
+
+@pytest.mark.parametrize("end", [canceled, too_late, past_its_deadline, without_its_input, stopped_before_it_began])
+async def test_what_ended_without_a_run_is_noted_with_nothing(
+    driver: QueueDriver, end: Callable[[QueueDriver], Awaitable[PredictionId]]
+) -> None:
+    assert await noted(driver, await end(driver)) == 0
+
+
+async def test_a_run_is_noted_with_what_it_took(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit(metered=True)
+    claim = await driver.claim_one()
+    driver.pass_time(2)
+    seq = await driver.begin(claim)
+    driver.pass_time(4)
+    assert await noted(driver, prediction_id) is None
+    assert await driver.finish(claim, ran_ms=4000, seq=seq)
+    assert await noted(driver, prediction_id) == 4000
+
+
+async def test_a_run_that_ended_before_its_start_was_written_is_noted_too(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit(metered=True)
+    assert await driver.finish(await driver.claim_one(), ran_ms=7)
+    assert await noted(driver, prediction_id) == 7
+
+
+async def test_runs_that_were_given_back_and_lost_count_the_lost_one_to_the_end_of_its_lease(
+    driver: QueueDriver,
+) -> None:
+    prediction_id = await driver.submit(metered=True)
+    given_back = await driver.claim_one()
+    await driver.begin(given_back)
+    driver.pass_time(5)
+    await driver.release(given_back, spent=True)
+    lost = await driver.claim_one(lease_s=15)
+    driver.pass_time(1)
+    await driver.begin(lost)
+    driver.pass_time(3600)
+    assert await driver.reap() == {prediction_id: "delayed"}
+    driver.pass_time(60)
+    assert await driver.promote() == 1
+    last = await driver.claim_one()
+    seq = await driver.begin(last)
+    driver.pass_time(2)
+    assert await driver.finish(last, ran_ms=2000, seq=seq)
+    assert await noted(driver, prediction_id) == 5000 + 14_000 + 2000
+
+
+async def test_a_dead_letter_is_noted_with_all_its_runs_and_what_a_revived_one_takes_is_not(
+    driver: QueueDriver,
+) -> None:
+    prediction_id = await driver.submit(metered=True)
+    became = ""
+    while became != "dead":
+        claim = await driver.claim_one()
+        await driver.begin(claim)
+        driver.pass_time(2)
+        became = await driver.release(claim, spent=True)
+    assert await noted(driver, prediction_id) == 6000
+    assert await driver.revive(prediction_id)
+    claim = await driver.claim_one()
+    driver.pass_time(9)
+    assert await driver.finish(claim, ran_ms=9000)
+    assert await noted(driver, prediction_id) == 6000
+
+
+async def test_what_had_nothing_reserved_is_not_noted(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    claim = await driver.claim_one()
+    await driver.begin(claim)
+    await driver.release(claim, spent=True)
+    await driver.run(await driver.claim_one(), 3)
+    assert not await driver.redis.exists(keys.unspent(partition_of(prediction_id)))
+    assert await driver.field(prediction_id, "ran_ms") == ""
