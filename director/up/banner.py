@@ -7,6 +7,7 @@ import json
 import shlex
 
 from director.core.redis_client import has_password
+from director.up import DEFAULT_HOME
 
 __all__ = ("banner",)
 
@@ -14,19 +15,24 @@ EXAMPLE = "example/hello"
 INPUT = {"text": "hello", "n": 3}
 
 
-def banner(*, url: str, token: str, redis_url: str, home: str, promise: str, has_examples: bool) -> str:
-    """The text. `promise`: what the server's durability means for what it accepts."""
+def banner(*, program: str, url: str, token: str, redis_url: str, home: str, promise: str, has_examples: bool) -> str:
+    """The text. `program`: how this command is called; `promise`: what durability means for what is accepted."""
     parts = [f"\nDirector is up at {url}\n  token  {token}\n  data   {home} ({promise})"]
     if has_examples:
-        parts += [_curl(url, token), _python(url, token), f"Or: director predict {EXAMPLE} -i text=hello -i n=3"]
+        parts += [_curl(url, token), _python(url, token), f"Or: {_predict(program, home)}"]
     else:
-        parts.append(f"Serve a model of yours, say a Cog server on port 5000:\n\n  {_serve(redis_url, home)}")
+        parts.append(f"Serve a model of yours, say a Cog server on port 5000:\n\n  {_serve(program, redis_url, home)}")
     parts.append("Webhooks may go to addresses of this machine. Ctrl-C ends everything; the data stays.\n")
     return "\n\n".join(parts)
 
 
-def _serve(redis_url: str, home: str) -> str:
-    command = "director run --model owner/name --server http://127.0.0.1:5000"
+def _predict(program: str, home: str) -> str:
+    where = "" if home == DEFAULT_HOME else f" --home {shlex.quote(home)}"
+    return f"{program} predict {EXAMPLE} -i text=hello -i n=3{where}"
+
+
+def _serve(program: str, redis_url: str, home: str) -> str:
+    command = f"{program} run --model owner/name --server http://127.0.0.1:5000"
     if not has_password(redis_url):
         return f"{command} --redis {shlex.quote(redis_url)}"
     return f"{command}\n\nwith the redis_url of {home}/up.json in DIRECTOR_REDIS_URL: it holds a password."

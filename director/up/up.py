@@ -5,7 +5,10 @@ Never prints that it is ready before it is, and never leaves a process behind.
 """
 
 import os
+import shlex
+import shutil
 import signal
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -208,6 +211,7 @@ class Up:
     def _say_ready(self, server: Server, *, has_examples: bool) -> None:
         self._say(
             banner(
+                program=_program(),
                 url=self._url,
                 token=self._state.token,
                 redis_url=self._state.redis_url,
@@ -216,6 +220,14 @@ class Up:
                 has_examples=has_examples,
             )
         )
+
+
+def _program() -> str:
+    """This command, as it can be typed again here."""
+    typed = sys.argv[0]
+    if Path(typed).name != "director":  # as a module
+        return f"{shlex.quote(sys.executable)} -m director"
+    return "director" if typed == shutil.which("director") else shlex.quote(typed)
 
 
 @asynccontextmanager

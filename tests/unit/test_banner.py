@@ -5,12 +5,13 @@ import pytest
 from director.up.banner import banner
 
 
-def printed(redis_url: str, *, has_examples: bool) -> str:
+def printed(redis_url: str, *, has_examples: bool, home: str = ".director") -> str:
     return banner(
+        program=".venv/bin/director",
         url="http://127.0.0.1:8080",
         token="the-token",
         redis_url=redis_url,
-        home=".director",
+        home=home,
         promise="kept",
         has_examples=has_examples,
     )
@@ -18,6 +19,14 @@ def printed(redis_url: str, *, has_examples: bool) -> str:
 
 def test_without_examples_it_says_how_to_serve_a_model_on_this_redis() -> None:
     assert "--redis 'unix:///a b/valkey.sock'" in printed("unix:///a b/valkey.sock", has_examples=False)
+
+
+def test_a_command_names_the_program_as_it_was_called_and_another_home_than_the_usual_one() -> None:
+    usual = printed("unix:///valkey.sock", has_examples=True)
+    assert "Or: .venv/bin/director predict example/hello -i text=hello -i n=3\n" in usual
+    other = printed("unix:///valkey.sock", has_examples=True, home="/my data")
+    assert "Or: .venv/bin/director predict example/hello -i text=hello -i n=3 --home '/my data'\n" in other
+    assert "\n  .venv/bin/director run --model" in printed("unix:///valkey.sock", has_examples=False)
 
 
 @pytest.mark.parametrize("has_examples", [True, False])

@@ -31,6 +31,13 @@ def test_the_settings_table_is_what_the_code_reads() -> None:
     assert found[1] == settings_table(), "put the table that settings_table() makes into README.md"
 
 
+def test_a_command_that_the_readme_shows_is_found_after_make_up() -> None:
+    """Nothing puts the commands on anybody's PATH."""
+    lines = (ROOT / "README.md").read_text().splitlines()
+    bare = [line for line in lines if re.search(r"(^ {4}|`)director [a-z]", line)]
+    assert [line for line in bare if not line.startswith("| `director ")] == [], "the table names processes"
+
+
 def test_every_script_has_a_row_in_the_readme_of_its_room() -> None:
     listed = set(
         re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", (ROOT / "lua/README.md").read_text(), re.M)))
