@@ -20,6 +20,7 @@ from api.files import create_file
 from api.health import livez, readyz
 from api.listing import list_predictions
 from api.models import get_model, get_version, list_versions
+from api.outputs import get_output
 from api.parts import Clients, State, running
 from api.predictions import cancel, create, create_of_model, explain, get
 from api.problems import EXCEPTION_HANDLERS
@@ -44,6 +45,7 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("GET", "/models/{owner}/{name}/versions", list_versions),
     ("GET", "/models/{owner}/{name}/versions/{id}", get_version),
     ("POST", "/files", create_file),
+    ("GET", "/outputs/{name}", get_output),
     ("GET", "/account", get_account),
     ("GET", "/webhooks/default/secret", get_webhook_secret),
     ("GET", "/admin/dead", list_dead),

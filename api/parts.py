@@ -18,7 +18,9 @@ from director.core.catalog import Catalog
 from director.core.clock import Clock
 from director.core.dead import DeadLetters
 from director.core.errors import UnsafeBackend
+from director.core.files import FileStore, store_in
 from director.core.gatherer import Gatherer
+from director.core.links import Links
 from director.core.listing import Listing
 from director.core.redis_client import blocking_client, client
 from director.core.scripts import Scripts
@@ -58,6 +60,8 @@ class Parts(Struct, frozen=True, kw_only=True):
     lookups: Lookups
     waiters: Waiters
     gate: Gate
+    links: Links
+    files: FileStore | None
 
 
 class State(TypedDict):
@@ -96,6 +100,8 @@ async def running(
             clock=clock,
             most=settings.max_waits,
         ),
+        links=Links(redis, clock),
+        files=store_in(settings.files_dir, redis, clock),
         gate=Gate(redis, settings, clock=clock, on_unsafe=on_unsafe),
     )
     async with anyio.create_task_group() as tasks:

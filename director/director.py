@@ -27,12 +27,14 @@ from director.core.accounts import Accounts
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import Clock, SystemClock
 from director.core.errors import BackendUnavailable, SettingsError
+from director.core.files import store_in
 from director.core.gatherer import Gatherer
 from director.core.ids import QueueName, version_id
 from director.core.policy import Policy
 from director.core.redis_client import blocking_client, client
 from director.core.scripts import Scripts
 from director.core.settings import DirectorSettings
+from director.ends import Limits, Stop
 from director.executor import Executor
 from director.health import Health, redis_check, serve_http
 from director.heartbeat import KICK_WAIT_S, Heartbeat
@@ -43,7 +45,7 @@ from director.runners.inbox import Inbox
 from director.runners.runner import Health as ServerHealth
 from director.runners.server_url import check_server_url
 from director.servers import Server, Servers
-from director.tracker import Limits, Stop
+from director.storing import Storing
 from director.watch import Watch
 from director.webhooks.addresses import AllowList
 from director.webhooks.outbox import Post
@@ -142,6 +144,12 @@ class Director:
             breaker_cool_s=settings.breaker_cool_s,
             breaker_mode=settings.breaker_mode,
         )
+        store = store_in(settings.files_dir, self._redis, clock, writes=True)
+        self._storing = (
+            None
+            if store is None
+            else Storing(store, clock, run_limit_s=settings.run_limit_s, data_ttl_s=settings.data_ttl_s)
+        )
         self._queue: QueueName | None = None
         self._queue_known = asyncio.Event()
         self._registering = asyncio.Lock()
@@ -220,10 +228,15 @@ class Director:
             holdings=self.holdings,
             servers=self.servers,
             post=post,
-            limits=Limits(output=settings.max_output_bytes, logs=settings.max_log_bytes),
+            limits=Limits(
+                output=settings.max_output_bytes,
+                logs=settings.max_log_bytes,
+                inline=settings.inline_text_bytes if self._storing else None,
+            ),
             policy=self._policy,
             run_limit_s=settings.run_limit_s,
             dice=random.random,
+            storing=self._storing,
         )
         heartbeat = Heartbeat(
             queue=queue,

@@ -1,7 +1,7 @@
-"""Accompany one claimed prediction to its end, in named steps: start and follow → settle → tell.
+"""Accompany one claimed prediction to its end, in named steps: start and follow → end → settle → tell.
 
-Performs what the tracker decides and decides nothing itself. Whatever happens, the claim is finished, given back, or
-left to its lease; it is never ended twice, since every write carries the claim's token.
+Sees to it that what the tracker decides is done (`performer.py`), and decides nothing itself. Whatever happens, the
+claim is finished, given back, or left to its lease; it is never ended twice, since every write carries its token.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from contextlib import aclosing
-from typing import Final, assert_never
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -21,11 +21,14 @@ from director.core.retry import RULES, backoff_s
 from director.core.schema import Claim, Stored
 from director.core.scripts import Requeued, Scripts
 from director.core.states import Status
+from director.ends import Finish, GiveBack, Limits
 from director.holdings import Held, Holdings
+from director.performer import Performer
 from director.progress import Progress
 from director.runners.runner import Began, Ended, Outcome, RunRequest
 from director.servers import Seat, Servers
-from director.tracker import Effect, Finish, GiveBack, Halt, Limits, Stop, Tell, Tracker, Write
+from director.storing import Storing
+from director.tracker import Tracker
 from director.webhooks.outbox import GRACE_S, Outbox, Post
 
 __all__ = ("Executor",)
@@ -37,6 +40,8 @@ AWAY_MOST_S: Final = 5.0
 # Well within the grace after which a courier tries, and as many as one director should remember the ends of
 TELL_S: Final = 25.0
 MOST_TELLING: Final = 64
+# Whose files are being stored off their slots
+MOST_ENDING: Final = 8
 
 ABANDONED: Final = Ended(outcome=Outcome.LOST, error="The run was abandoned")
 FAULT: Final = Ended(outcome=Outcome.LOST, error="Following the run failed inside the director")
@@ -58,6 +63,7 @@ class Executor:
         policy: Policy,
         run_limit_s: float,
         dice: Callable[[], float],
+        storing: Storing | None = None,
     ) -> None:
         self._scripts = scripts
         self._clock = clock
@@ -68,6 +74,8 @@ class Executor:
         self._policy = policy
         self._run_limit_s = run_limit_s
         self._dice = dice
+        self._storing = storing
+        self._ending = 0
         self._telling = 0
 
     async def execute(self, claim: Claim, seat: Seat) -> None:
@@ -76,9 +84,11 @@ class Executor:
         held = Held(claim, tracker, seat.server.runner, self._clock)
         outbox = Outbox(claim.record, self._post, lambda started_ms: self._snapshot(held, started_ms))
         progress = Progress(held, self._scripts, self._clock, outbox if claim.record.webhook else None)
+        performer = Performer(held, progress, self._clock, self._storing)
         try:
             with self._holdings.holding(held):
-                end = await self._follow(held, progress, seat)
+                await self._follow(held, performer, seat)
+                end = await self._end(held, performer, seat)
                 self._servers.leave(seat)  # before the last write: the next claim then leaves together with it
                 finished = await self._settle(held, progress, end)
             await self._tell(outbox, finished=finished)
@@ -86,6 +96,7 @@ class Executor:
             log.exception("a claim is left to its lease", extra={"prediction": claim.id})
         finally:
             self._servers.leave(seat)
+            performer.drop()
             progress.drop()
             outbox.drop()
 
@@ -103,23 +114,20 @@ class Executor:
         finally:
             self._telling -= 1
 
-    async def _follow(self, held: Held, progress: Progress, seat: Seat) -> Finish | GiveBack | None:
-        """Start the run and follow it; what its end asks for, or None when the claim was lost."""
-        ends: list[Finish | GiveBack] = []
-        reading = asyncio.get_running_loop().create_task(self._read(held, progress, seat, ends))
+    async def _follow(self, held: Held, performer: Performer, seat: Seat) -> None:
+        """Start the run and follow it until it is over, or the claim is lost."""
+        reading = asyncio.get_running_loop().create_task(self._read(held, performer, seat))
         await held.read(reading)
         if not reading.cancelled() and (fault := reading.exception()):
             log.error("following a run failed", exc_info=fault, extra={"prediction": held.claim.id})
         if held.is_lost:
-            return None
-        if not ends:
-            ended = ABANDONED if held.stuck else NEVER_BEGAN if held.unbegun else FAULT
-            self._perform(held, progress, held.tracker.apply(ended, self._now()), ends)
+            return
+        if not held.tracker.is_over:
+            performer.feed(ABANDONED if held.stuck else NEVER_BEGAN if held.unbegun else FAULT)
         if held.stuck:
             self._servers.doubt(seat)
-        return ends[0]
 
-    async def _read(self, held: Held, progress: Progress, seat: Seat, ends: list[Finish | GiveBack]) -> None:
+    async def _read(self, held: Held, performer: Performer, seat: Seat) -> None:
         await held.turn()
         crash.at("before_put")
         request = RunRequest(id=held.claim.id, input=held.claim.input)
@@ -131,21 +139,24 @@ class Executor:
                     log.info("prediction started", extra=_facts(held.claim))
                 elif isinstance(event, Ended) and event.server_is_dead:
                     self._servers.doubt(seat)
-                self._perform(held, progress, held.tracker.apply(event, self._now()), ends)
+                performer.feed(event)
+                await performer.room()
 
-    def _perform(self, held: Held, progress: Progress, effects: list[Effect], ends: list[Finish | GiveBack]) -> None:
-        for effect in effects:
-            match effect:
-                case Write():
-                    progress.add(effect.events)
-                case Tell():
-                    progress.tell(effect.event)
-                case Halt():
-                    held.stop(Stop.TOO_LARGE)
-                case Finish() | GiveBack():
-                    ends.append(effect)
-                case _:
-                    assert_never(effect)
+    async def _end(self, held: Held, performer: Performer, seat: Seat) -> Finish | GiveBack | None:
+        """What the end of the run asks for, once its files are stored; None when the claim was lost.
+
+        The slot is not kept meanwhile, but only for so many: a store that is slower than the runs must slow them, or
+        what they put out would pile up here.
+        """
+        if performer.end is None and not held.is_lost:
+            if self._ending < MOST_ENDING:
+                self._servers.leave(seat)
+            self._ending += 1
+            try:
+                await held.settle(performer.work())
+            finally:
+                self._ending -= 1
+        return None if held.is_lost else performer.end
 
     async def _settle(self, held: Held, progress: Progress, end: Finish | GiveBack | None) -> bool:
         """Write the end, for as long as it takes: what the model made must not be lost to a Redis that is away.

@@ -13,8 +13,9 @@ from typing import Final
 from director.core.clock import Clock
 from director.core.ids import PredictionId
 from director.core.schema import Claim, Token
+from director.ends import Stop
 from director.runners.runner import Runner
-from director.tracker import Stop, Tracker
+from director.tracker import Tracker
 
 __all__ = ("Held", "Holdings")
 
@@ -67,6 +68,13 @@ class Held:
                 self._stopping.cancel()
             self._over.set()
 
+    async def settle(self, working: asyncio.Task[None]) -> None:
+        """After `read`: wait for what is still done beside the run. It is let go of when the claim is lost."""
+        self._reading, self._is_cut = working, False
+        if self.is_lost:
+            self._cut()
+        await asyncio.wait({working})
+
     def replace(self, older: "Held") -> None:
         """An older claim of the same prediction was held here: it is lost, whatever the heartbeat knows of it yet."""
         older.lose()
@@ -88,7 +96,7 @@ class Held:
             log.info("stopping a run", extra={"prediction": self.claim.id, "why": why})
         wait_s = DRAIN_WAIT_S if why is Stop.DRAIN else CANCEL_WAIT_S
         self._stop_until = min(self._stop_until, self._clock.monotonic() + wait_s)
-        is_running = not (self.is_lost or self._let_go or self.tracker.ended)
+        is_running = not (self.is_lost or self._let_go or self.tracker.is_over)
         if self.tracker.stopped is not None and self._stopping is None and is_running:
             self._stopping = asyncio.get_running_loop().create_task(self._stop())
 

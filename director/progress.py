@@ -14,8 +14,8 @@ from director.core.errors import BackendUnavailable
 from director.core.schema import NewEvent
 from director.core.scripts import Hold, Scripts
 from director.core.states import WebhookEvent
+from director.ends import Stop
 from director.holdings import Held
-from director.tracker import Stop
 from director.webhooks.outbox import Outbox
 
 __all__ = ("Progress", "heed")

@@ -44,6 +44,7 @@ __all__ = (
     "queues",
     "record",
     "running",
+    "secret",
     "slots",
     "stream",
     "tag",
@@ -79,6 +80,7 @@ PERMANENT: Final = {
     "accounts": "the registry that operators list",
     "listing": "trimmed by every submit",
     "dead": "dead letters wait for a person",
+    "secret": "what it signed would be good no more",
 }
 
 
@@ -304,6 +306,11 @@ def taken(account: str) -> str:
 def compute(account: str) -> str:
     """hash · the day's compute: spent, reserved, and by whom. Written by reserve and spend; 2 days."""
     return f"{{a:{account}}}:compute"
+
+
+def secret(purpose: str) -> str:
+    """string · what one kind of thing is signed with. Made once, by whoever needs it first. Permanent."""
+    return f"secret:{purpose}"
 
 
 def kick_channel(consumer: str) -> str:

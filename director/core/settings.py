@@ -51,6 +51,9 @@ class CommonSettings(Struct, frozen=True, kw_only=True):
         ),
     ] = ""
     log_level: Annotated[str, Meta(pattern="^(debug|info|warning|error)$", description="Least level logged.")] = "info"
+    files_dir: Annotated[
+        str, Meta(description="Folder of output files, which all processes share; empty: data URIs stay in outputs.")
+    ] = ""
 
 
 class ApiSettings(CommonSettings, frozen=True, kw_only=True):
@@ -150,6 +153,9 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     webhook_allow: Annotated[
         str, Meta(description="Receivers that are allowed though private: hosts, networks, the word loopback.")
     ] = ""
+    inline_text_bytes: Annotated[
+        int, Meta(ge=0, description="Largest text in a data URI that stays in an output where files are stored.")
+    ] = 4096
     webhook_interval_s: Annotated[float, Meta(ge=0, description="Least time between output or logs webhooks.")] = 0.5
 
 

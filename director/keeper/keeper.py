@@ -16,6 +16,7 @@ from director import process
 from director.core.accounts import Accounts
 from director.core.catalog import Catalog
 from director.core.clock import Clock, SystemClock
+from director.core.files import store_in
 from director.core.gatherer import Gatherer
 from director.core.redis_client import client
 from director.core.scripts import Scripts
@@ -31,6 +32,7 @@ from director.keeper.recoverer import Recoverer
 from director.keeper.registry import Registry
 from director.keeper.retirer import Retirer
 from director.keeper.server_time import ServerTime
+from director.keeper.tidier import Tidier
 from director.webhooks.addresses import AllowList
 from director.webhooks.sender import Sender
 from director.webhooks.terminal import TerminalWebhooks
@@ -102,6 +104,8 @@ class Keeper:
         self.expirer = Expirer(scripts, registry, clock)
         self.cashier = Cashier(self._redis, scripts, registry, clock)
         self.courier = Courier(self._redis, scripts, registry, webhooks, clock)
+        store = store_in(settings.files_dir, self._redis, clock)
+        self.tidier = None if store is None else Tidier(self._redis, store, clock)
         self.health = Health()
         self.health.checks = {"redis": redis_check(self._redis), "durability": self._durability_known}
 
@@ -113,6 +117,8 @@ class Keeper:
             for role in (*sweeping, self.cashier):
                 roles.start_soon(role.run)
             roles.start_soon(self.courier.run)
+            if self.tidier is not None:
+                roles.start_soon(self.tidier.run)
 
     async def serve_health(self, started: Callable[[int], None]) -> None:
         """Answer /livez and /readyz for ever."""

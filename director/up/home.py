@@ -65,13 +65,18 @@ class Home:
         """Where the embedded server has its configuration, its socket and its data."""
         return self.path / "valkey"
 
+    @property
+    def files(self) -> Path:
+        """Where the files of outputs are."""
+        return self.path / "files"
+
     def log(self, part: str) -> Path:
         return self.path / "logs" / f"{part}.log"
 
     def make(self) -> None:
         """Make the folders that are missing, open to this user only."""
         try:
-            for folder in (self.path, self.path / "logs", self.valkey):
+            for folder in (self.path, self.path / "logs", self.valkey, self.files):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as exc:
             raise UpError(f"Cannot make {exc.filename}: {exc.strerror}. Choose another folder with --home.") from exc

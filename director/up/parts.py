@@ -106,6 +106,7 @@ def _ours(
     allowed = os.environ.get(PREFIX + "WEBHOOK_ALLOW", "")
     settings |= {
         "redis_url": redis_url,
+        "files_dir": os.environ.get(PREFIX + "FILES_DIR", "") or str(home.files),
         "webhook_allow": ",".join(filter(None, [allowed, "loopback"])),
     }
     env = {PREFIX + setting.upper(): value for setting, value in settings.items()}

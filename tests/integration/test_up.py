@@ -176,7 +176,9 @@ def test_predict_takes_a_version_and_sends_and_saves_files(up, tmp_path):
     ).json()["results"][0]["version"]
     assert version.startswith(short)
     by_version = director("predict", f"example/thumbnail:{version}", "-i", f"image=@{picture}", home=up.home)
-    assert by_version.stdout.startswith("data:image/png;base64,")
+    assert by_version.stdout.startswith(f"{up.state['url']}/v1/outputs/")
+    fetched = httpx.get(by_version.stdout.strip())
+    assert (fetched.content, fetched.headers["content-type"]) == (small.read_bytes(), "image/png")
 
 
 def test_what_the_model_refuses_is_one_line_and_exit_code_1(up):

@@ -4,21 +4,24 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import Raw
 
 from director.core import keys
 from director.core.accounts import Accounts
 from director.core.clock import SystemClock
+from director.core.files import FileName, LocalFiles
 from director.core.ids import partition_of
 from director.core.policy import Policy
 from director.core.schema import Claim
 from director.core.states import WebhookEvent
+from director.ends import Limits
 from director.executor import Executor
 from director.holdings import Holdings
 from director.runners.runner import Began, Ended, Health, HealthStatus, Outcome, Produced, RunEvent, RunRequest
 from director.servers import Seat, Server, Servers
-from director.tracker import Limits
+from director.storing import Storing
 from director.webhooks.addresses import AllowList
 from director.webhooks.outbox import Outbox, Post
 from director.webhooks.sender import Sender
@@ -52,17 +55,18 @@ class Bench:
         assert len(self.holdings) == 0
         return server
 
-    def executor(self, servers: Servers, *, run_limit_s: float = 60) -> Executor:
+    def executor(self, servers: Servers, *, run_limit_s: float = 60, storing: Storing | None = None) -> Executor:
         return Executor(
             scripts=self.driver.scripts,
             clock=SystemClock(),
             holdings=self.holdings,
             servers=servers,
             post=self.post,
-            limits=Limits(),
+            limits=Limits(inline=None if storing is None else 0),
             policy=Policy(),
             run_limit_s=run_limit_s,
             dice=lambda: 0.5,
+            storing=storing,
         )
 
 
@@ -215,6 +219,106 @@ async def test_a_newer_claim_of_the_same_prediction_starts_once_the_older_ones_r
         runner.lets_go.set()
         runner.goes_on.set()
     assert runner.story == ["start", "end", "start", "end"]
+
+
+# ---- files ----
+
+PNG = Raw(b'"data:image/png;base64,iVBORw=="')
+
+
+class SlowStore(LocalFiles):
+    """It keeps nothing until it may. `asked`: how often it was asked to."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.goes_on = asyncio.Event()
+
+    async def put(self, name: FileName, data: bytes, *, content_type: str) -> None:
+        self.asked += 1
+        await self.goes_on.wait()
+
+    async def url(self, name: FileName, *, base: str, expires_s: int) -> str:
+        return str(name)
+
+
+@pytest.fixture
+def store() -> SlowStore:
+    return SlowStore()
+
+
+def storing(store: SlowStore) -> Storing:
+    return Storing(store, SystemClock(), run_limit_s=60, data_ttl_s=60)
+
+
+async def test_files_are_stored_off_the_slot_and_the_end_waits_for_them(
+    bench: Bench, driver: QueueDriver, store: SlowStore
+) -> None:
+    runner = ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED, output=PNG))
+    server = Server(runner, 1, busy=1, health=Health(status=HealthStatus.READY))
+    executor = bench.executor(Servers([server]), storing=storing(store))
+    claim = await claimed(driver)
+    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
+        tasks.create_task(executor.execute(claim, Seat(server, server.since)))
+        await eventually(lambda: store.asked, "the store is asked")
+        await eventually(lambda: server.busy, "the seat is left", until=lambda busy: busy == 0)
+        assert len(bench.holdings) == 1
+        assert not (await driver.record(claim.id)).is_terminal
+        store.goes_on.set()
+    assert (await driver.record(claim.id)).status == "succeeded"
+
+
+async def test_a_store_slower_than_the_runs_slows_them(
+    bench: Bench, driver: QueueDriver, store: SlowStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("director.executor.MOST_ENDING", 1)
+    runner = ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED, output=PNG))
+    server = Server(runner, 2, busy=2, health=Health(status=HealthStatus.READY))
+    executor = bench.executor(Servers([server]), storing=storing(store))
+    claims = [await claimed(driver), await claimed(driver)]
+    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
+        for claim in claims:
+            tasks.create_task(executor.execute(claim, Seat(server, server.since)))
+        await eventually(lambda: store.asked, "both wait for the store", until=lambda asked: asked == 2)
+        assert server.busy == 1
+        store.goes_on.set()
+    assert server.busy == 0
+
+
+async def test_a_run_is_not_followed_further_than_its_store_can_take(
+    bench: Bench, driver: QueueDriver, store: SlowStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("director.performer.MOST_AHEAD", 20)
+    produced = [Produced(PNG, index) for index in range(50)]
+    runner = ScriptedRunner(Began(), *produced, Ended(outcome=Outcome.SUCCEEDED))
+    server = Server(runner, 1, busy=1, health=Health(status=HealthStatus.READY))
+    executor = bench.executor(Servers([server]), storing=storing(store))
+    claim = await claimed(driver)
+    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
+        tasks.create_task(executor.execute(claim, Seat(server, server.since)))
+        await eventually(lambda: store.asked, "the store is asked")
+        held = bench.holdings.find(claim.id, claim.token)
+        assert held is not None
+        assert not held.tracker.is_over
+        store.goes_on.set()
+    shown = await driver.scripts.get(claim.id)
+    assert shown is not None
+    assert len(msgspec.json.decode(shown.output or b"")) == 50
+
+
+async def test_a_claim_that_is_lost_while_files_are_stored_ends_without_a_word(
+    bench: Bench, driver: QueueDriver, store: SlowStore
+) -> None:
+    runner = ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED, output=PNG))
+    server = Server(runner, 1, busy=1, health=Health(status=HealthStatus.READY))
+    executor = bench.executor(Servers([server]), storing=storing(store))
+    claim = await claimed(driver)
+    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
+        tasks.create_task(executor.execute(claim, Seat(server, server.since)))
+        await eventually(lambda: store.asked, "the store is asked")
+        held = bench.holdings.find(claim.id, claim.token)
+        assert held is not None
+        held.lose()
+    assert (await driver.record(claim.id)).token == claim.token
 
 
 # ---- the outbox alone ----

@@ -8,10 +8,11 @@ from msgspec.structs import replace
 
 from director.core.schema import Claim
 from director.director import HAND_BACK_S, TELL_S
+from director.ends import Limits, Stop
 from director.holdings import CANCEL_AGAIN_S, CANCEL_ANSWER_S, CANCEL_WAIT_S, DRAIN_WAIT_S, Held, Holdings
 from director.runners.cog import LET_GO_PATIENCE_S
 from director.runners.runner import Began, Ended, Outcome, RunRequest
-from director.tracker import Limits, Stop, Tracker
+from director.tracker import Tracker
 from director.up import parts
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually

@@ -33,8 +33,11 @@ PURE = (
     "director.core.view",
     "director.core.webhook_url",
     "director.doctor.floors",
+    "director.ends",
+    "director.media",
     "director.runners.runner",
     "director.tracker",
+    "director.uploads",
 )
 EDGES = ("redis", "httpx", "anyio", "starlette", "uvicorn", "asyncio", "socket", "time", "logging", "jsonschema_rs")
 NO_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}

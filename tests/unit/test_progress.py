@@ -11,10 +11,11 @@ from director.core.errors import BackendUnavailable
 from director.core.schema import Claim, NewEvent
 from director.core.scripts import Advanced, Scripts
 from director.core.states import Status
+from director.ends import Limits, Stop
 from director.holdings import Held
 from director.progress import Progress
 from director.runners.runner import Began
-from director.tracker import Limits, Stop, Tracker
+from director.tracker import Tracker
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.queue_driver import QueueDriver

@@ -13,21 +13,10 @@ from director.core.ids import PredictionId, QueueName
 from director.core.retry import RULES, ErrorClass
 from director.core.schema import Record
 from director.core.states import TERMINAL, Status, WebhookEvent, may_follow
+from director.ends import CODES, FAULTS, STOPS, Finish, GiveBack, Limits, Stop
 from director.runners.runner import Began, Ended, Logged, Measured, Outcome, Produced, RunEvent
-from director.tracker import (
-    CODES,
-    FAULTS,
-    STOPS,
-    Effect,
-    Finish,
-    GiveBack,
-    Halt,
-    Limits,
-    Stop,
-    Tell,
-    Tracker,
-    Write,
-)
+from director.tracker import Effect, Halt, Tell, Tracker, Write
+from director.uploads import Upload, Uploaded
 
 RECORD = Record(
     id=PredictionId("a" * 26),
@@ -207,7 +196,7 @@ def test_no_output_is_none_not_the_word_null() -> None:
 def test_output_beyond_its_limit_halts_the_run_once_and_fails_it() -> None:
     run = tracker(output=10)
     effects = follow(run, Produced(Raw(b'"123456"'), 0), Produced(Raw(b"1"), 1), Produced(Raw(b"1"), 1))
-    assert effects.count(Halt()) == 1
+    assert effects.count(Halt(Stop.TOO_LARGE)) == 1
     end = finish(run, Ended(outcome=Outcome.CANCELED))
     assert (end.status, end.code, end.output) == (Status.FAILED, "output_too_large", b'["123456"]')
 
@@ -294,6 +283,115 @@ def test_beyond_so_many_bytes_progress_is_no_longer_written() -> None:
     assert len(written(effects, "logs")) == 4
 
 
+# ---- files ----
+
+PNG = Raw(b'"data:image/png;base64,iVBORw=="')
+URL = "http://director.test/v1/outputs/a.png"
+FILE = Raw(b'"%b"' % URL.encode())
+
+
+def storing(*, output: int = 1000) -> Tracker:
+    return Tracker(RECORD, Limits(output=output, logs=1000, inline=100))
+
+
+def upload(effects: Sequence[Effect]) -> Upload:
+    [upload] = [effect for effect in effects if isinstance(effect, Upload)]
+    return upload
+
+
+def test_without_a_store_files_stay_in_the_output() -> None:
+    assert written(follow(tracker(), Produced(PNG, 0)), "output") == [bytes(PNG)]
+
+
+def test_an_output_is_shown_once_its_files_are_stored() -> None:
+    run = storing()
+    effects = follow(run, Produced(PNG, 0))
+    assert effects[:2] == [STARTED, Tell(WebhookEvent.START)]
+    assert [file.content_type for file in upload(effects).files] == ["image/png"]
+    assert run.output is None
+    assert run.apply(Uploaded(0, (URL,)), 0.0) == [Write((("output", bytes(FILE)),)), Tell(WebhookEvent.OUTPUT)]
+
+
+def test_outputs_keep_their_order_and_logs_wait_for_no_file() -> None:
+    run = storing()
+    effects = follow(
+        run, Produced(Raw(b"1"), 0), Produced(PNG, 1), Produced(Raw(b"2"), 2), Logged("hi"), Produced(PNG, 3)
+    )
+    assert written(effects, "output") == [b"1"]
+    assert len(written(effects, "logs")) == 1
+    assert run.apply(Uploaded(1, (URL,)), 0.0) == []
+    assert written(run.apply(Uploaded(0, (URL,)), 0.0), "output") == [bytes(FILE), b"2", bytes(FILE)]
+
+
+def test_the_end_waits_for_every_file() -> None:
+    run = storing()
+    ended = Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"[%b,%b]" % (PNG, PNG)), logs="said")
+    effects = follow(run, Began(), Produced(PNG, 0), ended)
+    assert (run.is_over, run.ended) == (True, False)
+    assert not [effect for effect in effects if isinstance(effect, Finish | GiveBack)]
+    *_, last = [effect for effect in effects if isinstance(effect, Upload)]
+    assert len(last.files) == 2
+    assert run.apply(Uploaded(last.number, (URL, None)), 0.0) == []
+    *_, end = run.apply(Uploaded(0, (URL,)), 0.0)
+    assert end == Finish(status=Status.SUCCEEDED, output=b"[%b,%b]" % (FILE, PNG), logs="said")
+    assert run.ended
+
+
+def test_an_output_is_as_large_as_it_is_with_its_addresses() -> None:
+    run = storing(output=100)
+    large = Raw(b'"data:image/png;base64,%b"' % (b"AAAA" * 100))
+    effects = follow(run, Ended(outcome=Outcome.SUCCEEDED, output=large))
+    [end] = run.apply(Uploaded(upload(effects).number, (URL,)), 0.0)
+    assert isinstance(end, Finish)
+    assert (end.status, end.output) == (Status.SUCCEEDED, bytes(FILE))
+
+
+def test_a_run_whose_file_cannot_be_stored_is_stopped_once_and_fails_with_what_was_shown() -> None:
+    run = storing()
+    follow(run, Produced(Raw(b"1"), 0), Produced(PNG, 1), Produced(PNG, 2))
+    assert run.apply(Uploaded(0, None), 0.0) == [Halt(Stop.UNSTORED)]
+    assert run.apply(Uploaded(1, None), 0.0) == []
+    assert follow(run, Produced(PNG, 3)) == []
+    end = finish(run, Ended(outcome=Outcome.CANCELED, output=Raw(b"[1,%b]" % PNG)))
+    assert (end.status, end.code, end.output) == (Status.FAILED, "output_not_stored", b"[1]")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"), [(Outcome.SUCCEEDED, "output_not_stored"), (Outcome.FAILED, "model_failed")]
+)
+def test_an_end_whose_file_cannot_be_stored_is_a_failure(outcome: Outcome, code: str) -> None:
+    run = storing()
+    effects = follow(run, Began(), Ended(outcome=outcome, output=PNG, error="because"))
+    [end] = run.apply(Uploaded(upload(effects).number, None), 0.0)
+    assert isinstance(end, Finish)
+    assert (end.status, end.code, end.output) == (Status.FAILED, code, b"")
+
+
+@pytest.mark.parametrize("outcome", PASSING)
+def test_what_is_given_back_waits_for_no_file(outcome: Outcome) -> None:
+    run = storing()
+    follow(run, Produced(PNG, 0))
+    assert isinstance(follow(run, Ended(outcome=outcome, output=PNG))[-1], GiveBack)
+    assert run.apply(Uploaded(0, (URL,)), 0.0) == []
+
+
+def test_a_cancel_while_files_are_stored_is_heeded() -> None:
+    run = storing()
+    follow(run, Produced(PNG, 0), Ended(outcome=Outcome.SUCCEEDED))
+    assert run.stop(Stop.USER)
+    *_, end = run.apply(Uploaded(0, (URL,)), 0.0)
+    assert isinstance(end, Finish)
+    assert end.status is Status.CANCELED
+
+
+def test_a_run_lasts_until_its_own_end_and_not_until_its_files_are_stored() -> None:
+    run = storing()
+    run.apply(Produced(PNG, 0), 1.0)
+    run.apply(Ended(outcome=Outcome.SUCCEEDED), 3.0)
+    run.apply(Uploaded(0, (URL,)), 9.0)
+    assert (run.lasted_ms(), run.ran_ms(9.0)) == (2000, 8000)
+
+
 # ---- any order of anything ----
 
 json_items = st.sampled_from([b"1", b'"text"', b"[]", b"{}", b"null", b'"\xc3\xbc"', b'"%s"' % (b"x" * 60)]).map(Raw)
@@ -330,7 +428,7 @@ def test_whatever_happens_there_is_one_end_and_it_is_allowed(steps: list[RunEven
     ends = [effect for effect in effects if isinstance(effect, Finish | GiveBack)]
     assert len(ends) == 1
     assert effects[-1] is ends[0]
-    assert effects.count(Halt()) <= 1
+    assert effects.count(Halt(Stop.TOO_LARGE)) <= 1
 
     kinds = [kind for effect in effects if isinstance(effect, Write) for kind, _ in effect.events]
     assert kinds.count("started") <= 1

@@ -1,0 +1,224 @@
+"""Where the files of outputs are kept: a small interface, and a folder of this machine behind it.
+
+A file belongs to one prediction and is named after it and after its bytes, so that putting it twice is putting it once.
+Never decides how long a file lives: who sweeps does, by whether the prediction's data is still there.
+"""
+
+import hashlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Protocol, TypeVar
+
+from anyio import to_thread
+from msgspec import Struct
+from redis.asyncio import Redis
+
+from director.core.clock import Clock
+from director.core.errors import SettingsError
+from director.core.ids import PredictionId, is_prediction_id
+from director.core.links import Links
+
+__all__ = ("FileName", "FileStore", "LocalFiles", "OpenFile", "file_name", "store_in")
+
+T = TypeVar("T")
+
+READ_BYTES: Final = 256 * 1024
+LONGEST_TYPE: Final = 256
+NAME: Final = re.compile(r"([0-9a-z]{26})-([0-9a-f]{32})\.([a-z0-9]{1,8})")
+PLAIN_TYPE: Final = "application/octet-stream"
+
+# Endings that are not the media type's own second half
+ENDINGS: Final = {
+    "application/octet-stream": "bin",
+    "audio/mpeg": "mp3",
+    "image/jpeg": "jpg",
+    "image/svg+xml": "svg",
+    "model/gltf-binary": "glb",
+    "text/markdown": "md",
+    "text/plain": "txt",
+    "video/quicktime": "mov",
+}
+
+
+class FileName(Struct, frozen=True):
+    """The public name of a file: whose it is, and which. Its ending is for people."""
+
+    prediction_id: PredictionId
+    digest: str
+    ending: str
+
+    def __str__(self) -> str:
+        return f"{self.prediction_id}-{self.digest}.{self.ending}"
+
+    @classmethod
+    def parse(cls, text: str) -> "FileName | None":
+        """None for what is no name of ours: nothing else ever becomes a path."""
+        found = NAME.fullmatch(text)
+        if found is None or not is_prediction_id(found[1]):
+            return None
+        return cls(PredictionId(found[1]), found[2], found[3])
+
+
+class OpenFile(Struct, frozen=True, eq=False):
+    """A file that can be read. `chunks` closes it at its end, or when it is closed early."""
+
+    content_type: str
+    size: int
+    chunks: AsyncGenerator[bytes, None]
+
+
+class FileStore(Protocol):
+    """What a store has to do. Any error that it raises is taken for a passing one, and it is asked again."""
+
+    async def put(self, name: FileName, data: bytes, *, content_type: str) -> None:
+        """Keep a file, for good once this returns. Safe to repeat."""
+        ...
+
+    async def url(self, name: FileName, *, base: str, expires_s: int) -> str:
+        """Where it can be had until then, a unix time. `base`: the public address of the API, without /v1."""
+        ...
+
+    async def open(self, name: FileName) -> OpenFile | None:
+        """Read it; None where it is gone."""
+        ...
+
+    def holders(self, most: int) -> AsyncIterator[list[PredictionId]]:
+        """Whose files are kept, so many predictions at a time."""
+        ...
+
+    async def remove(self, prediction_id: PredictionId) -> None:
+        """Delete all files of this prediction, and of no other."""
+        ...
+
+
+def file_name(prediction_id: PredictionId, data: bytes, *, content_type: str) -> FileName:
+    """The name that these bytes have among the prediction's files."""
+    kind = content_type.partition(";")[0]
+    own = kind.rpartition("/")[2].removeprefix("x-")
+    ending = ENDINGS.get(kind) or (own if re.fullmatch(r"[a-z0-9]{1,8}", own) else "bin")
+    return FileName(prediction_id, hashlib.sha256(data).hexdigest()[:32], ending)
+
+
+def store_in(folder: str, redis: Redis, clock: Clock, *, writes: bool = False) -> "LocalFiles | None":
+    """The store that the setting names; None where it names none. Raises SettingsError where it `writes` and cannot."""
+    if not folder:
+        return None
+    store = LocalFiles(Path(folder), Links(redis, clock))
+    if writes:
+        store.prepare()
+    return store
+
+
+class LocalFiles:
+    """A folder: `<end of the id>/<id>/<digest>.<ending>`. Each file begins with a line that is its media type.
+
+    All processes that read or write it have to see the same folder. `links` signs the addresses at which the API
+    serves it.
+    """
+
+    def __init__(self, folder: Path, links: Links) -> None:
+        self._folder = folder
+        self._links = links
+
+    def prepare(self) -> None:
+        """Make the folder, for this user alone. Raises SettingsError where nothing can be written there."""
+        probe = self._folder / f".{secrets.token_hex(8)}"
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            probe.touch()
+            probe.unlink()
+        except OSError as exc:
+            raise SettingsError(f"DIRECTOR_FILES_DIR: {self._folder} cannot be written ({exc.strerror}).") from exc
+
+    async def put(self, name: FileName, data: bytes, *, content_type: str) -> None:
+        """Written beside its place, brought to the disk, then moved there: nobody ever sees half of it."""
+        await _in_thread(self._put, name, data, content_type)
+
+    async def url(self, name: FileName, *, base: str, expires_s: int) -> str:
+        return await self._links.signed(str(name), base=base, expires_s=expires_s)
+
+    async def open(self, name: FileName) -> OpenFile | None:
+        return await _in_thread(self._open, name)
+
+    async def holders(self, most: int) -> AsyncIterator[list[PredictionId]]:
+        for group in await _in_thread(_names, self._folder):
+            holders = [PredictionId(name) for name in await _in_thread(_names, self._folder / group)]
+            for start in range(0, len(holders), most):
+                yield [each for each in holders[start : start + most] if is_prediction_id(each)]
+
+    async def remove(self, prediction_id: PredictionId) -> None:
+        await _in_thread(self._remove, prediction_id)
+
+    def _home(self, prediction_id: PredictionId) -> Path:
+        # the end of an id is random, so that no folder gets long
+        return self._folder / prediction_id[-2:] / prediction_id
+
+    def _path(self, name: FileName) -> Path:
+        return self._home(name.prediction_id) / f"{name.digest}.{name.ending}"
+
+    def _put(self, name: FileName, data: bytes, content_type: str) -> None:
+        path = self._path(name)
+        if not path.exists():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            new = path.with_name(f".{secrets.token_hex(8)}")
+            try:
+                with new.open("xb") as file:
+                    file.write(content_type.encode("ascii") + b"\n" + data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                new.replace(path)
+            finally:
+                new.unlink(missing_ok=True)
+        for folder in (path.parent, path.parent.parent, self._folder):  # an entry lasts once its folder is written
+            _sync(folder)
+
+    def _open(self, name: FileName) -> OpenFile | None:
+        path = self._path(name)
+        try:
+            with path.open("rb") as file:
+                content_type = file.readline(LONGEST_TYPE).decode("ascii", errors="replace").rstrip("\n")
+                begin, end = file.tell(), os.fstat(file.fileno()).st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return OpenFile(content_type or PLAIN_TYPE, end - begin, _chunks(path, begin))
+
+    def _remove(self, prediction_id: PredictionId) -> None:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self._home(prediction_id))
+
+
+async def _chunks(path: Path, begin: int) -> AsyncGenerator[bytes, None]:
+    """What is in a file after `begin`. Opened with the first chunk: whoever never asks for one holds nothing."""
+    with await _in_thread(_at, path, begin) as file:
+        while chunk := await _in_thread(file.read, READ_BYTES):
+            yield chunk
+
+
+def _at(path: Path, begin: int) -> BinaryIO:
+    file = path.open("rb")
+    file.seek(begin)
+    return file
+
+
+async def _in_thread(call: Callable[..., T], *args: Any) -> T:
+    # a disk that hangs must not hang who waits for it: the thread is left behind
+    return await to_thread.run_sync(call, *args, abandon_on_cancel=True)
+
+
+def _names(folder: Path) -> list[str]:
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return sorted(entry.name for entry in folder.iterdir())
+    return []
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,70 @@
+"""Addresses of output files that need no token: signed, and good until they expire.
+
+The secret behind them is one for all processes, made in Redis by whoever needs it first. Never tells why a signature is
+not good, and knows nothing of what is at an address.
+"""
+
+import hashlib
+import hmac
+import secrets
+from typing import Final
+
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.clock import Clock
+from director.core.errors import BackendUnavailable
+from director.core.redis_client import ask, text
+
+__all__ = ("Links",)
+
+FRESH_S: Final = 5.0
+
+
+class Links:
+    """Signs addresses and checks them. Goes on with the secret that it knows while Redis is away."""
+
+    def __init__(self, redis: Redis, clock: Clock) -> None:
+        self._redis = redis
+        self._clock = clock
+        self._secret = ""
+        self._read_at = 0.0
+
+    async def signed(self, name: str, *, base: str, expires_s: int) -> str:
+        """Where this is had until then. Raises BackendUnavailable while the secret is not known."""
+        signature = _signature(await self._known(), name, str(expires_s))
+        return f"{base}/v1/outputs/{name}?expires={expires_s}&signature={signature}"
+
+    async def are_good(self, name: str, *, expires: str, signature: str) -> bool:
+        """Was this signed by us, and is it not over? Raises BackendUnavailable while the secret is not known."""
+        right = _signature(await self._known(), name, expires)
+        if not hmac.compare_digest(right.encode(), signature.encode(errors="replace")):
+            return False
+        return int(expires) * 1000 > self._clock.now_ms()  # a number, since we signed it
+
+    async def _known(self) -> str:
+        now_s = self._clock.monotonic()
+        if not self._secret or now_s - self._read_at > FRESH_S:
+            try:
+                self._secret = await ask(self._read_or_make)
+            except BackendUnavailable:
+                if not self._secret:
+                    raise
+            else:
+                self._read_at = now_s
+        return self._secret
+
+    async def _read_or_make(self) -> str:
+        key = keys.secret("outputs")
+        if (found := await self._redis.get(key)) is None:
+            # where the server was emptied, the one that addresses were signed with so far
+            await self._redis.set(key, self._secret or secrets.token_urlsafe(32), nx=True)
+            found = await self._redis.get(key)
+        if not found:  # it was emptied this very moment; never sign with nothing
+            raise BackendUnavailable("the secret of files is not there")
+        return text(found)
+
+
+def _signature(secret: str, name: str, expires: str) -> str:
+    # neither part has a line break: what is signed can be read one way only
+    return hmac.digest(secret.encode(), f"{name}\n{expires}".encode(errors="replace"), hashlib.sha256).hex()

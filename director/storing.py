@@ -1,0 +1,96 @@
+"""Put the files of outputs into the store, and say where they are.
+
+Asks a store that fails a few times more, then says that it failed: never waits without end, and never raises for what
+a store does. Knows nothing of what a missing file means for its prediction.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from anyio import to_thread
+
+from director.core.clock import Clock
+from director.core.files import FileName, FileStore, file_name
+from director.core.ids import PredictionId
+from director.core.schema import Record
+from director.core.states import WebhookEvent
+from director.media import DataUri
+
+__all__ = ("Storing",)
+
+log = logging.getLogger(__name__)
+
+PAUSES_S: Final = (0.2, 1.0, 3.0)
+PUT_S: Final = 30.0
+# As long as a webhook is owed that tells of them, the data lives, and so do its files: see lua/lib/settle.lua
+OWED_S: Final = 4 * 86400.0
+
+
+class Storing:
+    """One for all of a director's claims. An address is good until the data is gone for certain: at the latest a whole
+    run and `data_ttl_s` from now.
+    """
+
+    def __init__(self, store: FileStore, clock: Clock, *, run_limit_s: float, data_ttl_s: float) -> None:
+        self._store = store
+        self._clock = clock
+        self._run_limit_s = run_limit_s
+        self._data_ttl_s = data_ttl_s
+
+    async def store(
+        self, record: Record, files: Sequence[DataUri], known: dict[FileName, str]
+    ) -> tuple[str | None, ...] | None:
+        """The addresses of these files; None for one that cannot be decoded, and None for all where the store failed.
+
+        `known`: addresses that this run's files have already, and get here. A file that is seen again keeps its own.
+        """
+        urls: list[str | None] = []
+        for file in files:
+            named = await to_thread.run_sync(_named, record.id, file, abandon_on_cancel=True)
+            if named is None:
+                urls.append(None)
+                continue
+            name, data = named
+            if name not in known:
+                url = await self._until_put(record, name, data, file.content_type)
+                if url is None:
+                    return None
+                known[name] = url
+            urls.append(known[name])
+        return tuple(urls)
+
+    async def remove(self, prediction_id: PredictionId) -> None:
+        """Delete its files now. What cannot be deleted is left to the keeper."""
+        try:
+            async with asyncio.timeout(PUT_S):
+                await self._store.remove(prediction_id)
+        except Exception:
+            log.warning("files are left to the keeper", extra={"prediction": prediction_id}, exc_info=True)
+
+    async def _until_put(self, record: Record, name: FileName, data: bytes, content_type: str) -> str | None:
+        for pause in (*PAUSES_S, None):
+            try:
+                async with asyncio.timeout(PUT_S):
+                    await self._store.put(name, data, content_type=content_type)
+                    return await self._store.url(name, base=record.url, expires_s=self._expires_s(record))
+            except Exception:  # a store is somebody else's: whatever it raises, it did not store
+                log.warning("storing a file failed", extra={"prediction": record.id}, exc_info=True)
+            if pause is not None:
+                await self._clock.sleep(pause)
+        log.error("a file could not be stored", extra={"prediction": record.id})
+        return None
+
+    def _expires_s(self, record: Record) -> int:
+        kept_s = max(self._data_ttl_s, OWED_S) if record.wants(WebhookEvent.COMPLETED) else self._data_ttl_s
+        return math.ceil(self._clock.now_ms() / 1000 + self._run_limit_s + kept_s)
+
+
+def _named(prediction_id: PredictionId, file: DataUri) -> tuple[FileName, bytes] | None:
+    try:
+        data = file.decoded()
+    except ValueError:
+        return None
+    return file_name(prediction_id, data, content_type=file.content_type), data

@@ -1,0 +1,314 @@
+"""Files that a real model makes: into the store, to whoever has their address, and gone with the data."""
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import msgspec
+import pytest
+from redis.asyncio import Redis
+
+from director import storing
+from director.core import keys
+from director.core.clock import SystemClock
+from director.core.files import store_in
+from director.core.ids import partition_of
+from director.core.settings import ApiSettings
+from director.keeper.tidier import Tidied, Tidier
+from tests.support.api import api_client
+from tests.support.cog import cog_server, write_model
+from tests.support.eventually import eventually
+from tests.support.live_director import URL, Caller, Gate, live_director
+from tests.support.servers import RedisServer
+from tests.support.sink import sink
+
+pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+
+SOURCE = """
+    import os, tempfile, time
+    from typing import Iterator
+    from cog import BaseModel, BasePredictor, Path
+
+    def made(name, data):
+        path = Path(tempfile.mkdtemp()) / name
+        path.write_bytes(data)
+        return path
+
+    class Predictor(BasePredictor):
+        def predict(self, n: int = 2, size: int = 10, gate: str = "", name: str = "out.png") -> Iterator[Path]:
+            for i in range(n):
+                yield made(name, bytes([i]) * size)
+            while gate and not os.path.exists(gate):
+                time.sleep(0.005)
+
+    class Output(BaseModel):
+        picture: Path
+        caption: str
+
+    class Whole(BasePredictor):
+        def predict(self, size: int = 10) -> Output:
+            return Output(picture=made("out.jpg", b"j" * size), caption="data: not a file")
+"""
+
+
+def schema(output: dict[str, Any]) -> dict[str, Any]:
+    inputs = {"n": "integer", "size": "integer", "gate": "string", "name": "string"}
+    return {
+        "openapi": "3.0.2",
+        "info": {"title": "Cog", "version": "0.1.0"},
+        "paths": {"/predictions": {"post": {"x-cog-streaming": True}}},
+        "components": {
+            "schemas": {
+                "Input": {"type": "object", "properties": {name: {"type": kind} for name, kind in inputs.items()}},
+                "Output": output,
+            }
+        },
+    }
+
+
+FILES = {"type": "array", "items": {"type": "string", "format": "uri"}, "x-cog-array-type": "iterator"}
+
+
+@pytest.fixture(scope="module")
+async def files_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[str]:
+    """A model that yields files."""
+    async with cog_server(write_model(tmp_path_factory.mktemp("files") / "model", SOURCE, schema(FILES))) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+async def whole_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[str]:
+    """One that returns an object with a file in it."""
+    folder = write_model(tmp_path_factory.mktemp("whole") / "model", SOURCE, schema({"type": "object"}))
+    async with cog_server(folder, stub="predict.py:Whole") as url:
+        yield url
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+async def api(server: RedisServer, redis: Redis, folder: Path) -> AsyncGenerator[httpx.AsyncClient]:
+    """Whoever has an address: nobody with a token."""
+    async with api_client(ApiSettings(redis_url=server.url, files_dir=str(folder))) as client:
+        yield client
+
+
+async def fetched(api: httpx.AsyncClient, url: str) -> bytes:
+    assert url.startswith(f"{URL}/v1/outputs/")
+    answer = await api.get(url.removeprefix(URL))
+    assert answer.status_code == 200
+    return answer.content
+
+
+def settings(folder: Path, **given: Any) -> dict[str, Any]:
+    return {"files_dir": str(folder), "webhook_allow": "loopback", **given}
+
+
+async def test_files_that_a_model_yields_are_at_their_addresses_while_it_runs_and_after(
+    caller: Caller, server: RedisServer, files_url: str, folder: Path, api: httpx.AsyncClient, gate: Gate
+) -> None:
+    async with live_director(server.url, files_url, **settings(folder)):
+        asked = await caller.submit(n=2, size=100_000, gate=str(gate))
+        running = await eventually(
+            lambda: caller.get(asked), "it shows both", until=lambda shown: len(shown["output"] or []) == 2
+        )
+        assert [await fetched(api, url) for url in running["output"]] == [bytes([i]) * 100_000 for i in (0, 1)]
+        gate.open()
+        ended = await caller.ended(asked)
+    assert ended["status"] == "succeeded"
+    assert ended["output"] == running["output"]
+    events = await caller.redis.lrange(keys.events(asked), 0, -1)
+    assert max(map(len, events)) < 1000
+
+
+async def test_of_an_object_only_the_file_is_replaced(
+    caller: Caller, server: RedisServer, whole_url: str, folder: Path, api: httpx.AsyncClient
+) -> None:
+    async with live_director(server.url, whole_url, **settings(folder)):
+        output = (await caller.ended(await caller.submit(size=12_000_000)))["output"]
+    assert output["caption"] == "data: not a file"
+    assert await fetched(api, output["picture"]) == b"j" * 12_000_000  # more than Redis would ever be given
+
+
+async def test_every_webhook_tells_addresses(caller: Caller, server: RedisServer, files_url: str, folder: Path) -> None:
+    async with sink() as receiver, live_director(server.url, files_url, **settings(folder)):
+        asked = await caller.submit(n=3, size=50_000, webhook=receiver.url, events="start,output,completed")
+        ended = await caller.ended(asked)
+        await eventually(
+            lambda: receiver.received and "completed" in receiver.received[-1].headers["webhook-id"], "the end is told"
+        )
+        bodies = [msgspec.json.decode(each.body) for each in receiver.received]
+    assert bodies[-1]["output"] == ended["output"]
+    for body in bodies:
+        assert (body["output"] or []) == ended["output"][: len(body["output"] or [])]
+
+
+async def test_without_a_store_the_output_is_what_the_model_server_said(
+    caller: Caller, server: RedisServer, files_url: str
+) -> None:
+    async with live_director(server.url, files_url):
+        output = (await caller.ended(await caller.submit(n=1)))["output"]
+    assert output[0].startswith("data:image/png;base64,")
+
+
+async def test_short_text_stays_and_long_text_is_a_file(
+    caller: Caller, server: RedisServer, files_url: str, folder: Path, api: httpx.AsyncClient
+) -> None:
+    async with live_director(server.url, files_url, **settings(folder)):
+        [short] = (await caller.ended(await caller.submit(n=1, name="out.txt")))["output"]
+        [long] = (await caller.ended(await caller.submit(n=1, name="out.txt", size=5_000)))["output"]
+    assert short.startswith("data:text/plain")
+    assert await fetched(api, long) == bytes(5_000)
+
+
+async def test_a_store_that_cannot_be_written_fails_the_prediction_and_not_the_director(
+    caller: Caller,
+    server: RedisServer,
+    files_url: str,
+    folder: Path,
+    gate: Gate,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: Any,
+) -> None:
+    monkeypatch.setattr(storing, "PAUSES_S", (0.0, 0.0))
+    async with live_director(server.url, files_url, **settings(folder)) as director:
+        folder.rmdir()
+        folder.touch()  # a real failure, also for root
+        ended = await caller.ended(await caller.submit(n=1, gate=str(gate)))  # it is stopped: the gate never opens
+        assert (ended["status"], ended["code"]) == ("failed", "output_not_stored")
+        assert ended["error"] == "A file of the output could not be stored."
+        assert ended["output"] is None
+        assert ended["completed_at"]
+        assert caplog.messages.count("storing a file failed") == 3
+        await eventually(lambda: director.servers.busy, "the seat is left", until=lambda busy: busy == 0)
+        folder.unlink()
+        assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
+    await caller.nothing_is_left()
+
+
+async def test_a_store_that_hangs_hangs_nobody(
+    caller: Caller, server: RedisServer, files_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storing, "PAUSES_S", (0.0,))
+    monkeypatch.setattr(storing, "PUT_S", 0.05)
+    async with live_director(server.url, files_url, **settings(folder)) as director:
+        await eventually(lambda: director.servers.any_ready(), "the server is ready")
+        storage = director._storing
+        assert storage is not None
+
+        async def hang(*_: Any, **__: Any) -> None:
+            await anyio.sleep_forever()
+
+        monkeypatch.setattr(storage._store, "put", hang)
+        assert (await caller.ended(await caller.submit(n=1)))["code"] == "output_not_stored"
+
+
+# ---- as long as the data ----
+
+
+async def test_files_are_deleted_with_the_data_and_no_sooner(
+    caller: Caller, server: RedisServer, redis: Redis, files_url: str, folder: Path, api: httpx.AsyncClient, gate: Gate
+) -> None:
+    store = store_in(str(folder), redis, SystemClock())
+    assert store is not None
+    tidier = Tidier(redis, store, SystemClock())
+    async with live_director(server.url, files_url, **settings(folder)):
+        removed = await caller.ended(await caller.submit(n=2, size=5_000))
+        kept = await caller.ended(await caller.submit(n=1))
+        running = await caller.submit(n=1, gate=str(gate))
+        await eventually(lambda: caller.get(running), "it shows one", until=lambda shown: shown["output"])
+        assert await tidier.run_once() == Tidied(seen=3)
+        await redis.delete(keys.output_data(removed["id"]))  # as its lifetime does
+        assert await tidier.run_once() == Tidied(seen=3, removed=1)
+        gate.open()
+        ended = await caller.ended(running)
+    for url in removed["output"]:
+        assert (await api.get(url.removeprefix(URL))).status_code == 404
+    for url in [*kept["output"], *ended["output"]]:
+        assert await fetched(api, url) == bytes(10)
+    assert await tidier.run_once() == Tidied(seen=2)
+
+
+async def test_the_data_lives_as_long_as_the_setting_says_and_the_address_at_least_as_long(
+    caller: Caller, server: RedisServer, redis: Redis, files_url: str, folder: Path, api: httpx.AsyncClient
+) -> None:
+    given = settings(folder, data_ttl_s=1, run_limit_s=1)
+    async with live_director(server.url, files_url, **given):
+        ended = await caller.ended(await caller.submit(n=1))
+        [url] = ended["output"]
+        assert await fetched(api, url) == bytes(10)
+        expires_s = int(httpx.URL(url).params["expires"])
+        now_s = SystemClock().now_ms() / 1000
+        assert await redis.pttl(keys.output_data(ended["id"])) / 1000 <= expires_s - now_s <= 3
+    owed = await caller.submit(webhook="http://127.0.0.1:9/", events="completed", n=1)
+    async with live_director(server.url, files_url, **given):
+        [url] = (await caller.ended(owed))["output"]
+        left_s = int(httpx.URL(url).params["expires"]) - SystemClock().now_ms() / 1000
+        assert left_s >= await redis.pttl(keys.output_data(owed)) / 1000 > 86_400
+    await redis.delete(keys.owed(partition_of(owed)))
+
+
+# ---- at the address ----
+
+
+@pytest.fixture
+async def address(caller: Caller, server: RedisServer, whole_url: str, folder: Path) -> str:
+    """Where a picture is, on this service."""
+    async with live_director(server.url, whole_url, **settings(folder)):
+        output = (await caller.ended(await caller.submit()))["output"]
+    return str(output["picture"]).removeprefix(URL)
+
+
+async def test_a_file_is_answered_with_its_type_and_trusted_with_nothing(address: str, api: httpx.AsyncClient) -> None:
+    answer = await api.get(address)
+    head = await api.head(address)
+    name = address.partition("?")[0].rpartition("/")[2]
+    for headers in (answer.headers, head.headers):
+        assert headers["content-type"] == "image/jpeg"
+        assert headers["content-length"] == "10"
+        assert headers["content-disposition"] == f'inline; filename="{name}"'
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["content-security-policy"] == "default-src 'none'; sandbox"
+        assert headers["access-control-allow-origin"] == "*"
+
+
+async def test_an_address_that_was_changed_or_is_over_is_refused(address: str, api: httpx.AsyncClient) -> None:
+    url = httpx.URL(address)
+    changed = [
+        url.path,
+        url.copy_merge_params({"signature": "0" * 64}),
+        url.copy_merge_params({"expires": "99999999999"}),
+        url.copy_merge_params({"expires": "1"}),
+        url.copy_with(path=url.path.replace(".jpg", ".png")),
+    ]
+    for each in changed:
+        answer = await api.get(each)
+        assert (answer.status_code, answer.json()["status"]) == (403, 403)
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/outputs/", "/v1/outputs/..%2f..%2fetc%2fpasswd", "/v1/outputs/%2e%2e", "/v1/outputs/a%00.png"]
+)
+async def test_nothing_else_in_the_world_is_a_file(path: str, api: httpx.AsyncClient) -> None:
+    assert (await api.get(path)).status_code == 404
+
+
+async def test_a_service_without_a_store_has_no_files(address: str, server: RedisServer) -> None:
+    async with api_client(ApiSettings(redis_url=server.url)) as api:
+        assert (await api.get(address)).status_code == 404
+
+
+@pytest.mark.parametrize("name", ["page.html", "page.svg"])
+async def test_what_a_browser_could_run_is_only_saved(
+    caller: Caller, server: RedisServer, files_url: str, folder: Path, api: httpx.AsyncClient, name: str
+) -> None:
+    async with live_director(server.url, files_url, **settings(folder, inline_text_bytes=0)):
+        [url] = (await caller.ended(await caller.submit(n=1, name=name)))["output"]
+    answer = await api.get(url.removeprefix(URL))
+    assert answer.headers["content-type"].startswith(("text/html", "image/svg+xml"))
+    assert answer.headers["content-disposition"].startswith("attachment; ")

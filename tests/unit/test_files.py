@@ -1,0 +1,177 @@
+"""The folder behind the files of outputs: what is put is had again, and nobody reaches beyond their own."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.errors import SettingsError
+from director.core.files import FileName, LocalFiles, file_name, store_in
+from director.core.ids import PredictionId, new_prediction_id
+from director.core.links import Links
+from tests.support.clock import FakeClock
+
+pytestmark = pytest.mark.anyio
+
+MINE = new_prediction_id(model="acme/echo", now_ms=1)
+YOURS = PredictionId(MINE[:-3] + ("0" if MINE[-3] != "0" else "1") + MINE[-2:])  # in the same folder of the store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalFiles:
+    store = store_in(str(tmp_path / "files"), Redis(), FakeClock(), writes=True)
+    assert store is not None
+    return store
+
+
+async def content(store: LocalFiles, name: FileName) -> tuple[str, bytes] | None:
+    file = await store.open(name)
+    if file is None:
+        return None
+    data = b"".join([chunk async for chunk in file.chunks])
+    assert len(data) == file.size
+    return file.content_type, data
+
+
+async def put(store: LocalFiles, prediction_id: PredictionId, data: bytes, kind: str = "image/png") -> FileName:
+    name = file_name(prediction_id, data, content_type=kind)
+    await store.put(name, data, content_type=kind)
+    return name
+
+
+async def holders(store: LocalFiles, most: int = 100) -> list[list[str]]:
+    return [sorted(portion) async for portion in store.holders(most)]
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\n", b"line\nline\n", b"\x00" * 700_000], ids=["empty", "newline", "text", "large"]
+)
+async def test_what_was_put_is_had_again_with_its_type(store: LocalFiles, data: bytes) -> None:
+    for _ in range(2):
+        name = await put(store, MINE, data, "audio/x-wav")
+        assert await content(store, name) == ("audio/x-wav", data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ending"),
+    [
+        ("image/png", "png"),
+        ("image/jpeg", "jpg"),
+        ("image/svg+xml", "svg"),
+        ("audio/x-wav", "wav"),
+        ("text/plain; charset=utf-8", "txt"),
+        ("application/vnd.some-thing", "bin"),
+    ],
+)
+def test_a_name_is_of_its_prediction_its_bytes_and_its_type(kind: str, ending: str) -> None:
+    name = file_name(MINE, b"data", content_type=kind)
+    assert str(name).startswith(f"{MINE}-")
+    assert str(name).endswith(f".{ending}")
+    assert FileName.parse(str(name)) == name
+    assert str(name) != str(file_name(MINE, b"other", content_type=kind))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "..",
+        f"../{MINE}-{'a' * 32}.png",
+        f"{MINE}-{'a' * 32}.png/..",
+        f"{MINE}-{'a' * 32}./etc",
+        f"{MINE}-{'a' * 32}..png",
+        f"{MINE}-{'A' * 32}.png",
+        f"{MINE}-{'a' * 31}.png",
+        f"{MINE}-{'a' * 32}.png\n",
+        f"{'.' * 26}-{'a' * 32}.png",
+        f"{'u' * 26}-{'a' * 32}.png",
+    ],
+)
+def test_what_is_no_name_never_becomes_a_path(text: str) -> None:
+    assert FileName.parse(text) is None
+
+
+async def test_only_the_files_of_one_prediction_are_removed(store: LocalFiles) -> None:
+    mine, yours = await put(store, MINE, b"mine"), await put(store, YOURS, b"yours")
+    await put(store, MINE, b"another")
+    assert await holders(store) == [sorted([MINE, YOURS])]
+    for _ in range(2):
+        await store.remove(MINE)
+        assert await holders(store) == [[YOURS]]
+    assert await content(store, mine) is None
+    assert await content(store, yours) == ("image/png", b"yours")
+
+
+async def test_holders_come_in_portions_and_strangers_in_the_folder_are_passed_over(
+    store: LocalFiles, tmp_path: Path
+) -> None:
+    for one in (MINE, YOURS):
+        await put(store, one, b"data")
+    (tmp_path / "files" / "lost+found").mkdir()
+    (tmp_path / "files" / "README").touch()
+    (tmp_path / "files" / MINE[-2:] / "README").touch()
+    portions = await holders(store, most=1)
+    assert sorted([each for portion in portions for each in portion]) == sorted([MINE, YOURS])
+    assert max(map(len, portions)) == 1
+
+
+async def test_a_store_that_cannot_be_written_is_said_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SettingsError, match=r"DIRECTOR_FILES_DIR: .* cannot be written"):
+        store_in(str(tmp_path / "file" / "files"), Redis(), FakeClock(), writes=True)
+    assert store_in("", Redis(), FakeClock(), writes=True) is None
+
+
+async def test_nobody_sees_half_a_file(store: LocalFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = file_name(MINE, b"data", content_type="image/png")
+    seen: list[Any] = []
+    sync = os.fsync
+
+    def look(descriptor: int) -> None:
+        seen.append((tmp_path / "files" / MINE[-2:] / MINE / f"{name.digest}.png").exists())
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", look)
+    await store.put(name, b"data", content_type="image/png")
+    assert seen[:2] == [False, True]
+
+
+# ---- addresses ----
+
+
+async def test_an_address_is_good_until_it_expires_and_for_its_file_alone(redis: Redis) -> None:
+    clock = FakeClock()
+    links = Links(redis, clock)
+    expires_s = clock.now_ms() // 1000 + 60
+    url = await links.signed("a.png", base="http://x", expires_s=expires_s)
+    start, _, signature = url.partition("&signature=")
+    assert start == f"http://x/v1/outputs/a.png?expires={expires_s}"
+
+    async def good(name: str = "a.png", expires: str = str(expires_s), signature: str = signature) -> bool:
+        return await Links(redis, clock).are_good(name, expires=expires, signature=signature)
+
+    assert await good()
+    assert not await good(name="b.png")
+    assert not await good(expires=str(expires_s + 1))
+    assert not await good(expires="")
+    assert not await good(expires="9" * 400)
+    assert not await good(signature=signature[:-1] + ("0" if signature[-1] != "0" else "1"))
+    assert not await good(signature="é")
+    assert not await good(signature="")
+    clock.pass_time(61)
+    assert not await good()
+
+
+async def test_all_processes_sign_with_one_secret_that_outlives_an_emptied_server(redis: Redis) -> None:
+    clock = FakeClock()
+    first, second = Links(redis, clock), Links(redis, clock)
+    url = await first.signed("a", base="", expires_s=10**10)
+    assert await second.signed("a", base="", expires_s=10**10) == url
+    await redis.flushall()
+    clock.pass_time(10)
+    assert await second.signed("a", base="", expires_s=10**10) == url
+    assert await redis.get(keys.secret("outputs"))
+    assert await Links(redis, clock).signed("a", base="", expires_s=10**10) == url
