@@ -182,6 +182,7 @@ class Executor:
                     logs=end.logs,
                     metrics=end.metrics,
                     ran_ms=held.tracker.ran_ms(self._now()),
+                    over_ms=held.tracker.over_ms(self._now()),
                     grace_s=GRACE_S,
                     seq=progress.seq,
                     events=unwritten,

@@ -95,9 +95,9 @@ class Tracker:
         """How long ago the run began; None while it has not."""
         return None if self.began_at is None else max(0, round((now - self.began_at) * 1000))
 
-    def lasted_ms(self) -> int | None:
-        """How long the run took; None where it never began. To be asked once it is over."""
-        return None if self.over_at is None else self.ran_ms(self.over_at)
+    def over_ms(self, now: float) -> int:
+        """How long ago the run was over; 0 while it is not."""
+        return 0 if self.over_at is None else max(0, round((now - self.over_at) * 1000))
 
     def apply(self, event: Happening, at: float) -> list[Effect]:
         """What to do about `event`, seen `at` seconds of a clock that only grows."""

@@ -15,7 +15,8 @@
 --   ARGV[10] grace_ms  time for the holder to deliver the terminal webhook before a courier does
 --   ARGV[11] seq       the last event that the holder knows of, as advance has it
 --   ARGV[12] now_ms    '' for the server's clock
---   ARGV[13…] kind, data  events not written yet
+--   ARGV[13] over_ms   how long ago the run was over: what the end waited for since took no slot
+--   ARGV[14…] kind, data  events not written yet
 --   Returns  'finished'  also when this very claim had finished it before
 --            'lost'      nothing was written
 
@@ -26,18 +27,20 @@ if not r or token == '' then return 'lost' end
 if r.ended == token then return 'finished' end
 if r.token ~= token then return 'lost' end
 
-for i = 13 + 2 * math.max(0, r.seq - known), #ARGV, 2 do
+local over_ms = tonumber(ARGV[13])
+for i = 14 + 2 * math.max(0, r.seq - known), #ARGV, 2 do
   r.seq = r.seq + 1
   append(id, ARGV[i], now, ARGV[i + 1])
 end
 local served_ms = 0
 if r.started ~= '' or ran_ms ~= '' then -- not `begun`: an earlier attempt proves nothing of this one's server
-  served_ms = math.max(0, now - r.claimed)
+  served_ms = math.max(0, now - over_ms - r.claimed)
   close_breaker(r.queue, now)
   if status == 'succeeded' then note_service(r.queue, served_ms, tonumber(r.cost)) end -- a cancel or a refusal says nothing of it
 end
 settle(id, r, status, {
   error = ARGV[4], code = ARGV[5], output = ARGV[6], logs = ARGV[7], metrics = ARGV[8],
   ran_ms = ran_ms, grace_ms = ARGV[10], ended = token, served_s = served_ms / 1000,
+  over_ms = over_ms,
 }, now)
 return 'finished'

@@ -14,7 +14,8 @@ local function ran_in_all(id, r, started, now)
 end
 
 -- end_: error, code, output, logs, metrics, ran_ms, ended (token of the holder that finishes), grace_ms (time that
--- the holder has to deliver the webhook itself), served_s (what it took of a slot). Removals come first: a full server still lets go of its entries.
+-- the holder has to deliver the webhook itself), served_s (what it took of a slot),
+-- over_ms (how long ago the run was over, where it is). Removals come first: a full server still lets go of its entries.
 local function settle(id, r, status, end_, now)
   local ttl = redis.call('HMGET', queue_key(r.queue, 'meta'), 'data_ttl_ms', 'record_ttl_ms', 'probe')
   local data_ttl, record_ttl = tonumber(ttl[1] or DATA_TTL_MS), tonumber(ttl[2] or RECORD_TTL_MS)
@@ -24,7 +25,7 @@ local function settle(id, r, status, end_, now)
   end
   local started = r.started
   if started == '' and end_.ran_ms and end_.ran_ms ~= '' then started = now - end_.ran_ms end
-  local ran = ran_in_all(id, r, started, now)
+  local ran = ran_in_all(id, r, started, now - (end_.over_ms or 0))
   unplace(id, r)
   if r.arrival ~= '' then count(r.queue, r.token == '' and 'queued' or 'running', r.account, -1) end
   correct(r, end_.served_s or 0)

@@ -33,6 +33,19 @@ async def test_it_writes_the_end_and_removes_every_trace_of_the_claim(driver: Qu
     assert await driver.kinds(claim.id) == ["created", "started", "completed"]
 
 
+async def test_what_the_end_waited_for_after_the_run_took_no_slot(driver: QueueDriver) -> None:
+    await driver.submit(metered=True)
+    claim = await driver.claim_one()
+    await driver.begin(claim)
+    driver.pass_time(5)
+    assert await driver.finish(claim, ran_ms=5_000, over_ms=3_000)
+    assert (await driver.stats()).service_ms == 2_000
+    assert list((await driver.members(keys.unspent(partition_of(claim.id)))).values()) == [2_000]
+    await driver.redis.delete(keys.unspent(partition_of(claim.id)))
+    record = await driver.record(claim.id)
+    assert record.completed == driver.now_ms
+
+
 async def test_the_record_outlives_the_data(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()

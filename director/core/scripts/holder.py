@@ -126,16 +126,17 @@ class HolderScripts(Wire):
         metrics: bytes = b"",
         ran_ms: int | None = None,
         grace_s: float = 0,
+        over_ms: int = 0,
         seq: int = 0,
         events: Sequence[NewEvent] = (),
         now_ms: int | None = None,
     ) -> bool:
         """Write the terminal record and remove the entry; False when the claim is lost and nothing was written.
 
-        `seq` and `events` as for `advance`: what it did not write yet.
+        `over_ms`: how long ago its run was over; `seq` and `events` as for `advance`: what it did not write yet.
         """
         ended: list[Arg] = [status, error, code, output, logs, metrics]
-        written: list[Arg] = [now(ran_ms), ms(grace_s), seq, now(now_ms)]
+        written: list[Arg] = [now(ran_ms), ms(grace_s), seq, now(now_ms), over_ms]
         args: list[Arg] = [prediction_id, token, *ended, *written, *parts(events)]
         return bool(await self._call("finish", [keys.record(prediction_id)], args) == b"finished")
 
