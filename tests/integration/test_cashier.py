@@ -74,7 +74,7 @@ async def test_two_cashiers_count_a_run_once(
     assert await used(redis) == (4, 0)
 
 
-async def test_what_ended_is_seen_by_the_next_glance_and_where_nothing_did_nothing_is_asked(
+async def test_what_ended_is_seen_by_the_next_glance(
     cashier: Cashier, driver: QueueDriver, clock: FakeClock, redis: Redis
 ) -> None:
     prediction_id = await reserved(driver)
