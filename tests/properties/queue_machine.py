@@ -29,7 +29,7 @@ class QueueMachine(QueueSteps):
 
     @initialize(
         wishes=st.lists(WISHES, min_size=2, max_size=4),
-        breaker_after=st.sampled_from([0, 0, 2]),
+        breaker_after=st.sampled_from([0, 2]),
         slots=st.integers(1, 8),
     )
     def begin_with_some(self, wishes: list[Wish], breaker_after: int, slots: int) -> None:
@@ -40,6 +40,17 @@ class QueueMachine(QueueSteps):
         self.claim(count=2, consumer="d1", budget=None, is_alone=True, warm="")
 
     # ── keepers ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    @precondition(lambda self: self.model.breaker.after and len(self.model.at("claimed")) > 1)
+    @rule(seconds=st.sampled_from([1, 5]), count=st.integers(1, 4))
+    def let_the_servers_fail(self, seconds: float, count: int) -> None:
+        """All of them, one after the other; and some time later somebody asks."""
+        for p in self.model.at("claimed"):
+            [claim] = [claim for claim in self.held if claim.token == p.token]
+            self.release_one(claim, is_spent=True, delay_s=0)
+            self.pass_time(1)
+        self.pass_time(seconds)
+        self.claim(count=count, consumer="d1", budget=None, is_alone=True, warm="")
 
     @rule(role=st.sampled_from(["reap", "reap", "recover", "promote", "expire", "reconcile", "retire"]))
     def keep(self, role: str) -> None:
@@ -137,21 +148,24 @@ class QueueMachine(QueueSteps):
         self.claim(count=4, consumer="d2", budget=None, is_alone=True, warm="")
         self.pause_a_tenant(p.tenant, is_held=False)
 
-    @rule(tenant=WHO, weight=st.sampled_from([1, 2, 0.5]), most=MOST)
-    def limit(self, tenant: str, weight: float, most: int | None) -> None:
-        """By hand, while what has them counts waits."""
-        t = self.model.tenants[tenant]
-        t.limit(weight, most, t.revision + 1)
-        limited = self.scripts.limit(self.driver.queue, tenant, weight=weight, most_running=most, revision=t.revision)
-        self.do(limited)
-
-    @rule(wish=WISHES, weight=st.sampled_from([1, 2, 0.5]), most=MOST, newer=st.sampled_from([-1, 0, 1]))
-    def limit_by_enqueue(self, wish: Wish, weight: float, most: int | None, newer: int) -> None:
-        """As each submit brings them along: at times one of an API that has not heard of the last change."""
+    @rule(wish=WISHES, weight=st.sampled_from([1, 2, 0.5]), most=MOST, is_by_hand=st.booleans())
+    def change_limits(self, wish: Wish, weight: float, most: int | None, is_by_hand: bool) -> None:
+        """By hand, and then a submit comes from an API that has not heard of it; or they come with a submit."""
         tenant = self.model.tenants[wish.tenant]
-        brought = weight, most, max(0, tenant.revision + newer)
-        if self.submit(wish, brought):
-            tenant.limit(*brought)
+        known = tenant.weight, tenant.most_running, tenant.revision
+        if is_by_hand:
+            self.limit(wish.tenant, weight, most)
+            self.submit(wish, known)
+        elif self.submit(wish, (weight, most, tenant.revision)):
+            tenant.limit(weight, most, tenant.revision)
+
+    def limit(self, tenant: str, weight: float, most: int | None) -> None:
+        t = self.model.tenants[tenant]
+        newer = t.revision + 1
+        if t.is_known:
+            t.limit(weight, most, newer)
+        limited = self.scripts.limit(self.driver.queue, tenant, weight=weight, most_running=most, revision=newer)
+        self.do(limited)
 
     @rule(mode=st.sampled_from(["absorb", "absorb", "bounded", "reject"]), max_queued=st.integers(2, 6))
     def bound(self, mode: Any, max_queued: int) -> None:

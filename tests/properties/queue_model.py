@@ -72,6 +72,11 @@ class Tenant:
     def may_run(self) -> bool:
         return not self.is_held and (self.most_running is None or self.running < self.most_running)
 
+    @property
+    def is_known(self) -> bool:
+        """Else no limit of it is noted: it has nothing in this queue, and never had one."""
+        return self.queued + self.running > 0 or (self.weight, self.most_running, self.revision) != (1, None, 0)
+
     def limit(self, weight: float, most_running: int | None, revision: int) -> None:
         if revision >= self.revision:
             self.weight, self.most_running, self.revision = weight, most_running, revision

@@ -299,7 +299,7 @@ class QueueSteps(RuleBasedStateMachine):
     @rule(which=WHICH, is_spent=st.booleans(), delay_s=st.sampled_from([0, 0, 3]))
     def release(self, which: int, is_spent: bool, delay_s: int) -> None:
         claim, _ = self.claim_of(which)
-        self._release(claim, is_spent=is_spent, delay_s=delay_s)
+        self.release_one(claim, is_spent=is_spent, delay_s=delay_s)
 
     @precondition(lambda self: self.model.at("claimed") and not self.model.is_paused)
     @rule(which=WHICH, consumer=CONSUMERS)
@@ -310,10 +310,10 @@ class QueueSteps(RuleBasedStateMachine):
         for _ in range(ATTEMPTS):
             if p.stage == "claimed":
                 [claim] = [claim for claim in self.held if claim.token == p.token]
-                self._release(claim, is_spent=True, delay_s=0)
+                self.release_one(claim, is_spent=True, delay_s=0)
                 self.claim(count=4, consumer=consumer, budget=None, is_alone=True, warm="")
 
-    def _release(self, claim: Claim, *, is_spent: bool, delay_s: int) -> None:
+    def release_one(self, claim: Claim, *, is_spent: bool, delay_s: int) -> None:
         p = self.model.all[claim.id]
         expected = self.model.release(p, claim.token, is_spent=is_spent, delay_ms=delay_s * 1000)
         released = self.do(self.driver.release(claim, spent=is_spent, delay_s=delay_s, error="e", code="c"))

@@ -138,7 +138,7 @@ FAULTS = {
         " or tonumber(string.match(known, '%S+$')) > tonumber(revision)", "", "enqueue"
     ),
     "a lane that may not run saves turns up": Fault(
-        "redis.call('EXISTS', queue_key(queue, 'vtime:' .. lane)) == 1\nend", "true\nend", "claim"
+        "return backlogged[lane] ~= '0' and redis.call(", "return backlogged[lane] ~= '0' or redis.call(", "claim"
     ),
     "a bound of one claim strands the rest": Fault("(#reply > 2 or scanned >= SCAN)", "#reply > 2", "claim", scan=FEW),
 }
