@@ -39,6 +39,7 @@ from director.executor import Executor
 from director.health import Health, redis_check, serve_http
 from director.heartbeat import KICK_WAIT_S, Heartbeat
 from director.holdings import Holdings
+from director.moderation import Moderator
 from director.portion import Portions
 from director.runners.cog import CogRunner
 from director.runners.inbox import Inbox
@@ -91,11 +92,13 @@ async def connected(settings: DirectorSettings) -> AsyncGenerator["Director"]:
         check_server_url(url)
     if len({url.rstrip("/") for url in settings.servers}) < len(settings.servers):
         raise SettingsError("A --server URL is given twice: its slots would be counted twice.")
+    clock = SystemClock()
+    moderator = Moderator.of(settings, clock)
     sender = Sender(AllowList.parse(settings.webhook_allow))
     redis = client(settings.redis_url, name="director")
     waits = blocking_client(settings.redis_url, block_s=max(LONGEST_S, KICK_WAIT_S))
     gatherer = Gatherer(redis)
-    director = Director(settings, gatherer, waits, sender, SystemClock())
+    director = Director(settings, gatherer, waits, sender, clock, moderator)
     try:
         yield director
     finally:
@@ -107,13 +110,21 @@ async def connected(settings: DirectorSettings) -> AsyncGenerator["Director"]:
             await redis.aclose()
             await waits.aclose()
             await sender.aclose()
+            if moderator is not None:
+                await moderator.aclose()
 
 
 class Director:
     """The rooms of one process. Owns no connection: it is handed them."""
 
     def __init__(
-        self, settings: DirectorSettings, gatherer: Gatherer, waits: Redis, sender: Sender, clock: Clock
+        self,
+        settings: DirectorSettings,
+        gatherer: Gatherer,
+        waits: Redis,
+        sender: Sender,
+        clock: Clock,
+        moderator: Moderator | None = None,
     ) -> None:
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.health = Health()
@@ -150,6 +161,7 @@ class Director:
             if store is None
             else Storing(store, clock, run_limit_s=settings.run_limit_s, data_ttl_s=settings.data_ttl_s)
         )
+        self._moderator = moderator
         self._queue: QueueName | None = None
         self._queue_known = asyncio.Event()
         self._registering = asyncio.Lock()
@@ -237,6 +249,7 @@ class Director:
             run_limit_s=settings.run_limit_s,
             dice=random.random,
             storing=self._storing,
+            moderator=self._moderator,
         )
         heartbeat = Heartbeat(
             queue=queue,

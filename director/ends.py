@@ -8,12 +8,28 @@ from typing import Final
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from director.core.retry import RULES, ErrorClass
 from director.core.states import Status
 from director.runners.runner import Ended, Outcome
 
-__all__ = ("CODES", "FAULTS", "STOPS", "Finish", "GiveBack", "Limits", "Stop", "end_of", "size_of", "tail")
+__all__ = (
+    "CODES",
+    "FAULTS",
+    "STOPS",
+    "VERDICTS",
+    "Finish",
+    "GiveBack",
+    "Judged",
+    "Limits",
+    "Stop",
+    "Verdict",
+    "end_of",
+    "released",
+    "size_of",
+    "tail",
+)
 
 MOST_METRICS_BYTES: Final = 64 * 1024
 MOST_ERROR_CHARS: Final = 16 * 1024
@@ -93,6 +109,28 @@ STOPS: Final[dict[Stop, tuple[Status, str, str]]] = {
 }
 
 
+class Verdict(StrEnum):
+    """May an output be released? UNKNOWN: whoever judges could not be asked for as long as there was time."""
+
+    ALLOWED = "allowed"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+
+
+class Judged(Struct, frozen=True):
+    """The verdict on an output. `reason` is for the caller."""
+
+    verdict: Verdict
+    reason: str = ""
+
+
+# A verdict that releases nothing -> the code of the failure, and the error where no reason was given
+VERDICTS: Final[dict[Verdict, tuple[str, str]]] = {
+    Verdict.REFUSED: ("moderation_refused", "The output was refused."),
+    Verdict.UNKNOWN: ("moderation_unavailable", "Nobody could say in time whether the output may be released."),
+}
+
+
 def end_of(ended: Ended, stopped: Stop | None, limits: Limits, *, has_begun: bool) -> Finish | GiveBack:
     """What becomes of a prediction whose run ended so. `ended` has all that is known of output and logs."""
     if stopped is Stop.DEADLINE and not has_begun:
@@ -111,6 +149,18 @@ def end_of(ended: Ended, stopped: Stop | None, limits: Limits, *, has_begun: boo
         return GiveBack(fault=None, error="", code="drained")
     why = f"{error} ({_cut(ended.error)})" if ended.error else error
     return GiveBack(fault=fault, error=why, code=code, asked_s=ended.retry_after_s)
+
+
+def released(end: Finish, judged: Judged, stopped: Stop | None) -> Finish | GiveBack:
+    """What a success becomes by the verdict on its output."""
+    if judged.verdict is Verdict.ALLOWED:
+        return end
+    if judged.verdict is Verdict.UNKNOWN and stopped is Stop.USER:
+        return replace(end, status=Status.CANCELED, output=b"")
+    if judged.verdict is Verdict.UNKNOWN and stopped is Stop.DRAIN:
+        return GiveBack(fault=None, error="", code="drained")
+    code, error = VERDICTS[judged.verdict]
+    return replace(end, status=Status.FAILED, code=code, error=judged.reason or error, output=b"")
 
 
 def tail(text: str, most_bytes: int) -> str:

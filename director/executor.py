@@ -23,6 +23,7 @@ from director.core.scripts import Requeued, Scripts
 from director.core.states import Status
 from director.ends import Finish, GiveBack, Limits
 from director.holdings import Held, Holdings
+from director.moderation import Moderator
 from director.performer import Performer
 from director.progress import Progress
 from director.runners.runner import Began, Ended, Outcome, RunRequest
@@ -40,7 +41,7 @@ AWAY_MOST_S: Final = 5.0
 # Well within the grace after which a courier tries, and as many as one director should remember the ends of
 TELL_S: Final = 25.0
 MOST_TELLING: Final = 64
-# Whose files are being stored off their slots
+# Whose files are stored, or whose output is judged, off their slots
 MOST_ENDING: Final = 8
 
 ABANDONED: Final = Ended(outcome=Outcome.LOST, error="The run was abandoned")
@@ -64,6 +65,7 @@ class Executor:
         run_limit_s: float,
         dice: Callable[[], float],
         storing: Storing | None = None,
+        moderator: Moderator | None = None,
     ) -> None:
         self._scripts = scripts
         self._clock = clock
@@ -75,16 +77,24 @@ class Executor:
         self._run_limit_s = run_limit_s
         self._dice = dice
         self._storing = storing
+        self._moderator = moderator
         self._ending = 0
         self._telling = 0
 
     async def execute(self, claim: Claim, seat: Seat) -> None:
         """From the claim to its last write. Never raises for what the server, the model or Redis does."""
-        tracker = Tracker(claim.record, self._limits)
+        tracker = Tracker(claim.record, self._limits, is_moderated=self._moderator is not None)
         held = Held(claim, tracker, seat.server.runner, self._clock)
         outbox = Outbox(claim.record, self._post, lambda started_ms: self._snapshot(held, started_ms))
         progress = Progress(held, self._scripts, self._clock, outbox if claim.record.webhook else None)
-        performer = Performer(held, progress, self._clock, self._storing)
+        performer = Performer(
+            held,
+            progress,
+            self._clock,
+            storing=self._storing,
+            moderator=self._moderator,
+            run_limit_s=self._run_limit_s,
+        )
         try:
             with self._holdings.holding(held):
                 await self._follow(held, performer, seat)
@@ -92,6 +102,8 @@ class Executor:
                 self._servers.leave(seat)  # before the last write: the next claim then leaves together with it
                 finished = await self._settle(held, progress, end)
             await self._tell(outbox, finished=finished)
+            if self._storing and finished and performer.has_files and isinstance(end, Finish) and not end.output:
+                await self._storing.remove(claim.id)  # nothing names them
         except Exception:
             log.exception("a claim is left to its lease", extra={"prediction": claim.id})
         finally:
@@ -143,17 +155,18 @@ class Executor:
                 await performer.room()
 
     async def _end(self, held: Held, performer: Performer, seat: Seat) -> Finish | GiveBack | None:
-        """What the end of the run asks for, once its files are stored; None when the claim was lost.
+        """What the end of the run asks for, once its files are stored and its output may be released; None when the
+        claim was lost.
 
-        The slot is not kept meanwhile, but only for so many: a store that is slower than the runs must slow them, or
-        what they put out would pile up here.
+        The slot is not kept meanwhile, but only for so many: whoever is slower than the runs must slow them, or what
+        they put out would pile up here.
         """
         if performer.end is None and not held.is_lost:
             if self._ending < MOST_ENDING:
                 self._servers.leave(seat)
             self._ending += 1
             try:
-                await held.settle(performer.work())
+                await performer.done()
             finally:
                 self._ending -= 1
         return None if held.is_lost else performer.end

@@ -41,6 +41,7 @@ class Held:
         self.is_lost = False
         self.stuck = False
         self.unbegun = False
+        self.wanted_over = asyncio.Event()
         self._clock = clock
         self._reading: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
@@ -93,6 +94,7 @@ class Held:
     def stop(self, why: Stop) -> None:
         """Ask the server to stop the run, again and again until it has ended or is given up."""
         if self.tracker.stop(why):
+            self.wanted_over.set()
             log.info("stopping a run", extra={"prediction": self.claim.id, "why": why})
         wait_s = DRAIN_WAIT_S if why is Stop.DRAIN else CANCEL_WAIT_S
         self._stop_until = min(self._stop_until, self._clock.monotonic() + wait_s)

@@ -1,6 +1,7 @@
 """Do what the tracker of one claim wants done, in order, and tell it what came of that.
 
-Progress is written and told at once. What takes time, storing files, is done one after the other beside the run.
+Progress is written and told at once. What takes time, storing files and asking whether an output may be released,
+is done one after the other beside the run.
 Decides nothing, and never ends a prediction: the end is kept in `end` for whoever settles it.
 """
 
@@ -11,11 +12,12 @@ from typing import Final, assert_never
 
 from director.core.clock import Clock
 from director.core.files import FileName
-from director.ends import Finish, GiveBack
+from director.ends import Finish, GiveBack, Judged
 from director.holdings import Held
+from director.moderation import Moderator
 from director.progress import Progress
 from director.storing import Storing
-from director.tracker import Halt, Happening, Tell, Write
+from director.tracker import Ask, Halt, Happening, Tell, Write
 from director.uploads import Upload, Uploaded
 
 __all__ = ("Performer",)
@@ -28,16 +30,30 @@ MOST_AHEAD: Final = 64 * MIB
 
 
 class Performer:
-    """One claim's. Without `storing`, its tracker is not to ask for it."""
+    """One claim's. Its tracker is not to want what there is nobody for.
 
-    def __init__(self, held: Held, progress: Progress, clock: Clock, storing: Storing | None) -> None:
+    `run_limit_s`: how long after its beginning somebody who may release the output is asked for.
+    """
+
+    def __init__(
+        self,
+        held: Held,
+        progress: Progress,
+        clock: Clock,
+        *,
+        storing: Storing | None,
+        moderator: Moderator | None,
+        run_limit_s: float,
+    ) -> None:
         self.end: Finish | GiveBack | None = None
         self._held = held
         self._progress = progress
         self._clock = clock
         self._storing = storing
+        self._moderator = moderator
+        self._run_limit_s = run_limit_s
         self._known: dict[FileName, str] = {}
-        self._uploads: deque[Upload] = deque()
+        self._waiting: deque[Upload | Ask] = deque()
         self._ahead = 0
         self._caught_up = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -53,6 +69,9 @@ class Performer:
                 case Halt():
                     self._held.stop(effect.why)
                 case Upload():
+                    self._ahead += effect.size
+                    self._add(effect)
+                case Ask():
                     self._add(effect)
                 case Finish() | GiveBack():
                     self.end = effect
@@ -65,32 +84,50 @@ class Performer:
             self._caught_up.clear()
             await self._caught_up.wait()
 
-    def work(self) -> asyncio.Task[None]:
-        """What goes on beside the run: over once nothing is left to do."""
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._work())
-        return self._task
+    async def done(self) -> None:
+        """Wait until nothing is left to do beside the run. It is let go of when the claim is lost."""
+        if self._task is not None:
+            await self._held.settle(self._task)
 
     def drop(self) -> None:
         """Do nothing more, not even what is under way."""
         if self._task is not None:
             self._task.cancel()
 
-    def _add(self, upload: Upload) -> None:
-        self._uploads.append(upload)
-        self._ahead += upload.size
-        self.work()
+    @property
+    def has_files(self) -> bool:
+        """Did it store any?"""
+        return bool(self._known)
+
+    def _add(self, effect: Upload | Ask) -> None:
+        self._waiting.append(effect)
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._work())
 
     async def _work(self) -> None:
         try:
-            while self._uploads:
-                upload = self._uploads.popleft()
-                assert self._storing is not None  # noqa: S101 - for the type checker: see the class
-                urls = await self._storing.store(self._held.claim.record, upload.files, self._known)
-                self._ahead -= upload.size
-                self._caught_up.set()
-                self.feed(Uploaded(upload.number, urls))
+            while self._waiting:
+                effect = self._waiting.popleft()
+                self.feed(await (self._upload(effect) if isinstance(effect, Upload) else self._ask(effect)))
         except Exception:  # then there is no end, and the claim is left to its lease
             log.exception("work beside a run failed", extra={"prediction": self._held.claim.id})
         finally:
             self._caught_up.set()
+
+    async def _upload(self, upload: Upload) -> Uploaded:
+        assert self._storing is not None  # noqa: S101 - for the type checker: see the class
+        urls = await self._storing.store(self._held.claim.record, upload.files, self._known)
+        self._ahead -= upload.size
+        self._caught_up.set()
+        return Uploaded(upload.number, urls)
+
+    async def _ask(self, ask: Ask) -> Judged:
+        assert self._moderator is not None  # noqa: S101 - for the type checker: see the class
+        began_at = self._held.tracker.began_at
+        assert began_at is not None  # noqa: S101 - for the type checker: it has an output
+        return await self._moderator.judge(
+            self._held.claim.record,
+            ask.output,
+            until_s=began_at + self._run_limit_s,
+            cut=self._held.wanted_over,
+        )

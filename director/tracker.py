@@ -3,7 +3,8 @@
 Takes what the runner saw, with its time, and says what should be done about it. Waits for nothing, asks nobody.
 A tracker is made for one claim and thrown away with it, so that no state can leak from one prediction to the next.
 The model server is untrusted: sizes are bounded here, and only the fields of the runner's events are believed.
-Between the end of the run and that of the attempt lie the files that are still being stored (`director.uploads`).
+Between the end of the run and that of the attempt lie the files that are still being stored (`director.uploads`), and
+the question whether its output may be released.
 """
 
 from typing import Final, assert_never
@@ -13,13 +14,13 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from director.core.schema import NewEvent, Record
-from director.core.states import WebhookEvent
+from director.core.states import Status, WebhookEvent
 from director.core.view import joined
-from director.ends import Finish, GiveBack, Limits, Stop, end_of, size_of, tail
+from director.ends import Finish, GiveBack, Judged, Limits, Stop, end_of, released, size_of, tail
 from director.runners.runner import Began, Ended, Logged, Measured, Outcome, Produced, RunEvent
 from director.uploads import Upload, Uploaded, Uploads
 
-__all__ = ("Effect", "Halt", "Happening", "Tell", "Tracker", "Write")
+__all__ = ("Ask", "Effect", "Halt", "Happening", "Tell", "Tracker", "Write")
 
 MOST_EVENTS: Final = 100_000
 
@@ -42,23 +43,32 @@ class Tell(Struct, frozen=True):
     event: WebhookEvent
 
 
-Effect = Write | Tell | Halt | Upload | Finish | GiveBack
-Happening = RunEvent | Uploaded
-"""What a tracker is told: what the runner saw, and what came of an `Upload`."""
+class Ask(Struct, frozen=True):
+    """May this output be released? The answer is a `Judged`."""
+
+    output: bytes
+
+
+Effect = Write | Tell | Halt | Upload | Ask | Finish | GiveBack
+Happening = RunEvent | Uploaded | Judged
+"""What a tracker is told: what the runner saw, and what came of an `Upload` or an `Ask`."""
 
 
 class Tracker:
     """One attempt. `apply` is called with every event in order. `is_over`: the run is, and nothing more is believed of
-    it; `ended`: so is the attempt, and nothing follows.
+    it; `ended`: so is the attempt, and nothing follows. Where it `is_moderated`, no output is shown before somebody
+    allowed it, and none at all of a run that did not succeed.
     """
 
-    def __init__(self, record: Record, limits: Limits) -> None:
+    def __init__(self, record: Record, limits: Limits, *, is_moderated: bool = False) -> None:
         self.record = record
         self.limits = limits
         self.stopped: Stop | None = None
         self.began_at: float | None = None
         self.over_at: float | None = None
         self.ended = False
+        self._is_moderated = is_moderated
+        self._withheld: Finish | None = None
         self._uploads = Uploads(limits.inline)
         self._items: list[bytes] = []
         self._items_bytes = 1  # as joined: a bracket, then each item with the comma or bracket after it
@@ -74,8 +84,8 @@ class Tracker:
 
     @property
     def output(self) -> Raw | None:
-        """What it produced so far."""
-        return joined(self._items)
+        """What it produced so far, as far as it may be shown."""
+        return None if self._is_moderated else joined(self._items)
 
     @property
     def logs(self) -> str:
@@ -105,6 +115,8 @@ class Tracker:
             return []
         if isinstance(event, Uploaded):
             return self._go_on(event)
+        if isinstance(event, Judged):
+            return [] if self._withheld is None else self._end_with(released(self._withheld, event, self.stopped))
         return [] if self.is_over else self._follow(event, at)
 
     def _follow(self, event: RunEvent, at: float) -> list[Effect]:
@@ -151,6 +163,14 @@ class Tracker:
         return effects
 
     def _close(self, end: Finish | GiveBack) -> list[Effect]:
+        if self._is_moderated and isinstance(end, Finish) and end.output:
+            if end.status is Status.SUCCEEDED:
+                self._withheld = end
+                return [Ask(end.output)]
+            end = replace(end, output=b"")
+        return self._end_with(end)
+
+    def _end_with(self, end: Finish | GiveBack) -> list[Effect]:
         self.ended = True
         return [end]
 
@@ -167,6 +187,8 @@ class Tracker:
         if self._items_bytes > self.limits.output:
             return [Halt(Stop.TOO_LARGE)] if self.stop(Stop.TOO_LARGE) else []
         self._items.append(bytes(event.item))
+        if self._is_moderated:
+            return []
         return [*self._show(("output", self._items[-1])), Tell(WebhookEvent.OUTPUT)]
 
     def _log(self, event: Logged) -> list[Effect]:
@@ -189,7 +211,7 @@ class Tracker:
 
     def _end(self, ended: Ended) -> Finish | GiveBack:
         """What the server did not tell at the end is what progress showed."""
-        output = self.output if ended.output is None else ended.output
+        output = joined(self._items) if ended.output is None else ended.output
         logs = self.logs if ended.logs is None else ended.logs
         whole = replace(ended, output=output, logs=logs)
         return end_of(whole, self.stopped, self.limits, has_begun=self.began_at is not None)

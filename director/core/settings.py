@@ -5,7 +5,7 @@ A field `lease_s` of any struct is the variable `DIRECTOR_LEASE_S`. The descript
 
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -26,6 +26,8 @@ __all__ = (
 )
 
 PREFIX = "DIRECTOR_"
+
+OnSilence = Literal["hold", "release"]
 
 AnySettings = TypeVar("AnySettings", bound="CommonSettings")
 
@@ -156,6 +158,16 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     inline_text_bytes: Annotated[
         int, Meta(ge=0, description="Largest text in a data URI that stays in an output where files are stored.")
     ] = 4096
+    moderation_url: Annotated[
+        str, Meta(description="Asked (POST id, model, output) before an output is released; empty: nobody is.")
+    ] = ""
+    moderation_secret: Annotated[
+        str, Meta(description="What those requests are signed with, as webhooks are: whsec_ and base64.")
+    ] = ""
+    moderation_on_failure: Annotated[
+        OnSilence, Meta(description="An output that nobody judges: hold it and ask until the run limit, or release it.")
+    ] = "hold"
+    moderation_timeout_s: Annotated[float, Meta(gt=0, description="Time to answer it.")] = 10.0
     webhook_interval_s: Annotated[float, Meta(ge=0, description="Least time between output or logs webhooks.")] = 0.5
 
 

@@ -33,12 +33,13 @@ CHUNK: Final = b"x" * 65_536
 class Answer(Struct, frozen=True, kw_only=True):
     """What the receiver does with one webhook. `reset` breaks the connection instead of answering.
 
-    `body_bytes`: an answer of that size. `stall`: after the status and a first byte, say no more.
+    `body`: what it says; `body_bytes`: an answer of that size. `stall`: after the status and a first byte, say no more.
     """
 
     status: int = 200
     headers: Mapping[str, str] = {}
     delay_s: float = 0.0
+    body: bytes = b""
     body_bytes: int = 0
     stall: bool = False
     reset: bool = False
@@ -98,7 +99,7 @@ class Sink:
         headers = dict(answer.headers)
         if answer.stall or answer.body_bytes:
             return StreamingResponse(self._body(answer), status_code=answer.status, headers=headers)
-        return Response(status_code=answer.status, headers=headers)
+        return Response(answer.body, status_code=answer.status, headers=headers)
 
     async def _body(self, answer: Answer) -> AsyncGenerator[bytes]:
         for _ in range(0, answer.body_bytes, len(CHUNK)):

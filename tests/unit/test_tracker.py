@@ -13,9 +13,9 @@ from director.core.ids import PredictionId, QueueName
 from director.core.retry import RULES, ErrorClass
 from director.core.schema import Record
 from director.core.states import TERMINAL, Status, WebhookEvent, may_follow
-from director.ends import CODES, FAULTS, STOPS, Finish, GiveBack, Limits, Stop
+from director.ends import CODES, FAULTS, STOPS, VERDICTS, Finish, GiveBack, Judged, Limits, Stop, Verdict
 from director.runners.runner import Began, Ended, Logged, Measured, Outcome, Produced, RunEvent
-from director.tracker import Effect, Halt, Tell, Tracker, Write
+from director.tracker import Ask, Effect, Halt, Tell, Tracker, Write
 from director.uploads import Upload, Uploaded
 
 RECORD = Record(
@@ -114,6 +114,7 @@ def test_every_outcome_but_success_is_a_fault_with_a_code_and_a_rule() -> None:
     assert set(FAULTS) == set(CODES) == set(Outcome) - {Outcome.SUCCEEDED}
     assert set(RULES) == set(FAULTS.values()) == set(ErrorClass)
     assert set(STOPS) | {Stop.DRAIN} == set(Stop)
+    assert set(VERDICTS) | {Verdict.ALLOWED} == set(Verdict)
 
 
 @pytest.mark.parametrize("outcome", Outcome)
@@ -391,6 +392,79 @@ def test_a_run_lasts_until_its_own_end_and_not_until_its_files_are_stored() -> N
     run.apply(Ended(outcome=Outcome.SUCCEEDED), 3.0)
     run.apply(Uploaded(0, (URL,)), 9.0)
     assert (run.ran_ms(9.0), run.over_ms(9.0)) == (8000, 6000)
+
+
+# ---- moderation ----
+
+
+def moderated() -> Tracker:
+    return Tracker(RECORD, Limits(output=1000, logs=1000, inline=100), is_moderated=True)
+
+
+SUCCEEDED = Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"[1]"), logs="said", metrics={"n": Raw(b"1")})
+
+
+def test_nothing_of_a_moderated_output_is_shown_before_it_was_allowed() -> None:
+    run = moderated()
+    effects = follow(run, Began(), Produced(Raw(b"1"), 0), Logged("said"), SUCCEEDED)
+    assert written(effects, "output") == []
+    assert Tell(WebhookEvent.OUTPUT) not in effects
+    assert len(written(effects, "logs")) == 1
+    assert run.output is None
+    assert effects[-1] == Ask(b"[1]")
+    assert run.apply(Judged(Verdict.ALLOWED), 0.0) == [
+        Finish(status=Status.SUCCEEDED, output=b"[1]", logs="said", metrics=b'{"n":1}')
+    ]
+    assert run.apply(Judged(Verdict.REFUSED), 0.0) == []
+
+
+def test_an_output_is_judged_with_its_addresses() -> None:
+    run = moderated()
+    effects = follow(run, Began(), Produced(PNG, 0), Ended(outcome=Outcome.SUCCEEDED))
+    assert run.apply(Uploaded(upload(effects).number, (URL,)), 0.0) == [Ask(b"[%b]" % FILE)]
+
+
+@pytest.mark.parametrize(("reason", "error"), [("too cheerful", "too cheerful"), ("", "The output was refused.")])
+def test_a_refused_output_is_a_failure_without_it(reason: str, error: str) -> None:
+    run = moderated()
+    follow(run, Began(), SUCCEEDED)
+    [end] = run.apply(Judged(Verdict.REFUSED, reason), 0.0)
+    assert end == Finish(status=Status.FAILED, code="moderation_refused", error=error, logs="said", metrics=b'{"n":1}')
+
+
+@pytest.mark.parametrize(
+    ("stop", "status", "code"),
+    [
+        (None, Status.FAILED, "moderation_unavailable"),
+        (Stop.DEADLINE, Status.FAILED, "moderation_unavailable"),
+        (Stop.USER, Status.CANCELED, ""),
+    ],
+)
+def test_an_output_that_nobody_judged_is_not_released(stop: Stop | None, status: Status, code: str) -> None:
+    run = moderated()
+    follow(run, Began(), SUCCEEDED)
+    if stop is not None:
+        assert run.stop(stop)
+    [end] = run.apply(Judged(Verdict.UNKNOWN), 0.0)
+    assert isinstance(end, Finish)
+    assert (end.status, end.code, end.output) == (status, code, b"")
+
+
+def test_an_output_that_nobody_judged_before_a_drain_is_made_again() -> None:
+    run = moderated()
+    follow(run, Began(), SUCCEEDED)
+    assert run.stop(Stop.DRAIN)
+    assert run.apply(Judged(Verdict.UNKNOWN), 0.0) == [GiveBack(fault=None, error="", code="drained")]
+
+
+@pytest.mark.parametrize("outcome", [outcome for outcome in LASTING if outcome is not Outcome.SUCCEEDED])
+def test_what_a_moderated_run_had_when_it_failed_is_shown_to_nobody(outcome: Outcome) -> None:
+    end = finish(moderated(), Produced(Raw(b"1"), 0), Ended(outcome=outcome, output=Raw(b"[1]"), error="because"))
+    assert (end.status, end.output, end.error) == (Status.FAILED, b"", "because")
+
+
+def test_a_success_without_an_output_needs_no_verdict() -> None:
+    assert finish(moderated(), Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"null"))).status is Status.SUCCEEDED
 
 
 # ---- any order of anything ----
