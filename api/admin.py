@@ -17,6 +17,7 @@ from api.auth import authenticate
 from api.body import decode_json, read_body
 from api.pages import PAGE_SIZE, Cursor, cursor_of, link
 from api.parts import parts_of
+from api.paths import prediction_id_of
 from api.problems import InvalidField, invalid_input, not_found
 from director.core.dead import DeadLetters, Done, Place
 from director.core.ids import PredictionId, QueueName, is_prediction_id
@@ -56,7 +57,7 @@ async def list_dead(request: Request) -> Response:
 async def get_dead(request: Request) -> Response:
     """GET /admin/dead/{id}: the letter, and the input that it would run on again."""
     dead = await _entered(request)
-    shown = await dead.show(_id(request))
+    shown = await dead.show(prediction_id_of(request))
     if shown is None:
         raise not_found()
     return json_response({**msgspec.structs.asdict(shown.letter), "input": shown.input})
@@ -93,7 +94,7 @@ async def _entered(request: Request) -> DeadLetters:
 
 async def _one(request: Request, dead: DeadLetters, act: Act) -> Response:
     """200 with what was done; 404 where that is no dead letter, or its input is gone."""
-    done = await act(_slices(await dead.named([_id(request)])))
+    done = await act(_slices(await dead.named([prediction_id_of(request)])))
     if not done.done:
         raise not_found()
     return json_response(done)
@@ -126,13 +127,6 @@ async def _queues(request: Request, queue: str) -> list[QueueName]:
     if queue not in known:
         raise invalid_input([InvalidField("enum", "queue", "There is no such queue")])
     return [QueueName(queue)]
-
-
-def _id(request: Request) -> PredictionId:
-    text = request.path_params["id"]
-    if not is_prediction_id(text):
-        raise not_found()
-    return PredictionId(text)
 
 
 def _place(text: str) -> Place:

@@ -16,6 +16,7 @@ from starlette.routing import Route
 from api.accounts import get_account, get_webhook_secret
 from api.admin import drop_dead, drop_one_dead, get_dead, list_dead, revive_dead, revive_one_dead
 from api.answers import carried
+from api.events import get_events
 from api.files import create_file
 from api.health import livez, readyz
 from api.listing import list_predictions
@@ -24,6 +25,7 @@ from api.outputs import get_output
 from api.parts import Clients, State, running
 from api.predictions import cancel, create, create_of_model, explain, get
 from api.problems import EXCEPTION_HANDLERS
+from api.webhooks import get_webhooks, redeliver
 from director.core.clock import Clock, SystemClock
 from director.core.errors import UnsafeBackend
 from director.core.settings import ApiSettings
@@ -39,6 +41,9 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("GET", "/predictions", list_predictions),
     ("GET", "/predictions/{id}", get),
     ("GET", "/predictions/{id}/explain", explain),
+    ("GET", "/predictions/{id}/events", get_events),
+    ("GET", "/predictions/{id}/webhooks", get_webhooks),
+    ("POST", "/predictions/{id}/webhooks/redeliver", redeliver),
     ("POST", "/predictions/{id}/cancel", cancel),
     ("GET", "/models/{owner}/{name}", get_model),
     ("POST", "/models/{owner}/{name}/predictions", create_of_model),

@@ -11,10 +11,11 @@ from api.auth import authenticate
 from api.body import read_body
 from api.intake import submit
 from api.parts import parts_of
+from api.paths import prediction_id_of
 from api.problems import invalid_version, not_found
 from api.requests import VersionRef, parse_create, parse_model, parse_version
 from director.core.accounts import Account
-from director.core.ids import PredictionId, is_prediction_id
+from director.core.ids import PredictionId
 from director.core.schema import Stored
 from director.core.story import tell
 from director.core.view import view
@@ -50,13 +51,13 @@ async def create_of_model(request: Request) -> Response:
 async def get(request: Request) -> Response:
     """GET /predictions/{id}."""
     account = await authenticate(request, "read")
-    return json_response(view(await _owned(request, account, _id(request))))
+    return json_response(view(await _owned(request, account, prediction_id_of(request))))
 
 
 async def explain(request: Request) -> Response:
     """GET /predictions/{id}/explain: its story so far, and what is next. For operators over all accounts."""
     account = await authenticate(request, "read", "admin")
-    known = await parts_of(request).scripts.story(_id(request))
+    known = await parts_of(request).scripts.story(prediction_id_of(request))
     if known is None or (known.record.account != account.name and "admin" not in account.scopes):
         raise not_found()
     return json_response(tell(known))
@@ -68,16 +69,9 @@ async def cancel(request: Request) -> Response:
     The body is not read: official clients announce JSON and send nothing.
     """
     account = await authenticate(request, "run")
-    prediction_id = _id(request)
+    prediction_id = prediction_id_of(request)
     await parts_of(request).scripts.cancel(prediction_id, account=account.name)
     return json_response(view(await _owned(request, account, prediction_id)))
-
-
-def _id(request: Request) -> PredictionId:
-    text = request.path_params["id"]
-    if not is_prediction_id(text):
-        raise not_found()
-    return PredictionId(text)
 
 
 async def _owned(request: Request, account: Account, prediction_id: PredictionId) -> Stored:

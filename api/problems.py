@@ -27,6 +27,7 @@ __all__ = (
     "Problem",
     "ProblemDocument",
     "compute_exhausted",
+    "data_removed",
     "forbidden",
     "head_too_large",
     "idempotency_mismatch",
@@ -38,7 +39,9 @@ __all__ = (
     "malformed",
     "method_not_allowed",
     "no_files",
+    "no_webhook",
     "not_found",
+    "not_terminal",
     "queue_refused",
     "rate_limited",
     "shown",
@@ -63,13 +66,16 @@ class Code(StrEnum):
     BREAKER_OPEN = "breaker_open"
     CANNOT_START_IN_TIME = "cannot_start_in_time"
     COMPUTE_EXHAUSTED = "compute_exhausted"
+    DATA_REMOVED = "data_removed"
     IDEMPOTENCY_MISMATCH = "idempotency_mismatch"
     INTERNAL = "internal"
     INVALID_HEADER = "invalid_header"
     MALFORMED = "malformed"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     NO_CAPACITY = "no_capacity"
+    NO_WEBHOOK = "no_webhook"
     NOT_IMPLEMENTED = "not_implemented"
+    NOT_TERMINAL = "not_terminal"
     QUEUE_FULL = "queue_full"
     RATE_LIMITED = "rate_limited"
     TOO_LARGE = "too_large"
@@ -198,6 +204,25 @@ def no_files() -> Problem:
         "This service stores no files: give an http, https or data URI as the input instead.",
         title="Not implemented",
         code=Code.NOT_IMPLEMENTED,
+    )
+
+
+def not_terminal() -> Problem:
+    return _problem(
+        409, "It has not ended yet: its webhook is sent when it has.", title="Conflict", code=Code.NOT_TERMINAL
+    )
+
+
+def no_webhook() -> Problem:
+    return _problem(
+        409, "It was made without a webhook that is told of its end.", title="Conflict", code=Code.NO_WEBHOOK
+    )
+
+
+def data_removed() -> Problem:
+    """What would be shown or sent is not what it was any more."""
+    return _problem(
+        410, "Its input and output were removed: there is nothing left to tell.", title="Gone", code=Code.DATA_REMOVED
     )
 
 

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- deliver: note how an attempt to deliver a terminal webhook went.
+-- deliver: note how an attempt to deliver a terminal webhook went, in the record and among the prediction's events.
 -- Uses lib/keys
 --
 --   KEYS[1]  record    hash  {p}:rec:<id>
@@ -8,22 +8,32 @@
 --   ARGV[2]  delay_ms  until the next attempt; '' when there is none: it arrived, or is given up
 --   ARGV[3]  outcome   delivered, failed, refused, gone or given_up: kept in the record as `told`
 --   ARGV[4]  revivals  of the record that was told of: another number, and another end is owed by now
---   ARGV[5]  now_ms    '' for the server's clock
+--   ARGV[5]  status    that the receiver answered, '' for none
+--   ARGV[6]  host      that it was sent to: of the URL no more, the rest may be secret
+--   ARGV[7]  now_ms    '' for the server's clock
 --   Returns  1  noted
 --            0  that end is not owed any more: nothing was written
 
-local id, delay_ms, outcome, revivals, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4], clock(ARGV[5])
+local id, delay_ms, outcome, revivals, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4], clock(ARGV[7])
+local MOST_EVENTS = 100 -- of attempts: somebody may ask for another one as often as he likes
 
 if not redis.call('ZSCORE', KEYS[2], id) then return 0 end
-if (redis.call('HGET', KEYS[1], 'revivals') or '0') ~= revivals then return 0 end
+local r = redis.call('HMGET', KEYS[1], 'revivals', 'queue', 'tellings')
+if (r[1] or '0') ~= revivals then return 0 end
 
-local queue = redis.call('HGET', KEYS[1], 'queue')
+local queue, next_at = r[2], delay_ms ~= '' and now + delay_ms or ''
 if queue then
-  redis.call('HSET', KEYS[1], 'told', outcome)
-  redis.call('HINCRBY', KEYS[1], 'tellings', 1)
+  local attempt = (r[3] or 0) + 1
+  redis.call('HSET', KEYS[1], 'told', outcome, 'tellings', attempt, 'next_telling', next_at)
+  local status, later = ARGV[5] == '' and '-' or ARGV[5], next_at == '' and '-' or next_at
+  local data = table.concat({ 'completed', outcome, status, attempt, later, ARGV[6] }, ' ')
+  if attempt <= MOST_EVENTS and redis.call('EXISTS', events_key(id)) == 1 then -- gone, it would get no lifetime again
+    append(id, 'webhook', now, data)
+    redis.call('PUBLISH', channel(id), redis.call('HINCRBY', KEYS[1], 'seq', 1))
+  end
 end
-if delay_ms ~= '' then
-  redis.call('ZADD', KEYS[2], now + delay_ms, id)
+if next_at ~= '' then
+  redis.call('ZADD', KEYS[2], next_at, id)
   return 1
 end
 redis.call('ZREM', KEYS[2], id)

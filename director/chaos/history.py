@@ -92,8 +92,8 @@ def _after_the_end(final: Prediction) -> Iterator[str]:
     for life in lives(final.events):
         kinds = [kind for kind, _, _ in life]
         after = kinds[kinds.index("completed") + 1 :] if "completed" in kinds else []
-        if after:
-            yield f"after its end: {', '.join(after)}"
+        if wrong := [kind for kind in after if kind != "webhook"]:  # how its caller was told is noted behind it
+            yield f"after its end: {', '.join(wrong)}"
 
 
 def _by_strangers(final: Prediction, runs: dict[str, Run]) -> Iterator[str]:

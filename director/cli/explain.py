@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ("add", "lines")
 
 WIDTH: Final = len("2026-01-01T00:00:00.000Z")
+WORDS: Final = {"gone": "it wants no more", "refused": "a rule forbids its address", "given_up": "failed, and given up"}
 LONGEST: Final = 200  # of an error that is shown: it is the model's, and the whole of it is in the prediction
 
 
@@ -99,6 +100,11 @@ def _over(ended: "Ended") -> Iterator[str]:
 
 def _told(webhook: "Owed") -> Iterator[str]:
     last = f", the last one {webhook.last}" if webhook.last else ""
+    for one in webhook.deliveries:
+        answered = "" if one.status is None else f", it answered {one.status}"
+        yield _at(
+            one.at, f"attempt {one.attempt} to tell {one.host} its end: {WORDS.get(one.outcome, one.outcome)}{answered}"
+        )
     yield f"{'webhook':<{WIDTH}}  {webhook.host} wants {', '.join(webhook.events)}"
     if webhook.is_owed or webhook.attempts:
         yield _more(f"attempts to tell its end: {webhook.attempts}{last}")

@@ -64,6 +64,8 @@ class Record(Struct, frozen=True, kw_only=True):
     metrics: str = ""
     told: str = ""
     tellings: int = 0
+    tellings_before: int = 0  # of those, before somebody asked for it to be told again: the schedule began anew
+    owed_since: int | None = None  # where it did
     revivals: int = 0
     affinity: str = ""  # digest of the key whose predictions like to run on one server
     cost: float = 1

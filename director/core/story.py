@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import UNSET, Struct, UnsetType
 
+from director.core.event_log import DeliveryAttempt, delivery_attempt
 from director.core.history import spent_attempts
 from director.core.ids import PredictionId, QueueName
 from director.core.schema import Eta, Event, Outlook, Place, Record
 from director.core.states import Status
 from director.core.view import iso, place
-from director.core.webhook_url import read_webhook_url
+from director.core.webhook_url import host_of
 
 __all__ = ("Coming", "Ended", "Holding", "Known", "Owed", "Story", "Submitted", "Told", "tell")
 
@@ -83,7 +84,10 @@ class Ended(Struct, frozen=True, kw_only=True):
 
 
 class Owed(Struct, frozen=True, kw_only=True):
-    """What its caller wants to be told, and how the telling of its end goes. `last`: outcome of the last attempt."""
+    """What its caller wants to be told, and how the telling of its end goes. `last`: outcome of the last attempt.
+
+    `deliveries`: those attempts, as long as the events of the prediction are there.
+    """
 
     host: str
     events: tuple[str, ...]
@@ -91,6 +95,7 @@ class Owed(Struct, frozen=True, kw_only=True):
     attempts: int
     last: str
     next_at: str | None
+    deliveries: tuple[DeliveryAttempt, ...] = ()
 
 
 class Coming(Struct, frozen=True):
@@ -262,20 +267,14 @@ def _owed(known: Known) -> Owed | None:
     if not record.webhook:
         return None
     return Owed(
-        host=_host(record.webhook),
+        host=host_of(record.webhook),
         events=tuple(record.events.split(",")),
         is_owed=known.owed is not None,
         attempts=record.tellings,
         last=record.told,
         next_at=_iso(known.owed),
+        deliveries=tuple(delivery_attempt(event) for event in known.events if event.kind == "webhook"),
     )
-
-
-def _host(url: str) -> str:
-    try:
-        return read_webhook_url(url).host
-    except ValueError:  # an older release may have taken what this one refuses
-        return "?"
 
 
 # ── what is next ─────────────────────────────────────────────────────────────────────────────────────────────────

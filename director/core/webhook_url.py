@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-__all__ = ("HOST_NAME", "WebhookUrl", "parse_webhook_url", "read_webhook_url")
+__all__ = ("HOST_NAME", "WebhookUrl", "host_of", "parse_webhook_url", "read_webhook_url")
 
 MAX_CHARACTERS: Final = 2_048
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
@@ -45,6 +45,14 @@ def parse_webhook_url(text: str) -> str | None:
     except ValueError as exc:
         return str(exc)
     return None
+
+
+def host_of(url: str) -> str:
+    """The host alone, which may be shown where the rest may be secret; '?' where the URL cannot be used."""
+    try:
+        return read_webhook_url(url).host
+    except ValueError:  # an older release may have taken what this one refuses
+        return "?"
 
 
 def read_webhook_url(text: str) -> WebhookUrl:

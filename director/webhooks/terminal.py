@@ -15,6 +15,7 @@ from director.core.ids import PredictionId
 from director.core.schema import Record, Stored
 from director.core.scripts import Scripts
 from director.core.states import WebhookEvent
+from director.core.webhook_url import host_of
 from director.webhooks.messages import body, message_id
 from director.webhooks.schedule import Noted, noted
 from director.webhooks.sender import Delivery, Sender
@@ -45,7 +46,8 @@ class TerminalWebhooks:
         """
         stored = await self._scripts.get(prediction_id)
         if stored is None:
-            return await self._note(prediction_id, REMOVED)
+            await self._scripts.deliver(prediction_id, outcome=REMOVED.outcome, delay_s=None)
+            return REMOVED
         record = stored.record
         if not record.is_terminal:
             return REVIVED
@@ -53,12 +55,16 @@ class TerminalWebhooks:
         delivery = await self._send(stored)
         crash.at("after_webhook")
         jitter = random.random()  # noqa: S311 - spreads retries, guards nothing
-        result = noted(delivery, tellings=record.tellings, jitter=jitter)
+        result = noted(delivery, tellings=record.tellings - record.tellings_before, jitter=jitter)
         _report(record, delivery, result)
-        return await self._note(prediction_id, result, revivals=record.revivals)
-
-    async def _note(self, prediction_id: PredictionId, result: Noted, *, revivals: int = 0) -> Noted:
-        await self._scripts.deliver(prediction_id, outcome=result.outcome, delay_s=result.delay_s, revivals=revivals)
+        await self._scripts.deliver(
+            prediction_id,
+            outcome=result.outcome,
+            delay_s=result.delay_s,
+            revivals=record.revivals,
+            status=delivery.status,
+            host=host_of(record.webhook),
+        )
         return result
 
     async def _send(self, stored: Stored) -> Delivery:

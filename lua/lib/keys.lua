@@ -36,6 +36,11 @@ local function read(id)
 end
 
 local TERMINAL = { succeeded = true, failed = true, canceled = true, aborted = true }
+
+-- Does its caller want to be told of its end? And the longest that this is owed.
+local function wants_end(r) return r.webhook ~= '' and string.find(r.events, 'completed', 1, true) ~= nil end
+local OWED_MS = 345600000
+
 local function past(when, now) return when ~= '' and tonumber(when) <= now end
 
 -- The next moment at which a waiting prediction may have to end, or nil.

@@ -1,8 +1,8 @@
 -- lib/settle: make a prediction terminal, in one way for every script that may end one.
 -- Needs lib/keys, lib/place, lib/share, lib/breaker.
 
--- Lifetimes where a queue's own are lost, and the longest that the courier's schedule goes on.
-local DATA_TTL_MS, RECORD_TTL_MS, OWED_MS = 3600000, 604800000, 345600000
+-- Lifetimes where a queue's own are lost.
+local DATA_TTL_MS, RECORD_TTL_MS = 3600000, 604800000
 
 -- ms that its runs took so far, with the one that ends now. A holder that went silent may have stopped at any time
 -- before its lease ran out: that is when it did.
@@ -19,7 +19,7 @@ end
 local function settle(id, r, status, end_, now)
   local ttl = redis.call('HMGET', queue_key(r.queue, 'meta'), 'data_ttl_ms', 'record_ttl_ms', 'probe')
   local data_ttl, record_ttl = tonumber(ttl[1] or DATA_TTL_MS), tonumber(ttl[2] or RECORD_TTL_MS)
-  local is_owed = r.webhook ~= '' and string.find(r.events, 'completed', 1, true)
+  local is_owed = wants_end(r)
   if is_owed then -- nothing ends before the webhook that tells of it; `deliver` shortens it again
     data_ttl, record_ttl = math.max(data_ttl, OWED_MS), math.max(record_ttl, OWED_MS)
   end

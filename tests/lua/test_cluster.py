@@ -124,6 +124,8 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     owed = await scripts.due(partition, limit=9, hold_s=30, now_ms=driver.now_ms)
     assert finished.id in owed
     assert await scripts.deliver(finished.id, outcome="delivered", delay_s=None)
+    assert await scripts.redeliver(finished.id, account=ACCOUNT) == "owed"
+    assert await scripts.replay(finished.id, after=0, count=9, most_bytes=99) is not None
 
     bucket = Bucket("create", rate=1.0, burst=1)
     assert (await scripts.reserve(ACCOUNT, bucket, id="n")).allowed

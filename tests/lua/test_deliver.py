@@ -105,3 +105,49 @@ async def test_a_dead_letter_that_was_told_of_can_still_be_revived(driver: Queue
     prediction_id = await driver.die(webhook="https://example.com", events="completed")
     await deliver(driver, prediction_id, "delivered", None)
     assert await driver.lifetime_s(keys.input_data(prediction_id)) == 7 * 24 * 3600
+
+
+# ── what is told of attempts ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def events(driver: QueueDriver, prediction_id: PredictionId) -> list[bytes]:
+    replayed = await driver.scripts.replay(prediction_id, after=0, count=1000, most_bytes=1 << 20)
+    assert replayed is not None
+    assert [event.seq for event in replayed.events] == list(range(1, len(replayed.events) + 1))
+    assert (await driver.record(prediction_id)).seq == len(replayed.events)
+    return [event.data for event in replayed.events if event.kind == "webhook"]
+
+
+async def test_each_attempt_is_an_event(driver: QueueDriver, owed: PredictionId) -> None:
+    note = driver.scripts.deliver
+    await note(owed, outcome="failed", delay_s=5, status=500, host="example.com", now_ms=driver.now_ms)
+    await note(owed, outcome="failed", delay_s=9, host="example.com", now_ms=driver.now_ms)
+    await note(owed, outcome="delivered", delay_s=None, status=204, host="example.com", now_ms=driver.now_ms)
+    assert await events(driver, owed) == [
+        b"completed failed 500 1 %d example.com" % (driver.now_ms + 5_000),
+        b"completed failed - 2 %d example.com" % (driver.now_ms + 9_000),
+        b"completed delivered 204 3 - example.com",
+    ]
+
+
+async def test_who_listens_to_a_prediction_hears_of_an_attempt(driver: QueueDriver, owed: PredictionId) -> None:
+    async with driver.redis.pubsub() as listener:
+        await listener.subscribe(keys.channel(owed))
+        await listener.get_message(timeout=5)
+        await deliver(driver, owed, "failed", 5)
+        heard = await listener.get_message(timeout=5)
+    assert heard["data"] == str((await driver.record(owed)).seq).encode()
+
+
+async def test_events_that_were_removed_do_not_come_back(driver: QueueDriver, owed: PredictionId) -> None:
+    await driver.redis.delete(keys.events(owed))
+    assert await deliver(driver, owed, "failed", 5)
+    assert await driver.redis.exists(keys.events(owed)) == 0
+    assert (await driver.record(owed)).tellings == 1
+
+
+async def test_attempts_without_end_are_not_events_without_end(driver: QueueDriver, owed: PredictionId) -> None:
+    for _ in range(103):
+        await deliver(driver, owed, "failed", 0)
+    assert len(await events(driver, owed)) == 100
+    assert (await driver.record(owed)).tellings == 103

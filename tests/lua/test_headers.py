@@ -19,7 +19,7 @@ PARTS = sorted(path.name.removesuffix(".lua") for path in LUA.joinpath("lib").it
 FLAGS = {
     # what accepts is refused when memory is full
     "#!lua": {"enqueue", "enlist", "revive"},
-    "#!lua flags=no-writes": {"get", "stats", "story"},
+    "#!lua flags=no-writes": {"get", "replay", "stats", "story"},
 }
 
 

@@ -119,9 +119,10 @@ class Caller:
         return stored.record
 
     async def kinds(self, prediction_id: PredictionId) -> list[str]:
-        """What its events tell, in order."""
+        """What its events tell, in order, without those of how its webhook went: they come when they come."""
         entries = await self.redis.lrange(keys.events(prediction_id), 0, -1)
-        return [entry.decode().partition(" ")[0] for entry in entries]
+        kinds = [entry.decode().partition(" ")[0] for entry in entries]
+        return [kind for kind in kinds if kind != "webhook"]
 
     async def ended(self, prediction_id: PredictionId) -> dict[str, Any]:
         """The prediction, once it is terminal, with what its events must be then."""

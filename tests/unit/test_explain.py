@@ -52,7 +52,11 @@ ENDED = Known(
         told="failed",
         tellings=1,
     ),
-    events=(CREATED, Event(2, "released", BORN + 19_000, b"server_full d9 %d" % (BORN + 18_000))),
+    events=(
+        CREATED,
+        Event(2, "released", BORN + 19_000, b"server_full d9 %d" % (BORN + 18_000)),
+        Event(3, "webhook", BORN + 29_500, b"completed failed 500 1 %d receiver.example" % (BORN + 62_000)),
+    ),
     attempts=3,
     owed=BORN + 62_000,
 )
@@ -79,6 +83,7 @@ def test_what_has_ended_is_told_in_order() -> None:
         "2027-01-15T08:00:21.000Z  began to run",
         "2027-01-15T08:00:29.000Z  failed 29 s after it was accepted; 8.0 s of that in its last run",
         "                          ValueError: too",
+        "2027-01-15T08:00:29.500Z  attempt 1 to tell receiver.example its end: failed, it answered 500",
         "webhook                   receiver.example wants start, completed",
         "                          attempts to tell its end: 1, the last one failed",
         "2027-01-15T08:01:02.000Z  next: attempt 2 to tell its end, at the latest",

@@ -19,6 +19,7 @@ PURE = (
     "director.bench.figures",
     "director.core.account_limits",
     "director.core.errors",
+    "director.core.event_log",
     "director.core.history",
     "director.core.ids",
     "director.core.keys",

@@ -235,6 +235,21 @@ def test_of_a_webhook_the_host_and_how_it_goes_are_told() -> None:
     assert b"secret" not in msgspec.json.encode(story)
 
 
+def test_each_attempt_to_tell_its_end_is_told() -> None:
+    log = [
+        ("webhook", 13, f"completed failed - 1 {s(15)} h.example"),
+        ("webhook", 15, "completed delivered 204 2 - h.example"),
+    ]
+    story = tell(known(*log, attempt=1, completed=s(12), told="delivered", tellings=2, **DONE, **HOOK))
+    assert story.webhook is not None
+    told = [(one.at, one.attempt, one.outcome, one.status, one.next_at) for one in story.webhook.deliveries]
+    assert told == [
+        (f"{AT}13.000Z", 1, "failed", None, f"{AT}15.000Z"),
+        (f"{AT}15.000Z", 2, "delivered", 204, None),
+    ]
+    assert held(story) == held(tell(known(attempt=1, completed=s(12), **DONE, **HOOK))), "and nothing else changes"
+
+
 def test_a_webhook_that_arrived_is_no_more_to_come() -> None:
     story = tell(known(attempt=1, completed=s(12), told="delivered", tellings=1, **DONE, **HOOK))
     assert story.webhook is not None

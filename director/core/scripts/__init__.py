@@ -5,7 +5,7 @@ Without `now_ms` scripts ask the server's clock: tests walk time with it.
 """
 
 from director.core.scripts.accounts import AccountScripts, Allowance
-from director.core.scripts.caller import Accepted, CallerScripts, Canceled
+from director.core.scripts.caller import Accepted, CallerScripts, Canceled, Redelivered, Replayed
 from director.core.scripts.holder import MOST_CLAIMS, Advanced, Ceased, Claims, Hold, HolderScripts, Readiness, Requeued
 from director.core.scripts.keeper import KeeperScripts, Repair
 from director.core.scripts.letters import LetterScripts
@@ -23,7 +23,9 @@ __all__ = (
     "Hold",
     "QueueStats",
     "Readiness",
+    "Redelivered",
     "Repair",
+    "Replayed",
     "Requeued",
     "Scripts",
 )

@@ -9,15 +9,17 @@ from msgspec import Raw, Struct
 from director.core import keys
 from director.core.errors import IdempotencyMismatch, QueueRefused, UnknownQueue
 from director.core.gatherer import Arg
-from director.core.ids import PredictionId, QueueName
-from director.core.schema import Outlook, Record, Stored, flat, pairs
+from director.core.ids import PredictionId, QueueName, partition_of
+from director.core.schema import Event, Outlook, Record, Stored, flat, pairs
 from director.core.scripts.wire import Wire, event, hoped, now, number
 from director.core.story import Known
 from director.core.view import fold
 
-__all__ = ("Accepted", "CallerScripts", "Canceled")
+__all__ = ("Accepted", "CallerScripts", "Canceled", "Redelivered", "Replayed")
 
 Canceled = Literal["canceled", "asked", "over", "unknown"]
+
+Redelivered = Literal["owed", "unknown", "running", "unwanted", "removed"]
 
 IDEMPOTENCY_TTL_MS = 24 * 3600 * 1000
 
@@ -30,6 +32,14 @@ class Accepted(Struct, frozen=True):
     created_ms: int = 0
     deadline_ms: int | None = None
     outlook: Outlook | None = None
+
+
+class Replayed(Struct, frozen=True):
+    """Some events of a prediction of `account`. `last`: number of the newest there is, 0 once they were removed."""
+
+    account: str
+    last: int
+    events: tuple[Event, ...]
 
 
 class CallerScripts(Wire):
@@ -156,6 +166,28 @@ class CallerScripts(Wire):
             owed=number(owed),
             is_dead=bool(dead),
         )
+
+    async def replay(self, prediction_id: PredictionId, *, after: int, count: int, most_bytes: int) -> Replayed | None:
+        """Its events after a number, at most `count`, and none more once they have so many bytes; None: no prediction.
+
+        A number that is larger than the newest one's is of a list that began anew since: all is told then.
+        """
+        args: list[Arg] = [prediction_id, after, count, most_bytes]
+        reply = await self._call("replay", [keys.record(prediction_id)], args)
+        if not reply:
+            return None
+        account, last, first, *entries = reply
+        events = tuple(event(seq, entry) for seq, entry in enumerate(entries, start=first))
+        return Replayed(account.decode(), last, events)
+
+    async def redeliver(
+        self, prediction_id: PredictionId, *, account: str | None, now_ms: int | None = None
+    ) -> Redelivered:
+        """Owe the webhook of its end again, at once. `account`: whose it must be, None for anybody's."""
+        args: list[Arg] = [prediction_id, account or "", now(now_ms)]
+        owed = keys.owed(partition_of(prediction_id))
+        answer = await self._call("redeliver", [keys.record(prediction_id), owed], args)
+        return cast(Redelivered, answer.decode())
 
     async def cancel(self, prediction_id: PredictionId, *, account: str, now_ms: int | None = None) -> Canceled:
         """End a prediction that waits, or ask the holder of one that runs to stop it."""

@@ -88,14 +88,17 @@ class KeeperScripts(Wire):
         outcome: str,
         delay_s: float | None,
         revivals: int = 0,
+        status: int | None = None,
+        host: str = "?",
         now_ms: int | None = None,
     ) -> bool:
         """Note how a terminal webhook's attempt went; no `delay_s`: there will be no other.
 
         `revivals` of the record that was told of: what a later end owes is not settled by an earlier one's answer.
+        `status` that `host` answered.
         """
         delay_ms: Arg = "" if delay_s is None else ms(delay_s)
-        args: list[Arg] = [prediction_id, delay_ms, outcome, revivals, now(now_ms)]
+        args: list[Arg] = [prediction_id, delay_ms, outcome, revivals, now(status), host, now(now_ms)]
         owed = keys.owed(partition_of(prediction_id))
         return bool(await self._call("deliver", [keys.record(prediction_id), owed], args))
 

@@ -108,6 +108,7 @@ async def test_a_story_is_told_while_it_waits_runs_and_has_ended(
         "attempts": 0,
         "last": "",
         "next_at": ended["webhook"]["next_at"],
+        "deliveries": [],
     }
     assert "secret" not in answer.text
 

@@ -1,0 +1,56 @@
+"""A prediction's events in pages: what happened to it, in order, each with its number.
+
+For its owner alone: events carry what the model put out. A page is bounded in events and in bytes.
+"""
+
+from typing import Final
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.answers import json_response
+from api.auth import authenticate
+from api.parts import parts_of
+from api.paths import prediction_id_of
+from api.problems import InvalidField, invalid_input, not_found
+from director.core.event_log import EventView, shown_event
+
+__all__ = ("get_events",)
+
+PAGE: Final = 100
+MOST_IN_PAGE: Final = 1_000
+MOST_BYTES: Final = 1 << 20
+MOST_AFTER: Final = 1 << 53  # where numbers of Lua and of JavaScript stop being whole
+
+
+class Events(Struct, frozen=True, kw_only=True):
+    """One page. `next`: the number to ask for what comes `after`, now or once there is more."""
+
+    events: tuple[EventView, ...]
+    next: int
+    data_removed: bool = False
+
+
+async def get_events(request: Request) -> Response:
+    """GET /predictions/{id}/events?after=&limit=. What an operator revived begins again with number 1."""
+    account = await authenticate(request, "read")
+    prediction_id = prediction_id_of(request)
+    after = _number(request, "after", default=0, least=0, most=MOST_AFTER)
+    limit = _number(request, "limit", default=PAGE, least=1, most=MOST_IN_PAGE)
+    page = await parts_of(request).scripts.replay(prediction_id, after=after, count=limit, most_bytes=MOST_BYTES)
+    if page is None or page.account != account.name:
+        raise not_found()
+    if not page.last:
+        return json_response(Events(events=(), next=after, data_removed=True))
+    following = page.events[-1].seq if page.events else after
+    return json_response(Events(events=tuple(map(shown_event, page.events)), next=following))
+
+
+def _number(request: Request, name: str, *, default: int, least: int, most: int) -> int:
+    text = request.query_params.get(name, "")
+    if not text:
+        return default
+    if not (text.isascii() and text.isdecimal() and least <= int(text[:20]) <= most):
+        raise invalid_input([InvalidField("number", name, f"Must be a whole number from {least} to {most}")])
+    return int(text)

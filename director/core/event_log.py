@@ -1,0 +1,82 @@
+"""What the events of a prediction say to its caller: each with its number, its moment and what belongs to it. Pure.
+
+Never shows a webhook's URL, of which the events know the host alone: the rest may be secret.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+from msgspec import Raw, Struct
+
+from director.core.schema import Event
+from director.core.view import iso
+
+__all__ = ("DeliveryAttempt", "EventView", "delivery_attempt", "shown_event")
+
+
+class EventView(Struct, frozen=True):
+    """One event. `data`: of output one item, of logs a string, of a metric its name, value and mode; else null."""
+
+    seq: int
+    type: str
+    at: str
+    data: Raw
+
+
+class DeliveryAttempt(Struct, frozen=True, kw_only=True):
+    """One attempt to deliver a webhook. `status` that the receiver answered, None where it gave no answer."""
+
+    event: str
+    outcome: str
+    status: int | None
+    attempt: int
+    at: str
+    next_at: str | None
+    host: str
+
+
+def shown_event(event: Event) -> EventView:
+    """The event as its caller sees it."""
+    return EventView(event.seq, event.kind, iso(event.at), DATA.get(event.kind, _as_it_is)(event))
+
+
+def delivery_attempt(event: Event) -> DeliveryAttempt:
+    """What an event of the kind `webhook` tells: see lua/deliver.lua."""
+    name, outcome, status, attempt, following, host = event.data.decode().split(" ")
+    return DeliveryAttempt(
+        event=name,
+        outcome=outcome,
+        status=None if status == "-" else int(status),
+        attempt=int(attempt),
+        at=iso(event.at),
+        next_at=None if following == "-" else iso(int(following)),
+        host=host,
+    )
+
+
+def _as_it_is(event: Event) -> Raw:
+    return Raw(event.data or b"null")
+
+
+def _status(event: Event) -> Raw:
+    return Raw(msgspec.json.encode({"status": event.data.decode()}))
+
+
+def _given_back(event: Event) -> Raw:
+    code, director, *_ = [*event.data.decode().split(" "), ""]
+    return Raw(msgspec.json.encode({"code": code, "director": director}))
+
+
+def _webhook(event: Event) -> Raw:
+    attempt = msgspec.structs.asdict(delivery_attempt(event))
+    del attempt["at"]  # it is the event's own
+    return Raw(msgspec.json.encode(attempt))
+
+
+DATA: Final[Mapping[str, Callable[[Event], Raw]]] = {
+    "completed": _status,
+    "released": _given_back,
+    "retried": _given_back,
+    "webhook": _webhook,
+}

@@ -1,0 +1,36 @@
+#!lua flags=allow-oom
+-- redeliver: owe the terminal webhook again, from now on, because somebody asked for it. The schedule begins anew where it
+-- was owed no more. Whoever is about to deliver it keeps his attempt: no other one begins beside it.
+-- Uses lib/keys
+--
+--   KEYS[1]  record   hash  {p}:rec:<id>
+--   KEYS[2]  owed     zset  {p}:owed
+--   ARGV[1]  id
+--   ARGV[2]  account  whose it must be, '' for any
+--   ARGV[3]  now_ms   '' for the server's clock
+--   Returns  'owed'      it is due, or somebody is at it
+--            'unknown'   no such prediction of this account
+--            'running'   it has not ended
+--            'unwanted'  its caller wanted no webhook of its end
+--            'removed'   its data is gone: what would be told is not what happened
+
+local id, account, now = ARGV[1], ARGV[2], clock(ARGV[3])
+
+local r = read(id)
+if not r or (account ~= '' and r.account ~= account) then return 'unknown' end
+if not TERMINAL[r.status] then return 'running' end
+if not wants_end(r) then return 'unwanted' end
+if redis.call('EXISTS', input_key(id)) == 0 then return 'removed' end
+
+local due = redis.call('ZSCORE', KEYS[2], id)
+if not due then
+  redis.call('HSET', KEYS[1], 'tellings_before', r.tellings, 'owed_since', now)
+  for _, key in ipairs({ KEYS[1], input_key(id), output_key(id), events_key(id) }) do
+    redis.call('PEXPIRE', key, OWED_MS, 'GT')
+  end
+elseif tonumber(due) ~= tonumber(r.next_telling) then -- taken by a courier, or its director's own: his time runs out by itself
+  return 'owed'
+end
+redis.call('HSET', KEYS[1], 'next_telling', now)
+redis.call('ZADD', KEYS[2], now, id)
+return 'owed'

@@ -1,0 +1,169 @@
+"""What a caller can ask of the telling: the events of a prediction, how its webhook goes, and to have it once more."""
+
+from typing import Any
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.accounts import Accounts
+from director.core.ids import PredictionId
+from director.core.scripts import Scripts
+from tests.support.api import PlayedDirector
+from tests.support.queue_driver import ACCOUNT, VERSION
+
+pytestmark = pytest.mark.anyio
+
+HOOK = "https://receiver.example/secret?token=secret"
+TOLD = {"webhook": HOOK, "webhook_events_filter": ["completed"]}
+
+
+@pytest.fixture(autouse=True)
+async def nothing_stays_owed(redis: Redis) -> Any:
+    yield
+    for name in await redis.keys("*:owed"):
+        await redis.delete(name)
+
+
+async def create(api: httpx.AsyncClient, **fields: Any) -> PredictionId:
+    made = await api.post("/v1/predictions", json={"version": VERSION, "input": {}, **fields})
+    return PredictionId(made.json()["id"])
+
+
+async def run(director: PlayedDirector, *outputs: bytes) -> None:
+    claim = await director.claim()
+    seq = await director.begin(claim, *outputs)
+    await director.finish(claim, output=b'["x"]', seq=seq)
+
+
+async def of(redis: Redis, account: str, *scopes: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {await Accounts(redis).create_token(account, scopes=scopes)}"}
+
+
+# ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_the_events_of_a_prediction_come_in_pages(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+    prediction_id = await create(api)
+    await run(director, b'"a"', b'{"b":[]}')
+    path = f"/v1/predictions/{prediction_id}/events"
+    first = (await api.get(path, params={"limit": "2"})).json()
+    assert [(event["seq"], event["type"]) for event in first["events"]] == [(1, "created"), (2, "output")]
+    rest = (await api.get(path, params={"after": first["next"]})).json()
+    assert [(event["seq"], event["data"]) for event in rest["events"]] == [(3, {"b": []}), (4, {"status": "succeeded"})]
+    assert (await api.get(path, params={"after": rest["next"]})).json() == {
+        "events": [],
+        "next": 4,
+        "data_removed": False,
+    }
+
+
+async def test_once_the_data_is_removed_there_are_no_events(api: httpx.AsyncClient, redis: Redis) -> None:
+    prediction_id = await create(api)
+    await redis.delete(keys.events(prediction_id))
+    answer = (await api.get(f"/v1/predictions/{prediction_id}/events")).json()
+    assert answer == {"events": [], "next": 0, "data_removed": True}
+
+
+async def test_events_are_for_their_owner_alone(api: httpx.AsyncClient, redis: Redis) -> None:
+    path = f"/v1/predictions/{await create(api)}/events"
+    assert (await api.get(path)).status_code == 200
+    assert (await api.get(path, headers=await of(redis, "stranger", "read", "run"))).status_code == 404
+    assert (await api.get(path, headers=await of(redis, "operators", "read", "admin"))).status_code == 404
+    assert (await api.get(path, headers=await of(redis, ACCOUNT, "run"))).status_code == 403
+    assert (await api.get(f"/v1/predictions/{'0' * 26}/events")).status_code == 404
+    assert (await api.get("/v1/predictions/nonsense/events")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "asked", [{"after": "-1"}, {"after": "x"}, {"after": "٣"}, {"after": "9" * 30}, {"limit": "0"}, {"limit": "1001"}]
+)
+async def test_a_number_that_is_none_is_named(api: httpx.AsyncClient, asked: dict[str, str]) -> None:
+    answer = await api.get(f"/v1/predictions/{await create(api)}/events", params=asked)
+    assert answer.status_code == 422
+    assert [field["field"] for field in answer.json()["invalid_fields"]] == list(asked)
+
+
+# ── webhooks ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_every_attempt_is_shown_with_what_is_owed_next(
+    api: httpx.AsyncClient, director: PlayedDirector, scripts: Scripts
+) -> None:
+    prediction_id = await create(api, **TOLD)
+    path = f"/v1/predictions/{prediction_id}/webhooks"
+    waits = (await api.get(path)).json()
+    assert (waits["id"], waits["data_removed"]) == (prediction_id, False)
+    assert (waits["webhook"]["is_owed"], waits["webhook"]["deliveries"]) == (False, [])
+    await run(director)
+    await scripts.deliver(prediction_id, outcome="failed", delay_s=60, status=503, host="receiver.example")
+    answer = await api.get(path)
+    webhook = answer.json()["webhook"]
+    [attempt] = webhook.pop("deliveries")
+    assert attempt == {
+        "event": "completed",
+        "outcome": "failed",
+        "status": 503,
+        "attempt": 1,
+        "at": attempt["at"],
+        "next_at": webhook["next_at"],
+        "host": "receiver.example",
+    }
+    assert webhook == {
+        "host": "receiver.example",
+        "events": ["completed"],
+        "is_owed": True,
+        "attempts": 1,
+        "last": "failed",
+        "next_at": attempt["next_at"],
+    }
+    assert "secret" not in answer.text
+
+
+async def test_without_a_webhook_there_is_none(api: httpx.AsyncClient) -> None:
+    assert (await api.get(f"/v1/predictions/{await create(api)}/webhooks")).json()["webhook"] is None
+
+
+async def test_it_is_owed_again_at_once(api: httpx.AsyncClient, director: PlayedDirector, scripts: Scripts) -> None:
+    prediction_id = await create(api, **TOLD)
+    await run(director)
+    await scripts.deliver(prediction_id, outcome="gone", delay_s=None, status=410, host="receiver.example")
+    answer = await api.post(f"/v1/predictions/{prediction_id}/webhooks/redeliver")
+    webhook = answer.json()["webhook"]
+    assert (answer.status_code, webhook["is_owed"], webhook["last"], webhook["attempts"]) == (200, True, "gone", 1)
+    assert webhook["next_at"] >= webhook["deliveries"][0]["at"]
+
+
+async def test_what_cannot_be_told_says_why(api: httpx.AsyncClient, director: PlayedDirector, redis: Redis) -> None:
+    async def asked(prediction_id: str) -> tuple[int, str]:
+        answer = await api.post(f"/v1/predictions/{prediction_id}/webhooks/redeliver")
+        return answer.status_code, answer.json().get("code", "")
+
+    prediction_id = await create(api, **TOLD)
+    assert await asked(prediction_id) == (409, "not_terminal")
+    await run(director)
+    await redis.delete(keys.input_data(prediction_id))
+    assert await asked(prediction_id) == (410, "data_removed")
+    silent = await create(api)
+    await run(director)
+    assert await asked(silent) == (409, "no_webhook")
+    assert await asked("0" * 26) == (404, "")
+    assert await asked("nonsense") == (404, "")
+
+
+async def test_its_owner_and_operators_may_see_and_ask(
+    api: httpx.AsyncClient, director: PlayedDirector, redis: Redis
+) -> None:
+    path = f"/v1/predictions/{await create(api, **TOLD)}/webhooks"
+    await run(director)
+
+    async def by(account: str, *scopes: str) -> tuple[int, int]:
+        headers = await of(redis, account, *scopes)
+        seen, asked = await api.get(path, headers=headers), await api.post(f"{path}/redeliver", headers=headers)
+        return seen.status_code, asked.status_code
+
+    assert await by(ACCOUNT, "read", "run") == (200, 200)
+    assert await by(ACCOUNT, "read") == (200, 403)
+    assert await by("operators", "admin") == (200, 200)
+    assert await by("stranger", "read", "run") == (404, 404)

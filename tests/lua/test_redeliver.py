@@ -1,0 +1,143 @@
+"""redeliver: a webhook that somebody wants again is owed again, and no attempt begins beside one that is under way."""
+
+from typing import Any
+
+import pytest
+
+from director.core import keys
+from director.core.ids import PredictionId, partition_of
+from director.core.scripts import Redelivered
+from tests.support.keyspace import dump
+from tests.support.queue_driver import ACCOUNT, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+HOUR_S = 3600
+OWED_S = 4 * 24 * HOUR_S
+
+
+async def redeliver(driver: QueueDriver, prediction_id: PredictionId, account: str | None = ACCOUNT) -> Redelivered:
+    return await driver.scripts.redeliver(prediction_id, account=account, now_ms=driver.now_ms)
+
+
+async def note(driver: QueueDriver, prediction_id: PredictionId, outcome: str, delay_s: float | None = None) -> None:
+    assert await driver.scripts.deliver(prediction_id, outcome=outcome, delay_s=delay_s, now_ms=driver.now_ms)
+
+
+async def due(driver: QueueDriver, prediction_id: PredictionId) -> list[PredictionId]:
+    return await driver.scripts.due(partition_of(prediction_id), limit=9, hold_s=30, now_ms=driver.now_ms)
+
+
+async def ended(driver: QueueDriver, **options: Any) -> PredictionId:
+    options = {"webhook": "https://example.com", "events": "completed", **options}
+    prediction_id = await driver.submit(**options)
+    await driver.finish(await driver.claim_one(), output=b"1", grace_s=45)
+    return prediction_id
+
+
+async def told(driver: QueueDriver, outcome: str = "delivered") -> PredictionId:
+    """It has ended, its webhook is owed no more."""
+    prediction_id = await ended(driver)
+    await note(driver, prediction_id, outcome)
+    return prediction_id
+
+
+@pytest.fixture(autouse=True)
+async def nothing_stays_owed(driver: QueueDriver) -> Any:
+    yield
+    await driver.redis.delete(keys.owed(partition_of(driver.new_id())))
+
+
+@pytest.mark.parametrize("outcome", ["delivered", "gone", "refused", "given_up"])
+async def test_what_is_owed_no_more_is_due_at_once(driver: QueueDriver, outcome: str) -> None:
+    prediction_id = await told(driver, outcome)
+    driver.pass_time(60)
+    assert await redeliver(driver, prediction_id) == "owed"
+    assert await due(driver, prediction_id) == [prediction_id]
+
+
+async def test_its_schedule_begins_anew_and_its_attempts_are_counted_on(driver: QueueDriver) -> None:
+    prediction_id = await told(driver)
+    driver.pass_time(60)
+    await redeliver(driver, prediction_id)
+    record = await driver.record(prediction_id)
+    assert (record.tellings, record.tellings_before, record.owed_since) == (1, 1, driver.now_ms)
+    await note(driver, prediction_id, "failed", 5)
+    assert (await driver.record(prediction_id)).tellings == 2
+
+
+async def test_its_data_lives_while_it_is_owed_and_an_hour_from_then(driver: QueueDriver) -> None:
+    prediction_id = await told(driver)
+    data = [make(prediction_id) for make in (keys.input_data, keys.output_data, keys.events)]
+    assert {await driver.lifetime_s(key) for key in data} == {HOUR_S}
+    await redeliver(driver, prediction_id)
+    assert {await driver.lifetime_s(key) for key in data} == {OWED_S}
+    assert await driver.lifetime_s(keys.record(prediction_id)) == 7 * 24 * HOUR_S, "and no record is shortened"
+    await note(driver, prediction_id, "delivered")
+    assert {await driver.lifetime_s(key) for key in data} == {HOUR_S}
+
+
+async def test_one_that_waits_for_its_next_attempt_is_due_now_and_its_schedule_goes_on(driver: QueueDriver) -> None:
+    prediction_id = await ended(driver)
+    await note(driver, prediction_id, "failed", 7200)
+    assert await redeliver(driver, prediction_id) == "owed"
+    assert (await driver.record(prediction_id)).tellings_before == 0
+    assert await due(driver, prediction_id) == [prediction_id]
+
+
+async def test_no_attempt_begins_beside_that_of_a_courier(driver: QueueDriver) -> None:
+    prediction_id = await ended(driver)
+    await note(driver, prediction_id, "failed", 0)
+    assert await due(driver, prediction_id) == [prediction_id]
+    assert await redeliver(driver, prediction_id) == "owed"
+    assert await due(driver, prediction_id) == []
+    driver.pass_time(30)  # it died
+    assert await due(driver, prediction_id) == [prediction_id]
+
+
+async def test_no_attempt_begins_beside_that_of_its_director(driver: QueueDriver) -> None:
+    prediction_id = await ended(driver)
+    assert await redeliver(driver, prediction_id) == "owed"
+    assert await due(driver, prediction_id) == []
+    driver.pass_time(45)
+    assert await due(driver, prediction_id) == [prediction_id]
+
+
+async def test_asked_twice_it_is_owed_once(driver: QueueDriver) -> None:
+    prediction_id = await told(driver)
+    await redeliver(driver, prediction_id)
+    await redeliver(driver, prediction_id)
+    assert await due(driver, prediction_id) == [prediction_id]
+    assert await redeliver(driver, prediction_id) == "owed"
+    assert await due(driver, prediction_id) == []
+
+
+async def test_of_whose_it_is_only_that_account_may_ask_or_who_may_ask_for_all(driver: QueueDriver) -> None:
+    prediction_id = await told(driver)
+    before = await dump(driver.redis)
+    assert await redeliver(driver, prediction_id, "stranger") == "unknown"
+    assert await redeliver(driver, driver.new_id(), None) == "unknown"
+    assert await dump(driver.redis) == before
+    assert await redeliver(driver, prediction_id, None) == "owed"
+
+
+async def test_what_cannot_be_told_is_refused_and_nothing_changes(driver: QueueDriver) -> None:
+    no_hook = await ended(driver, webhook="", events="")
+    no_end = await ended(driver, events="start,output")
+    removed = await told(driver)
+    await driver.redis.delete(keys.input_data(removed), keys.output_data(removed), keys.events(removed))
+    waits = await driver.submit(webhook="https://example.com", events="completed")
+    before = await dump(driver.redis)
+    answers = [await redeliver(driver, one) for one in (no_hook, no_end, removed, waits)]
+    assert answers == ["unwanted", "unwanted", "removed", "running"]
+    assert await dump(driver.redis) == before
+
+
+async def test_after_a_revival_the_next_end_has_the_whole_schedule(driver: QueueDriver) -> None:
+    prediction_id = await driver.die(webhook="https://example.com", events="completed")
+    await note(driver, prediction_id, "delivered")
+    assert await redeliver(driver, prediction_id) == "owed"
+    assert await driver.revive(prediction_id)
+    assert await redeliver(driver, prediction_id) == "running"
+    record = await driver.record(prediction_id)
+    assert (record.tellings, record.tellings_before, record.owed_since) == (0, 0, None)

@@ -1,0 +1,88 @@
+"""replay: a prediction's events in pages, without a gap and without one of them twice."""
+
+import pytest
+
+from director.core import keys
+from director.core.ids import PredictionId
+from director.core.scripts import Replayed
+from tests.support.keyspace import dump
+from tests.support.queue_driver import ACCOUNT, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+MEGABYTE = 1 << 20
+
+
+async def page(
+    driver: QueueDriver, prediction_id: PredictionId, *, after: int = 0, count: int = 100, most_bytes: int = MEGABYTE
+) -> Replayed:
+    found = await driver.scripts.replay(prediction_id, after=after, count=count, most_bytes=most_bytes)
+    assert found is not None
+    return found
+
+
+async def long_run(driver: QueueDriver, outputs: int, *, size: int = 1) -> PredictionId:
+    await driver.submit()
+    claim = await driver.claim_one()
+    seq = await driver.begin(claim, *[("output", b'"%d%s"' % (i, b"x" * size)) for i in range(outputs)])
+    await driver.finish(claim, seq=seq)
+    return claim.id
+
+
+async def test_all_is_told_in_order_with_its_number_and_its_moment(driver: QueueDriver) -> None:
+    prediction_id = await long_run(driver, 2)
+    found = await page(driver, prediction_id)
+    assert (found.account, found.last) == (ACCOUNT, 5)
+    told = [(event.seq, event.kind, event.data) for event in found.events]
+    assert told == [
+        (1, "created", b""),
+        (2, "started", b""),
+        (3, "output", b'"0x"'),
+        (4, "output", b'"1x"'),
+        (5, "completed", b"succeeded"),
+    ]
+    assert {event.at for event in found.events} == {driver.now_ms}
+
+
+@pytest.mark.parametrize("count", [1, 7, 16, 17, 50, 1000])
+async def test_pages_follow_each_other_without_a_gap(driver: QueueDriver, count: int) -> None:
+    prediction_id = await long_run(driver, 60)
+    seqs: list[int] = []
+    while events := (await page(driver, prediction_id, after=len(seqs), count=count)).events:
+        assert len(events) <= count
+        seqs += [event.seq for event in events]
+    assert seqs == list(range(1, 64))
+
+
+async def test_a_page_ends_when_it_is_large_and_has_one_event_at_least(driver: QueueDriver) -> None:
+    prediction_id = await long_run(driver, 20, size=1000)
+    assert len((await page(driver, prediction_id, after=2, most_bytes=3000)).events) == 3
+    assert len((await page(driver, prediction_id, after=2, most_bytes=1)).events) == 1
+
+
+async def test_after_the_newest_there_is_nothing_yet(driver: QueueDriver) -> None:
+    prediction_id = await long_run(driver, 1)
+    assert (await page(driver, prediction_id, after=4)) == Replayed(ACCOUNT, 4, ())
+
+
+async def test_a_list_that_began_anew_is_told_from_its_start(driver: QueueDriver) -> None:
+    prediction_id = await driver.die()
+    before = await page(driver, prediction_id)
+    assert before.last > 1
+    await driver.revive(prediction_id)
+    again = await page(driver, prediction_id, after=before.last)
+    assert [(event.seq, event.kind) for event in again.events] == [(1, "revived")]
+
+
+async def test_what_was_removed_says_so_and_what_never_was_is_none(driver: QueueDriver) -> None:
+    prediction_id = await long_run(driver, 1)
+    await driver.redis.delete(keys.events(prediction_id))
+    assert await page(driver, prediction_id) == Replayed(ACCOUNT, 0, ())
+    assert await driver.scripts.replay(driver.new_id(), after=0, count=9, most_bytes=9) is None
+
+
+async def test_it_changes_nothing(driver: QueueDriver) -> None:
+    prediction_id = await long_run(driver, 3)
+    before = await dump(driver.redis)
+    await page(driver, prediction_id)
+    assert await dump(driver.redis) == before
