@@ -311,6 +311,9 @@ def one_of_many(prediction: str, tenant: str, plan: str, asked: int, began: int,
 
 KEPT: dict[str, list[Line]] = {
     "one to which nothing happened": good(),
+    "attempts to tell of the end, noted behind it": altered(
+        "a", "succeeded", *ended_well("a", "r-a"), ("webhook", 120, "completed delivered 200 1 - h")
+    ),
     "a death, and another run": lived_through_a_death(),
     "a slow start, but Redis was away": [
         *lived_through_a_death(again=25_000),

@@ -136,7 +136,7 @@ async def test_a_run_shorter_than_a_write_tells_its_start_and_its_end_in_order(
         await bench.execute(ScriptedRunner(*events), claim)
     ids = [each.headers["webhook-id"].removeprefix(f"msg_{claim.id}_") for each in receiver.received]
     assert ids == ["start_1_1", "completed"]
-    assert await driver.kinds(claim.id) == ["created", "started", "output", "completed"]
+    assert await driver.kinds(claim.id) == ["created", "started", "output", "completed", "webhook"]
 
 
 async def test_a_claim_that_was_lost_ends_without_a_word(bench: Bench, driver: QueueDriver) -> None:
