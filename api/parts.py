@@ -82,7 +82,7 @@ async def running(
     redis, glances = clients.redis, Glances(clients.redis)
     gatherer = Gatherer(redis)
     scripts = Scripts(gatherer)
-    accounts, catalog = Accounts(redis, settings.account_limits), Catalog(redis, scripts, clock)
+    accounts, catalog = Accounts(redis, settings.account_limits, clock), Catalog(redis, scripts, clock)
     parts = Parts(
         settings=settings,
         clock=clock,

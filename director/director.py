@@ -50,6 +50,7 @@ from director.storing import Storing
 from director.watch import Watch
 from director.webhooks.addresses import AllowList
 from director.webhooks.outbox import Post
+from director.webhooks.schedule import Schedule
 from director.webhooks.sender import Sender
 from director.webhooks.terminal import TerminalWebhooks
 
@@ -155,6 +156,7 @@ class Director:
             breaker_cool_s=settings.breaker_cool_s,
             breaker_mode=settings.breaker_mode,
         )
+        self._schedule = Schedule.parse(settings.webhook_schedule)
         store = store_in(settings.files_dir, self._redis, clock, writes=True)
         self._storing = (
             None
@@ -226,11 +228,11 @@ class Director:
     def _make_rooms(self) -> tuple[Heartbeat, Consumer]:
         settings, queue = self._settings, self._queue
         assert queue is not None  # noqa: S101 - for the type checker: the event is set after it
-        accounts = Accounts(self._redis)
+        accounts = Accounts(self._redis, clock=self._clock)
         post = Post(
             accounts=accounts,
             sender=self._sender,
-            terminal=TerminalWebhooks(self._scripts, accounts, self._sender, self._clock),
+            terminal=TerminalWebhooks(self._scripts, accounts, self._sender, self._clock, self._schedule),
             clock=self._clock,
             interval_s=settings.webhook_interval_s,
         )

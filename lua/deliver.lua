@@ -4,27 +4,33 @@
 --
 --   KEYS[1]  record    hash  {p}:rec:<id>
 --   KEYS[2]  owed      zset  {p}:owed
+--   KEYS[3]  owed_to   zset  {p}:owed:<host>  what waits for its next attempt at this host → when that is
 --   ARGV[1]  id
 --   ARGV[2]  delay_ms  until the next attempt; '' when there is none: it arrived, or is given up
---   ARGV[3]  outcome   delivered, failed, refused, gone or given_up: kept in the record as `told`
+--   ARGV[3]  outcome   delivered, failed, refused, gone or given_up: kept in the record as `told`;
+--                      put_off: it was not tried, and that is no attempt
 --   ARGV[4]  revivals  of the record that was told of: another number, and another end is owed by now
 --   ARGV[5]  status    that the receiver answered, '' for none
 --   ARGV[6]  host      that it was sent to: of the URL no more, the rest may be secret
---   ARGV[7]  now_ms    '' for the server's clock
---   Returns  1  noted
+--   ARGV[7]  asked     '1': the receiver asked for this delay, and nothing brings the next attempt forward
+--   ARGV[8]  now_ms    '' for the server's clock
+--   Returns  2  noted: it arrived, and others wait for their next attempt at this host: see forward
+--            1  noted
 --            0  that end is not owed any more: nothing was written
 
-local id, delay_ms, outcome, revivals, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4], clock(ARGV[7])
+local id, delay_ms, outcome, revivals, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4], clock(ARGV[8])
 local MOST_EVENTS = 100 -- of attempts: somebody may ask for another one as often as he likes
+local MOST_WAITING = 10000 -- that are known by their host; others come when their own time has come
 
 if not redis.call('ZSCORE', KEYS[2], id) then return 0 end
 local r = redis.call('HMGET', KEYS[1], 'revivals', 'queue', 'tellings')
 if (r[1] or '0') ~= revivals then return 0 end
 
 local queue, next_at = r[2], delay_ms ~= '' and now + delay_ms or ''
-if queue then
+if queue then redis.call('HSET', KEYS[1], 'next_telling', next_at) end
+if queue and outcome ~= 'put_off' then
   local attempt = (r[3] or 0) + 1
-  redis.call('HSET', KEYS[1], 'told', outcome, 'tellings', attempt, 'next_telling', next_at)
+  redis.call('HSET', KEYS[1], 'told', outcome, 'tellings', attempt)
   local status, later = ARGV[5] == '' and '-' or ARGV[5], next_at == '' and '-' or next_at
   local data = table.concat({ 'completed', outcome, status, attempt, later, ARGV[6] }, ' ')
   if attempt <= MOST_EVENTS and redis.call('EXISTS', events_key(id)) == 1 then -- gone, it would get no lifetime again
@@ -32,15 +38,21 @@ if queue then
     redis.call('PUBLISH', channel(id), redis.call('HINCRBY', KEYS[1], 'seq', 1))
   end
 end
+local are_waiting = redis.call('EXISTS', KEYS[3]) == 1
 if next_at ~= '' then
   redis.call('ZADD', KEYS[2], next_at, id)
+  if ARGV[7] ~= '1' and (not are_waiting or redis.call('ZCARD', KEYS[3]) < MOST_WAITING) then
+    redis.call('ZADD', KEYS[3], next_at, id)
+    redis.call('PEXPIRE', KEYS[3], OWED_MS)
+  end
   return 1
 end
 redis.call('ZREM', KEYS[2], id)
+if are_waiting then redis.call('ZREM', KEYS[3], id) end
 if queue then -- what was kept longer for the webhook's sake
   local ttl_ms = redis.call('HGET', queue_key(queue, 'meta'), 'data_ttl_ms')
   local kept = { output_key(id), events_key(id) }
   if not redis.call('ZSCORE', queue_key(queue, 'dead'), id) then kept[3] = input_key(id) end
   for _, key in ipairs(kept) do redis.call('PEXPIRE', key, ttl_ms, 'LT') end
 end
-return 1
+return outcome == 'delivered' and are_waiting and redis.call('EXISTS', KEYS[3]) == 1 and 2 or 1

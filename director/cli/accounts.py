@@ -1,20 +1,26 @@
-"""`director account`: what accounts may use, and what became of their limits lately. Makes no tokens: `token` does."""
+"""`director account`: what accounts may use, what became of their limits lately, what signs their webhooks.
+
+Makes no tokens: `token` does. Never prints a secret of webhooks: their account asks the API for it.
+"""
 
 import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal
 
-from director.cli.arguments import CommandParser, Commands, add_json, add_redis
+from director.cli.arguments import CommandParser, Commands, add_json, add_redis, hours
 from director.cli.backend import Backend, on_backend
 from director.cli.pipe import print_json
 
 if TYPE_CHECKING:
     from director.core.accounts import Usage, Written
     from director.core.ids import QueueName
+    from director.core.scripts import Rotated
 
 __all__ = ("add",)
 
 DAY_S: Final = 86_400
+HOUR_S: Final = 3_600.0
+KEEP_HOURS: Final = 24.0
 LIMITS: Final = {  # the fields of AccountLimits, which is imported only when a command runs
     "rate": "creates a second",
     "burst": "creates at once",
@@ -42,6 +48,11 @@ def add(commands: Commands) -> None:
     limited.add_argument("name", metavar="NAME")
     for name, text in LIMITS.items():
         limited.add_argument(f"--{name.replace('_', '-')}", metavar="N", help=text)
+    rotated = _action(actions, "rotate-secret", "sign its webhooks with a new secret, and the former one too", _rotate)
+    rotated.add_argument("name", metavar="NAME")
+    rotated.add_argument(
+        "--keep-hours", type=hours, default=KEEP_HOURS, metavar="H", help=f"how long; 0: not at all ({KEEP_HOURS:g})"
+    )
 
 
 def _action(actions: Commands, name: str, text: str, run: Callable[[argparse.Namespace], int]) -> CommandParser:
@@ -107,6 +118,30 @@ def _set(given: argparse.Namespace) -> int:
         print_json({"name": given.name, "limits": written})
     else:
         print(_line(given.name, written))
+    return 0
+
+
+def _rotate(given: argparse.Namespace) -> int:
+    from director.core.clock import SystemClock
+    from director.core.errors import SettingsError
+    from director.core.signing import new_secret
+    from director.core.view import iso
+
+    async def rotate(backend: Backend) -> "Rotated":
+        await backend.accounts.refuse_unknown(given.name)
+        return await backend.scripts.rotate(given.name, secret=new_secret(), keep_s=given.keep_hours * HOUR_S)
+
+    if on_backend(given, rotate) == "full":
+        raise SettingsError(
+            f"{given.name} has too many secrets that still sign: wait until one has ended, or end them all now "
+            "with --keep-hours 0."
+        )
+    until = iso(SystemClock().now_ms() + int(given.keep_hours * HOUR_S * 1000)) if given.keep_hours else None
+    if given.json:
+        print_json({"name": given.name, "former_signs_until": until})
+    else:
+        former = f"the former one signs too until {until}" if until else "no former one signs any more"
+        print(f"{given.name} has a new secret, and {former}. GET /v1/webhooks/default/secret shows it to the account.")
     return 0
 
 

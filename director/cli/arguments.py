@@ -14,12 +14,14 @@ __all__ = (
     "add_json",
     "add_redis",
     "add_service",
+    "hours",
     "input_value",
     "model_name",
     "port_number",
 )
 
 MOST_PORT: Final = 65535
+MOST_HOURS: Final = 24 * 366
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -77,6 +79,13 @@ def port_number(text: str) -> int:
     if not text.isdecimal() or int(text) > MOST_PORT:
         raise argparse.ArgumentTypeError(f"{text!r} is no port: give a number from 0 to {MOST_PORT}")
     return int(text)
+
+
+def hours(text: str) -> float:
+    """A span in hours, from none at all to a year."""
+    if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,6})?", text) or float(text) > MOST_HOURS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no span: give hours, from 0 to {MOST_HOURS}")
+    return float(text)
 
 
 def model_name(text: str) -> str:

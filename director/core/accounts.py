@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 
 from director.core import keys
 from director.core.account_limits import DEFAULT, UNLIMITED, AccountLimits
+from director.core.clock import Clock, SystemClock
 from director.core.errors import SettingsError
 from director.core.keys import LANES
 from director.core.redis_client import ask, text, texts
@@ -25,6 +26,7 @@ __all__ = ("ACCOUNT_NAME", "SCOPES", "Account", "Accounts", "Usage", "Written", 
 ACCOUNT_NAME: Final = r"^[a-z0-9][a-z0-9_-]{0,63}$"
 # read: see what is there; run: make and cancel predictions; admin: what operators do, over all accounts
 SCOPES: Final = ("read", "run", "admin")
+FORMER: Final = "webhook_secret_until:"
 TOKEN_PREFIX: Final = "dr_"  # noqa: S105 - marks a secret for scanners, is none
 
 
@@ -63,9 +65,10 @@ class Accounts:
     `defaults`: the limits of accounts that nobody set any for.
     """
 
-    def __init__(self, redis: Redis, defaults: AccountLimits = UNLIMITED) -> None:
+    def __init__(self, redis: Redis, defaults: AccountLimits = UNLIMITED, clock: Clock | None = None) -> None:
         self._redis = redis
         self._defaults = defaults
+        self._clock = clock or SystemClock()
 
     async def create_token(
         self,
@@ -167,9 +170,18 @@ class Accounts:
         )
 
     async def webhook_secrets(self, account: str) -> list[str]:
-        """The secrets that this account's webhooks are signed with; the first is the current one."""
-        found = await ask(lambda: self._redis.hget(keys.account(account), "webhook_secret"))
-        return [text(found)] if found else []
+        """The secrets that this account's webhooks are signed with; the first is the current one.
+
+        Those that were current before sign along until their time is over: see lua/rotate.lua. Then they are dropped.
+        """
+        found = texts(await ask(lambda: self._redis.hgetall(keys.account(account))))
+        former = {field: int(field.rpartition(":")[2]) for field in found if field.startswith(FORMER)}
+        now_ms = self._clock.now_ms()
+        over = [field for field, until in former.items() if until <= now_ms]
+        if over:
+            await ask(lambda: self._redis.hdel(keys.account(account), *over))
+        living = sorted(set(former) - set(over), key=lambda field: -former[field])
+        return [found[field] for field in ("webhook_secret", *living) if field in found]
 
 
 def refuse_name(account: str) -> None:

@@ -39,6 +39,7 @@ __all__ = (
     "model",
     "output_data",
     "owed",
+    "owed_to",
     "queue_partition",
     "queued",
     "queues",
@@ -242,6 +243,11 @@ def unspent(partition: Partition) -> str:
     return f"{tag(partition)}:unspent"
 
 
+def owed_to(partition: Partition, host: str) -> str:
+    """zset · of what is owed, that which waits for its next attempt at one host → when. Written by deliver; 4 days."""
+    return f"{tag(partition)}:owed:{host}"
+
+
 # ── outside the tag ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -276,7 +282,7 @@ def token(digest: str) -> str:
 
 
 def account(name: str) -> str:
-    """hash · an account: its webhook secret; its limits where they are not those of all, and how often they changed.
+    """hash · an account: its webhook secrets; its limits where they are not those of all, and how often they changed.
 
     Permanent.
     """

@@ -17,6 +17,7 @@ from director.core.policy import BreakerMode, OnLost
 
 __all__ = (
     "PREFIX",
+    "WEBHOOK_SCHEDULE",
     "ApiSettings",
     "CommonSettings",
     "DirectorSettings",
@@ -26,6 +27,8 @@ __all__ = (
 )
 
 PREFIX = "DIRECTOR_"
+# Seconds for a restart, minutes for a deploy, then days: see director.webhooks.schedule
+WEBHOOK_SCHEDULE = "2s,5s,15s,30s,1m,2m,5m,30m,2h,5h,10h,14h,20h,24h"
 
 OnSilence = Literal["hold", "release"]
 
@@ -155,6 +158,9 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     webhook_allow: Annotated[
         str, Meta(description="Receivers that are allowed though private: hosts, networks, the word loopback.")
     ] = ""
+    webhook_schedule: Annotated[
+        str, Meta(description="Waits after each attempt to tell an end that failed; then it is given up.")
+    ] = WEBHOOK_SCHEDULE
     inline_text_bytes: Annotated[
         int, Meta(ge=0, description="Largest text in a data URI that stays in an output where files are stored.")
     ] = 4096
@@ -180,6 +186,9 @@ class KeeperSettings(CommonSettings, frozen=True, kw_only=True):
     webhook_allow: Annotated[
         str, Meta(description="Receivers that are allowed though private: hosts, networks, the word loopback.")
     ] = ""
+    webhook_schedule: Annotated[
+        str, Meta(description="Waits after each attempt to tell an end that failed; then it is given up.")
+    ] = WEBHOOK_SCHEDULE
 
 
 def load(cls: type[AnySettings], environ: Mapping[str, str] | None = None, **given: object) -> AnySettings:

@@ -2,11 +2,15 @@
 
 Never decides what is said or when the next attempt is: see director.webhooks. Several couriers may work at once:
 `due` hands each attempt to one of them, and takes it back only when that one must have given up on it. However much a
-silent host is owed, the others are told within a few rounds: see shares.py.
+silent host is owed, the others are told within a few rounds (shares.py), and while a host is away one attempt per
+interval finds out whether it still is (breakers.py).
 """
 
+import asyncio
 import logging
 from collections import Counter
+from itertools import compress
+from operator import not_
 from typing import Final
 
 import anyio
@@ -19,10 +23,12 @@ from director.core.errors import BackendUnavailable
 from director.core.ids import Partition, PredictionId
 from director.core.redis_client import ask, text
 from director.core.scripts import Scripts
-from director.core.webhook_url import read_webhook_url
+from director.core.webhook_url import host_of
+from director.keeper.breakers import Breakers
 from director.keeper.registry import Registry
 from director.keeper.shares import Shares
 from director.keeper.sweep import LIMIT, repeat, sweep
+from director.webhooks.schedule import LONGEST_S, Noted
 from director.webhooks.terminal import TerminalWebhooks
 
 __all__ = ("Courier", "Told")
@@ -33,23 +39,30 @@ TICK_S: Final = 1.0
 # How long an attempt is ours. It may stand in line first: what has no place by then is left to a later round.
 HOLD_S: Final = 30.0
 PATIENCE_S: Final = 25.0
+FIELDS: Final = ("webhook", "owed_since", "completed", "revivals")
 # In one round, as long as some of what is due has to be left because the line of its host is full
 MOST_TAKES: Final = 16
 DRAIN_STEP_S: Final = 0.05
 
 
 class Told(Struct, frozen=True):
-    """How the attempts of one round went: outcome → how many. `left` had to wait too long for their receiver."""
+    """How the attempts of one round went: outcome → how many. `left` had to wait too long for their receiver.
+
+    `put_off`: their receiver is away, so they were not tried.
+    """
 
     outcomes: Counter[str] = field(default_factory=Counter)
     left: int = 0
+    put_off: int = 0
 
 
 class Owed(Struct, frozen=True):
-    """An attempt that is ours for now, and the host that it goes to."""
+    """An attempt that is ours for now: the host that it goes to, since when it is owed, and which end it tells of."""
 
     id: PredictionId
     host: str
+    since_ms: int
+    revivals: int
 
 
 class Courier:
@@ -65,6 +78,7 @@ class Courier:
         *,
         hold_s: float = HOLD_S,
         patience_s: float = PATIENCE_S,
+        breakers: Breakers | None = None,
     ) -> None:
         self._redis = redis
         self._scripts = scripts
@@ -74,6 +88,7 @@ class Courier:
         self._hold_s = hold_s
         self._patience_s = patience_s
         self._shares = Shares()
+        self._breakers = breakers or Breakers(clock)
         self._is_draining = False
 
     async def run(self) -> None:
@@ -81,7 +96,7 @@ class Courier:
         async with anyio.create_task_group() as rounds:
 
             async def begin() -> None:
-                due = await self._take()
+                due, _ = await self._take()
                 if due:
                     rounds.start_soon(self._deliver_all, due)
 
@@ -89,7 +104,9 @@ class Courier:
 
     async def run_once(self) -> Told:
         """One round: try all that is due now, together, and see how each went."""
-        return await self._deliver_all(await self._take())
+        taken, put_off = await self._take()
+        told = await self._deliver_all(taken)
+        return Told(told.outcomes, left=told.left, put_off=put_off)
 
     async def drain(self) -> None:
         """Take no more, and wait until what is under way has ended."""
@@ -97,21 +114,37 @@ class Courier:
         while not self._shares.are_empty:
             await self._clock.sleep(DRAIN_STEP_S)
 
-    async def _take(self) -> list[Owed]:
-        """What is due, as far as there are places. What its host's line has no end for is due again after the hold."""
+    async def _take(self) -> tuple[list[Owed], int]:
+        """What is due, as far as there are places, and how many were put off since their host is away.
+
+        What its host's line has no end for is due again after the hold.
+        """
         taken: list[Owed] = []
+        put_off = 0
         try:
             for _ in range(MOST_TAKES):
                 due = await self._due()
-                joined = [owed for owed in due if self._shares.join(owed.host)]
+                may_try = [self._may_try(owed) for owed in due]
+                joined = [owed for owed in compress(due, may_try) if self._shares.join(owed.host)]
                 taken += joined
+                put_off += may_try.count(False)
+                await asyncio.gather(*map(self._put_off, compress(due, map(not_, may_try))))
                 if len(joined) == len(due):
                     break
         except BaseException:
             for owed in taken:
                 self._shares.leave(owed.host)
             raise
-        return taken
+        return taken, put_off
+
+    def _may_try(self, owed: Owed) -> bool:
+        """What was owed for long enough has its last attempt, wherever its host is."""
+        is_old = self._clock.now_ms() - owed.since_ms >= LONGEST_S * 1000
+        return is_old or self._breakers.may_try(owed.host)
+
+    async def _put_off(self, owed: Owed) -> None:
+        delay_s = self._breakers.put_off_s(owed.host)
+        await self._scripts.deliver(owed.id, outcome="put_off", delay_s=delay_s, revivals=owed.revivals, host=owed.host)
 
     async def _due(self) -> list[Owed]:
         partitions = await self._registry.owing()
@@ -125,18 +158,21 @@ class Courier:
             return await self._scripts.due(partition, limit=limit, hold_s=self._hold_s)
 
         ids = [prediction_id for batch in (await sweep(partitions, due)).values() for prediction_id in batch]
-        return [Owed(*each) for each in zip(ids, await self._hosts(ids), strict=True)] if ids else []
+        return await self._look(ids) if ids else []
 
-    async def _hosts(self, ids: list[PredictionId]) -> list[str]:
-        """Where each goes, '' for nowhere. Not by the whole record: it may be large, and wait for long."""
+    async def _look(self, ids: list[PredictionId]) -> list[Owed]:
+        """Where each goes, and since when. Not by the whole record: it may be large, and wait for long."""
 
-        async def read() -> list[bytes | None]:
+        async def read() -> list[list[bytes | None]]:
             pipe = self._redis.pipeline(transaction=False)
             for prediction_id in ids:
-                pipe.hget(keys.record(prediction_id), "webhook")
+                pipe.hmget(keys.record(prediction_id), FIELDS)
             return list(await pipe.execute())
 
-        return [_host(text(url or b"")) for url in await ask(read)]
+        return [
+            Owed(prediction_id, host_of(text(url or b"")), int(since or completed or 0), int(revivals or 0))
+            for prediction_id, (url, since, completed, revivals) in zip(ids, await ask(read), strict=True)
+        ]
 
     async def _deliver_all(self, taken: list[Owed]) -> Told:
         outcomes: Counter[str] = Counter()
@@ -150,7 +186,9 @@ class Courier:
             with anyio.move_on_after(self._patience_s):
                 async with self._shares.place(owed.host):
                     if not self._is_draining:
-                        outcomes[(await self._webhooks.deliver(owed.id)).outcome] += 1
+                        noted = await self._webhooks.deliver(owed.id)
+                        outcomes[noted.outcome] += 1
+                        await self._learn(owed.host, noted)
         except BackendUnavailable as exc:
             log.warning("webhook's attempt is not noted", extra={"prediction": owed.id, "error": str(exc)})
         except Exception:
@@ -159,9 +197,9 @@ class Courier:
         finally:
             self._shares.leave(owed.host)
 
-
-def _host(url: str) -> str:
-    try:
-        return read_webhook_url(url).host
-    except ValueError:
-        return ""
+    async def _learn(self, host: str, noted: Noted) -> None:
+        """What an attempt shows of its host; one that answers again is told what it is owed, wherever that is filed."""
+        if noted.host_answers is False:
+            self._breakers.failed(host, asked_s=noted.delay_s if noted.is_asked else None)
+        elif noted.host_answers and self._breakers.answered(host) and noted.outcome == "delivered":
+            await sweep(await self._registry.owing(), lambda partition: self._webhooks.forward(partition, host))

@@ -34,6 +34,7 @@ from director.keeper.retirer import Retirer
 from director.keeper.server_time import ServerTime
 from director.keeper.tidier import Tidier
 from director.webhooks.addresses import AllowList
+from director.webhooks.schedule import Schedule
 from director.webhooks.sender import Sender
 from director.webhooks.terminal import TerminalWebhooks
 
@@ -94,7 +95,8 @@ class Keeper:
         self._redis = gatherer.redis
         scripts = Scripts(gatherer)
         registry = Registry(self._redis, Catalog(self._redis, scripts, clock), clock)
-        webhooks = TerminalWebhooks(scripts, Accounts(self._redis), sender, clock)
+        schedule = Schedule.parse(settings.webhook_schedule)
+        webhooks = TerminalWebhooks(scripts, Accounts(self._redis, clock=clock), sender, clock, schedule)
         time = ServerTime(self._redis, scripts, clock, lease_s=settings.lease_s)
         self.reaper = Reaper(scripts, registry, time, clock, lease_s=settings.lease_s)
         self.recoverer = Recoverer(self._redis, scripts, registry, time, clock, lease_s=settings.lease_s)

@@ -45,7 +45,7 @@ class Delivery(Struct, frozen=True, kw_only=True):
     """How one attempt went. `reason` is for people and holds no path, query or secret.
 
     `gone`: 410, the receiver wants no more. `refused`: a rule forbids the URL; another attempt helps only if the
-    host's addresses or the allow-list change.
+    host's addresses or the allow-list change. `was_sent` is false where it could not even be made.
     """
 
     ok: bool
@@ -54,6 +54,14 @@ class Delivery(Struct, frozen=True, kw_only=True):
     gone: bool = False
     refused: bool = False
     retry_after_s: float | None = None
+    was_sent: bool = True
+
+    @property
+    def host_answers(self) -> bool | None:
+        """False where it gave no answer or says that it cannot now: others that are sent there fare no better."""
+        if self.refused or not self.was_sent:
+            return None  # nobody asked it
+        return self.status is not None and self.status < 500 and self.status != httpx.codes.TOO_MANY_REQUESTS
 
 
 class Sender:

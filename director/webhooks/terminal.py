@@ -11,13 +11,13 @@ from typing import Final
 from director.core import crash
 from director.core.accounts import Accounts
 from director.core.clock import Clock
-from director.core.ids import PredictionId
+from director.core.ids import Partition, PredictionId, partition_of
 from director.core.schema import Record, Stored
 from director.core.scripts import Scripts
 from director.core.states import WebhookEvent
 from director.core.webhook_url import host_of
 from director.webhooks.messages import body, message_id
-from director.webhooks.schedule import Noted, noted
+from director.webhooks.schedule import SCHEDULE, Noted, Schedule
 from director.webhooks.sender import Delivery, Sender
 
 __all__ = ("TerminalWebhooks",)
@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 # The record outlives what it owes; where an operator removed it, there is nothing left to say.
 REMOVED: Final = Noted("given_up")
+# At a host that answers again, of those that wait for another attempt: each that arrives brings as many forward
+FORWARD: Final = 32
 # An operator was quicker: that end is owed no more, and the next one is not here yet.
 REVIVED: Final = Noted("revived")
 
@@ -33,11 +35,14 @@ REVIVED: Final = Noted("revived")
 class TerminalWebhooks:
     """Delivers what `finish` made owed. All methods raise BackendUnavailable while Redis cannot answer."""
 
-    def __init__(self, scripts: Scripts, accounts: Accounts, sender: Sender, clock: Clock) -> None:
+    def __init__(
+        self, scripts: Scripts, accounts: Accounts, sender: Sender, clock: Clock, schedule: Schedule = SCHEDULE
+    ) -> None:
         self._scripts = scripts
         self._accounts = accounts
         self._sender = sender
         self._clock = clock
+        self._schedule = schedule
 
     async def deliver(self, prediction_id: PredictionId) -> Noted:
         """Try once, note it, and say what was noted.
@@ -54,18 +59,33 @@ class TerminalWebhooks:
         crash.at("before_webhook")
         delivery = await self._send(stored)
         crash.at("after_webhook")
-        jitter = random.random()  # noqa: S311 - spreads retries, guards nothing
-        result = noted(delivery, tellings=record.tellings - record.tellings_before, jitter=jitter)
+        result = self._schedule.noted(
+            delivery,
+            tellings=record.tellings - record.tellings_before,
+            owed_s=(self._clock.now_ms() - (record.owed_since or record.completed or 0)) / 1000,
+            jitter=random.random(),  # noqa: S311 - spreads retries, guards nothing
+        )
         _report(record, delivery, result)
-        await self._scripts.deliver(
-            prediction_id,
+        await self._note(record, delivery, result)
+        return result
+
+    async def forward(self, partition: Partition, host: str) -> None:
+        """The host answers again: some of what waits for another attempt there is due now."""
+        await self._scripts.forward(partition, host, limit=FORWARD)
+
+    async def _note(self, record: Record, delivery: Delivery, result: Noted) -> None:
+        host = host_of(record.webhook)
+        answer = await self._scripts.deliver(
+            record.id,
             outcome=result.outcome,
             delay_s=result.delay_s,
             revivals=record.revivals,
             status=delivery.status,
-            host=host_of(record.webhook),
+            host=host,
+            is_asked=result.is_asked,
         )
-        return result
+        if answer == "others":
+            await self.forward(partition_of(record.id), host)
 
     async def _send(self, stored: Stored) -> Delivery:
         record = stored.record
@@ -81,7 +101,7 @@ class TerminalWebhooks:
         except ValueError as exc:
             # a secret that is missing or malformed: an operator can mend it while the schedule lasts
             log.error("webhook cannot be signed", extra={"account": record.account, "error": str(exc)})
-            return Delivery(ok=False, reason="cannot be signed")
+            return Delivery(ok=False, reason="cannot be signed", was_sent=False)
 
 
 def _report(record: Record, delivery: Delivery, result: Noted) -> None:

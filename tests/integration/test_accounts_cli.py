@@ -176,3 +176,36 @@ async def test_a_limit_that_somebody_wrote_by_hand_and_that_is_none_is_named(red
     await redis.hset(f"account:{ACCOUNT}", "rate", "soon")
     with pytest.raises(SettingsError, match="rate: a number from"):
         await Accounts(redis).limits(ACCOUNT)
+
+
+# ── webhook secrets ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_secret_is_rotated_and_none_is_shown(operator: Operator, redis: Redis) -> None:
+    accounts = Accounts(redis)
+    await accounts.create_token(ACCOUNT)
+    [old] = await accounts.webhook_secrets(ACCOUNT)
+    said = await operator.types("account", "rotate-secret", ACCOUNT)
+    new, former = await accounts.webhook_secrets(ACCOUNT)
+    assert former == old
+    assert said.startswith(f"{ACCOUNT} has a new secret, and the former one signs too until 20")
+    assert old not in said
+    assert new not in said
+
+
+async def test_a_secret_that_got_out_signs_no_more(operator: Operator, redis: Redis) -> None:
+    accounts = Accounts(redis)
+    await accounts.create_token(ACCOUNT)
+    [old] = await accounts.webhook_secrets(ACCOUNT)
+    answer = json.loads(await operator.types("account", "rotate-secret", ACCOUNT, "--keep-hours", "0", "--json"))
+    assert answer == {"name": ACCOUNT, "former_signs_until": None}
+    [new] = await accounts.webhook_secrets(ACCOUNT)
+    assert new != old
+
+
+async def test_a_rotation_that_cannot_be_says_why(operator: Operator, redis: Redis) -> None:
+    assert "there is no account nobody" in await operator.is_told("account", "rotate-secret", "nobody")
+    await Accounts(redis).create_token(ACCOUNT)
+    for _ in range(4):
+        await operator.types("account", "rotate-secret", ACCOUNT)
+    assert "too many secrets that still sign" in await operator.is_told("account", "rotate-secret", ACCOUNT)

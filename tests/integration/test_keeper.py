@@ -9,19 +9,21 @@ from collections.abc import AsyncGenerator
 import anyio
 import pytest
 from redis.asyncio import Redis
-from standardwebhooks import Webhook
+from standardwebhooks import Webhook, WebhookVerificationError
 
 from director.core import keys
 from director.core.accounts import Accounts
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
 from director.core.gatherer import Gatherer
-from director.core.ids import PredictionId, QueueName, partition_of
+from director.core.ids import PredictionId, QueueName, new_prediction_id, partition_of
 from director.core.policy import Policy
 from director.core.redis_client import client
 from director.core.schema import Claim
 from director.core.scripts import Scripts
+from director.core.signing import new_secret
 from director.core.states import Status
+from director.keeper.breakers import AFTER, INTERVAL_S, Breakers
 from director.keeper.courier import Courier
 from director.keeper.expirer import Expired, Expirer
 from director.keeper.promoter import Promoter
@@ -30,7 +32,7 @@ from director.keeper.registry import Registry
 from director.keeper.server_time import ServerTime
 from director.keeper.sweep import LIMIT
 from director.webhooks.addresses import AllowList
-from director.webhooks.schedule import SCHEDULE_S
+from director.webhooks.schedule import LONGEST_S, SCHEDULE
 from director.webhooks.sender import Sender
 from director.webhooks.terminal import TerminalWebhooks
 from tests.support.clock import FakeClock
@@ -290,7 +292,7 @@ async def test_after_a_500_it_comes_again_with_the_same_id(courier: Courier, pas
     assert (await courier.run_once()).outcomes == {"failed": 1}
     due_ms = await owed(past, claim.id)
     assert due_ms is not None
-    assert due_ms >= before_ms + SCHEDULE_S[0] * 900
+    assert due_ms >= before_ms + SCHEDULE.waits_s[0] * 900
     await make_due(past, claim.id)
     assert (await courier.run_once()).outcomes == {"delivered": 1}
     first, second = (headers["webhook-id"] for headers, _ in receiver.received)
@@ -317,13 +319,13 @@ async def test_an_address_that_is_forbidden_is_refused_for_good(courier: Courier
 
 async def test_when_the_schedule_is_used_up_it_is_given_up(courier: Courier, past: QueueDriver, receiver: Sink) -> None:
     claim = await owe(past, receiver.url)
-    receiver.answer = Answer(status=500)
-    for _ in SCHEDULE_S:
+    receiver.answer = Answer(status=404)  # the host answers: no breaker has a say
+    for _ in SCHEDULE.waits_s:
         assert (await courier.run_once()).outcomes == {"failed": 1}
         await make_due(past, claim.id)
     assert (await courier.run_once()).outcomes == {"given_up": 1}
     assert await owed(past, claim.id) is None
-    assert len(receiver.received) == len(SCHEDULE_S) + 1
+    assert len(receiver.received) == len(SCHEDULE.waits_s) + 1
 
 
 async def test_retry_after_is_honoured(courier: Courier, past: QueueDriver, receiver: Sink) -> None:
@@ -417,3 +419,149 @@ async def test_a_drain_waits_for_the_delivery_under_way_and_takes_no_other(
         assert (await courier.run_once()).outcomes == {}
         tasks.cancel_scope.cancel()
     assert await owed(past, second.id) is not None
+
+
+# ── receivers that are away ──────────────────────────────────────────────────────────────────────────────────────
+
+
+async def overdue(past: QueueDriver, ids: list[PredictionId]) -> None:
+    for prediction_id in ids:
+        await make_due(past, prediction_id)
+
+
+@pytest.fixture
+def patient(
+    redis: Redis, scripts: Scripts, registry: Registry, webhooks: TerminalWebhooks, clock: FakeClock
+) -> Courier:
+    """A courier whose breakers go by the test's clock."""
+    return Courier(redis, scripts, registry, webhooks, SystemClock(), breakers=Breakers(clock))
+
+
+async def test_a_host_that_is_away_gets_one_attempt_per_interval_and_no_schedule_is_used_up(
+    patient: Courier, past: QueueDriver, receiver: Sink, clock: FakeClock
+) -> None:
+    receiver.answer = Answer(status=500)
+    ids = [(await owe(past, receiver.url)).id for _ in range(5)]
+    assert (await patient.run_once()).outcomes == {"failed": 5}
+    for _ in range(3):
+        clock.pass_time(INTERVAL_S)
+        await overdue(past, ids)
+        told = await patient.run_once()
+        assert (told.outcomes, told.put_off) == ({"failed": 1}, 4)
+    assert sum([(await past.record(one)).tellings for one in ids]) == 5 + 3 == len(receiver.received)
+    assert (await patient.run_once()).put_off == 0, "and who was put off is not due"
+
+
+async def test_once_it_answers_all_that_it_is_owed_is_told(
+    patient: Courier, past: QueueDriver, receiver: Sink, clock: FakeClock, redis: Redis
+) -> None:
+    receiver.answer = Answer(status=500)
+    ids = [(await owe(past, receiver.url)).id for _ in range(100)]
+    await patient.run_once()
+    await overdue(past, ids)
+    assert (await patient.run_once()).put_off == 100
+    receiver.answer = Answer()
+    clock.pass_time(INTERVAL_S)
+    await make_due(past, ids[0])
+    rounds = [(await patient.run_once()).outcomes["delivered"] for _ in range(4)]
+    assert (rounds[0], sum(rounds)) == (1, 100), "one found out, and brought the others forward"
+    assert await redis.keys("*:owed*") == []
+    assert Counter(json.loads(body)["id"] for _, body in receiver.received[-100:]) == Counter(ids)
+
+
+async def test_others_are_told_at_once_while_a_host_is_away(
+    patient: Courier, past: QueueDriver, receiver: Sink
+) -> None:
+    away = [(await owe(past, receiver.url)).id for _ in range(AFTER)]
+    receiver.answers.extend([Answer(status=503)] * AFTER)
+    await patient.run_once()
+    await overdue(past, away)
+    await owe(past, receiver.url.replace("127.0.0.1", "localhost"))
+    told = await patient.run_once()
+    assert (told.outcomes, told.put_off) == ({"delivered": 1}, AFTER)
+
+
+async def test_what_is_owed_in_another_partition_comes_forward_too(
+    patient: Courier, past: QueueDriver, receiver: Sink, catalog: Catalog, redis: Redis, scripts: Scripts
+) -> None:
+    queue = await catalog.register("acme/other", VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    assert keys.queue_partition(queue) != keys.queue_partition(past.queue)
+    receiver.answer = Answer(status=500)
+    here = await owe(past, receiver.url)
+    there = new_prediction_id(model="acme/other", now_ms=past.now_ms)
+    driver = QueueDriver(redis, scripts, queue)
+    driver.now_ms = past.now_ms
+    await driver.submit(there, webhook=receiver.url, events="completed")
+    assert await driver.finish(await driver.claim_one())
+    assert (await patient.run_once()).outcomes == {"failed": 2}
+    receiver.answer = Answer()
+    await make_due(past, here.id)
+    assert (await patient.run_once()).outcomes == {"delivered": 1}
+    assert (await patient.run_once()).outcomes == {"delivered": 1}
+
+
+async def test_what_was_owed_for_days_has_its_last_attempt_though_its_host_is_away(
+    patient: Courier, past: QueueDriver, receiver: Sink, redis: Redis
+) -> None:
+    receiver.answer = Answer(status=500)
+    ids = [(await owe(past, receiver.url)).id for _ in range(AFTER)]
+    await patient.run_once()
+    await overdue(past, ids)
+    await redis.hset(keys.record(ids[0]), "completed", str(past.now_ms - int(LONGEST_S * 1000)))
+    told = await patient.run_once()
+    assert (told.outcomes, told.put_off) == ({"given_up": 1}, AFTER - 1)
+
+
+async def test_a_webhook_that_was_asked_for_again_comes_with_the_same_id(
+    courier: Courier, past: QueueDriver, receiver: Sink, scripts: Scripts
+) -> None:
+    claim = await owe(past, receiver.url)
+    await courier.run_once()
+    assert await scripts.redeliver(claim.id, account=ACCOUNT) == "owed"
+    assert (await courier.run_once()).outcomes == {"delivered": 1}
+    first, second = (headers["webhook-id"] for headers, _ in receiver.received)
+    assert first == second
+    assert (await past.record(claim.id)).tellings == 2
+
+
+async def test_no_attempt_begins_beside_one_that_is_under_way(
+    redis: Redis, scripts: Scripts, registry: Registry, webhooks: TerminalWebhooks, past: QueueDriver, receiver: Sink
+) -> None:
+    one, other = (Courier(redis, scripts, registry, webhooks, SystemClock()) for _ in range(2))
+    claim = await owe(past, receiver.url)
+    receiver.answers.append(Answer(status=500))
+    await one.run_once()
+    await make_due(past, claim.id)
+    receiver.answer = Answer(delay_s=60)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(one.run_once)
+        await receiver.arrived(2)
+        assert await scripts.redeliver(claim.id, account=ACCOUNT) == "owed"
+        assert await scripts.forward(partition_of(claim.id), "127.0.0.1", limit=9) == 0
+        assert (await other.run_once()).outcomes == {}
+        receiver.close()
+    assert len(receiver.received) == 2
+    assert (await past.record(claim.id)).told == "delivered"
+
+
+async def test_while_a_secret_is_rotated_either_one_verifies_and_then_the_new_one_alone(
+    courier: Courier, past: QueueDriver, receiver: Sink, redis: Redis, scripts: Scripts
+) -> None:
+    accounts = Accounts(redis)
+    [old] = await accounts.webhook_secrets(ACCOUNT)
+    new = new_secret()
+    assert await scripts.rotate(ACCOUNT, secret=new, keep_s=3600) == "rotated"
+    await owe(past, receiver.url)
+    await courier.run_once()
+    [(headers, body)] = receiver.received
+    assert len(headers["webhook-signature"].split(" ")) == 2
+    for secret in (old, new):
+        Webhook(secret).verify(body, dict(headers))
+    await scripts.rotate(ACCOUNT, secret=(newest := new_secret()), keep_s=0)
+    await owe(past, receiver.url)
+    await courier.run_once()
+    _, (headers, body) = receiver.received
+    Webhook(newest).verify(body, dict(headers))
+    for secret in (old, new):
+        with pytest.raises(WebhookVerificationError):
+            Webhook(secret).verify(body, dict(headers))

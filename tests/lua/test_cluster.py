@@ -124,6 +124,7 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     owed = await scripts.due(partition, limit=9, hold_s=30, now_ms=driver.now_ms)
     assert finished.id in owed
     assert await scripts.deliver(finished.id, outcome="delivered", delay_s=None)
+    assert await scripts.forward(partition, "?", limit=9) == 0
     assert await scripts.redeliver(finished.id, account=ACCOUNT) == "owed"
     assert await scripts.replay(finished.id, after=0, count=9, most_bytes=99) is not None
 
@@ -132,6 +133,7 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     assert (await scripts.reserve(ACCOUNT, 60, id=finished.id, asked_s=1)).allowed
     assert await scripts.spend(ACCOUNT, prediction_id=finished.id, token=(bucket, "n")) == (True, True)
 
+    assert await scripts.rotate("nobody", secret="whsec_", keep_s=1) == "unknown"
     await scripts.contact("run", silence_s=7)
     await driver.pause()
     await driver.pause(paused=False)

@@ -4,28 +4,45 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from director.core.errors import SettingsError
 from director.core.ids import new_prediction_id
 from director.core.signing import headers, new_secret
 from director.webhooks.messages import message_id
-from director.webhooks.schedule import SCHEDULE_S, Noted, noted
+from director.webhooks.schedule import LONGEST_S, SCHEDULE, Noted, Schedule
 from director.webhooks.sender import Delivery
 
 FAILED = Delivery(ok=False, status=500)
 MIDDLE = 0.5
-LAST = len(SCHEDULE_S) - 1
+LAST = len(SCHEDULE.waits_s) - 1
+HOUR_S = 3600.0
+
+
+def noted(delivery: Delivery, *, tellings: int = 0, owed_s: float = 0.0, jitter: float = MIDDLE) -> Noted:
+    return SCHEDULE.noted(delivery, tellings=tellings, owed_s=owed_s, jitter=jitter)
+
+
+def failed(delay_s: float, *, is_asked: bool = False) -> Noted:
+    return Noted("failed", pytest.approx(delay_s), is_asked=is_asked, host_answers=False)
 
 
 def test_the_waits_are_those_that_are_promised() -> None:
-    waits = [noted(FAILED, tellings=tellings, jitter=MIDDLE).delay_s for tellings in range(len(SCHEDULE_S))]
+    waits = [noted(FAILED, tellings=tellings).delay_s for tellings in range(len(SCHEDULE.waits_s))]
     minutes = [120, 300, 1800]
     hours = [hours * 3600 for hours in (2, 5, 10, 14, 20, 24)]
     assert waits == pytest.approx([2, 5, 15, 30, 60, *minutes, *hours])
 
 
 def test_after_the_last_wait_it_is_given_up() -> None:
-    assert noted(FAILED, tellings=LAST, jitter=MIDDLE).outcome == "failed"
-    assert noted(FAILED, tellings=LAST + 1, jitter=MIDDLE) == Noted("given_up")
-    assert noted(FAILED, tellings=LAST + 9, jitter=MIDDLE) == Noted("given_up")
+    assert noted(FAILED, tellings=LAST).outcome == "failed"
+    assert noted(FAILED, tellings=LAST + 1) == Noted("given_up", host_answers=False)
+    assert noted(FAILED, tellings=LAST + 9) == Noted("given_up", host_answers=False)
+
+
+def test_however_few_attempts_there_were_it_is_given_up_before_its_data_goes() -> None:
+    assert noted(FAILED, tellings=1, owed_s=LONGEST_S - 1).delay_s == pytest.approx(1)
+    assert noted(FAILED, tellings=1, owed_s=LONGEST_S).outcome == "given_up"
+    patient = Delivery(ok=False, status=503, retry_after_s=24 * HOUR_S)
+    assert noted(patient, tellings=1, owed_s=LONGEST_S - HOUR_S).delay_s == pytest.approx(HOUR_S)
 
 
 @pytest.mark.parametrize(
@@ -38,41 +55,71 @@ def test_after_the_last_wait_it_is_given_up() -> None:
 )
 @pytest.mark.parametrize("tellings", [0, LAST, LAST + 1])
 def test_what_needs_no_other_attempt_has_none(delivery: Delivery, outcome: str, tellings: int) -> None:
-    result = noted(delivery, tellings=tellings, jitter=MIDDLE)
+    result = noted(delivery, tellings=tellings, owed_s=LONGEST_S)
     assert (result.outcome, result.delay_s, result.is_last) == (outcome, None, True)
 
 
 def test_a_receiver_that_asks_for_patience_gets_it() -> None:
     patient = Delivery(ok=False, status=503, retry_after_s=600.0)
-    assert noted(patient, tellings=0, jitter=MIDDLE) == Noted("failed", 600.0)
+    assert noted(patient) == failed(600, is_asked=True)
 
 
 def test_a_receiver_cannot_ask_for_more_haste_than_the_schedule_has() -> None:
     hasty = Delivery(ok=False, status=503, retry_after_s=0.0)
-    assert noted(hasty, tellings=3, jitter=MIDDLE) == Noted("failed", pytest.approx(30.0))
+    assert noted(hasty, tellings=3) == failed(30)
 
 
 def test_patience_does_not_prolong_the_schedule() -> None:
     patient = Delivery(ok=False, status=503, retry_after_s=600.0)
-    assert noted(patient, tellings=LAST + 1, jitter=MIDDLE) == Noted("given_up")
+    assert noted(patient, tellings=LAST + 1).outcome == "given_up"
+
+
+@pytest.mark.parametrize(
+    ("delivery", "answers"),
+    [
+        (Delivery(ok=True, status=204), True),
+        (Delivery(ok=False, status=404), True),
+        (Delivery(ok=False, status=301), True),
+        (Delivery(ok=False, status=410, gone=True), True),
+        (Delivery(ok=False, status=429), False),
+        (Delivery(ok=False, status=500), False),
+        (Delivery(ok=False, reason="no connection"), False),
+        (Delivery(ok=False, refused=True), None),
+        (Delivery(ok=False, was_sent=False), None),
+    ],
+)
+def test_an_attempt_shows_whether_its_host_answers(delivery: Delivery, answers: bool | None) -> None:
+    assert noted(delivery).host_answers is answers
+    assert noted(delivery, tellings=LAST + 1).host_answers is answers
 
 
 @given(st.integers(0, LAST), st.floats(0, 1))
 def test_jitter_moves_a_wait_by_a_tenth_at_most_and_keeps_the_order(tellings: int, jitter: float) -> None:
     delay_s = noted(FAILED, tellings=tellings, jitter=jitter).delay_s
     assert delay_s is not None
-    assert abs(delay_s - SCHEDULE_S[tellings]) <= SCHEDULE_S[tellings] * 0.1 + 1e-6
+    assert abs(delay_s - SCHEDULE.waits_s[tellings]) <= SCHEDULE.waits_s[tellings] * 0.1 + 1e-6
 
 
 def test_jitter_spreads() -> None:
-    assert noted(FAILED, tellings=4, jitter=0.0).delay_s == pytest.approx(54.0)
-    assert noted(FAILED, tellings=4, jitter=1.0).delay_s == pytest.approx(66.0)
+    assert noted(FAILED, tellings=4, jitter=0.0) == failed(54)
+    assert noted(FAILED, tellings=4, jitter=1.0) == failed(66)
 
 
-def test_a_first_attempt_that_failed_is_tried_again_after_about_two_seconds() -> None:
-    first = noted(FAILED, tellings=0, jitter=0.5)
-    assert (first.outcome, first.delay_s) == ("failed", 2.0)
-    assert noted(Delivery(ok=True, status=204), tellings=0, jitter=0.5).is_last
+def test_a_schedule_is_read_from_one_setting() -> None:
+    assert Schedule.parse("0.2s, 30s,5m , 1.5h").waits_s == (0.2, 30.0, 300.0, 5400.0)
+    assert Schedule.parse("1s").noted(FAILED, tellings=1, owed_s=1.0, jitter=0.5).outcome == "given_up"
+
+
+@pytest.mark.parametrize("text", ["", "5", "5s,", "0s", "-1s", "5s 6s", "5d", "1e3s", "nans", "5S"])
+def test_a_schedule_that_is_none_is_named(text: str) -> None:
+    with pytest.raises(SettingsError, match="DIRECTOR_WEBHOOK_SCHEDULE: give waits such as"):
+        Schedule.parse(text)
+
+
+def test_a_schedule_that_outlives_the_data_is_refused() -> None:
+    assert Schedule.parse("81h").waits_s == (81 * HOUR_S,)
+    with pytest.raises(SettingsError, match=r"all waits together are 82\.0 h, and may be 81\.8 h"):
+        Schedule.parse("82h")
 
 
 def test_the_id_of_a_message_is_its_predictions_and_can_be_signed() -> None:

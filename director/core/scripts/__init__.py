@@ -4,10 +4,10 @@ One method per file of lua/, named after it; what a script promises stands in it
 Without `now_ms` scripts ask the server's clock: tests walk time with it.
 """
 
-from director.core.scripts.accounts import AccountScripts, Allowance
+from director.core.scripts.accounts import AccountScripts, Allowance, Rotated
 from director.core.scripts.caller import Accepted, CallerScripts, Canceled, Redelivered, Replayed
 from director.core.scripts.holder import MOST_CLAIMS, Advanced, Ceased, Claims, Hold, HolderScripts, Readiness, Requeued
-from director.core.scripts.keeper import KeeperScripts, Repair
+from director.core.scripts.keeper import Delivered, KeeperScripts, Repair
 from director.core.scripts.letters import LetterScripts
 from director.core.scripts.queues import Admission, QueueScripts, QueueStats
 
@@ -20,6 +20,7 @@ __all__ = (
     "Canceled",
     "Ceased",
     "Claims",
+    "Delivered",
     "Hold",
     "QueueStats",
     "Readiness",
@@ -27,6 +28,7 @@ __all__ = (
     "Repair",
     "Replayed",
     "Requeued",
+    "Rotated",
     "Scripts",
 )
 

@@ -1,6 +1,6 @@
 """What an account may still have, over all its queues. Knows of no queue: those hold their own limits."""
 
-from typing import Literal
+from typing import Final, Literal, cast
 
 from msgspec import Struct
 
@@ -10,9 +10,12 @@ from director.core.gatherer import Arg
 from director.core.ids import PredictionId
 from director.core.scripts.wire import Wire, ms, now
 
-__all__ = ("AccountScripts", "Allowance", "Reserved")
+__all__ = ("MOST_FORMER", "AccountScripts", "Allowance", "Reserved", "Rotated")
 
 Reserved = Literal["create", "read", "compute"]
+Rotated = Literal["rotated", "unknown", "full"]
+
+MOST_FORMER: Final = 4  # secrets that sign beside the current one: each is a signature in every webhook's header
 
 
 class Allowance(Struct, frozen=True, kw_only=True):
@@ -76,6 +79,11 @@ class AccountScripts(Wire):
         args: list[Arg] = [taken_by, bucket.burst, _fill(bucket.rate), prediction_id or "", ms(spent_s), now(now_ms)]
         returned, corrected = await self._call("spend", _keys(account), args)
         return bool(returned), bool(corrected)
+
+    async def rotate(self, account: str, *, secret: str, keep_s: float, now_ms: int | None = None) -> Rotated:
+        """Sign with this secret from now on, and with the former one too for `keep_s`; 0: with no former one at all."""
+        args: list[Arg] = [secret, ms(keep_s), MOST_FORMER, now(now_ms)]
+        return cast(Rotated, (await self._call("rotate", [keys.account(account)], args)).decode())
 
 
 def _keys(account: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Final, Literal, cast
 
 from director.core import keys
 from director.core.gatherer import Arg
@@ -12,7 +12,12 @@ from director.core.schema import pairs
 from director.core.scripts.holder import Requeued
 from director.core.scripts.wire import Wire, ms, now
 
-__all__ = ("KeeperScripts", "Repair")
+__all__ = ("Delivered", "KeeperScripts", "Repair")
+
+Delivered = Literal["", "noted", "others"]
+"""'' where nothing was noted: it is owed no more. `others`: it arrived, and others wait for an attempt at that host."""
+
+DELIVERED: Final[Sequence[Delivered]] = ("", "noted", "others")
 
 Repair = Literal["forgotten", "leased", "offered", "placed", "timed"]
 """What reconcile did: dropped an id that has ended or has no record; gave a claim its lease; made claims look into the
@@ -90,17 +95,25 @@ class KeeperScripts(Wire):
         revivals: int = 0,
         status: int | None = None,
         host: str = "?",
+        is_asked: bool = False,
         now_ms: int | None = None,
-    ) -> bool:
-        """Note how a terminal webhook's attempt went; no `delay_s`: there will be no other.
+    ) -> Delivered:
+        """Note how a terminal webhook's attempt went; no `delay_s`: there will be no other. `put_off`: it was none.
 
         `revivals` of the record that was told of: what a later end owes is not settled by an earlier one's answer.
-        `status` that `host` answered.
+        `status` that `host` answered; `is_asked`: it asked for this delay.
         """
         delay_ms: Arg = "" if delay_s is None else ms(delay_s)
-        args: list[Arg] = [prediction_id, delay_ms, outcome, revivals, now(status), host, now(now_ms)]
-        owed = keys.owed(partition_of(prediction_id))
-        return bool(await self._call("deliver", [keys.record(prediction_id), owed], args))
+        answered: list[Arg] = [now(status), host, int(is_asked)]
+        args: list[Arg] = [prediction_id, delay_ms, outcome, revivals, *answered, now(now_ms)]
+        partition = partition_of(prediction_id)
+        owed = [keys.owed(partition), keys.owed_to(partition, host)]
+        return DELIVERED[int(await self._call("deliver", [keys.record(prediction_id), *owed], args))]
+
+    async def forward(self, partition: Partition, host: str, *, limit: int, now_ms: int | None = None) -> int:
+        """Make due what waits for its next attempt at a host that answers again; how many."""
+        owed = [keys.owed(partition), keys.owed_to(partition, host)]
+        return int(await self._call("forward", owed, [limit, now(now_ms)]))
 
 
 def _jitter() -> float:

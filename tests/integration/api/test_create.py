@@ -15,6 +15,7 @@ from director.core.ids import PredictionId, QueueName
 from director.core.policy import Policy
 from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
+from director.core.signing import new_secret
 from director.core.states import Status
 from tests.support.api import PlayedDirector, api_client
 from tests.support.clock import FakeClock
@@ -291,6 +292,12 @@ async def test_account_and_webhook_secret(api: httpx.AsyncClient, redis: Redis) 
     secret = (await api.get("/v1/webhooks/default/secret")).json()
     assert (account["username"], account["name"]) == (ACCOUNT, ACCOUNT)
     assert secret == {"key": (await Accounts(redis).webhook_secrets(ACCOUNT))[0]}
+
+
+async def test_while_a_secret_is_rotated_the_new_one_is_shown(api: httpx.AsyncClient, scripts: Scripts) -> None:
+    new = new_secret()
+    await scripts.rotate(ACCOUNT, secret=new, keep_s=60)
+    assert (await api.get("/v1/webhooks/default/secret")).json() == {"key": new}
 
 
 async def test_who_may_only_look_does_not_get_what_webhooks_are_signed_with(

@@ -1,0 +1,41 @@
+#!lua flags=allow-oom
+-- rotate: give an account a new webhook secret. The former one signs beside it until its time is over.
+--
+--   KEYS[1]  account  hash  account:<name>  webhook_secret; webhook_secret_until:<ms> of each former one
+--   ARGV[1]  secret
+--   ARGV[2]  keep_ms  how long the former one lives on; 0: all former ones end now
+--   ARGV[3]  most     former ones that may live at once
+--   ARGV[4]  now_ms   '' for the server's clock
+--   Returns  'rotated'  also when this very secret is the current one already
+--            'unknown'  there is no such account: nothing was written
+--            'full'     too many former ones still live: nothing was written
+
+local secret, keep_ms, most, now = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+if not now then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local current = redis.call('HGET', KEYS[1], 'webhook_secret')
+if not current then return 'unknown' end
+if current == secret then return 'rotated' end
+
+local over, living = {}, 0
+for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
+  local till = tonumber(string.match(field, '^webhook_secret_until:(%d+)$'))
+  if till and (till <= now or keep_ms == 0) then
+    over[#over + 1] = field
+  elseif till then
+    living = living + 1
+  end
+end
+if keep_ms > 0 and living >= most then return 'full' end
+
+if #over > 0 then redis.call('HDEL', KEYS[1], unpack(over)) end
+if keep_ms > 0 then
+  local till = now + keep_ms
+  while redis.call('HEXISTS', KEYS[1], 'webhook_secret_until:' .. till) == 1 do till = till + 1 end
+  redis.call('HSET', KEYS[1], 'webhook_secret_until:' .. till, current)
+end
+redis.call('HSET', KEYS[1], 'webhook_secret', secret)
+return 'rotated'

@@ -1,0 +1,185 @@
+"""forward: what waits for its next attempt at a host that answers again is due at once, and nothing else."""
+
+from typing import Any
+
+import pytest
+
+from director.core import keys
+from director.core.ids import Partition, PredictionId, partition_of
+from tests.support.keyspace import dump
+from tests.support.queue_driver import QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+HOST = "receiver.example"
+
+
+@pytest.fixture
+def partition(driver: QueueDriver) -> Partition:
+    return partition_of(driver.new_id())
+
+
+@pytest.fixture(autouse=True)
+async def nothing_stays_owed(driver: QueueDriver, partition: Partition) -> Any:
+    yield
+    await driver.redis.delete(keys.owed(partition))
+
+
+async def note(
+    driver: QueueDriver,
+    prediction_id: PredictionId,
+    outcome: str,
+    delay_s: float | None = None,
+    *,
+    host: str = HOST,
+    **options: Any,
+) -> str:
+    options = {"outcome": outcome, "delay_s": delay_s, "host": host, "now_ms": driver.now_ms, **options}
+    return await driver.scripts.deliver(prediction_id, **options)
+
+
+async def failed(driver: QueueDriver, delay_s: float = 60, **options: Any) -> PredictionId:
+    """It has ended, and the first attempt to tell it failed."""
+    prediction_id = await driver.submit(webhook=f"https://{HOST}", events="completed")
+    await driver.finish(await driver.claim_one())
+    assert await note(driver, prediction_id, "failed", delay_s, **options) == "noted"
+    return prediction_id
+
+
+async def forward(driver: QueueDriver, *, host: str = HOST, limit: int = 9) -> int:
+    return await driver.scripts.forward(partition_of(driver.new_id()), host, limit=limit, now_ms=driver.now_ms)
+
+
+async def due(driver: QueueDriver, partition: Partition) -> list[PredictionId]:
+    return sorted(await driver.scripts.due(partition, limit=99, hold_s=30, now_ms=driver.now_ms))
+
+
+async def test_what_waits_there_is_due_at_once(driver: QueueDriver, partition: Partition) -> None:
+    waiting = [await failed(driver, 60 * number) for number in (1, 2, 3)]
+    assert await due(driver, partition) == []
+    assert await forward(driver) == 3
+    assert await due(driver, partition) == sorted(waiting)
+    assert await forward(driver) == 0
+
+
+async def test_what_waits_elsewhere_is_not(driver: QueueDriver, partition: Partition) -> None:
+    await failed(driver, host="other.example")
+    assert await forward(driver) == 0
+    assert await due(driver, partition) == []
+
+
+async def test_the_soonest_come_first_as_many_as_are_asked_for(driver: QueueDriver, partition: Partition) -> None:
+    late, soon, sooner = [await failed(driver, delay_s) for delay_s in (300, 60, 30)]
+    assert await forward(driver, limit=2) == 2
+    assert await due(driver, partition) == sorted([soon, sooner])
+    assert await forward(driver, limit=2) == 1
+    assert await due(driver, partition) == [late]
+
+
+async def test_one_that_arrives_tells_whether_others_wait_there(driver: QueueDriver) -> None:
+    first, second = [await failed(driver) for _ in range(2)]
+    assert await note(driver, first, "delivered") == "others"
+    assert await note(driver, second, "delivered") == "noted"
+    assert await note(driver, second, "delivered") == ""
+
+
+async def test_one_that_did_not_arrive_tells_nothing_of_others(driver: QueueDriver) -> None:
+    first, _ = [await failed(driver) for _ in range(2)]
+    assert await note(driver, first, "gone") == "noted"
+
+
+async def test_an_attempt_that_is_under_way_is_left_alone(driver: QueueDriver, partition: Partition) -> None:
+    prediction_id = await failed(driver, 5)
+    driver.pass_time(5)
+    assert await due(driver, partition) == [prediction_id]
+    before = await driver.members(keys.owed(partition))
+    assert await forward(driver) == 0
+    assert await driver.members(keys.owed(partition)) == before
+    assert await due(driver, partition) == []
+
+
+async def test_what_its_receiver_asked_to_come_later_is_left_alone(driver: QueueDriver, partition: Partition) -> None:
+    await failed(driver, 600, is_asked=True)
+    assert await forward(driver) == 0
+    assert await due(driver, partition) == []
+
+
+async def test_what_is_owed_no_more_does_not_come_back(driver: QueueDriver, partition: Partition) -> None:
+    given_up, revived = await failed(driver), await driver.die(webhook=f"https://{HOST}", events="completed")
+    await note(driver, revived, "failed", 60)
+    await note(driver, given_up, "given_up")
+    await driver.revive(revived)
+    assert await forward(driver) == 0
+    assert await driver.members(keys.owed(partition)) == {}
+
+
+async def test_what_was_asked_for_again_is_due_once(driver: QueueDriver, partition: Partition) -> None:
+    prediction_id = await failed(driver)
+    await driver.scripts.redeliver(prediction_id, account=None, now_ms=driver.now_ms)
+    assert await due(driver, partition) == [prediction_id]
+    assert await forward(driver) == 0
+    assert await due(driver, partition) == []
+
+
+# ── put off ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_what_is_put_off_had_no_attempt_and_comes_when_it_was_said_to(
+    driver: QueueDriver, partition: Partition
+) -> None:
+    prediction_id = await failed(driver, 5)
+    driver.pass_time(5)
+    assert await due(driver, partition) == [prediction_id]
+    told = (await driver.record(prediction_id)).tellings, await driver.kinds(prediction_id)
+    assert await note(driver, prediction_id, "put_off", 90) == "noted"
+    assert ((await driver.record(prediction_id)).tellings, await driver.kinds(prediction_id)) == told
+    assert (await driver.record(prediction_id)).told == "failed"
+    driver.pass_time(89)
+    assert await due(driver, partition) == []
+    driver.pass_time(1)
+    assert await due(driver, partition) == [prediction_id]
+
+
+async def test_what_is_put_off_comes_forward(driver: QueueDriver, partition: Partition) -> None:
+    prediction_id = await failed(driver, 5)
+    driver.pass_time(5)
+    await due(driver, partition)
+    await note(driver, prediction_id, "put_off", 600)
+    assert await forward(driver) == 1
+    assert await due(driver, partition) == [prediction_id]
+
+
+async def test_what_was_put_off_can_be_asked_for(driver: QueueDriver, partition: Partition) -> None:
+    prediction_id = await failed(driver, 5)
+    driver.pass_time(5)
+    await due(driver, partition)
+    await note(driver, prediction_id, "put_off", 600)
+    await driver.scripts.redeliver(prediction_id, account=None, now_ms=driver.now_ms)
+    assert await due(driver, partition) == [prediction_id]
+
+
+# ── what the list costs ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_the_list_of_a_host_ends_with_what_it_is_owed(driver: QueueDriver, partition: Partition) -> None:
+    waiting = [await failed(driver) for _ in range(2)]
+    assert await driver.lifetime_s(keys.owed_to(partition, HOST)) == 4 * 24 * 3600
+    for prediction_id in waiting:
+        await note(driver, prediction_id, "delivered")
+    assert await driver.redis.exists(keys.owed_to(partition, HOST)) == 0
+
+
+async def test_the_list_of_a_host_has_an_end(driver: QueueDriver, partition: Partition) -> None:
+    prediction_id = await failed(driver)
+    index = keys.owed_to(partition, HOST)
+    await driver.redis.zadd(index, {f"other{number}": number for number in range(9_999)})
+    await failed(driver)
+    assert await driver.redis.zcard(index) == 10_000
+    assert await driver.redis.zscore(index, prediction_id) is not None
+
+
+async def test_where_nobody_waits_a_delivery_leaves_no_list(driver: QueueDriver, partition: Partition) -> None:
+    prediction_id = await driver.submit(webhook=f"https://{HOST}", events="completed")
+    await driver.finish(await driver.claim_one())
+    assert await note(driver, prediction_id, "delivered") == "noted"
+    assert not [name for name in await dump(driver.redis) if ":owed" in name]

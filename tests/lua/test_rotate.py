@@ -1,0 +1,118 @@
+"""rotate, and what an account signs with while it lasts and after."""
+
+import pytest
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.accounts import Accounts
+from director.core.scripts import Scripts
+from director.core.scripts.accounts import MOST_FORMER
+from director.core.signing import new_secret
+from tests.support.clock import FakeClock
+from tests.support.keyspace import dump
+from tests.support.queue_driver import ACCOUNT
+
+pytestmark = pytest.mark.anyio
+
+DAY_S = 86_400.0
+
+
+class Rotation:
+    """An account, and time in the test's hands."""
+
+    def __init__(self, redis: Redis, scripts: Scripts) -> None:
+        self.scripts, self.clock = scripts, FakeClock()
+        self.accounts = Accounts(redis, clock=self.clock)
+
+    async def rotate(self, secret: str | None = None, *, keep_s: float = DAY_S, account: str = ACCOUNT) -> str:
+        secret = secret or new_secret()
+        return await self.scripts.rotate(account, secret=secret, keep_s=keep_s, now_ms=self.clock.now_ms())
+
+    async def secrets(self) -> list[str]:
+        return await self.accounts.webhook_secrets(ACCOUNT)
+
+
+@pytest.fixture
+async def rotation(redis: Redis, scripts: Scripts) -> Rotation:
+    await Accounts(redis).create_token(ACCOUNT)
+    return Rotation(redis, scripts)
+
+
+async def test_the_new_one_is_the_current_one_and_the_former_one_signs_too_until_its_time_is_over(
+    rotation: Rotation,
+) -> None:
+    [old] = await rotation.secrets()
+    new = new_secret()
+    assert await rotation.rotate(new) == "rotated"
+    assert await rotation.secrets() == [new, old]
+    rotation.clock.pass_time(DAY_S - 1)
+    assert await rotation.secrets() == [new, old]
+    rotation.clock.pass_time(1)
+    assert await rotation.secrets() == [new]
+
+
+async def test_one_that_is_over_is_dropped_by_whoever_looks_next(rotation: Rotation, redis: Redis) -> None:
+    [old] = await rotation.secrets()
+    await rotation.rotate()
+    rotation.clock.pass_time(DAY_S)
+    assert old.encode() in await redis.hvals(keys.account(ACCOUNT))
+    await rotation.secrets()
+    assert old.encode() not in await redis.hvals(keys.account(ACCOUNT))
+
+
+async def test_several_in_one_day_all_live_their_day(rotation: Rotation) -> None:
+    first, *_ = await rotation.secrets()
+    second, third = new_secret(), new_secret()
+    await rotation.rotate(second)
+    rotation.clock.pass_time(3600)
+    await rotation.rotate(third)
+    assert await rotation.secrets() == [third, second, first]
+    rotation.clock.pass_time(DAY_S - 3600)
+    assert await rotation.secrets() == [third, second]
+
+
+async def test_two_at_one_moment_lose_none(rotation: Rotation) -> None:
+    [first] = await rotation.secrets()
+    second, third = new_secret(), new_secret()
+    await rotation.rotate(second)
+    await rotation.rotate(third)
+    assert set(await rotation.secrets()) == {first, second, third}
+
+
+async def test_there_is_an_end_to_how_many_sign(rotation: Rotation, redis: Redis) -> None:
+    for _ in range(MOST_FORMER):
+        assert await rotation.rotate() == "rotated"
+    before = await dump(redis)
+    assert await rotation.rotate() == "full"
+    assert await dump(redis) == before
+    rotation.clock.pass_time(DAY_S + 1)
+    assert await rotation.rotate() == "rotated"
+    assert len(await rotation.secrets()) == 2
+
+
+async def test_where_none_is_kept_all_former_ones_end_at_once(rotation: Rotation) -> None:
+    for _ in range(MOST_FORMER):
+        await rotation.rotate()
+    new = new_secret()
+    assert await rotation.rotate(new, keep_s=0) == "rotated"
+    assert await rotation.secrets() == [new]
+
+
+async def test_a_call_that_is_repeated_rotates_once(rotation: Rotation, redis: Redis) -> None:
+    new = new_secret()
+    await rotation.rotate(new)
+    before = await dump(redis)
+    assert await rotation.rotate(new) == "rotated"
+    assert await dump(redis) == before
+
+
+async def test_an_account_that_is_not_there_is_not_made(rotation: Rotation, redis: Redis) -> None:
+    assert await rotation.rotate(account="nobody") == "unknown"
+    assert await redis.exists(keys.account("nobody")) == 0
+
+
+async def test_limits_and_secrets_do_not_meet(rotation: Rotation) -> None:
+    await rotation.accounts.set_limits(ACCOUNT, {"rate": "2"})
+    await rotation.rotate()
+    assert await rotation.accounts.limits_set(ACCOUNT) == {"rate": "2"}
+    assert len(await rotation.secrets()) == 2

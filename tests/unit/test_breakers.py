@@ -1,0 +1,98 @@
+"""One attempt per interval at a host that is away, and an interval for each that is put off."""
+
+import pytest
+
+from director.keeper.breakers import AFTER, INTERVAL_S, LATEST_S, MOST_HOSTS, Breakers
+from tests.support.clock import FakeClock
+
+HOST = "receiver.example"
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def breakers(clock: FakeClock) -> Breakers:
+    return Breakers(clock)
+
+
+def fail(breakers: Breakers, times: int = AFTER) -> None:
+    for _ in range(times):
+        breakers.failed(HOST)
+
+
+def test_a_host_may_fail_a_few_times(breakers: Breakers) -> None:
+    fail(breakers, AFTER - 1)
+    assert all(breakers.may_try(HOST) for _ in range(10))
+
+
+def test_a_host_that_is_away_gets_one_attempt_per_interval(breakers: Breakers, clock: FakeClock) -> None:
+    fail(breakers)
+    assert not breakers.may_try(HOST)
+    for _ in range(3):
+        clock.pass_time(INTERVAL_S)
+        assert [breakers.may_try(HOST) for _ in range(3)] == [True, False, False]
+        fail(breakers, 1)
+
+
+def test_failures_that_were_under_way_when_it_opened_move_nothing(breakers: Breakers, clock: FakeClock) -> None:
+    fail(breakers)
+    clock.pass_time(INTERVAL_S - 1)
+    fail(breakers, 8)
+    clock.pass_time(1)
+    assert breakers.may_try(HOST)
+
+
+def test_another_host_is_none_of_its_business(breakers: Breakers) -> None:
+    fail(breakers)
+    assert breakers.may_try("other.example")
+
+
+def test_an_answer_closes_it_and_the_failures_count_anew(breakers: Breakers) -> None:
+    fail(breakers)
+    assert breakers.answered(HOST)
+    assert breakers.may_try(HOST)
+    fail(breakers, AFTER - 1)
+    assert breakers.may_try(HOST)
+    assert breakers.answered(HOST)
+    assert not breakers.answered(HOST), "one that did not fail did not come back"
+
+
+def test_each_that_is_put_off_has_an_interval_to_itself(breakers: Breakers, clock: FakeClock) -> None:
+    fail(breakers)
+    waits = [breakers.put_off_s(HOST) for _ in range(4)]
+    assert waits == pytest.approx([INTERVAL_S, 2 * INTERVAL_S, 3 * INTERVAL_S, 4 * INTERVAL_S], abs=0.1)
+    for wait_s in waits:
+        clock.pass_time(wait_s - clock.monotonic())
+        assert breakers.may_try(HOST), "and when it comes, it may try"
+        fail(breakers, 1)
+
+
+def test_nobody_is_put_off_for_long(breakers: Breakers) -> None:
+    fail(breakers)
+    waits = [breakers.put_off_s(HOST) for _ in range(1000)]
+    assert max(waits) <= LATEST_S + INTERVAL_S
+    beyond = waits[int(LATEST_S / INTERVAL_S) + 1 :]
+    assert min(beyond) >= LATEST_S / 2
+    assert len(set(beyond)) > 900, "and they do not come back as one"
+
+
+def test_patience_that_was_asked_for_is_given_but_not_for_ever(breakers: Breakers, clock: FakeClock) -> None:
+    fail(breakers, AFTER - 1)
+    breakers.failed(HOST, asked_s=120)
+    clock.pass_time(119)
+    assert not breakers.may_try(HOST)
+    clock.pass_time(1)
+    assert breakers.may_try(HOST)
+    breakers.failed(HOST, asked_s=86_400)
+    clock.pass_time(LATEST_S)
+    assert breakers.may_try(HOST)
+
+
+def test_hosts_without_end_are_not_remembered_without_end(breakers: Breakers) -> None:
+    for number in range(MOST_HOSTS + 10):
+        breakers.failed(f"h{number}.example")
+    assert not breakers.answered("h0.example")
+    assert breakers.answered(f"h{MOST_HOSTS + 9}.example")
