@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from director.core.clock import Clock
 
-__all__ = ("Breakers",)
+__all__ = ("AFTER", "INTERVAL_S", "LATEST_S", "MOST_HOSTS", "Breakers")
 
 AFTER: Final = 5
 INTERVAL_S: Final = 30.0

@@ -22,6 +22,7 @@ from director.core.redis_client import client
 from director.core.scripts import Scripts
 from director.core.settings import KeeperSettings
 from director.health import Health, redis_check, serve_http
+from director.keeper.breakers import Breakers
 from director.keeper.cashier import Cashier
 from director.keeper.courier import Courier
 from director.keeper.expirer import Expirer
@@ -89,7 +90,15 @@ async def _keeper(settings: KeeperSettings) -> AsyncGenerator["Keeper"]:
 class Keeper:
     """The roles of one process and its health. Owns no connection: it is handed them."""
 
-    def __init__(self, settings: KeeperSettings, gatherer: Gatherer, sender: Sender, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: KeeperSettings,
+        gatherer: Gatherer,
+        sender: Sender,
+        clock: Clock,
+        *,
+        breakers: Breakers | None = None,
+    ) -> None:
         self._settings = settings
         self._clock = clock
         self._redis = gatherer.redis
@@ -105,7 +114,7 @@ class Keeper:
         self.promoter = Promoter(scripts, registry, clock)
         self.expirer = Expirer(scripts, registry, clock)
         self.cashier = Cashier(self._redis, scripts, registry, clock)
-        self.courier = Courier(self._redis, scripts, registry, webhooks, clock)
+        self.courier = Courier(self._redis, scripts, registry, webhooks, clock, breakers=breakers)
         store = store_in(settings.files_dir, self._redis, clock)
         self.tidier = None if store is None else Tidier(self._redis, store, clock)
         self.health = Health()

@@ -65,7 +65,10 @@ class Delivery(Struct, frozen=True, kw_only=True):
 
 
 class Sender:
-    """Sends for many callers at once. Waiting for a place is no failure and uses up none of an attempt's time."""
+    """Sends for many callers at once. Waiting for a place is no failure and uses up none of an attempt's time.
+
+    `tls`: whom it trusts, else the public authorities.
+    """
 
     def __init__(
         self,
@@ -73,6 +76,7 @@ class Sender:
         *,
         timeout_s: float = 15.0,
         resolve: Resolve = system_resolve,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.allow = allow
         self.timeout_s = timeout_s
@@ -82,7 +86,7 @@ class Sender:
         # one receiver to the next. No connection is kept: it belongs to an address, and the next host at the same
         # address would be spoken to under the certificate of the first
         self._transport = httpx.AsyncHTTPTransport(
-            verify=httpx.create_ssl_context(trust_env=False),
+            verify=tls or httpx.create_ssl_context(trust_env=False),
             trust_env=False,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
         )

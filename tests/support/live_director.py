@@ -24,10 +24,11 @@ from director.core.gatherer import Gatherer
 from director.core.ids import PredictionId, QueueName, new_prediction_id, queue_name
 from director.core.schema import Record
 from director.core.scripts import Scripts
-from director.core.settings import DirectorSettings, KeeperSettings
+from director.core.settings import WEBHOOK_SCHEDULE, DirectorSettings, KeeperSettings
 from director.core.shards import shard
 from director.core.view import view
 from director.director import Director, connected
+from director.keeper.breakers import INTERVAL_S, Breakers
 from director.keeper.keeper import Keeper
 from director.webhooks.addresses import AllowList
 from director.webhooks.sender import Sender
@@ -223,10 +224,14 @@ async def director_process(redis_url: str, *servers: str, **given: Any) -> Async
 
 
 @asynccontextmanager
-async def keeping(redis: Redis, url: str, *, lease_s: float) -> AsyncGenerator[None]:
-    """The keeper's roles, beside the test."""
+async def keeping(
+    redis: Redis, url: str, *, lease_s: float = 15, schedule: str = WEBHOOK_SCHEDULE, probe_s: float = INTERVAL_S
+) -> AsyncGenerator[None]:
+    """The keeper's roles, beside the test. `probe_s`: so often a receiver that is away is asked."""
     gatherer, sender = Gatherer(redis), Sender(AllowList.parse("loopback"))
-    keeper = Keeper(KeeperSettings(redis_url=url, lease_s=lease_s), gatherer, sender, SystemClock())
+    settings = KeeperSettings(redis_url=url, lease_s=lease_s, webhook_schedule=schedule)
+    breakers = Breakers(SystemClock(), interval_s=probe_s)
+    keeper = Keeper(settings, gatherer, sender, SystemClock(), breakers=breakers)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(keeper.keep)
         yield

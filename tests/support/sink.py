@@ -57,6 +57,7 @@ class Sink:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.port = int(url.rpartition(":")[2].partition("/")[0])
         self.answers: deque[Answer] = deque()
         self.answer = Answer()
         self.received: list[Received] = []
@@ -150,9 +151,9 @@ class Resettable(H11Protocol):
 
 
 @asynccontextmanager
-async def sink() -> AsyncGenerator[Sink]:
-    """A receiver on a free port of 127.0.0.1, for as long as the block lasts."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+async def sink(port: int = 0) -> AsyncGenerator[Sink]:
+    """A receiver on a free port of 127.0.0.1, or on that of one that ended, for as long as the block lasts."""
+    with socket.create_server(("127.0.0.1", port)) as listener:
         receiver = Sink(f"http://127.0.0.1:{listener.getsockname()[1]}/hook")
         app = Starlette(routes=[Route("/{rest:path}", receiver.__call__, methods=["POST"])])
         server = Server(uvicorn.Config(app, http=Resettable, lifespan="off", log_config=None, ws="none"))

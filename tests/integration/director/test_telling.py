@@ -1,0 +1,182 @@
+"""Every end is told, whatever becomes of its receiver; and each prediction is told of in order, whatever its pace."""
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import anyio
+import pytest
+from msgspec import Raw
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.accounts import Accounts
+from director.core.clock import SystemClock
+from director.core.ids import partition_of
+from director.core.policy import Policy
+from director.core.schema import Claim
+from director.core.scripts import Scripts
+from director.core.settings import WEBHOOK_SCHEDULE
+from director.executor import Executor
+from director.holdings import Holdings
+from director.runners.runner import Began, Ended, Health, HealthStatus, Logged, Outcome, Produced, RunEvent, RunRequest
+from director.servers import Seat, Server, Servers
+from director.tracker import Limits
+from director.webhooks.addresses import AllowList
+from director.webhooks.outbox import Post
+from director.webhooks.sender import Sender
+from director.webhooks.terminal import TerminalWebhooks
+from tests.support.eventually import eventually
+from tests.support.live_director import Caller, keeping, live_director
+from tests.support.queue_driver import ACCOUNT, QueueDriver
+from tests.support.scripted_runner import ScriptedRunner
+from tests.support.servers import RedisServer
+from tests.support.sink import Answer, Received, Sink, sink
+from tests.support.told import judge
+
+pytestmark = pytest.mark.anyio
+
+ALL = "start,output,logs,completed"
+
+
+# ── a receiver that fails, dies and comes back ───────────────────────────────────────────────────────────────────
+
+
+async def submit_for(seconds: float, caller: Caller, url: str) -> list[str]:
+    """One prediction after the other, as long as it lasts."""
+    ids: list[str] = []
+    until = anyio.current_time() + seconds
+    while anyio.current_time() < until:
+        ids.append(asked := await caller.submit(n=2, webhook=url, events=ALL))
+        await caller.ended(asked)
+    return ids
+
+
+async def owed(redis: Redis, prediction_id: Any) -> int:
+    return int(await redis.zcard(keys.owed(partition_of(prediction_id))))
+
+
+@pytest.mark.cog
+@pytest.mark.parametrize(
+    ("phase_s", "schedule", "probe_s"),
+    [
+        pytest.param(1.5, ",".join(["0.2s"] * 40), 0.4, id="in small"),
+        pytest.param(30.0, WEBHOOK_SCHEDULE, 30.0, id="as shipped", marks=pytest.mark.heavy),
+    ],
+)
+async def test_every_end_arrives_at_a_receiver_that_failed_and_died_and_lives_again(
+    caller: Caller, server: RedisServer, redis: Redis, cog_url: str, phase_s: float, schedule: str, probe_s: float
+) -> None:
+    received: list[Received] = []
+    director = live_director(server.url, cog_url, webhook_allow="loopback", webhook_schedule=schedule)
+    async with director, keeping(redis, server.url, schedule=schedule, probe_s=probe_s):
+        async with sink() as failing:
+            failing.answer = Answer(status=500)
+            ids = await submit_for(phase_s, caller, failing.url)
+        received += failing.received
+        ids += await submit_for(phase_s, caller, failing.url)
+        assert await owed(redis, ids[0]) == len(ids), "so far nobody could be told of any end"
+        async with sink(failing.port) as living:
+            assert living.url == failing.url
+            ids += await submit_for(phase_s / 3, caller, living.url)
+            await eventually(lambda: owed(redis, ids[0]), "all is told", until=(0).__eq__, limit_s=20 + 4 * probe_s)
+        received += living.received
+    [secret] = await Accounts(redis).webhook_secrets(ACCOUNT)
+    accepted = [one.headers["webhook-id"] for one in living.received]
+    assert {name for name in accepted if name.endswith("_completed")} == {f"msg_{one}_completed" for one in ids}
+    judge(received, ids, secret, is_whole=False)
+
+
+# ── order at any pace ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class PacedRunner(ScriptedRunner):
+    """A run at a pace of its own."""
+
+    def __init__(self, dice: random.Random) -> None:
+        super().__init__()
+        self._dice = dice
+
+    async def run(self, request: RunRequest) -> AsyncGenerator[RunEvent, None]:
+        """Some output and some logs, each after a while or none, then an end of some kind."""
+        dice = self._dice
+        outputs = dice.randrange(4)
+        if not outputs or dice.random() < 0.8:  # some are seen to have begun by what they put out
+            yield Began()
+        for number in range(outputs):
+            await self._pause()
+            yield Produced(Raw(b'"%d"' % number), number)
+            if dice.random() < 0.5:
+                await self._pause()
+                yield Logged(f"line {number}\n")
+        await self._pause()
+        outcome = dice.choice((Outcome.SUCCEEDED, Outcome.SUCCEEDED, Outcome.FAILED))
+        yield Ended(outcome=outcome, error="no" if outcome == Outcome.FAILED else "")
+
+    async def _pause(self) -> None:
+        if self._dice.random() < 0.6:
+            await asyncio.sleep(self._dice.random() * 0.02)
+
+
+class Paced:
+    """An executor that runs many at once, and a receiver that takes its time."""
+
+    def __init__(self, driver: QueueDriver, sender: Sender, interval_s: float) -> None:
+        clock, accounts = SystemClock(), Accounts(driver.redis)
+        terminal = TerminalWebhooks(driver.scripts, accounts, sender, clock)
+        self._scripts: Scripts = driver.scripts
+        self._holdings = Holdings()
+        self._post = Post(accounts=accounts, sender=sender, terminal=terminal, clock=clock, interval_s=interval_s)
+
+    async def execute(self, claim: Claim, dice: random.Random) -> None:
+        server = Server(PacedRunner(dice), 1, busy=1, health=Health(status=HealthStatus.READY))
+        executor = Executor(
+            scripts=self._scripts,
+            clock=SystemClock(),
+            holdings=self._holdings,
+            servers=Servers([server]),
+            post=self._post,
+            limits=Limits(),
+            policy=Policy(),
+            run_limit_s=60,
+            dice=lambda: 0.5,
+        )
+        await executor.execute(claim, Seat(server, server.since))
+
+
+@pytest.mark.parametrize(
+    ("many", "seed"), [pytest.param(500, 1, id="500"), pytest.param(10_000, 2, id="10,000", marks=pytest.mark.heavy)]
+)
+async def test_the_start_is_told_before_any_output_and_the_end_last(driver: QueueDriver, many: int, seed: int) -> None:
+    dice = random.Random(seed)
+    await Accounts(driver.redis).create_token(ACCOUNT)
+    [secret] = await Accounts(driver.redis).webhook_secrets(ACCOUNT)
+    sender = Sender(AllowList.parse("loopback"))
+    paced = Paced(driver, sender, interval_s=0.005)
+    at_once = asyncio.Semaphore(48)
+
+    async def one(claim: Claim) -> None:
+        async with at_once:
+            await paced.execute(claim, random.Random(claim.id))
+
+    left = many
+    while left:
+        async with sink() as receiver:  # one for each part, so that none holds all of them
+            ids = [await driver.submit(webhook=receiver.url, events=ALL) for _ in range(min(left, 500))]
+            receiver.answers.extend(Answer(delay_s=dice.choice((0, 0, 0.002, 0.01))) for _ in range(5 * len(ids)))
+            claims = await driver.claim_all()
+            assert len(claims) == len(ids)
+            async with asyncio.TaskGroup() as tasks:
+                for claim in claims:
+                    tasks.create_task(one(claim))
+            await nothing_is_owed(driver, receiver)
+        judge(receiver.received, ids, secret)
+        left -= len(ids)
+    await sender.aclose()
+
+
+async def nothing_is_owed(driver: QueueDriver, receiver: Sink) -> None:
+    """Beyond a number of ends at once a director leaves some to the courier: here there is none."""
+    assert await driver.redis.exists(keys.owed(partition_of(driver.new_id()))) == 0
+    assert receiver.open == 0

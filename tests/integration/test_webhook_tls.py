@@ -1,0 +1,117 @@
+"""A delivery over TLS: to the address that was checked, under the name that was asked for, and to nobody else."""
+
+import ssl
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from director.core.signing import new_secret
+from director.webhooks.addresses import AllowList, Resolve
+from director.webhooks.sender import Delivery, Sender
+from tests.support.authority import Authority, secure_sink
+from tests.unit.test_addresses import LEADS_INSIDE, resolve
+
+pytestmark = pytest.mark.anyio
+
+LOOPBACK = AllowList.parse("loopback")
+SECRET = new_secret()
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+def leading_home(*then: str) -> tuple[Resolve, list[str]]:
+    """A name server that leads to this machine at first, and to `then` whoever asks again; what it was asked."""
+    asked: list[str] = []
+
+    async def ask(host: str, port: int) -> Sequence[str]:
+        asked.append(host)
+        return ["127.0.0.1"] if len(asked) == 1 or not then else then
+
+    return ask, asked
+
+
+async def deliver(
+    url: str, *, tls: ssl.SSLContext | None, ask: Resolve | None = None, allow: AllowList = LOOPBACK
+) -> Delivery:
+    sender = Sender(allow, resolve=ask or leading_home()[0], tls=tls)
+    try:
+        return await sender.send(url, message_id="p1", body=b"{}", secrets=[SECRET], now_s=time.time())
+    finally:
+        await sender.aclose()
+
+
+async def test_the_name_is_greeted_checked_and_in_the_head_though_the_connection_goes_to_an_address(
+    authority: Authority,
+) -> None:
+    async with secure_sink(authority.shown_by("hook.example")) as sink:
+        ask, asked = leading_home("10.0.0.1")
+        delivery = await deliver(f"https://hook.example:{sink.port}/a?b", tls=authority.trusted(), ask=ask)
+        assert delivery == Delivery(ok=True, status=200)
+        assert (asked, sink.greeted) == (["hook.example"], ["hook.example"])
+        [head] = sink.heads
+        assert head.startswith("POST /a?b HTTP/1.1\r\n")
+        assert f"\r\nhost: hook.example:{sink.port}\r\n" in head.lower()
+
+
+async def test_the_last_dot_of_a_name_is_in_no_certificate(authority: Authority) -> None:
+    async with secure_sink(authority.shown_by("hook.example")) as sink:
+        assert (await deliver(f"https://hook.example.:{sink.port}/", tls=authority.trusted())).ok
+        assert sink.greeted == ["hook.example"]
+
+
+@pytest.mark.parametrize("host", ["other.example", "sub.hook.example", "127.0.0.1"])
+async def test_who_shows_another_name_is_told_nothing(authority: Authority, host: str) -> None:
+    async with secure_sink(authority.shown_by("hook.example")) as sink:
+        delivery = await deliver(f"https://{host}:{sink.port}/?token=secret", tls=authority.trusted())
+        assert not delivery.ok
+        assert delivery.reason.startswith("TLS: ")
+        assert "secret" not in delivery.reason
+        assert sink.heads == []
+
+
+async def test_a_certificate_of_an_authority_that_nobody_knows_is_refused(authority: Authority) -> None:
+    async with secure_sink(authority.shown_by("hook.example")) as sink:
+        delivery = await deliver(f"https://hook.example:{sink.port}/", tls=None)
+        assert not delivery.ok
+        assert delivery.reason.startswith("TLS: ")
+        assert sink.heads == []
+
+
+async def test_an_authority_of_the_environment_is_not_trusted(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with secure_sink(authority.shown_by("hook.example")) as sink:
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.folder / "ca.pem"))
+        assert not (await deliver(f"https://hook.example:{sink.port}/", tls=None)).ok
+        assert sink.heads == []
+
+
+async def test_no_host_that_leads_inside_is_ever_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    sender = Sender(AllowList(), resolve=resolve)
+
+    async def connected(*_: object) -> None:
+        raise AssertionError("somebody was connected to")
+
+    monkeypatch.setattr(sender._transport, "handle_async_request", connected)
+    for host in LEADS_INSIDE:
+        for url in (f"https://{host}/", f"http://{host}:8080/?token=secret"):
+            delivery = await sender.send(url, message_id="p1", body=b"{}", secrets=[SECRET], now_s=1)
+            assert (delivery.refused, delivery.status) == (True, None), host
+            assert "secret" not in delivery.reason
+
+
+async def test_a_name_that_leads_inside_at_the_second_look_is_never_connected_to_there(authority: Authority) -> None:
+    async with secure_sink(authority.shown_by("hook.example")) as sink:
+        ask, asked = leading_home("10.0.0.1")
+        sender = Sender(LOOPBACK, resolve=ask, tls=authority.trusted())
+        url = f"https://hook.example:{sink.port}/"
+        said = [
+            await sender.send(url, message_id="p1", body=b"{}", secrets=[SECRET], now_s=time.time()) for _ in range(2)
+        ]
+        await sender.aclose()
+        assert [(one.ok, one.refused) for one in said] == [(True, False), (False, True)]
+        assert (len(asked), len(sink.heads)) == (2, 1)
