@@ -107,6 +107,7 @@ class TestPython1:
         assert await bursts(redis) == {"create": 1}
 
 
+@pytest.mark.heavy  # a registry gives the client
 async def test_python_2_waits_and_recovers_for_creates_too(
     live: LiveApi, token: str, redis: Redis, cache: Path
 ) -> None:
@@ -119,6 +120,7 @@ async def test_python_2_waits_and_recovers_for_creates_too(
     assert await bursts(redis) == {"create": 1, "read": 1}
 
 
+@pytest.mark.heavy  # a registry gives the client
 async def test_six_requests_of_javascript_are_one_denied_burst_and_make_nothing_twice(
     live: LiveApi, token: str, redis: Redis, cache: Path
 ) -> None:
