@@ -114,5 +114,5 @@ async def test_an_account_that_is_not_there_is_not_made(rotation: Rotation, redi
 async def test_limits_and_secrets_do_not_meet(rotation: Rotation) -> None:
     await rotation.accounts.set_limits(ACCOUNT, {"rate": "2"})
     await rotation.rotate()
-    assert await rotation.accounts.limits_set(ACCOUNT) == {"rate": "2"}
+    assert (await rotation.accounts.written(ACCOUNT)).limits == {"rate": "2"}
     assert len(await rotation.secrets()) == 2
