@@ -4,6 +4,8 @@ import pytest
 
 from director.bench.depth import DepthOptions, depth
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.mark.anyio
 async def test_it_fills_one_queue_and_leaves_it_as_full_and_the_other_as_empty_as_they_were() -> None:

@@ -9,6 +9,8 @@ from director.cli.main import main
 from director.core.ids import PredictionId
 from director.core.scripts import Accepted, Claims, Scripts
 
+pytestmark = pytest.mark.heavy
+
 OVER_ALL = "worst wait of a light"
 
 
