@@ -1,0 +1,244 @@
+"""The tracker in any order of events: late, twice, inverted, after the end, as the attempt before would tell them.
+
+Files are stored and outputs judged whenever they like, or never asked for at all. Whatever comes: one end, never left;
+what is shown only grows, in order, and is never shown twice; nothing is asked for twice; no end is dropped.
+"""
+
+from typing import Any
+
+import msgspec
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec import Raw
+
+from director.core.states import TERMINAL, Status, WebhookEvent, may_follow
+from director.ends import Finish, GiveBack, Judged, Limits, Stop, Verdict
+from director.runners.runner import Began, Ended, Logged, Measured, Outcome, Produced
+from director.tracker import Ask, Effect, Halt, Happening, Tell, Tracker, Write
+from director.uploads import Upload, Uploaded
+from tests.unit.test_tracker import RECORD
+
+FILE = "data:image/png;base64,iVBORw=="
+TEXT = "data:text/plain;base64,aGk="
+URL = "http://director.test/v1/outputs/"
+MOST_OUTPUT = 400
+
+items = st.sampled_from([1, None, {FILE: 1}, "x" * 150, TEXT, FILE, [FILE, FILE], {"a": FILE}])
+
+
+def raw(value: Any) -> Raw:
+    return Raw(msgspec.json.encode(value))
+
+
+def produced(index: int, item: Any) -> Produced:
+    """Each output says which one it is."""
+    return Produced(raw([index, item]), index)
+
+
+progress = st.one_of(
+    st.just(Began()),
+    st.builds(produced, st.integers(0, 6), items),
+    st.builds(Logged, st.text(max_size=20)),
+    st.builds(Measured, st.just("n"), items.map(raw), st.sampled_from(["replace", "increment"])),
+)
+ends = st.builds(
+    Ended,
+    outcome=st.sampled_from(Outcome),
+    output=st.none() | (items | st.lists(items, max_size=3)).map(raw),
+    logs=st.none() | st.text(max_size=40),
+    error=st.none() | st.text(max_size=10),
+)
+
+
+def has_file(value: Any) -> bool:
+    """Is a file left in it?"""
+    match value:
+        case list():
+            return any(map(has_file, value))
+        case dict():
+            return any(map(has_file, value.values()))
+        case _:
+            return bool(value == FILE)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """One tracker, and all that it wanted so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.effects: list[Effect] = []
+        self.uploads: dict[int, Upload] = {}
+        self.asks: list[Ask] = []
+        self.seen: list[Happening] = []
+        self.at = 0.0
+        self.turn = 0
+        self.is_allowed = False
+        self.has_failed = False
+        self.answered: set[int] = set()
+        self.output = b""
+        self.logs = ""
+
+    @initialize(
+        is_moderated=st.booleans(), stores=st.sampled_from([True, True, False]), last_word=st.sampled_from(Verdict)
+    )
+    def begin(self, is_moderated: bool, stores: bool, last_word: Verdict) -> None:
+        self.last_word = last_word
+        self.is_moderated = is_moderated
+        limits = Limits(output=MOST_OUTPUT, logs=200, inline=50 if stores else None)
+        self.run = Tracker(RECORD, limits, is_moderated=is_moderated)
+
+    # ---- what happens ----
+
+    def tell(self, event: Happening) -> None:
+        was_ended = self.run.ended
+        self.at += 1
+        new = self.run.apply(event, self.at)
+        assert not (was_ended and new), "a tracker that has ended does nothing"
+        self.effects += new
+        for effect in new:
+            if isinstance(effect, Upload):
+                assert effect.number not in self.uploads, "a file is asked for once"
+                assert not self.has_failed, "the store failed, and is asked for nothing more"
+                self.uploads[effect.number] = effect
+            elif isinstance(effect, Ask):
+                assert not self.asks, "a verdict is asked for once"
+                self.asks.append(effect)
+
+    @rule(event=progress)
+    def the_run_shows_something(self, event: Happening) -> None:
+        self.seen.append(event)
+        self.tell(event)
+
+    @rule(item=items)
+    def the_next_output(self, item: Any) -> None:
+        """Outputs in turn: those at random are mostly passed over, and would never get far."""
+        self.the_run_shows_something(produced(self.turn, item))
+        self.turn += 1
+
+    @rule(item=items)
+    def the_run_succeeds(self, item: Any) -> None:
+        self.the_run_ends(Ended(outcome=Outcome.SUCCEEDED, output=raw([item])))
+
+    @precondition(lambda self: len(self.seen) > 2)
+    @rule(ended=ends)
+    def the_run_ends(self, ended: Ended) -> None:
+        self.seen.append(ended)
+        self.tell(ended)
+
+    @precondition(lambda self: self.seen)
+    @rule(data=st.data())
+    def an_event_comes_again(self, data: st.DataObject) -> None:
+        self.tell(data.draw(st.sampled_from(self.seen)))
+
+    @precondition(lambda self: self.uploads)
+    @rule(data=st.data(), works=st.booleans())
+    def files_are_stored_or_not(self, data: st.DataObject, works: bool) -> None:
+        self.answer(data.draw(st.sampled_from(sorted(self.uploads))), works=works)
+
+    @rule(number=st.integers(0, 9), works=st.booleans())
+    def files_that_nobody_asked_for_are_stored(self, number: int, works: bool) -> None:
+        if number not in self.uploads:
+            before = len(self.effects)
+            self.tell(Uploaded(number, (URL,) if works else None))
+            assert len(self.effects) == before
+
+    @precondition(lambda self: self.asks)
+    @rule(verdict=st.sampled_from(Verdict))
+    def somebody_judges(self, verdict: Verdict) -> None:
+        self.is_allowed |= verdict is Verdict.ALLOWED
+        self.tell(Judged(verdict, "why"))
+
+    @precondition(lambda self: not self.asks)
+    @rule(verdict=st.sampled_from(Verdict))
+    def somebody_judges_what_is_not_there(self, verdict: Verdict) -> None:
+        before = len(self.effects)
+        self.tell(Judged(verdict, "why"))
+        assert len(self.effects) == before
+
+    @rule(why=st.sampled_from(Stop))
+    def somebody_stops_it(self, why: Stop) -> None:
+        assert not (self.run.stop(why) and self.run.ended)
+
+    def answer(self, number: int, *, works: bool) -> None:
+        files = self.uploads[number].files
+        self.has_failed |= not works and number not in self.answered
+        self.answered.add(number)
+        self.tell(Uploaded(number, tuple(f"{URL}{number}" for _ in files) if works else None))
+
+    # ---- what holds at any time ----
+
+    @invariant()
+    def there_is_at_most_one_end_and_it_is_the_last(self) -> None:
+        found = [effect for effect in self.effects if isinstance(effect, Finish | GiveBack)]
+        assert len(found) <= 1
+        assert bool(found) == self.run.ended
+        assert not found or self.effects[-1] is found[0]
+        if found and isinstance(found[0], Finish):
+            self.is_a_true_end(found[0])
+
+    def is_a_true_end(self, end: Finish) -> None:
+        before = Status.STARTING if self.run.began_at is None else Status.PROCESSING
+        assert end.status in TERMINAL
+        assert may_follow(before=before, after=end.status)
+        assert (end.error == "") == (end.status in (Status.SUCCEEDED, Status.CANCELED))
+        assert len(end.output) <= MOST_OUTPUT
+        assert self.run.limits.inline is None or not has_file(msgspec.json.decode(end.output or b"null"))
+        if self.is_moderated and end.output:
+            assert end.status is Status.SUCCEEDED
+            assert self.asks == [Ask(end.output)]
+            assert self.is_allowed
+
+    @invariant()
+    def what_is_shown_only_grows(self) -> None:
+        output, logs = bytes(self.run.output or b"[]")[:-1], self.run.logs
+        assert output.startswith(self.output)
+        assert logs.startswith(self.logs) or logs.startswith("…") or len(logs) > 200
+        self.output, self.logs = output, logs
+
+    @invariant()
+    def what_was_written_is_what_is_shown(self) -> None:
+        written = [event for effect in self.effects if isinstance(effect, Write) for event in effect.events]
+        kinds = [kind for kind, _ in written]
+        assert kinds.count("started") <= 1
+        assert kinds[:1] in ([], ["started"])
+        assert (self.run.began_at is not None) == ("started" in kinds) == (Tell(WebhookEvent.START) in self.effects)
+        outputs = [msgspec.json.decode(data) for kind, data in written if kind == "output"]
+        shown = msgspec.json.decode(bytes(self.run.output or b"[]"))
+        assert outputs == shown[: len(outputs)]
+        assert [number for number, _ in shown] == list(range(len(shown)))
+        assert len(outputs) == len(shown) or self.wrote_all_it_may(written)
+        assert self.run.limits.inline is None or not has_file(outputs)
+        assert not self.is_moderated or not (outputs or shown or Tell(WebhookEvent.OUTPUT) in self.effects)
+
+    def wrote_all_it_may(self, written: list[tuple[str, bytes]]) -> bool:
+        """Beyond a bound progress is told and no longer written."""
+        return sum(len(data) for _, data in written) > MOST_OUTPUT // 2
+
+    @invariant()
+    def nothing_is_asked_for_twice(self) -> None:
+        stops = [effect.why for effect in self.effects if isinstance(effect, Halt)]
+        assert len(stops) <= 1
+        assert self.effects.count(Tell(WebhookEvent.START)) <= 1
+
+    # ---- what comes of it ----
+
+    def teardown(self) -> None:
+        """Whatever happened: once the run has ended and everything asked for was answered, there is an end."""
+        if not hasattr(self, "run"):
+            return
+        self.tell(Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"1")))
+        assert self.run.is_over
+        for number in sorted(self.uploads):
+            self.answer(number, works=True)
+        if self.asks:
+            self.somebody_judges(self.last_word)
+        assert self.run.ended, "a terminal effect was dropped"
+        self.there_is_at_most_one_end_and_it_is_the_last()
+        self.what_is_shown_only_grows()
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(
+    max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
