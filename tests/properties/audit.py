@@ -34,6 +34,7 @@ def _record(p: Prediction, books: Books) -> None:
     assert (int(record["attempt"]), int(record["claims"])) == (p.attempt, p.claims), p
     assert p.ends == p.revivals + (p.stage == "ended")
     assert books.ends[p.id] == (p.stage == "ended"), "each terminal state once"
+    assert bool(record.get("completed")) == (p.stage == "ended"), "no end without its time"
     has_lifetime = [lifetime > 0 for lifetime in books.lifetimes[p.id]]
     assert has_lifetime == [p.stage == "ended"] * 3, "it lives for ever, or goes before its end"
 
