@@ -252,7 +252,7 @@ FAULTS: Final[dict[str, Fault]] = {
         breaks=frozenset({"I3"}),
     ),
     "deliver drops what did not arrive": Fault(
-        old=re.escape("redis.call('ZADD', KEYS[2], now + delay_ms, id)"),
+        old=re.escape("redis.call('ZADD', KEYS[2], next_at, id)"),
         new="redis.call('ZREM', KEYS[2], id)",
         story=a_receiver_is_down,
         breaks=frozenset({"I3"}),
