@@ -25,10 +25,10 @@ LEAVE_S: Final = 10
 
 
 class Server(uvicorn.Server):
-    """uvicorn, which lets go of held responses before it waits for them."""
+    """uvicorn, which lets go of held responses and streams before it waits for them."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.lifespan.state["parts"].waiters.release()
+        self.lifespan.state["parts"].release()
         await super().shutdown(sockets)
 
 

@@ -25,6 +25,7 @@ from api.outputs import get_output
 from api.parts import Clients, State, running
 from api.predictions import cancel, create, create_of_model, explain, get
 from api.problems import EXCEPTION_HANDLERS
+from api.streams import preflight, stream
 from api.webhooks import get_webhooks, redeliver
 from director.core.clock import Clock, SystemClock
 from director.core.errors import UnsafeBackend
@@ -45,6 +46,8 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("GET", "/predictions/{id}/webhooks", get_webhooks),
     ("POST", "/predictions/{id}/webhooks/redeliver", redeliver),
     ("POST", "/predictions/{id}/cancel", cancel),
+    ("GET", "/streams/{address}", stream),
+    ("OPTIONS", "/streams/{address}", preflight),
     ("GET", "/models/{owner}/{name}", get_model),
     ("POST", "/models/{owner}/{name}/predictions", create_of_model),
     ("GET", "/models/{owner}/{name}/versions", list_versions),

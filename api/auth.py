@@ -1,4 +1,4 @@
-"""Who is asking, may they, and have they asked too often? Every route but health goes through here first."""
+"""Who is asking, may they, and have they asked too often? Every route but health and streams comes here first."""
 
 from typing import Final, Literal
 

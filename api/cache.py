@@ -1,8 +1,9 @@
 """Keep what was looked up for a few seconds. Bounded, and forgets by age alone: nothing tells it of a change.
 
-Never keeps a failure: what raised is asked for again by the next caller.
+Those who want the same at once share one look. Never keeps a failure: what raised is asked for again by the next.
 """
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Final, Generic, TypeVar
@@ -26,13 +27,25 @@ class Cache(Generic[Key, Value]):
         self._ttl_s = ttl_s
         self._most = most
         self._kept: OrderedDict[Key, tuple[float, Value | None]] = OrderedDict()
+        self._loading: dict[Key, asyncio.Task[Value | None]] = {}
 
     async def get(self, key: Key, load: Callable[[], Awaitable[Value | None]]) -> Value | None:
         """The value as it was known lately, else as `load` finds it. None is kept too, but more briefly."""
         kept = self._kept.get(key)
         if kept is not None and self._clock.monotonic() < kept[0]:
             return kept[1]
-        value = await load()
+        loading = self._loading.get(key)
+        if loading is None:
+            loading = self._loading[key] = asyncio.create_task(self._load(key, load))
+            loading.add_done_callback(lambda task: task.cancelled() or task.exception())  # all may have left by then
+        # who leaves does not take the others' value along
+        return await asyncio.shield(loading)
+
+    async def _load(self, key: Key, load: Callable[[], Awaitable[Value | None]]) -> Value | None:
+        try:
+            value = await load()
+        finally:
+            del self._loading[key]
         ttl_s = self._ttl_s if value is not None else min(self._ttl_s, LONGEST_ABSENCE_S)
         self._kept[key] = (self._clock.monotonic() + ttl_s, value)
         self._kept.move_to_end(key)

@@ -4,9 +4,10 @@ The parser has no limit of its own: it keeps a header until it ends, and takes e
 body, which `body.py` does, and leaves everything else to uvicorn.
 """
 
+from functools import partial
 from typing import Final
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from api.problems import head_too_large
 
@@ -18,7 +19,10 @@ LINGER_S: Final = 2.0
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """HTTP/1.1 as uvicorn speaks it; 431 and the end of the connection once a head is too large."""
+    """HTTP/1.1 as uvicorn speaks it; 431 and the end of the connection once a head is too large.
+
+    `state["hang_up"]` of a request breaks its connection, so that a part of an answer is not taken for the whole.
+    """
 
     _head_bytes = 0  # since the last piece of structure: a request's begin, its headers' end, a chunk, a piece of body
     _is_refused = False
@@ -40,6 +44,7 @@ class BoundedHttp(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_bytes = 0
         super().on_headers_complete()
+        self.scope["state"]["hang_up"] = partial(self._hang_up, self.cycle)
 
     def on_chunk_header(self) -> None:
         self._head_bytes = 0
@@ -47,6 +52,10 @@ class BoundedHttp(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0
         super().on_body(body)
+
+    def _hang_up(self, cycle: RequestResponseCycle) -> None:
+        cycle.disconnected = True  # else uvicorn calls it a fault that the answer has no end
+        self.transport.abort()
 
     def _refuse(self) -> None:
         self._is_refused = True

@@ -17,10 +17,20 @@ class Liveness(Struct, frozen=True):
     status: str = "ok"
 
 
+class Load(Struct, frozen=True):
+    """Who is held now, and how many descriptors of how many are open."""
+
+    streams: int
+    waits: int
+    descriptors: int
+    descriptors_limit: int
+
+
 class Readiness(Struct, frozen=True, kw_only=True):
     """`durability` is the level of the server behind us; `reasons` say why we are not ready."""
 
     ready: bool
+    load: Load
     reasons: tuple[str, ...] = ()
     durability: str | UnsetType = UNSET
     server: str | UnsetType = UNSET
@@ -33,8 +43,11 @@ async def livez(_request: Request) -> Response:
 
 async def readyz(request: Request) -> Response:
     """GET /readyz: looks at Redis now; 503 where it is away, or would lose what it accepts."""
+    parts = parts_of(request)
+    load = Load(parts.readers.reading, parts.waiters.waiting, parts.descriptors.open, parts.descriptors.limit)
     try:
-        server = await parts_of(request).gate.run_once()
+        server = await parts.gate.run_once()
     except (BackendUnavailable, UnsafeBackend) as exc:
-        return json_response(Readiness(ready=False, reasons=(str(exc),)), 503)
-    return json_response(Readiness(ready=True, durability=server.level, server=f"{server.kind} {server.version}"))
+        return json_response(Readiness(ready=False, load=load, reasons=(str(exc),)), 503)
+    found = f"{server.kind} {server.version}"
+    return json_response(Readiness(ready=True, load=load, durability=server.level, server=found))

@@ -22,6 +22,7 @@ from api.parts import Parts, parts_of
 from api.prefer import affinity_digest, applied, cancel_after_seconds, cost_units, start_by_seconds, wait_seconds
 from api.problems import forbidden, invalid_header, invalid_input, not_found
 from api.requests import CreatePrediction
+from api.tickets import new_ticket
 from api.urls import base_url
 from api.validation import InputSchema
 from api.waiters import Waiters
@@ -60,6 +61,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     cost: float
     affinity: str
     url: str
+    ticket: str
     webhook: str
     events: str
     lifetime_ms: int | None
@@ -96,6 +98,7 @@ def _judged(
         cost=1 if cost is None else cost_units(cost),
         affinity="" if affinity is None else affinity_digest(affinity),
         url=base_url(request),
+        ticket=new_ticket(),
         webhook=asked.webhook or "",
         events=",".join(asked.webhook_events_filter or EVERY_EVENT) if asked.webhook else "",
         lifetime_ms=None if lifetime is None else cancel_after_seconds(lifetime) * 1000,
@@ -181,6 +184,7 @@ async def _enqueue(parts: Parts, prediction_id: PredictionId, submission: Submis
         limits_rev=account.limits_rev,
         metered=has_compute_limit(account),
         url=submission.url,
+        ticket=submission.ticket,
         webhook=submission.webhook,
         events=submission.events,
         lifetime_ms=submission.lifetime_ms,
@@ -205,6 +209,7 @@ def _as_enqueued(submission: Submission, accepted: Accepted) -> Stored:
         deadline=accepted.deadline_ms or asked_ms,
         late=submission.late,
         url=submission.url,
+        ticket=submission.ticket,
         webhook=submission.webhook,
         events=submission.events,
     )

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from api.gate import Gate
 from api.glances import Glances
 from api.lookups import Lookups
+from api.readers import Readers
 from api.waiters import SILENCE_S, Waiters
 from director.core.accounts import Accounts
 from director.core.catalog import Catalog
@@ -20,6 +21,7 @@ from director.core.dead import DeadLetters
 from director.core.errors import UnsafeBackend
 from director.core.files import FileStore, store_in
 from director.core.gatherer import Gatherer
+from director.core.limits import Descriptors
 from director.core.links import Links
 from director.core.listing import Listing
 from director.core.redis_client import blocking_client, client
@@ -29,6 +31,8 @@ from director.core.settings import ApiSettings
 __all__ = ("Clients", "Parts", "State", "parts_of", "running")
 
 FIRST_CHECK_S: Final = 1.0
+CONNECTIONS: Final = 6  # few, since what is asked in one turn of the loop leaves in one write
+WRITES_AT_ONCE: Final = 4  # the others are for what is no script
 
 
 class Clients(Struct, frozen=True, kw_only=True):
@@ -41,7 +45,7 @@ class Clients(Struct, frozen=True, kw_only=True):
     def of(cls, settings: ApiSettings) -> "Clients":
         """Connects to nothing yet. Raises SettingsError where the URL is none."""
         return cls(
-            redis=client(settings.redis_url, name="director-api"),
+            redis=client(settings.redis_url, connections=CONNECTIONS, name="director-api"),
             subscriber=blocking_client(settings.redis_url, block_s=SILENCE_S, name="director-api-waits"),
         )
 
@@ -59,9 +63,16 @@ class Parts(Struct, frozen=True, kw_only=True):
     dead: DeadLetters
     lookups: Lookups
     waiters: Waiters
+    readers: Readers
+    descriptors: Descriptors
     gate: Gate
     links: Links
     files: FileStore | None
+
+    def release(self) -> None:
+        """The process is to end: let go of all who are held."""
+        self.waiters.release()
+        self.readers.release()
 
 
 class State(TypedDict):
@@ -80,9 +91,13 @@ async def running(
 ) -> AsyncIterator[Parts]:
     """All parts, with their loops running. Closes the clients at the end."""
     redis, glances = clients.redis, Glances(clients.redis)
-    gatherer = Gatherer(redis)
+    gatherer = Gatherer(redis, at_once=WRITES_AT_ONCE)
     scripts = Scripts(gatherer)
     accounts, catalog = Accounts(redis, settings.account_limits, clock), Catalog(redis, scripts, clock)
+    descriptors = Descriptors(clock)
+    waiters = Waiters(
+        clients.subscriber, has_ended=glances.has_ended, read=scripts.get, clock=clock, most=settings.max_waits
+    )
     parts = Parts(
         settings=settings,
         clock=clock,
@@ -93,13 +108,9 @@ async def running(
         glances=glances,
         dead=DeadLetters(redis, scripts, clock),
         lookups=Lookups(accounts, catalog, scripts, clock=clock, cache_s=settings.cache_s),
-        waiters=Waiters(
-            clients.subscriber,
-            has_ended=glances.has_ended,
-            read=scripts.get,
-            clock=clock,
-            most=settings.max_waits,
-        ),
+        waiters=waiters,
+        readers=Readers(scripts, waiters, clock=clock, descriptors=descriptors, most=settings.max_streams),
+        descriptors=descriptors,
         links=Links(redis, clock),
         files=store_in(settings.files_dir, redis, clock),
         gate=Gate(redis, settings, clock=clock, on_unsafe=on_unsafe),
@@ -112,7 +123,7 @@ async def running(
         try:
             yield parts
         finally:
-            parts.waiters.release()
+            parts.release()
             tasks.cancel_scope.cancel()
             with anyio.CancelScope(shield=True):
                 await gatherer.aclose()

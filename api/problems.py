@@ -46,6 +46,7 @@ __all__ = (
     "rate_limited",
     "shown",
     "too_large",
+    "too_many_streams",
     "too_slow",
     "unauthenticated",
     "unavailable",
@@ -80,6 +81,7 @@ class Code(StrEnum):
     RATE_LIMITED = "rate_limited"
     TOO_LARGE = "too_large"
     TOO_MANY_QUEUED = "too_many_queued"
+    TOO_MANY_STREAMS = "too_many_streams"
     TOO_SLOW = "too_slow"
     UNAVAILABLE = "unavailable"
     UNUSABLE_SCHEMA = "unusable_schema"
@@ -258,6 +260,18 @@ def unavailable(retry_after_s: int) -> Problem:
         "where the request has an Idempotency-Key, repeating it makes no second one.",
         title="Service unavailable",
         code=Code.UNAVAILABLE,
+        retry_after=retry_after_s,
+        headers=_retry_after(retry_after_s),
+    )
+
+
+def too_many_streams(retry_after_s: int) -> Problem:
+    """As many are read as this process can serve. Nothing is lost by coming later: a stream begins at its start."""
+    return _problem(
+        503,
+        "Too many event streams are read now. Please try again.",
+        title="Service unavailable",
+        code=Code.TOO_MANY_STREAMS,
         retry_after=retry_after_s,
         headers=_retry_after(retry_after_s),
     )

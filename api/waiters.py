@@ -1,9 +1,9 @@
 """Hold responses until their prediction has ended: one subscription for the whole process, however many wait.
 
-Subscribes to a prediction's channel only while somebody waits for it. Never trusts a message for more than a hint:
-whoever is woken looks whether it has ended, at a bounded pace, and every two seconds in any case, so that a lost
-message or connection costs time and never an answer. Never reads a prediction before it has ended: its progress is
-nothing to who waits for its end. Ends nothing: a caller that leaves takes only its own wait along.
+Subscribes to a prediction's channel only while somebody waits for it, or listens to it in another room. Never trusts a
+message for more than a hint: whoever is woken looks whether it has ended, at a bounded pace, and every two seconds in
+any case, so that a lost message or connection costs time and never an answer. Never reads a prediction before it has
+ended: its progress is nothing to who waits for its end. Ends nothing: who leaves takes only the own wait along.
 """
 
 import asyncio
@@ -69,13 +69,31 @@ class Waiters:
         """The prediction once it is terminal; None when it is not, `seconds` from now."""
         if self._is_leaving:
             return None
-        with self._listening(prediction_id) as news, anyio.move_on_after(seconds) as scope:
+        with self.listening(prediction_id) as news, anyio.move_on_after(seconds) as scope:
             self._held.add(scope)
             try:
                 return await self._watch(prediction_id, news)
             finally:
                 self._held.discard(scope)
         return None
+
+    @contextmanager
+    def listening(self, prediction_id: PredictionId) -> Iterator[asyncio.Event]:
+        """Set when something may have happened to it, and once when the subscription stands.
+
+        The listener clears it before it looks, and then misses nothing but what a lost connection swallows.
+        """
+        channel = keys.channel(prediction_id)
+        news = asyncio.Event()
+        self._listeners.setdefault(channel, set()).add(news)
+        self._change(channel)
+        try:
+            yield news
+        finally:
+            self._listeners[channel].discard(news)
+            if not self._listeners[channel]:
+                del self._listeners[channel]
+                self._change(channel)
 
     def release(self) -> None:
         """The process is to end: whoever waits now or later has waited long enough."""
@@ -123,20 +141,6 @@ class Waiters:
                 continue
             if stored is not None and stored.record.is_terminal:
                 return stored
-
-    @contextmanager
-    def _listening(self, prediction_id: PredictionId) -> Iterator[asyncio.Event]:
-        channel = keys.channel(prediction_id)
-        news = asyncio.Event()
-        self._listeners.setdefault(channel, set()).add(news)
-        self._change(channel)
-        try:
-            yield news
-        finally:
-            self._listeners[channel].discard(news)
-            if not self._listeners[channel]:
-                del self._listeners[channel]
-                self._change(channel)
 
     def _change(self, channel: str) -> None:
         self._changed.add(channel)

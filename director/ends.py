@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from director.core.retry import RULES, ErrorClass
 from director.core.states import Status
+from director.core.view import LINES_DROPPED
 from director.runners.runner import Ended, Outcome
 
 __all__ = (
@@ -34,7 +35,6 @@ __all__ = (
 MOST_METRICS_BYTES: Final = 64 * 1024
 MOST_ERROR_CHARS: Final = 16 * 1024
 LINE_SOUGHT_CHARS: Final = 4096
-LINES_DROPPED: Final = "… earlier lines were dropped …\n"
 NULL: Final = Raw(b"null")
 
 

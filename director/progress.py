@@ -1,10 +1,12 @@
-"""Write what a run shows into Redis, gathered: events of about 10 ms leave as one `advance`.
+"""Write what a run shows into Redis, gathered: events of about 10 ms leave as one `advance`. Output that comes after a
+quieter while leaves at once, since somebody may be reading.
 
 One per claim. Knows how the claim stands by the answers. Never ends a prediction: what is left unwritten goes into
 `finish`, so that a short run needs no write of its own.
 """
 
 import asyncio
+import contextlib
 import logging
 from typing import Final
 
@@ -38,6 +40,8 @@ class Progress:
         self._unwritten: list[NewEvent] = []
         self._untold: list[WebhookEvent] = []
         self._news = asyncio.Event()
+        self._is_awaited = asyncio.Event()
+        self._wrote_at = float("-inf")
         self._writing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
@@ -45,6 +49,8 @@ class Progress:
         """The run has begun, and showed these."""
         self._unwritten += events
         self._news.set()
+        if any(kind == "output" for kind, _ in events):
+            self._is_awaited.set()
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -89,8 +95,10 @@ class Progress:
     async def _run(self) -> None:
         while True:
             await self._news.wait()
-            await asyncio.sleep(GATHER_S)
+            await self._gather()
             self._news.clear()
+            self._is_awaited.clear()
+            self._wrote_at = asyncio.get_running_loop().time()
             try:
                 async with self._writing:
                     await self.run_once()
@@ -100,6 +108,13 @@ class Progress:
             except Exception:  # not the run's fault: the last write has all of it
                 log.exception("writing progress failed", extra={"prediction": self._held.claim.id})
                 return
+
+    async def _gather(self) -> None:
+        """Let more come: GATHER_S, but with output only as much as is left of it since the last write."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GATHER_S):
+                await self._is_awaited.wait()
+                await asyncio.sleep(self._wrote_at + GATHER_S - asyncio.get_running_loop().time())
 
     def _tell(self, events: tuple[WebhookEvent, ...] | list[WebhookEvent], *, started_ms: int | None) -> None:
         if self._outbox is not None:

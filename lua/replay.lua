@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- replay: the events of one prediction after a number, as many as go into one answer.
+-- replay: the events of one prediction after a number, as many as go into one answer, and how it stands.
 -- Uses lib/keys
 --
 --   KEYS[1]  record  hash  {p}:rec:<id>
@@ -7,22 +7,24 @@
 --   ARGV[2]  after   the last number that is known; a larger one than there is, and the list began anew: all is told
 --   ARGV[3]  count   most events
 --   ARGV[4]  bytes   of all together, above which no other one is added
---   Returns  {account, last, first, event, …}   last: number of the newest there is, 0 once they were removed
---                                               first: number of the first one here; an event: kind, ms and data
---            {}                                 no such prediction
+--   Returns  {account, status, ticket, last, first, event, …}
+--                last: number of the newest there is, 0 once they were removed; first: number of the first one here
+--                an event: kind, ms and data, with a space between
+--            {}  no such prediction
 
 local id, after, count, bytes = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local STEP = 16 -- read at a time: one event may be megabytes
 
-local account = redis.call('HGET', KEYS[1], 'account')
-if not account then return {} end
+local r = redis.call('HMGET', KEYS[1], 'account', 'status', 'ticket')
+if not r[1] then return {} end
 local key = events_key(id)
 local last = redis.call('LLEN', key)
 if after > last then after = 0 end
 
-local reply, size, at = { account, last, after + 1 }, 0, after
-while #reply - 3 < count and size < bytes and at < last do
-  for _, entry in ipairs(redis.call('LRANGE', key, at, at + math.min(STEP, count - (#reply - 3)) - 1)) do
+local reply, size, at = { r[1], r[2], r[3] or '', last, after + 1 }, 0, after
+local head = #reply
+while #reply - head < count and size < bytes and at < last do
+  for _, entry in ipairs(redis.call('LRANGE', key, at, at + math.min(STEP, count - (#reply - head)) - 1)) do
     if size >= bytes then break end
     reply[#reply + 1], size, at = entry, size + #entry, at + 1
   end

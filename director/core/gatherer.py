@@ -58,10 +58,15 @@ class Call(Struct):
 
 
 class Gatherer:
-    """Script calls to one Redis server, gathered."""
+    """Script calls to one Redis server, gathered.
 
-    def __init__(self, redis: Redis) -> None:
+    While `at_once` writes are on their way, calls are gathered until one of them has come back: a crowd of callers then
+    shares a few large writes, instead of waiting for a connection each until that takes too long.
+    """
+
+    def __init__(self, redis: Redis, *, at_once: int | None = None) -> None:
         self.redis = redis
+        self._at_once = at_once
         self._scripts: dict[str, Script] = {}
         self._waiting: list[Call] = []
         self._sending: set[asyncio.Task[None]] = set()
@@ -91,11 +96,18 @@ class Gatherer:
                 await asyncio.wait(self._sending)
 
     def _send(self) -> None:
+        if self._at_once is not None and len(self._sending) >= self._at_once:
+            return  # whichever comes back first sends them
         calls, self._waiting = self._waiting, []
         for start in range(0, len(calls), LARGEST_BATCH):
             task = asyncio.get_running_loop().create_task(self._deliver(calls[start : start + LARGEST_BATCH]))
             self._sending.add(task)
-            task.add_done_callback(self._sending.discard)
+            task.add_done_callback(self._came_back)
+
+    def _came_back(self, task: asyncio.Task[None]) -> None:
+        self._sending.discard(task)
+        if self._at_once is not None and self._waiting:
+            self._send()
 
     async def _deliver(self, calls: list[Call]) -> None:
         give_up = asyncio.get_running_loop().time() + GIVE_UP_S

@@ -1,13 +1,22 @@
-"""How many files and sockets a process may open. Raised once, at the start of every command that serves.
+"""How many files and sockets a process may open, and how many it has open.
 
-Never lowers a limit, and never fails: a process that could not raise it runs on with what it has.
+The limit is raised once, at the start of every command that serves. Never lowers it, and never fails: a process that
+could not raise it runs on with what it has.
 """
 
+import os
 import resource
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-__all__ = ("raise_descriptor_limit",)
+if TYPE_CHECKING:  # every command imports this room, and has no time to import more
+    from director.core.clock import Clock
+
+__all__ = ("Descriptors", "raise_descriptor_limit")
+
+SHARE: Final = 0.9  # beyond it the rest is kept for what must not fail
+COUNT_S: Final = 1.0
+FOLDERS: Final = ("/proc/self/fd", "/dev/fd")  # Linux; macOS
 
 MACOS_MOST: Final = 10_240  # there the hard limit may read "unlimited", and only this much is granted
 
@@ -27,3 +36,39 @@ def _is_more(wanted: int, *, than: int) -> bool:
     if than == resource.RLIM_INFINITY:
         return False
     return wanted == resource.RLIM_INFINITY or wanted > than
+
+
+class Descriptors:
+    """How many this process has open. Counted once a second at most: of thousands it takes milliseconds."""
+
+    def __init__(self, clock: "Clock") -> None:
+        self._clock = clock
+        self._counted_at = float("-inf")
+        self._open = 0
+
+    @property
+    def limit(self) -> int:
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+    @property
+    def open(self) -> int:
+        """How many were open lately; 0 where the system does not tell."""
+        if self._clock.monotonic() - self._counted_at >= COUNT_S:
+            self._counted_at = self._clock.monotonic()
+            self._open = self._count()
+        return self._open
+
+    @property
+    def are_short(self) -> bool:
+        """Is nine tenths of what it may have open?"""
+        return self.limit != resource.RLIM_INFINITY and self.open >= SHARE * self.limit
+
+    def _count(self) -> int:
+        for folder in FOLDERS:
+            try:
+                return len(os.listdir(folder))  # noqa: PTH208 - names, and not thousands of objects
+            except FileNotFoundError:
+                continue
+            except OSError:  # to look takes a descriptor, and there is none
+                return self.limit
+        return 0

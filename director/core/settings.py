@@ -71,6 +71,7 @@ class ApiSettings(CommonSettings, frozen=True, kw_only=True):
     ] = ""
     max_body_bytes: Annotated[int, Meta(ge=1024, description="Largest request body.")] = 1 << 20
     max_waits: Annotated[int, Meta(ge=1, description="Held responses (Prefer: wait) at once; beyond, 201.")] = 10_000
+    max_streams: Annotated[int, Meta(ge=1, description="Readers of event streams at once; beyond, 503.")] = 10_000
     listing_ttl_s: Annotated[
         float,
         Meta(ge=1, description="Age at which a prediction leaves the lists; more than any wait and record lives."),

@@ -9,10 +9,11 @@ from msgspec import UNSET, Raw
 
 from director.core.schema import Eta, Event, Outlook, Place, Prediction, Stored, Urls
 
-__all__ = ("fold", "iso", "joined", "place", "view")
+__all__ = ("LINES_DROPPED", "RESTARTS", "fold", "iso", "joined", "place", "view")
 
 NOTHING: Final = Raw(b"{}")
 RESTARTS: Final = frozenset({"retried", "released", "revived"})
+LINES_DROPPED: Final = "… earlier lines were dropped …\n"  # what logs begin with that were too long to be kept
 
 
 def view(stored: Stored) -> Prediction:
@@ -33,7 +34,12 @@ def view(stored: Stored) -> Prediction:
         completed_at=None if record.completed is None else iso(record.completed),
         data_removed=stored.input is None,
         metrics=_metrics(stored),
-        urls=Urls(get=base, cancel=f"{base}/cancel", web=f"{record.url}/p/{record.id}"),
+        urls=Urls(
+            get=base,
+            cancel=f"{base}/cancel",
+            web=f"{record.url}/p/{record.id}",
+            stream=f"{record.url}/v1/streams/{record.id}{record.ticket}" if record.ticket else "",
+        ),
         deadline=iso(record.deadline) if record.deadline and record.late else UNSET,
         code=record.code or UNSET,
         queue=place(stored.outlook) if stored.outlook else UNSET,

@@ -28,8 +28,8 @@ pytestmark = pytest.mark.anyio
 class CountingGatherer(Gatherer):
     """Remembers how many calls each pipeline had."""
 
-    def __init__(self, redis: Redis) -> None:
-        super().__init__(redis)
+    def __init__(self, redis: Redis, *, at_once: int | None = None) -> None:
+        super().__init__(redis, at_once=at_once)
         self.pipelines: list[int] = []
 
     async def _send_once(self, calls: list[Call]) -> list[Call]:
@@ -102,6 +102,23 @@ async def test_calls_of_later_turns_wait_for_no_earlier_answer(driver: QueueDriv
     second = asyncio.ensure_future(driver.submit())
     await asyncio.gather(first, second)
     assert gatherer.pipelines == [1, 1]
+
+
+async def test_a_crowd_shares_a_few_writes_where_no_more_may_be_on_their_way(driver: QueueDriver, redis: Redis) -> None:
+    prediction_id = await driver.submit()
+    await driver.scripts.get(prediction_id)
+    gatherer = CountingGatherer(redis, at_once=2)
+    scripts = Scripts(gatherer)
+    callers = []
+    for _ in range(50):  # one in each turn of the loop
+        callers.append(asyncio.ensure_future(scripts.get(prediction_id)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert len(gatherer._sending) <= 2
+    assert all(await asyncio.gather(*callers))
+    assert sum(gatherer.pipelines) == 50
+    assert len(gatherer.pipelines) < 25
+    await gatherer.aclose()
 
 
 # ── each caller has its own fate ────────────────────────────────────────────────────────────────────────────────

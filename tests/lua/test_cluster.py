@@ -109,6 +109,7 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     assert await driver.extend(finished, released) == ["held", "held"]
     assert await scripts.get(finished.id) is not None
     assert await scripts.story(released.id) is not None
+    assert await scripts.replay(finished.id, after=1, count=9, most_bytes=99) is not None
     assert await driver.finish(finished, output=b"1")
     assert await driver.release(released, spent=True, delay_s=1) == "delayed"
     driver.pass_time(16)

@@ -62,7 +62,8 @@ async def test_a_page_ends_when_it_is_large_and_has_one_event_at_least(driver: Q
 
 async def test_after_the_newest_there_is_nothing_yet(driver: QueueDriver) -> None:
     prediction_id = await long_run(driver, 1)
-    assert (await page(driver, prediction_id, after=4)) == Replayed(ACCOUNT, 4, ())
+    found = await page(driver, prediction_id, after=4)
+    assert (found.last, found.events, found.has_more) == (4, (), False)
 
 
 async def test_a_list_that_began_anew_is_told_from_its_start(driver: QueueDriver) -> None:
@@ -77,8 +78,23 @@ async def test_a_list_that_began_anew_is_told_from_its_start(driver: QueueDriver
 async def test_what_was_removed_says_so_and_what_never_was_is_none(driver: QueueDriver) -> None:
     prediction_id = await long_run(driver, 1)
     await driver.redis.delete(keys.events(prediction_id))
-    assert await page(driver, prediction_id) == Replayed(ACCOUNT, 0, ())
+    found = await page(driver, prediction_id)
+    assert (found.account, found.last, found.events, found.is_removed) == (ACCOUNT, 0, (), True)
     assert await driver.scripts.replay(driver.new_id(), after=0, count=9, most_bytes=9) is None
+
+
+async def test_it_says_how_the_prediction_stands(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit(ticket="t")
+    found = await page(driver, prediction_id)
+    assert (found.status, found.is_terminal, found.ticket) == ("starting", False, "t")
+    claim = await driver.claim_one()
+    seq = await driver.begin(claim, ("output", b"1"))
+    found = await page(driver, prediction_id, count=2)
+    assert (found.status, found.is_terminal, found.has_more) == ("processing", False, True)
+    await driver.finish(claim, seq=seq)
+    found = await page(driver, prediction_id)
+    assert (found.status, found.is_terminal, found.has_more) == ("succeeded", True, False)
+    assert (await page(driver, await driver.submit())).ticket == ""
 
 
 async def test_it_changes_nothing(driver: QueueDriver) -> None:

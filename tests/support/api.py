@@ -56,9 +56,11 @@ class LiveApi(Struct, frozen=True, kw_only=True):
 
 
 @asynccontextmanager
-async def live_api(redis_url: str, *, env: Mapping[str, str] | None = None) -> AsyncGenerator[LiveApi, None]:
-    """`python -m api` on a free port, until the block ends."""
-    port = free_port()
+async def live_api(
+    redis_url: str, *, env: Mapping[str, str] | None = None, port: int | None = None
+) -> AsyncGenerator[LiveApi, None]:
+    """`python -m api` on this port, else a free one, until the block ends."""
+    port = port or free_port()
     process = await anyio.open_process(
         [sys.executable, "-m", "api"],
         env={**os.environ, "DIRECTOR_REDIS_URL": redis_url, "DIRECTOR_PORT": str(port), **(env or {})},

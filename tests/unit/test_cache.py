@@ -1,5 +1,7 @@
 """A cache forgets by age and by number, keeps what is missing more briefly, and never keeps a failure."""
 
+import asyncio
+
 import pytest
 
 from api.cache import Cache
@@ -72,4 +74,26 @@ async def test_no_lifetime_is_no_cache(clock: FakeClock) -> None:
     source = Source()
     await cache.get("k", source.load)
     await cache.get("k", source.load)
+    assert source.asked == 2
+
+
+async def test_those_who_ask_at_once_share_one_look_and_its_failure(cache: Cache[str, str]) -> None:
+    source, goes_on = Source(), asyncio.Event()
+
+    async def load() -> str | None:
+        await goes_on.wait()
+        return await source.load()
+
+    async def fail() -> str | None:
+        source.asked += 1
+        raise ConnectionError
+
+    first, *others = [asyncio.ensure_future(cache.get("k", load)) for _ in range(5)]
+    await asyncio.sleep(0)
+    first.cancel()
+    goes_on.set()
+    assert await asyncio.gather(*others) == ["v"] * 4
+    assert source.asked == 1
+    failed = await asyncio.gather(*(cache.get("f", fail) for _ in range(5)), return_exceptions=True)
+    assert [type(exc) for exc in failed] == [ConnectionError] * 5
     assert source.asked == 2

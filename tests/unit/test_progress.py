@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import director.progress
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.schema import Claim, NewEvent
@@ -77,8 +78,20 @@ async def progress(held: Held, wire: Wire) -> AsyncGenerator[Progress]:
     await held.read(asyncio.create_task(asyncio.sleep(0)))  # ends what still asks the run to stop
 
 
+@pytest.fixture
+def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is gathered leaves when the test writes it."""
+    monkeypatch.setattr(director.progress, "GATHER_S", 60.0)
+
+
 def output(number: int) -> NewEvent:
+    """May leave at once."""
     return ("output", b"%d" % number)
+
+
+def log(number: int) -> NewEvent:
+    """Is gathered."""
+    return ("logs", b'"%d"' % number)
 
 
 async def finish(driver: QueueDriver, claim: Claim, progress: Progress) -> None:
@@ -98,33 +111,52 @@ async def test_events_of_one_moment_leave_in_one_write(
     assert await driver.kinds(claim.id) == ["created", "started", "output", "output", "completed"]
 
 
+async def test_output_after_a_quiet_while_is_written_without_waiting_for_more(
+    driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(director.progress, "GATHER_S", 60.0)
+    progress.add((STARTED,))
+    await asyncio.sleep(0.01)
+    assert wire.sent == []
+    progress.add((output(0),))
+    await eventually(lambda: progress.seq, "it is written", until=lambda seq: seq == claim.record.seq + 2)
+    assert wire.sent == [[STARTED, output(0)]]
+    progress.add((output(1),))
+    await asyncio.sleep(0.01)
+    assert len(wire.sent) == 1, "what follows at once is gathered"
+    await finish(driver, claim, progress)
+    assert await driver.kinds(claim.id) == ["created", "started", "output", "output", "completed"]
+
+
+@pytest.mark.usefixtures("by_hand")
 async def test_a_write_whose_answer_was_lost_is_not_written_twice(
     driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("director.progress.GATHER_S", 3600)  # only this test writes
     wire.after.append(lose_the_answer)
-    progress.add((STARTED, output(0)))
+    progress.add((STARTED, log(0)))
     with pytest.raises(BackendUnavailable):
         await progress.run_once()
-    progress.add((output(1),))
+    progress.add((log(1),))
     assert await progress.run_once() == "held"
-    assert wire.sent == [[STARTED, output(0)], [STARTED, output(0), output(1)]]
+    assert wire.sent == [[STARTED, log(0)], [STARTED, log(0), log(1)]]
     await finish(driver, claim, progress)
-    assert await driver.kinds(claim.id) == ["created", "started", "output", "output", "completed"]
+    assert await driver.kinds(claim.id) == ["created", "started", "logs", "logs", "completed"]
     stored = await driver.scripts.get(claim.id)
     assert stored is not None
 
 
+@pytest.mark.usefixtures("by_hand")
 async def test_the_last_write_knows_what_a_lost_answer_had_written(
     driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire
 ) -> None:
     wire.after.append(lose_the_answer)
-    progress.add((STARTED, output(0)))
+    progress.add((STARTED, log(0)))
     with pytest.raises(BackendUnavailable):
         await progress.run_once()
-    progress.add((output(1),))
+    progress.add((log(1),))
     await finish(driver, claim, progress)
-    assert await driver.kinds(claim.id) == ["created", "started", "output", "output", "completed"]
+    assert await driver.kinds(claim.id) == ["created", "started", "logs", "logs", "completed"]
 
 
 async def test_closing_waits_for_a_write_under_way_and_returns_only_what_is_left(
@@ -139,12 +171,12 @@ async def test_closing_waits_for_a_write_under_way_and_returns_only_what_is_left
     wire.after.append(hold)
     progress.add((STARTED,))
     await asyncio.wait_for(written.wait(), 5)
-    progress.add((output(0),))
+    progress.add((log(0),))
     closing = asyncio.create_task(progress.close())
     await asyncio.sleep(0)
     assert not closing.done()
     answered.set()
-    assert await closing == (output(0),)
+    assert await closing == (log(0),)
     assert progress.seq == claim.record.seq + 1
     assert len(wire.sent) == 1
 
@@ -162,13 +194,14 @@ async def test_a_fault_of_ours_in_a_write_leaves_all_to_the_last_one(
     driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire, caplog: Any
 ) -> None:
     wire.after.append(fail)
-    progress.add((STARTED, output(0)))
+    progress.add((STARTED, log(0)))
     await eventually(lambda: "writing progress failed" in caplog.messages, "it is logged")
-    progress.add((output(1),))
+    progress.add((log(1),))
     await finish(driver, claim, progress)
-    assert await driver.kinds(claim.id) == ["created", "started", "output", "output", "completed"]
+    assert await driver.kinds(claim.id) == ["created", "started", "logs", "logs", "completed"]
 
 
+@pytest.mark.usefixtures("by_hand")
 async def test_an_answer_that_the_caller_canceled_stops_the_run(
     driver: QueueDriver, claim: Claim, held: Held, progress: Progress
 ) -> None:
@@ -178,11 +211,12 @@ async def test_an_answer_that_the_caller_canceled_stops_the_run(
     assert held.tracker.stopped is Stop.USER
 
 
+@pytest.mark.usefixtures("by_hand")
 async def test_an_answer_that_the_claim_is_lost_is_heeded_and_nothing_was_written(
     driver: QueueDriver, claim: Claim, held: Held, progress: Progress
 ) -> None:
     await driver.release(claim)
-    progress.add((STARTED, output(0)))
+    progress.add((STARTED, log(0)))
     assert await progress.run_once() == "lost"
     assert held.is_lost
     assert await driver.kinds(claim.id) == ["created", "released"]

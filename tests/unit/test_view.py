@@ -85,6 +85,13 @@ def test_the_deadline_is_shown_to_who_asked_for_it() -> None:
     assert shown(msgspec.structs.replace(record, late="aborted"))["deadline"] == "2027-01-15T08:01:00.000Z"
 
 
+def test_its_stream_is_shown_where_it_has_a_ticket() -> None:
+    record = msgspec.structs.replace(MADE, ticket="t" * 26)
+    urls = shown(record)["urls"]
+    assert isinstance(urls, dict)
+    assert urls["stream"] == f"https://api.example.com/v1/streams/{ID}{'t' * 26}"
+
+
 def test_the_webhook_is_shown_with_its_filter() -> None:
     record = msgspec.structs.replace(MADE, webhook="https://example.com", events="start,completed")
     seen = shown(record)

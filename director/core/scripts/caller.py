@@ -12,6 +12,7 @@ from director.core.gatherer import Arg
 from director.core.ids import PredictionId, QueueName, partition_of
 from director.core.schema import Event, Outlook, Record, Stored, flat, pairs
 from director.core.scripts.wire import Wire, event, hoped, now, number
+from director.core.states import TERMINAL, Status
 from director.core.story import Known
 from director.core.view import fold
 
@@ -34,12 +35,28 @@ class Accepted(Struct, frozen=True):
     outlook: Outlook | None = None
 
 
-class Replayed(Struct, frozen=True):
-    """Some events of a prediction of `account`. `last`: number of the newest there is, 0 once they were removed."""
+class Replayed(Struct, frozen=True, kw_only=True):
+    """Some events of a prediction of `account`, and how it stood then. `last`: number of the newest there is."""
 
     account: str
+    status: Status
+    ticket: str
     last: int
     events: tuple[Event, ...]
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.status in TERMINAL
+
+    @property
+    def is_removed(self) -> bool:
+        """Are its events gone, with all its data?"""
+        return self.last == 0
+
+    @property
+    def has_more(self) -> bool:
+        """Are there events after these?"""
+        return bool(self.events) and self.events[-1].seq < self.last
 
 
 class CallerScripts(Wire):
@@ -58,6 +75,7 @@ class CallerScripts(Wire):
         lane: str = "normal",
         cost: float = 1,
         url: str = "",
+        ticket: str = "",
         webhook: str = "",
         events: str = "",
         lifetime_ms: int | None = None,
@@ -94,6 +112,7 @@ class CallerScripts(Wire):
                 "shard": ",".join(map(str, shard)),
                 "cost": f"{cost:g}",
                 "url": url,
+                "ticket": ticket,
                 "webhook": webhook,
                 "events": events,
                 "lifetime_ms": lifetime_ms,
@@ -176,9 +195,14 @@ class CallerScripts(Wire):
         reply = await self._call("replay", [keys.record(prediction_id)], args)
         if not reply:
             return None
-        account, last, first, *entries = reply
-        events = tuple(event(seq, entry) for seq, entry in enumerate(entries, start=first))
-        return Replayed(account.decode(), last, events)
+        account, status, ticket, last, first, *entries = reply
+        return Replayed(
+            account=account.decode(),
+            status=Status(status.decode()),
+            ticket=ticket.decode(),
+            last=last,
+            events=tuple(event(seq, entry) for seq, entry in enumerate(entries, start=first)),
+        )
 
     async def redeliver(
         self, prediction_id: PredictionId, *, account: str | None, now_ms: int | None = None

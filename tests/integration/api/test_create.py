@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import httpx
 import pytest
@@ -53,7 +54,12 @@ async def test_a_prediction_is_accepted_as_replicate_does(api: httpx.AsyncClient
         "data_removed": False,
         "metrics": {},
         "source": "api",
-        "urls": {"get": address, "cancel": f"{address}/cancel", "web": f"http://director.test/p/{made['id']}"},
+        "urls": {
+            "get": address,
+            "cancel": f"{address}/cancel",
+            "web": f"http://director.test/p/{made['id']}",
+            "stream": made["urls"]["stream"],
+        },
         "queue": {
             "position": 1,
             "ahead": 0,
@@ -62,6 +68,7 @@ async def test_a_prediction_is_accepted_as_replicate_does(api: httpx.AsyncClient
             "detail": "No director serves this model now.",
         },
     }
+    assert re.fullmatch(rf"http://director\.test/v1/streams/{made['id']}[a-z2-7]{{26}}", made["urls"]["stream"])
 
 
 async def test_what_create_answers_is_what_get_answers(api: httpx.AsyncClient) -> None:

@@ -3,10 +3,11 @@
 The client is synchronous, so it runs in a thread; what it silently depends on is what these tests hold.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 import replicate
 from anyio import to_thread
@@ -17,7 +18,7 @@ from director.core.ids import QueueName
 from director.core.scripts import Scripts
 from director.core.states import Status
 from tests.integration.api.conftest import HELLO_VERSION
-from tests.support.api import PlayedDirector, live_api
+from tests.support.api import LiveApi, PlayedDirector, live_api
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.servers import RedisServer
 
@@ -27,14 +28,17 @@ HELLO = "example/hello"
 
 
 @pytest.fixture
-async def official(
-    server: RedisServer, redis: Redis, token: str, queue: QueueName, hello: QueueName, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[replicate.Client]:
-    monkeypatch.setenv("REPLICATE_POLL_INTERVAL", "0.02")
+async def live(server: RedisServer, redis: Redis, queue: QueueName, hello: QueueName) -> AsyncIterator[LiveApi]:
     async with live_api(server.url) as live:
-        official = replicate.Client(api_token=token, base_url=live.url)
-        yield official
-        official._client.close()  # it has no close of its own
+        yield live
+
+
+@pytest.fixture
+def official(live: LiveApi, token: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[replicate.Client]:
+    monkeypatch.setenv("REPLICATE_POLL_INTERVAL", "0.02")
+    official = replicate.Client(api_token=token, base_url=live.url)
+    yield official
+    official._client.close()  # it has no close of its own
 
 
 @pytest.fixture
@@ -184,3 +188,70 @@ async def test_a_refusal_is_an_error_with_words(official: replicate.Client) -> N
     with pytest.raises(ReplicateError) as unknown:
         await within(lambda: official.run("nobody/nothing", input={}))
     assert unknown.value.status == 404
+
+
+# ── streams ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def pieces(events: Iterable[Any]) -> list[tuple[str, str]]:
+    return [(event.event.value, event.data) for event in events]
+
+
+async def test_stream_yields_each_piece_and_then_that_it_is_done(
+    official: replicate.Client, hello_director: PlayedDirector
+) -> None:
+    async def play() -> None:
+        claim = await hello_director.claim()
+        seq = await hello_director.begin(claim, b'"hi 1\\n"', b'" two"')
+        await hello_director.finish(claim, output=b'["hi 1\\n"," two"]', seq=seq)
+        await anyio.sleep_forever()
+
+    for ref in (HELLO, f"{HELLO}:{HELLO_VERSION}"):
+        said = await meanwhile(lambda ref=ref: pieces(official.stream(ref, input={"text": "hi"})), play)
+        assert said == [("output", "hi 1\n"), ("output", " two"), ("done", "{}")]
+
+
+async def test_a_prediction_that_has_ended_can_still_be_streamed(
+    official: replicate.Client, director: PlayedDirector
+) -> None:
+    made = await within(lambda: official.predictions.create(version=VERSION, input={}))
+    await director.finish(await director.claim(), output=b'"all of it"', logs="printed\n")
+    assert await within(lambda: pieces(made.stream())) == [
+        ("logs", "printed\n"),
+        ("output", "all of it"),
+        ("done", "{}"),
+    ]
+    assert await within(lambda: "".join(map(str, official.predictions.get(made.id).stream()))) == "all of it"
+
+
+async def test_the_stream_of_a_failure_raises_its_error(official: replicate.Client, director: PlayedDirector) -> None:
+    made = await within(lambda: official.predictions.create(version=VERSION, input={}))
+    await director.finish(await director.claim(), Status.FAILED, error="boom")
+    with pytest.raises(RuntimeError, match="boom"):
+        await within(lambda: pieces(made.stream()))
+
+
+async def test_the_stream_of_one_that_is_canceled_before_it_said_anything_ends(official: replicate.Client) -> None:
+    made = await within(lambda: official.predictions.create(version=VERSION, input={}))
+    await within(lambda: official.predictions.cancel(made.id))
+    assert await within(lambda: pieces(made.stream())) == [("done", '{"reason":"canceled"}')]
+
+
+async def test_a_stream_that_is_cut_off_is_no_whole_one(
+    official: replicate.Client, live: LiveApi, hello_director: PlayedDirector
+) -> None:
+    async def play() -> None:
+        await hello_director.begin(await hello_director.claim(), b'"half"')
+
+    def read() -> list[str]:
+        for event in official.stream(HELLO, input={"text": "hi"}):
+            said.append(event.data)
+            live.process.terminate()
+        return said
+
+    said: list[str] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(play)
+        with pytest.raises(httpx.TransportError):
+            await within(read)
+    assert said == ["half"]

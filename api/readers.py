@@ -1,0 +1,187 @@
+"""Follow predictions for those who read their event streams: from where each of them was, to the end.
+
+Keeps no queue: a page is read from Redis once the one before it was taken, so a slow reader holds one page at most, and
+slows nobody.
+Never ends a stream as if it were whole when it is not: who is let go before the end can tell, and come again.
+Shares the waiters' one subscription, and trusts it as little: everybody looks again every two seconds.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from typing import Final
+
+import anyio
+
+from api.stream_events import KEEP_ALIVE, Mark, Teller
+from api.waiters import Waiters
+from director.core.clock import Clock
+from director.core.errors import BackendUnavailable
+from director.core.ids import PredictionId
+from director.core.limits import Descriptors
+from director.core.scripts import Replayed, Scripts
+
+__all__ = ("Readers", "Send")
+
+log = logging.getLogger(__name__)
+
+PAGE_EVENTS: Final = 256
+PAGE_BYTES: Final = 64 * 1024  # what a slow reader holds, but for one event that is larger
+REST_BYTES: Final = 512 * 1024  # more, since the whole output is read for each piece of its rest
+PIECE_BYTES: Final = 64 * 1024
+SAFETY_S: Final = 2.0
+KEEP_ALIVE_S: Final = 10.0
+STALL_S: Final = 60.0  # a reader that takes nothing for so long is let go: its page is memory
+LOOKS_PER_S: Final = 5_000  # of all readers together: many of them must leave the loop to others
+ENDS_AT_ONCE: Final = 4  # a final output may be megabytes, and is held whole while it is taken apart
+
+Send = Callable[[bytes], Awaitable[None]]
+Look = tuple[PredictionId, int]
+
+
+class Readers:
+    """At most `most` at once, and no new one while the process is short of descriptors."""
+
+    def __init__(
+        self, scripts: Scripts, waiters: Waiters, *, clock: Clock, descriptors: Descriptors, most: int
+    ) -> None:
+        self.scripts = scripts
+        self.waiters = waiters
+        self.clock = clock
+        self.ends = anyio.Semaphore(ENDS_AT_ONCE)
+        self._descriptors = descriptors
+        self._most = most
+        self._reading: set[anyio.CancelScope] = set()
+        self._looks: dict[Look, asyncio.Task[Replayed | None]] = {}
+        self._is_leaving = False
+
+    @property
+    def reading(self) -> int:
+        return len(self._reading)
+
+    @property
+    def is_full(self) -> bool:
+        """May nobody begin to read now?"""
+        return self._is_leaving or self.reading >= self._most or self._descriptors.are_short
+
+    async def look(self, prediction_id: PredictionId, after: int) -> Replayed | None:
+        """Its events after this number; None where there is no such prediction. Raises BackendUnavailable.
+
+        Those who ask the same in one turn of the loop share the answer, since thousands may read one prediction.
+        """
+        asked = (prediction_id, after)
+        look = self._looks.get(asked)
+        if look is None:
+            look = self._looks[asked] = asyncio.create_task(self._look(asked))
+            look.add_done_callback(lambda task: task.cancelled() or task.exception())  # they may all have left
+        # who leaves does not take the answer of the others along
+        return await asyncio.shield(look)
+
+    async def read(self, prediction_id: PredictionId, mark: Mark, first: Replayed, send: Send) -> bool:
+        """Send the stream from this mark on; `first` is what comes next. False where it was let go before its end."""
+        with anyio.CancelScope() as scope:
+            self._reading.add(scope)
+            try:
+                await Reader(self, prediction_id, mark, send).read(first)
+            except TimeoutError:
+                log.info("a reader that takes nothing is let go", extra={"prediction": prediction_id})
+            else:
+                return True
+            finally:
+                self._reading.discard(scope)
+        return False
+
+    def release(self) -> None:
+        """The process is to end: let all go, so that they go on elsewhere."""
+        self._is_leaving = True
+        for scope in self._reading:
+            scope.cancel()
+
+    async def _look(self, asked: Look) -> Replayed | None:
+        # begins in the turn after the one in which it was made. Whoever comes later asks anew: what is on its way by
+        # then may be older than the news he heard
+        del self._looks[asked]
+        prediction_id, after = asked
+        return await self.scripts.replay(prediction_id, after=after, count=PAGE_EVENTS, most_bytes=PAGE_BYTES)
+
+
+class Reader:
+    """One of them."""
+
+    def __init__(self, readers: Readers, prediction_id: PredictionId, mark: Mark, send: Send) -> None:
+        self._readers = readers
+        self._id = prediction_id
+        self._teller = Teller(mark)
+        self._transmit = send
+        self._clock = readers.clock
+        self._looked = self._sent = self._clock.monotonic()
+
+    async def read(self, first: Replayed) -> None:
+        """To the end. Raises TimeoutError when nobody takes what is sent."""
+        waiters = self._readers.waiters
+        # what has ended will bring no news
+        with nullcontext(asyncio.Event()) if first.is_terminal else waiters.listening(self._id) as news:
+            page: Replayed | None = first
+            while True:
+                try:
+                    if page is not None and await self._take(page):
+                        return
+                    if page is None or not page.has_more:
+                        await self._wait(news)
+                    news.clear()
+                    page = await self._look()
+                except BackendUnavailable as exc:
+                    log.info("could not read on, waiting", extra={"prediction": self._id, "reason": str(exc)})
+                    page = None
+
+    async def _take(self, page: Replayed) -> bool:
+        """Send what is in it; True when that was the end."""
+        await self._send(self._teller.tell(page.events))
+        if page.is_removed:
+            await self._send(self._teller.tell_removed())
+            return True
+        if self._teller.at_end or (page.is_terminal and not page.has_more):
+            return await self._end()
+        return False
+
+    async def _end(self) -> bool:
+        """Send what the log lacks, then how it ended. False where it begins anew instead."""
+        while True:
+            async with self._readers.ends:
+                stored = await self._readers.scripts.get(self._id, outlook=False)
+                if stored is None or stored.input is None:
+                    break
+                if not stored.record.is_terminal:
+                    return False
+                rest, is_all = self._teller.tell_rest(stored.output, stored.logs, most_bytes=REST_BYTES)
+                record = stored.record
+                del stored  # it may be large, and sending may take long
+            if is_all:
+                await self._send(rest + self._teller.tell_end(record.status, record.error))
+                return True
+            await self._send(rest)
+        await self._send(self._teller.tell_removed())
+        return True
+
+    async def _look(self) -> Replayed | None:
+        """At what came since, but not more often than is good for all."""
+        pause = self._looked + self._readers.reading / LOOKS_PER_S - self._clock.monotonic()
+        if pause > 0:
+            await self._clock.sleep(pause)
+        self._looked = self._clock.monotonic()
+        return await self._readers.look(self._id, self._teller.mark.seq)
+
+    async def _wait(self, news: asyncio.Event) -> None:
+        """Until there is news, or it is time to look in any case. Who hears nothing for long hears a comment."""
+        silent_s = self._clock.monotonic() - self._sent
+        with anyio.move_on_after(min(SAFETY_S, max(0.0, KEEP_ALIVE_S - silent_s))):
+            await news.wait()
+        if self._clock.monotonic() - self._sent >= KEEP_ALIVE_S:
+            await self._send(KEEP_ALIVE)
+
+    async def _send(self, data: bytes) -> None:
+        for start in range(0, len(data), PIECE_BYTES):
+            with anyio.fail_after(STALL_S):
+                await self._transmit(data[start : start + PIECE_BYTES])
+            self._sent = self._clock.monotonic()

@@ -1,0 +1,159 @@
+"""What a prediction's event log looks like to who reads its event stream: server-sent events, byte for byte. Pure.
+
+Every frame has a name and an id, since official clients drop what has none, and lines end in LF alone. An id is all
+that is needed to go on after it: nothing is kept for a reader that may come back, and any API process can serve it.
+Never tells an item or a piece of logs twice, and never leaves one out: what the log lacks comes out of the end.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final, Literal, cast
+
+import msgspec
+from msgspec import Raw, Struct
+from msgspec.structs import replace
+
+from director.core.schema import Event
+from director.core.states import Status
+from director.core.view import LINES_DROPPED, RESTARTS
+
+__all__ = ("KEEP_ALIVE", "REMOVED", "RETRIED", "Mark", "Teller")
+
+KEEP_ALIVE: Final = b": keep-alive\n\n"
+RETRIED: Final = b": retried\n\n"
+REMOVED: Final = "The output of this prediction was removed."
+
+NULL: Final = Raw(b"null")
+
+# A bare CR ends a line too, and progress bars are full of them
+LINE_END: Final = re.compile(r"\r\n|\r|\n")
+ID: Final = re.compile(r"(\d{1,10}):(\d{1,10}):(\d{1,10})(?::(error|done))?", re.ASCII)
+# The log begins anew with either, and so does what was told of it
+BEGINNINGS: Final = RESTARTS | {"created"}
+PIECE_CHARS: Final = 16 * 1024  # of logs, in one event
+
+DONE: Final = {
+    Status.SUCCEEDED: "{}",
+    Status.FAILED: '{"reason":"error"}',
+    Status.CANCELED: '{"reason":"canceled"}',
+    Status.ABORTED: '{"reason":"canceled"}',  # clients know no other word for it
+}
+
+
+class Mark(Struct, frozen=True):
+    """A place in an event stream; as text, the id of the frame before it: `seq:items:chars`, at the end a word more.
+
+    `seq`: last event of the log that was told, or had nothing to tell. `items`, `chars`: how much of the attempt's
+    output and logs was told by then. `end`: what was told of the end.
+    """
+
+    seq: int = 0
+    items: int = 0
+    chars: int = 0
+    end: Literal["", "error", "done"] = ""
+
+    def __str__(self) -> str:
+        place = f"{self.seq}:{self.items}:{self.chars}"
+        return f"{place}:{self.end}" if self.end else place
+
+    @classmethod
+    def parse(cls, text: str) -> "Mark":
+        """The place that an id names; the very beginning for what is no id of ours."""
+        match = ID.fullmatch(text)
+        if match is None:
+            return cls()
+        end = cast(Literal["", "error", "done"], match[4] or "")
+        return cls(int(match[1]), int(match[2]), int(match[3]), end)
+
+
+class Teller:
+    """Tells one reader. `mark` is how far; `at_end`: the log has no more to tell, but the end has perhaps."""
+
+    def __init__(self, mark: Mark) -> None:
+        self.mark = mark
+        self.at_end = False
+
+    def tell(self, events: Sequence[Event]) -> bytes:
+        """What these events of the log are to the reader."""
+        frames = []
+        for event in events:
+            if event.kind == "completed":
+                self.at_end = True
+                break
+            frames.append(self._tell(event))
+        return b"".join(frames)
+
+    def tell_rest(self, output: Raw | None, logs: str, *, most_bytes: int) -> tuple[bytes, bool]:
+        """What the end has and the log had not, up to so many bytes and the one event beyond; and whether that is all.
+
+        A run that shows no progress has all of it here, one that shows more than is kept on the way, the rest. Logs
+        whose beginning was dropped are left as they were told: nobody can say any more which of them were.
+        """
+        frames, size = [], 0
+        items = _items(output)
+        last = 0 if logs.startswith(LINES_DROPPED) else len(logs)
+        while size < most_bytes:
+            mark = self.mark
+            if mark.chars < last:
+                piece = logs[mark.chars : min(last, mark.chars + PIECE_CHARS)]
+                frames.append(self._frame("logs", piece, chars=mark.chars + len(piece)))
+            elif mark.items < len(items):
+                frames.append(self._frame("output", _text(items[mark.items]), items=mark.items + 1))
+            else:
+                return b"".join(frames), True
+            size += len(frames[-1])
+        return b"".join(frames), False
+
+    def tell_end(self, status: Status, error: str) -> bytes:
+        """That it is over, and how."""
+        return self._end(DONE[status], error if status is Status.FAILED else None)
+
+    def tell_removed(self) -> bytes:
+        """That the rest cannot be told any more."""
+        return self._end(DONE[Status.FAILED], REMOVED)
+
+    def _tell(self, event: Event) -> bytes:
+        mark = self.mark
+        match event.kind:
+            case "output":
+                return self._frame("output", _text(event.data), seq=event.seq, items=mark.items + 1)
+            case "logs":
+                text = msgspec.json.decode(event.data, type=str)
+                return self._frame("logs", text, seq=event.seq, chars=mark.chars + len(text))
+            case kind if kind in BEGINNINGS:
+                self.mark = Mark(event.seq)
+                return RETRIED if mark.items or mark.chars else b""
+            case _:
+                self.mark = replace(mark, seq=event.seq)
+                return b""
+
+    def _end(self, done: str, error: str | None) -> bytes:
+        frames = []
+        if error is not None and not self.mark.end:
+            detail = msgspec.json.encode({"detail": error}).decode()
+            frames.append(self._frame("error", detail, end="error"))
+        frames.append(self._frame("done", done, end="done"))
+        return b"".join(frames)
+
+    def _frame(self, name: str, text: str, **place: object) -> bytes:
+        self.mark = replace(self.mark, **place)
+        data = "\n".join(f"data: {line}" for line in LINE_END.split(text))
+        return f"event: {name}\nid: {self.mark}\n{data}\n\n".encode()
+
+
+def _text(item: bytes | Raw) -> str:
+    """An item as it is shown: text as text, all else as JSON."""
+    data = bytes(item)
+    if data.startswith(b'"'):
+        try:
+            return msgspec.json.decode(data, type=str)
+        except msgspec.DecodeError:
+            pass  # half a character, which JSON can write and UTF-8 cannot: as JSON, too
+    return data.decode(errors="replace")
+
+
+def _items(output: Raw | None) -> list[Raw]:
+    """What a final output has to tell: a list's items, or the one that it is."""
+    if output is None or output == NULL:
+        return []
+    return msgspec.json.decode(output, type=list[Raw]) if bytes(memoryview(output)[:1]) == b"[" else [output]

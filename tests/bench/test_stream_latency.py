@@ -1,0 +1,107 @@
+"""From the model's yield to the reader of its event stream: how long a token takes, and that many take no longer each.
+
+All of it as shipped: a durable Valkey, the API, a director and a Cog server, each a process, by one machine's clock.
+"""
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from statistics import quantiles
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from director.core.accounts import Accounts
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.policy import Policy
+from tests.support.api import LiveApi, live_api
+from tests.support.cog import cog_server, write_model
+from tests.support.event_stream import Told, read_events
+from tests.support.live_director import director_process
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
+from tests.support.servers import RedisServer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.heavy, pytest.mark.cog]
+
+P50_LIMIT_MS = 10.0
+P99_LIMIT_MS = 40.0
+TOKENS = 10_000
+SOURCE = """
+    import time
+    from typing import Iterator
+    from cog import BasePredictor
+
+    class Predictor(BasePredictor):
+        def predict(self, n: int = 3, pause_ms: float = 0) -> Iterator[str]:
+            for _ in range(n):
+                yield repr(time.time())
+                if pause_ms:
+                    time.sleep(pause_ms / 1000)
+"""
+SCHEMA = {
+    "openapi": "3.0.2",
+    "info": {"title": "Cog", "version": "0.1.0"},
+    "paths": {"/predictions": {"post": {"x-cog-streaming": True}}},
+    "components": {
+        "schemas": {
+            "Input": {"type": "object", "properties": {"n": {"type": "integer"}, "pause_ms": {"type": "number"}}},
+            "Output": {"type": "array", "items": {"type": "string"}, "x-cog-array-type": "iterator"},
+        }
+    },
+}
+
+
+class Service:
+    """The whole of it, and somebody who reads."""
+
+    def __init__(self, live: LiveApi, http: httpx.AsyncClient) -> None:
+        self._live = live
+        self._http = http
+
+    async def latencies_ms(self, *, n: int, pause_ms: float) -> list[float]:
+        """Of each token of one run."""
+        body = {"version": VERSION, "input": {"n": n, "pause_ms": pause_ms}}
+        made = (await self._http.post(f"{self._live.url}/v1/predictions", json=body)).json()
+        took_ms = [
+            (time.time() - float(told.data)) * 1000
+            async for told in read_events(self._http, made["urls"]["stream"])
+            if isinstance(told, Told) and told.event == "output"
+        ]
+        assert len(took_ms) == n
+        return took_ms
+
+
+@pytest.fixture
+async def service(server: RedisServer, redis: Redis, catalog: Catalog, tmp_path: Path) -> AsyncIterator[Service]:
+    token = await Accounts(redis).create_token(ACCOUNT)
+    await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="", policy=Policy())
+    folder = write_model(tmp_path / "model", SOURCE, SCHEMA)
+    async with (
+        cog_server(folder) as cog_url,
+        director_process(server.url, cog_url),
+        live_api(server.url) as live,
+        httpx.AsyncClient(headers={"Authorization": f"Bearer {token}"}, timeout=60, trust_env=False) as http,
+    ):
+        service = Service(live, http)
+        await service.latencies_ms(n=100, pause_ms=1)  # the first run finds nothing warm
+        yield service
+
+
+async def test_a_token_is_read_within_milliseconds(service: Service) -> None:
+    for pause_ms in (50, 20, 10, 2):
+        took_ms = await service.latencies_ms(n=round(5_000 / pause_ms), pause_ms=pause_ms)
+        *_, p99 = spread = quantiles(took_ms, n=100)
+        print(f"a token each {pause_ms} ms: p50 {spread[49]:.1f} ms, p99 {p99:.1f} ms, slowest {max(took_ms):.1f} ms")
+        assert spread[49] < P50_LIMIT_MS
+        assert p99 < P99_LIMIT_MS
+
+
+async def test_twice_as_many_tokens_take_twice_as_long(service: Service) -> None:
+    took_s = {}
+    for n in (TOKENS, 2 * TOKENS):
+        began = time.monotonic()
+        await service.latencies_ms(n=n, pause_ms=0)
+        took_s[n] = time.monotonic() - began
+    print(", ".join(f"{n:,} tokens in {s:.2f} s" for n, s in took_s.items()))
+    assert took_s[2 * TOKENS] < 2.6 * took_s[TOKENS]

@@ -1,0 +1,238 @@
+"""What becomes of a reader while nothing happens, while Redis is away, and when it takes nothing; what many cost."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import anyio
+import pytest
+from redis.asyncio import Redis
+
+from api import readers as api_readers
+from api.readers import Readers
+from api.stream_events import KEEP_ALIVE, REMOVED, Mark
+from api.waiters import Waiters
+from director.core import keys
+from director.core.clock import SystemClock
+from director.core.errors import BackendUnavailable
+from director.core.ids import PredictionId
+from director.core.limits import Descriptors
+from director.core.schema import Claim
+from director.core.scripts import Replayed, Scripts
+from tests.support.event_stream import Told, take_apart
+from tests.support.eventually import eventually
+from tests.support.queue_driver import QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+
+class Wire(Scripts):
+    """The scripts, with what a test does around each `replay`."""
+
+    def __init__(self, scripts: Scripts) -> None:
+        self._call = scripts._call
+        self.asked: list[int] = []
+        self.before: list[Callable[[], Awaitable[None]]] = []
+        self.after: list[Callable[[], Awaitable[None]]] = []
+
+    async def replay(self, prediction_id: PredictionId, *, after: int, **options: Any) -> Replayed | None:
+        self.asked.append(after)
+        if self.before:
+            await self.before.pop(0)()
+        replay = await super().replay(prediction_id, after=after, **options)
+        if self.after:
+            await self.after.pop(0)()
+        return replay
+
+
+class Sink:
+    """Takes what is sent."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    async def send(self, data: bytes) -> None:
+        self.data += data
+
+    @property
+    def said(self) -> list[str]:
+        """The data of each event so far."""
+        blocks = [take_apart(block) for block in self.data.decode().split("\n\n")[:-1]]
+        return [block.data for block in blocks if isinstance(block, Told)]
+
+    async def says(self, count: int) -> None:
+        await eventually(lambda: self.said, f"{count} events came", until=lambda said: len(said) >= count)
+
+
+@pytest.fixture
+def wire(scripts: Scripts) -> Wire:
+    return Wire(scripts)
+
+
+@pytest.fixture
+async def readers(redis: Redis, wire: Wire) -> AsyncIterator[Readers]:
+    clock = SystemClock()
+
+    async def has_ended(_: PredictionId) -> bool:
+        return False
+
+    waiters = Waiters(redis, has_ended=has_ended, read=wire.get, clock=clock, most=10)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(waiters.run)
+        yield Readers(wire, waiters, clock=clock, descriptors=Descriptors(clock), most=1_000)
+        tasks.cancel_scope.cancel()
+
+
+@pytest.fixture
+async def claim(driver: QueueDriver) -> Claim:
+    await driver.submit()
+    return await driver.claim_one(lease_s=3600)
+
+
+async def read(readers: Readers, prediction_id: PredictionId, sink: Sink, mark: Mark = Mark()) -> bool:  # noqa: B008
+    first = await readers.look(prediction_id, mark.seq)
+    assert first is not None
+    return await readers.read(prediction_id, mark, first, sink.send)
+
+
+async def test_who_hears_nothing_hears_comments(
+    readers: Readers, claim: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_readers, "KEEP_ALIVE_S", 0.02)
+    sink = Sink()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read, readers, claim.id, sink)
+        await eventually(lambda: sink.data, "three came", until=lambda data: data.count(KEEP_ALIVE) >= 3)
+        tasks.cancel_scope.cancel()
+    assert sink.data.replace(KEEP_ALIVE, b"") == b""
+
+
+async def test_a_message_that_was_lost_costs_time_and_no_event(
+    readers: Readers, claim: Claim, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_readers, "SAFETY_S", 0.05)
+    monkeypatch.setattr(Waiters, "_wake", lambda *_: None)
+    sink = Sink()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read, readers, claim.id, sink)
+        seq = await driver.begin(claim, ("output", b'"a"'))
+        await sink.says(1)
+        await driver.finish(claim, output=b'["a"]', seq=seq)
+    assert sink.said == ["a", "{}"]
+
+
+async def test_who_comes_later_does_not_share_an_answer_that_is_older_than_what_he_heard(
+    readers: Readers, claim: Claim, driver: QueueDriver, wire: Wire
+) -> None:
+    is_answered, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def hold() -> None:
+        is_answered.set()
+        await goes_on.wait()
+
+    wire.after.append(hold)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(readers.look, claim.id, 1)
+        await is_answered.wait()
+        await driver.begin(claim, ("output", b'"a"'))
+        later = await readers.look(claim.id, 1)
+        goes_on.set()
+    assert later is not None
+    assert [event.kind for event in later.events] == ["started", "output"]
+
+
+async def test_a_redis_that_is_away_is_waited_for(
+    readers: Readers, claim: Claim, driver: QueueDriver, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_readers, "SAFETY_S", 0.01)
+    sink = Sink()
+
+    async def away() -> None:
+        raise BackendUnavailable("away")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read, readers, claim.id, sink)
+        await eventually(lambda: wire.asked, "it reads")
+        wire.before += [away] * 5
+        await eventually(lambda: wire.before, "it asked in vain", until=lambda left: not left)
+        seq = await driver.begin(claim, ("output", b'"a"'))
+        await sink.says(1)
+        await driver.finish(claim, output=b'["a"]', seq=seq)
+    assert sink.said == ["a", "{}"]
+
+
+async def test_who_takes_nothing_is_let_go(
+    readers: Readers, claim: Claim, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_readers, "STALL_S", 0.05)
+    await driver.begin(claim, ("output", b'"a"'))
+
+    class Stuck(Sink):
+        async def send(self, data: bytes) -> None:
+            await anyio.sleep_forever()
+
+    assert await read(readers, claim.id, Stuck()) is False
+    assert readers.reading == 0
+
+
+async def test_who_is_let_go_at_the_end_of_the_process_was_not_told_all(readers: Readers, claim: Claim) -> None:
+    told_all: list[bool] = []
+
+    async def reading() -> None:
+        told_all.append(await read(readers, claim.id, Sink()))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(reading)
+        await eventually(lambda: readers.reading, "it reads")
+        readers.release()
+    assert told_all == [False]
+    assert readers.is_full
+
+
+async def test_data_that_is_removed_under_a_reader_is_an_error(
+    readers: Readers, claim: Claim, driver: QueueDriver
+) -> None:
+    seq = await driver.begin(claim, ("output", b'"a"'))
+    await driver.finish(claim, output=b'["a","b"]', seq=seq)
+    sink, first = Sink(), await readers.look(claim.id, 0)
+    assert first is not None
+    await driver.redis.delete(keys.events(claim.id), keys.input_data(claim.id), keys.output_data(claim.id))
+    assert await readers.read(claim.id, Mark(), first, sink.send)
+    assert sink.said == ["a", f'{{"detail":"{REMOVED}"}}', '{"reason":"error"}']
+
+
+async def test_those_who_read_one_prediction_share_what_is_asked(
+    readers: Readers, claim: Claim, driver: QueueDriver, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_readers, "SAFETY_S", 60.0)
+    sinks = [Sink() for _ in range(200)]
+    async with anyio.create_task_group() as tasks:
+        for sink in sinks:
+            tasks.start_soon(read, readers, claim.id, sink)
+        await eventually(lambda: readers.reading, "all read", until=lambda reading: reading == 200)
+        await driver.redis.publish(keys.channel(claim.id), 1)
+        await anyio.wait_all_tasks_blocked()
+        before = len(wire.asked)
+        seq = await driver.begin(claim, ("output", b'"a"'))
+        for sink in sinks:
+            await sink.says(1)
+        await driver.finish(claim, output=b'["a"]', seq=seq)
+    assert [sink.said for sink in sinks] == [["a", "{}"]] * 200
+    assert len(wire.asked) - before < 100
+
+
+async def test_all_together_look_so_often_and_no_more(
+    readers: Readers, claim: Claim, driver: QueueDriver, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_readers, "LOOKS_PER_S", 100)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read, readers, claim.id, Sink())
+        tasks.start_soon(read, readers, claim.id, Sink())
+        await eventually(lambda: wire.asked, "they read")
+        began, before = time.monotonic(), len(wire.asked)
+        for number in range(300):
+            await driver.redis.publish(keys.channel(claim.id), number)
+        looks, took_s = len(wire.asked) - before, time.monotonic() - began
+        tasks.cancel_scope.cancel()
+    assert looks <= took_s * 100 + 4

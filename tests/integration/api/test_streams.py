@@ -1,0 +1,391 @@
+"""The event stream over a real connection: from the start or after any event, whoever dies meanwhile."""
+
+import resource
+import signal
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+import httpx
+import msgspec
+import pytest
+from anyio import to_thread
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.ids import QueueName
+from director.core.scripts import Scripts
+from director.core.states import Status
+from tests.support.api import LiveApi, PlayedDirector, eventually, live_api
+from tests.support.cog import free_port
+from tests.support.event_stream import Comment, Told, read_events
+from tests.support.queue_driver import VERSION
+from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.anyio
+
+BODY = {"version": VERSION, "input": {}}
+BROKEN = (httpx.RemoteProtocolError, httpx.ReadError)
+
+
+@pytest.fixture(scope="module")
+async def live(server: RedisServer) -> AsyncIterator[LiveApi]:
+    """An API for all tests that leave it as it is."""
+    async with live_api(server.url, env={"DIRECTOR_CACHE_S": "0"}) as live:
+        yield live
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    """Somebody without a token."""
+    async with httpx.AsyncClient(timeout=30, trust_env=False) as client:
+        yield client
+
+
+class Asker:
+    """Who makes predictions."""
+
+    def __init__(self, http: httpx.AsyncClient, token: str) -> None:
+        self.http = http
+        self.headers = {"Authorization": f"Bearer {token}"}
+
+    async def create(self, live: LiveApi) -> dict[str, Any]:
+        answer = await self.http.post(f"{live.url}/v1/predictions", json=BODY, headers=self.headers)
+        assert answer.status_code == 201
+        made: dict[str, Any] = answer.json()
+        return made
+
+
+@pytest.fixture
+def asker(http: httpx.AsyncClient, token: str, queue: QueueName) -> Asker:
+    return Asker(http, token)
+
+
+async def listeners(redis: Redis) -> int:
+    return len(await redis.pubsub_channels("*:ch:*"))
+
+
+async def is_read(redis: Redis) -> None:
+    """Wait until somebody is subscribed."""
+
+    async def now() -> bool:
+        return await listeners(redis) == 1
+
+    await eventually(now)
+
+
+async def is_silent(redis: Redis) -> None:
+    """Wait until nobody is."""
+
+    async def now() -> bool:
+        return await listeners(redis) == 0
+
+    await eventually(now)
+
+
+async def all_of(http: httpx.AsyncClient, url: str, *, after: str = "") -> list[Told]:
+    """What a whole stream tells."""
+    return [one async for one in read_events(http, url, after=after) if isinstance(one, Told)]
+
+
+def spoken(events: list[Told]) -> list[tuple[str, str]]:
+    return [(one.event, one.data) for one in events]
+
+
+class Listener:
+    """Reads on and on; `told` is what came so far."""
+
+    def __init__(self, http: httpx.AsyncClient, url: str) -> None:
+        self._http = http
+        self._url = url
+        self.told: list[Told | Comment] = []
+
+    @property
+    def events(self) -> list[Told]:
+        return [one for one in self.told if isinstance(one, Told)]
+
+    async def read(self) -> None:
+        """Until the stream ends or breaks; from where it was when it was read before."""
+        after = self.events[-1].id if self.events else ""
+        async for one in read_events(self._http, self._url, after=after):
+            self.told.append(one)
+
+    async def read_broken(self) -> None:
+        with pytest.raises(BROKEN):
+            await self.read()
+
+    async def has(self, count: int) -> None:
+        """Wait until so many events came."""
+
+        async def has_now() -> bool:
+            return len(self.events) >= count
+
+        await eventually(has_now)
+
+
+async def test_it_is_told_as_it_happens_and_then_it_ends(
+    live: LiveApi, asker: Asker, director: PlayedDirector, scripts: Scripts, redis: Redis
+) -> None:
+    made = await asker.create(live)
+    listener = Listener(asker.http, made["urls"]["stream"])
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.read)
+        await is_read(redis)
+        claim = await director.claim()
+        seq = await director.begin(claim, b'"one"')
+        await listener.has(1)
+        logs = [("logs", b'"half\\n"'), ("output", b'{"n":2}')]
+        advanced = await scripts.advance(claim.id, token=claim.token, seq=seq, ran_ms=1, events=logs)
+        await listener.has(3)
+        await director.finish(claim, output=b'["one",{"n":2}]', logs="half\n", seq=advanced.seq)
+    assert spoken(listener.events) == [("output", "one"), ("logs", "half\n"), ("output", '{"n":2}'), ("done", "{}")]
+    await is_silent(redis)
+
+
+async def test_its_address_is_in_every_answer_and_needs_no_token(live: LiveApi, asker: Asker) -> None:
+    made = await asker.create(live)
+    got = (await asker.http.get(made["urls"]["get"], headers=asker.headers)).json()
+    canceled = (await asker.http.post(made["urls"]["cancel"], headers=asker.headers)).json()
+    assert made["urls"] == got["urls"] == canceled["urls"]
+    assert made["urls"]["stream"].startswith(f"{live.url}/v1/streams/{made['id']}")
+    for headers in ({}, {"Authorization": "Bearer nobody"}):
+        answer = await asker.http.get(made["urls"]["stream"], headers=headers)
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream")
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.headers["x-accel-buffering"] == "no"
+        assert answer.headers["access-control-allow-origin"] == "*"
+        assert answer.text.endswith('data: {"reason":"canceled"}\n\n')
+
+
+@pytest.mark.parametrize("place", [0, 26, 51])
+async def test_an_address_that_is_not_quite_right_leads_nowhere(live: LiveApi, asker: Asker, place: int) -> None:
+    url = (await asker.create(live))["urls"]["stream"]
+    base, address = url[:-52], url[-52:]
+    other = "a" if address[place] != "a" else "b"
+    for wrong in (address[:place] + other + address[place + 1 :], address[:-1], address[:26], f"{address}a", "ä" * 52):
+        answer = await asker.http.get(base + wrong)
+        assert answer.status_code == 404
+        assert answer.headers["access-control-allow-origin"] == "*"
+
+
+async def test_a_record_without_a_ticket_is_opened_by_nothing(live: LiveApi, asker: Asker, redis: Redis) -> None:
+    """As those that an older release accepted."""
+    made = await asker.create(live)
+    await redis.hdel(keys.record(made["id"]), "ticket")
+    got = (await asker.http.get(made["urls"]["get"], headers=asker.headers)).json()
+    assert "stream" not in got["urls"]
+    assert (await asker.http.get(made["urls"]["stream"])).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("status", "ended", "end"),
+    [
+        (Status.SUCCEEDED, {}, [("done", "{}")]),
+        (Status.CANCELED, {}, [("done", '{"reason":"canceled"}')]),
+        (Status.FAILED, {"error": "boom"}, [("error", '{"detail":"boom"}'), ("done", '{"reason":"error"}')]),
+    ],
+)
+async def test_what_has_ended_is_told_from_the_start_and_after_any_event(
+    live: LiveApi,
+    asker: Asker,
+    director: PlayedDirector,
+    status: Status,
+    ended: dict[str, Any],
+    end: list[tuple[str, str]],
+) -> None:
+    url = (await asker.create(live))["urls"]["stream"]
+    claim = await director.claim()
+    seq = await director.begin(claim, b'"a"', b'"b\\n"')
+    await director.finish(claim, status, output=b'["a","b\\n"]', seq=seq, **ended)
+    told = await all_of(asker.http, url)
+    assert spoken(told) == [("output", "a"), ("output", "b\n"), *end]
+    for number, one in enumerate(told[:-1], start=1):
+        assert await all_of(asker.http, url, after=one.id) == told[number:]
+        assert await all_of(asker.http, f"{url}?last_event_id={one.id}") == told[number:]
+    over = await asker.http.get(url, headers={"Last-Event-ID": told[-1].id})
+    assert (over.status_code, over.headers["access-control-allow-origin"]) == (204, "*")
+
+
+async def test_an_id_that_is_none_of_ours_begins_at_the_start(
+    live: LiveApi, asker: Asker, director: PlayedDirector
+) -> None:
+    url = (await asker.create(live))["urls"]["stream"]
+    claim = await director.claim()
+    await director.finish(claim, output=b'"a"')
+    for after in ("1690212292:0", "99:0:0"):
+        assert spoken(await all_of(asker.http, url, after=after)) == [("output", "a"), ("done", "{}")]
+
+
+async def test_a_large_output_is_told_whole_and_once(live: LiveApi, asker: Asker, director: PlayedDirector) -> None:
+    """In many pages: half of it as the run went, the rest at its end."""
+    url = (await asker.create(live))["urls"]["stream"]
+    items = [f"{number}:" + "x" * 5_000 for number in range(400)]
+    claim = await director.claim()
+    seq = await director.begin(claim, *(msgspec.json.encode(item) for item in items[:200]))
+    await director.finish(claim, output=msgspec.json.encode(items), seq=seq)
+    told = await all_of(asker.http, url)
+    assert [one.data for one in told[:-1]] == items
+    assert await all_of(asker.http, url, after=told[299].id) == told[300:]
+
+
+async def test_another_attempt_is_told_and_ids_go_on(
+    live: LiveApi, asker: Asker, director: PlayedDirector, scripts: Scripts
+) -> None:
+    url = (await asker.create(live))["urls"]["stream"]
+    lost = await director.claim()
+    await director.begin(lost, b'"a"', b'"lost"')
+    listener = Listener(asker.http, url)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.read)
+        await listener.has(2)
+        assert await scripts.release(lost.id, token=lost.token, spent=True) == "waiting"
+        claim = await director.claim()
+        seq = await director.begin(claim, b'"a"', b'"b"')
+        await director.finish(claim, output=b'["a","b"]', seq=seq)
+    assert [one.data if isinstance(one, Told) else one for one in listener.told] == [
+        "a",
+        "lost",
+        Comment("retried"),
+        "a",
+        "b",
+        "{}",
+    ]
+    places = [one.place for one in listener.events]
+    assert places == sorted(places)
+
+
+async def test_after_its_data_was_removed_it_is_gone(live: LiveApi, asker: Asker, redis: Redis) -> None:
+    made = await asker.create(live)
+    await asker.http.post(made["urls"]["cancel"], headers=asker.headers)
+    await redis.delete(keys.events(made["id"]), keys.input_data(made["id"]))
+    answer = await asker.http.get(made["urls"]["stream"])
+    assert (answer.status_code, answer.json()["code"]) == (410, "data_removed")
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.headers["access-control-allow-origin"] == "*"
+
+
+async def test_a_browser_may_send_what_it_needs(live: LiveApi, asker: Asker) -> None:
+    url = (await asker.create(live))["urls"]["stream"]
+    asked = {"Origin": "https://example.com", "Access-Control-Request-Method": "GET"}
+    asked |= {"Access-Control-Request-Headers": "last-event-id,cache-control"}
+    answer = await asker.http.options(url, headers=asked)
+    assert answer.status_code == 204
+    assert answer.headers["access-control-allow-origin"] == "*"
+    allowed = answer.headers["access-control-allow-headers"].lower()
+    assert {"last-event-id", "cache-control", "authorization"} <= set(allowed.split(", "))
+
+
+async def test_a_head_says_what_there_is_and_follows_nothing(live: LiveApi, asker: Asker) -> None:
+    answer = await asker.http.head((await asker.create(live))["urls"]["stream"])
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream")
+
+
+async def test_a_reader_that_hangs_up_is_noticed_and_ends_nothing(
+    live: LiveApi, asker: Asker, director: PlayedDirector, redis: Redis
+) -> None:
+    made = await asker.create(live)
+    connection = await to_thread.run_sync(connect, made["urls"]["stream"])
+    await is_read(redis)
+    connection.close()
+    await is_silent(redis)
+    claim = await director.claim()
+    assert claim.record.cancel == ""
+    assert (await asker.http.get(f"{live.url}/readyz")).json()["load"]["streams"] == 0
+    await director.finish(claim)
+
+
+async def test_beyond_the_most_a_reader_is_told_when_to_come_again(
+    server: RedisServer, asker: Asker, redis: Redis
+) -> None:
+    async with live_api(server.url, env={"DIRECTOR_MAX_STREAMS": "1"}) as live, anyio.create_task_group() as tasks:
+        url = (await asker.create(live))["urls"]["stream"]
+        tasks.start_soon(Listener(asker.http, url).read)
+        await is_read(redis)
+        await assert_full(asker.http, url)
+        tasks.cancel_scope.cancel()
+    await redis.flushall()
+
+
+async def test_short_of_descriptors_it_takes_no_new_reader_and_answers_all_else(
+    server: RedisServer, asker: Asker, redis: Redis
+) -> None:
+    async with live_api(server.url) as live:
+        made = await asker.create(live)
+        _, hard = resource.prlimit(live.process.pid, resource.RLIMIT_NOFILE)
+        is_open = (await asker.http.get(f"{live.url}/readyz")).json()["load"]["descriptors"]
+        resource.prlimit(live.process.pid, resource.RLIMIT_NOFILE, (is_open + 2, hard))
+        await assert_full(asker.http, made["urls"]["stream"])
+        assert (await asker.http.get(made["urls"]["get"], headers=asker.headers)).status_code == 200
+    await redis.flushall()
+
+
+async def assert_full(http: httpx.AsyncClient, url: str) -> None:
+    answer = await http.get(url)
+    assert (answer.status_code, answer.json()["code"]) == (503, "too_many_streams")
+    assert int(answer.headers["retry-after"]) == answer.json()["retry_after"] >= 1
+    assert answer.headers["access-control-allow-origin"] == "*"
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
+async def test_an_api_that_ends_breaks_the_stream_and_the_next_one_goes_on_with_it(
+    server: RedisServer, asker: Asker, director: PlayedDirector, scripts: Scripts, how: signal.Signals
+) -> None:
+    port = free_port()
+    async with live_api(server.url, port=port) as live:
+        listener = Listener(asker.http, (await asker.create(live))["urls"]["stream"])
+        claim = await director.claim()
+        seq = await director.begin(claim, b'"a"', b'"b"')
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.read_broken)
+            await listener.has(2)
+            live.process.send_signal(how)
+        await live.process.wait()
+    advanced = await scripts.advance(claim.id, token=claim.token, seq=seq, ran_ms=1, events=[("output", b'"c"')])
+    async with live_api(server.url, port=port), anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.read)
+        await listener.has(3)
+        await director.finish(claim, output=b'["a","b","c"]', seq=advanced.seq)
+    assert [one.data for one in listener.events] == ["a", "b", "c", "{}"]
+
+
+# ── who reads slowly ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def connect(url: str) -> socket.socket:
+    """A raw request, sent, with as little room for its answer as the kernel allows."""
+    parts = urlsplit(url)
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect((parts.hostname, parts.port))
+    connection.sendall(f"GET {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\n\r\n".encode())
+    return connection
+
+
+def resident_kb(pid: int) -> int:
+    with open(f"/proc/{pid}/status", encoding="ascii") as status:  # noqa: PTH123
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+
+
+async def test_readers_that_take_nothing_hold_little_and_slow_nobody(
+    server: RedisServer, asker: Asker, director: PlayedDirector, redis: Redis
+) -> None:
+    slow, items = 40, [msgspec.json.encode("x" * 20_000) for _ in range(300)]
+    async with live_api(server.url) as live:
+        made = await asker.create(live)
+        claim = await director.claim()
+        seq = await director.begin(claim, *items)
+        before = resident_kb(live.process.pid)
+        sleepers = [await to_thread.run_sync(connect, made["urls"]["stream"]) for _ in range(slow)]
+        listener = Listener(asker.http, made["urls"]["stream"])
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.read)
+            await listener.has(300)
+            await director.finish(claim, output=b"[" + b",".join(items) + b"]", seq=seq)
+        held = resident_kb(live.process.pid) - before
+        for sleeper in sleepers:
+            sleeper.close()
+    assert len(listener.events) == 301
+    # each of them would hold 6 MB: 240,000 KB
+    assert held < slow * 1_000

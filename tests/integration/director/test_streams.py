@@ -1,0 +1,89 @@
+"""A stream of a real run, through the death of everything on its way."""
+
+import os
+import signal
+
+import anyio
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from director.core.accounts import Accounts
+from tests.support.api import live_api
+from tests.support.cog import free_port
+from tests.support.event_stream import Comment, Told, read_events
+from tests.support.eventually import eventually
+from tests.support.live_director import Caller, Gate, Tally, director_process, keeping, live_director
+from tests.support.queue_driver import ACCOUNT, VERSION
+from tests.support.servers import RedisServer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+
+
+class Reader:
+    """Reads, and comes back where it was whenever the connection breaks."""
+
+    def __init__(self, http: httpx.AsyncClient, url: str) -> None:
+        self._http = http
+        self._url = url
+        self.told: list[Told | Comment] = []
+        self.breaks = 0
+
+    @property
+    def events(self) -> list[Told]:
+        return [one for one in self.told if isinstance(one, Told)]
+
+    async def read(self) -> None:
+        while not (self.events and self.events[-1].event == "done"):
+            try:
+                async for one in read_events(self._http, self._url, after=self.events[-1].id if self.events else ""):
+                    self.told.append(one)
+            except httpx.ConnectError:
+                await anyio.sleep(0.02)  # nobody is there yet
+            except httpx.TransportError:
+                self.breaks += 1
+
+    async def has_outputs(self, count: int) -> None:
+        await eventually(
+            lambda: [one.data for one in self.events if one.event == "output"],
+            f"{count} outputs came",
+            until=lambda outputs: len(outputs) >= count,
+        )
+
+
+async def test_a_reader_has_every_event_once_and_in_order_though_the_api_is_killed_twice_and_the_director_once(
+    caller: Caller, server: RedisServer, redis: Redis, cog_url: str, gate: Gate, tally: Tally
+) -> None:
+    token, port = await Accounts(redis).create_token(ACCOUNT), free_port()
+    asked = {"version": VERSION, "input": {"n": 3, "gate": str(gate), "count": str(tally)}}
+    async with (
+        httpx.AsyncClient(timeout=30, trust_env=False) as http,
+        keeping(redis, server.url, lease_s=1),
+        anyio.create_task_group() as tasks,
+    ):
+        async with director_process(server.url, cog_url, lease_s=1) as first:
+            async with live_api(server.url, port=port) as api:
+                headers = {"Authorization": f"Bearer {token}"}
+                made = (await http.post(f"{api.url}/v1/predictions", json=asked, headers=headers)).json()
+                reader = Reader(http, made["urls"]["stream"])
+                tasks.start_soon(reader.read)
+                await reader.has_outputs(3)
+                os.kill(api.process.pid, signal.SIGKILL)
+            first.send(signal.SIGKILL)
+            await first.exit_code()
+        async with live_director(server.url, cog_url, lease_s=1):
+            async with live_api(server.url, port=port) as api:
+                await reader.has_outputs(6)
+                os.kill(api.process.pid, signal.SIGKILL)
+            gate.open()
+            await caller.ended(made["id"])
+            async with live_api(server.url, port=port):
+                await eventually(lambda: reader.events[-1].event, "it is done", until=lambda event: event == "done")
+    assert reader.breaks >= 2
+    said = [one if isinstance(one, Comment) else one.data for one in reader.told if getattr(one, "event", "") != "logs"]
+    attempt = ["a0", "a1", "a2"]
+    assert said == [*attempt, Comment("retried"), *attempt, "{}"]
+    logs = "".join(one.data for one in reader.events if one.event == "logs")
+    assert logs == "token 0\ntoken 1\ntoken 2\n" * 2
+    places = [one.place for one in reader.events]
+    assert places == sorted(set(places))

@@ -1,0 +1,252 @@
+"""From the event log to server-sent events, byte for byte."""
+
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from api.stream_events import REMOVED, Mark, Teller
+from director.core.schema import Event
+from director.core.states import Status
+from director.core.view import LINES_DROPPED
+from tests.support.event_stream import Comment, Told, take_apart
+
+PAGE = 1 << 20
+
+
+def log(*events: tuple[str, bytes]) -> list[Event]:
+    """A log as it is read: numbered from 1."""
+    return [Event(seq, kind, 0, data) for seq, (kind, data) in enumerate(events, start=1)]
+
+
+def read(frames: bytes) -> list[Told | Comment]:
+    assert frames == b"" or frames.endswith(b"\n\n")
+    return [take_apart(block) for block in frames.decode().split("\n\n")[:-1]]
+
+
+def told(frames: bytes) -> list[Told]:
+    return [one for one in read(frames) if isinstance(one, Told)]
+
+
+def whole(
+    teller: Teller,
+    events: list[Event],
+    *,
+    output: bytes = b"",
+    logs: str = "",
+    status: Status = Status.SUCCEEDED,
+    error: str = "",
+) -> bytes:
+    """All that one reader is told of a prediction that has ended."""
+    frames = teller.tell([event for event in events if event.seq > teller.mark.seq])
+    rest, is_all = teller.tell_rest(Raw(output) if output else None, logs, most_bytes=PAGE)
+    assert is_all
+    return frames + rest + teller.tell_end(status, error)
+
+
+def data_of(item: bytes) -> bytes:
+    return Teller(Mark()).tell(log(("output", item)))
+
+
+STREAMED = log(
+    ("created", b""),
+    ("started", b""),
+    ("output", b'"a"'),
+    ("logs", b'"one\\n"'),
+    ("metric", b"{}"),
+    ("output", b'"b"'),
+    ("completed", b"succeeded"),
+    ("webhook", b"completed delivered 200 1"),
+)
+
+
+def test_a_whole_run_is_told_to_the_letter() -> None:
+    assert whole(Teller(Mark()), STREAMED, output=b'["a","b"]', logs="one\n").decode() == (
+        "event: output\nid: 3:1:0\ndata: a\n\n"
+        "event: logs\nid: 4:1:4\ndata: one\ndata: \n\n"
+        "event: output\nid: 6:2:4\ndata: b\n\n"
+        "event: done\nid: 6:2:4:done\ndata: {}\n\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("", ["data: "]),
+        ("one", ["data: one"]),
+        (" one", ["data:  one"]),
+        ("one\n", ["data: one", "data: "]),
+        ("\n", ["data: ", "data: "]),
+        ("one\ntwo", ["data: one", "data: two"]),
+        ("one\r\ntwo", ["data: one", "data: two"]),
+        ("10%\r20%\r", ["data: 10%", "data: 20%", "data: "]),
+        ("a\u2028b\u0085c\x0b", ["data: a\u2028b\u0085c\x0b"]),
+        ("data: x", ["data: data: x"]),
+        ("é \U0001f600", ["data: é \U0001f600"]),
+    ],
+)
+def test_each_line_of_a_text_is_a_line_of_data(text: str, lines: list[str]) -> None:
+    frames = data_of(msgspec.json.encode(text)).decode()
+    assert frames == "\n".join(["event: output", "id: 1:1:0", *lines, "", ""])
+
+
+@pytest.mark.parametrize(
+    ("item", "data"),
+    [
+        (b'"text"', "text"),
+        (b'{"a":[1.0,12345678901234567890]}', '{"a":[1.0,12345678901234567890]}'),
+        (b"null", "null"),
+        (b"7", "7"),
+        (b'"half \\ud83d"', '"half \\ud83d"'),
+    ],
+)
+def test_text_is_told_as_text_and_all_else_as_the_json_that_it_is(item: bytes, data: str) -> None:
+    [output] = told(data_of(item))
+    assert output.data == data
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "frames"),
+    [
+        (Status.SUCCEEDED, "", [("done", "{}")]),
+        (Status.CANCELED, "", [("done", '{"reason":"canceled"}')]),
+        (Status.ABORTED, "", [("done", '{"reason":"canceled"}')]),
+        (Status.FAILED, 'no "luck"\n', [("error", r'{"detail":"no \"luck\"\n"}'), ("done", '{"reason":"error"}')]),
+    ],
+)
+def test_an_end_says_how(status: Status, error: str, frames: list[tuple[str, str]]) -> None:
+    ends = told(Teller(Mark()).tell_end(status, error))
+    assert [(end.event, end.data) for end in ends] == frames
+
+
+def test_a_retry_is_told_and_the_new_attempt_counts_anew_while_ids_go_on() -> None:
+    events = log(
+        ("created", b""),
+        ("output", b'"lost"'),
+        ("logs", b'"lost"'),
+        ("retried", b"director_lost d1 1"),
+        ("started", b""),
+        ("output", b'"a"'),
+        ("completed", b""),
+    )
+    first, logs, retried, second, done = read(whole(Teller(Mark()), events, output=b'["a"]'))
+    assert retried == Comment("retried")
+    assert [one.id for one in (first, logs, second, done) if isinstance(one, Told)] == [
+        "2:1:0",
+        "3:1:4",
+        "6:1:0",
+        "6:1:0:done",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["retried", "released"])
+def test_a_claim_that_was_given_back_before_it_showed_anything_is_no_news(kind: str) -> None:
+    assert Teller(Mark()).tell(log(("created", b""), ("started", b""), (kind, b""), ("started", b""))) == b""
+
+
+def test_a_log_that_began_anew_is_told_from_its_beginning() -> None:
+    teller = Teller(Mark(seq=90, items=40, chars=7))
+    retried, output = read(teller.tell(log(("revived", b""), ("output", b'"a"'))))
+    assert retried == Comment("retried")
+    assert isinstance(output, Told)
+    assert output.id == "2:1:0"
+
+
+@pytest.mark.parametrize(
+    ("output", "items"),
+    [(b'["x","y"]', ["x", "y"]), (b'"text"', ["text"]), (b'{"a":1}', ['{"a":1}']), (b"[]", []), (b"null", [])],
+)
+def test_a_run_that_showed_nothing_on_its_way_is_told_at_its_end(output: bytes, items: list[str]) -> None:
+    events = log(("created", b""), ("started", b""), ("completed", b""))
+    logs, *outputs, done = told(whole(Teller(Mark()), events, output=output, logs="one\ntwo"))
+    assert (logs.event, logs.data) == ("logs", "one\ntwo")
+    assert [one.data for one in outputs] == items
+    assert done.event == "done"
+
+
+def test_what_a_log_that_was_full_left_out_is_told_at_the_end() -> None:
+    events = log(("output", b'"a"'), ("logs", b'"on"'), ("completed", b""))
+    frames = told(whole(Teller(Mark()), events, output=b'["a","b",3]', logs="one"))
+    assert [one.data for one in frames] == ["a", "on", "e", "b", "3", "{}"]
+
+
+def test_an_output_that_is_not_made_of_what_was_shown_is_not_told_beside_it() -> None:
+    events = log(("output", b'"a"'), ("completed", b""))
+    assert [one.data for one in told(whole(Teller(Mark()), events, output=b'"ab"'))] == ["a", "{}"]
+
+
+def test_logs_whose_beginning_is_gone_are_left_as_they_were_told() -> None:
+    events = log(("logs", b'"one\\n"'), ("completed", b""))
+    frames = told(whole(Teller(Mark()), events, logs=f"{LINES_DROPPED}two\n"))
+    assert [one.event for one in frames] == ["logs", "done"]
+
+
+def test_the_rest_is_told_in_pieces_that_follow_each_other() -> None:
+    teller, frames = Teller(Mark()), []
+    while True:
+        rest, is_all = teller.tell_rest(Raw(b'["aaaa","bbbb","cccc"]'), "x" * 40_000, most_bytes=20)
+        frames += told(rest)
+        if is_all:
+            break
+        assert len(told(rest)) == 1
+    assert "".join(one.data for one in frames if one.event == "logs") == "x" * 40_000
+    assert [one.data for one in frames if one.event == "output"] == ["aaaa", "bbbb", "cccc"]
+
+
+def test_what_was_removed_meanwhile_is_an_error() -> None:
+    error, done = told(Teller(Mark(5, 2, 0)).tell_removed())
+    assert (error.event, msgspec.json.decode(error.data)) == ("error", {"detail": REMOVED})
+    assert (done.event, done.data) == ("done", '{"reason":"error"}')
+
+
+@pytest.mark.parametrize("text", ["", "7", "1:2", "1:2:3:end", "-1:2:3", "a:b:c", "1:2:3 ", "1690212292:0", "٣:1:1"])
+def test_an_id_that_is_none_of_ours_is_the_beginning(text: str) -> None:
+    assert Mark.parse(text) == Mark()
+
+
+@given(
+    st.builds(
+        Mark,
+        *[st.integers(0, 9_999_999_999)] * 3,
+        st.sampled_from(["", "error", "done"]),
+    )
+)
+def test_an_id_names_its_place(mark: Mark) -> None:
+    assert Mark.parse(str(mark)) == mark
+
+
+KINDS = st.sampled_from(["output", "logs", "metric", "started", "retried", "released", "webhook"])
+
+
+@given(
+    st.lists(KINDS, max_size=12),
+    st.integers(0, 3),
+    st.text(max_size=3),
+    st.sampled_from([Status.SUCCEEDED, Status.FAILED, Status.CANCELED]),
+    st.data(),
+)
+def test_who_comes_back_after_any_event_is_told_what_follows_it(
+    kinds: list[str], unshown: int, unlogged: str, status: Status, data: st.DataObject
+) -> None:
+    bodies = {"output": b'"item"', "logs": b'"line"'}
+    events = log(("created", b""), *((kind, bodies.get(kind, b"")) for kind in kinds), ("completed", b""))
+    attempt = kinds[max((at + 1 for at, kind in enumerate(kinds) if kind in ("retried", "released")), default=0) :]
+    end = {
+        "output": msgspec.json.encode(["item"] * attempt.count("output") + ["rest"] * unshown),
+        "logs": "line" * attempt.count("logs") + unlogged,
+        "status": status,
+        "error": "it broke",
+    }
+    frames = told(whole(Teller(Mark()), events, **end))
+    ids = [one.id for one in frames]
+    assert len(set(ids)) == len(ids)
+    places = [one.place for one in frames]
+    assert all(before < after for before, after in pairwise(places))
+
+    cut = data.draw(st.integers(0, len(frames) - 1))
+    again = told(whole(Teller(Mark.parse(ids[cut])), events, **end))
+    if cut < len(frames) - 1:  # who was told that it is done, is not told again: see the handler
+        assert again == frames[cut + 1 :]

@@ -1,0 +1,30 @@
+"""Tickets: unguessable, and spelled so that a wrong address asks nothing."""
+
+import pytest
+
+from api.tickets import Address, new_ticket, read_address
+from director.core.ids import new_prediction_id
+
+ID = new_prediction_id(model="acme/echo", now_ms=1_800_000_000_000)
+
+
+def test_an_address_is_read_back_and_opened_by_its_ticket_alone() -> None:
+    ticket, other = new_ticket(), new_ticket()
+    address = read_address(f"{ID}{ticket}")
+    assert address == Address(ID, ticket)
+    assert address.opens(ticket)
+    assert not address.opens(other)
+    assert not address.opens("")
+
+
+def test_no_two_tickets_are_alike() -> None:
+    assert len({new_ticket() for _ in range(1_000)}) == 1_000
+    assert {len(new_ticket()) for _ in range(100)} == {26}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ID, f"{ID}{'a' * 25}", f"{ID}{'a' * 27}", f"{ID}{'A' * 26}", f"{ID}{'1' * 26}", "u" * 52, f"{ID}{'ä' * 26}"],
+)
+def test_what_cannot_be_an_address_is_none(text: str) -> None:
+    assert read_address(text) is None
