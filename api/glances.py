@@ -24,9 +24,10 @@ class Glances:
         self._redis = redis
         self._asked: dict[PredictionId, None] = {}
         self._answers: asyncio.Task[dict[PredictionId, bool]] | None = None
+        self._looking = asyncio.Lock()
 
     async def has_ended(self, prediction_id: PredictionId) -> bool:
-        """Is it terminal now? Those who ask in one turn of the loop share one write, since thousands may wait."""
+        """Is it terminal now? Those who ask while others are answered share one write, since thousands may wait."""
         self._asked[prediction_id] = None
         if self._answers is None:
             self._answers = asyncio.create_task(self._look())
@@ -53,16 +54,17 @@ class Glances:
         ]
 
     async def _look(self) -> dict[PredictionId, bool]:
-        # begins in the turn after the one in which it was made: all who asked in that one are in it
-        asked, self._asked, self._answers = list(self._asked), {}, None
+        # one look at a time, or a crowd would take every connection; all who ask before it begins are in it
+        async with self._looking:
+            asked, self._asked, self._answers = list(self._asked), {}, None
 
-        async def read() -> list[bytes | None]:
-            pipe = self._redis.pipeline(transaction=False)
-            for prediction_id in asked:
-                pipe.hget(keys.record(prediction_id), "status")
-            return await pipe.execute()
+            async def read() -> list[bytes | None]:
+                pipe = self._redis.pipeline(transaction=False)
+                for prediction_id in asked:
+                    pipe.hget(keys.record(prediction_id), "status")
+                return await pipe.execute()
 
-        statuses = await ask(read)
+            statuses = await ask(read)
         return {
             prediction_id: status is not None and text(status) in TERMINAL
             for prediction_id, status in zip(asked, statuses, strict=True)

@@ -80,6 +80,8 @@ class Readers:
 
     async def read(self, prediction_id: PredictionId, mark: Mark, first: Replayed, send: Send) -> bool:
         """Send the stream from this mark on; `first` is what comes next. False where it was let go before its end."""
+        if self._is_leaving:
+            return False
         with anyio.CancelScope() as scope:
             self._reading.add(scope)
             try:

@@ -1,13 +1,16 @@
 """A thousand event streams and a thousand held responses on one API process: none is lost, and what they cost."""
 
 import asyncio
+import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from statistics import quantiles
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 import pytest
 from redis.asyncio import Redis
 
@@ -30,42 +33,49 @@ AT_ONCE: Final = 20  # creates on their way together, and tokens that are writte
 PAUSE_S: Final = 0.02  # between two such moments: each prediction has a token a second
 MOST_CONNECTIONS: Final = 8
 LIMIT_S: Final = 60.0
+FEW: Final = 50
+
+
+@asynccontextmanager
+async def asked(method: str, url: str, *headers: str, body: bytes = b"") -> AsyncGenerator[asyncio.StreamReader]:
+    """A raw connection, its request sent: of an HTTP client, a thousand of them would be what is measured."""
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    head = [f"{method} {parts.path} HTTP/1.1", f"Host: {parts.netloc}", f"Content-Length: {len(body)}", *headers]
+    writer.write("\r\n".join([*head, "\r\n"]).encode() + body)
+    try:
+        yield reader
+    finally:
+        writer.close()
 
 
 class Reader:
-    """One stream, read from a raw connection: a thousand of an HTTP client's own would be what is measured."""
+    """One stream."""
 
     def __init__(self, made: dict[str, Any]) -> None:
         self.id = PredictionId(made["id"])
-        self._url = urlsplit(made["urls"]["stream"])
+        self._url = made["urls"]["stream"]
         self.took_ms: list[float] = []
         self.is_done = False
 
     async def read(self) -> None:
-        reader, writer = await asyncio.open_connection(self._url.hostname, self._url.port)
-        try:
-            await self._read(reader, writer)
-        finally:
-            writer.close()
-
-    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(f"GET {self._url.path} HTTP/1.1\r\nHost: {self._url.netloc}\r\n\r\n".encode())
-        while line := await reader.readline():
-            if line == b"event: output\n":
-                await reader.readline()
-                sent = float((await reader.readline()).removeprefix(b"data: "))
-                self.took_ms.append((time.time() - sent) * 1000)
-            elif line == b"event: done\n":
-                self.is_done = True
-                return
+        async with asked("GET", self._url) as reader:
+            while line := await reader.readline():
+                if line == b"event: output\n":
+                    await reader.readline()
+                    sent = float((await reader.readline()).removeprefix(b"data: "))
+                    self.took_ms.append((time.time() - sent) * 1000)
+                elif line == b"event: done\n":
+                    self.is_done = True
+                    return
 
 
 class Crowd:
     """All of them, and the director that serves them."""
 
-    def __init__(self, live: LiveApi, http: httpx.AsyncClient, scripts: Scripts, queue: QueueName) -> None:
+    def __init__(self, live: LiveApi, token: str, scripts: Scripts, queue: QueueName) -> None:
         self._live = live
-        self._http = http
+        self._authorization = f"Authorization: Bearer {token}"
         self._scripts = scripts
         self._queue = queue
         self._gate = asyncio.Semaphore(AT_ONCE)
@@ -74,31 +84,40 @@ class Crowd:
 
     async def create(self) -> dict[str, Any]:
         async with self._gate:
-            answer = await self._post({})
-        assert answer.status_code == 201
-        made: dict[str, Any] = answer.json()
-        return made
+            return await self._post("Prefer: none")
 
     async def wait(self) -> None:
-        answer = await self._post({"Prefer": "wait=60"})
-        assert (answer.status_code, answer.json()["status"]) == (201, "succeeded")
-        self.waits_ms.append((time.monotonic() - self.ended_at[answer.json()["id"]]) * 1000)
+        answer = await self._post("Prefer: wait=60")
+        self.waits_ms.append((time.monotonic() - self.ended_at[answer["id"]]) * 1000)
+        assert answer["status"] == "succeeded"
 
-    async def _post(self, headers: dict[str, str]) -> httpx.Response:
-        body = {"version": VERSION, "input": {}}
-        return await self._http.post(f"{self._live.url}/v1/predictions", json=body, headers=headers)
+    async def _post(self, prefer: str) -> dict[str, Any]:
+        url = f"{self._live.url}/v1/predictions"
+        body = msgspec.json.encode({"version": VERSION, "input": {}})
+        async with asked("POST", url, self._authorization, prefer, body=body) as reader:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            length = re.search(r"content-length: (\d+)", head)
+            assert length is not None
+            answer: dict[str, Any] = msgspec.json.decode(await reader.readexactly(int(length[1])))
+        assert head.startswith("HTTP/1.1 201 "), answer
+        return answer
 
-    async def load(self) -> dict[str, int]:
-        load: dict[str, int] = (await self._http.get(f"{self._live.url}/readyz")).json()["load"]
-        return load
+    async def holds(self, many: int) -> dict[str, int]:
+        """What the API says of itself once so many of each are held, and no other descriptors are open."""
+        async with httpx.AsyncClient(trust_env=False) as http:
 
-    async def are_held(self) -> None:
-        await eventually(
-            self.load,
-            "all are held",
-            until=lambda load: (load["streams"], load["waits"]) == (MANY, MANY),
-            limit_s=LIMIT_S,
-        )
+            async def load() -> dict[str, int]:
+                load: dict[str, int] = (await http.get(f"{self._live.url}/readyz", timeout=LIMIT_S)).json()["load"]
+                return load
+
+            return await eventually(
+                load,
+                f"{many} of each are held",
+                until=lambda load: (
+                    (load["streams"], load["waits"]) == (many, many) and load["descriptors"] < 2 * many + FEW
+                ),
+                limit_s=LIMIT_S,
+            )
 
     async def claims(self) -> list[Claim]:
         """All that was asked for."""
@@ -157,20 +176,14 @@ def resident_mb(pid: int) -> float:
 
 
 async def test_a_thousand_of_each(live: LiveApi, token: str, redis: Any, scripts: Scripts, queue: QueueName) -> None:
-    limits = httpx.Limits(max_connections=None)
-    headers = {"Authorization": f"Bearer {token}"}
-    async with (
-        httpx.AsyncClient(headers=headers, timeout=120, trust_env=False, limits=limits) as http,
-        asyncio.TaskGroup() as tasks,
-    ):
-        crowd = Crowd(live, http, scripts, queue)
-        before_mb = resident_mb(live.process.pid)
-        readers = [Reader(made) for made in await asyncio.gather(*(crowd.create() for _ in range(MANY)))]
+    crowd = Crowd(live, token, scripts, queue)
+    before_mb = resident_mb(live.process.pid)
+    readers = [Reader(made) for made in await asyncio.gather(*(crowd.create() for _ in range(MANY)))]
+    async with asyncio.TaskGroup() as tasks:
         for reader in readers:
             tasks.create_task(reader.read())
-        for _ in range(MANY):
             tasks.create_task(crowd.wait())
-        await crowd.are_held()
+        load = await crowd.holds(MANY)
         held_mb = resident_mb(live.process.pid)
         claims = await crowd.claims()
         read = {reader.id for reader in readers}
@@ -178,31 +191,15 @@ async def test_a_thousand_of_each(live: LiveApi, token: str, redis: Any, scripts
         connections = [one["name"] for one in await redis.client_list() if one["name"].startswith("director-api")]
         produced_mb = resident_mb(live.process.pid)
         await crowd.finish(claims, seqs)
-    load = await crowd_is_gone(live)
+    await crowd.holds(0)
     took_ms = [ms for reader in readers for ms in reader.took_ms]
     print(
         f"\n{MANY} readers and {MANY} held responses: {len(connections)} connections to Redis, "
-        f"{before_mb:.0f} MB before, {held_mb:.0f} MB held, {produced_mb:.0f} MB after {len(took_ms):,} tokens"
+        f"{load['descriptors']} descriptors of {load['descriptors_limit']}, {before_mb:.0f} MB before, "
+        f"{held_mb:.0f} MB held, {produced_mb:.0f} MB after {len(took_ms):,} tokens"
     )
     print(f"token written → read: {spread(took_ms)}\nended → held response answered: {spread(crowd.waits_ms)}")
     assert [(len(reader.took_ms), reader.is_done) for reader in readers] == [(ROUNDS, True)] * MANY
     assert len(crowd.waits_ms) == MANY
     assert len(connections) <= MOST_CONNECTIONS
-    assert load["descriptors"] < MANY
     await redis.flushall()  # the fixture would look at each of their keys
-
-
-async def crowd_is_gone(live: LiveApi) -> dict[str, int]:
-    """Nobody is held any more."""
-
-    async with httpx.AsyncClient(trust_env=False) as http:
-
-        async def load() -> dict[str, int]:
-            found: dict[str, int] = (await http.get(f"{live.url}/readyz")).json()["load"]
-            return found
-
-        return await eventually(
-            load,
-            "nobody is held",
-            until=lambda load: (load["streams"], load["waits"]) == (0, 0) and load["descriptors"] < MANY,
-        )

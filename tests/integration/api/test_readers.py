@@ -188,6 +188,7 @@ async def test_who_is_let_go_at_the_end_of_the_process_was_not_told_all(readers:
         readers.release()
     assert told_all == [False]
     assert readers.is_full
+    assert await read(readers, claim.id, Sink()) is False
 
 
 async def test_data_that_is_removed_under_a_reader_is_an_error(
