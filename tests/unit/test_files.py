@@ -10,13 +10,13 @@ from redis.asyncio import Redis
 from director.core import keys
 from director.core.errors import SettingsError
 from director.core.files import FileName, LocalFiles, file_name, store_in
-from director.core.ids import PredictionId, new_prediction_id
+from director.core.ids import PredictionId
 from director.core.links import Links
 from tests.support.clock import FakeClock
 
 pytestmark = pytest.mark.anyio
 
-MINE = new_prediction_id(model="acme/echo", now_ms=1)
+MINE = PredictionId("0000000006t400wpj8v495436g")  # of acme/echo
 YOURS = PredictionId(MINE[:-3] + ("0" if MINE[-3] != "0" else "1") + MINE[-2:])  # in the same folder of the store
 
 

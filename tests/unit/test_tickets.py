@@ -3,9 +3,9 @@
 import pytest
 
 from api.tickets import Address, new_ticket, read_address
-from director.core.ids import new_prediction_id
+from director.core.ids import PredictionId
 
-ID = new_prediction_id(model="acme/echo", now_ms=1_800_000_000_000)
+ID = PredictionId("06hhgq2g02t40aqhd9gyx4kz3j")
 
 
 def test_an_address_is_read_back_and_opened_by_its_ticket_alone() -> None:
