@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 ARGS   ?=
+# more than there are cores: most tests wait for a disk or a clock most of the time
+WORKERS ?= 4
 
 BIN   := $(VENV)/bin
 READY := $(VENV)/.installed
@@ -23,8 +25,8 @@ up: $(READY)  ## start everything on this machine: make up ARGS="--port 9000 --h
 down: $(READY)  ## stop what `make up` started: make down ARGS="--home DIR"
 	@$(BIN)/director down $(ARGS)
 
-test: $(READY)  ## run the tests: make test ARGS="-k cancel"
-	@$(BIN)/python -m pytest -m "not heavy and not redis7 and not chaos" $(ARGS)
+test: $(READY)  ## run the tests: make test ARGS="-k cancel" WORKERS=0
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not heavy and not redis7 and not chaos" $(ARGS)
 
 test-all: $(READY)  ## run all tests, Debian's redis-server and the heavy ones too; the last line says what did not run
 	@$(BIN)/python -m pytest $(ARGS)
