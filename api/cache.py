@@ -1,4 +1,4 @@
-"""Keep what was looked up for a few seconds. Bounded, and forgets by age alone: nothing tells it of a change.
+"""Keep what was looked up for a few seconds. Bounded, and forgets by age, or when it is told.
 
 Those who want the same at once share one look. Never keeps a failure: what raised is asked for again by the next.
 """
@@ -41,11 +41,21 @@ class Cache(Generic[Key, Value]):
         # who leaves does not take the others' value along
         return await asyncio.shield(loading)
 
+    def forget(self, key: Key) -> None:
+        """Whoever asks next is answered as it is now, not as a look that began before this finds it."""
+        self._kept.pop(key, None)
+        self._loading.pop(key, None)
+
     async def _load(self, key: Key, load: Callable[[], Awaitable[Value | None]]) -> Value | None:
+        mine = asyncio.current_task()
         try:
             value = await load()
         finally:
-            del self._loading[key]
+            is_wanted = self._loading.get(key) is mine
+            if is_wanted:
+                del self._loading[key]
+        if not is_wanted:
+            return value
         ttl_s = self._ttl_s if value is not None else min(self._ttl_s, LONGEST_ABSENCE_S)
         self._kept[key] = (self._clock.monotonic() + ttl_s, value)
         self._kept.move_to_end(key)

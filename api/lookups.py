@@ -10,9 +10,10 @@ from msgspec import Struct
 from api.cache import Cache
 from api.requests import VersionRef
 from director.core.accounts import Account, Accounts, digest
-from director.core.catalog import Catalog, Model, Version
+from director.core.catalog import Catalog, Version
 from director.core.clock import Clock
 from director.core.ids import QueueName
+from director.core.models import Model
 from director.core.scripts import Scripts
 
 __all__ = ("Lookups", "Service")
@@ -49,21 +50,29 @@ class Lookups:
         """Who this token speaks for, and what its account may use. Kept by its digest, as everywhere."""
         return await self._tokens.get(digest(token), lambda: self._accounts.authenticate(token))
 
-    async def model(self, name: str) -> Model | None:
-        return await self._models.get(name, lambda: self._catalog.model(name))
+    async def model(self, name: str, account: Account) -> Model | None:
+        """The model of this name, for whom there is one: see `Model.may_be_seen_by`."""
+        model = await self._models.get(name, lambda: self._catalog.model(name))
+        return model if model is not None and model.may_be_seen_by(account) else None
 
     async def version(self, model: str, version: str) -> Version | None:
+        """A version of a model that was found to be one of those that the caller may see."""
         return await self._versions.get((model, version), lambda: self._catalog.version(model, version))
 
-    async def named(self, ref: VersionRef) -> Version | None:
-        """The version that a caller means: pinned, a model's latest, or whichever model has this id."""
-        name, version = ref.model, ref.version
-        if name is None:
-            name = None if version is None else await self._owner(version)
-        elif version is None:
-            model = await self.model(name)
-            version = None if model is None else model.latest
-        return await self.version(name, version) if name and version else None
+    async def named(self, ref: VersionRef, account: Account) -> Version | None:
+        """The version that this account means: pinned, a model's latest, or whichever model has this id."""
+        name = ref.model
+        if name is None and ref.version is not None:
+            name = await self._owner(ref.version)
+        model = None if name is None else await self.model(name, account)
+        if model is None:
+            return None
+        version = ref.version or model.latest
+        return await self.version(model.name, version) if version else None
+
+    def forget(self, model: str) -> None:
+        """What is said of it was changed through this process: whoever did so sees it at once."""
+        self._models.forget(model)
 
     async def service(self, queue: QueueName) -> Service:
         """What a run of this queue takes. Raises UnknownQueue."""

@@ -15,6 +15,7 @@ from api.requests import parse_model
 from api.urls import base_url
 from director.core.catalog import Version
 from director.core.ids import VERSION_ID
+from director.core.models import Model
 from director.core.schema import Page
 from director.core.view import iso
 
@@ -39,7 +40,7 @@ class ModelView(Struct, frozen=True, kw_only=True):
     created_at: str
     latest_version: VersionView | None
     description: str | None = None
-    visibility: str = "private"
+    visibility: str = "public"
     is_official: bool = False
     github_url: str | None = None
     paper_url: str | None = None
@@ -51,31 +52,26 @@ class ModelView(Struct, frozen=True, kw_only=True):
 
 async def get_model(request: Request) -> Response:
     """GET /models/{owner}/{name}, with its latest version."""
-    await authenticate(request, "read")
-    lookups, name = parts_of(request).lookups, _model(request)
-    model = await lookups.model(name)
-    if model is None:
-        raise not_found()
-    latest = await lookups.version(name, model.latest)
-    owner, _, short = name.partition("/")
+    lookups, model = parts_of(request).lookups, await _seen(request)
+    latest = await lookups.version(model.name, model.latest) if model.latest else None
+    owner, _, short = model.name.partition("/")
     return json_response(
         ModelView(
-            url=f"{base_url(request)}/{name}",
+            url=f"{base_url(request)}/{model.name}",
             owner=owner,
             name=short,
             created_at=iso(model.created_ms),
             latest_version=None if latest is None else _shown(latest),
+            visibility=model.visibility,
         )
     )
 
 
 async def list_versions(request: Request) -> Response:
     """GET /models/{owner}/{name}/versions, newest first."""
-    await authenticate(request, "read")
-    name, cursor, catalog = _model(request), cursor_of(request), parts_of(request).catalog
+    model = await _seen(request)
+    name, cursor, catalog = model.name, cursor_of(request), parts_of(request).catalog
     ids = await catalog.version_ids(name)
-    if not ids:
-        raise not_found()
     start = 0
     if cursor is not None:
         start = ids.index(cursor.at) + 1 if cursor.at in ids else len(ids)
@@ -88,18 +84,23 @@ async def list_versions(request: Request) -> Response:
 
 async def get_version(request: Request) -> Response:
     """GET /models/{owner}/{name}/versions/{id}. `run()` of the official Python client reads its output schema."""
-    await authenticate(request, "read")
-    version_id = request.path_params["id"]
+    model, version_id = await _seen(request), request.path_params["id"]
     if not re.fullmatch(VERSION_ID, version_id):
         raise not_found()
-    version = await parts_of(request).lookups.version(_model(request), version_id)
+    version = await parts_of(request).lookups.version(model.name, version_id)
     if version is None:
         raise not_found()
     return json_response(_shown(version))
 
 
-def _model(request: Request) -> str:
-    return parse_model(request.path_params["owner"], request.path_params["name"])
+async def _seen(request: Request) -> Model:
+    """The model of this path, as far as the caller may see it; else the 404 of an unknown one."""
+    account = await authenticate(request, "read")
+    name = parse_model(request.path_params["owner"], request.path_params["name"])
+    model = await parts_of(request).lookups.model(name, account)
+    if model is None:
+        raise not_found()
+    return model
 
 
 def _shown(version: Version) -> VersionView:

@@ -29,7 +29,7 @@ async def create(request: Request) -> Response:
     parts = parts_of(request)
     body = await read_body(request, max_bytes=parts.settings.max_body_bytes)
     asked = parse_create(body, version=True)
-    version = await parts.lookups.named(parse_version(asked.version or ""))
+    version = await parts.lookups.named(parse_version(asked.version or ""), account)
     if version is None:
         raise invalid_version()
     return await submit(request, account=account, version=version, asked=asked, body=body)
@@ -42,7 +42,7 @@ async def create_of_model(request: Request) -> Response:
     model = parse_model(request.path_params["owner"], request.path_params["name"])
     body = await read_body(request, max_bytes=parts.settings.max_body_bytes)
     asked = parse_create(body, version=False)
-    version = await parts.lookups.named(VersionRef(model=model))
+    version = await parts.lookups.named(VersionRef(model=model), account)
     if version is None:
         raise not_found()
     return await submit(request, account=account, version=version, asked=asked, body=body)

@@ -14,11 +14,12 @@ from director.core import keys
 from director.core.clock import Clock
 from director.core.errors import SettingsError
 from director.core.ids import MODEL_NAME, VERSION_ID, QueueName, queue_name
+from director.core.models import Model, Models
 from director.core.policy import Policy
 from director.core.redis_client import ask, text, texts
 from director.core.scripts import Scripts
 
-__all__ = ("OPEN_SCHEMA", "Catalog", "Model", "Version")
+__all__ = ("OPEN_SCHEMA", "Catalog", "Version")
 
 OPEN_SCHEMA: Final = Raw(b'{"openapi":"3.0.2","info":{"title":"Cog","version":"0.1.0"},"paths":{}}')
 
@@ -39,14 +40,6 @@ class Version(Struct, frozen=True, kw_only=True):
         return queue_name(self.model, self.id)
 
 
-class Model(Struct, frozen=True, kw_only=True):
-    """A named thing that can be run. `latest`: see `Catalog.register`."""
-
-    name: str
-    created_ms: int
-    latest: str
-
-
 class Catalog:
     """The catalogue in Redis. All methods raise BackendUnavailable while it cannot answer."""
 
@@ -54,6 +47,7 @@ class Catalog:
         self._redis = redis
         self._scripts = scripts
         self._clock = clock
+        self.models = Models(redis)
 
     async def register(
         self, model: str, version: str, *, schema: Raw, server: str, policy: Policy, is_latest: bool = False
@@ -97,11 +91,8 @@ class Catalog:
         return known[0] if known else None
 
     async def model(self, name: str) -> Model | None:
-        """A model by "owner/name"; None when nobody registered it."""
-        found = texts(await ask(lambda: self._redis.hgetall(keys.model(name))))
-        if "latest" not in found:
-            return None
-        return Model(name=name, created_ms=int(found["created"]), latest=found["latest"])
+        """A model by "owner/name"; None where there is none. One that an account made may have no version yet."""
+        return await self.models.get(name)
 
     async def model_of(self, version: str) -> str | None:
         """The model of a version that is named by its id alone."""

@@ -39,7 +39,7 @@ class Queues:
 
     async def named(self, name: str) -> QueueName | None:
         """The queue of this name, or of the latest version of the model of this name; None where there is none."""
-        if re.fullmatch(MODEL_NAME, name) and (model := await self._catalog.model(name)):
+        if re.fullmatch(MODEL_NAME, name) and (model := await self._catalog.model(name)) and model.latest:
             name = queue_name(model.name, model.latest)
         return QueueName(name) if name in await self._catalog.queues() else None
 
