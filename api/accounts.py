@@ -9,7 +9,7 @@ from api.auth import authenticate
 from api.parts import parts_of
 from api.problems import not_found
 
-__all__ = ("get_account", "get_webhook_secret")
+__all__ = ("AccountView", "get_account", "get_webhook_secret")
 
 
 class AccountView(Struct, frozen=True):

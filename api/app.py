@@ -16,6 +16,14 @@ from starlette.routing import Route
 from api.accounts import get_account, get_webhook_secret
 from api.admin import drop_dead, drop_one_dead, get_dead, list_dead, revive_dead, revive_one_dead
 from api.answers import carried
+from api.deployments import (
+    create_deployment,
+    create_of_deployment,
+    delete_deployment,
+    get_deployment,
+    list_deployments,
+    update_deployment,
+)
 from api.events import get_events
 from api.files import create_file
 from api.health import livez, readyz
@@ -52,6 +60,12 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("POST", "/models/{owner}/{name}/predictions", create_of_model),
     ("GET", "/models/{owner}/{name}/versions", list_versions),
     ("GET", "/models/{owner}/{name}/versions/{id}", get_version),
+    ("GET", "/deployments", list_deployments),
+    ("POST", "/deployments", create_deployment),
+    ("GET", "/deployments/{owner}/{name}", get_deployment),
+    ("PATCH", "/deployments/{owner}/{name}", update_deployment),
+    ("DELETE", "/deployments/{owner}/{name}", delete_deployment),
+    ("POST", "/deployments/{owner}/{name}/predictions", create_of_deployment),
     ("POST", "/files", create_file),
     ("GET", "/outputs/{name}", get_output),
     ("GET", "/account", get_account),

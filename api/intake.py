@@ -56,6 +56,7 @@ class Submission(Struct, frozen=True, kw_only=True):
 
     account: Account
     version: Version
+    deployment: str
     input: bytes
     lane: str
     cost: float
@@ -71,14 +72,24 @@ class Submission(Struct, frozen=True, kw_only=True):
 
 
 async def submit(
-    request: Request, *, account: Account, version: Version, asked: CreatePrediction, body: bytes
+    request: Request,
+    *,
+    account: Account,
+    version: Version,
+    asked: CreatePrediction,
+    body: bytes,
+    deployment: str = "",
 ) -> Response:
-    """Accept a prediction of this version and answer: 201 with it, or 202 when it was waited for and has not ended."""
+    """Accept a prediction of this version and answer: 201 with it, or 202 when it was waited for and has not ended.
+
+    `deployment`: owner/name of the one that led to it.
+    """
     parts = parts_of(request)
     parts.gate.pass_through()
     if faults := InputSchema.from_openapi(bytes(version.schema)).check(asked.input):
         raise invalid_input(faults)
-    accepted, stored = await _file(request, _judged(request, account=account, version=version, asked=asked, body=body))
+    submission = _judged(request, account=account, version=version, asked=asked, body=body, deployment=deployment)
+    accepted, stored = await _file(request, submission)
     headers = {"Location": view(stored).urls.get}
     if accepted.replayed:
         headers["Idempotency-Replayed"] = "true"
@@ -86,13 +97,14 @@ async def submit(
 
 
 def _judged(
-    request: Request, *, account: Account, version: Version, asked: CreatePrediction, body: bytes
+    request: Request, *, account: Account, version: Version, asked: CreatePrediction, body: bytes, deployment: str
 ) -> Submission:
     lifetime, start_by = request.headers.get("cancel-after"), request.headers.get("x-start-by")
     cost, affinity = request.headers.get("x-cost"), request.headers.get("x-affinity-key")
     return Submission(
         account=account,
         version=version,
+        deployment=deployment,
         input=bytes(asked.input),
         lane=_lane(request.headers, account),
         cost=1 if cost is None else cost_units(cost),
@@ -105,7 +117,7 @@ def _judged(
         # who asks for a deadline knows the word: older official clients break on this status
         late="" if lifetime is None else Status.ABORTED,
         start_by_ms=None if start_by is None else start_by_seconds(start_by) * 1000,
-        idempotency=_idempotency(request.headers, body, model=version.model),
+        idempotency=_idempotency(request.headers, body, model=version.model, deployment=deployment),
     )
 
 
@@ -121,7 +133,7 @@ def _lane(headers: Mapping[str, str], account: Account) -> str:
     return asked
 
 
-def _idempotency(headers: Mapping[str, str], body: bytes, *, model: str) -> tuple[str, str] | None:
+def _idempotency(headers: Mapping[str, str], body: bytes, *, model: str, deployment: str) -> tuple[str, str] | None:
     """(digest of the key, fingerprint of the request): neither tells what was sent.
 
     The model and not the version that it led to: a key holds across a deploy, and a body names its version itself.
@@ -133,6 +145,7 @@ def _idempotency(headers: Mapping[str, str], body: bytes, *, model: str) -> tupl
         raise invalid_header("Idempotency-Key", f"a text of 1 to {LONGEST_KEY} characters")
     asked = [model, *(headers.get(name, "") for name in OF_THE_REQUEST)]
     asked += [f"{name}: {headers[name]}" for name in OF_THE_REQUEST_TOO if name in headers]
+    asked += [f"deployment: {deployment}"] if deployment else []
     fingerprint = "\n".join([*asked, ""]).encode() + body
     return hashlib.sha256(key.encode()).hexdigest(), hashlib.sha256(fingerprint).hexdigest()
 
@@ -173,6 +186,7 @@ async def _enqueue(parts: Parts, prediction_id: PredictionId, submission: Submis
         account=account.name,
         model=version.model,
         version=version.id,
+        deployment=submission.deployment,
         shard=shard(account.name, streams=version.streams, size=version.size),
         input=submission.input,
         lane=submission.lane,
@@ -203,6 +217,7 @@ def _as_enqueued(submission: Submission, accepted: Accepted) -> Stored:
         model=version.model,
         version=version.id,
         queue=version.queue,
+        deployment=submission.deployment,
         lane=submission.lane,
         status=Status.STARTING,
         created=accepted.created_ms,

@@ -3,6 +3,7 @@
 Knows of no route: which members there are, and what they mean, is their reader's part.
 """
 
+import re
 from collections.abc import Mapping
 from itertools import islice
 from typing import Final
@@ -56,6 +57,29 @@ class Members:
     def text(self, name: str, *, required: bool = False) -> str | None:
         value = self.take(name, "string", required=required)
         return None if value is None else msgspec.json.decode(value, type=str)
+
+    def matching(self, name: str, pattern: re.Pattern[str], *, required: bool = False) -> str | None:
+        """A text that is all as the pattern has it."""
+        value = self.text(name, required=required)
+        if value is None or pattern.fullmatch(value):
+            return value
+        self.fault("pattern", name, f"Does not match pattern '{pattern.pattern}'")
+        return None
+
+    def integer(self, name: str, *, most: int, required: bool = False) -> int | None:
+        """A whole number from 0 on."""
+        value = self.take(name, "number", required=required)
+        if value is None:
+            return None
+        try:
+            number = msgspec.json.decode(value, type=int)
+        except msgspec.ValidationError:
+            self.faults.append(wrong_type(name, "integer", "number"))
+            return None
+        if 0 <= number <= most:
+            return number
+        self.fault("number_gte" if number < 0 else "number_lte", name, f"Must be between 0 and {most}")
+        return None
 
     def refuse_unknown(self, known: frozenset[str]) -> None:
         for name in islice((name for name in self._members if name not in known), MAX_INVALID_FIELDS):

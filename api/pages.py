@@ -3,7 +3,7 @@
 import base64
 import binascii
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 from urllib.parse import urlencode
 
@@ -13,10 +13,10 @@ from starlette.requests import Request
 from api.problems import InvalidField, invalid_input
 from api.urls import base_url
 
-__all__ = ("PAGE_SIZE", "Cursor", "cursor_of", "link")
+__all__ = ("PAGE_SIZE", "Cursor", "cursor_of", "link", "slice_of")
 
 PAGE_SIZE: Final = 100
-PLACE: Final = re.compile(r"([np])([0-9a-z]{1,64})")
+PLACE: Final = re.compile(r"([np])([0-9a-z._-]{1,150})")
 
 
 class Cursor(Struct, frozen=True):
@@ -47,3 +47,19 @@ def link(request: Request, path: str, cursor: Cursor | None, kept: Mapping[str, 
         place = ("p" if cursor.backwards else "n") + cursor.at
         query["cursor"] = base64.urlsafe_b64encode(place.encode()).decode()
     return f"{base_url(request)}/v1{path}" + (f"?{urlencode(query)}" if query else "")
+
+
+def slice_of(marks: Sequence[str], cursor: Cursor | None) -> tuple[Sequence[str], Cursor | None, Cursor | None]:
+    """One page of a list that is known whole, and the cursors of the page after it and before it, where there are any.
+
+    `marks`: one for each thing, in the list's order, which is their own, backwards. What a cursor names may be gone.
+    """
+    if cursor is not None and cursor.backwards:
+        page = [mark for mark in marks if mark > cursor.at][-PAGE_SIZE:]
+    else:
+        page = [mark for mark in marks if cursor is None or mark < cursor.at][:PAGE_SIZE]
+    if not page:
+        return page, None, None
+    older = Cursor(page[-1]) if page[-1] != marks[-1] else None
+    newer = Cursor(page[0], backwards=True) if page[0] != marks[0] else None
+    return page, older, newer

@@ -18,6 +18,7 @@ from director.core.accounts import Accounts
 from director.core.catalog import Catalog
 from director.core.clock import Clock
 from director.core.dead import DeadLetters
+from director.core.deployments import Deployments
 from director.core.errors import UnsafeBackend
 from director.core.files import FileStore, store_in
 from director.core.gatherer import Gatherer
@@ -61,6 +62,7 @@ class Parts(Struct, frozen=True, kw_only=True):
     listing: Listing
     glances: Glances
     dead: DeadLetters
+    deployments: Deployments
     lookups: Lookups
     waiters: Waiters
     readers: Readers
@@ -107,6 +109,7 @@ async def running(
         listing=Listing(redis),
         glances=glances,
         dead=DeadLetters(redis, scripts, clock),
+        deployments=Deployments(redis, scripts, clock),
         lookups=Lookups(accounts, catalog, scripts, clock=clock, cache_s=settings.cache_s),
         waiters=waiters,
         readers=Readers(scripts, waiters, clock=clock, descriptors=descriptors, most=settings.max_streams),

@@ -16,7 +16,7 @@ from director.core.ids import MODEL_NAME, VERSION_ID
 from director.core.states import WebhookEvent
 from director.core.webhook_url import parse_webhook_url
 
-__all__ = ("CreatePrediction", "VersionRef", "parse_create", "parse_model", "parse_version")
+__all__ = ("MODEL", "VERSION", "CreatePrediction", "VersionRef", "parse_create", "parse_model", "parse_version")
 
 MODEL: Final = re.compile(MODEL_NAME)
 VERSION: Final = re.compile(VERSION_ID)

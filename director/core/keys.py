@@ -24,6 +24,8 @@ __all__ = (
     "deadline",
     "debt",
     "delayed",
+    "deployment",
+    "deployments",
     "directors",
     "events",
     "held",
@@ -79,6 +81,8 @@ PERMANENT: Final = {
     "token": "accounts",
     "account": "accounts",
     "accounts": "the registry that operators list",
+    "deployment": "until its account deletes it",
+    "deployments": "one member per deployment, removed with it",
     "listing": "trimmed by every submit",
     "dead": "dead letters wait for a person",
     "secret": "what it signed would be good no more",
@@ -292,6 +296,16 @@ def account(name: str) -> str:
 def accounts() -> str:
     """set · every account that was given a token or a limit. Permanent."""
     return "accounts"
+
+
+def deployment(account: str, name: str) -> str:
+    """string · what a deployment of an account stands for, as JSON. Written by deploy. Permanent."""
+    return f"{{a:{account}}}:deployment:{name}"
+
+
+def deployments(account: str) -> str:
+    """zset · the names of an account's deployments → created, ms. Written by deploy. Permanent."""
+    return f"{{a:{account}}}:deployments"
 
 
 def listing(account: str) -> str:

@@ -42,6 +42,7 @@ class Record(Struct, frozen=True, kw_only=True):
     model: str
     version: str
     queue: QueueName
+    deployment: str = ""  # owner/name, where it was made by one
     lane: str
     status: Status
     created: int
@@ -185,6 +186,7 @@ class Prediction(Struct, frozen=True, kw_only=True):
     metrics: dict[str, Raw]
     urls: Urls
     source: str = "api"
+    deployment: str | UnsetType = UNSET
     deadline: str | UnsetType = UNSET
     code: str | UnsetType = UNSET
     queue: Place | UnsetType = UNSET

@@ -40,6 +40,7 @@ def view(stored: Stored) -> Prediction:
             web=f"{record.url}/p/{record.id}",
             stream=f"{record.url}/v1/streams/{record.id}{record.ticket}" if record.ticket else "",
         ),
+        deployment=record.deployment or UNSET,
         deadline=iso(record.deadline) if record.deadline and record.late else UNSET,
         code=record.code or UNSET,
         queue=place(stored.outlook) if stored.outlook else UNSET,

@@ -1,4 +1,4 @@
-"""What an account may still have, over all its queues. Knows of no queue: those hold their own limits."""
+"""What an account has and may still have, over all its queues. Knows of no queue: those hold their own limits."""
 
 from typing import Final, Literal, cast
 
@@ -10,10 +10,11 @@ from director.core.gatherer import Arg
 from director.core.ids import PredictionId
 from director.core.scripts.wire import Wire, ms, now
 
-__all__ = ("MOST_FORMER", "AccountScripts", "Allowance", "Reserved", "Rotated")
+__all__ = ("MOST_FORMER", "AccountScripts", "Allowance", "Deployed", "Reserved", "Rotated")
 
 Reserved = Literal["create", "read", "compute"]
 Rotated = Literal["rotated", "unknown", "full"]
+Deployed = Literal["written", "changed", "full"]
 
 MOST_FORMER: Final = 4  # secrets that sign beside the current one: each is a signature in every webhook's header
 
@@ -84,6 +85,14 @@ class AccountScripts(Wire):
         """Sign with this secret from now on, and with the former one too for `keep_s`; 0: with no former one at all."""
         args: list[Arg] = [secret, ms(keep_s), MOST_FORMER, now(now_ms)]
         return cast(Rotated, (await self._call("rotate", [keys.account(account)], args)).decode())
+
+    async def deploy(
+        self, account: str, name: str, *, was: bytes, becomes: bytes, created_ms: int, most: int
+    ) -> Deployed:
+        """Write what a deployment is now, if it is what `was` says; empty stands for none."""
+        args: list[Arg] = [name, was, becomes, created_ms, most]
+        written = [keys.deployment(account, name), keys.deployments(account)]
+        return cast(Deployed, (await self._call("deploy", written, args)).decode())
 
 
 def _keys(account: str) -> list[str]:

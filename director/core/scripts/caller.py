@@ -70,6 +70,7 @@ class CallerScripts(Wire):
         account: str,
         model: str,
         version: str,
+        deployment: str = "",
         shard: Sequence[int],
         input: bytes,  # noqa: A002 - the word for it
         lane: str = "normal",
@@ -108,6 +109,7 @@ class CallerScripts(Wire):
                 "model": model,
                 "version": version,
                 "queue": queue,
+                "deployment": deployment,
                 "lane": lane,
                 "shard": ",".join(map(str, shard)),
                 "cost": f"{cost:g}",

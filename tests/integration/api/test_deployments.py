@@ -1,0 +1,235 @@
+"""Deployments over HTTP: an account's names for versions, by releases, and what is created by them."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from msgspec import Raw
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.accounts import Accounts
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.deployments import MOST
+from director.core.policy import Policy
+from director.core.settings import ApiSettings
+from tests.support.api import BASE, PlayedDirector, api_client
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
+
+pytestmark = pytest.mark.anyio
+
+LATER_VERSION = "c3" * 32
+WANTED: dict[str, Any] = {
+    "name": "chat",
+    "model": MODEL,
+    "version": VERSION,
+    "hardware": "gpu-l40s",
+    "min_instances": 0,
+    "max_instances": 3,
+}
+CHAT = f"/v1/deployments/{ACCOUNT}/chat"
+
+
+@pytest.fixture
+async def chat(api: httpx.AsyncClient) -> dict[str, Any]:
+    made = await api.post("/v1/deployments", json=WANTED)
+    assert made.status_code == 200
+    return dict(made.json())
+
+
+@pytest.fixture
+async def later(catalog: Catalog) -> str:
+    """Another version of the same model."""
+    await catalog.register(MODEL, LATER_VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    return LATER_VERSION
+
+
+async def test_one_is_made_with_its_first_release(api: httpx.AsyncClient, chat: dict[str, Any]) -> None:
+    release = chat["current_release"]
+    assert (chat["owner"], chat["name"]) == (ACCOUNT, "chat")
+    assert (release["number"], release["model"], release["version"]) == (1, MODEL, VERSION)
+    assert release["configuration"] == {"hardware": "gpu-l40s", "min_instances": 0, "max_instances": 3}
+    assert (release["created_by"]["username"], release["created_by"]["type"]) == (ACCOUNT, "organization")
+    assert (await api.get(CHAT)).json() == chat
+
+
+async def test_a_change_is_a_release_and_no_change_is_none(
+    api: httpx.AsyncClient, chat: dict[str, Any], later: str
+) -> None:
+    for asked in ({}, {"version": VERSION}, {"min_instances": 0, "hardware": None}):
+        same = await api.patch(CHAT, json=asked)
+        assert (same.status_code, same.json()) == (200, chat)
+    changed = await api.patch(CHAT, json={"version": later, "max_instances": 4})
+    release = changed.json()["current_release"]
+    assert (changed.status_code, release["number"], release["version"]) == (200, 2, later)
+    assert release["configuration"] == {"hardware": "gpu-l40s", "min_instances": 0, "max_instances": 4}
+    assert (await api.get(CHAT)).json() == changed.json()
+
+
+async def test_changes_at_once_are_releases_one_after_the_other(api: httpx.AsyncClient, chat: dict[str, Any]) -> None:
+    answers = await asyncio.gather(api.patch(CHAT, json={"hardware": "a"}), api.patch(CHAT, json={"max_instances": 5}))
+    assert sorted(answer.json()["current_release"]["number"] for answer in answers) == [2, 3]
+    last = (await api.get(CHAT)).json()["current_release"]
+    assert last["configuration"] == {"hardware": "a", "min_instances": 0, "max_instances": 5}
+
+
+async def test_a_prediction_runs_the_version_of_the_release_at_its_creation(
+    api: httpx.AsyncClient, chat: dict[str, Any], later: str, director: PlayedDirector
+) -> None:
+    first = await api.post(f"{CHAT}/predictions", json={"input": {"text": "hi"}})
+    assert (first.status_code, first.json()["deployment"]) == (201, f"{ACCOUNT}/chat")
+    assert (first.json()["model"], first.json()["version"]) == (MODEL, VERSION)
+    await api.patch(CHAT, json={"version": later})
+    second = await api.post(f"{CHAT}/predictions", json={"input": {}})
+    assert second.json()["version"] == later
+    claim = await director.claim()  # of the first version's own queue
+    await director.finish(claim, output=b'"done"')
+    ended = (await api.get(f"/v1/predictions/{first.json()['id']}")).json()
+    assert (ended["deployment"], ended["output"]) == (f"{ACCOUNT}/chat", "done")
+
+
+async def test_a_prediction_of_none_names_none(api: httpx.AsyncClient) -> None:
+    made = await api.post("/v1/predictions", json={"version": VERSION, "input": {}})
+    assert "deployment" not in made.json()
+
+
+async def test_an_idempotency_key_of_the_model_is_not_one_of_its_deployment(
+    api: httpx.AsyncClient, chat: dict[str, Any]
+) -> None:
+    headers = {"Idempotency-Key": "k"}
+    by_name = await api.post(f"{CHAT}/predictions", json={"input": {}}, headers=headers)
+    again = await api.post(f"{CHAT}/predictions", json={"input": {}}, headers=headers)
+    assert again.json()["id"] == by_name.json()["id"]
+    other = await api.post(f"/v1/models/{MODEL}/predictions", json={"input": {}}, headers=headers)
+    assert (other.status_code, other.json()["code"]) == (422, "idempotency_mismatch")
+
+
+async def test_deleted_is_gone_but_what_it_made_goes_on(
+    api: httpx.AsyncClient, chat: dict[str, Any], director: PlayedDirector, redis: Redis
+) -> None:
+    made = (await api.post(f"{CHAT}/predictions", json={"input": {}})).json()
+    gone = await api.delete(CHAT)
+    assert (gone.status_code, gone.content) == (204, b"")
+    for answer in (
+        await api.get(CHAT),
+        await api.patch(CHAT, json={"max_instances": 1}),
+        await api.delete(CHAT),
+        await api.post(f"{CHAT}/predictions", json={"input": {}}),
+    ):
+        assert answer.status_code == 404
+    assert not await redis.exists(keys.deployment(ACCOUNT, "chat"), keys.deployments(ACCOUNT))
+    await director.finish(await director.claim(), output=b"1")
+    assert (await api.get(f"/v1/predictions/{made['id']}")).json()["status"] == "succeeded"
+
+
+async def test_the_list_is_newest_first_and_by_pages_that_lead_both_ways(api: httpx.AsyncClient) -> None:
+    for number in range(101):
+        await api.post("/v1/deployments", json={**WANTED, "name": f"d.{number:03}_x"})
+    first = (await api.get("/v1/deployments")).json()
+    assert first["previous"] is None
+    assert len(first["results"]) == 100
+    assert first["next"].startswith(f"{BASE}/v1/deployments?cursor=")
+    last = (await api.get(first["next"])).json()
+    assert last["next"] is None
+    assert (await api.get(last["previous"])).json() == first
+    created = [one["current_release"]["created_at"] for one in first["results"] + last["results"]]
+    assert created == sorted(created, reverse=True)
+    assert len({one["name"] for one in first["results"] + last["results"]}) == 101
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "kind"),
+    [
+        ({"name": "Chat Room"}, "name", "pattern"),
+        ({"name": None}, "", "required"),
+        ({"version": "latest"}, "version", "pattern"),
+        ({"hardware": 7}, "hardware", "invalid_type"),
+        ({"hardware": ""}, "hardware", "pattern"),
+        ({"min_instances": 6}, "min_instances", "number_lte"),
+        ({"min_instances": -1}, "min_instances", "number_gte"),
+        ({"max_instances": 21}, "max_instances", "number_lte"),
+        ({"max_instances": 1.5}, "max_instances", "invalid_type"),
+        ({"max_instances": 10**30}, "max_instances", "number_lte"),
+        ({"min_instances": 4}, "max_instances", "number_gte"),
+        ({"owner": "acme"}, "", "additional_property_not_allowed"),
+    ],
+    ids=lambda part: str(part),
+)
+async def test_what_cannot_be_one_is_refused_by_name(
+    api: httpx.AsyncClient, change: dict[str, Any], field: str, kind: str
+) -> None:
+    asked = {name: value for name, value in {**WANTED, **change}.items() if value is not None}
+    refused = await api.post("/v1/deployments", json=asked)
+    assert refused.status_code == 422
+    assert (refused.json()["invalid_fields"][0]["field"], refused.json()["invalid_fields"][0]["type"]) == (field, kind)
+
+
+async def test_a_version_that_is_not_the_models_is_refused(
+    api: httpx.AsyncClient, chat: dict[str, Any], hello: str
+) -> None:
+    made = await api.post("/v1/deployments", json={**WANTED, "name": "b", "model": "example/hello"})
+    changed = await api.patch(CHAT, json={"version": "b2" * 32})
+    for refused in (made, changed):
+        assert (refused.status_code, refused.json()["title"]) == (422, "Invalid version or not permitted")
+
+
+async def test_a_change_that_leaves_fewer_at_most_than_at_least_is_refused(
+    api: httpx.AsyncClient, chat: dict[str, Any]
+) -> None:
+    refused = await api.patch(CHAT, json={"min_instances": 4})
+    assert (refused.status_code, refused.json()["invalid_fields"][0]["field"]) == (422, "max_instances")
+    assert (await api.patch(CHAT, json={"name": "other"})).status_code == 422
+
+
+async def test_a_name_that_is_taken_is_refused(api: httpx.AsyncClient, chat: dict[str, Any]) -> None:
+    taken = await api.post("/v1/deployments", json={**WANTED, "max_instances": 1})
+    assert (taken.status_code, taken.json()["invalid_fields"][0]["type"]) == (422, "unique")
+    assert (await api.get(CHAT)).json() == chat
+
+
+async def test_an_account_has_a_bounded_number(api: httpx.AsyncClient, redis: Redis) -> None:
+    await redis.zadd(keys.deployments(ACCOUNT), {f"d{number}": number for number in range(MOST)})
+    refused = await api.post("/v1/deployments", json=WANTED)
+    assert (refused.status_code, refused.json()["invalid_fields"][0]["type"]) == (422, "array_max_items")
+
+
+async def test_another_accounts_looks_like_none_and_operators_have_all(
+    settings: ApiSettings, redis: Redis, api: httpx.AsyncClient, chat: dict[str, Any]
+) -> None:
+    accounts = Accounts(redis)
+    stranger = await accounts.create_token("stranger")
+    operator = await accounts.create_token("ops", scopes=("read", "run", "admin"))
+    async with api_client(settings, token=stranger) as other:
+        assert (await other.get("/v1/deployments")).json()["results"] == []
+        for answer in (
+            await other.get(CHAT),
+            await other.patch(CHAT, json={"max_instances": 1}),
+            await other.delete(CHAT),
+            await other.post(f"{CHAT}/predictions", json={"input": {}}),
+        ):
+            assert answer.status_code == 404
+    async with api_client(settings, token=operator) as other:
+        changed = await other.patch(CHAT, json={"max_instances": 1})
+        assert changed.json()["current_release"]["created_by"]["username"] == "ops"
+    reader = await accounts.create_token(ACCOUNT, scopes=("read",))
+    async with api_client(settings, token=reader) as other:
+        assert (await other.get(CHAT)).status_code == 200
+        assert (await other.delete(CHAT)).status_code == 403
+
+
+async def test_a_path_that_can_be_no_name_is_not_looked_for(api: httpx.AsyncClient) -> None:
+    for name in ("Chat", "ch%7Dat", "%7B", "a" * 65):
+        assert (await api.get(f"/v1/deployments/{ACCOUNT}/{name}")).status_code == 404
+
+
+async def test_the_input_is_judged_by_the_schema_of_the_version(
+    api: httpx.AsyncClient, chat: dict[str, Any], catalog: Catalog
+) -> None:
+    schema = {"components": {"schemas": {"Input": {"required": ["text"], "properties": {"text": {"type": "string"}}}}}}
+    strict = "d4" * 32
+    raw = Raw(httpx.Request("POST", BASE, json={"openapi": "3.0.2", **schema}).content)
+    await catalog.register(MODEL, strict, schema=raw, server="echo", policy=Policy())
+    assert (await api.patch(CHAT, json={"version": strict})).status_code == 200
+    refused = await api.post(f"{CHAT}/predictions", json={"input": {}})
+    assert (refused.status_code, refused.json()["detail"]) == (422, "- input: text is required\n")

@@ -1,0 +1,52 @@
+"""deploy: a deployment is written by whoever read what it was, and by nobody else."""
+
+import pytest
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.scripts import Scripts
+from tests.support.keyspace import dump
+from tests.support.queue_driver import ACCOUNT
+
+pytestmark = pytest.mark.anyio
+
+NAME = "chat"
+
+
+async def deploy(scripts: Scripts, was: bytes, becomes: bytes, *, name: str = NAME, most: int = 9) -> str:
+    return await scripts.deploy(ACCOUNT, name, was=was, becomes=becomes, created_ms=7, most=most)
+
+
+async def test_it_is_made_changed_and_removed_by_whoever_read_it_last(redis: Redis, scripts: Scripts) -> None:
+    assert await deploy(scripts, b"", b"one") == "written"
+    assert await redis.get(keys.deployment(ACCOUNT, NAME)) == b"one"
+    assert await redis.zrange(keys.deployments(ACCOUNT), 0, -1, withscores=True) == [(b"chat", 7.0)]
+    assert await deploy(scripts, b"one", b"two") == "written"
+    assert await redis.get(keys.deployment(ACCOUNT, NAME)) == b"two"
+    assert await deploy(scripts, b"two", b"") == "written"
+    assert await dump(redis) == {}
+
+
+async def test_who_comes_too_late_changes_nothing(redis: Redis, scripts: Scripts) -> None:
+    await deploy(scripts, b"", b"one")
+    before = await dump(redis)
+    for was, becomes in ((b"", b"mine"), (b"older", b"mine"), (b"older", b"")):
+        assert await deploy(scripts, was, becomes) == "changed"
+    assert await deploy(scripts, b"one", b"two", name="other") == "changed"
+    assert await dump(redis) == before
+
+
+async def test_twice_is_once(redis: Redis, scripts: Scripts) -> None:
+    for was, becomes in ((b"", b"one"), (b"one", b"two"), (b"two", b"")):
+        await deploy(scripts, was, becomes)
+        before = await dump(redis)
+        assert await deploy(scripts, was, becomes) == "written"
+        assert await dump(redis) == before
+
+
+async def test_an_account_has_so_many_and_may_still_change_those(redis: Redis, scripts: Scripts) -> None:
+    await deploy(scripts, b"", b"one", most=1)
+    before = await dump(redis)
+    assert await deploy(scripts, b"", b"one", name="other", most=1) == "full"
+    assert await dump(redis) == before
+    assert await deploy(scripts, b"one", b"two", most=1) == "written"
