@@ -48,9 +48,12 @@ def parse_webhook_url(text: str) -> str | None:
 
 
 def host_of(url: str) -> str:
-    """The host alone, which may be shown where the rest may be secret; '?' where the URL cannot be used."""
+    """The host, with its port where that is not the scheme's own: this may be shown, the rest may be secret.
+
+    '?' where the URL cannot be used.
+    """
     try:
-        return read_webhook_url(url).host
+        return read_webhook_url(url).authority
     except ValueError:  # an older release may have taken what this one refuses
         return "?"
 

@@ -1,4 +1,4 @@
-"""Which receivers are away: after some failures in a row a host gets one attempt per interval, and no more.
+"""Which receivers are away: after some failures in a row an endpoint gets one attempt per interval, and no more.
 
 Each keeper goes by what it has seen itself. Sends nothing: says only whether one may be sent now, and else when.
 """
@@ -52,7 +52,9 @@ class Breakers:
 
     def put_off_s(self, name: str) -> float:
         """How long one waits that may not be sent now."""
-        host, now_s = self._hosts[name], self._clock.monotonic()
+        host, now_s = self._hosts.get(name), self._clock.monotonic()
+        if host is None:  # it has answered since
+            return LATER_S
         at_s = max(host.free_s, host.probe_s)
         if at_s - now_s > LATEST_S:
             return random.uniform(LATEST_S / 2, LATEST_S)  # noqa: S311 - spreads attempts, guards nothing

@@ -39,7 +39,7 @@ TICK_S: Final = 1.0
 # How long an attempt is ours. It may stand in line first: what has no place by then is left to a later round.
 HOLD_S: Final = 30.0
 PATIENCE_S: Final = 25.0
-FIELDS: Final = ("webhook", "owed_since", "completed", "revivals")
+FIELDS: Final = ("webhook", "account", "owed_since", "completed", "revivals")
 # In one round, as long as some of what is due has to be left because the line of its host is full
 MOST_TAKES: Final = 16
 DRAIN_STEP_S: Final = 0.05
@@ -56,13 +56,22 @@ class Told(Struct, frozen=True):
     put_off: int = 0
 
 
-class Owed(Struct, frozen=True):
-    """An attempt that is ours for now: the host that it goes to, since when it is owed, and which end it tells of."""
+class Owed(Struct, frozen=True, kw_only=True):
+    """An attempt that is ours until a moment of the loop's clock: where it goes, since when it is owed, and which end
+    it tells of.
+    """
 
     id: PredictionId
     host: str
+    account: str
     since_ms: int
     revivals: int
+    until_s: float
+
+    @property
+    def endpoint(self) -> str:
+        """What may be away: many accounts may have their receivers at one host, and only one of them be broken."""
+        return f"{self.account} {self.host}"
 
 
 class Courier:
@@ -140,10 +149,10 @@ class Courier:
     def _may_try(self, owed: Owed) -> bool:
         """What was owed for long enough has its last attempt, wherever its host is."""
         is_old = self._clock.now_ms() - owed.since_ms >= LONGEST_S * 1000
-        return is_old or self._breakers.may_try(owed.host)
+        return is_old or self._breakers.may_try(owed.endpoint)
 
     async def _put_off(self, owed: Owed) -> None:
-        delay_s = self._breakers.put_off_s(owed.host)
+        delay_s = self._breakers.put_off_s(owed.endpoint)
         await self._scripts.deliver(owed.id, outcome="put_off", delay_s=delay_s, revivals=owed.revivals, host=owed.host)
 
     async def _due(self) -> list[Owed]:
@@ -153,14 +162,15 @@ class Courier:
             return []
         # each partition has its share, so that none is starved by the one before it
         limit = min(LIMIT, -(-room // len(partitions)))
+        until_s = anyio.current_time() + self._patience_s  # the hold begins later than this, however slow Redis is
 
         async def due(partition: Partition) -> list[PredictionId]:
             return await self._scripts.due(partition, limit=limit, hold_s=self._hold_s)
 
         ids = [prediction_id for batch in (await sweep(partitions, due)).values() for prediction_id in batch]
-        return await self._look(ids) if ids else []
+        return await self._look(ids, until_s) if ids else []
 
-    async def _look(self, ids: list[PredictionId]) -> list[Owed]:
+    async def _look(self, ids: list[PredictionId], until_s: float) -> list[Owed]:
         """Where each goes, and since when. Not by the whole record: it may be large, and wait for long."""
 
         async def read() -> list[list[bytes | None]]:
@@ -170,8 +180,15 @@ class Courier:
             return list(await pipe.execute())
 
         return [
-            Owed(prediction_id, host_of(text(url or b"")), int(since or completed or 0), int(revivals or 0))
-            for prediction_id, (url, since, completed, revivals) in zip(ids, await ask(read), strict=True)
+            Owed(
+                id=prediction_id,
+                host=host_of(text(url or b"")),
+                account=text(account or b""),
+                since_ms=int(since or completed or 0),
+                revivals=int(revivals or 0),
+                until_s=until_s,
+            )
+            for prediction_id, (url, account, since, completed, revivals) in zip(ids, await ask(read), strict=True)
         ]
 
     async def _deliver_all(self, taken: list[Owed]) -> Told:
@@ -183,12 +200,12 @@ class Courier:
 
     async def _deliver(self, owed: Owed, outcomes: Counter[str]) -> None:
         try:
-            with anyio.move_on_after(self._patience_s):
+            with anyio.CancelScope(deadline=owed.until_s):
                 async with self._shares.place(owed.host):
                     if not self._is_draining:
                         noted = await self._webhooks.deliver(owed.id)
                         outcomes[noted.outcome] += 1
-                        await self._learn(owed.host, noted)
+                        await self._learn(owed, noted)
         except BackendUnavailable as exc:
             log.warning("webhook's attempt is not noted", extra={"prediction": owed.id, "error": str(exc)})
         except Exception:
@@ -197,9 +214,9 @@ class Courier:
         finally:
             self._shares.leave(owed.host)
 
-    async def _learn(self, host: str, noted: Noted) -> None:
-        """What an attempt shows of its host; one that answers again is told what it is owed, wherever that is filed."""
+    async def _learn(self, owed: Owed, noted: Noted) -> None:
+        """What an attempt shows of its receiver. One that answers again is told all that it is owed, wherever filed."""
         if noted.host_answers is False:
-            self._breakers.failed(host, asked_s=noted.delay_s if noted.is_asked else None)
-        elif noted.host_answers and self._breakers.answered(host) and noted.outcome == "delivered":
-            await sweep(await self._registry.owing(), lambda partition: self._webhooks.forward(partition, host))
+            self._breakers.failed(owed.endpoint, asked_s=noted.delay_s if noted.is_asked else None)
+        elif noted.host_answers and self._breakers.answered(owed.endpoint) and noted.outcome == "delivered":
+            await sweep(await self._registry.owing(), lambda partition: self._webhooks.forward(partition, owed.host))

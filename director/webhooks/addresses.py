@@ -86,7 +86,8 @@ LOOPBACK: Final = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 
 # its own threads: a lookup cannot be called off, and the names are the callers'. A few dead name servers would
 # otherwise hold every thread of asyncio's default pool, which has six on a small machine
-_LOOKUPS: Final = ThreadPoolExecutor(max_workers=64, thread_name_prefix="webhook-lookup")
+# As many as a sender has places.
+_LOOKUPS: Final = ThreadPoolExecutor(max_workers=256, thread_name_prefix="webhook-lookup")
 
 
 class Refused(DirectorError):

@@ -26,7 +26,8 @@ __all__ = ("Delivery", "Sender")
 
 CONNECT_S: Final = 3.0
 ANSWER_BYTES: Final = 64 * 1024
-AT_ONCE: Final = 64
+# As many as a courier has places (director/keeper/shares.py): it never waits here for other receivers
+AT_ONCE: Final = 256
 AT_ONCE_PER_HOST: Final = 8
 
 # a receiver may ask for patience, but not for ever: no step of the retry schedule is longer
@@ -94,7 +95,7 @@ class Sender:
     async def send(self, url: str, *, message_id: str, body: bytes, secrets: Sequence[str], now_s: float) -> Delivery:
         """POST `body` to `url`. `now_s` is the unix time of this call; ValueError only for a malformed secret or id."""
         try:
-            host = read_webhook_url(url).host
+            host = read_webhook_url(url).authority
         except ValueError as exc:
             return Delivery(ok=False, refused=True, reason=f"the URL {exc}")
         clock = asyncio.get_running_loop().time

@@ -16,13 +16,14 @@ from director.core.accounts import Accounts
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
 from director.core.gatherer import Gatherer
-from director.core.ids import PredictionId, QueueName, new_prediction_id, partition_of
+from director.core.ids import Partition, PredictionId, QueueName, new_prediction_id, partition_of
 from director.core.policy import Policy
 from director.core.redis_client import client
 from director.core.schema import Claim
 from director.core.scripts import Scripts
 from director.core.signing import new_secret
 from director.core.states import Status
+from director.core.webhook_url import host_of
 from director.keeper.breakers import AFTER, INTERVAL_S, Breakers
 from director.keeper.courier import Courier
 from director.keeper.expirer import Expired, Expirer
@@ -251,9 +252,9 @@ def courier(redis: Redis, scripts: Scripts, registry: Registry, webhooks: Termin
     return Courier(redis, scripts, registry, webhooks, SystemClock())
 
 
-async def owe(past: QueueDriver, url: str) -> Claim:
+async def owe(past: QueueDriver, url: str, *, account: str = ACCOUNT) -> Claim:
     """A prediction that ended, and whose caller was not told."""
-    await past.submit(webhook=url, events="start,completed", url="http://api.example")
+    await past.submit(webhook=url, events="start,completed", url="http://api.example", account=account)
     claim = await past.claim_one()
     assert await past.finish(claim, output=b'"gr\xc3\xbc\xc3\x9fe"')
     return claim
@@ -481,6 +482,46 @@ async def test_others_are_told_at_once_while_a_host_is_away(
     assert (told.outcomes, told.put_off) == ({"delivered": 1}, AFTER)
 
 
+@pytest.mark.parametrize("neighbour", ["another port", "another account"])
+async def test_who_shares_a_host_with_one_that_is_away_is_told_at_once(
+    patient: Courier, past: QueueDriver, receiver: Sink, redis: Redis, neighbour: str
+) -> None:
+    async with sink() as other:
+        away = [(await owe(past, other.url)).id for _ in range(AFTER)]
+        other.answers.extend([Answer(status=500)] * AFTER)
+        await patient.run_once()
+        await overdue(past, away)
+        if neighbour == "another port":
+            await owe(past, receiver.url)
+        else:
+            await Accounts(redis).create_token("neighbour")
+            await owe(past, other.url, account="neighbour")
+        told = await patient.run_once()
+    assert (told.outcomes, told.put_off) == ({"delivered": 1}, AFTER)
+
+
+class SlowlyDue(Scripts):
+    """What is due is known late."""
+
+    async def due(
+        self, partition: Partition, *, limit: int, hold_s: float, now_ms: int | None = None
+    ) -> list[PredictionId]:
+        ids = await super().due(partition, limit=limit, hold_s=hold_s, now_ms=now_ms)
+        await asyncio.sleep(0.5)
+        return ids
+
+
+async def test_what_came_too_late_to_be_told_within_its_hold_is_left_to_the_next_round(
+    redis: Redis, registry: Registry, webhooks: TerminalWebhooks, past: QueueDriver, receiver: Sink
+) -> None:
+    courier = Courier(redis, SlowlyDue(Gatherer(redis)), registry, webhooks, SystemClock(), hold_s=0.4, patience_s=0.3)
+    claim = await owe(past, receiver.url)
+    told = await courier.run_once()
+    assert (told.outcomes, told.left) == ({}, 1)
+    assert receiver.received == [], "by now another courier may be at it"
+    await past.redis.zrem(keys.owed(partition_of(claim.id)), claim.id)
+
+
 async def test_what_is_owed_in_another_partition_comes_forward_too(
     patient: Courier, past: QueueDriver, receiver: Sink, catalog: Catalog, redis: Redis, scripts: Scripts
 ) -> None:
@@ -537,7 +578,7 @@ async def test_no_attempt_begins_beside_one_that_is_under_way(
         tasks.start_soon(one.run_once)
         await receiver.arrived(2)
         assert await scripts.redeliver(claim.id, account=ACCOUNT) == "owed"
-        assert await scripts.forward(partition_of(claim.id), "127.0.0.1", limit=9) == 0
+        assert await scripts.forward(partition_of(claim.id), host_of(receiver.url), limit=9) == 0
         assert (await other.run_once()).outcomes == {}
         receiver.close()
     assert len(receiver.received) == 2

@@ -11,6 +11,7 @@ from replicate.webhook import Webhooks, WebhookSigningSecret
 from standardwebhooks import Webhook
 
 from director.core.signing import new_secret
+from director.keeper.shares import PLACES, PLACES_PER_HOST
 from director.webhooks.addresses import AllowList
 from director.webhooks.sender import AT_ONCE, AT_ONCE_PER_HOST, Delivery, Sender
 from tests.support.sink import Answer, Sink, sink
@@ -292,6 +293,23 @@ async def test_waiting_for_a_place_uses_up_none_of_an_attempts_time_and_the_time
     assert not any(delivery.ok for delivery in earlier)
     assert last.ok
     assert int(receiver.received[0].headers["webhook-timestamp"]) > 1_000_000
+
+
+async def test_silent_hosts_leave_a_place_for_whoever_else_a_courier_has_one_for(receiver: Sink) -> None:
+    async def silent(host: str, port: int) -> Sequence[str]:
+        if host == "living.example":
+            return ["127.0.0.1"]
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    sender = Sender(LOOPBACK, resolve=silent)
+    hosts = [f"https://h{number // PLACES_PER_HOST}.example/" for number in range(PLACES - 1)]
+    sending = [asyncio.create_task(deliver(sender, host)) for host in hosts]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        assert (await deliver(sender, receiver.url.replace("127.0.0.1", "living.example"))).ok
+    for task in sending:
+        task.cancel()
 
 
 async def test_more_than_the_places_of_all_wait_and_none_fails() -> None:

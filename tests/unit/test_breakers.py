@@ -70,6 +70,12 @@ def test_each_that_is_put_off_has_an_interval_to_itself(breakers: Breakers, cloc
         fail(breakers, 1)
 
 
+def test_one_that_was_to_be_put_off_when_the_host_answered_waits_no_longer(breakers: Breakers) -> None:
+    fail(breakers)
+    breakers.answered(HOST)
+    assert breakers.put_off_s(HOST) < 1
+
+
 def test_nobody_is_put_off_for_long(breakers: Breakers) -> None:
     fail(breakers)
     waits = [breakers.put_off_s(HOST) for _ in range(1000)]

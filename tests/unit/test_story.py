@@ -229,7 +229,7 @@ def test_of_a_webhook_the_host_and_how_it_goes_are_told() -> None:
     story = tell(known(attempt=1, completed=s(12), owed=s(59), told="failed", tellings=2, **DONE, **HOOK))
     webhook = story.webhook
     assert webhook is not None
-    assert (webhook.host, webhook.events) == ("receiver.example", ("start", "completed"))
+    assert (webhook.host, webhook.events) == ("receiver.example:8443", ("start", "completed"))
     assert (webhook.is_owed, webhook.attempts, webhook.last) == (True, 2, "failed")
     assert story.next == (Coming("webhook", f"{AT}59.000Z", "attempt 3 to tell its end, at the latest"),)
     assert b"secret" not in msgspec.json.encode(story)
