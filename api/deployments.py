@@ -20,9 +20,10 @@ from api.members import Members
 from api.pages import cursor_of, link, slice_of
 from api.parts import parts_of
 from api.problems import InvalidField, invalid_input, invalid_version, not_found, unavailable
-from api.requests import MODEL, VERSION, parse_create
+from api.requests import MODEL, VERSION, VersionRef, parse_create
 from director.core.account_limits import BucketName
 from director.core.accounts import Account
+from director.core.catalog import Version
 from director.core.deployments import MOST, Deployment, Release
 from director.core.schema import Page
 from director.core.view import iso
@@ -109,7 +110,7 @@ async def create_deployment(request: Request) -> Response:
     account = await authenticate(request, "run", takes="create")
     parts = parts_of(request)
     asked = _asked(await read_body(request, max_bytes=parts.settings.max_body_bytes), is_new=True)
-    if await parts.lookups.version(asked.model or "", asked.version or "") is None:
+    if await _version(request, account, asked.model or "", asked.version or "") is None:
         raise invalid_version()
     written, made = await parts.deployments.create(
         account.name,
@@ -136,7 +137,7 @@ async def update_deployment(request: Request) -> Response:
     account, deployment = await _theirs(request, "run", takes="create")
     parts = parts_of(request)
     asked = _asked(await read_body(request, max_bytes=parts.settings.max_body_bytes), is_new=False)
-    if asked.version and await parts.lookups.version(deployment.release.model, asked.version) is None:
+    if asked.version and await _version(request, account, deployment.release.model, asked.version) is None:
         raise invalid_version()
     for _ in range(TRIES):
         now = deployment.release
@@ -174,12 +175,17 @@ async def create_of_deployment(request: Request) -> Response:
     parts = parts_of(request)
     body = await read_body(request, max_bytes=parts.settings.max_body_bytes)
     asked = parse_create(body, version=False)
-    version = await parts.lookups.version(deployment.release.model, deployment.release.version)
+    version = await _version(request, account, deployment.release.model, deployment.release.version)
     if version is None:
         raise invalid_version()
     return await submit(
         request, account=account, version=version, asked=asked, body=body, deployment=deployment.full_name
     )
+
+
+async def _version(request: Request, account: Account, model: str, version: str) -> Version | None:
+    """A version of a model that this account may see now: it may have become private since it was deployed."""
+    return await parts_of(request).lookups.named(VersionRef(model=model, version=version), account)
 
 
 async def _theirs(request: Request, scope: Scope, *, takes: BucketName = "read") -> tuple[Account, Deployment]:

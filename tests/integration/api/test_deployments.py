@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 from msgspec import Raw
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.core import keys
@@ -216,6 +217,23 @@ async def test_another_accounts_looks_like_none_and_operators_have_all(
     async with api_client(settings, token=reader) as other:
         assert (await other.get(CHAT)).status_code == 200
         assert (await other.delete(CHAT)).status_code == 403
+
+
+async def test_a_model_that_may_not_be_seen_is_not_deployed_and_one_that_became_so_is_not_run(
+    settings: ApiSettings, redis: Redis, queue: str
+) -> None:
+    stranger = await Accounts(redis).create_token("stranger")
+    async with api_client(replace(settings, cache_s=0), token=stranger) as other:
+        assert (await other.post("/v1/deployments", json=WANTED)).status_code == 200
+        assert (await other.post("/v1/deployments/stranger/chat/predictions", json={"input": {}})).status_code == 201
+        await redis.hset(keys.model(MODEL), "visibility", "private")
+        again = {**WANTED, "name": "again"}
+        for refused in (
+            await other.post("/v1/deployments", json=again),
+            await other.patch("/v1/deployments/stranger/chat", json={"version": VERSION}),
+            await other.post("/v1/deployments/stranger/chat/predictions", json={"input": {}}),
+        ):
+            assert (refused.status_code, refused.json()["title"]) == (422, "Invalid version or not permitted")
 
 
 async def test_a_path_that_can_be_no_name_is_not_looked_for(api: httpx.AsyncClient) -> None:
