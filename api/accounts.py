@@ -8,6 +8,7 @@ from api.answers import json_response
 from api.auth import authenticate
 from api.parts import parts_of
 from api.problems import not_found
+from director.core.accounts import AccountType
 
 __all__ = ("AccountView", "get_account", "get_webhook_secret")
 
@@ -17,7 +18,7 @@ class AccountView(Struct, frozen=True):
 
     username: str
     name: str
-    type: str = "organization"
+    type: AccountType = "organization"
     github_url: str | None = None
     avatar_url: str | None = None
 
@@ -31,7 +32,7 @@ class WebhookSecret(Struct, frozen=True):
 async def get_account(request: Request) -> Response:
     """GET /account."""
     account = await authenticate(request, "read")
-    return json_response(AccountView(username=account.name, name=account.name))
+    return json_response(AccountView(username=account.name, name=account.name, type=account.type))
 
 
 async def get_webhook_secret(request: Request) -> Response:

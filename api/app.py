@@ -15,6 +15,15 @@ from starlette.routing import Route
 
 from api.accounts import get_account, get_webhook_secret
 from api.admin import drop_dead, drop_one_dead, get_dead, list_dead, revive_dead, revive_one_dead
+from api.admin_accounts import (
+    change_account,
+    create_account,
+    create_token,
+    get_account_of_all,
+    list_accounts,
+    list_tokens,
+    revoke_token,
+)
 from api.answers import carried
 from api.deployments import (
     create_deployment,
@@ -76,6 +85,13 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("GET", "/admin/dead/{id}", get_dead),
     ("POST", "/admin/dead/{id}/revive", revive_one_dead),
     ("POST", "/admin/dead/{id}/drop", drop_one_dead),
+    ("GET", "/admin/accounts", list_accounts),
+    ("POST", "/admin/accounts", create_account),
+    ("GET", "/admin/accounts/{name}", get_account_of_all),
+    ("PATCH", "/admin/accounts/{name}", change_account),
+    ("GET", "/admin/accounts/{name}/tokens", list_tokens),
+    ("POST", "/admin/accounts/{name}/tokens", create_token),
+    ("DELETE", "/admin/accounts/{name}/tokens/{id}", revoke_token),
 )
 PROBES: Final[tuple[tuple[str, Handler], ...]] = (("/livez", livez), ("/readyz", readyz))
 

@@ -9,12 +9,13 @@ from msgspec import Struct
 
 from api.cache import Cache
 from api.requests import VersionRef
-from director.core.accounts import Account, Accounts, digest
+from director.core.accounts import Account, Accounts
 from director.core.catalog import Catalog, Version
 from director.core.clock import Clock
 from director.core.ids import QueueName
 from director.core.models import Model
 from director.core.scripts import Scripts
+from director.core.tokens import digest
 
 __all__ = ("Lookups", "Service")
 
@@ -40,6 +41,7 @@ class Lookups:
         self._accounts = accounts
         self._catalog = catalog
         self._scripts = scripts
+        self._clock = clock
         self._tokens: Cache[str, Account] = Cache(clock=clock, ttl_s=cache_s, most=MOST_TOKENS)
         self._models: Cache[str, Model] = Cache(clock=clock, ttl_s=cache_s, most=MOST_MODELS)
         self._owners: Cache[str, str] = Cache(clock=clock, ttl_s=cache_s, most=MOST_MODELS)
@@ -48,7 +50,9 @@ class Lookups:
 
     async def account(self, token: str) -> Account | None:
         """Who this token speaks for, and what its account may use. Kept by its digest, as everywhere."""
-        return await self._tokens.get(digest(token), lambda: self._accounts.authenticate(token))
+        account = await self._tokens.get(digest(token), lambda: self._accounts.authenticate(token))
+        is_over = account and account.expires_ms is not None and account.expires_ms <= self._clock.now_ms()
+        return None if is_over else account
 
     async def model(self, name: str, account: Account) -> Model | None:
         """The model of this name, for whom there is one: see `Model.may_be_seen_by`."""

@@ -15,6 +15,7 @@ from api.lookups import Lookups
 from api.readers import Readers
 from api.waiters import SILENCE_S, Waiters
 from director.core.accounts import Accounts
+from director.core.administration import Administration
 from director.core.catalog import Catalog
 from director.core.clock import Clock
 from director.core.dead import DeadLetters
@@ -58,6 +59,7 @@ class Parts(Struct, frozen=True, kw_only=True):
     clock: Clock
     scripts: Scripts
     accounts: Accounts
+    administration: Administration
     catalog: Catalog
     listing: Listing
     glances: Glances
@@ -105,6 +107,7 @@ async def running(
         clock=clock,
         scripts=scripts,
         accounts=accounts,
+        administration=Administration(accounts, catalog, scripts),
         catalog=catalog,
         listing=Listing(redis),
         glances=glances,

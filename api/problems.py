@@ -26,6 +26,7 @@ __all__ = (
     "InvalidField",
     "Problem",
     "ProblemDocument",
+    "account_exists",
     "compute_exhausted",
     "data_removed",
     "forbidden",
@@ -64,6 +65,7 @@ MAX_DESCRIPTION: Final = 500
 class Code(StrEnum):
     """What a program may branch on. A closed set: a new one is a new promise."""
 
+    ACCOUNT_EXISTS = "account_exists"
     BREAKER_OPEN = "breaker_open"
     CANNOT_START_IN_TIME = "cannot_start_in_time"
     COMPUTE_EXHAUSTED = "compute_exhausted"
@@ -213,6 +215,10 @@ def not_terminal() -> Problem:
     return _problem(
         409, "It has not ended yet: its webhook is sent when it has.", title="Conflict", code=Code.NOT_TERMINAL
     )
+
+
+def account_exists() -> Problem:
+    return _problem(409, "There is an account of this name.", title="Conflict", code=Code.ACCOUNT_EXISTS)
 
 
 def no_webhook() -> Problem:

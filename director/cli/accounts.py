@@ -1,19 +1,19 @@
-"""`director account`: what accounts may use, what became of their limits lately, what signs their webhooks.
+"""`director account`: who there is, what they may use, what became of their limits lately, what signs their webhooks.
 
 Makes no tokens: `token` does. Never prints a secret of webhooks: their account asks the API for it.
 """
 
 import argparse
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from director.cli.arguments import CommandParser, Commands, add_json, add_redis, hours
+from director.cli.audit import audited
 from director.cli.backend import Backend, on_backend
 from director.cli.pipe import print_json
 
 if TYPE_CHECKING:
     from director.core.accounts import Usage, Written
-    from director.core.ids import QueueName
     from director.core.scripts import Rotated
 
 __all__ = ("add",)
@@ -21,6 +21,7 @@ __all__ = ("add",)
 DAY_S: Final = 86_400
 HOUR_S: Final = 3_600.0
 KEEP_HOURS: Final = 24.0
+TYPES: Final = ("organization", "user")  # of core.accounts, which is imported only when a command runs
 LIMITS: Final = {  # the fields of AccountLimits, which is imported only when a command runs
     "rate": "creates a second",
     "burst": "creates at once",
@@ -36,9 +37,12 @@ LIMITS: Final = {  # the fields of AccountLimits, which is imported only when a 
 def add(commands: Commands) -> None:
     """Add the commands of this file."""
     account = commands.add_parser(
-        "account", help="list accounts, show and set their limits", description="What accounts may use."
+        "account", help="make and list accounts, show and set their limits", description="Who may ask, and what for."
     )
     actions = account.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)
+    created = _action(actions, "create", "make an account, which has no token yet", _create)
+    created.add_argument("name", metavar="NAME")
+    created.add_argument("--type", choices=TYPES, default=TYPES[0], help="what it stands for (%(default)s)")
     _action(actions, "list", "list accounts with the limits that were set for them", _list)
     shown = _action(actions, "show", "show one account: its limits, what was denied, the day's compute", _show)
     shown.add_argument("name", metavar="NAME")
@@ -63,6 +67,20 @@ def _action(actions: Commands, name: str, text: str, run: Callable[[argparse.Nam
     return parser
 
 
+def _create(given: argparse.Namespace) -> int:
+    from director.core.errors import SettingsError
+
+    with audited() as by:
+        is_new = on_backend(given, lambda backend: backend.administration.create(given.name, given.type, by=by))
+    if not is_new:
+        raise SettingsError(f"there is an account {given.name} already: `director account show {given.name}`.")
+    if given.json:
+        print_json({"name": given.name, "type": given.type})
+    else:
+        print(f"{given.name} is there. `director token create --account {given.name}` makes a token for it.")
+    return 0
+
+
 def _list(given: argparse.Namespace) -> int:
     async def read(backend: Backend) -> dict[str, dict[str, str]]:
         return {name: (await backend.accounts.written(name)).limits for name in await backend.accounts.names()}
@@ -71,7 +89,7 @@ def _list(given: argparse.Namespace) -> int:
     if given.json:
         print_json([{"name": name, "limits": limits} for name, limits in found.items()])
     elif not found:
-        print("no accounts yet: `director token create --account NAME` makes one")
+        print("no accounts yet: `director account create NAME` makes one")
     for name, limits in {} if given.json else found.items():
         print(_line(name, limits))
     return 0
@@ -89,7 +107,9 @@ def _show(given: argparse.Namespace) -> int:
 
     written, usage = on_backend(given, read)
     if given.json:
-        print_json({"name": given.name, "limits": written.limits, "usage": msgspec.to_builtins(usage)})
+        print_json(
+            {"name": given.name, "type": written.type, "limits": written.limits, "usage": msgspec.to_builtins(usage)}
+        )
         return 0
     for name, text in LIMITS.items():
         print(f"{name:<18} {written.limits.get(name, 'default'):<10} {text}")
@@ -106,14 +126,8 @@ def _set(given: argparse.Namespace) -> int:
     if not limits:
         raise SettingsError(f"say which limit: --{', --'.join(name.replace('_', '-') for name in LIMITS)}.")
 
-    async def write(backend: Backend) -> dict[str, str]:
-        await backend.accounts.set_limits(given.name, limits)
-        written = await backend.accounts.written(given.name)
-        if {"weight", "max_running"} & set(limits):
-            await _tell_queues(backend, given.name, written)
-        return written.limits
-
-    written = on_backend(given, write)
+    with audited() as by:
+        written = on_backend(given, lambda backend: backend.administration.set_limits(given.name, limits, by=by)).limits
     if given.json:
         print_json({"name": given.name, "limits": written})
     else:
@@ -143,23 +157,6 @@ def _rotate(given: argparse.Namespace) -> int:
         former = f"the former one signs too until {until}" if until else "no former one signs any more"
         print(f"{given.name} has a new secret, and {former}. GET /v1/webhooks/default/secret shows it to the account.")
     return 0
-
-
-async def _tell_queues(backend: Backend, account: str, written: "Written") -> None:
-    """What waits goes by it too. A default of `max_running` the API alone knows, and brings with the next create."""
-    import asyncio
-
-    from director.core.account_limits import UNLIMITED
-
-    limits = UNLIMITED.over(written.limits)
-    most_running: int | Literal["kept"] | None = limits.max_running if "max_running" in written.limits else "kept"
-
-    async def tell(queue: "QueueName") -> None:
-        await backend.scripts.limit(
-            queue, account, weight=limits.weight, most_running=most_running, revision=written.revision
-        )
-
-    await asyncio.gather(*map(tell, await backend.catalog.queues()))
 
 
 def _line(name: str, limits: dict[str, str]) -> str:

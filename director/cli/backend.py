@@ -20,6 +20,7 @@ class Backend:
 
     def __init__(self, redis: "Redis") -> None:
         from director.core.accounts import Accounts
+        from director.core.administration import Administration
         from director.core.catalog import Catalog
         from director.core.clock import SystemClock
         from director.core.dead import DeadLetters
@@ -33,6 +34,7 @@ class Backend:
         self.scripts = Scripts(self._gatherer)
         self.catalog = Catalog(redis, self.scripts, clock)
         self.accounts = Accounts(redis)
+        self.administration = Administration(self.accounts, self.catalog, self.scripts)
         self.queues = Queues(redis, self.catalog)
         self.dead = DeadLetters(redis, self.scripts, clock)
 

@@ -3,54 +3,154 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from director.cli.arguments import Commands, add_json, add_redis
-from director.cli.backend import on_backend
+from director.cli.arguments import CommandParser, Commands, add_json, add_redis, hours
+from director.cli.audit import audited
+from director.cli.backend import Backend, on_backend
 from director.cli.pipe import print_json
 
+if TYPE_CHECKING:
+    from director.core.administration import MadeToken
+    from director.core.tokens import Token
+
 __all__ = ("add",)
+
+HOUR_MS = 3_600_000
 
 
 def add(commands: Commands) -> None:
     """Add the commands of this file."""
     token = commands.add_parser(
-        "token", help="make and revoke tokens", description="Make and revoke tokens for callers of the API."
+        "token", help="make, list and revoke tokens", description="Make, list and revoke tokens for callers of the API."
     )
-    actions = token.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    actions = token.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)
     create = actions.add_parser("create", help="make a token, and its account where there is none")
     create.add_argument("--account", required=True, metavar="NAME", help="who the token speaks for")
+    create.add_argument("--label", default="", metavar="TEXT", help="what it is for: tells it from others")
     create.add_argument("--lanes", default="high,normal,low", help="lanes that it may use (%(default)s)")
     create.add_argument("--scopes", default="read,run", help="of read, run, admin: what it may do (%(default)s)")
+    create.add_argument("--expires-hours", type=hours, metavar="H", help="how long it is good (for ever)")
     add_json(create)
     add_redis(create)
     create.set_defaults(run=_create)
-    revoke = actions.add_parser("revoke", help="make a token, read from standard input, speak for nobody")
+    listed = actions.add_parser("list", help="list tokens, without what is secret of them")
+    listed.add_argument("--account", metavar="NAME", help="those of this account (of all)")
+    add_json(listed)
+    add_redis(listed)
+    listed.set_defaults(run=_list)
+    revoke = actions.add_parser(
+        "revoke", help="make a token speak for nobody: one that is named, or is read from standard input"
+    )
+    revoke.add_argument("name", nargs="?", metavar="TOKEN", help="its label, its last 4 characters or its id")
+    revoke.add_argument("--account", metavar="NAME", help="whose it is, where it is named")
     add_redis(revoke)
     revoke.set_defaults(run=_revoke)
 
 
 def _create(given: argparse.Namespace) -> int:
+    from director.core.clock import SystemClock
+
     lanes, scopes = _words(given.lanes), _words(given.scopes)
     _check(given.account, lanes, scopes)
-    token = on_backend(given, lambda backend: backend.accounts.create_token(given.account, lanes=lanes, scopes=scopes))
+    expires_ms = None
+    if given.expires_hours is not None:
+        expires_ms = SystemClock().now_ms() + int(given.expires_hours * HOUR_MS)
+
+    with audited() as by:
+
+        async def make(backend: Backend) -> "MadeToken":
+            return await backend.administration.create_token(
+                given.account,
+                lanes=lanes,
+                scopes=scopes,
+                label=given.label,
+                expires_ms=expires_ms,
+                by=by,
+            )
+
+        made = on_backend(given, make)
     if given.json:
-        print_json({"account": given.account, "lanes": lanes, "scopes": scopes, "token": token})
+        print_json({**_shown(made.token), "token": made.secret})
     else:
-        print(token)
+        print(made.secret)
+    return 0
+
+
+def _list(given: argparse.Namespace) -> int:
+    async def read(backend: Backend) -> "list[Token]":
+        if given.account:
+            await backend.accounts.refuse_unknown(given.account)
+        names = [given.account] if given.account else await backend.accounts.names()
+        return [token for name in names for token in await backend.accounts.tokens.of(name)]
+
+    tokens = on_backend(given, read)
+    if given.json:
+        print_json([_shown(token) for token in tokens])
+    elif not tokens:
+        print("no tokens yet: `director token create --account NAME` makes one")
+    for token in [] if given.json else tokens:
+        shown = _shown(token)
+        until = shown["expires_at"] or "never"
+        print(
+            f"{token.account} {token.id} …{token.last4 or '????'} scopes={','.join(token.scopes)} "
+            f"lanes={','.join(token.lanes)} expires={until} {token.label}".rstrip()
+        )
     return 0
 
 
 def _revoke(given: argparse.Namespace) -> int:
-    """From standard input: what stands on a command line is seen by everybody on the machine, and kept by the shell."""
+    """What is no secret may be named. A whole token comes from standard input: what stands on a command line is seen by
+    everybody on the machine, and kept by the shell.
+    """
     from director.cli.where import redis_url
     from director.core.errors import SettingsError
 
     redis_url(given)  # where none is known, nobody is asked for a token
-    token = sys.stdin.readline().strip()
-    if not token or not on_backend(given, lambda backend: backend.accounts.revoke(token)):
-        raise SettingsError("standard input has no token that speaks for anybody.")
+    if given.name and not given.account:
+        raise SettingsError("say whose token it is: --account NAME.")
+    secret = "" if given.name else sys.stdin.readline().strip()
+
+    with audited() as by:
+
+        async def revoke(backend: Backend) -> bool:
+            found = await (_named(backend, given) if given.name else backend.accounts.tokens.found(secret))
+            return found is not None and await backend.administration.revoke(found, by=by)
+
+        is_gone = on_backend(given, revoke)
+    if not is_gone:
+        raise SettingsError(
+            f"{given.account} has no such token: `director token list` shows them."
+            if given.name
+            else "standard input has no token that speaks for anybody."
+        )
     print("revoked: an API that knew it forgets it once its cache is over")
     return 0
+
+
+async def _named(backend: Backend, given: argparse.Namespace) -> "Token | None":
+    from director.core.errors import SettingsError
+
+    await backend.accounts.refuse_unknown(given.account)
+    found = [token for token in await backend.accounts.tokens.of(given.account) if token.is_named(given.name)]
+    if len(found) > 1:
+        raise SettingsError(f"{len(found)} tokens of {given.account} are named like that: give the id of one.")
+    return found[0] if found else None
+
+
+def _shown(token: "Token") -> dict[str, Any]:
+    from director.core.view import iso
+
+    return {
+        "id": token.id,
+        "account": token.account,
+        "label": token.label,
+        "last4": token.last4,
+        "scopes": token.scopes,
+        "lanes": token.lanes,
+        "created_at": iso(token.created_ms) if token.created_ms else None,
+        "expires_at": iso(token.expires_ms) if token.expires_ms else None,
+    }
 
 
 def _words(text: str) -> list[str]:
@@ -58,9 +158,11 @@ def _words(text: str) -> list[str]:
 
 
 def _check(account: str, lanes: Sequence[str], scopes: Sequence[str]) -> None:
-    from director.core.accounts import SCOPES, refuse_name
+    """In the words of the command line, and before any server is asked."""
+    from director.core.accounts import refuse_name
     from director.core.errors import SettingsError
     from director.core.keys import LANES
+    from director.core.tokens import SCOPES
 
     refuse_name(account)
     if not lanes or not set(lanes) <= set(LANES):

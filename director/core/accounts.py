@@ -1,14 +1,12 @@
 """Who may ask, what they may use, and with what we sign for them.
 
-Tokens are kept by their digest only, so nothing stored here can ask. The secrets of webhooks are kept as they are,
-since signing takes them: whoever reads them can sign as we do.
+Tokens are kept by their digest only (`tokens.py`), so nothing stored here can ask. The secrets of webhooks are kept as
+they are, since signing takes them: whoever reads them can sign as we do.
 """
 
-import hashlib
 import re
-import secrets
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Literal, cast, get_args
 
 from msgspec import Struct
 from redis.asyncio import Redis
@@ -20,31 +18,38 @@ from director.core.errors import SettingsError
 from director.core.keys import LANES
 from director.core.redis_client import ask, text, texts
 from director.core.signing import new_secret
+from director.core.tokens import Tokens
 
-__all__ = ("ACCOUNT_NAME", "SCOPES", "Account", "Accounts", "Usage", "Written", "digest", "refuse_name")
+__all__ = ("ACCOUNT_NAME", "TYPES", "Account", "AccountType", "Accounts", "Usage", "Written", "refuse_name")
 
+AccountType = Literal["organization", "user"]
+TYPES: Final[tuple[AccountType, ...]] = get_args(AccountType)
 ACCOUNT_NAME: Final = r"^[a-z0-9][a-z0-9_-]{0,63}$"
-# read: see what is there; run: make and cancel predictions; admin: what operators do, over all accounts
-SCOPES: Final = ("read", "run", "admin")
 FORMER: Final = "webhook_secret_until:"
-TOKEN_PREFIX: Final = "dr_"  # noqa: S105 - marks a secret for scanners, is none
 
 
 class Account(Struct, frozen=True):
-    """Who a token speaks for, which lanes it may use, and what its account may use, as of which change of that."""
+    """Who a token speaks for, which lanes it may use, and what its account may use, as of which change of that.
+
+    `token_id` and `expires_ms` are the token's own; None: it does not expire.
+    """
 
     name: str
     lanes: tuple[str, ...] = ("normal",)
     scopes: tuple[str, ...] = ("read", "run")
     limits: AccountLimits = UNLIMITED
     limits_rev: int = 0
+    type: AccountType = "organization"
+    token_id: str = ""
+    expires_ms: int | None = None
 
 
 class Written(Struct, frozen=True):
-    """Those limits of an account that an operator set, as they are written down, and how often any was changed."""
+    """What is written down of an account: the limits that an operator set, how often any was changed; its type."""
 
     limits: dict[str, str]
     revision: int
+    type: AccountType = "organization"
 
 
 class Usage(Struct, frozen=True, kw_only=True):
@@ -69,6 +74,21 @@ class Accounts:
         self._redis = redis
         self._defaults = defaults
         self._clock = clock or SystemClock()
+        self.tokens = Tokens(redis, self._clock)
+
+    async def create(self, account: str, kind: AccountType = "organization") -> bool:
+        """Make this account; False where there is one of this name, which stays as it is."""
+        refuse_name(account)
+        is_new = not await self.exists(account)
+        await self._make(account)
+        if is_new:
+            await ask(lambda: self._redis.hset(keys.account(account), "type", kind))
+        return is_new
+
+    async def set_type(self, account: str, kind: AccountType) -> None:
+        """An organisation, or one person. Raises SettingsError where there is no such account."""
+        await self.refuse_unknown(account)
+        await ask(lambda: self._redis.hset(keys.account(account), "type", kind))
 
     async def create_token(
         self,
@@ -76,51 +96,64 @@ class Accounts:
         *,
         lanes: Sequence[str] = LANES,
         scopes: Sequence[str] = ("read", "run"),
+        label: str = "",
+        expires_ms: int | None = None,
         token: str | None = None,
     ) -> str:
-        """A new token of this account, which is made where it does not exist. It is shown here and never again."""
+        """A new token of this account, which is made where it does not exist. It is shown here and never again.
+
+        Raises SettingsError for a name, lane, scope, label or time that is none.
+        """
         refuse_name(account)
-        if not lanes or not set(lanes) <= set(LANES):
-            raise SettingsError(f"A token has lanes of {', '.join(LANES)}.")
-        token = token or TOKEN_PREFIX + secrets.token_urlsafe(32)
-        fields = ["account", account, "lanes", ",".join(lanes), "scopes", ",".join(scopes)]
-
-        async def write() -> None:
-            await self._make(account)
-            await self._redis.hset(keys.token(digest(token)), items=fields)
-
-        await ask(write)
-        return token
+        made = self.tokens.new(lanes=lanes, scopes=scopes, label=label, expires_ms=expires_ms, token=token)
+        await self._make(account)
+        await self.tokens.add(account, made)
+        return made.secret
 
     async def _make(self, account: str) -> None:
-        await self._redis.hsetnx(keys.account(account), "webhook_secret", new_secret())
-        await self._redis.sadd(keys.accounts(), account)
+        async def write() -> None:
+            await self._redis.hsetnx(keys.account(account), "webhook_secret", new_secret())
+            await self._redis.sadd(keys.accounts(), account)
+
+        await ask(write)
 
     async def revoke(self, token: str) -> bool:
         """Make a token speak for nobody; False when it did not speak for anybody before."""
-        return bool(await ask(lambda: self._redis.delete(keys.token(digest(token)))))
+        found = await self.tokens.found(token)
+        return found is not None and await self.tokens.remove(found)
 
     async def authenticate(self, token: str) -> Account | None:
         """Who this token speaks for; None for nobody. Looked up by digest, so timing tells nothing of other tokens."""
-        found = texts(await ask(lambda: self._redis.hgetall(keys.token(digest(token)))))
-        if not found:
+        found = await self.tokens.found(token)
+        if found is None:
             return None
-        lanes, scopes = found["lanes"].split(","), found["scopes"].split(",")
-        written = await self.written(found["account"])
-        limits = self._defaults.over(written.limits)
-        return Account(found["account"], tuple(lanes), tuple(scopes), limits, written.revision)
+        written = await self.written(found.account)
+        return Account(
+            name=found.account,
+            lanes=found.lanes,
+            scopes=found.scopes,
+            limits=self._defaults.over(written.limits),
+            limits_rev=written.revision,
+            type=written.type,
+            token_id=found.id,
+            expires_ms=found.expires_ms,
+        )
 
     async def names(self) -> list[str]:
-        """Every account that was given a token."""
+        """Every account there is, sorted."""
         return sorted(text(name) for name in await ask(lambda: self._redis.smembers(keys.accounts())))
+
+    async def exists(self, account: str) -> bool:
+        """Is there an account of this name?"""
+        return bool(await ask(lambda: self._redis.exists(keys.account(account))))
 
     async def refuse_unknown(self, account: str) -> None:
         """Raises SettingsError where there is no such account."""
         refuse_name(account)
-        if not await ask(lambda: self._redis.exists(keys.account(account))):
+        if not await self.exists(account):
             raise SettingsError(
                 f"there is no account {account}: `director account list` shows those that there are, "
-                "`director token create` makes one."
+                "`director account create` makes one."
             )
 
     async def limits(self, account: str) -> AccountLimits:
@@ -128,11 +161,12 @@ class Accounts:
         return self._defaults.over((await self.written(account)).limits)
 
     async def written(self, account: str) -> Written:
-        """Those of its limits that differ from everybody's."""
+        """What differs from everybody's."""
         names = AccountLimits.__struct_fields__
-        *found, revision = await ask(lambda: self._redis.hmget(keys.account(account), [*names, "limits_rev"]))
+        fields = [*names, "limits_rev", "type"]
+        *found, revision, kind = await ask(lambda: self._redis.hmget(keys.account(account), fields))
         limits = {name: text(value) for name, value in zip(names, found, strict=True) if value is not None}
-        return Written(limits, int(revision or 0))
+        return Written(limits, int(revision or 0), cast(AccountType, text(kind or TYPES[0])))
 
     async def set_limits(self, account: str, limits: Mapping[str, str]) -> None:
         """Write down limits of this account: a number, none or default. An API goes by it once its cache is over.
@@ -188,8 +222,3 @@ def refuse_name(account: str) -> None:
     """Raises SettingsError where that is no account's name."""
     if not re.fullmatch(ACCOUNT_NAME, account):
         raise SettingsError(f"{account!r} is no account name: use a-z, 0-9, - and _, at most 64, such as team-a.")
-
-
-def digest(token: str) -> str:
-    """How a token is kept: its SHA-256. Tokens have 256 bits of their own, so no slow hash is needed."""
-    return hashlib.sha256(token.encode()).hexdigest()

@@ -54,6 +54,7 @@ __all__ = (
     "taken",
     "tally",
     "token",
+    "tokens",
     "unspent",
     "usage",
     "version",
@@ -79,6 +80,7 @@ PERMANENT: Final = {
     "version": "catalogue",
     "versions": "catalogue",
     "token": "accounts",
+    "tokens": "one member per token of an account, removed with it",
     "account": "accounts",
     "accounts": "the registry that operators list",
     "deployment": "until its account deletes it",
@@ -281,12 +283,18 @@ def versions() -> str:
 
 
 def token(digest: str) -> str:
-    """hash · who a bearer token speaks for, by the SHA-256 of the token. Permanent."""
+    """hash · who a bearer token speaks for, by the SHA-256 of the token. Permanent. One that expires is gone then."""
     return f"token:{digest}"
 
 
+def tokens(account: str) -> str:
+    """zset · the digests of an account's tokens → when each was made, ms. Written before the token. Permanent."""
+    return f"tokens:{account}"
+
+
 def account(name: str) -> str:
-    """hash · an account: its webhook secrets; its limits where they are not those of all, and how often they changed.
+    """hash · an account: its type; its webhook secrets; its limits where they are not those of all, and how often they
+    changed.
 
     Permanent.
     """

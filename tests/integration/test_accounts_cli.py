@@ -172,6 +172,77 @@ async def test_a_token_is_revoked_without_standing_on_a_command_line(
     assert "no token that speaks for anybody" in await operator.is_told("token", "revoke")
 
 
+async def test_a_token_is_listed_and_revoked_by_what_is_no_secret(operator: Operator, redis: Redis) -> None:
+    made = {}
+    for label in ("ci", "laptop", "phone"):
+        line = ("token", "create", "--account", ACCOUNT, "--label", label, "--json")
+        made[label] = json.loads(await operator.types(*line))
+    listed = json.loads(await operator.types("token", "list", "--account", ACCOUNT, "--json"))
+    assert [{**one, "token": made[one["label"]]["token"]} for one in listed] == list(made.values())
+    shown = await operator.types("token", "list")
+    assert not [one for one in made.values() if one["token"] in shown]
+    for name in ("ci", made["laptop"]["last4"], made["phone"]["id"][:8]):
+        await operator.types("token", "revoke", name, "--account", ACCOUNT)
+    assert [await Accounts(redis).authenticate(one["token"]) for one in made.values()] == [None] * 3
+    assert "no tokens yet" in await operator.types("token", "list")
+    assert "has no such token" in await operator.is_told("token", "revoke", "ci", "--account", ACCOUNT)
+
+
+async def test_a_name_that_two_tokens_have_revokes_neither(operator: Operator, redis: Redis) -> None:
+    for _ in range(2):
+        await operator.types("token", "create", "--account", ACCOUNT, "--label", "ci")
+    said = await operator.is_told("token", "revoke", "ci", "--account", ACCOUNT)
+    assert f"2 tokens of {ACCOUNT} are named like that" in said
+    assert "say whose token it is" in await operator.is_told("token", "revoke", "ci")
+    assert len(await Accounts(redis).tokens.of(ACCOUNT)) == 2
+
+
+async def test_a_token_of_the_former_release_is_listed_once_it_was_used(redis: Any) -> None:
+    accounts = Accounts(redis)
+    token = await accounts.create_token(ACCOUNT)
+    [known] = await accounts.tokens.of(ACCOUNT)
+    await redis.delete(f"tokens:{ACCOUNT}")
+    await redis.hdel(f"token:{known.digest}", "label", "last4", "created", "expires")
+    assert await accounts.tokens.of(ACCOUNT) == []
+    assert await accounts.authenticate(token) is not None
+    [listed] = await accounts.tokens.of(ACCOUNT)
+    assert (listed.id, listed.created_ms, listed.expires_ms) == (known.id, None, None)
+    assert await accounts.tokens.remove(listed)
+
+
+async def test_a_token_can_have_an_end(operator: Operator, redis: Any) -> None:
+    token = (await operator.types("token", "create", "--account", ACCOUNT, "--expires-hours", "1")).strip()
+    account = await Accounts(redis).authenticate(token)
+    assert account is not None
+    assert account.expires_ms is not None
+    [known] = await Accounts(redis).tokens.of(ACCOUNT)
+    assert 0 < await redis.pttl(f"token:{known.digest}") <= 3_600_000
+    said = await operator.is_told("token", "create", "--account", ACCOUNT, "--expires-hours", "0")
+    assert "expires in the future" in said
+
+
+async def test_an_account_is_made_without_a_token(operator: Operator, redis: Redis) -> None:
+    await operator.types("account", "create", ACCOUNT, "--type", "user")
+    assert (await Accounts(redis).written(ACCOUNT)).type == "user"
+    assert await Accounts(redis).tokens.of(ACCOUNT) == []
+    said = await operator.is_told("account", "create", ACCOUNT)
+    assert f"there is an account {ACCOUNT} already" in said
+    assert (await Accounts(redis).written(ACCOUNT)).type == "user"
+
+
+async def test_a_change_is_a_line_on_stderr_with_who_typed_it_and_no_secret(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("getpass.getuser", lambda: "ada")
+    line = ["token", "create", "--account", ACCOUNT, "--label", "ci", "--redis", operator.server.url]
+    assert await to_thread.run_sync(lambda: main(line)) == 0
+    out, err = operator.capsys.readouterr()
+    [written] = [json.loads(text) for text in err.splitlines()]
+    assert (written["message"], written["by"], written["account"]) == ("token created", "cli:ada", ACCOUNT)
+    assert written["label"] == "ci"
+    assert out.strip() not in err
+
+
 async def test_a_limit_that_somebody_wrote_by_hand_and_that_is_none_is_named(redis: Any, token: str) -> None:
     await redis.hset(f"account:{ACCOUNT}", "rate", "soon")
     with pytest.raises(SettingsError, match="rate: a number from"):

@@ -217,6 +217,7 @@ async def test_a_fault_of_ours_still_reaches_the_server_which_logs_it() -> None:
         lambda: problems.too_slow(5),
         problems.invalid_host,
         problems.no_files,
+        problems.account_exists,
         lambda: problems.invalid_header("Cancel-After", "shorter"),
         lambda: problems.unusable_schema("is odd"),
         lambda: problems.unavailable(1),

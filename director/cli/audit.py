@@ -1,0 +1,39 @@
+"""Who types a command that changes accounts, and the log of what it changed: a line of JSON on stderr for each.
+
+Only names: a command never asks anybody who they are.
+"""
+
+import getpass
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ("audited",)
+
+CHANGES = "director.core.administration"
+
+
+@contextmanager
+def audited() -> Iterator[str]:
+    """The name of who types, and the changes that are made meanwhile in the log."""
+    import logging
+    import sys
+
+    from director.core.logs import JsonLines
+
+    handler, changes = logging.StreamHandler(sys.stderr), logging.getLogger(CHANGES)
+    handler.setFormatter(JsonLines(process="cli"))
+    level = changes.level
+    changes.addHandler(handler)
+    changes.setLevel(logging.INFO)
+    try:
+        yield f"cli:{_user()}"
+    finally:
+        changes.setLevel(level)
+        changes.removeHandler(handler)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a number that has no name
+        return "unknown"

@@ -1,0 +1,213 @@
+"""Operators make accounts and tokens over HTTP: what they see, what they never see again, and who may."""
+
+import logging
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import pytest
+from msgspec.structs import replace
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.account_limits import AccountLimits
+from director.core.accounts import Accounts
+from director.core.ids import QueueName
+from director.core.settings import ApiSettings
+from tests.support.api import api_client
+from tests.support.eventually import eventually
+from tests.support.queue_driver import ACCOUNT, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+ADMIN = "operators"
+
+
+@pytest.fixture
+async def admin(settings: ApiSettings, redis: Redis, queue: QueueName) -> AsyncIterator[httpx.AsyncClient]:
+    """An operator, who asks an API that keeps nothing in its cache."""
+    token = await Accounts(redis).create_token(ADMIN, scopes=("admin",), label="on call")
+    async with api_client(replace(settings, cache_s=0), token=token) as client:
+        yield client
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+async def made(admin: httpx.AsyncClient, name: str = "umbrella", **token: Any) -> str:
+    """A token of a new account."""
+    await admin.post("/v1/admin/accounts", json={"name": name})
+    answer = await admin.post(f"/v1/admin/accounts/{name}/tokens", json=token)
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["token"])
+
+
+async def test_an_account_is_made_once_and_shown_with_its_limits(admin: httpx.AsyncClient) -> None:
+    answer = await admin.post("/v1/admin/accounts", json={"name": "umbrella", "type": "user"})
+    assert answer.status_code == 201
+    shown = (await admin.get("/v1/admin/accounts/umbrella")).json()
+    assert shown == answer.json()
+    assert (shown["name"], shown["type"]) == ("umbrella", "user")
+    assert set(shown["limits"]) == set(AccountLimits.__struct_fields__)
+    again = await admin.post("/v1/admin/accounts", json={"name": "umbrella", "type": "organization"})
+    assert (again.status_code, again.json()["code"]) == (409, "account_exists")
+    assert (await admin.get("/v1/admin/accounts/umbrella")).json()["type"] == "user"
+
+
+async def test_an_account_says_what_it_is_to_whoever_has_its_token(admin: httpx.AsyncClient) -> None:
+    token = await made(admin)
+    await admin.patch("/v1/admin/accounts/umbrella", json={"type": "user"})
+    answer = (await admin.get("/v1/account", headers=bearer(token))).json()
+    assert (answer["type"], answer["username"], answer["name"]) == ("user", "umbrella", "umbrella")
+
+
+async def test_a_tokens_secret_is_shown_once_and_never_again(admin: httpx.AsyncClient, redis: Any) -> None:
+    ends = datetime.now(UTC) + timedelta(days=1)
+    await admin.post("/v1/admin/accounts", json={"name": "umbrella"})
+    asked = {"label": "build server", "scopes": ["read"], "lanes": ["low"], "expires_at": ends.isoformat()}
+    answer = await admin.post("/v1/admin/accounts/umbrella/tokens", json=asked)
+    secret = answer.json()["token"]
+    assert answer.headers["cache-control"] == "no-store"
+    [listed] = (await admin.get("/v1/admin/accounts/umbrella/tokens")).json()["results"]
+    assert {**listed, "token": secret} == answer.json()
+    assert (listed["label"], listed["scopes"], listed["lanes"]) == ("build server", ["read"], ["low"])
+    assert listed["last4"] == secret[-4:]
+    assert listed["created_at"] < listed["expires_at"]
+    for name in await redis.keys("*token*"):
+        content = await redis.execute_command("DUMP", name)
+        assert secret.encode() not in name + content
+
+
+async def test_a_token_may_do_what_its_scopes_say_and_no_more(admin: httpx.AsyncClient) -> None:
+    looks = bearer(await made(admin, scopes=["read"]))
+    assert (await admin.get("/v1/predictions", headers=looks)).status_code == 200
+    assert (await admin.post("/v1/predictions", headers=looks, json={})).status_code == 403
+    assert (await admin.get("/v1/admin/accounts", headers=looks)).status_code == 403
+
+
+async def test_a_revoked_token_is_nobodys(admin: httpx.AsyncClient) -> None:
+    token, other = await made(admin, label="one"), await made(admin, label="two")
+    listed = (await admin.get("/v1/admin/accounts/umbrella/tokens")).json()["results"]
+    [name] = [one["id"] for one in listed if one["label"] == "one"]
+    assert (await admin.delete(f"/v1/admin/accounts/umbrella/tokens/{name}")).status_code == 204
+    assert (await admin.get("/v1/account", headers=bearer(token))).status_code == 401
+    assert (await admin.get("/v1/account", headers=bearer(other))).status_code == 200
+    assert (await admin.delete(f"/v1/admin/accounts/umbrella/tokens/{name}")).status_code == 404
+    left = (await admin.get("/v1/admin/accounts/umbrella/tokens")).json()["results"]
+    assert [one["label"] for one in left] == ["two"]
+
+
+async def test_a_token_is_revoked_by_its_own_account_alone(admin: httpx.AsyncClient) -> None:
+    token = await made(admin)
+    await admin.post("/v1/admin/accounts", json={"name": "another"})
+    [listed] = (await admin.get("/v1/admin/accounts/umbrella/tokens")).json()["results"]
+    assert (await admin.delete(f"/v1/admin/accounts/another/tokens/{listed['id']}")).status_code == 404
+    assert (await admin.get("/v1/account", headers=bearer(token))).status_code == 200
+
+
+async def test_an_expired_token_is_nobodys_and_is_gone(admin: httpx.AsyncClient, redis: Any) -> None:
+    ends = datetime.now(UTC) + timedelta(seconds=1)
+    token = await made(admin, expires_at=ends.isoformat())
+
+    async def is_nobodys() -> bool:
+        return (await admin.get("/v1/account", headers=bearer(token))).status_code == 401
+
+    await eventually(is_nobodys, "the token is nobody's")
+
+    async def is_gone() -> bool:
+        return (await admin.get("/v1/admin/accounts/umbrella/tokens")).json()["results"] == []
+
+    await eventually(is_gone, "the token is listed no more")
+    assert len(await redis.keys("token:*")) == 1, "the operator's"
+
+
+async def test_what_a_token_cannot_have_is_refused(admin: httpx.AsyncClient, redis: Redis) -> None:
+    await admin.post("/v1/admin/accounts", json={"name": "umbrella"})
+    for wrong in (
+        {"scopes": ["root"]},
+        {"scopes": []},
+        {"lanes": ["urgent"]},
+        {"label": "a\nb"},
+        {"expires_at": "tomorrow"},
+        {"expires_at": "2020-01-01T00:00:00Z"},
+        {"expires_at": "2999-01-01T00:00:00"},
+        {"secret": "mine"},
+    ):
+        answer = await admin.post("/v1/admin/accounts/umbrella/tokens", json=wrong)
+        assert answer.status_code in (400, 422), wrong
+    assert await Accounts(redis).tokens.of("umbrella") == []
+
+
+async def test_limits_are_set_taken_back_and_lifted(admin: httpx.AsyncClient, redis: Redis) -> None:
+    await admin.post("/v1/admin/accounts", json={"name": "umbrella"})
+    answer = await admin.patch("/v1/admin/accounts/umbrella", json={"limits": {"rate": 2.5, "burst": 5, "weight": 2}})
+    assert (answer.json()["limits"]["rate"], answer.json()["limits"]["burst"]) == (2.5, 5)
+    await admin.patch("/v1/admin/accounts/umbrella", json={"limits": {"rate": None, "burst": "default"}})
+    assert (await Accounts(redis).written("umbrella")).limits == {"rate": "none", "weight": "2"}
+
+
+async def test_limits_that_are_none_change_nothing(admin: httpx.AsyncClient, redis: Redis) -> None:
+    await admin.post("/v1/admin/accounts", json={"name": "umbrella"})
+    for wrong in ({"rate": -1}, {"burst": 1.5}, {"weight": None}, {"speed": 1}, {"rate": 3, "max_queued": 0}):
+        answer = await admin.patch("/v1/admin/accounts/umbrella", json={"limits": wrong, "type": "user"})
+        assert answer.status_code == 422, wrong
+        assert "speed" not in answer.text
+    written = await Accounts(redis).written("umbrella")
+    assert (written.limits, written.type) == ({}, "organization")
+
+
+async def test_what_waits_already_goes_by_the_new_limit(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+    await admin.post("/v1/admin/accounts", json={"name": ACCOUNT})
+    for _ in range(3):
+        await driver.submit()
+    await admin.patch(f"/v1/admin/accounts/{ACCOUNT}", json={"limits": {"max_running": 1}})
+    assert len(await driver.claim_all()) == 1
+
+
+async def test_accounts_are_listed_by_name_over_pages(admin: httpx.AsyncClient, redis: Any) -> None:
+    names = sorted(f"team-{number:03}" for number in range(150))
+    for name in names:
+        await redis.hset(keys.account(name), "webhook_secret", "whsec_x")
+    await redis.sadd(keys.accounts(), *names)
+    first = (await admin.get("/v1/admin/accounts")).json()
+    second = (await admin.get(first["next"])).json()
+    assert second["next"] is None
+    assert [one["name"] for one in first["results"] + second["results"]] == [ADMIN, *names]
+
+
+async def test_an_account_that_there_is_not_has_nothing(admin: httpx.AsyncClient, redis: Redis) -> None:
+    for name in ("nobody", "No%20Name", "x" * 100):
+        for method, path in (
+            ("GET", ""),
+            ("PATCH", ""),
+            ("GET", "/tokens"),
+            ("POST", "/tokens"),
+            ("DELETE", "/tokens/a"),
+        ):
+            answer = await admin.request(method, f"/v1/admin/accounts/{name}{path}", json={})
+            assert answer.status_code == 404, (method, path)
+    assert await Accounts(redis).names() == [ADMIN]
+
+
+async def test_every_change_is_in_the_log_with_who_made_it_and_no_secret(
+    admin: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, redis: Redis
+) -> None:
+    with caplog.at_level(logging.INFO, logger="director.core.administration"):
+        secret = await made(admin, label="ci")
+        [token] = (await admin.get("/v1/admin/accounts/umbrella/tokens")).json()["results"]
+        await admin.patch("/v1/admin/accounts/umbrella", json={"type": "user", "limits": {"rate": 1}})
+        await admin.delete(f"/v1/admin/accounts/umbrella/tokens/{token['id']}")
+    lines = [record for record in caplog.records if record.name == "director.core.administration"]
+    assert [line.message for line in lines] == [
+        "account created",
+        "token created",
+        "account limits changed",
+        "account changed",
+        "token revoked",
+    ]
+    [operator] = await Accounts(redis).tokens.of(ADMIN)
+    assert {vars(line)["by"] for line in lines} == {f"{ADMIN}/{operator.id}"}
+    assert {vars(line)["account"] for line in lines} == {"umbrella"}
+    assert not [line for line in lines if secret in repr(vars(line))]
