@@ -1,15 +1,16 @@
 """Follow predictions for those who read their event streams: from where each of them was, to the end.
 
 Keeps no queue: a page is read from Redis once the one before it was taken, so a slow reader holds one page at most, and
-slows nobody.
+slows nobody. What is larger than a page is told to few at once, since a crowd of slow readers would hold it all.
 Never ends a stream as if it were whole when it is not: who is let go before the end can tell, and come again.
 Shares the waiters' one subscription, and trusts it as little: everybody looks again every two seconds.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext
+from enum import Enum, auto
 from typing import Final
 
 import anyio
@@ -27,7 +28,10 @@ __all__ = ("Readers", "Send")
 log = logging.getLogger(__name__)
 
 PAGE_EVENTS: Final = 256
-PAGE_BYTES: Final = 64 * 1024  # what a slow reader holds, but for one event that is larger
+PAGE_BYTES: Final = 64 * 1024
+LARGE_BYTES: Final = (
+    2 * PAGE_BYTES
+)  # of what is sent at once: a page is never more, but for what its text is wrapped in
 REST_BYTES: Final = 512 * 1024  # more, since the whole output is read for each piece of its rest
 PIECE_BYTES: Final = 64 * 1024
 SAFETY_S: Final = 2.0
@@ -35,9 +39,20 @@ KEEP_ALIVE_S: Final = 10.0
 STALL_S: Final = 60.0  # a reader that takes nothing for so long is let go: its page is memory
 LOOKS_PER_S: Final = 5_000  # of all readers together: many of them must leave the loop to others
 ENDS_AT_ONCE: Final = 4  # a final output may be megabytes, and is held whole while it is taken apart
+LARGE_AT_ONCE: Final = 16
+LARGE_S: Final = 60.0  # to take one: others wait for the room
 
 Send = Callable[[bytes], Awaitable[None]]
-Look = tuple[PredictionId, int]
+Look = tuple[PredictionId, int, bool]
+
+
+class Next(Enum):
+    """What a reader does when it has been told something."""
+
+    GO_ON = auto()
+    WAIT = auto()
+    TAKE_ROOM = auto()  # nothing was sent: what is next is large
+    LEAVE = auto()
 
 
 class Readers:
@@ -50,6 +65,7 @@ class Readers:
         self.waiters = waiters
         self.clock = clock
         self.ends = anyio.Semaphore(ENDS_AT_ONCE)
+        self.room = anyio.Semaphore(LARGE_AT_ONCE)
         self._descriptors = descriptors
         self._most = most
         self._reading: set[anyio.CancelScope] = set()
@@ -65,12 +81,16 @@ class Readers:
         """May nobody begin to read now?"""
         return self._is_leaving or self.reading >= self._most or self._descriptors.are_short
 
-    async def look(self, prediction_id: PredictionId, after: int) -> Replayed | None:
-        """Its events after this number; None where there is no such prediction. Raises BackendUnavailable.
+    async def standing(self, prediction_id: PredictionId) -> Replayed | None:
+        """How it stands, without an event; None where there is no such prediction. Raises BackendUnavailable."""
+        return await self.scripts.replay(prediction_id, after=0, count=0, most_bytes=0)
+
+    async def look(self, prediction_id: PredictionId, after: int, *, whole: bool = False) -> Replayed | None:
+        """Its events after this number, but one that is large only where `whole`. Raises BackendUnavailable.
 
         Those who ask the same in one turn of the loop share the answer, since thousands may read one prediction.
         """
-        asked = (prediction_id, after)
+        asked = (prediction_id, after, whole)
         look = self._looks.get(asked)
         if look is None:
             look = self._looks[asked] = asyncio.create_task(self._look(asked))
@@ -78,14 +98,17 @@ class Readers:
         # who leaves does not take the answer of the others along
         return await asyncio.shield(look)
 
-    async def read(self, prediction_id: PredictionId, mark: Mark, first: Replayed, send: Send) -> bool:
-        """Send the stream from this mark on; `first` is what comes next. False where it was let go before its end."""
+    async def read(self, prediction_id: PredictionId, mark: Mark, send: Send, *, is_over: bool = False) -> bool:
+        """Send the stream from this mark on, to its end. False where it was let go before that.
+
+        `is_over`: it is terminal already, and will bring no news.
+        """
         if self._is_leaving:
             return False
         with anyio.CancelScope() as scope:
             self._reading.add(scope)
             try:
-                await Reader(self, prediction_id, mark, send).read(first)
+                await Reader(self, prediction_id, mark, send).read(is_over=is_over)
             except TimeoutError:
                 log.info("a reader that takes nothing is let go", extra={"prediction": prediction_id})
             else:
@@ -104,8 +127,10 @@ class Readers:
         # begins in the turn after the one in which it was made. Whoever comes later asks anew: what is on its way by
         # then may be older than the news he heard
         del self._looks[asked]
-        prediction_id, after = asked
-        return await self.scripts.replay(prediction_id, after=after, count=PAGE_EVENTS, most_bytes=PAGE_BYTES)
+        prediction_id, after, whole = asked
+        return await self.scripts.replay(
+            prediction_id, after=after, count=PAGE_EVENTS, most_bytes=PAGE_BYTES, whole=whole
+        )
 
 
 class Reader:
@@ -117,62 +142,85 @@ class Reader:
         self._teller = Teller(mark)
         self._transmit = send
         self._clock = readers.clock
-        self._looked = self._sent = self._clock.monotonic()
+        self._looked = float("-inf")
+        self._sent = self._clock.monotonic()
 
-    async def read(self, first: Replayed) -> None:
+    async def read(self, *, is_over: bool) -> None:
         """To the end. Raises TimeoutError when nobody takes what is sent."""
         waiters = self._readers.waiters
-        # what has ended will bring no news
-        with nullcontext(asyncio.Event()) if first.is_terminal else waiters.listening(self._id) as news:
-            page: Replayed | None = first
-            while True:
+        with nullcontext(asyncio.Event()) if is_over else waiters.listening(self._id) as news:
+            then = Next.GO_ON
+            while then is not Next.LEAVE:
+                news.clear()
                 try:
-                    if page is not None and await self._take(page):
-                        return
-                    if page is None or not page.has_more:
-                        await self._wait(news)
-                    news.clear()
-                    page = await self._look()
+                    then = await self._tell_more()
+                    if then is Next.TAKE_ROOM:
+                        async with self._room():
+                            then = await self._tell_more(has_room=True)
                 except BackendUnavailable as exc:
                     log.info("could not read on, waiting", extra={"prediction": self._id, "reason": str(exc)})
-                    page = None
+                    then = Next.WAIT
+                if then is Next.WAIT:
+                    await self._wait(news)
 
-    async def _take(self, page: Replayed) -> bool:
-        """Send what is in it; True when that was the end."""
-        await self._send(self._teller.tell(page.events))
-        if page.is_removed:
+    async def _tell_more(self, *, has_room: bool = False) -> Next:
+        """Send what comes next. Nothing of it is held by whoever waits for more."""
+        page = await self._look(whole=has_room)
+        if page is None or page.is_removed:
             await self._send(self._teller.tell_removed())
-            return True
-        if self._teller.at_end or (page.is_terminal and not page.has_more):
-            return await self._end()
-        return False
+            return Next.LEAVE
+        if page.has_more and not page.events:
+            return Next.TAKE_ROOM
+        has_more, is_over = page.has_more, page.is_terminal
+        told = self._teller.tell(page.events)
+        del page
+        await self._send(told)
+        if self._teller.at_end or (is_over and not has_more):
+            return await self._tell_end(has_room=has_room)
+        return Next.GO_ON if has_more else Next.WAIT
 
-    async def _end(self) -> bool:
-        """Send what the log lacks, then how it ended. False where it begins anew instead."""
+    async def _tell_end(self, *, has_room: bool) -> Next:
+        """Send what the log lacks, a piece at a time, then how it ended."""
+        before = self._teller.mark
+        async with self._readers.ends:
+            stored = await self._readers.scripts.get(self._id, outlook=False)
+            if stored is None or stored.input is None:
+                told, is_all = self._teller.tell_removed(), True
+            elif not stored.record.is_terminal:  # it begins anew
+                return Next.GO_ON
+            else:
+                told, is_all = self._teller.tell_rest(stored.output, stored.logs, most_bytes=REST_BYTES)
+                if is_all:
+                    told += self._teller.tell_end(stored.record.status, stored.record.error)
+            del stored  # it may be large, and sending may take long
+        if len(told) > LARGE_BYTES and not has_room:
+            self._teller.mark = before
+            return Next.TAKE_ROOM
+        await self._send(told)
+        return Next.LEAVE if is_all else Next.GO_ON
+
+    @asynccontextmanager
+    async def _room(self) -> AsyncIterator[None]:
+        """Where something large may be held, but not for long."""
+        room = self._readers.room
         while True:
-            async with self._readers.ends:
-                stored = await self._readers.scripts.get(self._id, outlook=False)
-                if stored is None or stored.input is None:
-                    break
-                if not stored.record.is_terminal:
-                    return False
-                rest, is_all = self._teller.tell_rest(stored.output, stored.logs, most_bytes=REST_BYTES)
-                record = stored.record
-                del stored  # it may be large, and sending may take long
-            if is_all:
-                await self._send(rest + self._teller.tell_end(record.status, record.error))
-                return True
-            await self._send(rest)
-        await self._send(self._teller.tell_removed())
-        return True
+            with anyio.move_on_after(KEEP_ALIVE_S):
+                await room.acquire()
+                break
+            await self._send(KEEP_ALIVE)
+        try:
+            with anyio.fail_after(LARGE_S):
+                yield
+        finally:
+            room.release()
 
-    async def _look(self) -> Replayed | None:
+    async def _look(self, *, whole: bool) -> Replayed | None:
         """At what came since, but not more often than is good for all."""
         pause = self._looked + self._readers.reading / LOOKS_PER_S - self._clock.monotonic()
         if pause > 0:
             await self._clock.sleep(pause)
         self._looked = self._clock.monotonic()
-        return await self._readers.look(self._id, self._teller.mark.seq)
+        return await self._readers.look(self._id, self._teller.mark.seq, whole=whole)
 
     async def _wait(self, news: asyncio.Event) -> None:
         """Until there is news, or it is time to look in any case. Who hears nothing for long hears a comment."""

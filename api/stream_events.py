@@ -76,6 +76,7 @@ class Teller:
     def tell(self, events: Sequence[Event]) -> bytes:
         """What these events of the log are to the reader."""
         frames = []
+        self.at_end = False  # it may have begun anew
         for event in events:
             if event.kind == "completed":
                 self.at_end = True

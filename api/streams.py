@@ -20,7 +20,6 @@ from api.problems import data_removed, not_found, too_many_streams
 from api.stream_events import Mark
 from api.tickets import read_address
 from director.core.ids import PredictionId
-from director.core.scripts import Replayed
 
 __all__ = ("preflight", "stream")
 
@@ -52,7 +51,7 @@ async def stream(request: Request) -> Response:
     if address is None:
         raise not_found()
     mark = Mark.parse(request.headers.get("last-event-id") or request.query_params.get("last_event_id", ""))
-    known = await parts.readers.look(address.id, mark.seq)
+    known = await parts.readers.standing(address.id)
     if known is None or not address.opens(known.ticket):
         raise not_found()
     if known.is_removed:
@@ -63,17 +62,17 @@ async def stream(request: Request) -> Response:
         return Response(headers=STREAM)
     if parts.readers.is_full:
         raise too_many_streams(RETRY_AFTER_S)
-    return EventStream(parts, address.id, mark, known)
+    return EventStream(parts, address.id, mark, is_over=known.is_terminal)
 
 
 class EventStream(Response):
     """The answer, as long as it takes."""
 
-    def __init__(self, parts: Parts, prediction_id: PredictionId, mark: Mark, first: Replayed) -> None:
+    def __init__(self, parts: Parts, prediction_id: PredictionId, mark: Mark, *, is_over: bool) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers(STREAM)
-        self._read = partial(parts.readers.read, prediction_id, mark, first)
+        self._read = partial(parts.readers.read, prediction_id, mark, is_over=is_over)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with anyio.create_task_group() as tasks:

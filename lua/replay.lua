@@ -7,12 +7,13 @@
 --   ARGV[2]  after   the last number that is known; a larger one than there is, and the list began anew: all is told
 --   ARGV[3]  count   most events
 --   ARGV[4]  bytes   of all together, above which no other one is added
+--   ARGV[5]  whole   1: an event that is larger than that by itself is told too; else the answer ends before it
 --   Returns  {account, status, ticket, last, first, event, …}
 --                last: number of the newest there is, 0 once they were removed; first: number of the first one here
 --                an event: kind, ms and data, with a space between
 --            {}  no such prediction
 
-local id, after, count, bytes = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local id, after, count, bytes, whole = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5] == '1'
 local STEP = 16 -- read at a time: one event may be megabytes
 
 local r = redis.call('HMGET', KEYS[1], 'account', 'status', 'ticket')
@@ -26,6 +27,7 @@ local head = #reply
 while #reply - head < count and size < bytes and at < last do
   for _, entry in ipairs(redis.call('LRANGE', key, at, at + math.min(STEP, count - (#reply - head)) - 1)) do
     if size >= bytes then break end
+    if #entry > bytes and not whole then return reply end
     reply[#reply + 1], size, at = entry, size + #entry, at + 1
   end
 end

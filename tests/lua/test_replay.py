@@ -1,5 +1,7 @@
 """replay: a prediction's events in pages, without a gap and without one of them twice."""
 
+from functools import partial
+
 import pytest
 
 from director.core import keys
@@ -58,6 +60,22 @@ async def test_a_page_ends_when_it_is_large_and_has_one_event_at_least(driver: Q
     prediction_id = await long_run(driver, 20, size=1000)
     assert len((await page(driver, prediction_id, after=2, most_bytes=3000)).events) == 3
     assert len((await page(driver, prediction_id, after=2, most_bytes=1)).events) == 1
+
+
+async def test_a_page_ends_before_what_is_larger_than_it_unless_that_is_asked_for(driver: QueueDriver) -> None:
+    prediction_id = await long_run(driver, 3, size=1000)
+    replay = partial(driver.scripts.replay, prediction_id, count=9, most_bytes=900)
+    before, cut, whole = await replay(after=1, whole=False), await replay(after=2, whole=False), await replay(after=2)
+    assert before is not None
+    assert cut is not None
+    assert whole is not None
+    assert [[event.kind for event in found.events] for found in (before, cut, whole)] == [["started"], [], ["output"]]
+    assert [(found.next, found.has_more) for found in (before, cut, whole)] == [(3, True), (3, True), (4, True)]
+
+
+async def test_how_it_stands_can_be_asked_without_an_event(driver: QueueDriver) -> None:
+    found = await page(driver, await long_run(driver, 1), count=0)
+    assert (found.is_terminal, found.last, found.events) == (True, 4, ())
 
 
 async def test_after_the_newest_there_is_nothing_yet(driver: QueueDriver) -> None:

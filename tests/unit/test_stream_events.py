@@ -155,6 +155,14 @@ def test_a_log_that_began_anew_is_told_from_its_beginning() -> None:
     assert output.id == "2:1:0"
 
 
+def test_an_end_that_was_taken_back_is_none() -> None:
+    teller = Teller(Mark())
+    teller.tell(log(("created", b""), ("completed", b"failed")))
+    assert teller.at_end
+    teller.tell(log(("revived", b""), ("started", b"")))
+    assert not teller.at_end
+
+
 @pytest.mark.parametrize(
     ("output", "items"),
     [(b'["x","y"]', ["x", "y"]), (b'"text"', ["text"]), (b'{"a":1}', ['{"a":1}']), (b"[]", []), (b"null", [])],

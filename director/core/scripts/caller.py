@@ -36,12 +36,16 @@ class Accepted(Struct, frozen=True):
 
 
 class Replayed(Struct, frozen=True, kw_only=True):
-    """Some events of a prediction of `account`, and how it stood then. `last`: number of the newest there is."""
+    """Some events of a prediction of `account`, and how it stood then.
+
+    `last`: number of the newest there is; `next`: of the one that follows these.
+    """
 
     account: str
     status: Status
     ticket: str
     last: int
+    next: int
     events: tuple[Event, ...]
 
     @property
@@ -56,7 +60,7 @@ class Replayed(Struct, frozen=True, kw_only=True):
     @property
     def has_more(self) -> bool:
         """Are there events after these?"""
-        return bool(self.events) and self.events[-1].seq < self.last
+        return self.next <= self.last
 
 
 class CallerScripts(Wire):
@@ -188,12 +192,15 @@ class CallerScripts(Wire):
             is_dead=bool(dead),
         )
 
-    async def replay(self, prediction_id: PredictionId, *, after: int, count: int, most_bytes: int) -> Replayed | None:
+    async def replay(
+        self, prediction_id: PredictionId, *, after: int, count: int, most_bytes: int, whole: bool = True
+    ) -> Replayed | None:
         """Its events after a number, at most `count`, and none more once they have so many bytes; None: no prediction.
 
-        A number that is larger than the newest one's is of a list that began anew since: all is told then.
+        A number that is larger than the newest one's is of a list that began anew since: all is told then. One event
+        may be larger than `most_bytes` by itself: unless `whole`, what comes ends before it.
         """
-        args: list[Arg] = [prediction_id, after, count, most_bytes]
+        args: list[Arg] = [prediction_id, after, count, most_bytes, int(whole)]
         reply = await self._call("replay", [keys.record(prediction_id)], args)
         if not reply:
             return None
@@ -203,6 +210,7 @@ class CallerScripts(Wire):
             status=Status(status.decode()),
             ticket=ticket.decode(),
             last=last,
+            next=first + len(entries),
             events=tuple(event(seq, entry) for seq, entry in enumerate(entries, start=first)),
         )
 

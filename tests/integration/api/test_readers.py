@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -91,9 +92,7 @@ async def claim(driver: QueueDriver) -> Claim:
 
 
 async def read(readers: Readers, prediction_id: PredictionId, sink: Sink, mark: Mark = Mark()) -> bool:  # noqa: B008
-    first = await readers.look(prediction_id, mark.seq)
-    assert first is not None
-    return await readers.read(prediction_id, mark, first, sink.send)
+    return await readers.read(prediction_id, mark, sink.send)
 
 
 async def test_who_hears_nothing_hears_comments(
@@ -191,15 +190,20 @@ async def test_who_is_let_go_at_the_end_of_the_process_was_not_told_all(readers:
     assert await read(readers, claim.id, Sink()) is False
 
 
+@pytest.mark.parametrize("is_forgotten", [False, True])
 async def test_data_that_is_removed_under_a_reader_is_an_error(
-    readers: Readers, claim: Claim, driver: QueueDriver
+    readers: Readers, claim: Claim, driver: QueueDriver, wire: Wire, is_forgotten: bool
 ) -> None:
     seq = await driver.begin(claim, ("output", b'"a"'))
     await driver.finish(claim, output=b'["a","b"]', seq=seq)
-    sink, first = Sink(), await readers.look(claim.id, 0)
-    assert first is not None
-    await driver.redis.delete(keys.events(claim.id), keys.input_data(claim.id), keys.output_data(claim.id))
-    assert await readers.read(claim.id, Mark(), first, sink.send)
+    gone = [keys.events(claim.id), keys.input_data(claim.id), keys.output_data(claim.id)]
+
+    async def remove() -> None:
+        await driver.redis.delete(*gone, *([keys.record(claim.id)] if is_forgotten else []))
+
+    wire.after.append(remove)
+    sink = Sink()
+    assert await read(readers, claim.id, sink)
     assert sink.said == ["a", f'{{"detail":"{REMOVED}"}}', '{"reason":"error"}']
 
 
@@ -237,3 +241,107 @@ async def test_all_together_look_so_often_and_no_more(
         looks, took_s = len(wire.asked) - before, time.monotonic() - began
         tasks.cancel_scope.cancel()
     assert looks <= took_s * 100 + 4
+
+
+async def test_a_prediction_that_is_forgotten_under_a_reader_is_an_error(
+    readers: Readers, claim: Claim, driver: QueueDriver
+) -> None:
+    """As when Redis was emptied: nothing else would ever tell that nothing more comes."""
+    sink = Sink()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read, readers, claim.id, sink)
+        await eventually(lambda: readers.reading, "it reads")
+        await driver.redis.delete(keys.record(claim.id), keys.events(claim.id))
+        await driver.redis.publish(keys.channel(claim.id), 9)
+        await sink.says(2)
+    assert sink.said[-1] == '{"reason":"error"}'
+    await driver.redis.flushall()
+
+
+LARGE = b'"' + b"x" * 300_000 + b'"'
+
+
+class Stuck(Sink):
+    """Takes nothing that is large, until it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_take = asyncio.Event()
+
+    async def send(self, data: bytes) -> None:
+        if data != KEEP_ALIVE and len(data) > 1_000:
+            await self.may_take.wait()
+        await super().send(data)
+
+
+@pytest.mark.parametrize("is_shown", [True, False], ids=["on_its_way", "at_its_end"])
+async def test_what_is_large_is_told_to_few_at_once_and_the_others_hear_comments_meanwhile(
+    readers: Readers,
+    claim: Claim,
+    driver: QueueDriver,
+    wire: Wire,
+    monkeypatch: pytest.MonkeyPatch,
+    is_shown: bool,
+) -> None:
+    monkeypatch.setattr(api_readers, "KEEP_ALIVE_S", 0.02)
+    readers.room = anyio.Semaphore(1)
+    small = ("output", b'"small"')
+    seq = await driver.begin(claim, *([small, ("output", LARGE)] if is_shown else [small]))
+    await driver.finish(claim, output=b'["small",%b]' % LARGE, seq=seq)
+    slow, other = Stuck(), Sink()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read, readers, claim.id, slow)
+        await eventually(lambda: readers.room.value, "it takes the room", until=lambda value: value == 0)
+        tasks.start_soon(read, readers, claim.id, other)
+        await eventually(lambda: other.data, "it hears comments", until=lambda data: data.count(KEEP_ALIVE) > 2)
+        assert other.said == ["small"]
+        slow.may_take.set()
+        await other.says(3)
+    assert [len(said) for said in other.said] == [len(said) for said in slow.said] == [5, 300_000, 2]
+    assert readers.room.value == 1
+
+
+async def test_who_does_not_take_what_is_large_leaves_its_room_to_the_next(
+    readers: Readers, claim: Claim, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_readers, "LARGE_S", 0.2)
+    readers.room = anyio.Semaphore(1)
+    seq = await driver.begin(claim, ("output", LARGE))
+    await driver.finish(claim, output=b"[%b]" % LARGE, seq=seq)
+    told_all: list[bool] = []
+
+    async def reading() -> None:
+        told_all.append(await read(readers, claim.id, Stuck()))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(reading)
+        await eventually(lambda: readers.room.value, "it takes the room", until=lambda value: value == 0)
+        sink = Sink()
+        assert await read(readers, claim.id, sink)
+    assert told_all == [False]
+    assert len(sink.said) == 2
+
+
+async def test_who_waits_for_more_holds_nothing_of_what_was_told(
+    readers: Readers, claim: Claim, driver: QueueDriver
+) -> None:
+    await driver.begin(claim, ("output", b'"' + b"x" * 2_000_000 + b'"'))
+
+    class Length(Sink):
+        async def send(self, data: bytes) -> None:
+            self.data += data[-1:]
+
+    sinks = [Length() for _ in range(5)]
+    tracemalloc.start()
+    try:
+        async with anyio.create_task_group() as tasks:
+            for sink in sinks:
+                tasks.start_soon(read, readers, claim.id, sink)
+            for sink in sinks:
+                await eventually(lambda sink=sink: sink.data, "it was told", until=lambda data: len(data) > 30)
+            await eventually(lambda: readers.room.value, "nothing large is on its way", until=lambda value: value > 15)
+            held, _ = tracemalloc.get_traced_memory()
+            tasks.cancel_scope.cancel()
+    finally:
+        tracemalloc.stop()
+    assert held < 2_000_000
