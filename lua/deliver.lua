@@ -13,18 +13,21 @@
 --   ARGV[5]  status    that the receiver answered, '' for none
 --   ARGV[6]  host      that it was sent to: of the URL no more, the rest may be secret
 --   ARGV[7]  asked     '1': the receiver asked for this delay, and nothing brings the next attempt forward
---   ARGV[8]  now_ms    '' for the server's clock
+--   ARGV[8]  known     attempts that were noted before this one, '' for any: a failure is counted once, though the answer
+--                      to its note got lost
+--   ARGV[9]  now_ms    '' for the server's clock
 --   Returns  2  noted: it arrived, and others wait for their next attempt at this host: see forward
 --            1  noted
 --            0  that end is not owed any more: nothing was written
 
-local id, delay_ms, outcome, revivals, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4], clock(ARGV[8])
+local id, delay_ms, outcome, revivals, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4], clock(ARGV[9])
 local MOST_EVENTS = 100 -- of attempts: somebody may ask for another one as often as he likes
 local MOST_WAITING = 10000 -- that are known by their host; others come when their own time has come
 
 if not redis.call('ZSCORE', KEYS[2], id) then return 0 end
 local r = redis.call('HMGET', KEYS[1], 'revivals', 'queue', 'tellings')
 if (r[1] or '0') ~= revivals then return 0 end
+if outcome == 'failed' and ARGV[8] ~= '' and (r[3] or '0') ~= ARGV[8] then return 1 end
 
 local queue, next_at = r[2], delay_ms ~= '' and now + delay_ms or ''
 if queue then redis.call('HSET', KEYS[1], 'next_telling', next_at) end

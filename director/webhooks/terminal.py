@@ -83,6 +83,7 @@ class TerminalWebhooks:
             status=delivery.status,
             host=host,
             is_asked=result.is_asked,
+            known=record.tellings,
         )
         if answer == "others":
             await self.forward(partition_of(record.id), host)

@@ -130,6 +130,20 @@ async def test_each_attempt_is_an_event(driver: QueueDriver, owed: PredictionId)
     ]
 
 
+async def test_a_failure_whose_note_got_no_answer_is_counted_once(driver: QueueDriver, owed: PredictionId) -> None:
+    for known in (0, 0, 1, 1):
+        assert await driver.scripts.deliver(owed, outcome="failed", delay_s=5, known=known, now_ms=driver.now_ms)
+    assert (await driver.record(owed)).tellings == 2 == len(await events(driver, owed))
+
+
+async def test_whatever_was_noted_meanwhile_a_webhook_that_arrived_is_owed_no_more(
+    driver: QueueDriver, partition: Partition, owed: PredictionId
+) -> None:
+    await deliver(driver, owed, "failed", 5)
+    assert await driver.scripts.deliver(owed, outcome="delivered", delay_s=None, known=0, now_ms=driver.now_ms)
+    assert await driver.members(keys.owed(partition)) == {}
+
+
 async def test_who_listens_to_a_prediction_hears_of_an_attempt(driver: QueueDriver, owed: PredictionId) -> None:
     async with driver.redis.pubsub() as listener:
         await listener.subscribe(keys.channel(owed))

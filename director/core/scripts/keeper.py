@@ -96,15 +96,16 @@ class KeeperScripts(Wire):
         status: int | None = None,
         host: str = "?",
         is_asked: bool = False,
+        known: int | None = None,
         now_ms: int | None = None,
     ) -> Delivered:
         """Note how a terminal webhook's attempt went; no `delay_s`: there will be no other. `put_off`: it was none.
 
         `revivals` of the record that was told of: what a later end owes is not settled by an earlier one's answer.
-        `status` that `host` answered; `is_asked`: it asked for this delay.
+        `status` that `host` answered; `is_asked`: it asked for this delay. `known` attempts were noted before this one.
         """
         delay_ms: Arg = "" if delay_s is None else ms(delay_s)
-        answered: list[Arg] = [now(status), host, int(is_asked)]
+        answered: list[Arg] = [now(status), host, int(is_asked), now(known)]
         args: list[Arg] = [prediction_id, delay_ms, outcome, revivals, *answered, now(now_ms)]
         partition = partition_of(prediction_id)
         owed = [keys.owed(partition), keys.owed_to(partition, host)]
