@@ -37,12 +37,13 @@ from api.events import get_events
 from api.files import create_file
 from api.health import livez, readyz
 from api.listing import list_predictions
-from api.models import get_model, get_version, list_versions
+from api.models import change_model, delete_model, get_examples, get_model, get_readme, list_models, make_model
 from api.outputs import get_output
 from api.parts import Clients, State, running
 from api.predictions import cancel, create, create_of_model, explain, get
 from api.problems import EXCEPTION_HANDLERS
 from api.streams import preflight, stream
+from api.versions import get_version, list_versions
 from api.webhooks import get_webhooks, redeliver
 from director.core.clock import Clock, SystemClock
 from director.core.errors import UnsafeBackend
@@ -65,7 +66,13 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("POST", "/predictions/{id}/cancel", cancel),
     ("GET", "/streams/{address}", stream),
     ("OPTIONS", "/streams/{address}", preflight),
+    ("GET", "/models", list_models),
+    ("POST", "/models", make_model),
     ("GET", "/models/{owner}/{name}", get_model),
+    ("PATCH", "/models/{owner}/{name}", change_model),
+    ("DELETE", "/models/{owner}/{name}", delete_model),
+    ("GET", "/models/{owner}/{name}/readme", get_readme),
+    ("GET", "/models/{owner}/{name}/examples", get_examples),
     ("POST", "/models/{owner}/{name}/predictions", create_of_model),
     ("GET", "/models/{owner}/{name}/versions", list_versions),
     ("GET", "/models/{owner}/{name}/versions/{id}", get_version),

@@ -3,6 +3,7 @@
 A token that was revoked, a limit that was set, or a version that was registered, is noticed within `cache_s`.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -46,6 +47,7 @@ class Lookups:
         self._models: Cache[str, Model] = Cache(clock=clock, ttl_s=cache_s, most=MOST_MODELS)
         self._owners: Cache[str, str] = Cache(clock=clock, ttl_s=cache_s, most=MOST_MODELS)
         self._versions: Cache[tuple[str, str], Version] = Cache(clock=clock, ttl_s=cache_s, most=MOST_VERSIONS)
+        self._queues: Cache[str, Mapping[str, list[QueueName]]] = Cache(clock=clock, ttl_s=cache_s, most=1)
         self._services: Cache[QueueName, Service] = Cache(clock=clock, ttl_s=cache_s, most=MOST_MODELS)
 
     async def account(self, token: str) -> Account | None:
@@ -77,6 +79,17 @@ class Lookups:
     def forget(self, model: str) -> None:
         """What is said of it was changed through this process: whoever did so sees it at once."""
         self._models.forget(model)
+
+    async def queues_of(self, model: str) -> Sequence[QueueName]:
+        """Every queue of a model's versions, as of a few seconds ago."""
+
+        async def ask() -> Mapping[str, list[QueueName]]:
+            found: dict[str, list[QueueName]] = {}
+            for queue in await self._catalog.queues():
+                found.setdefault(queue.rpartition(":")[0], []).append(queue)
+            return found
+
+        return (await self._queues.get("", ask) or {}).get(model, [])
 
     async def service(self, queue: QueueName) -> Service:
         """What a run of this queue takes. Raises UnknownQueue."""

@@ -1,101 +1,151 @@
-"""Models and versions, as their directors registered them. Anybody with a token may look; nobody changes them here."""
+"""Models: list, make, show, change and take them away. Who may see one is not decided here: see `lookups`.
 
-import re
+What another account's private model is asked for answers as if there were none; what is seen and not the caller's to
+change answers 403.
+"""
 
-from msgspec import Raw, Struct
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from msgspec import Raw
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api.answers import json_response
-from api.auth import authenticate
+from api.auth import Scope, authenticate
+from api.body import read_body
+from api.model_requests import parse_change, parse_make
+from api.model_views import fitting, shown_models
 from api.pages import PAGE_SIZE, Cursor, cursor_of, link
-from api.parts import parts_of
-from api.problems import not_found
+from api.parts import Parts, parts_of
+from api.problems import InvalidField, already_exists, forbidden, in_use, invalid_input, not_found
 from api.requests import parse_model
-from api.urls import base_url
-from director.core.catalog import Version
-from director.core.ids import VERSION_ID
-from director.core.models import Model
+from director.core.accounts import Account
+from director.core.models import Model, Order
 from director.core.schema import Page
-from director.core.view import iso
 
-__all__ = ("get_model", "get_version", "list_versions")
+__all__ = (
+    "change_model",
+    "delete_model",
+    "get_examples",
+    "get_model",
+    "get_readme",
+    "list_models",
+    "make_model",
+    "own_model",
+    "seen_model",
+)
+
+ORDERS: Final[Mapping[str, Order]] = {"latest_version_created_at": "latest", "model_created_at": "created"}
+DIRECTIONS: Final = ("desc", "asc")
+MOST_BODY: Final = 1 << 20
+MOST_READ: Final = 2_000  # of one page: private ones of others are passed over
+MOST_OWNED: Final = 1_000
 
 
-class VersionView(Struct, frozen=True):
-    """A version on the wire. Official clients need all four, none of them null."""
+async def list_models(request: Request) -> Response:
+    """GET /models?sort_by=&sort_direction=&cursor=: the public ones, and the caller's own."""
+    account = await authenticate(request, "read")
+    cursor, asked = cursor_of(request), _sorting(request)
+    backwards = cursor is not None and cursor.backwards
+    is_falling = (asked["sort_direction"] == "desc") != backwards
+    listed = await parts_of(request).catalog.models.listed(ORDERS[asked["sort_by"]])
+    places = sorted((f"{at_ms:013d}/{name}" for at_ms, name in listed), reverse=is_falling)
+    if cursor is not None:
+        places = [place for place in places if (place < cursor.at if is_falling else place > cursor.at)]
+    found, walked = await _walk(parts_of(request), account, places)
+    fits = await fitting(request, list(found.values()))
+    if len(fits) < len(found):
+        walked = list(found)[: len(fits)]
+    models = await shown_models(request, fits)
+    ends = [Cursor(walked[0], backwards=True), Cursor(walked[-1])] if walked else [None, None]
+    there_is = [cursor is not None, len(walked) < len(places)]
+    if backwards:
+        models.reverse()
+        ends = [Cursor(walked[-1], backwards=True), Cursor(walked[0])] if walked else [None, None]
+        there_is.reverse()
+    kept = {name: value for name, value in asked.items() if name in request.query_params}
+    previous, following = (
+        link(request, "/models", end, kept) if end and is_there else None
+        for end, is_there in zip(ends, there_is, strict=True)
+    )
+    return json_response(Page(next=following, previous=previous, results=models))
 
-    id: str
-    created_at: str
-    cog_version: str
-    openapi_schema: Raw
 
-
-class ModelView(Struct, frozen=True, kw_only=True):
-    """A model on the wire, with what official clients require and we do not know of it."""
-
-    url: str
-    owner: str
-    name: str
-    created_at: str
-    latest_version: VersionView | None
-    description: str | None = None
-    visibility: str = "public"
-    is_official: bool = False
-    github_url: str | None = None
-    paper_url: str | None = None
-    license_url: str | None = None
-    run_count: int = 0
-    cover_image_url: str | None = None
-    default_example: None = None
+async def make_model(request: Request) -> Response:
+    """POST /models: 201 with a model that has no version yet; a director brings it one."""
+    account = await authenticate(request, "run")
+    name, said = parse_make(await read_body(request, max_bytes=MOST_BODY))
+    if not Model(name=name, created_ms=0).may_be_changed_by(account):
+        raise forbidden(f"A model of this account has the owner '{account.name}'.")
+    models = parts_of(request).catalog.models
+    if sum(other.partition("/")[0] == account.name for _, other in await models.listed("created")) >= MOST_OWNED:
+        raise forbidden(f"An account has at most {MOST_OWNED:,} models.")
+    if not await models.make(name, said):
+        raise already_exists("a model of this name")
+    parts_of(request).lookups.forget(name)
+    return await _answer(request, name, status=201)
 
 
 async def get_model(request: Request) -> Response:
     """GET /models/{owner}/{name}, with its latest version."""
-    lookups, model = parts_of(request).lookups, await _seen(request)
-    latest = await lookups.version(model.name, model.latest) if model.latest else None
-    owner, _, short = model.name.partition("/")
-    return json_response(
-        ModelView(
-            url=f"{base_url(request)}/{model.name}",
-            owner=owner,
-            name=short,
-            created_at=iso(model.created_ms),
-            latest_version=None if latest is None else _shown(latest),
-            visibility=model.visibility,
-        )
-    )
+    return json_response((await shown_models(request, [await seen_model(request, "read")]))[0])
 
 
-async def list_versions(request: Request) -> Response:
-    """GET /models/{owner}/{name}/versions, newest first."""
-    model = await _seen(request)
-    name, cursor, catalog = model.name, cursor_of(request), parts_of(request).catalog
-    ids = await catalog.version_ids(name)
-    start = 0
-    if cursor is not None:
-        start = ids.index(cursor.at) + 1 if cursor.at in ids else len(ids)
-    page = ids[start : start + PAGE_SIZE]
-    has_more = len(ids) > start + PAGE_SIZE
-    following = link(request, f"/models/{name}/versions", Cursor(page[-1])) if has_more else None
-    versions = await catalog.versions(name, page)
-    return json_response(Page(next=following, previous=None, results=[_shown(version) for version in versions]))
-
-
-async def get_version(request: Request) -> Response:
-    """GET /models/{owner}/{name}/versions/{id}. `run()` of the official Python client reads its output schema."""
-    model, version_id = await _seen(request), request.path_params["id"]
-    if not re.fullmatch(VERSION_ID, version_id):
+async def change_model(request: Request) -> Response:
+    """PATCH /models/{owner}/{name}: 200 with the model as it is then."""
+    model = await own_model(request)
+    said = parse_change(await read_body(request, max_bytes=MOST_BODY))
+    if not await parts_of(request).catalog.models.change(model.name, said):
         raise not_found()
-    version = await parts_of(request).lookups.version(model.name, version_id)
-    if version is None:
+    parts_of(request).lookups.forget(model.name)
+    return await _answer(request, model.name)
+
+
+async def delete_model(request: Request) -> Response:
+    """DELETE /models/{owner}/{name}: 204. Private ones without versions alone."""
+    model = await own_model(request)
+    if model.visibility == "public":
+        raise forbidden("Only a private model can be deleted.")
+    if not await parts_of(request).catalog.models.remove(model.name):
+        raise in_use("This model has versions: delete them first.")
+    parts_of(request).lookups.forget(model.name)
+    return Response(status_code=204)
+
+
+async def get_readme(request: Request) -> Response:
+    """GET /models/{owner}/{name}/readme, as text."""
+    model = await seen_model(request, "read")
+    readme = await parts_of(request).catalog.models.readme(model.name)
+    if not readme:
         raise not_found()
-    return json_response(_shown(version))
+    # somebody wrote it: a browser must not take it for a page of ours
+    return Response(readme, media_type="text/plain", headers={"X-Content-Type-Options": "nosniff"})
 
 
-async def _seen(request: Request) -> Model:
+async def get_examples(request: Request) -> Response:
+    """GET /models/{owner}/{name}/examples: predictions that an operator chose, as they were then."""
+    model = await seen_model(request, "read")
+    results: list[Raw] = await parts_of(request).catalog.models.examples(model.name)
+    return json_response(Page(next=None, previous=None, results=results))
+
+
+async def seen_model(request: Request, scope: Scope) -> Model:
     """The model of this path, as far as the caller may see it; else the 404 of an unknown one."""
-    account = await authenticate(request, "read")
+    account = await authenticate(request, scope)
+    return await _seen(request, account)
+
+
+async def own_model(request: Request) -> Model:
+    """The model of this path, which is the caller's to change; 403 where it is another's that all may see."""
+    account = await authenticate(request, "run")
+    model = await _seen(request, account)
+    if not model.may_be_changed_by(account):
+        raise forbidden("This model belongs to another account.")
+    return model
+
+
+async def _seen(request: Request, account: Account) -> Model:
     name = parse_model(request.path_params["owner"], request.path_params["name"])
     model = await parts_of(request).lookups.model(name, account)
     if model is None:
@@ -103,5 +153,35 @@ async def _seen(request: Request) -> Model:
     return model
 
 
-def _shown(version: Version) -> VersionView:
-    return VersionView(version.id, iso(version.created_ms), version.server, version.schema)
+async def _answer(request: Request, name: str, *, status: int = 200) -> Response:
+    model = await parts_of(request).catalog.model(name)
+    if model is None:  # gone between
+        raise not_found()
+    return json_response((await shown_models(request, [model]))[0], status)
+
+
+def _sorting(request: Request) -> dict[str, str]:
+    allowed = {"sort_by": tuple(ORDERS), "sort_direction": DIRECTIONS}
+    asked = {name: request.query_params.get(name) or words[0] for name, words in allowed.items()}
+    faults = [
+        InvalidField("enum", name, f"{name} must be one of the following: {', '.join(allowed[name])}")
+        for name, word in asked.items()
+        if word not in allowed[name]
+    ]
+    if faults:
+        raise invalid_input(faults)
+    return asked
+
+
+async def _walk(parts: Parts, account: Account, places: Sequence[str]) -> tuple[dict[str, Model], Sequence[str]]:
+    """A page of those that this account may see, by their place; and the places that were walked over for it."""
+    found: dict[str, Model] = {}
+    for start in range(0, min(len(places), MOST_READ), PAGE_SIZE):
+        slice_ = places[start : start + PAGE_SIZE]
+        models = await parts.catalog.models.many([place.partition("/")[2] for place in slice_])
+        for number, (place, model) in enumerate(zip(slice_, models, strict=True), start + 1):
+            if model is not None and model.may_be_seen_by(account):
+                found[place] = model
+            if len(found) == PAGE_SIZE:
+                return found, places[:number]
+    return found, places[:MOST_READ]

@@ -27,11 +27,13 @@ __all__ = (
     "Problem",
     "ProblemDocument",
     "account_exists",
+    "already_exists",
     "compute_exhausted",
     "data_removed",
     "forbidden",
     "head_too_large",
     "idempotency_mismatch",
+    "in_use",
     "internal",
     "invalid_header",
     "invalid_host",
@@ -66,12 +68,14 @@ class Code(StrEnum):
     """What a program may branch on. A closed set: a new one is a new promise."""
 
     ACCOUNT_EXISTS = "account_exists"
+    ALREADY_EXISTS = "already_exists"
     BREAKER_OPEN = "breaker_open"
     CANNOT_START_IN_TIME = "cannot_start_in_time"
     COMPUTE_EXHAUSTED = "compute_exhausted"
     DATA_REMOVED = "data_removed"
     IDEMPOTENCY_MISMATCH = "idempotency_mismatch"
     INTERNAL = "internal"
+    IN_USE = "in_use"
     INVALID_HEADER = "invalid_header"
     MALFORMED = "malformed"
     METHOD_NOT_ALLOWED = "method_not_allowed"
@@ -209,6 +213,22 @@ def no_files() -> Problem:
         title="Not implemented",
         code=Code.NOT_IMPLEMENTED,
     )
+
+
+def already_exists(what: str) -> Problem:
+    """`what` finishes 'There is already …'. Some clients ask again after a 409: they are told that it does not help."""
+    return _problem(
+        409,
+        f"There is already {what}.",
+        title="Conflict",
+        code=Code.ALREADY_EXISTS,
+        headers={"x-should-retry": "false"},
+    )
+
+
+def in_use(detail: str) -> Problem:
+    """It cannot be taken away as it stands. 422 and not 409, which some clients send again."""
+    return _problem(422, detail, title="In use", code=Code.IN_USE)
 
 
 def not_terminal() -> Problem:

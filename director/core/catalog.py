@@ -23,6 +23,8 @@ __all__ = ("OPEN_SCHEMA", "Catalog", "Version")
 
 OPEN_SCHEMA: Final = Raw(b'{"openapi":"3.0.2","info":{"title":"Cog","version":"0.1.0"},"paths":{}}')
 
+LISTED: Final = "2"  # how a version is marked that is announced; "1" did so before there was a registry of models
+
 
 class Version(Struct, frozen=True, kw_only=True):
     """One immutable image of a model. `schema` is its OpenAPI document: what a model server said, so untrusted."""
@@ -47,7 +49,7 @@ class Catalog:
         self._redis = redis
         self._scripts = scripts
         self._clock = clock
-        self.models = Models(redis)
+        self.models = Models(redis, scripts, clock)
 
     async def register(
         self, model: str, version: str, *, schema: Raw, server: str, policy: Policy, is_latest: bool = False
@@ -66,24 +68,34 @@ class Catalog:
             raise SettingsError(
                 f"Version {version} of {model} shares its first 12 digits with another: choose one anew."
             )
-        key, name, now_ms = keys.version(model, version), keys.model(model), self._clock.now_ms()
+        key, now_ms = keys.version(model, version), self._clock.now_ms()
 
         async def write() -> None:
             known = texts(await self._redis.hgetall(key))
             if known.get("schema") != bytes(schema).decode() or known.get("server") != server:
                 await self._redis.hset(key, mapping={"schema": bytes(schema), "server": server})
-            if "announced" not in known:
-                await self._redis.sadd(keys.queues(), queue)
-                await self._redis.hsetnx(key, "created", str(now_ms))
-                await self._redis.hset(keys.versions(), version, model)
-                await self._redis.hsetnx(name, "created", str(now_ms))
-            if is_latest or "announced" not in known:
-                await self._redis.hset(name, "latest", version)
-                # the last write: what was cut short before it is done again
-                await self._redis.hset(key, "announced", "1")
+            if known.get("announced") == LISTED and not is_latest:
+                return
+            await self._redis.sadd(keys.queues(), queue)
+            await self._redis.hsetnx(key, "created", str(now_ms))
+            await self._redis.hset(keys.versions(), version, model)
+            await self._make_known(model, version if is_latest or "announced" not in known else None)
+            # the last write: what was cut short before it is done again
+            await self._redis.hset(key, "announced", LISTED)
 
         await ask(write)
         return queue
+
+    async def _make_known(self, model: str, latest: str | None) -> None:
+        """A model that has a version, in the registry too, and what an account said of it stays."""
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.hsetnx(keys.model(model), "created", str(self._clock.now_ms()))
+        if latest is not None:
+            pipe.hset(keys.model(model), "latest", latest)
+        pipe.hmget(keys.model(model), ["created", "latest"])
+        created, named = (await pipe.execute())[-1]
+        latest_ms = await self._redis.hget(keys.version(model, text(named or b"")), "created")
+        await self.models.enlist(model, created_ms=int(created), latest_ms=int(latest_ms or created))
 
     async def version(self, model: str, version: str) -> Version | None:
         """One version, with the size of its queue; None when nobody registered it."""
@@ -114,17 +126,36 @@ class Catalog:
 
     async def versions(self, model: str, ids: Sequence[str]) -> list[Version]:
         """Those of these that are known, in this order and with their schemas, by one write to the socket."""
+        found = await self.each_version([(model, version) for version in ids])
+        return [version for version in found if version is not None]
+
+    async def each_version(self, named: Sequence[tuple[str, str]]) -> list[Version | None]:
+        """Each of these (model, version), in this order."""
 
         async def read() -> list[Any]:
             pipe = self._redis.pipeline(transaction=False)
-            for version in ids:
+            for model, version in named:
                 pipe.hgetall(keys.version(model, version))
                 pipe.hmget(keys.meta(queue_name(model, version)), ["streams", "size"])
             return await pipe.execute()
 
-        replies = iter(await ask(read) if ids else [])
-        found = [_version(model, *parts) for parts in zip(ids, replies, replies, strict=True)]
-        return [version for version in found if version is not None]
+        replies = iter(await ask(read) if named else [])
+        return [_version(*name, *parts) for name, *parts in zip(named, replies, replies, strict=True)]
+
+    async def schema_bytes(self, named: Sequence[tuple[str, str]]) -> list[int]:
+        """How large the schema of each of these (model, version) is, 0 where there is none."""
+
+        async def read() -> list[int]:
+            pipe = self._redis.pipeline(transaction=False)
+            for model, version in named:
+                pipe.hstrlen(keys.version(model, version), "schema")
+            return await pipe.execute()
+
+        return await ask(read) if named else []
+
+    async def runs(self, queues: Sequence[QueueName]) -> list[int]:
+        """How many predictions each of these accepted since ever."""
+        return [int(count or 0) for count in await self._field_of_each([keys.meta(q) for q in queues], "arrivals")]
 
     async def _field_of_each(self, hashes: Sequence[str], field: str) -> list[bytes | None]:
         async def read() -> list[bytes | None]:

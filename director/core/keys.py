@@ -5,7 +5,7 @@ spells the same keys for scripts that meet ids on their way; a test holds the tw
 Keys that never expire by themselves are named in PERMANENT: all else must carry a lifetime once its prediction ended.
 """
 
-from typing import Final
+from typing import Final, Literal
 
 from director.core.ids import Partition, PredictionId, QueueName, partition_of, partition_of_model
 
@@ -28,6 +28,7 @@ __all__ = (
     "deployments",
     "directors",
     "events",
+    "examples",
     "held",
     "idempotency",
     "input_data",
@@ -39,6 +40,7 @@ __all__ = (
     "live",
     "meta",
     "model",
+    "models",
     "output_data",
     "owed",
     "owed_to",
@@ -77,6 +79,8 @@ PERMANENT: Final = {
     "tally": "a closed set of counters",
     "queues": "the registry that keepers sweep",
     "model": "catalogue",
+    "models": "catalogue",
+    "examples": "catalogue",
     "version": "catalogue",
     "versions": "catalogue",
     "token": "accounts",
@@ -268,8 +272,21 @@ def queues() -> str:
 
 
 def model(name: str) -> str:
-    """hash · a model of the catalogue. Written at registration. Permanent."""
+    """hash · a model of the catalogue: what is said of it. Written at registration and by amend. Permanent."""
     return f"model:{name}"
+
+
+def models(order: Literal["created", "latest"]) -> str:
+    """zset · every model → when it, or its latest version, was made, ms. By whoever makes a model or a version.
+
+    May name one that is gone. Permanent.
+    """
+    return f"models:{order}"
+
+
+def examples(model: str) -> str:
+    """hash · id → a prediction of a model as JSON, to be shown with it. Written by operators. Permanent."""
+    return f"examples:{model}"
 
 
 def version(name: str, version_id: str) -> str:

@@ -3,20 +3,26 @@
 Anybody may see a public model, and its owner and operators a private one. That rule stands here and nowhere else.
 """
 
+import secrets
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 from redis.asyncio import Redis
 
 from director.core import keys
 from director.core.accounts import Account
+from director.core.clock import Clock
 from director.core.redis_client import ask, text
+from director.core.scripts import Scripts
 
-__all__ = ("Model", "Models", "Visibility")
+__all__ = ("Model", "Models", "Order", "Visibility")
 
 Visibility = Literal["public", "private"]
+Order = Literal["created", "latest"]
+
+ORDERS: Final[tuple[Order, ...]] = get_args(Order)
 
 
 class Model(Struct, frozen=True, kw_only=True):
@@ -60,8 +66,67 @@ READ: Final = {"created" if name == "created_ms" else name: name for name in Mod
 class Models:
     """All methods raise BackendUnavailable while Redis cannot answer."""
 
-    def __init__(self, redis: Redis) -> None:
-        self._redis = redis
+    def __init__(self, redis: Redis, scripts: Scripts, clock: Clock) -> None:
+        self._redis: Any = redis  # its types say str or bytes, and ours answers in bytes
+        self._scripts = scripts
+        self._clock = clock
+
+    async def make(self, name: str, said: Mapping[str, str]) -> bool:
+        """A new model, of which this is said; False where there is one of this name."""
+        now_ms = self._clock.now_ms()
+        # the registry first: who is listed and not found is passed over, who is not listed stays so
+        for order in ORDERS:
+            await self._list(name, order, now_ms, only_new=True)
+        fields = {"created": str(now_ms), **said}
+        return await self._scripts.amend(name, "make", said=fields, nonce=secrets.token_hex(8)) == "done"
+
+    async def change(self, name: str, said: Mapping[str, str]) -> bool:
+        """Say this of it, where '' takes back; all else stays. False where there is no such model."""
+        return await self._scripts.amend(name, "change", said=said) == "done"
+
+    async def remove(self, name: str) -> bool:
+        """Take away a model, and its examples; False while it has a version."""
+        if await self._scripts.amend(name, "remove") != "done":
+            return False
+
+        async def forget() -> None:
+            await self._redis.delete(keys.examples(name))
+            for order in ORDERS:
+                await self._redis.zrem(keys.models(order), name)
+
+        await ask(forget)
+        return True
+
+    async def enlist(self, name: str, *, created_ms: int, latest_ms: int) -> None:
+        """Name it in the registry, as one whose latest version was made then."""
+        await self._list(name, "created", created_ms, only_new=True)
+        await self._list(name, "latest", latest_ms)
+
+    async def listed(self, order: Order) -> list[tuple[int, str]]:
+        """Every model with the moment that orders it, from old to new. Some may be gone."""
+        found: list[tuple[bytes, float]] = await ask(
+            lambda: self._redis.zrange(keys.models(order), 0, -1, withscores=True)
+        )
+        return sorted((int(at_ms), text(name)) for name, at_ms in found)
+
+    async def readme(self, name: str) -> str:
+        """'' where it has none."""
+        found: bytes | None = await ask(lambda: self._redis.hget(keys.model(name), "readme"))
+        return text(found or b"")
+
+    async def default_examples(self, models: Sequence[Model]) -> list[Raw | None]:
+        """The one example of each that stands for it, None where it has none."""
+        found: list[bytes | None] = await self._of_examples("hget", models)
+        return [None if example is None else Raw(example) for example in found]
+
+    async def example_bytes(self, models: Sequence[Model]) -> list[int]:
+        """How large that example of each is."""
+        return await self._of_examples("hstrlen", models)
+
+    async def examples(self, name: str) -> list[Raw]:
+        """Predictions that are shown with a model, newest first."""
+        found: dict[bytes, bytes] = await ask(lambda: self._redis.hgetall(keys.examples(name)))
+        return [Raw(found[prediction_id]) for prediction_id in sorted(found, reverse=True)]
 
     async def get(self, name: str) -> Model | None:
         """A model by "owner/name"; None where there is none."""
@@ -75,10 +140,22 @@ class Models:
             pipe = self._redis.pipeline(transaction=False)
             for name in names:
                 pipe.hmget(keys.model(name), list(READ))
-            return await pipe.execute()
+            return list(await pipe.execute())
 
         replies = await ask(read) if names else []
         return [_model(name, values) for name, values in zip(names, replies, strict=True)]
+
+    async def _of_examples(self, command: Literal["hget", "hstrlen"], models: Sequence[Model]) -> list[Any]:
+        async def read() -> list[Any]:
+            pipe = self._redis.pipeline(transaction=False)
+            for model in models:
+                getattr(pipe, command)(keys.examples(model.name), model.default_example)
+            return list(await pipe.execute())
+
+        return await ask(read) if models else []
+
+    async def _list(self, name: str, order: Order, at_ms: int, *, only_new: bool = False) -> None:
+        await ask(lambda: self._redis.zadd(keys.models(order), {name: at_ms}, nx=only_new))
 
 
 def _model(name: str, values: Sequence[bytes | None]) -> Model | None:

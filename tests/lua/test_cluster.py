@@ -162,5 +162,7 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     recovered = await scripts.recover(queue, orphan.record.lane, number, cursor="0-0", count=9, idle_s=0)
     assert recovered == ("0-0", [(orphan.id, "waiting")])
 
+    assert await scripts.amend("acme/said", "make", said={"created": "1"}, nonce="n") == "done"
+
     assert gatherer.called == set(NAMES), "a script that this walk leaves out"
     await gatherer.aclose()

@@ -6,6 +6,7 @@ Without `now_ms` scripts ask the server's clock: tests walk time with it.
 
 from director.core.scripts.accounts import AccountScripts, Allowance, Deployed, Rotated
 from director.core.scripts.caller import Accepted, CallerScripts, Canceled, Redelivered, Replayed
+from director.core.scripts.catalog import Amended, CatalogScripts
 from director.core.scripts.holder import MOST_CLAIMS, Advanced, Ceased, Claims, Hold, HolderScripts, Readiness, Requeued
 from director.core.scripts.keeper import Delivered, KeeperScripts, Repair
 from director.core.scripts.letters import LetterScripts
@@ -17,6 +18,7 @@ __all__ = (
     "Admission",
     "Advanced",
     "Allowance",
+    "Amended",
     "Canceled",
     "Ceased",
     "Claims",
@@ -34,5 +36,5 @@ __all__ = (
 )
 
 
-class Scripts(QueueScripts, LetterScripts, AccountScripts, CallerScripts, HolderScripts, KeeperScripts):
+class Scripts(QueueScripts, LetterScripts, AccountScripts, CatalogScripts, CallerScripts, HolderScripts, KeeperScripts):
     """Every change of shared state. All raise BackendUnavailable while Redis cannot answer."""

@@ -1,0 +1,102 @@
+"""Models and versions as official clients know them, with all that they require of one.
+
+A model is shown with its latest version's schema and an example, so many of them are weighed before they are read.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Raw, Struct
+from starlette.requests import Request
+
+from api.parts import Parts, parts_of
+from api.urls import base_url
+from director.core.catalog import Version
+from director.core.models import Model
+from director.core.view import iso
+
+__all__ = ("ModelView", "VersionView", "fitting", "shown_models", "shown_version")
+
+HEAVY_BYTES: Final = 4 << 20  # of one answer
+
+
+class VersionView(Struct, frozen=True):
+    """A version on the wire. Official clients need all four, none of them null."""
+
+    id: str
+    created_at: str
+    cog_version: str
+    openapi_schema: Raw
+
+
+class ModelView(Struct, frozen=True, kw_only=True):
+    """A model on the wire. Official clients take null where it may be null here, and nowhere else."""
+
+    url: str
+    owner: str
+    name: str
+    created_at: str
+    description: str | None
+    visibility: str
+    is_official: bool
+    github_url: str | None
+    paper_url: str | None
+    license_url: str | None
+    run_count: int
+    cover_image_url: str | None
+    default_example: Raw | None
+    latest_version: VersionView | None
+
+
+def shown_version(version: Version) -> VersionView:
+    return VersionView(version.id, iso(version.created_ms), version.server, version.schema)
+
+
+async def fitting(request: Request, models: Sequence[Model]) -> Sequence[Model]:
+    """As many of these, from the first one, as one answer may hold; the first in any case."""
+    catalog, room = parts_of(request).catalog, HEAVY_BYTES
+    schemas = await catalog.schema_bytes([(model.name, model.latest) for model in models])
+    examples = await catalog.models.example_bytes(models)
+    for place, weight in enumerate(map(sum, zip(schemas, examples, strict=True))):
+        room -= weight
+        if room < 0:
+            return models[: max(place, 1)]
+    return models
+
+
+async def shown_models(request: Request, models: Sequence[Model]) -> list[ModelView]:
+    """Each of these as it is now."""
+    parts, base = parts_of(request), base_url(request)
+    versions = await parts.catalog.each_version([(model.name, model.latest) for model in models])
+    examples = await parts.catalog.models.default_examples(models)
+    runs = await _runs(parts, models)
+    return [_shown(*each, base=base) for each in zip(models, versions, examples, runs, strict=True)]
+
+
+def _shown(model: Model, latest: Version | None, example: Raw | None, runs: int, *, base: str) -> ModelView:
+    owner, _, name = model.name.partition("/")
+    return ModelView(
+        url=f"{base}/{model.name}",
+        owner=owner,
+        name=name,
+        created_at=iso(model.created_ms),
+        description=model.description or None,
+        visibility=model.visibility,
+        is_official=model.is_official,
+        github_url=model.github_url or None,
+        paper_url=model.paper_url or None,
+        license_url=model.license_url or None,
+        run_count=runs,
+        cover_image_url=model.cover_image_url or None,
+        default_example=example,
+        latest_version=None if latest is None else shown_version(latest),
+    )
+
+
+async def _runs(parts: Parts, models: Sequence[Model]) -> list[int]:
+    """How many predictions of each were accepted since ever."""
+    queues = [await parts.lookups.queues_of(model.name) for model in models]
+    counts = iter(await parts.catalog.runs([queue for of_model in queues for queue in of_model]))
+    return [
+        model.former_runs + sum(next(counts) for _ in of_model) for model, of_model in zip(models, queues, strict=True)
+    ]

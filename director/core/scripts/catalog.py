@@ -1,0 +1,28 @@
+"""What is said of models, one key at a time: no script of these touches a queue."""
+
+from collections.abc import Mapping
+from typing import Literal, cast
+
+from director.core import keys
+from director.core.gatherer import Arg
+from director.core.scripts.wire import Wire
+
+__all__ = ("Amended", "CatalogScripts")
+
+Amended = Literal["done", "exists", "unknown", "versions"]
+
+
+class CatalogScripts(Wire):
+    """The calls about one model."""
+
+    async def amend(
+        self,
+        model: str,
+        what: Literal["make", "change", "remove"],
+        *,
+        said: Mapping[str, str] | None = None,
+        nonce: str = "",
+    ) -> Amended:
+        """Make it, change what is said of it, or take it away. Safe to repeat; `nonce` tells who makes it."""
+        fields: list[Arg] = [part for pair in (said or {}).items() for part in pair]
+        return cast(Amended, (await self._call("amend", [keys.model(model)], [what, nonce, *fields])).decode())

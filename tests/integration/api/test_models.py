@@ -1,0 +1,263 @@
+"""Models through the API: made, listed, shown, changed, taken away; and what a director adds to them."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.accounts import Accounts
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.policy import Policy
+from director.core.scripts import Scripts
+from director.core.settings import ApiSettings
+from tests.support.api import PlayedDirector, api_client
+from tests.support.clock import FakeClock
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
+
+pytestmark = pytest.mark.anyio
+
+PAINTER = f"{ACCOUNT}/painter"
+NEW = {"owner": ACCOUNT, "name": "painter", "visibility": "private", "hardware": "gpu-t4"}
+SAID = {
+    "description": "It paints.",
+    "github_url": "https://github.com/acme/painter",
+    "paper_url": "https://arxiv.org/abs/1",
+    "license_url": "https://example.com/license",
+}
+VERSION_A, VERSION_B = "a" * 64, "b" * 64
+
+
+@pytest.fixture
+async def other(settings: ApiSettings, redis: Redis) -> AsyncIterator[httpx.AsyncClient]:
+    """Another account."""
+    async with api_client(settings, token=await Accounts(redis).create_token("other")) as client:
+        yield client
+
+
+async def make(api: httpx.AsyncClient, **body: Any) -> httpx.Response:
+    return await api.post("/v1/models", json={**NEW, **body})
+
+
+async def register(catalog: Catalog, model: str = PAINTER, version: str = VERSION_A, **options: Any) -> None:
+    await catalog.register(model, version, schema=OPEN_SCHEMA, server="cog", policy=Policy(), **options)
+
+
+async def names(api: httpx.AsyncClient, query: str = "") -> list[str]:
+    page = (await api.get(f"/v1/models{query}")).json()
+    return [f"{model['owner']}/{model['name']}" for model in page["results"]]
+
+
+async def test_a_new_model_is_shown_with_every_field_that_clients_know(api: httpx.AsyncClient) -> None:
+    made = await make(api, cover_image_url="https://example.com/x.png", **SAID)
+    assert made.status_code == 201
+    model = made.json()
+    assert model.pop("created_at").endswith("Z")
+    assert model == {
+        "url": f"http://director.test/{PAINTER}",
+        "owner": ACCOUNT,
+        "name": "painter",
+        "visibility": "private",
+        "is_official": False,
+        "run_count": 0,
+        "cover_image_url": "https://example.com/x.png",
+        "default_example": None,
+        "latest_version": None,
+        **SAID,
+    }
+    shown = await api.get(f"/v1/models/{PAINTER}")
+    assert (shown.status_code, shown.json()) == (200, made.json())
+    versions = await api.get(f"/v1/models/{PAINTER}/versions")
+    assert versions.json() == {"next": None, "previous": None, "results": []}
+    ran = await api.post(f"/v1/models/{PAINTER}/predictions", json={"input": {}})
+    assert ran.status_code == 404
+
+
+async def test_a_model_of_another_owner_is_not_made(api: httpx.AsyncClient, redis: Redis) -> None:
+    refused = await make(api, owner="other")
+    assert (refused.status_code, refused.json()["detail"]) == (
+        403,
+        f"A model of this account has the owner '{ACCOUNT}'.",
+    )
+    assert not await redis.exists(keys.model("other/painter"))
+
+
+async def test_a_name_that_is_taken_is_refused_in_a_way_that_no_client_repeats(api: httpx.AsyncClient) -> None:
+    await make(api, **SAID)
+    again = await make(api, description="Another.")
+    assert (again.status_code, again.json()["code"], again.headers["x-should-retry"]) == (
+        409,
+        "already_exists",
+        "false",
+    )
+    assert (await api.get(f"/v1/models/{PAINTER}")).json()["description"] == SAID["description"]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"visibility": "secret"}, "visibility"),
+        ({"hardware": "a b"}, "hardware"),
+        ({"name": "Upper"}, "name"),
+        ({"name": "a/b"}, "name"),
+        ({"owner": "../x"}, "owner"),
+        ({"owner": None}, "owner"),
+        ({"description": "x" * 5_001}, "description"),
+        ({"paper_url": "javascript:alert(1)"}, "paper_url"),
+        ({"cover_image_url": 7}, "cover_image_url"),
+        ({"readme": "no"}, ""),
+    ],
+)
+async def test_what_is_wrong_with_a_new_model_is_said(api: httpx.AsyncClient, body: dict[str, Any], field: str) -> None:
+    refused = await make(api, **body)
+    assert refused.status_code == 422
+    assert [fault["field"] for fault in refused.json()["invalid_fields"]] == [field]
+
+
+async def test_a_change_changes_what_it_names_and_nothing_else(api: httpx.AsyncClient) -> None:
+    await make(api, **SAID)
+    changed = await api.patch(f"/v1/models/{PAINTER}", json={"description": "It draws.", "paper_url": ""})
+    assert changed.status_code == 200
+    assert changed.json() == (await api.get(f"/v1/models/{PAINTER}")).json()
+    expected = {**SAID, "description": "It draws.", "paper_url": None}
+    assert {name: changed.json()[name] for name in SAID} == expected
+    refused = await api.patch(f"/v1/models/{PAINTER}", json={"visibility": "public"})
+    assert refused.status_code == 422
+
+
+async def test_a_readme_is_text_where_there_is_one(api: httpx.AsyncClient) -> None:
+    await make(api)
+    assert (await api.get(f"/v1/models/{PAINTER}/readme")).status_code == 404
+    await api.patch(f"/v1/models/{PAINTER}", json={"readme": "# Häuser\n<b>"})
+    readme = await api.get(f"/v1/models/{PAINTER}/readme")
+    assert (readme.status_code, readme.text) == (200, "# Häuser\n<b>")
+    assert readme.headers["content-type"] == "text/plain; charset=utf-8"
+
+
+async def test_another_account_changes_nothing_of_a_public_model_and_finds_no_private_one(
+    api: httpx.AsyncClient, other: httpx.AsyncClient
+) -> None:
+    await make(api)
+    await make(api, name="shown", visibility="public")
+    for path, status in ((f"/v1/models/{PAINTER}", 404), (f"/v1/models/{ACCOUNT}/shown", 403)):
+        assert (await other.patch(path, json={"description": "mine"})).status_code == status
+        assert (await other.delete(path)).status_code == status
+    for what in ("", "/readme", "/examples", "/versions"):
+        assert (await other.get(f"/v1/models/{PAINTER}{what}")).status_code == 404
+    assert await names(other) == [f"{ACCOUNT}/shown", MODEL]
+    assert await names(api) == [f"{ACCOUNT}/shown", PAINTER, MODEL]
+
+
+async def test_a_model_without_versions_is_taken_away_for_good(api: httpx.AsyncClient, redis: Redis) -> None:
+    await make(api)
+    gone = await api.delete(f"/v1/models/{PAINTER}")
+    assert (gone.status_code, gone.content) == (204, b"")
+    assert (await api.get(f"/v1/models/{PAINTER}")).status_code == 404
+    assert (await api.delete(f"/v1/models/{PAINTER}")).status_code == 404
+    assert await names(api) == [MODEL]
+    assert await redis.zscore(keys.models("latest"), PAINTER) is None
+    assert (await make(api)).status_code == 201
+
+
+async def test_a_model_that_has_versions_or_is_public_stays(api: httpx.AsyncClient, catalog: Catalog) -> None:
+    await make(api, name="shown", visibility="public")
+    assert (await api.delete(f"/v1/models/{ACCOUNT}/shown")).status_code == 403
+    await make(api)
+    await register(catalog)
+    refused = await api.delete(f"/v1/models/{PAINTER}")
+    assert (refused.status_code, refused.json()["code"]) == (422, "in_use")
+    assert (await api.get(f"/v1/models/{PAINTER}")).status_code == 200
+
+
+async def test_a_director_brings_a_version_and_keeps_all_that_the_account_said(
+    api: httpx.AsyncClient, other: httpx.AsyncClient, catalog: Catalog
+) -> None:
+    made = (await make(api, **SAID)).json()
+    await register(catalog)
+    shown = (await api.get(f"/v1/models/{PAINTER}")).json()
+    assert shown["latest_version"]["id"] == VERSION_A
+    assert {**shown, "latest_version": None} == made
+    assert (await other.get(f"/v1/models/{PAINTER}")).status_code == 404
+
+
+async def test_what_was_accepted_is_counted_over_all_versions(
+    api: httpx.AsyncClient, director: PlayedDirector, catalog: Catalog
+) -> None:
+    for version in (VERSION, VERSION, MODEL):
+        made = await api.post("/v1/predictions", json={"version": version, "input": {}})
+        assert made.status_code == 201
+    await director.finish(await director.claim(), output=b"1")
+    assert (await api.get(f"/v1/models/{MODEL}")).json()["run_count"] == 3
+
+
+async def test_a_list_is_in_the_order_that_is_asked_for(api: httpx.AsyncClient, redis: Redis, scripts: Scripts) -> None:
+    clock = FakeClock()
+    catalog = Catalog(redis, scripts, clock)
+    await redis.delete(keys.models("created"), keys.models("latest"))
+    for name, version in (("a/one", VERSION_A), ("a/two", VERSION_A), ("a/one", VERSION_B)):
+        clock.pass_time(1)
+        await register(catalog, name, version)
+    assert await names(api) == ["a/one", "a/two"]
+    assert await names(api, "?sort_direction=asc") == ["a/two", "a/one"]
+    assert await names(api, "?sort_by=model_created_at") == ["a/two", "a/one"]
+    assert await names(api, "?sort_by=model_created_at&sort_direction=asc") == ["a/one", "a/two"]
+    refused = await api.get("/v1/models?sort_by=name&sort_direction=up")
+    assert [fault["field"] for fault in refused.json()["invalid_fields"]] == ["sort_by", "sort_direction"]
+
+
+async def test_pages_lead_both_ways_keep_the_order_and_miss_none_while_others_come_and_go(
+    api: httpx.AsyncClient, redis: Redis, scripts: Scripts
+) -> None:
+    clock = FakeClock()
+    models = Catalog(redis, scripts, clock).models
+    await redis.delete(keys.models("created"), keys.models("latest"))
+    made = [f"{'other' if number % 3 else ACCOUNT}/m{number:03}" for number in range(330)]
+    for number, name in enumerate(made):
+        clock.pass_time(number % 2)  # two at each moment
+        await models.make(name, {"visibility": "private" if number % 5 == 0 else "public"})
+    seen = [((number + 1) // 2, name) for number, name in enumerate(made) if number % 5 or number % 3 == 0]
+    expected = [name for _, name in sorted(seen)]
+
+    query = "?sort_by=model_created_at&sort_direction=asc"
+    pages = [(await api.get(f"/v1/models{query}")).json()]
+    while pages[-1]["next"]:
+        await models.make(f"other/new{len(pages)}", {})  # at the end of this order
+        await models.remove(made[0])
+        pages.append((await api.get(pages[-1]["next"])).json())
+    found = [f"{model['owner']}/{model['name']}" for page in pages for model in page["results"]]
+    assert found[: len(expected)] == expected
+    assert len(set(found)) == len(found)
+    assert [len(page["results"]) for page in pages[:2]] == [100, 100]
+    back = (await api.get(pages[2]["previous"])).json()
+    assert back["results"] == pages[1]["results"]
+    assert back["next"] == pages[1]["next"]
+    assert pages[0]["previous"] is None
+
+
+async def test_a_page_of_heavy_schemas_ends_early_and_leads_on(
+    api: httpx.AsyncClient, catalog: Catalog, redis: Redis
+) -> None:
+    schema = bytes(OPEN_SCHEMA)[:-1] + b',"x":"' + b"x" * 1_500_000 + b'"}'
+    for number in range(4):
+        await register(catalog, f"a/heavy{number}")
+        await redis.hset(keys.version(f"a/heavy{number}", VERSION_A), "schema", schema)
+    page, seen = (await api.get("/v1/models")).json(), 0
+    assert len(page["results"]) == 2
+    while page["next"]:
+        seen += len(page["results"])
+        page = (await api.get(page["next"])).json()
+    assert seen + len(page["results"]) == 5
+
+
+async def test_models_of_a_former_release_are_listed_once_their_director_is_here_again(
+    api: httpx.AsyncClient, catalog: Catalog, redis: Redis
+) -> None:
+    await register(catalog)
+    await register(catalog, version=VERSION_B)
+    await redis.hset(keys.version(PAINTER, VERSION_A), "announced", "1")
+    await redis.delete(keys.models("created"), keys.models("latest"))
+    await register(catalog)
+    assert await names(api) == [PAINTER]
+    assert (await api.get(f"/v1/models/{PAINTER}")).json()["latest_version"]["id"] == VERSION_B

@@ -1,0 +1,66 @@
+"""amend: a model is made once, changed where it is, and taken away while it has no version."""
+
+import pytest
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.scripts import Scripts
+from tests.support.keyspace import dump
+
+pytestmark = pytest.mark.anyio
+
+MODEL = "acme/painter"
+SAID = {"created": "1", "description": "It paints."}
+
+
+async def said(redis: Redis) -> dict[str, str]:
+    found = await redis.hgetall(keys.model(MODEL))
+    return {name.decode(): value.decode() for name, value in found.items() if name != b"nonce"}
+
+
+async def test_it_is_made_once(scripts: Scripts, redis: Redis) -> None:
+    assert await scripts.amend(MODEL, "make", said=SAID, nonce="first") == "done"
+    before = await dump(redis)
+    assert await scripts.amend(MODEL, "make", said={"created": "2"}, nonce="second") == "exists"
+    assert await dump(redis) == before
+    assert await said(redis) == SAID
+
+
+async def test_whoever_made_it_and_did_not_hear_so_is_told_again(scripts: Scripts, redis: Redis) -> None:
+    await scripts.amend(MODEL, "make", said=SAID, nonce="first")
+    before = await dump(redis)
+    assert await scripts.amend(MODEL, "make", said=SAID, nonce="first") == "done"
+    assert await dump(redis) == before
+
+
+async def test_what_a_director_registered_is_not_made_again_by_whoever_has_no_nonce(
+    scripts: Scripts, redis: Redis
+) -> None:
+    await redis.hset(keys.model(MODEL), "created", "1")
+    assert await scripts.amend(MODEL, "make", said=SAID) == "exists"
+
+
+async def test_a_change_says_and_takes_back_and_leaves_the_rest(scripts: Scripts, redis: Redis) -> None:
+    await scripts.amend(MODEL, "make", said=SAID | {"paper_url": "https://example.com"}, nonce="n")
+    for _ in range(2):
+        assert await scripts.amend(MODEL, "change", said={"description": "", "license_url": "https://l"}) == "done"
+        assert await said(redis) == {"created": "1", "paper_url": "https://example.com", "license_url": "https://l"}
+
+
+async def test_a_model_that_is_not_there_is_not_made_by_a_change(scripts: Scripts, redis: Redis) -> None:
+    assert await scripts.amend(MODEL, "change", said=SAID) == "unknown"
+    assert await dump(redis) == {}
+
+
+async def test_it_is_taken_away_and_a_second_time_is_as_good(scripts: Scripts, redis: Redis) -> None:
+    await scripts.amend(MODEL, "make", said=SAID, nonce="n")
+    for _ in range(2):
+        assert await scripts.amend(MODEL, "remove") == "done"
+        assert await dump(redis) == {}
+
+
+async def test_one_that_has_a_version_is_not_taken_away(scripts: Scripts, redis: Redis) -> None:
+    await scripts.amend(MODEL, "make", said=SAID | {"latest": "a" * 64}, nonce="n")
+    before = await dump(redis)
+    assert await scripts.amend(MODEL, "remove") == "versions"
+    assert await dump(redis) == before
