@@ -58,6 +58,8 @@ class Report(Struct, frozen=True, kw_only=True):
     breaker_open_s: dict[str, float]
     saturations: list[Saturation]
     runs_per_prediction: dict[int, int]
+    followed: int
+    resumed: int
     faults: dict[str, int]
     counts: dict[str, int]
     breaches: dict[str, list[Breach]]
@@ -103,6 +105,8 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
         },
         saturations=saturations(evidence),
         runs_per_prediction=histogram,
+        followed=len(evidence.followed),
+        resumed=sum(bool(visit.after and visit.status) for visits in evidence.visits.values() for visit in visits),
         faults=_faults(evidence),
         counts={name: len(found) for name, found in breaches.items()},
         breaches={name: _explained(evidence, found) for name, found in breaches.items() if found},
@@ -122,6 +126,7 @@ def text(report: Report) -> str:
         f"{report.cancels_timed} cancels that no fault hindered: the slowest took {_s(report.cancel_slowest_ms)}",
         f"{report.first_claims} first claims, {report.overtaken} of them overtaken; {report.dead_work:.2%} of the model"
         f" servers' time went to dead work ({report.dead_work_in_all:.2%} with what faults account for)",
+        f"{report.followed} were followed by readers, who came back {report.resumed} times after an event",
         *(f"the breaker of {queue} was open for {open_s:.0f} s" for queue, open_s in report.breaker_open_s.items()),
         *(_fair(each) for each in report.saturations),
         "",

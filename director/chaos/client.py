@@ -12,11 +12,13 @@ from typing import Final, Literal
 
 import anyio
 import msgspec
+from anyio.abc import TaskGroup
 from msgspec import Struct
 
 from director.chaos.cog import Script
-from director.chaos.journal import Answered, Journal, Sent, now_ms
+from director.chaos.journal import Answered, Followed, Journal, Sent, now_ms
 from director.chaos.load import Order, key_of, orders, peaceful, rush
+from director.chaos.reader import Reader
 from director.chaos.wire import Caller, Unanswered
 
 __all__ = ("Client", "Counts", "Errand", "Rush", "main")
@@ -26,6 +28,7 @@ WAIT_S: Final = 60.0  # for an answer that is held until the prediction has ende
 GIVE_UP_S: Final = 40.0
 PAUSE_S: Final = (0.1, 0.5)
 MOST_IN_FLIGHT: Final = 256
+MOST_READERS: Final = 64
 CALIBRATION_CALLERS: Final = 32
 CALIBRATION: Final = "calibration"
 RUSH_CALLERS: Final = 32
@@ -85,10 +88,19 @@ class Client:
         self._api = Caller(errand.url)
         self._journal = journal
         self._in_flight = anyio.CapacityLimiter(MOST_IN_FLIGHT)
+        self._reading = anyio.CapacityLimiter(MOST_READERS)
         self.counts = Counts()
 
     async def load(self, rate: float) -> None:
-        """Open loop: orders leave at this rate, until the time is over; then only what is under way goes on."""
+        """Open loop: orders leave at this rate, until the time is over; then only what is under way goes on.
+
+        Readers go on as long: whoever has not heard the end by then comes back when all is at rest.
+        """
+        async with anyio.create_task_group() as readers:
+            await self._load(rate, readers)
+            readers.cancel_scope.cancel()
+
+    async def _load(self, rate: float, readers: TaskGroup) -> None:
         began, due_s = anyio.current_time(), 0.0
         async with anyio.create_task_group() as tasks:
             for number, each in enumerate(self._errand.rushes):
@@ -100,7 +112,7 @@ class Client:
                 order = peaceful(upcoming) if due_s < self._errand.quiet_s else upcoming
                 await anyio.sleep_until(began + due_s)
                 await self._in_flight.acquire_on_behalf_of(order)
-                tasks.start_soon(self._see_through, order)
+                tasks.start_soon(self._see_through, order, readers)
         self.counts.rate = self.counts.sent / self._errand.seconds
 
     async def _rush(self, part: str, each: Rush, at: float) -> None:
@@ -137,7 +149,7 @@ class Client:
         errand = self._errand
         return orders(errand.seed, tenants=errand.tenants, models=errand.models)
 
-    async def _see_through(self, order: Order) -> None:
+    async def _see_through(self, order: Order, readers: TaskGroup) -> None:
         """An order and what belongs to it. Each request waits for the answer to the one before."""
         try:
             prediction_id = await self._create(order)
@@ -145,6 +157,8 @@ class Client:
             self._in_flight.release_on_behalf_of(order)
         if not prediction_id:
             return
+        if order.is_followed:
+            readers.start_soon(self._follow, order, prediction_id)
         match order.plan:
             case "cancel":
                 await anyio.sleep(order.then_ms / 1000)
@@ -158,6 +172,15 @@ class Client:
                 await self._create(msgspec.structs.replace(order, script=other), plan="other body")
             case _:
                 pass
+
+    async def _follow(self, order: Order, prediction_id: str) -> None:
+        """Read its event stream, unless too many are being read."""
+        if self._reading.available_tokens < 1:
+            return
+        async with self._reading:
+            self._journal.write(Followed(at=now_ms(), id=prediction_id, tenant=order.tenant))
+            token = self._errand.tokens[order.tenant]
+            await Reader(self._api, prediction_id, self._journal, token=token).follow()
 
     async def _create(self, order: Order, *, wait: bool = False, plan: str = "") -> str:
         """Submit, until somebody says what became of it; the id, '' where there is none."""

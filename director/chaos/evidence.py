@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from director.chaos.journal import Answered, Arrived, Claimed, Delivered, Final, Sent
+from director.chaos.journal import Answered, Arrived, Claimed, Delivered, Final, Heard, Listed, Sent, Visited
 from director.chaos.rest import Leftovers
 from director.core.states import TERMINAL
 
@@ -111,6 +111,10 @@ class Evidence(Struct, frozen=True, kw_only=True):
     by_id: dict[str, list[Try]]  # creates and cancels, where an answer named the prediction
     runs: dict[str, list[Run]]
     told: dict[str, list[Delivered]]
+    followed: frozenset[str]
+    visits: dict[str, list[Visited]]
+    heard: dict[str, list[Heard]]
+    listed: dict[str, Listed]
     faults: list[Window]
     healed: int | None
     arrivals: dict[str, Arrived]

@@ -21,9 +21,13 @@ from director.chaos.journal import (
     Delivered,
     Fault,
     Final,
+    Followed,
     Healed,
+    Heard,
     Line,
+    Listed,
     Sent,
+    Visited,
     read,
 )
 from director.chaos.rest import LEFTOVERS, Leftovers
@@ -31,6 +35,7 @@ from director.chaos.rest import LEFTOVERS, Leftovers
 __all__ = ("gather",)
 
 Kind = TypeVar("Kind")
+OfOne = TypeVar("OfOne", Delivered, Heard, Visited)
 
 
 def gather(folder: Path, rules: Rules, leftovers: Leftovers | None = None) -> Evidence:
@@ -49,15 +54,16 @@ def gather(folder: Path, rules: Rules, leftovers: Leftovers | None = None) -> Ev
             creates[each.sent.key].append(each)
         if each.id:
             by_id[each.id].append(each)
-    told: dict[str, list[Delivered]] = defaultdict(list)
-    for delivered in _only(lines, Delivered):
-        told[delivered.id].append(delivered)
     return Evidence(
         rules=rules,
         creates=creates,
         by_id=by_id,
         runs=_runs(lines, faults, until),
-        told=told,
+        told=_by_prediction(_only(lines, Delivered)),
+        followed=frozenset(line.id for line in _only(lines, Followed)),
+        visits=_by_prediction(_only(lines, Visited)),
+        heard=_by_prediction(_only(lines, Heard)),
+        listed={listed.id: listed for listed in _only(lines, Listed)},
         faults=faults,
         healed=healed,
         arrivals={arrived.id: arrived for arrived in _only(lines, Arrived)},
@@ -71,6 +77,13 @@ def gather(folder: Path, rules: Rules, leftovers: Leftovers | None = None) -> Ev
 
 def _only(lines: Iterable[Line], kind: type[Kind]) -> list[Kind]:
     return [line for line in lines if isinstance(line, kind)]
+
+
+def _by_prediction(lines: Iterable[OfOne]) -> dict[str, list[OfOne]]:
+    found: dict[str, list[OfOne]] = defaultdict(list)
+    for line in lines:
+        found[line.id].append(line)
+    return found
 
 
 def _tries(lines: Iterable[Line]) -> list[Try]:

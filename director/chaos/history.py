@@ -14,7 +14,7 @@ from director.chaos.evidence import Event, Evidence, Run
 from director.chaos.journal import Final as Prediction
 from director.core.states import TERMINAL
 
-__all__ = ("lives", "nothing_is_lost", "one_end", "only_current_runs_write")
+__all__ = ("RESTARTS", "lives", "nothing_is_lost", "one_end", "only_current_runs_write")
 
 RESTARTS: Final = frozenset({"retried", "released", "revived"})
 MODEL_FAILED: Final = "model_failed"

@@ -1,4 +1,4 @@
-"""What has to hold after a run, one function each: I1 to I9 and I11 to I14 of the reliability plan.
+"""What has to hold after a run, one function each: I1 to I14 of the reliability plan.
 
 Pure: each takes the evidence and returns what breaks its sentence. None leans on another, so that a fault of the code
 shows under the name of the promise that it breaks.
@@ -11,6 +11,7 @@ from director.chaos.breach import Breach
 from director.chaos.caller import canceled_stays_canceled, one_key_one_id, webhooks_tell_the_end
 from director.chaos.evidence import Evidence
 from director.chaos.fairness import equal_shares
+from director.chaos.following import followed_once_in_order
 from director.chaos.history import nothing_is_lost, one_end, only_current_runs_write
 from director.chaos.occupancy import attempts_are_bounded, slots_are_kept
 from director.chaos.order import first_come_first_claimed
@@ -58,6 +59,7 @@ INVARIANTS: Final[dict[str, tuple[str, Invariant]]] = {
     "I7": ("Once healed, nothing is left in Redis that should not be there.", all_is_at_rest),
     "I8": ("One idempotency key is one prediction; another body is refused.", one_key_one_id),
     "I9": ("No model server ever ran more than its slots.", slots_are_kept),
+    "I10": ("Who followed it heard every event once, in order, through every break.", followed_once_in_order),
     "I11": ("Who came first was handed out first, by the server's own log.", first_come_first_claimed),
     "I12": ("After a death, what was running starts again in time.", recovery_is_quick),
     "I13": ("Nothing was handed out too late, or worked on for nobody.", no_work_for_the_dead),

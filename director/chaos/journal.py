@@ -11,6 +11,8 @@ What the checker counts on:
 - a model server: `CogStarted` is down before the run shows anything, `CogEnded` before its answer leaves. Every item of
   an output is `{"run": <run>, "i": <n>}`, so that a write shows which run it comes from. A run that takes its server
   with it says `crashed` first.
+- a reader of event streams: `Followed` once, before its first visit; then what it heard, in order. These are lines of
+  the client, and once all is at rest of `readers.jsonl`: then it comes back for what it lacks.
 - nemesis: a process is named by its part and number (`director-0`, `cog-0`, `api-0`), a link by its two ends
   (`director-0:redis`, `all:redis`). Director and model server of one number belong together. Kinds that end a process
   begin with `kill` or `crash`, those that freeze it with `stop`; `partition` cuts a link. A fault ends when what it hit
@@ -36,10 +38,14 @@ __all__ = (
     "Delivered",
     "Fault",
     "Final",
+    "Followed",
     "Healed",
+    "Heard",
     "Journal",
     "Line",
+    "Listed",
     "Sent",
+    "Visited",
     "now_ms",
     "read",
 )
@@ -72,6 +78,45 @@ class Answered(Struct, frozen=True, kw_only=True, tag="answered"):
     id: str = ""
     shown: str = ""
     replayed: bool = False
+
+
+class Followed(Struct, frozen=True, kw_only=True, tag="followed"):
+    """a reader: it is going to follow this prediction of this tenant, to its end."""
+
+    at: int
+    id: str
+    tenant: int
+
+
+class Heard(Struct, frozen=True, kw_only=True, tag="heard"):
+    """a reader: an event of the stream, with its id as `mark`; or a comment that matters, which has none."""
+
+    at: int
+    id: str
+    event: str
+    mark: str = ""
+    data: str = ""
+
+
+class Visited(Struct, frozen=True, kw_only=True, tag="visited"):
+    """a reader: it came at that time, after the event of that mark. `status` 0: no answer came.
+
+    `end`: it heard `done`; the stream broke; it ended as if it were whole; or the reader left.
+    """
+
+    at: int
+    id: str
+    after: str
+    status: int
+    end: Literal["done", "broken", "whole", "left"]
+
+
+class Listed(Struct, frozen=True, kw_only=True, tag="listed"):
+    """a reader: the prediction's events as (number, type), page after page, once all is at rest."""
+
+    at: int
+    id: str
+    events: list[tuple[int, str]]
 
 
 class CogStarted(Struct, frozen=True, kw_only=True, tag="cog_started"):
@@ -173,7 +218,23 @@ class Final(Struct, frozen=True, kw_only=True, tag="final"):
     output: str = ""
 
 
-Line = Sent | Answered | CogStarted | CogEnded | Delivered | Fault | Healed | Arrived | Claimed | Breaker | Final
+Line = (
+    Sent
+    | Answered
+    | Followed
+    | Heard
+    | Visited
+    | Listed
+    | CogStarted
+    | CogEnded
+    | Delivered
+    | Fault
+    | Healed
+    | Arrived
+    | Claimed
+    | Breaker
+    | Final
+)
 
 
 class Journal:

@@ -37,6 +37,8 @@ ZIPF: Final = 1.1
 STREAMED_SHARE: Final = 0.2
 STREAMED_OUTPUTS: Final = 5
 ALL_EVENTS_SHARE: Final = 0.1
+FOLLOWED_SHARE: Final = 0.05
+STREAMED_FOLLOWED_SHARE: Final = 0.3
 MEDIAN_MS: Final = 20.0
 P99_MS: Final = 400.0
 LONGEST_MS: Final = 5_000.0
@@ -66,6 +68,7 @@ class Order(Struct, frozen=True, kw_only=True):
     lane: str
     script: Script
     all_events: bool = False
+    is_followed: bool = False
     then_ms: int = 0
     cancel_after_s: int | None = None
     start_by_s: int | None = None
@@ -125,7 +128,7 @@ def key_of(seed: int, number: int, *, part: str = "") -> str:
 def _order(dice: random.Random, number: int, weights: Sequence[float], models: Sequence[str]) -> Order:
     plan = dice.choices(list(PLANS), list(PLANS.values()))[0]
     ms = min(LONGEST_MS, dice.lognormvariate(math.log(MEDIAN_MS), SIGMA))
-    return Order(
+    order = Order(
         number=number,
         gap=dice.expovariate(1.0),
         plan=plan,
@@ -138,6 +141,8 @@ def _order(dice: random.Random, number: int, weights: Sequence[float], models: S
         cancel_after_s=dice.randint(*CANCEL_AFTER_S) if plan == "cancel_after" else None,
         start_by_s=dice.randint(*START_BY_S) if plan == "start_by" else None,
     )
+    share = STREAMED_FOLLOWED_SHARE if order.script.outputs > 1 else FOLLOWED_SHARE
+    return msgspec.structs.replace(order, is_followed=dice.random() < share)
 
 
 def _script(dice: random.Random, plan: Plan, ms: float) -> Script:

@@ -24,6 +24,7 @@ from director.chaos.evidence import Rules
 from director.chaos.faults import Planned, schedule
 from director.chaos.journal import Answered, Healed, Journal, now_ms, read
 from director.chaos.nemesis import Nemesis
+from director.chaos.reader import come_back
 from director.chaos.rest import LEFTOVERS, leftovers, predictions
 from director.chaos.scene import FRONT, Scene, Size, staged
 from director.chaos.server_log import server_log
@@ -143,6 +144,7 @@ class Run:
             self._journal.close()
         self._say("healed; waiting for rest")
         await self._rest()
+        await come_back(self._front, self._scene.tokens, self._scene.journals)
         await self._write_down()
         options = self._options
         rules = Rules(
@@ -187,7 +189,7 @@ class Run:
         """Run the client to its end."""
         scene = self._scene
         errand = Errand(
-            url=f"http://127.0.0.1:{scene.links[FRONT].port}",
+            url=self._front,
             tokens=scene.tokens,
             tenants=self._options.tenants,
             sink_url=scene.roles[SINK].url,
@@ -214,6 +216,10 @@ class Run:
         if done.returncode:
             raise UpError(f"The client of the run failed. Its log is {scene.home.log('client')}.")
         return msgspec.json.decode(done.stdout, type=Counts)
+
+    @property
+    def _front(self) -> str:
+        return f"http://127.0.0.1:{self._scene.links[FRONT].port}"
 
     def _rushes(self) -> list[Rush]:
         options = self._options

@@ -30,6 +30,10 @@ def _rows(evidence: Evidence, prediction_id: str) -> Iterator[tuple[int, str]]:
         yield run.ended, f"{run.server}: run {run.run} ends, {run.outcome or 'and told nobody'}"
     for told in evidence.told.get(prediction_id, []):
         yield told.at, f"sink: hears {told.status} as {told.webhook_id}, answers {told.answered}"
+    for heard in evidence.heard.get(prediction_id, []):
+        yield heard.at, f"reader: hears {heard.event} {heard.mark} {heard.data}".rstrip()
+    for visit in evidence.visits.get(prediction_id, []):
+        yield visit.at, f"reader: comes after {visit.after or 'nothing'}, answered {visit.status}; then: {visit.end}"
     if final := evidence.finals.get(prediction_id):
         for kind, at, data in final.events:
             yield at, f"event: {kind} {data}".rstrip()

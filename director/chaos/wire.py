@@ -1,12 +1,12 @@
 """Just enough HTTP/1.1 for the parties of a run: no framework, a start in a tenth of a second, little of the machine.
 
-The machine's time belongs to what is under test. Only for loopback and for peers that are ours: lengths are given,
-nothing is chunked or pipelined, nothing is limited.
+The machine's time belongs to what is under test. Only for loopback and for peers that are ours: lengths are given but
+for streams, nothing is pipelined, nothing is limited.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 from msgspec import Struct
@@ -102,6 +102,29 @@ class Caller:
                 writer.transport.abort()
         return Answer(int(status_line.split(" ")[1]), content, told)
 
+    @asynccontextmanager
+    async def follow(
+        self, path: str, *, headers: Mapping[str, str] = NONE, within_s: float, silent_s: float
+    ) -> AsyncGenerator[tuple[int, AsyncIterator[bytes]]]:
+        """GET a stream, on a connection of its own: the status, and what comes piece by piece.
+
+        Raises Unanswered, in the block too, where it breaks or says nothing for `silent_s`.
+        """
+        writer = None
+        try:
+            async with asyncio.timeout(within_s):
+                name, _, port = self._host.partition(":")
+                reader, writer = await asyncio.open_connection(name, int(port))
+                lines = "".join(f"{name}: {value}\r\n" for name, value in {"host": self._host, **headers}.items())
+                writer.write(f"GET {path} HTTP/1.1\r\n{lines}\r\n".encode())
+                status_line, _ = await _head(reader)
+            yield int(status_line.split(" ")[1]), _pieces(reader, silent_s)
+        except (OSError, asyncio.IncompleteReadError, TimeoutError) as exc:
+            raise Unanswered(repr(exc)) from exc
+        finally:
+            if writer is not None:
+                writer.transport.abort()
+
     def close(self) -> None:
         """Let go of what is idle."""
         while self._idle:
@@ -137,6 +160,17 @@ async def _exchange(handler: Handler, reader: asyncio.StreamReader, writer: asyn
     writer.write(f"{head}content-length: {len(answer.body)}\r\n\r\n".encode() + answer.body)
     await writer.drain()
     return headers.get("connection", "").lower() != "close"
+
+
+async def _pieces(reader: asyncio.StreamReader, silent_s: float) -> AsyncGenerator[bytes]:
+    """The chunks of a body, to its end."""
+    while True:
+        async with asyncio.timeout(silent_s):
+            size = int(await reader.readuntil(b"\r\n"), 16)
+            piece = (await reader.readexactly(size + 2))[:size]
+        if not size:
+            return
+        yield piece
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[str, dict[str, str]]:

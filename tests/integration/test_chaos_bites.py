@@ -15,7 +15,7 @@ from msgspec import Struct
 from director.chaos.checker import text
 from director.core import gatherer
 from director.core.states import Status
-from tests.support.chaos_play import Play
+from tests.support.chaos_play import Play, PlayedReader
 from tests.support.queue_driver import QueueDriver
 from tests.support.servers import RedisServer
 
@@ -95,6 +95,24 @@ async def a_director_wakes_after_a_cancel(play: Play) -> None:
     sleeper.ends()
     await sleeper.is_finished()
     await play.tell()
+
+
+async def a_reader_comes_back(play: Play) -> None:
+    """After each thing that happens; and the director, which did not hear the answer, writes one of them twice."""
+    asked = await play.ask(is_told=False)
+    assert asked is not None
+    reader = PlayedReader(play, asked)
+    await reader.comes()
+    run = await play.run("r1", pid=41)
+    assert run is not None
+    await run.shows()
+    await reader.comes()
+    await run.shows()
+    await reader.comes()
+    run.ends()
+    await run.is_finished()
+    await reader.comes()
+    await reader.lists()
 
 
 async def poison(play: Play) -> None:
@@ -256,6 +274,24 @@ FAULTS: Final[dict[str, Fault]] = {
         new="redis.call('ZREM', KEYS[2], id)",
         story=a_receiver_is_down,
         breaks=frozenset({"I3"}),
+    ),
+    "replay shows again what is known": Fault(
+        old=re.escape("last, after + 1 }, 0, after"),
+        new="last, after + 1 }, 0, math.max(0, after - 1)",
+        story=a_reader_comes_back,
+        breaks=frozenset({"I10"}),
+    ),
+    "replay leaves one out": Fault(
+        old=re.escape("last, after + 1 }, 0, after"),
+        new="last, after + 1 }, 0, after > 0 and after + 1 or 0",
+        story=a_reader_comes_back,
+        breaks=frozenset({"I10"}),
+    ),
+    "advance writes again what was written": Fault(
+        old=re.escape("for i = 6 + 2 * math.max(0, seq - known), #ARGV, 2 do"),
+        new="for i = 6, #ARGV, 2 do",
+        story=a_reader_comes_back,
+        breaks=frozenset({"I10"}),
     ),
     "a backlog is served from its end": Fault(
         old=BACKLOG,

@@ -29,6 +29,7 @@ def breaches(folder: Path, *, seed: int, seconds: int, lease: int) -> dict[str, 
     judged = msgspec.json.decode(report.read_bytes(), type=dict[str, Any])
     assert judged["faults"], "a run without faults shows nothing"
     assert judged["acked"], "nor does one in which nothing was accepted"
+    assert judged["resumed"], "nor does one in which no reader came back"
     return {invariant: found for invariant, found in judged["breaches"].items() if invariant != "I12"}
 
 

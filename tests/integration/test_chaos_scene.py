@@ -36,6 +36,7 @@ def test_a_run_without_faults_ends_everything_it_accepted_and_leaves_no_process(
     report = chaos(options, said.append)
     assert report.ok, text(report)
     assert report.acked == report.terminal > 20
+    assert report.resumed >= report.followed > 0, "who follows a prediction comes back at least once"
     finals = [line for line in read(home.path / "journals" / "queue.jsonl") if isinstance(line, Final)]
     assert {final.record["status"] for final in finals} <= set(TERMINAL)
     assert any(isinstance(line, Healed) for line in read(home.path / "journals" / "nemesis.jsonl"))

@@ -8,9 +8,24 @@ import math
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from api.stream_events import Mark, Teller
 from director.chaos.checker import Report, check
 from director.chaos.evidence import Rules
-from director.chaos.journal import Answered, CogEnded, CogStarted, Delivered, Fault, Healed, Journal, Line, Sent
+from director.chaos.journal import (
+    Answered,
+    CogEnded,
+    CogStarted,
+    Delivered,
+    Fault,
+    Followed,
+    Healed,
+    Heard,
+    Journal,
+    Line,
+    Listed,
+    Sent,
+    Visited,
+)
 from director.chaos.rest import leftovers, predictions
 from director.chaos.server_log import server_log, size
 from director.core.errors import IdempotencyMismatch
@@ -18,9 +33,10 @@ from director.core.ids import PredictionId, partition_of
 from director.core.keys import LANES
 from director.core.schema import Claim
 from director.core.states import Status
+from tests.support.event_stream import Told, take_apart
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 
-__all__ = ("LEASE_S", "Play", "PlayedRun")
+__all__ = ("LEASE_S", "Play", "PlayedReader", "PlayedRun")
 
 LEASE_S: Final = 15
 RECONCILE_S: Final = 30
@@ -70,6 +86,51 @@ class PlayedRun:
         return await self._play.driver.finish(
             self.claim, status, output=output, seq=self.claim.record.seq + 2, ran_ms=ran_ms
         )
+
+
+class PlayedReader:
+    """Somebody who follows a prediction, with an API between that remembers nothing."""
+
+    def __init__(self, play: "Play", prediction_id: PredictionId) -> None:
+        self._play = play
+        self._id = prediction_id
+        self._after = ""
+        self._note(Followed(at=play.now_ms, id=prediction_id, tenant=0))
+
+    async def comes(self) -> None:
+        """After the last event it heard, and hears what there is by now."""
+        scripts, after = self._play.driver.scripts, self._after
+        teller = Teller(Mark.parse(after))
+        page = await scripts.replay(self._id, after=teller.mark.seq, count=100, most_bytes=10_000)
+        assert page is not None
+        said = teller.tell(page.events)
+        if teller.at_end:
+            stored = await scripts.get(self._id, outlook=False)
+            assert stored is not None
+            rest, _ = teller.tell_rest(stored.output, stored.logs, most_bytes=10_000)
+            said += rest + teller.tell_end(stored.record.status, stored.record.error)
+        for told in map(take_apart, said.decode().split("\n\n")[:-1]):
+            if isinstance(told, Told):
+                self._after = told.id
+                self._note(Heard(at=self._play.now_ms, id=self._id, event=told.event, mark=told.id, data=told.data))
+            else:
+                self._note(Heard(at=self._play.now_ms, id=self._id, event=told.text))
+        end: Literal["done", "left"] = "done" if teller.at_end else "left"
+        self._note(Visited(at=self._play.now_ms, id=self._id, after=after, status=200, end=end))
+
+    async def lists(self) -> None:
+        """Its events, two at a time."""
+        events: list[tuple[int, str]] = []
+        has_more = True
+        while has_more:
+            page = await self._play.driver.scripts.replay(self._id, after=len(events), count=2, most_bytes=10_000)
+            assert page is not None
+            events += [(event.seq, event.kind) for event in page.events]
+            has_more = page.has_more
+        self._note(Listed(at=self._play.now_ms, id=self._id, events=events))
+
+    def _note(self, line: Line) -> None:
+        self._play.note("client", line)
 
 
 class Play:

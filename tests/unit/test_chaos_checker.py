@@ -20,10 +20,14 @@ from director.chaos.journal import (
     Delivered,
     Fault,
     Final,
+    Followed,
     Healed,
+    Heard,
     Journal,
     Line,
+    Listed,
     Sent,
+    Visited,
 )
 from director.chaos.rest import Leftovers, QueueRest
 
@@ -309,6 +313,68 @@ def one_of_many(prediction: str, tenant: str, plan: str, asked: int, began: int,
     ]
 
 
+def heard(prediction: str, *events: tuple[str, str, str]) -> list[Line]:
+    """What a reader heard: (event, id, data)."""
+    return [
+        Heard(at=T + 50 + place, id=prediction, event=event, mark=mark, data=data)
+        for place, (event, mark, data) in enumerate(events)
+    ]
+
+
+def visited(prediction: str, *, status: int = 200, after: str = "", end: Any = "done") -> Line:
+    return Visited(at=T + 40, id=prediction, after=after, status=status, end=end)
+
+
+def listed(lines: list[Line]) -> Line:
+    """The list of events that a reader was given: as it should be."""
+    [rest] = [line for line in lines if isinstance(line, Final)]
+    events = [(number, kind) for number, (kind, _, _) in enumerate(rest.events, start=1)]
+    return Listed(at=T + 80_000, id=rest.id, events=events)
+
+
+def followed(lines: list[Line], *parts: list[Line] | Line) -> list[Line]:
+    """The same prediction, with somebody who followed it and heard this."""
+    [rest] = [line for line in lines if isinstance(line, Final)]
+    reader: list[Line] = [Followed(at=T + 6, id=rest.id, tenant=0)]
+    for part in parts:
+        reader += part if isinstance(part, list) else [part]
+    return [*lines, *reader]
+
+
+ONE: tuple[str, str, str] = ("output", "3:1:0", item("r-a"))
+DONE: tuple[str, str, str] = ("done", "3:1:0:done", "{}")
+FIRST: tuple[str, str, str] = ("output", "2:1:0", item("r1"))
+RETRIED: tuple[str, str, str] = ("retried", "", "")
+SECOND: tuple[str, str, str] = ("output", "4:1:0", item("r2"))
+LAST: tuple[str, str, str] = ("done", "4:1:0:done", "{}")
+
+
+LISTED: list[Line] = [listed(good())]
+NUMBERED: list[Line] = [
+    Listed(at=T + 80_000, id="a", events=[(1, "created"), (2, "started"), (4, "output"), (5, "completed")]),
+    Listed(at=T + 80_000, id="a", events=[(1, "created"), (2, "started"), (3, "completed")]),
+]
+
+
+def misheard(*events: tuple[str, str, str]) -> list[Line]:
+    """One to which nothing happened, and a reader who heard this."""
+    return followed(good(), visited("a"), heard("a", *events), listed(good()))
+
+
+def misread(*events: tuple[str, str, str]) -> list[Line]:
+    """One with two attempts, and a reader who heard this."""
+    story = lived_through_a_death()
+    return followed(story, visited("b"), heard("b", *events), listed(story))
+
+
+def failed_unseen() -> list[Line]:
+    """It failed, and nothing was shown before its end."""
+    story = [*without(without(good(), Final), CogEnded), CogEnded(at=T + 90, id="a", run="r-a", outcome="failed")]
+    story = [*without(story, Delivered), told("a", "failed", at=120)]
+    events = [("created", 1, ""), ("started", 20, ""), ("completed", 100, "failed")]
+    return [*story, final("a", "failed", *events, output=f"[{item('r-a')}]", code="model_failed", error="no")]
+
+
 KEPT: dict[str, list[Line]] = {
     "one to which nothing happened": good(),
     "attempts to tell of the end, noted behind it": altered(
@@ -415,6 +481,26 @@ KEPT: dict[str, list[Line]] = {
         *rush(39, 39, 24),
         *fault("kill_director", "director-0", 900, 1_100),
     ],
+    "a reader who heard all of it": misheard(ONE, DONE),
+    "a reader who came back in the middle": followed(
+        good(),
+        [visited("a", status=0, end="broken"), visited("a", end="left"), *heard("a", ONE)],
+        [visited("a", status=503, after="3:1:0", end="broken"), visited("a", after="3:1:0"), *heard("a", DONE)],
+        listed(good()),
+    ),
+    "a reader of two attempts": misread(FIRST, RETRIED, SECOND, LAST),
+    "a reader who left behind a comment, and heard it again": misread(FIRST, RETRIED, RETRIED, SECOND, LAST),
+    "a reader who heard all at the end": followed(
+        failed_unseen(),
+        visited("a"),
+        heard(
+            "a",
+            ("output", "2:1:0", item("r-a")),
+            ("error", "2:1:0:error", '{"detail":"no"}'),
+            ("done", "2:1:0:done", '{"reason":"error"}'),
+        ),
+        listed(failed_unseen()),
+    ),
     "a straggler of a director that was frozen": [
         *good(),
         told("a", "processing", at=500),
@@ -466,6 +552,32 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
     ("I8", "answered 201", [*good(), *create("k-a", "a", at=50, plan="other body")]),
     ("I8", "a second prediction", [*good(), final("h", "canceled", ("created", 1, ""), ("completed", 30, "canceled"))]),
     ("I9", "3 runs at once", beside(3)),
+    ("I10", "where done {} is due", misheard(ONE, ONE, DONE)),
+    ("I10", "heard done {} as number 1", misheard(DONE)),
+    ("I10", "heard 1 events of 2", misheard(ONE)),
+    ("I10", "heard 3 events of 2", misheard(ONE, DONE, DONE)),
+    ("I10", "heard event 3 under the id 2:1:0", misheard(("output", "2:1:0", item("r-a")), DONE)),
+    ("I10", "heard the id 3:1:0 after 3:1:0", misheard(ONE, ("done", "3:1:0", "{}"))),
+    ("I10", "where retried  is due", misread(FIRST, SECOND, LAST)),
+    (
+        "I10",
+        "and its output is",
+        followed(
+            altered("a", "succeeded", *ended_well("a", "r-a"), output="[]"),
+            visited("a"),
+            heard("a", ONE, DONE),
+            listed(good()),
+        ),
+    ),
+    (
+        "I10",
+        "its events are numbered [1, 2, 4, 5]",
+        followed(good(), visited("a"), heard("a", ONE, DONE), *NUMBERED[:1]),
+    ),
+    ("I10", "its events are listed as", followed(good(), visited("a"), heard("a", ONE, DONE), *NUMBERED[1:])),
+    ("I10", "nobody was given the list", followed(good(), visited("a"), heard("a", ONE, DONE))),
+    ("I10", "a reader was answered 404", followed(good(), visited("a", status=404), heard("a", ONE, DONE), *LISTED)),
+    ("I10", "as if it were whole", followed(good(), visited("a", end="whole"), heard("a", ONE, DONE), *LISTED)),
     ("I11", "a had a later one claimed before it: q normal 0", in_turn(("z", 0), ("y", 0), ("x", 0))),
     ("I11", "a had a later one claimed before it: q normal 1", in_turn(("x", 0), ("z", 1), ("y", 1))),
     ("I12", "it started again 24950 ms later", lived_through_a_death(again=25_000)),

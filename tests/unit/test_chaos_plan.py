@@ -76,6 +76,12 @@ def test_one_of_ten_is_to_start_within_seconds():
     assert set(asked) == {1, 2, 3, 4, 5}
 
 
+def test_one_of_ten_is_followed_and_most_of_these_show_something_on_their_way():
+    followed = [order for order in load(7) if order.is_followed]
+    assert len(followed) / 5_000 == pytest.approx(0.1, abs=0.02)
+    assert sum(order.script.outputs > 1 for order in followed) > len(followed) / 2
+
+
 def test_no_part_of_a_run_uses_a_key_of_another():
     assert len({key_of(1, 2), key_of(1, 2, part="calibration"), key_of(1, 2, part="rush-0")}) == 3
 
