@@ -99,9 +99,12 @@ class Executor:
             with self._holdings.holding(held):
                 await self._follow(held, performer, seat)
                 end = await self._end(held, performer, seat)
+                if not isinstance(end, Finish):  # from here on another attempt may be told of
+                    outbox.drop()
                 self._servers.leave(seat)  # before the last write: the next claim then leaves together with it
                 finished = await self._settle(held, progress, end)
-            await self._tell(outbox, finished=finished)
+            if finished:
+                await self._tell(outbox)
             if self._storing and finished and performer.has_files and isinstance(end, Finish) and not end.output:
                 await self._storing.remove(claim.id)  # nothing names them
         except Exception:
@@ -112,7 +115,7 @@ class Executor:
             progress.drop()
             outbox.drop()
 
-    async def _tell(self, outbox: Outbox, *, finished: bool) -> None:
+    async def _tell(self, outbox: Outbox) -> None:
         """Tell the caller of the end, beside the slot. The courier has it too, so no receiver that keeps silent may
         pile up ends here: beyond a time and a number it is left to the courier.
         """
@@ -122,7 +125,7 @@ class Executor:
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TELL_S):
-                    await (outbox.complete() if finished else outbox.close())
+                    await outbox.complete()
         finally:
             self._telling -= 1
 
@@ -178,6 +181,7 @@ class Executor:
         is no reason to stop asking: it looks the same when `finish` was carried out and its answer got lost.
         """
         pause = AWAY_S
+        asked_at = self._now()
         unwritten = await progress.close()
         while end is not None:
             try:
@@ -207,7 +211,8 @@ class Executor:
                 crash.at("after_finish")
                 word = "prediction ended" if finished else "claim lost"
                 log.info(word, extra={**_facts(held.claim), "status": end.status, "code": end.code})
-                return finished
+                # the grace began when it was carried out, and that may be as long ago as it was first asked for
+                return finished and self._now() - asked_at < GRACE_S - TELL_S
         return False
 
     async def _give_back(self, held: Held, end: GiveBack) -> Requeued:

@@ -56,7 +56,8 @@ class Progress:
 
     def tell(self, event: WebhookEvent) -> None:
         """Tell the caller, once GET shows it too."""
-        self._untold.append(event)
+        if event not in self._untold:
+            self._untold.append(event)
 
     async def close(self) -> tuple[NewEvent, ...]:
         """Stop writing; what is left belongs into the last write. Waits for a write that is under way."""

@@ -50,6 +50,7 @@ class Outbox:
         self._wanted: list[WebhookEvent] = []
         self._started_ms: int | None = None
         self._sent = 0
+        self._is_dropped = False
         self._news = asyncio.Event()
         self._closed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -57,7 +58,7 @@ class Outbox:
     def tell(self, event: WebhookEvent, *, started_ms: int | None) -> None:
         """The caller may hear of this, if it wanted to. `started_ms`: when the run began, where Redis said so."""
         self._started_ms = started_ms or self._started_ms
-        if event in self._wanted or not self._record.wants(event):
+        if self._is_dropped or event in self._wanted or not self._record.wants(event):
             return
         self._wanted.append(event)
         self._news.set()
@@ -73,6 +74,7 @@ class Outbox:
 
     def drop(self) -> None:
         """Tell nothing more, not even what is on its way."""
+        self._is_dropped = True
         if self._task is not None:
             self._task.cancel()
 

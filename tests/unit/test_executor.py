@@ -11,13 +11,14 @@ from msgspec import Raw
 from director.core import keys
 from director.core.accounts import Accounts
 from director.core.clock import SystemClock
+from director.core.errors import BackendUnavailable
 from director.core.files import FileName, LocalFiles
 from director.core.ids import partition_of
 from director.core.policy import Policy
 from director.core.schema import Claim
 from director.core.states import WebhookEvent
 from director.ends import Limits
-from director.executor import Executor
+from director.executor import AWAY_S, TELL_S, Executor
 from director.holdings import Holdings
 from director.runners.runner import Began, Ended, Health, HealthStatus, Outcome, Produced, RunEvent, RunRequest
 from director.servers import Seat, Server, Servers
@@ -121,6 +122,64 @@ async def test_a_refused_prediction_is_given_back_unspent_and_told_of_to_nobody(
         await bench.execute(ScriptedRunner(Ended(outcome=Outcome.REFUSED)), claim)
     assert (await driver.record(claim.id)).attempt == 0
     assert receiver.received == []
+
+
+async def test_a_run_that_was_lost_before_its_start_was_written_is_told_of_to_nobody(
+    bench: Bench, driver: QueueDriver
+) -> None:
+    async with sink() as receiver:
+        claim = await claimed(driver, webhook=receiver.url, events="start,completed")
+        await bench.execute(ScriptedRunner(Began(), Ended(outcome=Outcome.LOST)), claim)
+    assert (await driver.record(claim.id)).status == "starting"
+    assert receiver.received == []
+
+
+async def test_nothing_of_an_attempt_is_told_once_another_one_may_begin(bench: Bench, driver: QueueDriver) -> None:
+    asked, go = asyncio.Event(), asyncio.Event()
+
+    async def slowly(host: str, port: int) -> list[str]:
+        asked.set()
+        await go.wait()
+        return ["127.0.0.1"]
+
+    sender = Sender(AllowList.parse("loopback"), resolve=slowly)
+    bench.post = msgspec.structs.replace(bench.post, sender=sender)
+    async with sink() as receiver:
+        claim = await claimed(driver, webhook=receiver.url, events="start,completed")
+        runner = ScriptedRunner(Began())
+        running = asyncio.create_task(bench.execute(runner, claim))
+        await asyncio.wait_for(asked.wait(), LIMIT_S)
+        runner.goes_on.set()  # the server stopped it unasked
+        await running
+        go.set()
+        await sender.aclose()
+    assert (await driver.record(claim.id)).token == ""
+    assert receiver.received == []
+
+
+async def test_an_end_that_was_long_in_coming_is_left_to_the_courier(
+    bench: Bench, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("director.executor.GRACE_S", TELL_S + AWAY_S / 2)
+    finish, asked = driver.scripts.finish, 0
+
+    async def lose_the_first_answer(*args: Any, **options: Any) -> bool:
+        nonlocal asked
+        asked += 1
+        finished = await finish(*args, **options)
+        if asked == 1:
+            raise BackendUnavailable("the answer was lost")
+        return finished
+
+    monkeypatch.setattr(driver.scripts, "finish", lose_the_first_answer)
+    async with sink() as receiver:
+        claim = await claimed(driver, webhook=receiver.url, events="completed")
+        await bench.execute(ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED)), claim)
+    assert (await driver.record(claim.id)).status == "succeeded"
+    assert receiver.received == [], "its grace is over: a courier may be at it"
+    owed = keys.owed(partition_of(claim.id))
+    assert list(await driver.members(owed)) == [claim.id]
+    await driver.redis.delete(owed)
 
 
 async def test_a_run_shorter_than_a_write_tells_its_start_and_its_end_in_order(

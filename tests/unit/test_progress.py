@@ -11,7 +11,7 @@ from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.schema import Claim, NewEvent
 from director.core.scripts import Advanced, Scripts
-from director.core.states import Status
+from director.core.states import Status, WebhookEvent
 from director.ends import Limits, Stop
 from director.holdings import Held
 from director.progress import Progress
@@ -220,3 +220,22 @@ async def test_an_answer_that_the_claim_is_lost_is_heeded_and_nothing_was_writte
     assert await progress.run_once() == "lost"
     assert held.is_lost
     assert await driver.kinds(claim.id) == ["created", "released"]
+
+
+class Ear:
+    """An outbox that only counts."""
+
+    def __init__(self) -> None:
+        self.heard: list[WebhookEvent] = []
+
+    def tell(self, event: WebhookEvent, *, started_ms: int | None) -> None:
+        self.heard.append(event)
+
+
+async def test_what_is_to_be_told_does_not_pile_up_while_nothing_is_written(held: Held, wire: Wire) -> None:
+    ear: Any = Ear()
+    progress = Progress(held, wire, SystemClock(), ear)
+    for _ in range(1000):
+        progress.tell(WebhookEvent.LOGS)
+    await progress.close()
+    assert ear.heard == [WebhookEvent.LOGS]

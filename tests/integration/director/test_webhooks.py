@@ -146,6 +146,7 @@ async def test_a_prediction_that_is_handed_back_is_not_told_of_as_ended(
         async with live_director(server.url, cog_url, webhook_allow="loopback", drain_s=0) as director:
             asked = await caller.submit(n=1, gate=str(gate), webhook=receiver.url, events="start,completed")
             await caller.shows(asked, status="processing")
+            await receiver.arrived(1)
             await director.drain()
         gate.open()
         async with live_director(server.url, cog_url, webhook_allow="loopback"):
