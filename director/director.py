@@ -29,7 +29,8 @@ from director.core.clock import Clock, SystemClock
 from director.core.errors import BackendUnavailable, SettingsError
 from director.core.files import store_in
 from director.core.gatherer import Gatherer
-from director.core.ids import QueueName, version_id
+from director.core.ids import Kind, QueueName, version_id
+from director.core.kinds import Kinds
 from director.core.policy import Policy
 from director.core.redis_client import blocking_client, client
 from director.core.scripts import Scripts
@@ -138,6 +139,8 @@ class Director:
         self._clock = clock
         self._scripts = Scripts(gatherer)
         self._catalog = Catalog(self._redis, self._scripts, clock)
+        self._kinds = Kinds(self._redis, self._scripts, self._catalog)
+        self._kind: Kind = "" if settings.kind == "prediction" else settings.kind
         self._heartbeat: Heartbeat | None = None
         self._consumer: Consumer | None = None
         self._portions = Portions(batch_cost=settings.batch_cost, batch_size=settings.batch_size)
@@ -222,7 +225,8 @@ class Director:
         self._inbox.base_url = f"http://127.0.0.1:{port}"
         slots = self._settings.concurrent_predictions
         self.servers.all[:] = [
-            Server(CogRunner(url, slots=slots, inbox=self._inbox), slots) for url in self._settings.servers
+            Server(CogRunner(url, slots=slots, inbox=self._inbox, trains=self._kind == "training"), slots)
+            for url in self._settings.servers
         ]
 
     def _make_rooms(self) -> tuple[Heartbeat, Consumer]:
@@ -288,7 +292,8 @@ class Director:
 
     async def _recognize_once(self) -> None:
         model, version = self._settings.model, self._version or await self._version_shown()
-        known = await self._catalog.version(model, version) if version else None
+        found = await self._catalog.version(model, version) if version else None
+        known = await self._kinds.of(found, self._kind) if found else None
         async with self._registering:
             if known is not None and self._queue is None:
                 self._version, self._queue = version, known.queue
@@ -315,9 +320,10 @@ class Director:
         async with self._registering:
             settings = self._settings
             self._version = self._version or version_id(settings.model, self._schema, b"")
-            self._queue = await self._catalog.register(
+            self._queue = await self._kinds.register(
                 settings.model,
                 self._version,
+                self._kind,
                 schema=self._schema,
                 server=self._server_kind,
                 policy=self._policy,

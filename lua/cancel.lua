@@ -5,16 +5,17 @@
 --   KEYS[1]  record   hash  {p}:rec:<id>
 --   ARGV[1]  id
 --   ARGV[2]  account  whose it must be
---   ARGV[3]  now_ms   '' for the server's clock
+--   ARGV[3]  kind     that it must be of, '' for a prediction
+--   ARGV[4]  now_ms   '' for the server's clock
 --   Returns  'canceled'  it waited, and has ended
 --            'asked'     it runs; its holder was told, and is told again with each heartbeat
 --            'over'      it had ended before
---            'unknown'   no such prediction of this account
+--            'unknown'   nothing such of this account
 
-local id, account, now = ARGV[1], ARGV[2], clock(ARGV[3])
+local id, account, kind, now = ARGV[1], ARGV[2], ARGV[3], clock(ARGV[4])
 
 local r = read(id)
-if not r or r.account ~= account then return 'unknown' end
+if not r or r.account ~= account or r.kind ~= kind then return 'unknown' end
 if TERMINAL[r.status] then return 'over' end
 if r.token == '' then
   settle(id, r, 'canceled', {}, now)

@@ -23,6 +23,7 @@ def add(commands: Commands) -> None:
     run = _serving(commands, "run", "run predictions of one model on its model servers", "DirectorSettings")
     run.add_argument("--model", metavar="OWNER/NAME", help="the model that the servers serve")
     run.add_argument("--version", metavar="ID", help="its version id, 64 hex digits")
+    run.add_argument("--kind", choices=("prediction", "training", "procedure"), help="what it runs (prediction)")
     run.add_argument("--server", action="append", metavar="URL", help="a model server; once for each GPU")
     run.add_argument("--concurrency", type=int, metavar="N", help="predictions one server runs at once")
     run.add_argument("--batch-cost", type=float, metavar="N", help="most that all running here may cost together")
@@ -60,6 +61,7 @@ def _run(given: argparse.Namespace) -> int:
         redis_url=given.redis,
         model=given.model,
         version=given.version,
+        kind=given.kind,
         servers=given.server,
         concurrent_predictions=given.concurrency,
         batch_cost=given.batch_cost,

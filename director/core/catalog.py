@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from director.core import keys
 from director.core.clock import Clock
 from director.core.errors import SettingsError
-from director.core.ids import MODEL_NAME, VERSION_ID, QueueName, queue_name
+from director.core.ids import MODEL_NAME, VERSION_ID, Kind, QueueName, is_queue_of_predictions, queue_name
 from director.core.models import Model, Models
 from director.core.policy import Policy
 from director.core.redis_client import ask, text, texts
@@ -27,7 +27,10 @@ LISTED: Final = "2"  # how a version is marked that is announced; "1" did so bef
 
 
 class Version(Struct, frozen=True, kw_only=True):
-    """One immutable image of a model. `schema` is its OpenAPI document: what a model server said, so untrusted."""
+    """One immutable image of a model. `schema` is its OpenAPI document: what a model server said, so untrusted.
+
+    `kind`: of the runs that `queue` and its size are those of. `weights`: an address, where a training made it.
+    """
 
     model: str
     id: str
@@ -36,10 +39,12 @@ class Version(Struct, frozen=True, kw_only=True):
     schema: Raw
     streams: int
     size: int
+    kind: Kind = ""
+    weights: str = ""
 
     @property
     def queue(self) -> QueueName:
-        return queue_name(self.model, self.id)
+        return queue_name(self.model, self.id, self.kind)
 
 
 class Catalog:
@@ -117,7 +122,8 @@ class Catalog:
 
     async def version_ids(self, model: str) -> list[str]:
         """Every version of a model, newest first. From the registry of queues: each version has one."""
-        of_model = [queue for queue in await self.queues() if queue.rpartition(":")[0] == model]
+        queues = filter(is_queue_of_predictions, await self.queues())
+        of_model = [queue for queue in queues if queue.rpartition(":")[0] == model]
         named = await self._field_of_each([keys.meta(queue) for queue in of_model], "version")
         ids = [text(name) for name in named if name is not None]
         created = await self._field_of_each([keys.version(model, name) for name in ids], "created")
@@ -179,4 +185,5 @@ def _version(model: str, version: str, fields: Mapping[bytes, bytes], meta: Sequ
         schema=Raw(found["schema"].encode()),
         streams=int(streams),
         size=int(size),
+        weights=found.get("weights", ""),
     )

@@ -10,17 +10,19 @@ This layout cannot change: ids outlive releases. A new one takes the next format
 
 import hashlib
 import secrets
-from typing import Final, NewType
+from typing import Final, Literal, NewType
 
 __all__ = (
     "MODEL_NAME",
     "PARTITIONS",
     "VERSION_ID",
+    "Kind",
     "Partition",
     "PredictionId",
     "QueueName",
     "created_ms_of",
     "is_prediction_id",
+    "is_queue_of_predictions",
     "lowest_id_at",
     "new_prediction_id",
     "partition_of",
@@ -33,6 +35,9 @@ __all__ = (
 PredictionId = NewType("PredictionId", str)
 Partition = NewType("Partition", int)
 QueueName = NewType("QueueName", str)
+
+Kind = Literal["", "training", "procedure"]
+"""Of a run; '' is a prediction."""
 
 MODEL_NAME: Final = r"^[a-z0-9][a-z0-9._-]{0,63}/[a-z0-9][a-z0-9._-]{0,63}$"
 VERSION_ID: Final = r"^[0-9a-f]{64}$"
@@ -79,9 +84,17 @@ def partition_of_model(model: str) -> Partition:
     return Partition(int.from_bytes(hashlib.sha256(model.encode()).digest()[:4]) % PARTITIONS)
 
 
-def queue_name(model: str, version: str) -> QueueName:
-    """The queue of one version of a model. Twelve digits of the version keep the name, and each record, small."""
-    return QueueName(f"{model}:{version[:12]}")
+def queue_name(model: str, version: str, kind: Kind = "") -> QueueName:
+    """The queue of one version of a model. Twelve digits of the version keep the name, and each record, small.
+
+    Another kind than predictions stands behind them, so that all before the last colon is the model in any case.
+    """
+    return QueueName(f"{model}:{version[:12]}" + (f"~{kind}" if kind else ""))
+
+
+def is_queue_of_predictions(queue: QueueName) -> bool:
+    """Each version has one, and it may have others beside it."""
+    return "~" not in queue
 
 
 def version_id(model: str, schema: bytes, predictor: bytes) -> str:

@@ -7,7 +7,7 @@ Keys that never expire by themselves are named in PERMANENT: all else must carry
 
 from typing import Final, Literal
 
-from director.core.ids import Partition, PredictionId, QueueName, partition_of, partition_of_model
+from director.core.ids import Kind, Partition, PredictionId, QueueName, partition_of, partition_of_model
 
 __all__ = (
     "GROUP",
@@ -333,9 +333,9 @@ def deployments(account: str) -> str:
     return f"{{a:{account}}}:deployments"
 
 
-def listing(account: str) -> str:
-    """zset · an account's prediction ids, which sort by time. Written before enqueue; trimmed as it grows."""
-    return f"{{a:{account}}}:listing"
+def listing(account: str, kind: Kind = "") -> str:
+    """zset · an account's ids of one kind, which sort by time. Written before enqueue; trimmed as it grows."""
+    return f"{{a:{account}}}:listing" + (f":{kind}" if kind else "")
 
 
 def usage(account: str) -> str:

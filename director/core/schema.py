@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from director.core.ids import PredictionId, QueueName
+from director.core.ids import Kind, PredictionId, QueueName
 from director.core.states import TERMINAL, Status, WebhookEvent
 
 __all__ = (
@@ -42,6 +42,8 @@ class Record(Struct, frozen=True, kw_only=True):
     model: str
     version: str
     queue: QueueName
+    kind: Kind = ""
+    destination: str = ""  # owner/name of the model that a training makes a version of
     deployment: str = ""  # owner/name, where it was made by one
     lane: str
     status: Status
@@ -187,6 +189,7 @@ class Prediction(Struct, frozen=True, kw_only=True):
     urls: Urls
     source: str = "api"
     deployment: str | UnsetType = UNSET
+    destination: str | UnsetType = UNSET
     deadline: str | UnsetType = UNSET
     code: str | UnsetType = UNSET
     queue: Place | UnsetType = UNSET

@@ -30,6 +30,7 @@ PREFIX = "DIRECTOR_"
 # Seconds for a restart, minutes for a deploy, then days: see director.webhooks.schedule
 WEBHOOK_SCHEDULE = "2s,5s,15s,30s,1m,2m,5m,30m,2h,5h,10h,14h,20h,24h"
 
+RunKind = Literal["prediction", "training", "procedure"]
 OnSilence = Literal["hold", "release"]
 
 AnySettings = TypeVar("AnySettings", bound="CommonSettings")
@@ -118,6 +119,9 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
             description="Version id, 64 hex digits; else from its schema.",
         ),
     ] = ""
+    kind: Annotated[
+        RunKind, Meta(description="What it runs: the model's prediction, training or procedure requests.")
+    ] = "prediction"
     latest: Annotated[
         bool, Meta(description="Make this version the latest of its model, though it is not new: a rollback.")
     ] = False

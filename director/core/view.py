@@ -1,25 +1,28 @@
 """From what is stored to what a caller sees: the body of GET, of webhooks and of held responses. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
 from msgspec import UNSET, Raw
 
+from director.core.ids import Kind
 from director.core.schema import Eta, Event, Outlook, Place, Prediction, Stored, Urls
 
-__all__ = ("LINES_DROPPED", "RESTARTS", "fold", "iso", "joined", "place", "view")
+__all__ = ("LINES_DROPPED", "PATHS", "RESTARTS", "fold", "iso", "joined", "place", "view")
 
+# where a caller finds a run of each kind
+PATHS: Final[Mapping[Kind, str]] = {"": "predictions", "training": "trainings", "procedure": "procedures"}
 NOTHING: Final = Raw(b"{}")
 RESTARTS: Final = frozenset({"retried", "released", "revived"})
 LINES_DROPPED: Final = "… earlier lines were dropped …\n"  # what logs begin with that were too long to be kept
 
 
 def view(stored: Stored) -> Prediction:
-    """The prediction as Replicate's API shows it."""
+    """The prediction, or run of another kind, as Replicate's API shows it."""
     record = stored.record
-    base = f"{record.url}/v1/predictions/{record.id}"
+    base = f"{record.url}/v1/{PATHS[record.kind]}/{record.id}"
     return Prediction(
         id=record.id,
         model=record.model,
@@ -41,6 +44,7 @@ def view(stored: Stored) -> Prediction:
             stream=f"{record.url}/v1/streams/{record.id}{record.ticket}" if record.ticket else "",
         ),
         deployment=record.deployment or UNSET,
+        destination=record.destination or UNSET,
         deadline=iso(record.deadline) if record.deadline and record.late else UNSET,
         code=record.code or UNSET,
         queue=place(stored.outlook) if stored.outlook else UNSET,

@@ -1,4 +1,4 @@
-"""Run predictions on one Cog server.
+"""Run predictions, or trainings, on one Cog server.
 
 The end of a run is taken only from the answer to a PUT that is held open: an event stream where the server and the
 model have one, else one answer at the end. Never POSTs a prediction, since a server runs that twice; never polls,
@@ -71,17 +71,26 @@ class CogRunner:
     `inbox`: where it can call back; without one, runs that are not streamed show no progress. `fast`: ask for no
     callbacks at all. They cost the server 5 ms each and time quadratic in the length of output and logs, so a model
     that yields or prints tens of thousands of times and is not streamed needs it; failures then have no logs.
-    `max_body`: the most that is read of one answer, one event, or one run ahead of its reader.
+    `max_body`: the most that is read of one answer, one event, or one run ahead of its reader. `trains`: the server was
+    started to train (`--x-mode train`), and never streams.
     """
 
     def __init__(
-        self, url: str, *, slots: int = 1, inbox: Inbox | None = None, fast: bool = False, max_body: int = 64 * MIB
+        self,
+        url: str,
+        *,
+        slots: int = 1,
+        inbox: Inbox | None = None,
+        fast: bool = False,
+        max_body: int = 64 * MIB,
+        trains: bool = False,
     ) -> None:
         self.url = url.rstrip("/")
         self._slots = slots
         self._inbox = None if fast else inbox
         self._fast = fast
         self._max_body = max_body
+        self._trains = trains
         self._connections = Connections(self.url, keep=slots)
         self._control = Connection(self.url)
         self._known: _Known | None = None
@@ -129,7 +138,7 @@ class CogRunner:
 
     async def cancel(self, prediction_id: str) -> bool:
         """Ask the server to stop a run. Repeat it until the run has ended: a cancel in its first ms can get lost."""
-        answer = await self._ask("POST", f"/predictions/{prediction_id}/cancel")
+        answer = await self._ask("POST", f"{self._path(prediction_id)}/cancel")
         return not isinstance(answer, str) and answer[0] == 200
 
     async def shutdown(self) -> bool:
@@ -203,13 +212,22 @@ class CogRunner:
     async def _put(
         self, connection: Connection, request: RunRequest, feed: Feed, known: _Known, *, streamed: bool
     ) -> Ended | Again:
-        run = Run(request=request, coglet=known.coglet, is_array=known.is_array, max_body=self._max_body)
+        run = Run(
+            request=request,
+            coglet=known.coglet,
+            is_array=known.is_array,
+            max_body=self._max_body,
+            path=self._path(request.id),
+        )
         try:
             if streamed:
                 return await put_stream(connection, run, feed, accepted=self._accepted)
             return await put_sync(connection, run, feed, inbox=self._inbox)
         except httpx.TransportError as exc:
             return connection_lost(exc, has_begun=feed.has_begun)
+
+    def _path(self, prediction_id: str) -> str:
+        return f"/{'trainings' if self._trains else 'predictions'}/{prediction_id}"
 
     async def _evict(self, prediction_id: str, patience: Patience) -> bool:
         """End whatever runs under this id. One that a dead director left behind, a stream would quietly attach to."""
@@ -233,8 +251,8 @@ class CogRunner:
             since=sighting.since,
             name=sighting.health.server or await self._python_server(),
             coglet=sighting.coglet is not None,
-            streams=model.streams and sighting.can_stream,
-            is_array=model.is_array,
+            streams=model.streams and sighting.can_stream and not self._trains,
+            is_array=model.is_array and not self._trains,
         )
         if not isinstance(answer, str):  # no answer is not the answer that there is no schema: ask again next time
             self._known = learned

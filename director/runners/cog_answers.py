@@ -18,7 +18,9 @@ __all__ = ("Again", "Answer", "Snapshot", "read_answer", "read_end", "read_snaps
 
 RETRY_AFTER_MAX_S: Final = 3600.0
 COMPLAINTS_MAX: Final = 20
-PREFIXES: Final = re.compile(r"(?:Prediction failed: )+")  # coglet puts one on for each layer that the error crosses
+PREFIXES: Final = re.compile(
+    r"(?:(?:Prediction|Training) failed: )+"
+)  # coglet puts one on for each layer that the error crosses
 NULL: Final = Raw(b"null")
 
 OUTCOMES: Final = {

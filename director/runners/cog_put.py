@@ -25,10 +25,7 @@ class Run(Struct, frozen=True, kw_only=True):
     coglet: bool
     is_array: bool
     max_body: int
-
-    @property
-    def path(self) -> str:
-        return f"/predictions/{self.request.id}"
+    path: str
 
 
 class _Create(Struct, omit_defaults=True):

@@ -9,7 +9,7 @@ from msgspec import Raw, Struct
 from director.core import keys
 from director.core.errors import IdempotencyMismatch, QueueRefused, UnknownQueue
 from director.core.gatherer import Arg
-from director.core.ids import PredictionId, QueueName, partition_of
+from director.core.ids import Kind, PredictionId, QueueName, partition_of
 from director.core.schema import Event, Outlook, Record, Stored, flat, pairs
 from director.core.scripts.wire import Wire, event, hoped, now, number
 from director.core.states import TERMINAL, Status
@@ -74,7 +74,9 @@ class CallerScripts(Wire):
         account: str,
         model: str,
         version: str,
+        kind: Kind = "",
         deployment: str = "",
+        destination: str = "",
         shard: Sequence[int],
         input: bytes,  # noqa: A002 - the word for it
         lane: str = "normal",
@@ -113,7 +115,9 @@ class CallerScripts(Wire):
                 "model": model,
                 "version": version,
                 "queue": queue,
+                "kind": kind,
                 "deployment": deployment,
+                "destination": destination,
                 "lane": lane,
                 "shard": ",".join(map(str, shard)),
                 "cost": f"{cost:g}",
@@ -152,9 +156,9 @@ class CallerScripts(Wire):
             case _:
                 raise UnknownQueue(queue)
 
-    async def enlist(self, prediction_id: PredictionId, *, account: str, oldest: PredictionId) -> None:
+    async def enlist(self, prediction_id: PredictionId, *, account: str, oldest: PredictionId, kind: Kind = "") -> None:
         """Put an id on its account's list; call it before `enqueue`. Ids below `oldest` may be dropped."""
-        await self._call("enlist", [keys.listing(account)], [prediction_id, oldest])
+        await self._call("enlist", [keys.listing(account, kind)], [prediction_id, oldest])
 
     async def get(
         self, prediction_id: PredictionId, *, outlook: bool = True, now_ms: int | None = None
@@ -223,9 +227,11 @@ class CallerScripts(Wire):
         answer = await self._call("redeliver", [keys.record(prediction_id), owed], args)
         return cast(Redelivered, answer.decode())
 
-    async def cancel(self, prediction_id: PredictionId, *, account: str, now_ms: int | None = None) -> Canceled:
+    async def cancel(
+        self, prediction_id: PredictionId, *, account: str, kind: Kind = "", now_ms: int | None = None
+    ) -> Canceled:
         """End a prediction that waits, or ask the holder of one that runs to stop it."""
-        args: list[Arg] = [prediction_id, account, now(now_ms)]
+        args: list[Arg] = [prediction_id, account, kind, now(now_ms)]
         answer = await self._call("cancel", [keys.record(prediction_id)], args)
         return cast(Canceled, answer.decode())
 

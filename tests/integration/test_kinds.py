@@ -1,0 +1,100 @@
+"""Queues of other kinds than predictions: beside that of a version, and in nobody's way."""
+
+import pytest
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.ids import QueueName, queue_name
+from director.core.kinds import Kinds
+from director.core.policy import Policy
+from director.core.scripts import Scripts
+from tests.support.keyspace import dump
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def kinds(redis: Redis, scripts: Scripts, catalog: Catalog) -> Kinds:
+    return Kinds(redis, scripts, catalog)
+
+
+async def register(kinds: Kinds, *, attempts: int = 3) -> QueueName:
+    policy = Policy(streams=4, size=1, attempts=attempts)
+    return await kinds.register(MODEL, VERSION, "training", schema=OPEN_SCHEMA, server="", policy=policy)
+
+
+def test_a_queue_of_another_kind_is_named_after_it_and_stays_in_the_partition_of_the_model() -> None:
+    trainings = queue_name(MODEL, VERSION, "training")
+    assert trainings == "acme/echo:a1a1a1a1a1a1~training"
+    assert keys.queue_partition(trainings) == keys.queue_partition(queue_name(MODEL, VERSION))
+
+
+async def test_it_has_streams_and_a_policy_of_its_own(
+    kinds: Kinds, catalog: Catalog, queue: QueueName, redis: Redis
+) -> None:
+    version = await catalog.version(MODEL, VERSION)
+    assert version is not None
+    assert await kinds.of(version, "training") is None
+    before = await redis.hgetall(keys.meta(queue))
+    trainings = await register(kinds, attempts=7)
+    known = await kinds.of(version, "training")
+    assert known is not None
+    assert (known.queue, known.streams, known.size) == (trainings, 4, 1)
+    assert await kinds.of(version, "") == version
+    assert await redis.hgetall(keys.meta(queue)) == before, "that of predictions is as its directors have it"
+    assert await redis.hget(keys.meta(trainings), "attempts") == b"7"
+
+
+async def test_keepers_find_it_and_the_list_of_versions_does_not(
+    kinds: Kinds, catalog: Catalog, queue: QueueName
+) -> None:
+    trainings = await register(kinds)
+    assert await catalog.queues() == [queue, trainings]
+    assert await catalog.version_ids(MODEL) == [VERSION]
+
+
+async def test_of_a_version_that_nobody_knew_the_queue_of_predictions_is_made_too(
+    kinds: Kinds, catalog: Catalog
+) -> None:
+    trainings = await register(kinds)
+    assert await catalog.queues() == [queue_name(MODEL, VERSION), trainings]
+    version = await catalog.version(MODEL, VERSION)
+    assert version is not None
+    assert version.queue == queue_name(MODEL, VERSION)
+
+
+async def test_twice_is_once(kinds: Kinds, redis: Redis) -> None:
+    await register(kinds)
+    before = await dump(redis)
+    await register(kinds)
+    assert await dump(redis) == before
+
+
+async def test_who_claims_predictions_is_handed_none_of_another_kind(kinds: Kinds, driver: QueueDriver) -> None:
+    trainings = await register(kinds)
+    made = driver.new_id()
+    await driver.scripts.enqueue(
+        made,
+        queue=trainings,
+        account=ACCOUNT,
+        model=MODEL,
+        version=VERSION,
+        shard=(0,),
+        input=b"{}",
+        kind="training",
+        destination="acme/tuned",
+    )
+    assert await driver.claim() == []
+    [claim] = await driver.scripts.claim(trainings, consumer="trainer", nonce="n", count=9, lease_s=15)
+    assert (claim.id, claim.record.kind, claim.record.destination) == (made, "training", "acme/tuned")
+
+
+@pytest.mark.parametrize("kind", ["", "procedure"])
+async def test_a_cancel_reaches_none_of_another_kind(driver: QueueDriver, kind: str) -> None:
+    prediction_id = await driver.submit(kind="training")
+    before = await dump(driver.redis)
+    assert await driver.scripts.cancel(prediction_id, account=ACCOUNT, kind=kind) == "unknown"  # type: ignore[arg-type]
+    assert await dump(driver.redis) == before
+    assert await driver.scripts.cancel(prediction_id, account=ACCOUNT, kind="training") == "canceled"
