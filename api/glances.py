@@ -31,6 +31,7 @@ class Glances:
         self._asked[prediction_id] = None
         if self._answers is None:
             self._answers = asyncio.create_task(self._look())
+            self._answers.add_done_callback(lambda task: task.cancelled() or task.exception())  # all may have left
         # who leaves does not take the answers of the others along
         answers = await asyncio.shield(self._answers)
         return answers[prediction_id]

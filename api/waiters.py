@@ -37,6 +37,9 @@ SILENCE_S: Final = 10.0  # after it the connection is asked whether it lives
 GAP_S: Final = 0.05
 BURST: Final = 4
 
+# of inputs, which are answered again after the wait; what a request takes beside is about as much again
+MOST_BYTES: Final = 128 << 20
+
 HasEnded = Callable[[PredictionId], Awaitable[bool]]
 Read = Callable[[PredictionId], Awaitable[Stored | None]]
 
@@ -54,6 +57,7 @@ class Waiters:
         self._changed: set[str] = set()  # channels that somebody came to or left
         self._has_changed = asyncio.Event()
         self._held: set[anyio.CancelScope] = set()
+        self._weight = 0
         self._is_leaving = False
         self._told = ""  # of what is wrong with the subscription
 
@@ -61,20 +65,22 @@ class Waiters:
     def waiting(self) -> int:
         return len(self._held)
 
-    @property
-    def is_full(self) -> bool:
-        return self.waiting >= self._most
+    def has_room(self, weight: int = 0) -> bool:
+        """For one more wait, during which so many bytes are held?"""
+        return self.waiting < self._most and self._weight + weight <= MOST_BYTES
 
-    async def ended(self, prediction_id: PredictionId, *, seconds: float) -> Stored | None:
+    async def ended(self, prediction_id: PredictionId, *, seconds: float, weight: int = 0) -> Stored | None:
         """The prediction once it is terminal; None when it is not, `seconds` from now."""
         if self._is_leaving:
             return None
         with self.listening(prediction_id) as news, anyio.move_on_after(seconds) as scope:
             self._held.add(scope)
+            self._weight += weight
             try:
                 return await self._watch(prediction_id, news)
             finally:
                 self._held.discard(scope)
+                self._weight -= weight
         return None
 
     @contextmanager

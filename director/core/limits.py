@@ -16,6 +16,7 @@ __all__ = ("Descriptors", "raise_descriptor_limit")
 
 SHARE: Final = 0.9  # beyond it the rest is kept for what must not fail
 COUNT_S: Final = 1.0
+COUNT_SHARE: Final = 0.01  # of the limit: a crowd that comes at once is not let in unseen
 FOLDERS: Final = ("/proc/self/fd", "/dev/fd")  # Linux; macOS
 
 MACOS_MOST: Final = 10_240  # there the hard limit may read "unlimited", and only this much is granted
@@ -39,12 +40,15 @@ def _is_more(wanted: int, *, than: int) -> bool:
 
 
 class Descriptors:
-    """How many this process has open. Counted once a second at most: of thousands it takes milliseconds."""
+    """How many this process has open. Counted anew after a second, or once it was asked for so often that those who
+    asked may have opened a hundredth of all: of thousands it takes milliseconds.
+    """
 
     def __init__(self, clock: "Clock") -> None:
         self._clock = clock
         self._counted_at = float("-inf")
         self._open = 0
+        self._asked = 0
 
     @property
     def limit(self) -> int:
@@ -53,7 +57,9 @@ class Descriptors:
     @property
     def open(self) -> int:
         """How many were open lately; 0 where the system does not tell."""
-        if self._clock.monotonic() - self._counted_at >= COUNT_S:
+        self._asked += 1
+        if self._clock.monotonic() - self._counted_at >= COUNT_S or 0 <= COUNT_SHARE * self.limit < self._asked:
+            self._asked = 0
             self._counted_at = self._clock.monotonic()
             self._open = self._count()
         return self._open

@@ -29,12 +29,22 @@ def limited_to(most: int) -> Iterator[None]:
 def test_it_counts_once_a_second(clock: FakeClock) -> None:
     descriptors = Descriptors(clock)
     before = descriptors.open
-    with ExitStack() as files:
+    with limited_to(1_000), ExitStack() as files:
         for _ in range(10):
             files.enter_context(open(os.devnull))  # noqa: PTH123
         assert descriptors.open == before
         clock.pass_time(1)
         assert descriptors.open == before + 10
+
+
+def test_a_crowd_that_comes_in_one_moment_is_not_let_in_unseen(clock: FakeClock) -> None:
+    most = Descriptors(clock).open + 200
+    descriptors, opened = Descriptors(clock), 0
+    with limited_to(most), ExitStack() as files:
+        while not descriptors.are_short:
+            files.enter_context(open(os.devnull))  # noqa: PTH123
+            opened += 1
+    assert opened <= 0.9 * most - (most - 200) + 0.02 * most
 
 
 def test_they_are_short_from_nine_tenths_on(clock: FakeClock) -> None:

@@ -1,9 +1,12 @@
 """`Prefer: wait`: 201 with the end, or 202 as if nothing had begun; and whoever leaves takes only its wait along."""
 
+import asyncio
+import gc
 import json
 import socket
 import time
 from functools import partial
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import anyio
@@ -14,13 +17,14 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from api import glances, intake
 from api import waiters as api_waiters
 from director.core import keys
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, QueueName
 from director.core.schema import Stored
-from director.core.scripts import Scripts
+from director.core.scripts import Accepted, Scripts
 from director.core.settings import ApiSettings
 from director.core.states import Status
 from tests.support.api import PlayedDirector, api_client, eventually, live_api
@@ -31,6 +35,7 @@ from tests.support.servers import RedisServer
 pytestmark = pytest.mark.anyio
 
 BODY = {"version": VERSION, "input": {}}
+CLIENT_GRACE_S: Final = 0.5  # the official Python client gives up so long after the time that it asked for
 
 
 @pytest.fixture(autouse=True)
@@ -123,15 +128,40 @@ async def test_what_still_waits_is_202_and_says_why_as_of_now(
     assert (answers[0].status_code, answers[0].json()["queue"]["reason"]) == (202, "paused")
 
 
+@pytest.mark.parametrize("is_silent", [False, True], ids=["away", "silent"])
 async def test_who_was_held_is_answered_though_nobody_can_say_why_it_waits(
-    api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, is_silent: bool
 ) -> None:
     async def away(*_: object) -> None:
+        if is_silent:
+            await anyio.sleep_forever()
         raise BackendUnavailable("away")
 
     monkeypatch.setattr(Scripts, "story", away)
+    assert intake.OUTLOOK_S < CLIENT_GRACE_S / 2
     answer = await api.post("/v1/predictions", json=BODY, headers={"Prefer": "wait=0.1"})
     assert (answer.status_code, "queue" in answer.json()) == (202, False)
+
+
+async def test_the_time_that_filing_took_is_not_waited_again(
+    api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enqueue, ended, waited = Scripts.enqueue, api_waiters.Waiters.ended, []
+
+    async def slow_enqueue(*args: Any, **options: Any) -> Accepted:
+        await anyio.sleep(0.2)
+        return await enqueue(*args, **options)
+
+    async def noted(self: api_waiters.Waiters, *args: Any, seconds: float, **options: Any) -> Stored | None:
+        waited.append(seconds)
+        return await ended(self, *args, seconds=0, **options)
+
+    monkeypatch.setattr(Scripts, "enqueue", slow_enqueue)
+    monkeypatch.setattr(api_waiters.Waiters, "ended", noted)
+    for prefer in ("wait=30", "wait=0.1"):
+        assert (await api.post("/v1/predictions", json=BODY, headers={"Prefer": prefer})).status_code == 202
+    assert 0 < waited[0] <= 29.8
+    assert waited[1] == 0
 
 
 @pytest.mark.parametrize("prefer", ["wait=0", "wait=soon", "respond-async", "wait=-1", ""])
@@ -168,6 +198,32 @@ async def test_progress_is_looked_at_at_a_bounded_pace_and_never_read(redis: Red
         tasks.cancel_scope.cancel()
     turns = (time.monotonic() - began) / api_waiters.GAP_S
     assert 1 < looks <= api_waiters.BURST + turns + 1
+
+
+async def test_a_look_that_fails_once_all_who_asked_have_left_is_nobodys_fault(
+    redis: Redis, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_asked, may_fail, faults = asyncio.Event(), asyncio.Event(), []
+
+    async def away(_: object) -> None:
+        is_asked.set()
+        await may_fail.wait()
+        raise BackendUnavailable("away")
+
+    monkeypatch.setattr(glances, "ask", away)
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: faults.append(context))
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(glances.Glances(redis).has_ended, driver.new_id())
+            await is_asked.wait()
+            tasks.cancel_scope.cancel()
+        may_fail.set()
+        await anyio.wait_all_tasks_blocked()
+        gc.collect()
+    finally:
+        loop.set_exception_handler(None)
+    assert faults == []
 
 
 async def test_what_a_run_has_written_so_far_is_not_sent_to_who_waits_for_its_end(
@@ -226,6 +282,34 @@ async def test_beyond_the_most_waits_the_answer_is_at_once(
         for _ in range(2):
             await director.finish(await director.claim(), output=b"1")
     assert answers[0].json()["status"] == "succeeded"
+
+
+async def test_beyond_the_bytes_that_may_be_held_the_answer_is_at_once(
+    api: httpx.AsyncClient, redis: Redis, director: PlayedDirector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_waiters, "MOST_BYTES", 1_500)
+    answers: list[httpx.Response] = []
+    large = {"version": VERSION, "input": {"text": "x" * 1_000}}
+
+    async def ask_large() -> None:
+        answers.append(await api.post("/v1/predictions", json=large, headers={"Prefer": "wait=30"}))
+
+    async def is_held() -> bool:
+        return await listeners(redis) == 1
+
+    async def is_silent() -> bool:
+        return await listeners(redis) == 0
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(2):  # the second time, the first one's bytes are free again
+            tasks.start_soon(ask_large)
+            await eventually(is_held)
+            await ask_large()
+            assert (answers[-1].status_code, "preference-applied" in answers[-1].headers) == (201, False)
+            for _ in range(2):
+                await director.finish(await director.claim(), output=b"1")
+            await eventually(is_silent)
+    assert [answer.json()["status"] for answer in answers] == ["starting", "succeeded"] * 2
 
 
 async def test_two_that_wait_for_one_prediction_both_hear(
