@@ -43,7 +43,7 @@ from api.parts import Clients, State, running
 from api.predictions import cancel, create, create_of_model, explain, get
 from api.problems import EXCEPTION_HANDLERS
 from api.streams import preflight, stream
-from api.versions import get_version, list_versions
+from api.versions import delete_version, get_version, list_versions
 from api.webhooks import get_webhooks, redeliver
 from director.core.clock import Clock, SystemClock
 from director.core.errors import UnsafeBackend
@@ -76,6 +76,7 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("POST", "/models/{owner}/{name}/predictions", create_of_model),
     ("GET", "/models/{owner}/{name}/versions", list_versions),
     ("GET", "/models/{owner}/{name}/versions/{id}", get_version),
+    ("DELETE", "/models/{owner}/{name}/versions/{id}", delete_version),
     ("GET", "/deployments", list_deployments),
     ("POST", "/deployments", create_deployment),
     ("GET", "/deployments/{owner}/{name}", get_deployment),

@@ -104,9 +104,7 @@ async def change_model(request: Request) -> Response:
 
 async def delete_model(request: Request) -> Response:
     """DELETE /models/{owner}/{name}: 204. Private ones without versions alone."""
-    model = await own_model(request)
-    if model.visibility == "public":
-        raise forbidden("Only a private model can be deleted.")
+    model = await own_model(request, private="a private model")
     if not await parts_of(request).catalog.models.remove(model.name):
         raise in_use("This model has versions: delete them first.")
     parts_of(request).lookups.forget(model.name)
@@ -136,12 +134,17 @@ async def seen_model(request: Request, scope: Scope) -> Model:
     return await _seen(request, account)
 
 
-async def own_model(request: Request) -> Model:
-    """The model of this path, which is the caller's to change; 403 where it is another's that all may see."""
+async def own_model(request: Request, *, private: str = "") -> Model:
+    """The model of this path, which is the caller's to change; 403 where it is another's that all may see.
+
+    `private`: what only a private one may have deleted; operators may in any case.
+    """
     account = await authenticate(request, "run")
     model = await _seen(request, account)
     if not model.may_be_changed_by(account):
         raise forbidden("This model belongs to another account.")
+    if private and model.visibility == "public" and "admin" not in account.scopes:
+        raise forbidden(f"Only {private} can be deleted.")
     return model
 
 

@@ -17,7 +17,7 @@ from director.core.ids import MODEL_NAME, VERSION_ID, Kind, QueueName, is_queue_
 from director.core.models import Model, Models
 from director.core.policy import Policy
 from director.core.redis_client import ask, text, texts
-from director.core.scripts import Scripts
+from director.core.scripts import Scripts, Unregistered
 
 __all__ = ("OPEN_SCHEMA", "Catalog", "Version")
 
@@ -115,6 +115,46 @@ class Catalog:
         """The model of a version that is named by its id alone."""
         found = await ask(lambda: self._redis.hget(keys.versions(), version))
         return None if found is None else text(found)
+
+    async def has_version(self, model: str, version: str) -> bool:
+        """Is there anything of this version, be it only what a deletion that was cut short left of it?"""
+        return bool(await ask(lambda: self._redis.exists(keys.version(model, version))))
+
+    async def remove_version(self, model: Model, version: str) -> Unregistered:
+        """Forget a version whose queues are empty and served by nobody. Safe to repeat where it was cut short.
+
+        Nothing is lost: what was accepted meanwhile keeps the queue and so the version; what comes later is refused.
+        """
+        base = queue_name(model.name, version)
+        # a version has a queue for each kind; that of predictions, which stands for it, goes last
+        queues = sorted((queue for queue in await self.queues() if queue.partition("~")[0] == base), reverse=True)
+        runs = sum(await self.runs(queues))
+        for queue in queues:
+            answer = await self._scripts.unregister(queue)
+            if answer != "done":
+                return answer
+        await self._forget_version(model, version, queues, runs)
+        return "done"
+
+    async def _forget_version(self, model: Model, version: str, queues: Sequence[QueueName], runs: int) -> None:
+        others = await self.versions(model.name, (await self.version_ids(model.name))[:1])
+        said = {"former_runs": str(model.former_runs + runs)} if runs else {}
+        if model.latest == version:
+            said["latest"] = others[0].id if others else ""
+            latest_ms = others[0].created_ms if others else model.created_ms
+            await self.models.enlist(model.name, created_ms=model.created_ms, latest_ms=latest_ms)
+        if said:
+            await self.models.change(model.name, said)
+
+        async def forget() -> None:
+            if queues:
+                await self._redis.srem(keys.queues(), *queues)
+            if await self._redis.hget(keys.versions(), version) == model.name.encode():
+                await self._redis.hdel(keys.versions(), version)
+            # the last write: what was cut short before it is found and done again
+            await self._redis.delete(keys.version(model.name, version))
+
+        await ask(forget)
 
     async def queues(self) -> list[QueueName]:
         """Every queue there is, sorted."""

@@ -80,6 +80,15 @@ class Deployments:
 
         return [_read(found) for found in (await ask(read) if names else []) if found is not None]
 
+    async def one_of(self, owners: Sequence[str], *, model: str, version: str) -> str | None:
+        """The name of some deployment of these accounts that stands for this version; None where none does."""
+        for owner in owners:
+            names = [name for _, name in await self.names(owner)]
+            for deployment in await self.many(owner, names):
+                if (deployment.release.model, deployment.release.version) == (model, version):
+                    return deployment.full_name
+        return None
+
     async def create(
         self, owner: str, name: str, *, model: str, version: str, hardware: str, min_instances: int, max_instances: int
     ) -> tuple[Deployed, Deployment]:

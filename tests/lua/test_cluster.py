@@ -164,5 +164,7 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
 
     assert await scripts.amend("acme/said", "make", said={"created": "1"}, nonce="n") == "done"
 
+    assert await scripts.unregister(queue) == "live"
+
     assert gatherer.called == set(NAMES), "a script that this walk leaves out"
     await gatherer.aclose()

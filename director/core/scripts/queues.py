@@ -1,6 +1,6 @@
 """What is known of a queue: its policy, its streams, its numbers, its pause. Moves no prediction."""
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 from msgspec import Struct
@@ -15,9 +15,10 @@ from director.core.schema import pairs
 from director.core.scripts.wire import Wire, ms, now
 from director.core.shards import MAX_STREAMS
 
-__all__ = ("Admission", "QueueScripts", "QueueStats")
+__all__ = ("Admission", "QueueScripts", "QueueStats", "Unregistered")
 
 Admission = Literal["absorb", "bounded", "reject"]
+Unregistered = Literal["done", "live", "dead", "served"]
 
 
 class QueueStats(Struct, frozen=True, kw_only=True):
@@ -65,6 +66,11 @@ class QueueScripts(Wire):
         breaker: list[Arg] = [policy.breaker_after, ms(policy.breaker_cool_s), policy.breaker_mode]
         args: list[Arg] = [*size, *retries, *lives, lifetime, *breaker]
         return bool(await self._call("register", [keys.meta(queue)], args))
+
+    async def unregister(self, queue: QueueName, *, alive_s: float = 60.0, now_ms: int | None = None) -> Unregistered:
+        """Forget a queue in which nothing is left and which nobody serves; else why not, and nothing is written."""
+        reply = await self._call("unregister", [keys.meta(queue)], [queue, ms(alive_s), now(now_ms)])
+        return cast(Unregistered, reply.decode())
 
     async def resize(self, queue: QueueName, *, streams: int) -> tuple[int, int]:
         """Change the streams of each lane; returns (streams that take new work, streams that are read)."""

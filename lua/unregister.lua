@@ -1,0 +1,38 @@
+#!lua flags=allow-oom
+-- unregister: forget a queue in which nothing is left and which nobody serves. Records of what ended there live on.
+-- Uses lib/keys
+--
+--   KEYS[1]  meta      hash  {p}:q:<queue>:meta
+--   ARGV[1]  queue
+--   ARGV[2]  alive_ms  a director silent for longer does not serve it
+--   ARGV[3]  now_ms    '' for the server's clock
+--   Returns  'done'    also when nobody registered it
+--            'live'    something was accepted and has not ended: nothing was written
+--            'dead'    dead letters wait there for a person: nothing was written
+--            'served'  a director serves it: nothing was written
+
+local meta, queue, alive_ms, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
+
+local read_from = tonumber(redis.call('HGET', meta, 'read'))
+if not read_from then return 'done' end
+
+local gone = { meta }
+for _, lane in ipairs({ 'high', 'normal', 'low' }) do
+  for number = 0, read_from - 1 do
+    gone[#gone + 1] = stream_key(queue, lane, number)
+    if redis.call('XLEN', gone[#gone]) > 0 then return 'live' end
+  end
+  gone[#gone + 1] = queue_key(queue, 'vtime:' .. lane)
+  gone[#gone + 1] = queue_key(queue, 'debt:' .. lane)
+end
+for _, index in ipairs({ 'live', 'lease', 'delayed' }) do
+  if redis.call('EXISTS', queue_key(queue, index)) == 1 then return 'live' end
+end
+if redis.call('EXISTS', queue_key(queue, 'dead')) == 1 then return 'dead' end
+if redis.call('ZCOUNT', queue_key(queue, 'directors'), now - alive_ms, '+inf') > 0 then return 'served' end
+
+for _, what in ipairs({ 'bell', 'last', 'queued', 'running', 'limits', 'held', 'slots', 'tally', 'deadline', 'directors' }) do
+  gone[#gone + 1] = queue_key(queue, what)
+end
+redis.call('DEL', unpack(gone))
+return 'done'

@@ -1,0 +1,129 @@
+"""A version is deleted where nobody needs it, and never takes anything accepted along."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.ids import QueueName, queue_name
+from director.core.policy import Policy
+from director.core.scripts import Scripts
+from director.core.settings import ApiSettings
+from tests.support.api import PlayedDirector, api_client
+from tests.support.clock import FakeClock
+from tests.support.queue_driver import ACCOUNT
+
+pytestmark = pytest.mark.anyio
+
+MODEL = f"{ACCOUNT}/painter"
+OLD, NEW = "a" * 64, "b" * 64
+
+
+@pytest.fixture
+def settings(settings: ApiSettings) -> ApiSettings:
+    return ApiSettings(redis_url=settings.redis_url, cache_s=0)
+
+
+@pytest.fixture
+async def painter(api: httpx.AsyncClient, redis: Redis, scripts: Scripts) -> QueueName:
+    """A private model of the account with two versions; the queue of the newer one."""
+    await api.post("/v1/models", json={"owner": ACCOUNT, "name": "painter", "visibility": "private", "hardware": "cpu"})
+    clock = FakeClock()
+    for version in (OLD, NEW):
+        clock.pass_time(1)
+        catalog = Catalog(redis, scripts, clock)
+        await catalog.register(MODEL, version, schema=OPEN_SCHEMA, server="cog", policy=Policy())
+    return queue_name(MODEL, NEW)
+
+
+async def delete(api: httpx.AsyncClient, version: str = NEW) -> httpx.Response:
+    return await api.delete(f"/v1/models/{MODEL}/versions/{version}")
+
+
+async def model(api: httpx.AsyncClient) -> Any:
+    return (await api.get(f"/v1/models/{MODEL}")).json()
+
+
+async def test_the_newest_that_is_left_becomes_the_latest_and_runs_stay_counted(
+    api: httpx.AsyncClient, painter: QueueName, scripts: Scripts, redis: Redis
+) -> None:
+    await api.post("/v1/predictions", json={"version": NEW, "input": {}})
+    director = PlayedDirector(scripts, painter)
+    await director.finish(await director.claim(), output=b"1")
+    gone = await delete(api)
+    assert (gone.status_code, gone.content) == (202, b"")
+    assert (await model(api))["latest_version"]["id"] == OLD
+    assert (await model(api))["run_count"] == 1
+    assert (await api.get(f"/v1/models/{MODEL}/versions/{NEW}")).status_code == 404
+    versions = (await api.get(f"/v1/models/{MODEL}/versions")).json()["results"]
+    assert [version["id"] for version in versions] == [OLD]
+    for named in (NEW, f"{MODEL}:{NEW}"):
+        assert (await api.post("/v1/predictions", json={"version": named, "input": {}})).status_code == 422
+    assert (await delete(api)).status_code == 404
+    assert not [name for name in await redis.keys("*") if NEW[:12].encode() in name]
+
+
+async def test_a_model_that_lost_all_its_versions_can_be_taken_away(api: httpx.AsyncClient, painter: QueueName) -> None:
+    assert [(await delete(api, version)).status_code for version in (OLD, NEW)] == [202, 202]
+    assert (await model(api))["latest_version"] is None
+    assert (await api.delete(f"/v1/models/{MODEL}")).status_code == 204
+
+
+async def test_what_waits_or_is_deployed_or_served_keeps_the_version_and_the_answer_says_so(
+    api: httpx.AsyncClient, painter: QueueName, scripts: Scripts
+) -> None:
+    made = (await api.post("/v1/predictions", json={"version": NEW, "input": {}})).json()
+    waits = await delete(api)
+    assert (waits.status_code, waits.json()["code"]) == (422, "in_use")
+    assert "wait or run" in waits.json()["detail"]
+    await api.post(f"/v1/predictions/{made['id']}/cancel")
+
+    release = {"model": MODEL, "version": NEW, "hardware": "cpu", "min_instances": 0, "max_instances": 1}
+    assert (await api.post("/v1/deployments", json={"name": "live", **release})).status_code == 200
+    assert "deployment" in (await delete(api)).json()["detail"]
+    await api.delete(f"/v1/deployments/{ACCOUNT}/live")
+
+    await scripts.extend(painter, consumer="d1", claims=[], lease_s=15)
+    assert "director" in (await delete(api)).json()["detail"]
+    assert (await model(api))["latest_version"]["id"] == NEW
+
+
+async def test_only_operators_delete_versions_of_public_models(
+    api: httpx.AsyncClient, painter: QueueName, redis: Redis
+) -> None:
+    await redis.hset(keys.model(MODEL), "visibility", "public")
+    assert (await delete(api)).status_code == 403
+
+
+async def test_a_deletion_that_was_cut_short_is_done_again(
+    api: httpx.AsyncClient, painter: QueueName, scripts: Scripts
+) -> None:
+    assert await scripts.unregister(painter) == "done"  # and then the API ended
+    assert (await delete(api)).status_code == 202
+    assert (await model(api))["latest_version"]["id"] == OLD
+
+
+async def test_a_director_that_comes_back_brings_its_version_back(
+    api: httpx.AsyncClient, painter: QueueName, catalog: Catalog
+) -> None:
+    await delete(api)
+    await catalog.register(MODEL, NEW, schema=OPEN_SCHEMA, server="cog", policy=Policy())
+    assert ((await model(api))["latest_version"]["id"], (await model(api))["visibility"]) == (NEW, "private")
+    assert (await api.post("/v1/predictions", json={"version": NEW, "input": {}})).status_code == 201
+
+
+async def test_what_is_accepted_while_a_version_is_deleted_keeps_it_or_is_refused(
+    api: httpx.AsyncClient, settings: ApiSettings, token: str, painter: QueueName
+) -> None:
+    async with api_client(settings, token=token) as another:
+        creates = [another.post("/v1/predictions", json={"version": NEW, "input": {}}) for _ in range(20)]
+        gone, *made = await asyncio.gather(delete(api), *creates)
+    accepted = [answer.json()["id"] for answer in made if answer.status_code == 201]
+    assert {answer.status_code for answer in made} <= {201, 422}
+    assert (gone.status_code == 202) == (not accepted)
+    for prediction_id in accepted:
+        assert (await api.get(f"/v1/predictions/{prediction_id}")).json()["status"] == "starting"

@@ -1,0 +1,91 @@
+"""unregister: a queue is forgotten where nothing is left of it, and else nothing of it is touched."""
+
+import pytest
+
+from director.core import keys
+from director.core.errors import UnknownQueue
+from tests.support.keyspace import dump
+from tests.support.queue_driver import QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+LONG_S = 61
+
+
+async def unregister(driver: QueueDriver) -> str:
+    return await driver.scripts.unregister(driver.queue, now_ms=driver.now_ms)
+
+
+async def refused(driver: QueueDriver) -> str:
+    """Its answer, once nothing changed."""
+    before = await dump(driver.redis)
+    answer = await unregister(driver)
+    assert await dump(driver.redis) == before
+    return answer
+
+
+async def test_what_was_never_used_leaves_nothing(driver: QueueDriver) -> None:
+    assert await unregister(driver) == "done"
+    assert [name for name in await dump(driver.redis) if ":q:" in name] == []
+    assert await unregister(driver) == "done"
+
+
+async def test_what_has_ended_keeps_its_record_and_leaves_nothing_of_the_queue(driver: QueueDriver) -> None:
+    first, second = await driver.submit(), await driver.submit(lane="low")
+    for claim in await driver.claim(2):
+        await driver.begin(claim)
+        assert await driver.finish(claim, output=b"1")
+    await driver.extend(consumer="d1")
+    driver.pass_time(LONG_S)
+    assert await unregister(driver) == "done"
+    assert [name for name in await dump(driver.redis) if ":q:" in name] == []
+    for prediction_id in (first, second):
+        stored = await driver.scripts.get(prediction_id)
+        assert stored is not None
+        assert stored.record.status == "succeeded"
+
+
+async def test_what_waits_keeps_the_queue(driver: QueueDriver) -> None:
+    await driver.submit()
+    assert await refused(driver) == "live"
+
+
+async def test_what_runs_keeps_the_queue(driver: QueueDriver) -> None:
+    await driver.submit()
+    await driver.begin(await driver.claim_one())
+    assert await refused(driver) == "live"
+
+
+async def test_a_retry_that_is_not_due_keeps_the_queue(driver: QueueDriver) -> None:
+    await driver.submit()
+    assert await driver.release(await driver.claim_one(), spent=True, delay_s=9) == "delayed"
+    assert await refused(driver) == "live"
+
+
+async def test_an_entry_that_no_index_knows_keeps_the_queue(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    await driver.redis.delete(keys.live(driver.queue))
+    assert await refused(driver) == "live"
+    await driver.redis.zadd(keys.live(driver.queue), {prediction_id: driver.now_ms})
+
+
+async def test_a_dead_letter_keeps_the_queue(driver: QueueDriver) -> None:
+    await driver.submit()
+    for _ in range(3):
+        await driver.release(await driver.claim_one(), spent=True)
+    driver.pass_time(LONG_S)
+    assert await refused(driver) == "dead"
+
+
+async def test_a_director_that_is_alive_keeps_the_queue(driver: QueueDriver) -> None:
+    await driver.extend(consumer="d1")
+    driver.pass_time(LONG_S - 2)
+    assert await refused(driver) == "served"
+    driver.pass_time(2)
+    assert await unregister(driver) == "done"
+
+
+async def test_nothing_is_accepted_in_a_queue_that_is_forgotten(driver: QueueDriver) -> None:
+    await unregister(driver)
+    with pytest.raises(UnknownQueue):
+        await driver.submit()
