@@ -249,6 +249,7 @@ class Director:
             limits=Limits(
                 output=settings.max_output_bytes,
                 logs=settings.max_log_bytes,
+                files=settings.max_files_bytes,
                 inline=settings.inline_text_bytes if self._storing else None,
             ),
             policy=self._policy,

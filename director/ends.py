@@ -41,11 +41,13 @@ NULL: Final = Raw(b"null")
 class Limits(Struct, frozen=True):
     """What one prediction may leave behind, in bytes.
 
-    `inline`: text in a data URI that may stay in an output, where files are stored; None where none are.
+    `files`: of all its files together, as they are written in its output. `inline`: text in a data URI that may stay
+    in an output, where files are stored; None where none are.
     """
 
     output: int = 8 << 20
     logs: int = 2 << 20
+    files: int = 1 << 30
     inline: int | None = None
 
 

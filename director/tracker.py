@@ -70,6 +70,7 @@ class Tracker:
         self._is_moderated = is_moderated
         self._withheld: Finish | None = None
         self._uploads = Uploads(limits.inline)
+        self._files_bytes = 0
         self._items: list[bytes] = []
         self._items_bytes = 1  # as joined: a bracket, then each item with the comma or bracket after it
         self._logs: list[str] = []
@@ -141,19 +142,26 @@ class Tracker:
 
     def _put(self, event: Produced | Ended) -> list[Effect]:
         upload, ready = self._uploads.take(event)
-        return [upload] if upload is not None else self._show_all(ready)
+        if upload is None:
+            return self._show_all(ready)
+        if isinstance(event, Ended):  # what it put out before is in it once more
+            self._files_bytes = 0
+        self._files_bytes += upload.size
+        return [upload] if self._files_bytes <= self.limits.files else self._give_up(Stop.TOO_LARGE)
 
     def _go_on(self, answer: Uploaded) -> list[Effect]:
-        """Files are stored, or will never be: then the run is of no use any more, whatever it still puts out."""
+        """Files are stored, or will never be."""
         if not self._uploads.awaits(answer.number):
             return []
-        if answer.urls is not None:
-            return self._show_all(self._uploads.uploaded(answer))
+        return self._give_up(Stop.UNSTORED) if answer.urls is None else self._show_all(self._uploads.uploaded(answer))
+
+    def _give_up(self, why: Stop) -> list[Effect]:
+        """Not all of its files will be there: the run is of no use any more, whatever it still puts out."""
         last = self._uploads.give_up()
         if last is None:
-            return [Halt(Stop.UNSTORED)] if self.stop(Stop.UNSTORED) else []
+            return [Halt(why)] if self.stop(why) else []
         if last.outcome is Outcome.SUCCEEDED:  # any other end has a reason of its own
-            self.stop(Stop.UNSTORED)
+            self.stop(why)
         return self._close(self._end(replace(last, output=None)))
 
     def _show_all(self, ready: list[Produced | Ended]) -> list[Effect]:

@@ -6,6 +6,7 @@ answer to an upload is believed, and none that was not asked for.
 
 from collections import deque
 from collections.abc import Iterator
+from typing import Final
 
 from msgspec import Raw, Struct
 from msgspec.structs import replace
@@ -14,6 +15,8 @@ from director.media import DataUri, Found, filled, find
 from director.runners.runner import Ended, Produced
 
 __all__ = ("Upload", "Uploaded", "Uploads")
+
+BLOCK_BYTES: Final = 4096
 
 Output = Produced | Ended
 
@@ -26,8 +29,8 @@ class Upload(Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """What they take in memory, about."""
-        return sum(len(file.body) for file in self.files)
+        """What they take in memory and in the store, about: no file is smaller there than a block of a disk."""
+        return sum(max(len(file.body), BLOCK_BYTES) for file in self.files)
 
 
 class Uploaded(Struct, frozen=True):

@@ -30,6 +30,7 @@ T = TypeVar("T")
 READ_BYTES: Final = 256 * 1024
 LONGEST_TYPE: Final = 256
 NAME: Final = re.compile(r"([0-9a-z]{26})-([0-9a-f]{32})\.([a-z0-9]{1,8})")
+GROUP: Final = re.compile(r"[0-9a-z]{2}")
 PLAIN_TYPE: Final = "application/octet-stream"
 
 # Endings that are not the media type's own second half
@@ -146,7 +147,7 @@ class LocalFiles:
         return await _in_thread(self._open, name)
 
     async def holders(self, most: int) -> AsyncIterator[list[PredictionId]]:
-        for group in await _in_thread(_names, self._folder):
+        for group in filter(GROUP.fullmatch, await _in_thread(_names, self._folder)):  # a disk has a lost+found beside
             holders = [PredictionId(name) for name in await _in_thread(_names, self._folder / group)]
             for start in range(0, len(holders), most):
                 yield [each for each in holders[start : start + most] if is_prediction_id(each)]

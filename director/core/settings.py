@@ -159,6 +159,9 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     data_ttl_s: Annotated[float, Meta(ge=1, description="Life of input, output, logs after the end.")] = 3600.0
     record_ttl_s: Annotated[float, Meta(ge=1, description="Life of the record after the end.")] = 7 * 86400.0
     max_output_bytes: Annotated[int, Meta(ge=1024, description="Largest output kept; a larger one fails.")] = 8 << 20
+    max_files_bytes: Annotated[
+        int, Meta(ge=4096, description="All files of an output together, as base64; beyond it, it fails.")
+    ] = 1 << 30
     max_log_bytes: Annotated[int, Meta(ge=1024, description="Log text kept of a prediction: its end.")] = 2 << 20
     webhook_allow: Annotated[
         str, Meta(description="Receivers that are allowed though private: hosts, networks, the word loopback.")

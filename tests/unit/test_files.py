@@ -94,6 +94,13 @@ def test_what_is_no_name_never_becomes_a_path(text: str) -> None:
     assert FileName.parse(text) is None
 
 
+async def test_what_is_not_ours_in_the_folder_is_not_entered(store: LocalFiles, tmp_path: Path) -> None:
+    await put(store, MINE, b"mine")
+    for name in ("lost+found", "0"):
+        (tmp_path / "files" / name).symlink_to(name)  # cannot be listed, whoever asks
+    assert await holders(store) == [[MINE]]
+
+
 async def test_only_the_files_of_one_prediction_are_removed(store: LocalFiles) -> None:
     mine, yours = await put(store, MINE, b"mine"), await put(store, YOURS, b"yours")
     await put(store, MINE, b"another")

@@ -368,6 +368,42 @@ def test_an_end_whose_file_cannot_be_stored_is_a_failure(outcome: Outcome, code:
     assert (end.status, end.code, end.output) == (Status.FAILED, code, b"")
 
 
+LARGE = Raw(b'"data:image/png;base64,%b"' % (b"AAAA" * 2000))
+
+
+def filing(most: int) -> Tracker:
+    return Tracker(RECORD, Limits(inline=100, files=most))
+
+
+def test_files_without_end_are_not_stored_without_end() -> None:
+    run = filing(20_000)
+    effects = follow(run, Produced(LARGE, 0), Produced(LARGE, 1), Produced(LARGE, 2), Produced(LARGE, 3))
+    assert len([effect for effect in effects if isinstance(effect, Upload)]) == 2
+    assert [effect for effect in effects if isinstance(effect, Halt)] == [Halt(Stop.TOO_LARGE)]
+    end = finish(run, Ended(outcome=Outcome.CANCELED))
+    assert (end.status, end.code) == (Status.FAILED, "output_too_large")
+
+
+def test_the_smallest_file_takes_a_block_of_the_disk() -> None:
+    run = filing(10_000)
+    effects = follow(run, *(Produced(PNG, number) for number in range(5)))
+    assert len([effect for effect in effects if isinstance(effect, Upload)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"), [(Outcome.SUCCEEDED, "output_too_large"), (Outcome.FAILED, "model_failed")]
+)
+def test_an_end_with_more_files_than_may_be_stored_is_a_failure(outcome: Outcome, code: str) -> None:
+    *_, end = follow(filing(5000), Ended(outcome=outcome, output=LARGE, error="because"))
+    assert isinstance(end, Finish)
+    assert (end.status, end.code, end.output) == (Status.FAILED, code, b"")
+
+
+def test_a_file_that_the_end_names_again_counts_once() -> None:
+    effects = follow(filing(10_000), Produced(LARGE, 0), Ended(outcome=Outcome.SUCCEEDED, output=LARGE))
+    assert len([effect for effect in effects if isinstance(effect, Upload)]) == 2
+
+
 @pytest.mark.parametrize("outcome", PASSING)
 def test_what_is_given_back_waits_for_no_file(outcome: Outcome) -> None:
     run = storing()
