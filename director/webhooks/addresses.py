@@ -1,4 +1,4 @@
-"""Decide where a webhook may go: public addresses, and what the operator allows by name.
+"""Decide where a webhook may go: public addresses by https, and what the operator allows by name.
 
 Never judges the spelling of a host. It resolves it, looks at what every answer really reaches, and hands out the
 one address to connect to, so that a second answer of the same name is never used. Never connects.
@@ -35,7 +35,7 @@ Network = IPv4Network | IPv6Network
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Host and port to every address the host has, most preferred first. OSError or UnicodeError: it has none."""
 
-PUBLIC_PORTS: Final = frozenset({80, 443, 8080, 8443})
+PUBLIC_PORTS: Final = frozenset({443, 8443})
 
 # IANA's special-purpose registry, written out: `ipaddress` of one Python or another misses several of these
 # (3.11 calls 224.0.0.1, 3fff::1 and fec0::1 global)
@@ -155,7 +155,8 @@ async def system_resolve(host: str, port: int) -> Sequence[str]:
 
 
 async def checked_address(url: str, allow: AllowList, *, resolve: Resolve = system_resolve) -> Target:
-    """Where this URL may be sent. `Refused` says which rule it broke, `Unresolved` that its host has no address.
+    """Where this URL may be sent: over https, but for what the operator allows. `Refused` says which rule it broke,
+    `Unresolved` that its host has no address.
 
     One answer that is not public refuses the host: which of them a connection would use is not ours to guess.
     """
@@ -168,6 +169,8 @@ async def checked_address(url: str, allow: AllowList, *, resolve: Resolve = syst
     if not all(map(is_public, others)):
         # the address stays out of the reason: it would tell a caller what our name server knows
         raise Refused(f"{parsed.host} is not a public address")
+    if others and parsed.scheme != "https":
+        raise Refused(f"{parsed.host} would be told over http://, where anybody on the way reads along: use https://")
     if others and parsed.port not in PUBLIC_PORTS:
         raise Refused(f"port {parsed.port} is not one of {', '.join(map(str, sorted(PUBLIC_PORTS)))}")
     return Target(url=parsed, ip=str(addresses[0]))

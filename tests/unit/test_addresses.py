@@ -115,8 +115,6 @@ async def test_a_malformed_host_is_refused_before_anyone_is_asked(host: str) -> 
     ("url", "ip", "port"),
     [
         ("https://93.184.215.14", "93.184.215.14", 443),
-        ("http://93.184.215.14/", "93.184.215.14", 80),
-        ("http://8.8.8.8:8080/a?b=c", "8.8.8.8", 8080),
         ("https://1572394766:8443/", "93.184.215.14", 8443),
         ("https://[2606:2800:21f:cb07:6820:80da:af6b:8b2c]/x", "2606:2800:21f:cb07:6820:80da:af6b:8b2c", 443),
         ("https://[2001:4860:4860:0:0:0:0:8888]/", "2001:4860:4860::8888", 443),
@@ -133,10 +131,19 @@ async def test_a_public_address_is_handed_out_to_connect_to(url: str, ip: str, p
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("port", [22, 25, 6379, 8000, 65535])
+@pytest.mark.parametrize("port", [22, 25, 80, 6379, 8000, 8080, 65535])
 async def test_a_public_host_is_refused_on_a_port_that_is_not_for_the_web(port: int) -> None:
-    with pytest.raises(Refused, match=f"port {port} is not one of 80, 443, 8080, 8443"):
+    with pytest.raises(Refused, match=f"port {port} is not one of 443, 8443"):
         await checked_address(f"https://public.example:{port}/", NOBODY, resolve=resolve)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("url", ["http://93.184.215.14/", "http://public.example:443/", "HTTP://public.example:8443/"])
+async def test_a_public_host_is_told_over_tls_alone_unless_the_operator_allows_it(url: str) -> None:
+    with pytest.raises(Refused, match=r"use https://$"):
+        await checked_address(url, NOBODY, resolve=resolve)
+    allowed = AllowList.parse("public.example, 93.184.215.0/24")
+    assert (await checked_address(url, allowed, resolve=resolve)).ip == "93.184.215.14"
 
 
 @pytest.mark.anyio
