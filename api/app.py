@@ -34,7 +34,7 @@ from api.deployments import (
     update_deployment,
 )
 from api.events import get_events
-from api.files import create_file
+from api.files import create_file, delete_file, download_file, get_file, list_files
 from api.health import livez, readyz
 from api.listing import list_predictions
 from api.models import change_model, delete_model, get_examples, get_model, get_readme, list_models, make_model
@@ -84,6 +84,11 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("DELETE", "/deployments/{owner}/{name}", delete_deployment),
     ("POST", "/deployments/{owner}/{name}/predictions", create_of_deployment),
     ("POST", "/files", create_file),
+    ("GET", "/files", list_files),
+    ("GET", "/files/{id}", get_file),
+    ("DELETE", "/files/{id}", delete_file),
+    ("GET", "/files/{id}/download", download_file),
+    ("GET", "/files/{id}/download/{name}", download_file),
     ("GET", "/outputs/{name}", get_output),
     ("GET", "/account", get_account),
     ("GET", "/webhooks/default/secret", get_webhook_secret),

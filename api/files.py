@@ -1,15 +1,329 @@
-"""Files have no room here: whoever wants to upload one is told so, in the way that official clients can act on."""
+"""Take files that callers give for inputs, show and delete them, and hand them to whoever has a signed address.
 
+A file goes from the socket to the store piece by piece, and its checksums are made on the way: never held whole, never
+seen before it is whole, and never by another account. What is in it is a stranger's: it is only ever saved.
+"""
+
+import hashlib
+import logging
+import re
+from collections.abc import AsyncGenerator
+from typing import Final
+from urllib.parse import quote
+
+import anyio
+from anyio import to_thread
+from msgspec import Raw, Struct
+from msgspec.structs import replace
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
+from api.answers import json_response
 from api.auth import authenticate
-from api.problems import no_files
+from api.body import decode_json
+from api.multipart import Form, Part
+from api.outputs import UNTRUSTED
+from api.pages import PAGE_SIZE, Cursor, cursor_of, link
+from api.parts import Parts, parts_of
+from api.problems import (
+    InvalidField,
+    Problem,
+    file_not_found,
+    file_not_stored,
+    invalid_input,
+    no_files,
+    shown,
+    too_many_uploads,
+    too_slow,
+)
+from api.urls import base_url
+from director.core.caller_files import GRACE_S, CallerFile
+from director.core.errors import BackendUnavailable
+from director.core.files import CallerFileName, FileStore, ending_of
+from director.core.ids import FileId, is_file_id, new_file_id
+from director.core.schema import Page
+from director.core.view import iso
 
-__all__ = ("create_file",)
+__all__ = ("create_file", "delete_file", "download_file", "get_file", "list_files")
+
+log = logging.getLogger(__name__)
+
+PATH: Final = "/files"
+MAX_FILE_BYTES: Final = 100 << 20
+LONGEST_S: Final = GRACE_S / 4  # of an upload
+RETRY_S: Final = 5
+CONTENT: Final = "content"
+# field → the most that is read of it
+FIELDS: Final = {"filename": 255, "type": 255, "metadata": 16 << 10}
+ANYTHING: Final = 64 << 10  # of a part that nobody knows
+LONGEST_NAME: Final = 255
+NAMELESS: Final = "file"
+PLAIN_TYPE: Final = "application/octet-stream"
+MEDIA_TYPE: Final = re.compile(
+    r"[A-Za-z0-9][\w.+-]{0,63}/[A-Za-z0-9][\w.+-]{0,127}(; ?[\w-]{1,32}=[\w.+-]{1,64}){0,3}", re.A
+)
+
+
+class FileUrls(Struct, frozen=True):
+    """Where it is told of, not where it is."""
+
+    get: str
+
+
+class File(Struct, frozen=True, kw_only=True):
+    """A caller's file on the wire. Official clients fail without `name` and `etag`."""
+
+    id: FileId
+    name: str
+    content_type: str
+    size: int
+    etag: str
+    checksums: dict[str, str]
+    metadata: Raw
+    created_at: str
+    expires_at: str
+    urls: FileUrls
 
 
 async def create_file(request: Request) -> Response:
-    """POST /files: 501. The JavaScript client then sends data URIs instead, which it does not after a 4xx."""
-    await authenticate(request, "run")
-    raise no_files()
+    """POST /files: 501 where none are stored. The JavaScript client then sends data URIs, not so after a 4xx."""
+    account = await authenticate(request, "run")
+    parts = parts_of(request)
+    store = _store(parts)
+    parts.gate.pass_through()
+    base = base_url(request)
+    form = Form(request, max_bytes=MAX_FILE_BYTES)
+    try:
+        async with parts.uploading.taken(account.name):
+            file = await _received(parts, store, form, account.name)
+    except TimeoutError as exc:
+        raise too_many_uploads(RETRY_S) from exc
+    log.info("file stored", extra={"file": file.id, "size": file.size})
+    view = _view(file, base)
+    return json_response(view, 201, {"Location": view.urls.get})
+
+
+async def list_files(request: Request) -> Response:
+    """GET /files?cursor=: pages of 100, newest first. One that expired lately is missing from its page."""
+    account = await authenticate(request, "read")
+    parts, cursor, base = parts_of(request), cursor_of(request), base_url(request)
+    newest_first = cursor is None or not cursor.backwards
+    bound = {} if cursor is None else {"high" if newest_first else "low": f"({cursor.at}"}
+    ids = await parts.caller_files.ids(account.name, count=PAGE_SIZE + 1, newest_first=newest_first, **bound)
+    has_more, ids = len(ids) > PAGE_SIZE, ids[:PAGE_SIZE]
+    ids = ids if newest_first else ids[::-1]
+    older, newer = (has_more, cursor is not None) if newest_first else (True, has_more)
+    known = await parts.caller_files.known(account.name, ids)
+    return json_response(
+        Page(
+            next=link(request, PATH, Cursor(ids[-1])) if ids and older else None,
+            previous=link(request, PATH, Cursor(ids[0], backwards=True)) if ids and newer else None,
+            results=[_view(known[file_id], base) for file_id in ids if file_id in known],
+        )
+    )
+
+
+async def get_file(request: Request) -> Response:
+    """GET /files/{id}."""
+    account = await authenticate(request, "read")
+    return json_response(_view(await _asked(request, account.name), base_url(request)))
+
+
+async def delete_file(request: Request) -> Response:
+    """DELETE /files/{id}: gone for everybody at once; a run that was given it keeps what it fetched."""
+    account = await authenticate(request, "run")
+    parts = parts_of(request)
+    file = await _asked(request, account.name)
+    await parts.caller_files.remove(file)
+    if parts.files is not None:
+        await _discard(parts.files, file.stored_as)
+    return Response(status_code=204)
+
+
+async def download_file(request: Request) -> Response:
+    """GET /files/{id}/download?owner=&expiry=&signature=: 404 for whatever is not good about it."""
+    parts, query = parts_of(request), request.query_params
+    owner, expiry, signature = (query.get(name, "") for name in ("owner", "expiry", "signature"))
+    file_id = _id_of(request)
+    if not await parts.links.may_download(owner, file_id, expiry=expiry, signature=signature):
+        raise file_not_found()
+    file = await _asked(request, owner)
+    opened = None if parts.files is None else await parts.files.open(file.stored_as)
+    if opened is None:
+        raise file_not_found()
+    headers = UNTRUSTED | {
+        "Content-Type": file.content_type,
+        "Content-Length": str(opened.size),
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(file.name, safe='')}",
+        "ETag": f'"{file.md5}"',
+    }
+    return StreamingResponse(opened.chunks, headers=headers, media_type=None)
+
+
+async def _received(parts: Parts, store: FileStore, form: Form, account: str) -> CallerFile:
+    """The file, stored and known. What was stored of one that is refused is deleted."""
+    upload = _Upload(store, form, CallerFileName(account, new_file_id(created := parts.clock.now_ms()), "bin"))
+    try:
+        with anyio.fail_after(LONGEST_S):
+            await upload.take()
+            file = upload.judged(created=created, life_ms=int(parts.settings.files_ttl_s * 1000))
+            await parts.caller_files.add(file)
+    except BackendUnavailable:
+        raise  # it may be known by now: the keeper sees whether it is
+    except TimeoutError as exc:
+        await upload.discard()
+        raise too_slow(LONGEST_S) from exc
+    except BaseException:
+        await upload.discard()
+        raise
+    return file
+
+
+class _Upload:
+    """One that comes in: its content on its way to the store, counted and summed, and the fields beside it."""
+
+    def __init__(self, store: FileStore, form: Form, name: CallerFileName) -> None:
+        self._store = store
+        self._form = form
+        self._name = name
+        self._content: Part | None = None
+        self._fields: dict[str, str] = {}
+        self._faults: list[InvalidField] = []
+        self._size = 0
+        self._sha256 = hashlib.sha256()
+        self._md5 = hashlib.md5(usedforsecurity=False)
+        self._ended_early: Exception | None = None
+
+    async def take(self) -> None:
+        """All parts of the form, in whatever order they come."""
+        while (part := await self._form.next_part()) is not None:
+            if part.name == CONTENT and self._content is None:
+                self._content = part
+                await self._keep(part)
+            else:
+                await self._read(part)
+
+    def judged(self, *, created: int, life_ms: int) -> CallerFile:
+        """What is known of it now; 422 where a field of the form is wrong."""
+        if self._content is None:
+            self._faults.append(InvalidField("required", "", f"{CONTENT} is required"))
+        name = _plain(self._fields.get("filename") or (self._content and self._content.filename) or NAMELESS)
+        if len(name.encode()) > LONGEST_NAME:
+            self._fault("string_lte", "filename", f"String length must be less than or equal to {LONGEST_NAME}")
+        metadata = self._fields.get("metadata", "").strip() or "{}"
+        if not _is_object(metadata.encode()):
+            self._fault("invalid_type", "metadata", "Must be a JSON object")
+        if self._faults:
+            raise invalid_input(self._faults)
+        kind = self._fields.get("type") or (self._content and self._content.content_type) or ""
+        return CallerFile(
+            id=self._name.id,
+            account=self._name.account,
+            name=name,
+            ending=self._name.ending,
+            content_type=kind if MEDIA_TYPE.fullmatch(kind) else PLAIN_TYPE,
+            size=self._size,
+            sha256=self._sha256.hexdigest(),
+            md5=self._md5.hexdigest(),
+            metadata=Raw(metadata.encode()),
+            created=created,
+            expires=created + life_ms,
+        )
+
+    async def discard(self) -> None:
+        """Delete what was stored of it."""
+        if self._content is not None:
+            with anyio.CancelScope(shield=True):
+                await _discard(self._store, self._name)
+
+    async def _keep(self, part: Part) -> None:
+        self._name = replace(self._name, ending=ending_of(self._fields.get("filename") or part.filename or ""))
+        try:
+            await self._store.take(self._name, self._blocks(), content_type=PLAIN_TYPE)
+        except Exception as exc:  # a store is somebody else's: whatever it raises, it did not store
+            if self._ended_early is not None:
+                raise self._ended_early from None
+            log.exception("a file could not be stored", extra={"file": self._name.id})
+            raise file_not_stored(RETRY_S) from exc
+
+    async def _blocks(self) -> AsyncGenerator[bytes, None]:
+        try:
+            async for block in self._form.blocks():
+                self._size += len(block)
+                await to_thread.run_sync(self._sum, block)
+                yield block
+        except Exception as exc:
+            self._ended_early = exc  # what a store makes of it may be another one
+            raise
+
+    def _sum(self, block: bytes) -> None:
+        self._sha256.update(block)
+        self._md5.update(block)
+
+    async def _read(self, part: Part) -> None:
+        most = FIELDS.get(part.name, ANYTHING)
+        value = await self._form.whole(most=most)
+        if part.name == CONTENT:
+            self._fault("additional_property_not_allowed", "", f"{CONTENT} is given twice")
+        elif part.name in FIELDS and value is None:
+            self._fault("string_lte", part.name, f"String length must be less than or equal to {most}")
+        elif part.name in FIELDS and value is not None:
+            self._fields[part.name] = value.decode(errors="replace")
+
+    def _fault(self, kind: str, field: str, description: str) -> None:
+        self._faults.append(InvalidField(kind, field, description))
+
+
+async def _asked(request: Request, account: str) -> CallerFile:
+    """The file of this path; 404 where that is not one of this account's."""
+    file = await parts_of(request).caller_files.get(account, _id_of(request))
+    if file is None:
+        raise file_not_found()
+    return file
+
+
+def _id_of(request: Request) -> FileId:
+    text = request.path_params["id"]
+    if not is_file_id(text):
+        raise file_not_found()
+    return FileId(text)
+
+
+def _store(parts: Parts) -> FileStore:
+    if parts.files is None:
+        raise no_files()
+    return parts.files
+
+
+async def _discard(store: FileStore, name: CallerFileName) -> None:
+    try:
+        await store.discard(name)
+    except Exception:  # a store is somebody else's, and the keeper deletes what nobody knows
+        log.warning("a file is left to the keeper", extra={"file": name.id}, exc_info=True)
+
+
+def _is_object(text: bytes) -> bool:
+    try:
+        return isinstance(decode_json(text, object), dict)
+    except Problem:
+        return False
+
+
+def _plain(name: str) -> str:
+    """The last part of a path of whatever system, fit for a line."""
+    return shown(re.split(r"[/\\]", name)[-1], limit=len(name)) or NAMELESS
+
+
+def _view(file: CallerFile, base: str) -> File:
+    return File(
+        id=file.id,
+        name=file.name,
+        content_type=file.content_type,
+        size=file.size,
+        etag=file.md5,
+        checksums={"sha256": file.sha256, "md5": file.md5},
+        metadata=file.metadata,
+        created_at=iso(file.created),
+        expires_at=iso(file.expires),
+        urls=FileUrls(f"{base}/v1{PATH}/{file.id}"),
+    )

@@ -13,11 +13,12 @@ from api.parts import parts_of
 from api.problems import forbidden, not_found
 from director.core.files import FileName, OpenFile
 
-__all__ = ("get_output",)
+__all__ = ("UNTRUSTED", "get_output")
 
 SHOWN: Final = ("audio/", "video/", "image/", "text/plain")
 RUN_BY_BROWSERS: Final = frozenset({"image/svg+xml"})
-HEADERS: Final = {
+# Of any answer that is a stranger's file
+UNTRUSTED: Final = {
     "X-Content-Type-Options": "nosniff",
     "Content-Security-Policy": "default-src 'none'; sandbox",
     "Cross-Origin-Resource-Policy": "cross-origin",
@@ -45,7 +46,7 @@ async def get_output(request: Request) -> Response:
 def _headers(name: FileName, file: OpenFile) -> dict[str, str]:
     kind = file.content_type
     is_shown = kind.startswith(SHOWN) and kind not in RUN_BY_BROWSERS
-    return HEADERS | {
+    return UNTRUSTED | {
         "Content-Type": kind,
         "Content-Length": str(file.size),
         "Content-Disposition": f'{"inline" if is_shown else "attachment"}; filename="{name}"',

@@ -13,9 +13,11 @@ from api.gate import Gate
 from api.glances import Glances
 from api.lookups import Lookups
 from api.readers import Readers
+from api.turns import Turns
 from api.waiters import SILENCE_S, Waiters
 from director.core.accounts import Accounts
 from director.core.administration import Administration
+from director.core.caller_files import CallerFiles
 from director.core.catalog import Catalog
 from director.core.clock import Clock
 from director.core.dead import DeadLetters
@@ -35,6 +37,10 @@ __all__ = ("Clients", "Parts", "State", "parts_of", "running")
 FIRST_CHECK_S: Final = 1.0
 CONNECTIONS: Final = 6  # few, since what is asked in one turn of the loop leaves in one write
 WRITES_AT_ONCE: Final = 4  # the others are for what is no script
+# A few megabytes of memory each, at most; one account cannot take all
+MOST_UPLOADS: Final = 16
+MOST_UPLOADS_EACH: Final = 4
+UPLOAD_PATIENCE_S: Final = 30.0
 
 
 class Clients(Struct, frozen=True, kw_only=True):
@@ -72,6 +78,8 @@ class Parts(Struct, frozen=True, kw_only=True):
     gate: Gate
     links: Links
     files: FileStore | None
+    caller_files: CallerFiles
+    uploading: Turns
 
     def release(self) -> None:
         """The process is to end: let go of all who are held."""
@@ -119,6 +127,8 @@ async def running(
         descriptors=descriptors,
         links=Links(redis, clock),
         files=store_in(settings.files_dir, redis, clock),
+        caller_files=CallerFiles(redis),
+        uploading=Turns(MOST_UPLOADS, each=MOST_UPLOADS_EACH, patience_s=UPLOAD_PATIENCE_S),
         gate=Gate(redis, settings, clock=clock, on_unsafe=on_unsafe),
     )
     async with anyio.create_task_group() as tasks:

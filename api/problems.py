@@ -30,6 +30,9 @@ __all__ = (
     "already_exists",
     "compute_exhausted",
     "data_removed",
+    "file_not_found",
+    "file_not_stored",
+    "file_too_large",
     "forbidden",
     "head_too_large",
     "idempotency_mismatch",
@@ -50,6 +53,7 @@ __all__ = (
     "shown",
     "too_large",
     "too_many_streams",
+    "too_many_uploads",
     "too_slow",
     "unauthenticated",
     "unavailable",
@@ -88,6 +92,7 @@ class Code(StrEnum):
     TOO_LARGE = "too_large"
     TOO_MANY_QUEUED = "too_many_queued"
     TOO_MANY_STREAMS = "too_many_streams"
+    TOO_MANY_UPLOADS = "too_many_uploads"
     TOO_SLOW = "too_slow"
     UNAVAILABLE = "unavailable"
     UNUSABLE_SCHEMA = "unusable_schema"
@@ -204,6 +209,40 @@ def invalid_host() -> Problem:
     """400 and not 422, as RFC 9112 §3.2 asks."""
     detail = "Host must be the name or address of this service"
     return _problem(400, detail, title="Invalid header", code=Code.INVALID_HEADER)
+
+
+def file_not_found() -> Problem:
+    """Unknown, expired, or another account's: all look the same. Replicate's words."""
+    return _problem(404, "File not found")
+
+
+def file_too_large(max_bytes: int) -> Problem:
+    """Replicate's words."""
+    return _problem(413, "Files must be less than 100MB in size", code=Code.TOO_LARGE, limit=max_bytes)
+
+
+def file_not_stored(retry_after_s: int) -> Problem:
+    """The store failed. 5xx, since the JavaScript client then sends a data URI instead."""
+    return _problem(
+        503,
+        "The file could not be stored. Please try again.",
+        title="Service unavailable",
+        code=Code.UNAVAILABLE,
+        retry_after=retry_after_s,
+        headers=_retry_after(retry_after_s),
+    )
+
+
+def too_many_uploads(retry_after_s: int) -> Problem:
+    """As many files come in as this process takes at once, and none of them ended in time."""
+    return _problem(
+        503,
+        "Too many files are uploaded now. Please try again.",
+        title="Service unavailable",
+        code=Code.TOO_MANY_UPLOADS,
+        retry_after=retry_after_s,
+        headers=_retry_after(retry_after_s),
+    )
 
 
 def no_files() -> Problem:

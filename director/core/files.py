@@ -1,7 +1,8 @@
-"""Where the files of outputs are kept: a small interface, and a folder of this machine behind it.
+"""Where files are kept, those of outputs and those that callers give: a small interface, and a folder behind it.
 
-A file belongs to one prediction and is named after it and after its bytes, so that putting it twice is putting it once.
-Never decides how long a file lives: who sweeps does, by whether the prediction's data is still there.
+A file of an output belongs to one prediction and is named after it and after its bytes, so that putting it twice is
+putting it once. A caller's file belongs to an account, and goes to its place piece by piece, however large it is.
+Never decides how long a file lives: who sweeps does, by whether Redis still knows what it belongs to.
 """
 
 import hashlib
@@ -16,14 +17,15 @@ from typing import Any, BinaryIO, Final, Protocol, TypeVar
 
 from anyio import to_thread
 from msgspec import Struct
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.core.clock import Clock
 from director.core.errors import SettingsError
-from director.core.ids import PredictionId, is_prediction_id
+from director.core.ids import FileId, PredictionId, is_file_id, is_prediction_id
 from director.core.links import Links
 
-__all__ = ("FileName", "FileStore", "LocalFiles", "OpenFile", "file_name", "store_in")
+__all__ = ("CallerFileName", "FileName", "FileStore", "LocalFiles", "OpenFile", "ending_of", "file_name", "store_in")
 
 T = TypeVar("T")
 
@@ -31,6 +33,9 @@ READ_BYTES: Final = 256 * 1024
 LONGEST_TYPE: Final = 256
 NAME: Final = re.compile(r"([0-9a-z]{26})-([0-9a-f]{32})\.([a-z0-9]{1,8})")
 GROUP: Final = re.compile(r"[0-9a-z]{2}")
+CALLER_NAME: Final = re.compile(r"([a-z0-9][a-z0-9_-]{0,63})/([0-9a-z]{26})\.([a-z0-9]{1,8}|part~)")
+PARTIAL: Final = "part~"  # the ending while it comes; no caller's own
+CALLERS: Final = "uploads"  # the part of a store that has callers' files: no end of an id is so long
 PLAIN_TYPE: Final = "application/octet-stream"
 
 # Endings that are not the media type's own second half
@@ -65,6 +70,28 @@ class FileName(Struct, frozen=True):
         return cls(PredictionId(found[1]), found[2], found[3])
 
 
+class CallerFileName(Struct, frozen=True):
+    """The name of a caller's file in the store. Its ending is that of the name it came with: models go by it."""
+
+    account: str
+    id: FileId
+    ending: str
+
+    def __str__(self) -> str:
+        return f"{self.account}/{self.id}.{self.ending}"
+
+    @classmethod
+    def parse(cls, text: str) -> "CallerFileName | None":
+        """None for what is no name of ours."""
+        found = CALLER_NAME.fullmatch(text)
+        if found is None or not is_file_id(found[2]):
+            return None
+        return cls(found[1], FileId(found[2]), found[3])
+
+
+StoredName = FileName | CallerFileName
+
+
 class OpenFile(Struct, frozen=True, eq=False):
     """A file that can be read. `chunks` closes it at its end, or when it is closed early."""
 
@@ -80,12 +107,30 @@ class FileStore(Protocol):
         """Keep a file, for good once this returns. Safe to repeat."""
         ...
 
+    async def take(self, name: CallerFileName, blocks: AsyncIterator[bytes], *, content_type: str) -> None:
+        """Keep a caller's file as it comes, for good once this returns. Nobody sees it before, and where `blocks`
+        raises nothing of it is kept.
+        """
+        ...
+
     async def url(self, name: FileName, *, base: str, expires_s: int) -> str:
         """Where it can be had until then, a unix time. `base`: the public address of the API, without /v1."""
         ...
 
-    async def open(self, name: FileName) -> OpenFile | None:
+    async def fetch_url(self, name: CallerFileName, *, shown: str, base: str, expires_s: int) -> str:
+        """Where a model server fetches a caller's file until then; `shown`: the name it came with."""
+        ...
+
+    async def open(self, name: StoredName) -> OpenFile | None:
         """Read it; None where it is gone."""
+        ...
+
+    def callers(self, most: int) -> AsyncIterator[list[CallerFileName]]:
+        """Which files of callers are kept, so many at a time."""
+        ...
+
+    async def discard(self, name: CallerFileName) -> None:
+        """Delete a caller's file. Safe to repeat."""
         ...
 
     def holders(self, most: int) -> AsyncIterator[list[PredictionId]]:
@@ -105,6 +150,12 @@ def file_name(prediction_id: PredictionId, data: bytes, *, content_type: str) ->
     return FileName(prediction_id, hashlib.sha256(data).hexdigest()[:32], ending)
 
 
+def ending_of(shown: str) -> str:
+    """The ending to keep of the name that a caller gave a file."""
+    own = shown.rpartition(".")[2].lower()
+    return own if re.fullmatch(r"[a-z0-9]{1,8}", own) and "." in shown else "bin"
+
+
 def store_in(folder: str, redis: Redis, clock: Clock, *, writes: bool = False) -> "LocalFiles | None":
     """The store that the setting names; None where it names none. Raises SettingsError where it `writes` and cannot."""
     if not folder:
@@ -116,7 +167,8 @@ def store_in(folder: str, redis: Redis, clock: Clock, *, writes: bool = False) -
 
 
 class LocalFiles:
-    """A folder: `<end of the id>/<id>/<digest>.<ending>`. Each file begins with a line that is its media type.
+    """A folder: `<end of the id>/<id>/<digest>.<ending>`; `uploads/<account>/<end of the id>/<id>.<ending>` for what
+    callers give. Each file begins with a line that is its media type.
 
     All processes that read or write it have to see the same folder. `links` signs the addresses at which the API
     serves it.
@@ -140,11 +192,43 @@ class LocalFiles:
         """Written beside its place, brought to the disk, then moved there: nobody ever sees half of it."""
         await _in_thread(self._put, name, data, content_type)
 
+    async def take(self, name: CallerFileName, blocks: AsyncIterator[bytes], *, content_type: str) -> None:
+        path = self._path(name)
+        await _in_thread(_make_folder, path.parent)
+        new = self._path(replace(name, ending=PARTIAL))
+        # nothing of it is left behind running: what it writes to is closed and gone when this returns
+        file = await to_thread.run_sync(new.open, "xb")
+        try:
+            await to_thread.run_sync(file.write, _head(content_type))
+            async for block in blocks:
+                await to_thread.run_sync(file.write, block)
+            await to_thread.run_sync(_bring_to_disk, file)
+            await to_thread.run_sync(new.replace, path)
+        finally:
+            file.close()
+            new.unlink(missing_ok=True)
+        await _in_thread(self._sync_up, path)
+
     async def url(self, name: FileName, *, base: str, expires_s: int) -> str:
         return await self._links.signed(str(name), base=base, expires_s=expires_s)
 
-    async def open(self, name: FileName) -> OpenFile | None:
+    async def fetch_url(self, name: CallerFileName, *, shown: str, base: str, expires_s: int) -> str:
+        return await self._links.download(name.account, name.id, name=shown, base=base, expires_s=expires_s)
+
+    async def open(self, name: StoredName) -> OpenFile | None:
         return await _in_thread(self._open, name)
+
+    async def callers(self, most: int) -> AsyncIterator[list[CallerFileName]]:
+        top = self._folder / CALLERS
+        for account in await _in_thread(_names, top):
+            for group in await _in_thread(_names, top / account):
+                found = [f"{account}/{each}" for each in await _in_thread(_names, top / account / group)]
+                names = [name for name in map(CallerFileName.parse, found) if name is not None]
+                for start in range(0, len(names), most):
+                    yield names[start : start + most]
+
+    async def discard(self, name: CallerFileName) -> None:
+        await _in_thread(self._path(name).unlink, True)  # also where it is gone
 
     async def holders(self, most: int) -> AsyncIterator[list[PredictionId]]:
         for group in filter(GROUP.fullmatch, await _in_thread(_names, self._folder)):  # a disk has a lost+found beside
@@ -159,26 +243,32 @@ class LocalFiles:
         # the end of an id is random, so that no folder gets long
         return self._folder / prediction_id[-2:] / prediction_id
 
-    def _path(self, name: FileName) -> Path:
+    def _path(self, name: StoredName) -> Path:
+        if isinstance(name, CallerFileName):
+            return self._folder / CALLERS / name.account / name.id[-2:] / f"{name.id}.{name.ending}"
         return self._home(name.prediction_id) / f"{name.digest}.{name.ending}"
 
     def _put(self, name: FileName, data: bytes, content_type: str) -> None:
         path = self._path(name)
         if not path.exists():
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_folder(path.parent)
             new = path.with_name(f".{secrets.token_hex(8)}")
             try:
                 with new.open("xb") as file:
-                    file.write(content_type.encode("ascii") + b"\n" + data)
-                    file.flush()
-                    os.fsync(file.fileno())
+                    file.write(_head(content_type) + data)
+                    _bring_to_disk(file)
                 new.replace(path)
             finally:
                 new.unlink(missing_ok=True)
-        for folder in (path.parent, path.parent.parent, self._folder):  # an entry lasts once its folder is written
-            _sync(folder)
+        self._sync_up(path)
 
-    def _open(self, name: FileName) -> OpenFile | None:
+    def _sync_up(self, path: Path) -> None:
+        for folder in path.parents:  # an entry lasts once its folder is written
+            _sync(folder)
+            if folder == self._folder:
+                return
+
+    def _open(self, name: StoredName) -> OpenFile | None:
         path = self._path(name)
         try:
             with path.open("rb") as file:
@@ -198,6 +288,21 @@ async def _chunks(path: Path, begin: int) -> AsyncGenerator[bytes, None]:
     with await _in_thread(_at, path, begin) as file:
         while chunk := await _in_thread(file.read, READ_BYTES):
             yield chunk
+
+
+def _head(content_type: str) -> bytes:
+    return content_type.encode("ascii") + b"\n"
+
+
+def _make_folder(folder: Path) -> None:
+    if not folder.parent.exists():  # `parents=True` would make those for everybody to read
+        _make_folder(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def _bring_to_disk(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _at(path: Path, begin: int) -> BinaryIO:

@@ -5,7 +5,8 @@ An id is 130 bits as 26 characters of Crockford's base32, lower case, most signi
     48 milliseconds since 1970 · 10 partition · 6 site · 2 format · 64 random
 
 Opaque to callers. To the server it says where to ask, so a GET needs no look-up, and ids sort by time.
-This layout cannot change: ids outlive releases. A new one takes the next format number.
+This layout cannot change: ids outlive releases. A new one takes the next format number. The last, 3, is that of the
+ids of callers' files: 48 milliseconds, then random but for the format, so neither is ever taken for the other.
 """
 
 import hashlib
@@ -16,14 +17,17 @@ __all__ = (
     "MODEL_NAME",
     "PARTITIONS",
     "VERSION_ID",
+    "FileId",
     "Kind",
     "Partition",
     "PredictionId",
     "QueueName",
     "created_ms_of",
+    "is_file_id",
     "is_prediction_id",
     "is_queue_of_predictions",
     "lowest_id_at",
+    "new_file_id",
     "new_prediction_id",
     "partition_of",
     "partition_of_model",
@@ -33,6 +37,7 @@ __all__ = (
 )
 
 PredictionId = NewType("PredictionId", str)
+FileId = NewType("FileId", str)
 Partition = NewType("Partition", int)
 QueueName = NewType("QueueName", str)
 
@@ -44,6 +49,7 @@ VERSION_ID: Final = r"^[0-9a-f]{64}$"
 
 PARTITIONS: Final = 1024
 FORMAT: Final = 0
+FILE_FORMAT: Final = 3
 LENGTH: Final = 26
 ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 VALUES: Final = {letter: value for value, letter in enumerate(ALPHABET)}
@@ -51,17 +57,27 @@ VALUES: Final = {letter: value for value, letter in enumerate(ALPHABET)}
 
 def new_prediction_id(*, model: str, now_ms: int, site: int = 0) -> PredictionId:
     """An id nobody else has, in the partition of `model` ("owner/name")."""
-    return _encode(now_ms, partition_of_model(model), site, secrets.randbits(64))
+    return PredictionId(_encode(now_ms, partition_of_model(model), site, secrets.randbits(64)))
+
+
+def new_file_id(now_ms: int) -> FileId:
+    """An id nobody else has, for a file that a caller gives."""
+    return FileId(_encode(now_ms, secrets.randbits(10), secrets.randbits(6), secrets.randbits(64), FILE_FORMAT))
 
 
 def lowest_id_at(now_ms: int) -> PredictionId:
     """The smallest id that could have been made at `now_ms`: a bound for listing by time."""
-    return _encode(now_ms, 0, 0, 0)
+    return PredictionId(_encode(now_ms, 0, 0, 0))
 
 
 def is_prediction_id(text: str) -> bool:
     """Could `text` be an id of ours? A wrong guess of a caller is answered without asking Redis."""
-    return len(text) == LENGTH and all(letter in VALUES for letter in text) and _number(text) >> 64 & 3 == FORMAT
+    return _is_id(text, FORMAT)
+
+
+def is_file_id(text: str) -> bool:
+    """Could `text` be the id of a caller's file?"""
+    return _is_id(text, FILE_FORMAT)
 
 
 def partition_of(prediction_id: PredictionId) -> Partition:
@@ -74,7 +90,7 @@ def site_of(prediction_id: PredictionId) -> int:
     return _number(prediction_id) >> 66 & 0x3F
 
 
-def created_ms_of(prediction_id: PredictionId) -> int:
+def created_ms_of(prediction_id: PredictionId | FileId) -> int:
     """When the id was made, in milliseconds since 1970."""
     return _number(prediction_id) >> 82
 
@@ -107,10 +123,13 @@ def version_id(model: str, schema: bytes, predictor: bytes) -> str:
     return digest.hexdigest()
 
 
-def _encode(now_ms: int, partition: int, site: int, random_bits: int) -> PredictionId:
-    number = (((now_ms << 10 | partition) << 6 | site) << 2 | FORMAT) << 64 | random_bits
-    letters = [ALPHABET[number >> shift & 31] for shift in range((LENGTH - 1) * 5, -1, -5)]
-    return PredictionId("".join(letters))
+def _is_id(text: str, kind: int) -> bool:
+    return len(text) == LENGTH and all(letter in VALUES for letter in text) and _number(text) >> 64 & 3 == kind
+
+
+def _encode(now_ms: int, partition: int, site: int, random_bits: int, kind: int = FORMAT) -> str:
+    number = (((now_ms << 10 | partition) << 6 | site) << 2 | kind) << 64 | random_bits
+    return "".join(ALPHABET[number >> shift & 31] for shift in range((LENGTH - 1) * 5, -1, -5))
 
 
 def _number(prediction_id: str) -> int:

@@ -7,7 +7,7 @@ Keys that never expire by themselves are named in PERMANENT: all else must carry
 
 from typing import Final, Literal
 
-from director.core.ids import Kind, Partition, PredictionId, QueueName, partition_of, partition_of_model
+from director.core.ids import FileId, Kind, Partition, PredictionId, QueueName, partition_of, partition_of_model
 
 __all__ = (
     "GROUP",
@@ -29,6 +29,8 @@ __all__ = (
     "directors",
     "events",
     "examples",
+    "file",
+    "files",
     "held",
     "idempotency",
     "input_data",
@@ -336,6 +338,16 @@ def deployments(account: str) -> str:
 def listing(account: str, kind: Kind = "") -> str:
     """zset · an account's ids of one kind, which sort by time. Written before enqueue; trimmed as it grows."""
     return f"{{a:{account}}}:listing" + (f":{kind}" if kind else "")
+
+
+def file(account: str, file_id: FileId) -> str:
+    """string · what is known of a file that a caller gave, as JSON. Written once it is stored; until it expires."""
+    return f"{{a:{account}}}:file:{file_id}"
+
+
+def files(account: str) -> str:
+    """zset · ids of an account's files, which sort by time. Written and trimmed with each; until the last expires."""
+    return f"{{a:{account}}}:files"
 
 
 def usage(account: str) -> str:

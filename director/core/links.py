@@ -1,19 +1,23 @@
-"""Addresses of output files that need no token: signed, and good until they expire.
+"""Addresses of files that need no token: signed, and good until they expire.
 
 The secret behind them is one for all processes, made in Redis by whoever needs it first. Never tells why a signature is
-not good, and knows nothing of what is at an address.
+not good, and knows nothing of what is at an address. What is signed of an output has a line break and no space, what is
+signed of a caller's file has spaces and no line break: neither's signature is good for the other.
 """
 
+import base64
 import hashlib
 import hmac
 import secrets
 from typing import Final
+from urllib.parse import quote, urlencode
 
 from redis.asyncio import Redis
 
 from director.core import keys
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
+from director.core.ids import FileId
 from director.core.redis_client import ask, text
 
 __all__ = ("Links",)
@@ -37,7 +41,23 @@ class Links:
 
     async def are_good(self, name: str, *, expires: str, signature: str) -> bool:
         """Was this signed by us, and is it not over? Raises BackendUnavailable while the secret is not known."""
-        right = _signature(await self._known(), name, expires)
+        return self._holds(_signature(await self._known(), name, expires), signature, expires)
+
+    async def download(self, owner: str, file_id: FileId, *, name: str, base: str, expires_s: int) -> str:
+        """Where a caller's file is had until then, under an address that ends with `name`: model servers look at it.
+
+        Raises BackendUnavailable while the secret is not known.
+        """
+        signature = _download_signature(await self._known(), owner, file_id, str(expires_s))
+        query = urlencode({"owner": owner, "expiry": expires_s, "signature": signature})
+        return f"{base}/v1/files/{file_id}/download/{quote(name, safe='')}?{query}"
+
+    async def may_download(self, owner: str, file_id: FileId, *, expiry: str, signature: str) -> bool:
+        """As `are_good`, for the address of a caller's file."""
+        right = _download_signature(await self._known(), owner, file_id, expiry)
+        return self._holds(right, signature, expiry)
+
+    def _holds(self, right: str, signature: str, expires: str) -> bool:
         if not hmac.compare_digest(right.encode(), signature.encode(errors="replace")):
             return False
         return int(expires) * 1000 > self._clock.now_ms()  # a number, since we signed it
@@ -68,3 +88,8 @@ class Links:
 def _signature(secret: str, name: str, expires: str) -> str:
     # neither part has a line break: what is signed can be read one way only
     return hmac.digest(secret.encode(), f"{name}\n{expires}".encode(errors="replace"), hashlib.sha256).hex()
+
+
+def _download_signature(secret: str, owner: str, file_id: FileId, expiry: str) -> str:
+    signed = f"{owner} {file_id} {expiry}".encode(errors="replace")
+    return base64.b64encode(hmac.digest(secret.encode(), signed, hashlib.sha256)).decode()

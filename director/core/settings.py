@@ -58,7 +58,7 @@ class CommonSettings(Struct, frozen=True, kw_only=True):
     ] = ""
     log_level: Annotated[str, Meta(pattern="^(debug|info|warning|error)$", description="Least level logged.")] = "info"
     files_dir: Annotated[
-        str, Meta(description="Folder of output files, which all processes share; empty: data URIs stay in outputs.")
+        str, Meta(description="Folder of files, which all processes share; empty: none are stored.")
     ] = ""
 
 
@@ -77,6 +77,7 @@ class ApiSettings(CommonSettings, frozen=True, kw_only=True):
         float,
         Meta(ge=1, description="Age at which a prediction leaves the lists; more than any wait and record lives."),
     ] = 30 * 86400.0
+    files_ttl_s: Annotated[float, Meta(ge=60, description="Life of a file that a caller uploads.")] = 86400.0
     cache_s: Annotated[float, Meta(ge=0, description="Age at which a cached token or model is asked for again.")] = 5.0
     account_rate: Annotated[Rate | None, Meta(description="Creates a second of an account; empty: no limit.")] = None
     account_burst: Annotated[Count | None, Meta(description="Creates at once; empty: a second's worth.")] = None

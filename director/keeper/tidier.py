@@ -1,20 +1,22 @@
-"""Delete the files of predictions whose data is gone.
+"""Delete the files of predictions whose data is gone, and those of callers that expired.
 
-A file lives exactly as long as the output that names it: what Redis still has, or what may still be finished, keeps its
-files, however old. Never deletes anything while Redis cannot be asked, and never looks at more than a portion at once.
+A file of an output lives exactly as long as what names it: what Redis still has, or what may still be finished, keeps
+its files, however old. A caller's file lives until Redis forgot it, and is left alone while it may still be coming.
+Never deletes anything while Redis cannot be asked, and never looks at more than a portion at once.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Final, NoReturn
 
 from msgspec import Struct
 from redis.asyncio import Redis
 
 from director.core import keys
+from director.core.caller_files import GRACE_S, CallerFiles
 from director.core.clock import Clock
-from director.core.files import FileStore
-from director.core.ids import PredictionId
+from director.core.files import CallerFileName, FileStore
+from director.core.ids import PredictionId, created_ms_of
 from director.core.redis_client import ask, text
 from director.core.states import TERMINAL
 from director.keeper.sweep import LIMIT, repeat
@@ -27,7 +29,7 @@ PERIOD_S: Final = 60.0
 
 
 class Tidied(Struct, frozen=True):
-    """What one sweep did: predictions whose files it looked at, and whose it deleted."""
+    """What one sweep did: predictions and callers' files that it looked at, and those whose bytes it deleted."""
 
     seen: int = 0
     removed: int = 0
@@ -38,6 +40,7 @@ class Tidier:
 
     def __init__(self, redis: Redis, store: FileStore, clock: Clock) -> None:
         self._redis = redis
+        self._callers = CallerFiles(redis)
         self._store = store
         self._clock = clock
 
@@ -51,15 +54,25 @@ class Tidier:
         async for holders in self._store.holders(LIMIT):
             seen += len(holders)
             for prediction_id in await self._gone(holders):
-                try:
-                    await self._store.remove(prediction_id)
-                except Exception:  # a store is somebody else's: one prediction's files must not keep all others'
-                    log.warning("files cannot be deleted", extra={"prediction": prediction_id}, exc_info=True)
-                else:
-                    removed += 1
+                removed += await self._deleted(self._store.remove(prediction_id), prediction_id)
+        async for names in self._store.callers(LIMIT):
+            seen += len(names)
+            for name in await self._callers.unknown([name for name in names if self._has_come(name)]):
+                removed += await self._deleted(self._store.discard(name), name.id)
         if removed:
             log.info("files deleted", extra={"seen": seen, "removed": removed})
         return Tidied(seen, removed)
+
+    async def _deleted(self, deleting: Awaitable[None], whose: str) -> bool:
+        try:
+            await deleting
+        except Exception:  # a store is somebody else's: what cannot be deleted must not keep all else
+            log.warning("files cannot be deleted", extra={"of": whose}, exc_info=True)
+            return False
+        return True
+
+    def _has_come(self, name: CallerFileName) -> bool:
+        return self._clock.now_ms() - created_ms_of(name.id) > GRACE_S * 1000
 
     async def _gone(self, holders: Sequence[PredictionId]) -> list[PredictionId]:
         async def read() -> list[bytes | int | None]:

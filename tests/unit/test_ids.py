@@ -10,8 +10,10 @@ from director.core.ids import (
     PARTITIONS,
     PredictionId,
     created_ms_of,
+    is_file_id,
     is_prediction_id,
     lowest_id_at,
+    new_file_id,
     new_prediction_id,
     partition_of,
     partition_of_model,
@@ -80,6 +82,14 @@ def test_an_id_of_a_format_to_come_is_not_one_of_ours() -> None:
     first_of_next_format = "0" * 12 + "1" + "0" * 13  # 13 letters hold the random bits and the lower bit of the format
     assert is_prediction_id("0" * 26)
     assert not is_prediction_id(first_of_next_format)
+
+
+def test_neither_a_file_nor_a_prediction_is_taken_for_the_other() -> None:
+    for _ in range(100):
+        made, file_id = new_prediction_id(model="acme/echo", now_ms=7), new_file_id(7)
+        assert (is_prediction_id(made), is_file_id(made)) == (True, False)
+        assert (is_prediction_id(file_id), is_file_id(file_id)) == (False, True)
+        assert created_ms_of(file_id) == 7
 
 
 def test_two_ids_of_one_moment_differ() -> None:

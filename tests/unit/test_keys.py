@@ -6,7 +6,7 @@ import re
 import pytest
 
 from director.core import keys
-from director.core.ids import QueueName, new_prediction_id, partition_of
+from director.core.ids import FileId, QueueName, new_prediction_id, partition_of
 
 ID = new_prediction_id(model="acme/echo", now_ms=1_800_000_000_000)
 QUEUE = QueueName("acme/echo:a1a1a1a1a1a1")
@@ -42,6 +42,8 @@ def test_keys_are_spelled_as_they_were() -> None:
     assert keys.events(ID) == f"{{p721}}:ev:{ID}"
     assert keys.meta(QUEUE) == "{p721}:q:acme/echo:a1a1a1a1a1a1:meta"
     assert keys.stream(QUEUE, "low", 3) == "{p721}:q:acme/echo:a1a1a1a1a1a1:low:s3"
+    assert keys.file("acme", FileId("f")) == "{a:acme}:file:f"
+    assert keys.files("acme") == "{a:acme}:files"
     assert keys.listing("acme") == "{a:acme}:listing"
     assert keys.idempotency(account="acme", model="acme/echo", digest="d") == "{p721}:idem:acme:acme/echo:d"
 

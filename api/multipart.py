@@ -1,0 +1,167 @@
+"""Read a multipart/form-data body part by part while it comes, with every part of it bounded.
+
+Never holds more than a piece of it, whatever its size, and never waits long for the next piece. Raises nothing but
+Problems and Starlette's ClientDisconnect.
+"""
+
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Final
+
+import anyio
+from msgspec import Struct
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import Request
+
+from api.problems import Problem, file_too_large, malformed, too_slow
+
+__all__ = ("Form", "Part")
+
+MOST_PARTS: Final = 16
+SILENCE_S: Final = 30.0
+FRAMING_BYTES: Final = 256 << 10  # of a body, beside its largest part: boundaries, headers and the other parts
+BLOCK_BYTES: Final = 256 << 10
+
+
+class Part(Struct, frozen=True):
+    """The head of a part. `filename` is None where it is a plain field; all as it came, but read as UTF-8."""
+
+    name: str
+    filename: str | None
+    content_type: str
+
+
+class _End:
+    """A part is over."""
+
+
+class Form:
+    """The form in a request's body, whose largest part may have so many bytes.
+
+    Ask for a part, take what is in it to its end, then ask for the next one.
+    """
+
+    def __init__(self, request: Request, *, max_bytes: int) -> None:
+        kind, options = parse_options_header(request.headers.get("content-type"))
+        boundary = options.get(b"boundary", b"")
+        if kind != b"multipart/form-data" or not boundary:
+            raise malformed("The body must be multipart/form-data, with a boundary.")
+        announced = request.headers.get("content-length", "")
+        # cut, since Python refuses to read a number of thousands of digits
+        if announced.isdecimal() and int(announced[:20]) > max_bytes + FRAMING_BYTES:
+            raise file_too_large(max_bytes)
+        self._max_bytes = max_bytes
+        self._room = max_bytes + FRAMING_BYTES
+        self._body: AsyncIterator[bytes] = request.stream()
+        self._found: deque[Part | bytes | type[_End]] = deque()
+        self._parts = 0
+        self._is_over = False
+        self._header = [b"", b""]
+        self._headers: dict[bytes, bytes] = {}
+        try:
+            self._parser = MultipartParser(boundary, self._callbacks())  # type: ignore[arg-type]
+        except FormParserError as exc:
+            raise _unreadable() from exc
+
+    async def next_part(self) -> Part | None:
+        """The next part; None after the last."""
+        found = await self._next()
+        assert found is None or isinstance(found, Part)  # noqa: S101 - each part is taken to its end first
+        return found
+
+    async def blocks(self) -> AsyncGenerator[bytes, None]:
+        """What is in the part, in pieces of about a quarter of a megabyte."""
+        block = bytearray()
+        async for piece in self._pieces():
+            block += piece
+            if len(block) >= BLOCK_BYTES:
+                yield bytes(block)
+                block.clear()
+        if block:
+            yield bytes(block)
+
+    async def whole(self, *, most: int) -> bytes | None:
+        """All that is in the part; None where that is more than `most`."""
+        whole = bytearray()
+        async for piece in self._pieces():
+            whole += piece[: most + 1 - len(whole)]
+        return bytes(whole) if len(whole) <= most else None
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        size = 0
+        while isinstance(piece := await self._next(), bytes):
+            size += len(piece)
+            if size > self._max_bytes:
+                raise file_too_large(self._max_bytes)
+            yield piece
+
+    async def _next(self) -> Part | bytes | type[_End] | None:
+        while not self._found and not self._is_over:
+            piece = await self._read()
+            if piece is None:
+                raise malformed("The body ends before its last boundary.")
+            self._room -= len(piece)
+            if self._room < 0:
+                raise file_too_large(self._max_bytes)
+            try:
+                self._parser.write(piece)
+            except FormParserError as exc:
+                raise _unreadable() from exc
+        return self._found.popleft() if self._found else None
+
+    async def _read(self) -> bytes | None:
+        try:
+            with anyio.fail_after(SILENCE_S):
+                return await anext(self._body, None)
+        except TimeoutError as exc:
+            raise too_slow(SILENCE_S) from exc
+
+    def _callbacks(self) -> dict[str, object]:
+        return {
+            "on_part_begin": self._begin,
+            "on_header_field": self._header_part(0),
+            "on_header_value": self._header_part(1),
+            "on_header_end": self._end_header,
+            "on_headers_finished": lambda: self._found.append(_part(self._headers)),
+            "on_part_data": lambda data, start, end: self._found.append(data[start:end]),
+            "on_part_end": lambda: self._found.append(_End),
+            "on_end": self._end,
+        }
+
+    def _begin(self) -> None:
+        self._parts += 1
+        if self._parts > MOST_PARTS:
+            raise malformed(f"The body has too many parts: at most {MOST_PARTS} are accepted.")
+        self._headers = {}
+
+    def _header_part(self, place: int) -> object:
+        def more(data: bytes, start: int, end: int) -> None:
+            self._header[place] += data[start:end]
+
+        return more
+
+    def _end_header(self) -> None:
+        name, value = self._header
+        self._headers[name.lower()] = value
+        self._header[:] = b"", b""
+
+    def _end(self) -> None:
+        self._is_over = True
+
+
+def _part(headers: dict[bytes, bytes]) -> Part:
+    kind, options = parse_options_header(headers.get(b"content-disposition", b"").decode("latin-1"))
+    if kind != b"form-data" or b"name" not in options:
+        raise _unreadable()
+    name = options[b"name"].decode(errors="replace")
+    filename = options.get(b"filename")
+    return Part(
+        name,
+        None if filename is None else filename.decode(errors="replace"),
+        headers.get(b"content-type", b"").decode("latin-1").strip(),
+    )
+
+
+def _unreadable() -> Problem:
+    return malformed("The body cannot be read as multipart/form-data.")

@@ -1,0 +1,447 @@
+"""Files that callers upload: both official shapes of the form, whose they are, how long they live, what is refused."""
+
+import base64
+import hashlib
+import hmac
+import os
+from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import anyio
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.accounts import Accounts
+from director.core.clock import SystemClock
+from director.core.files import LocalFiles, store_in
+from director.core.ids import new_file_id
+from director.core.links import Links
+from director.core.settings import ApiSettings
+from director.keeper.tidier import Tidied, Tidier
+from tests.support.api import api_client, live_api
+from tests.support.clock import FakeClock
+from tests.support.eventually import eventually
+from tests.support.queue_driver import ACCOUNT
+from tests.support.servers import RedisServer
+from tests.support.uploads import MIB, Growth, endless_form, growth_of
+
+pytestmark = pytest.mark.anyio
+
+DATA = b"\x89PNG\r\n--not a boundary\r\n" * 5_000
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def settings(server: RedisServer, folder: Path) -> ApiSettings:
+    return ApiSettings(redis_url=server.url, files_dir=str(folder), files_ttl_s=3600)
+
+
+@pytest.fixture
+def store(folder: Path, redis: Redis) -> LocalFiles:
+    store = store_in(str(folder), redis, SystemClock())
+    assert isinstance(store, LocalFiles)
+    return store
+
+
+@pytest.fixture
+async def stranger(settings: ApiSettings, redis: Redis) -> AsyncIterator[httpx.AsyncClient]:
+    """Another account."""
+    async with api_client(settings, token=await Accounts(redis).create_token("other")) as client:
+        yield client
+
+
+def kept(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+async def upload(api: httpx.AsyncClient, data: bytes = DATA, name: str = "cat.png", **fields: str) -> dict[str, Any]:
+    answer = await api.post("/v1/files", files={"content": (name, data, "image/png")}, data=fields)
+    assert answer.status_code == 201, answer.text
+    shown: dict[str, Any] = answer.json()
+    return shown
+
+
+async def address_of(redis: Redis, file: dict[str, Any], *, owner: str = ACCOUNT, seconds: int = 60) -> str:
+    """Where a model server fetches it."""
+    expires_s = SystemClock().now_ms() // 1000 + seconds
+    return await Links(redis, SystemClock()).download(
+        owner, file["id"], name=file["name"], base="http://director.test", expires_s=expires_s
+    )
+
+
+# ---- both official shapes ----
+
+
+async def test_what_the_python_client_sends_is_a_file(api: httpx.AsyncClient) -> None:
+    file = await upload(api, metadata='{"a": [1, {}]}')
+    assert file["name"] == "cat.png"
+    assert file["content_type"] == "image/png"
+    assert file["size"] == len(DATA)
+    assert file["checksums"] == {"sha256": hashlib.sha256(DATA).hexdigest(), "md5": hashlib.md5(DATA).hexdigest()}  # noqa: S324
+    assert file["etag"] == file["checksums"]["md5"]
+    assert file["metadata"] == {"a": [1, {}]}
+    assert file["urls"] == {"get": f"http://director.test/v1/files/{file['id']}"}
+    assert (await api.get(file["urls"]["get"])).json() == file
+    lifetime = datetime.fromisoformat(file["expires_at"]) - datetime.fromisoformat(file["created_at"])
+    assert lifetime == timedelta(hours=1)
+
+
+async def test_what_the_javascript_client_sends_is_a_file(api: httpx.AsyncClient) -> None:
+    answer = await api.post(
+        "/v1/files",
+        files=[
+            ("content", ("blob_1700000000000", b"data", "text/plain")),
+            ("metadata", ("blob", b'{"k":"v"}', "application/json")),
+        ],
+    )
+    assert answer.status_code == 201
+    file = answer.json()
+    assert (file["name"], file["content_type"], file["metadata"]) == (
+        "blob_1700000000000",
+        "text/plain",
+        {"k": "v"},
+    )
+    assert answer.headers["location"] == file["urls"]["get"]
+
+
+async def test_fields_of_the_form_win_over_the_head_of_its_file(api: httpx.AsyncClient) -> None:
+    file = await upload(api, filename="katze 🐈.webp", type="image/webp")
+    assert (file["name"], file["content_type"], file["metadata"]) == ("katze 🐈.webp", "image/webp", {})
+
+
+@pytest.mark.parametrize(
+    ("given", "kept_as"),
+    [("../../etc/passwd", "passwd"), ("C:\\temp\\x.png", "x.png"), ("", "file"), ("a/", "file"), ("a\nb", "a�b")],
+    ids=["slashes", "backslashes", "none", "folder", "newline"],
+)
+async def test_a_name_is_only_a_name(api: httpx.AsyncClient, given: str, kept_as: str) -> None:
+    assert (await upload(api, filename=given, name="file"))["name"] == kept_as
+
+
+async def test_an_empty_file_is_a_file(api: httpx.AsyncClient) -> None:
+    file = await upload(api, b"")
+    assert (file["size"], file["etag"]) == (0, "d41d8cd98f00b204e9800998ecf8427e")
+
+
+async def test_a_type_that_is_none_is_bytes(api: httpx.AsyncClient) -> None:
+    assert (await upload(api, type="text/html\r\nX-Evil: 1"))["content_type"] == "application/octet-stream"
+
+
+# ---- whose it is ----
+
+
+async def test_another_account_finds_none_of_it(api: httpx.AsyncClient, stranger: httpx.AsyncClient) -> None:
+    file = await upload(api)
+    path = f"/v1/files/{file['id']}"
+    refused = [await stranger.get(path), await stranger.delete(path), await stranger.get(f"{path}/download")]
+    for answer in refused:
+        assert (answer.status_code, answer.json()) == (404, {"detail": "File not found", "status": 404})
+    assert (await stranger.get("/v1/files")).json()["results"] == []
+    assert (await api.get(path)).status_code == 200
+
+
+async def test_a_deleted_file_is_gone_with_its_bytes(api: httpx.AsyncClient, folder: Path, redis: Redis) -> None:
+    file = await upload(api)
+    address = await address_of(redis, file)
+    assert len(kept(folder)) == 1
+    assert (await api.delete(f"/v1/files/{file['id']}")).status_code == 204
+    assert kept(folder) == []
+    assert (await api.delete(f"/v1/files/{file['id']}")).status_code == 404
+    assert (await api.get(f"/v1/files/{file['id']}")).status_code == 404
+    assert (await api.get(address)).status_code == 404
+    assert (await api.get("/v1/files")).json()["results"] == []
+
+
+@pytest.mark.parametrize("name", ["x", "..", "0" * 26, "%2e%2e%2fpasswd", "é"])
+async def test_what_is_no_id_is_no_file(api: httpx.AsyncClient, name: str) -> None:
+    for answer in (await api.get(f"/v1/files/{name}"), await api.delete(f"/v1/files/{name}")):
+        assert answer.status_code == 404
+
+
+async def test_nobody_uploads_without_a_token_that_may_run(settings: ApiSettings, redis: Redis, folder: Path) -> None:
+    reader = await Accounts(redis).create_token(ACCOUNT, scopes=["read"])
+    for token, status in ((None, 401), (reader, 403)):
+        async with api_client(settings, token=token) as api:
+            assert (await api.post("/v1/files", files={"content": b"x"})).status_code == status
+    assert kept(folder) == []
+
+
+async def test_a_long_list_is_paged_both_ways(api: httpx.AsyncClient) -> None:
+    ids = [(await upload(api, b"x"))["id"] for _ in range(103)]
+    first = (await api.get("/v1/files")).json()
+    second = (await api.get(first["next"])).json()
+    back = (await api.get(second["previous"])).json()
+    # ids of one millisecond sort as they happen to
+    assert sorted(file["id"] for page in (first, second) for file in page["results"]) == sorted(ids)
+    assert [len(page["results"]) for page in (first, second)] == [100, 3]
+    assert (first["previous"], second["next"]) == (None, None)
+    assert (back["results"], back["next"] is None) == (first["results"], False)
+
+
+# ---- the signed address ----
+
+
+async def test_whoever_has_the_address_gets_the_bytes_and_no_more(api: httpx.AsyncClient, redis: Redis) -> None:
+    file = await upload(api, name="a b.html", type="text/html")
+    address = await address_of(redis, file)
+    assert httpx.URL(address).path == f"/v1/files/{file['id']}/download/a b.html"
+    answer = await api.get(address, headers={"Authorization": ""})
+    assert (answer.status_code, answer.content) == (200, DATA)
+    assert answer.headers["content-type"] == "text/html"
+    assert answer.headers["content-disposition"] == "attachment; filename*=UTF-8''a%20b.html"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_the_address_is_signed_as_replicate_says(api: httpx.AsyncClient, redis: Redis) -> None:
+    file, expiry = await upload(api), SystemClock().now_ms() // 1000 + 60
+    secret = await Links(redis, SystemClock())._known()
+    signed = hmac.digest(secret.encode(), f"{ACCOUNT} {file['id']} {expiry}".encode(), "sha256")
+    query = f"owner={ACCOUNT}&expiry={expiry}&signature={quote(base64.b64encode(signed), safe='')}"
+    assert (await api.get(f"/v1/files/{file['id']}/download?{query}")).content == DATA
+
+
+async def test_an_address_that_was_changed_or_is_over_leads_nowhere(api: httpx.AsyncClient, redis: Redis) -> None:
+    file, other = await upload(api), await upload(api)
+    url = httpx.URL(await address_of(redis, file))
+    changed = [
+        url.copy_with(query=None),
+        url.copy_merge_params({"owner": "other"}),
+        url.copy_merge_params({"owner": "a}:token:"}),
+        url.copy_merge_params({"expiry": "99999999999"}),
+        url.copy_merge_params({"signature": "é"}),
+        url.copy_with(path=url.path.replace(file["id"], other["id"])),
+        httpx.URL(await address_of(redis, file, seconds=-1)),
+        httpx.URL(await address_of(redis, file, owner="other")),
+    ]
+    for each in changed:
+        assert (await api.get(each)).status_code == 404
+    assert (await api.get(url)).status_code == 200
+
+
+# ---- what is refused ----
+
+
+async def test_without_a_store_there_are_no_files(server: RedisServer, token: str) -> None:
+    async with api_client(ApiSettings(redis_url=server.url), token=token) as api:
+        answer = await api.post("/v1/files", files={"content": b"x"})
+        assert (answer.status_code, answer.json()["code"]) == (501, "not_implemented")
+        assert (await api.get("/v1/files")).json() == {"next": None, "previous": None, "results": []}
+        assert (await api.get(f"/v1/files/{new_file_id(0)}")).status_code == 404
+
+
+BOUNDARY = {"content-type": "multipart/form-data; boundary=b"}
+
+
+def part(name: str, data: bytes = b"x", more: bytes = b"") -> bytes:
+    return b'--b\r\ncontent-disposition: form-data; name="%b"%b\r\n\r\n%b\r\n' % (name.encode(), more, data)
+
+
+END = b"--b--\r\n"
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [
+        ({"content-type": "application/json"}, b"{}", 400),
+        ({"content-type": "multipart/form-data"}, b"", 400),
+        ({"content-type": f"multipart/form-data; boundary={'b' * 300}"}, b"", 400),
+        (BOUNDARY, b"", 400),
+        (BOUNDARY, b"no form", 400),
+        (BOUNDARY, part("content"), 400),
+        (BOUNDARY, b"--b\r\ncontent-disposition: form-data\r\n\r\nx\r\n" + END, 400),
+        (BOUNDARY, b"--b\r\nx: " + b"y" * 20_000 + b"\r\n\r\n" + END, 400),
+        (BOUNDARY, b"--b\r\n" + b"x: y\r\n" * 100 + b"\r\nx\r\n" + END, 400),
+        (BOUNDARY, part("content") + part("other") * 20 + END, 400),
+        (BOUNDARY, END, 422),
+        (BOUNDARY, part("metadata", b"{}") + END, 422),
+        (BOUNDARY, part("content") + part("content") + END, 422),
+        (BOUNDARY, part("content") + part("metadata", b"[]") + END, 422),
+        (BOUNDARY, part("content") + part("metadata", b"{") + END, 422),
+        (BOUNDARY, part("content") + part("metadata", b'{"a":' + b"[" * 200 + b"]" * 200 + b"}") + END, 422),
+        (BOUNDARY, part("content") + part("metadata", b'{"a":"' + b"x" * 20_000 + b'"}') + END, 422),
+        (BOUNDARY, part("content") + part("filename", b"x" * 256) + END, 422),
+        (BOUNDARY, part("content", more=b'; filename="%b"' % (b"x" * 300)) + END, 422),
+    ],
+    ids=[
+        "json",
+        "no boundary",
+        "long boundary",
+        "empty",
+        "no form",
+        "no end",
+        "no name",
+        "long header",
+        "many headers",
+        "many parts",
+        "no parts",
+        "no content",
+        "two contents",
+        "metadata is a list",
+        "metadata is cut",
+        "metadata is deep",
+        "metadata is long",
+        "long name",
+        "long name of the part",
+    ],
+)
+async def test_a_form_that_is_none_is_refused_and_nothing_of_it_is_kept(
+    api: httpx.AsyncClient, redis: Redis, folder: Path, headers: dict[str, str], body: bytes, status: int
+) -> None:
+    answer = await api.post("/v1/files", headers=headers, content=body)
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json"), answer.text
+    assert kept(folder) == []
+    assert await redis.exists(keys.files(ACCOUNT)) == 0
+
+
+async def test_parts_that_nobody_knows_are_passed_over(api: httpx.AsyncClient) -> None:
+    body = part("color", b"x" * 200_000) + part("content") + part("more") + b"--b--\r\nepilogue"
+    answer = await api.post("/v1/files", headers=BOUNDARY, content=body)
+    assert (answer.status_code, answer.json()["size"]) == (201, 1)
+
+
+async def test_a_form_may_come_in_any_pieces(api: httpx.AsyncClient) -> None:
+    body = part("content", b"\r\n--a\r\n-b" * 20) + part("metadata", b'{"a":1}') + END
+
+    async def byte_by_byte() -> AsyncIterator[bytes]:
+        for byte in body:
+            yield bytes([byte])
+
+    file = (await api.post("/v1/files", headers=BOUNDARY, content=byte_by_byte())).json()
+    assert (file["checksums"]["sha256"], file["metadata"]) == (
+        hashlib.sha256(b"\r\n--a\r\n-b" * 20).hexdigest(),
+        {"a": 1},
+    )
+
+
+async def test_a_file_above_the_limit_is_refused_in_replicates_words(
+    api: httpx.AsyncClient, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.files.MAX_FILE_BYTES", 1_000_000)
+    announced = await api.post("/v1/files", files={"content": b"x" * 1_500_000})
+
+    async def unannounced() -> AsyncIterator[bytes]:
+        yield part("content", b"x" * 1_000_001) + END
+
+    counted = await api.post("/v1/files", headers=BOUNDARY, content=unannounced())
+    for answer in (announced, counted):
+        assert answer.status_code == 413
+        assert answer.json()["detail"] == "Files must be less than 100MB in size"
+    assert kept(folder) == []
+    assert (await upload(api, b"x" * 1_000_000))["size"] == 1_000_000
+
+
+async def test_a_form_that_stops_coming_is_not_waited_for(
+    api: httpx.AsyncClient, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.multipart.SILENCE_S", 0.05)
+
+    async def silent() -> AsyncIterator[bytes]:
+        yield part("content", b"x" * 600_000)
+        await anyio.sleep_forever()
+
+    answer = await api.post("/v1/files", headers=BOUNDARY, content=silent())
+    assert (answer.status_code, answer.json()["code"]) == (408, "too_slow")
+    assert kept(folder) == []
+
+
+async def test_a_store_that_cannot_be_written_is_a_503(api: httpx.AsyncClient, folder: Path) -> None:
+    folder.touch()  # a real failure, also for root
+    answer = await api.post("/v1/files", files={"content": b"x"})
+    assert (answer.status_code, answer.json()["code"], answer.headers["retry-after"]) == (503, "unavailable", "5")
+
+
+# ---- as long as it lives ----
+
+
+async def test_expired_and_abandoned_files_are_swept_and_no_others(
+    api: httpx.AsyncClient, folder: Path, redis: Redis, store: LocalFiles
+) -> None:
+    clock = FakeClock(now_ms=SystemClock().now_ms())
+    tidier = Tidier(redis, store, clock)
+    expired, living = await upload(api), await upload(api)
+    cut_off = new_file_id(clock.now_ms())
+    half = folder / "uploads" / ACCOUNT / cut_off[-2:] / f"{cut_off}.part~"
+    half.parent.mkdir(exist_ok=True)
+    half.write_bytes(b"image/png\nhalf of")
+    await redis.delete(keys.file(ACCOUNT, expired["id"]))  # as its lifetime does
+    assert await tidier.run_once() == Tidied(seen=3)  # another upload might be about to make it known
+    clock.pass_time(3601)
+    assert await tidier.run_once() == Tidied(seen=3, removed=2)
+    assert [path.stem for path in kept(folder)] == [living["id"]]
+    assert [file["id"] for file in (await api.get("/v1/files")).json()["results"]] == [living["id"]]
+    assert 0 < await redis.pttl(keys.file(ACCOUNT, living["id"])) <= 3_600_000
+    assert 0 < await redis.pttl(keys.files(ACCOUNT)) <= 3_600_000
+
+
+# ---- in a process ----
+
+
+async def test_a_caller_that_hangs_up_leaves_nothing(
+    server: RedisServer, redis: Redis, token: str, folder: Path
+) -> None:
+    async with live_api(server.url, env={"DIRECTOR_FILES_DIR": str(folder)}) as live:
+        port = httpx.URL(live.url).port
+        stream = await anyio.connect_tcp("127.0.0.1", port or 0)
+        head = f"POST /v1/files HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\ncontent-length: 5000000\r\n"
+        await stream.send(head.encode() + b"content-type: multipart/form-data; boundary=b\r\n\r\n")
+        await stream.send(part("content", b"x" * 1_000_000)[:-2])
+        await eventually(lambda: kept(folder), "it comes")
+        await stream.aclose()
+        await eventually(lambda: not kept(folder), "nothing is left of it")
+
+
+async def test_an_upload_and_a_download_are_never_held_whole(
+    server: RedisServer, redis: Redis, token: str, folder: Path
+) -> None:
+    grown = await grown_by(server, redis, token, folder, size=40 * MIB)
+    assert max(grown.up, grown.down) < 16 * MIB
+
+
+@pytest.mark.heavy
+async def test_a_hundred_megabytes_grow_the_process_by_less_than_32(
+    server: RedisServer, redis: Redis, token: str, folder: Path
+) -> None:
+    grown = await grown_by(server, redis, token, folder, size=100 * MIB)
+    print(f"100 MiB up: peak memory +{grown.up / MIB:.1f} MiB; down: +{grown.down / MIB:.1f} MiB")
+    assert max(grown.up, grown.down) < 32 * MIB
+
+
+async def grown_by(server: RedisServer, redis: Redis, token: str, folder: Path, *, size: int) -> Growth:
+    async with (
+        live_api(server.url, env={"DIRECTOR_FILES_DIR": str(folder)}) as live,
+        httpx.AsyncClient(headers={"Authorization": f"Bearer {token}"}, trust_env=False, timeout=120) as client,
+    ):
+        # what it takes to have done it once is not what one takes
+        warm = await client.post(f"{live.url}/v1/files", files={"content": os.urandom(MIB)})
+        assert warm.status_code == 201
+
+        async def up() -> dict[str, Any]:
+            headers = {"content-type": "multipart/form-data; boundary=b"}
+            answer = await client.post(f"{live.url}/v1/files", headers=headers, content=endless_form(size))
+            assert answer.status_code == 201
+            file: dict[str, Any] = answer.json()
+            assert file["size"] == size
+            return file
+
+        file, grew_up = await growth_of(live.process.pid, up)
+        address = (await address_of(redis, file)).replace("http://director.test", live.url)
+
+        async def down() -> str:
+            digest = hashlib.sha256()
+            async with client.stream("GET", address) as answer:
+                async for chunk in answer.aiter_bytes():
+                    digest.update(chunk)
+            return digest.hexdigest()
+
+        digest, grew_down = await growth_of(live.process.pid, down)
+        assert digest == file["checksums"]["sha256"]
+        return Growth(up=grew_up, down=grew_down)
