@@ -25,6 +25,7 @@ from api.admin_accounts import (
     revoke_token,
 )
 from api.answers import carried
+from api.batches import create_batch
 from api.deployments import (
     create_deployment,
     create_of_deployment,
@@ -40,9 +41,10 @@ from api.listing import list_predictions
 from api.models import change_model, delete_model, get_examples, get_model, get_readme, list_models, make_model
 from api.outputs import get_output
 from api.parts import Clients, State, running
-from api.predictions import cancel, create, create_of_model, explain, get
+from api.predictions import cancel, create, create_of_model, delete, explain, get
 from api.problems import EXCEPTION_HANDLERS
 from api.streams import preflight, stream
+from api.urls import proxy_networks
 from api.versions import delete_version, get_version, list_versions
 from api.webhooks import get_webhooks, redeliver
 from director.core.clock import Clock, SystemClock
@@ -58,7 +60,9 @@ BASES: Final = ("/v1", "", "/v1/v1")
 ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("POST", "/predictions", create),
     ("GET", "/predictions", list_predictions),
+    ("POST", "/predictions/batch", create_batch),
     ("GET", "/predictions/{id}", get),
+    ("DELETE", "/predictions/{id}", delete),
     ("GET", "/predictions/{id}/explain", explain),
     ("GET", "/predictions/{id}/events", get_events),
     ("GET", "/predictions/{id}/webhooks", get_webhooks),
@@ -114,8 +118,9 @@ def create_app(
 ) -> Starlette:
     """The application; connects to Redis when its lifespan begins. `on_unsafe` hears of a server that is too weak.
 
-    Raises SettingsError where the address of Redis is none.
+    Raises SettingsError where the address of Redis is none, or that of a proxy.
     """
+    proxy_networks(settings.trusted_proxies)
     clients = Clients.of(settings)
 
     @asynccontextmanager

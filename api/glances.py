@@ -5,8 +5,9 @@ An input or an output may be megabytes: what is asked here costs a few bytes, ho
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
+from msgspec import Struct
 from redis.asyncio import Redis
 
 from director.core import keys
@@ -14,7 +15,22 @@ from director.core.ids import PredictionId
 from director.core.redis_client import ask, text
 from director.core.states import TERMINAL, Status
 
-__all__ = ("Glances",)
+__all__ = ("Glance", "Glances")
+
+FIELDS: Final = ("status", "model", "version")
+
+
+class Glance(Struct, frozen=True):
+    """What a list has to know of a prediction before it reads it.
+
+    `weight`: bytes of input, output and logs; None for one that runs, which tells only when it is read.
+    """
+
+    id: PredictionId
+    status: str
+    model: str
+    version: str
+    weight: int | None
 
 
 class Glances:
@@ -36,13 +52,13 @@ class Glances:
         answers = await asyncio.shield(self._answers)
         return answers[prediction_id]
 
-    async def weights(self, ids: Sequence[PredictionId]) -> list[int | None]:
-        """Bytes of input, output and logs of each; None for one that runs, which tells only when it is read."""
+    async def at(self, ids: Sequence[PredictionId]) -> list[Glance]:
+        """What each of these is, and how heavy. One that is gone is of no account and no model."""
 
         async def read() -> list[Any]:
             pipe = self._redis.pipeline(transaction=False)
             for prediction_id in ids:
-                pipe.hget(keys.record(prediction_id), "status")
+                pipe.hmget(keys.record(prediction_id), FIELDS)
                 pipe.strlen(keys.input_data(prediction_id))
                 pipe.hstrlen(keys.output_data(prediction_id), "output")
                 pipe.hstrlen(keys.output_data(prediction_id), "logs")
@@ -50,8 +66,10 @@ class Glances:
 
         replies = iter(await ask(read) if ids else [])
         return [
-            None if status is not None and text(status) == Status.PROCESSING else sum(sizes)
-            for status, *sizes in zip(replies, replies, replies, replies, strict=True)
+            _glance(prediction_id, [text(value or b"") for value in fields], sum(sizes))
+            for prediction_id, (fields, *sizes) in zip(
+                ids, zip(replies, replies, replies, replies, strict=True), strict=True
+            )
         ]
 
     async def _look(self) -> dict[PredictionId, bool]:
@@ -70,3 +88,8 @@ class Glances:
             prediction_id: status is not None and text(status) in TERMINAL
             for prediction_id, status in zip(asked, statuses, strict=True)
         }
+
+
+def _glance(prediction_id: PredictionId, fields: Sequence[str], size: int) -> Glance:
+    status, model, version = fields
+    return Glance(prediction_id, status, model, version, None if status == Status.PROCESSING else size)

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.answers import json_response
-from api.limits import give_back, has_compute_limit, reserve_compute, return_compute
+from api.limits import Taken, give_back, has_compute_limit, reserve_compute, return_compute, taken_of
 from api.parts import Parts, parts_of
 from api.prefer import affinity_digest, applied, cancel_after_seconds, cost_units, start_by_seconds, wait_seconds
 from api.problems import forbidden, invalid_header, invalid_input, not_found
@@ -38,7 +38,7 @@ from director.core.shards import shard
 from director.core.states import Status, WebhookEvent
 from director.core.view import view
 
-__all__ = ("submit",)
+__all__ = ("accept", "submit")
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     late: str
     start_by_ms: int | None
     idempotency: tuple[str, str] | None
+    taken: Taken | None
 
 
 async def submit(
@@ -87,18 +88,58 @@ async def submit(
     parts = parts_of(request)
     asked_at = parts.clock.monotonic()
     parts.gate.pass_through()
-    if faults := InputSchema.from_openapi(bytes(version.schema)).check(asked.input):
-        raise invalid_input(faults)
-    submission = _judged(request, account=account, version=version, asked=asked, body=body, deployment=deployment)
-    accepted, stored = await _file(request, submission)
+    accepted, stored = await accept(
+        request,
+        account=account,
+        version=version,
+        asked=asked,
+        body=body,
+        deployment=deployment,
+        taken=taken_of(request),
+    )
     headers = {"Location": view(stored).urls.get}
     if accepted.replayed:
         headers["Idempotency-Replayed"] = "true"
     return await _answer(request, stored, headers, asked_at=asked_at)
 
 
+async def accept(
+    request: Request,
+    *,
+    account: Account,
+    version: Version,
+    asked: CreatePrediction,
+    body: bytes,
+    taken: Taken | None,
+    deployment: str = "",
+    place: str = "",
+) -> tuple[Accepted, Stored]:
+    """Judge and file one prediction. `place` tells it from others of its request, which have the same key."""
+    if faults := InputSchema.from_openapi(bytes(version.schema)).check(asked.input):
+        raise invalid_input(faults)
+    submission = _judged(
+        request,
+        account=account,
+        version=version,
+        asked=asked,
+        body=body,
+        deployment=deployment,
+        taken=taken,
+        place=place,
+    )
+    return await _file(request, submission)
+
+
 def _judged(
-    request: Request, *, account: Account, version: Version, asked: CreatePrediction, body: bytes, deployment: str
+    request: Request,
+    *,
+    account: Account,
+    version: Version,
+    asked: CreatePrediction,
+    body: bytes,
+    deployment: str,
+    taken: Taken | None,
+    place: str,
 ) -> Submission:
     lifetime, start_by = request.headers.get("cancel-after"), request.headers.get("x-start-by")
     cost, affinity = request.headers.get("x-cost"), request.headers.get("x-affinity-key")
@@ -118,7 +159,8 @@ def _judged(
         # who asks for a deadline knows the word: older official clients break on this status
         late="" if lifetime is None else Status.ABORTED,
         start_by_ms=None if start_by is None else start_by_seconds(start_by) * 1000,
-        idempotency=_idempotency(request.headers, body, model=version.model, deployment=deployment),
+        idempotency=_idempotency(request.headers, body, model=version.model, deployment=deployment, place=place),
+        taken=taken,
     )
 
 
@@ -134,7 +176,9 @@ def _lane(headers: Mapping[str, str], account: Account) -> str:
     return asked
 
 
-def _idempotency(headers: Mapping[str, str], body: bytes, *, model: str, deployment: str) -> tuple[str, str] | None:
+def _idempotency(
+    headers: Mapping[str, str], body: bytes, *, model: str, deployment: str, place: str
+) -> tuple[str, str] | None:
     """(digest of the key, fingerprint of the request): neither tells what was sent.
 
     The model and not the version that it led to: a key holds across a deploy, and a body names its version itself.
@@ -148,7 +192,7 @@ def _idempotency(headers: Mapping[str, str], body: bytes, *, model: str, deploym
     asked += [f"{name}: {headers[name]}" for name in OF_THE_REQUEST_TOO if name in headers]
     asked += [f"deployment: {deployment}"] if deployment else []
     fingerprint = "\n".join([*asked, ""]).encode() + body
-    return hashlib.sha256(key.encode()).hexdigest(), hashlib.sha256(fingerprint).hexdigest()
+    return hashlib.sha256((key + place).encode()).hexdigest(), hashlib.sha256(fingerprint).hexdigest()
 
 
 async def _file(request: Request, submission: Submission) -> tuple[Accepted, Stored]:
@@ -156,16 +200,19 @@ async def _file(request: Request, submission: Submission) -> tuple[Accepted, Sto
     parts, account, version = parts_of(request), submission.account, submission.version
     now_ms = parts.clock.now_ms()
     prediction_id = new_prediction_id(model=version.model, now_ms=now_ms)
-    oldest = lowest_id_at(now_ms - int(parts.settings.listing_ttl_s * 1000))
+    listed_s = max(parts.settings.listing_ttl_s, account.limits.data_ttl_s or 0)
+    oldest = lowest_id_at(now_ms - int(listed_s * 1000))
     try:
-        await reserve_compute(request, account, prediction_id, queue=version.queue, cost=submission.cost)
+        await reserve_compute(
+            request, account, prediction_id, queue=version.queue, cost=submission.cost, taken=submission.taken
+        )
         _, accepted = await asyncio.gather(
             parts.scripts.enlist(prediction_id, account=account.name, oldest=oldest),
             _enqueue(parts, prediction_id, submission),
         )
     except QueueError:
         await parts.listing.remove(account.name, prediction_id)
-        await give_back(request, account, prediction_id)
+        await give_back(request, account, prediction_id, submission.taken)
         raise
     crash.at("after_enqueue")
     if not accepted.replayed:
@@ -198,6 +245,7 @@ async def _enqueue(parts: Parts, prediction_id: PredictionId, submission: Submis
         most_running=account.limits.max_running,
         limits_rev=account.limits_rev,
         metered=has_compute_limit(account),
+        data_ttl_s=account.limits.data_ttl_s,
         url=submission.url,
         ticket=submission.ticket,
         webhook=submission.webhook,

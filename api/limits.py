@@ -20,7 +20,16 @@ from director.core.accounts import Account
 from director.core.ids import PredictionId, QueueName
 from director.core.scripts import Allowance
 
-__all__ = ("admit", "give_back", "has_compute_limit", "reserve_compute", "return_compute")
+__all__ = (
+    "Taken",
+    "admit",
+    "give_back",
+    "has_compute_limit",
+    "reserve_compute",
+    "return_compute",
+    "take",
+    "taken_of",
+)
 
 UNKNOWN_S: Final = 1.0  # what a run is taken to be while a queue has finished none
 
@@ -34,19 +43,36 @@ class Taken(Struct, frozen=True):
 
 async def admit(request: Request, account: Account, name: BucketName) -> None:
     """Let one more request of this account in, and have every answer to it tell what is left; else 429."""
+    request.state.taken = await take(request, account, name)
+
+
+def taken_of(request: Request) -> Taken | None:
+    """The token that a request came in with; None where nothing limits its account."""
+    taken: Taken | None = getattr(request.state, "taken", None)
+    return taken
+
+
+async def take(request: Request, account: Account, name: BucketName) -> Taken | None:
+    """A token for one more thing that a request asks for; else 429."""
     bucket = account.limits.bucket(name)
     if bucket is None:
-        return
+        return None
     taken = Taken(bucket, uuid4().hex)
     allowance = await parts_of(request).scripts.reserve(account.name, bucket, id=taken.id)
     carry(request, _headers(allowance))
     if not allowance.allowed:
         raise rate_limited(allowance.most, retry_after_s=_seconds(allowance.retry_after_ms), reset_s=_reset(allowance))
-    request.state.taken = taken
+    return taken
 
 
 async def reserve_compute(
-    request: Request, account: Account, prediction_id: PredictionId, *, queue: QueueName, cost: float
+    request: Request,
+    account: Account,
+    prediction_id: PredictionId,
+    *,
+    queue: QueueName,
+    cost: float,
+    taken: Taken | None,
 ) -> None:
     """Set aside what this prediction will probably spend of its account's day; else 429, and its token is back.
 
@@ -60,13 +86,12 @@ async def reserve_compute(
     asked_s = (service.run_s or UNKNOWN_S) * max(1, cost / service.cost)
     allowance = await parts.scripts.reserve(account.name, most, id=prediction_id, asked_s=asked_s)
     if not allowance.allowed:
-        await give_back(request, account, prediction_id)
+        await give_back(request, account, prediction_id, taken)
         raise compute_exhausted(allowance.most, retry_after_s=_seconds(allowance.retry_after_ms))
 
 
-async def give_back(request: Request, account: Account, prediction_id: PredictionId) -> None:
+async def give_back(request: Request, account: Account, prediction_id: PredictionId, taken: Taken | None) -> None:
     """The queue took nothing: neither a token nor compute was used."""
-    taken: Taken | None = getattr(request.state, "taken", None)
     if taken is not None or has_compute_limit(account):
         await parts_of(request).scripts.spend(
             account.name, prediction_id=prediction_id, token=None if taken is None else (taken.bucket, taken.id)

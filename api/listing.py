@@ -6,21 +6,21 @@ may be short and yet have a next one, and is over its weight by one prediction a
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec import Struct
-from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api.answers import json_response
 from api.auth import authenticate
+from api.glances import Glance
+from api.list_filters import Filters
 from api.pages import PAGE_SIZE, Cursor, cursor_of, link
 from api.parts import Parts, parts_of
-from api.problems import InvalidField, invalid_input
-from director.core.ids import PredictionId, lowest_id_at
+from api.problems import forbidden
+from director.core.ids import PredictionId, is_prediction_id
 from director.core.schema import Page, Prediction, Stored
 from director.core.view import view
 
@@ -29,7 +29,6 @@ __all__ = ("list_predictions",)
 PATH: Final = "/predictions"
 MOST_READ: Final = 2_000
 HEAVY_BYTES: Final = 4 << 20  # of a page: inputs and outputs are part of it
-LATEST_MS: Final = (1 << 48) - 1  # of an id
 
 
 class Span(Struct, frozen=True, kw_only=True):
@@ -38,6 +37,15 @@ class Span(Struct, frozen=True, kw_only=True):
     low: str = "-"
     high: str = "+"
     newest_first: bool = True
+
+    @classmethod
+    def of(cls, filters: Filters, cursor: Cursor | None) -> "Span":
+        """From where a page goes on, within the times asked for."""
+        low = "-" if filters.oldest is None else f"[{filters.oldest}"
+        high = "+" if filters.newest is None else f"({filters.newest}"
+        if cursor is None:
+            return cls(low=low, high=high)
+        return cls(low=low, high=high, newest_first=not cursor.backwards).past(PredictionId(cursor.at))
 
     def past(self, prediction_id: PredictionId) -> "Span":
         """What is left of it after this id."""
@@ -56,10 +64,13 @@ class Found(Struct, frozen=True, kw_only=True):
 
 
 async def list_predictions(request: Request) -> Response:
-    """GET /predictions?cursor=&created_after=&created_before=."""
+    """GET /predictions, with a cursor and the filters of list_filters. Another account's only for operators."""
     account = await authenticate(request, "read")
-    cursor, filters = cursor_of(request), _filters(request.query_params)
-    found = await _walk(parts_of(request), account.name, _span(filters, cursor))
+    cursor, filters = cursor_of(request, is_place=is_prediction_id), Filters.parse(request.query_params)
+    whose = filters.account or account.name
+    if whose != account.name and "admin" not in account.scopes:
+        raise forbidden("Only a token with the scope 'admin' may list the predictions of another account.")
+    found = await _walk(parts_of(request), whose, Span.of(filters, cursor), filters)
     if cursor is not None and cursor.backwards:
         found = _turned(found)
         older, newer = True, found.has_more
@@ -69,52 +80,26 @@ async def list_predictions(request: Request) -> Response:
     before = None if found.first is None else Cursor(found.first, backwards=True)
     return json_response(
         Page(
-            next=link(request, PATH, after, filters) if older else None,
-            previous=link(request, PATH, before, filters) if newer else None,
+            next=link(request, PATH, after, filters.given) if older else None,
+            previous=link(request, PATH, before, filters.given) if newer else None,
             results=found.results,
         )
     )
 
 
-def _filters(query: QueryParams) -> dict[str, str]:
-    return {name: query[name] for name in ("created_after", "created_before") if query.get(name)}
-
-
-def _span(filters: Mapping[str, str], cursor: Cursor | None) -> Span:
-    low = f"[{_id_at('created_after', filters['created_after'])}" if "created_after" in filters else "-"
-    high = f"({_id_at('created_before', filters['created_before'])}" if "created_before" in filters else "+"
-    if cursor is None:
-        return Span(low=low, high=high)
-    return Span(low=low, high=high, newest_first=not cursor.backwards).past(PredictionId(cursor.at))
-
-
-def _id_at(name: str, text: str) -> PredictionId:
-    """The first id of a moment; 422 where it is none. Without an offset it is taken as UTC."""
-    try:
-        moment = datetime.fromisoformat(text)
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)
-        at_ms = int(moment.timestamp() * 1000)
-    except (ValueError, OverflowError):
-        raise invalid_input([InvalidField("format", name, "Must be a date and time as RFC 3339 has it")]) from None
-    return lowest_id_at(min(max(at_ms, 0), LATEST_MS))
-
-
-async def _walk(parts: Parts, account: str, span: Span) -> Found:
+async def _walk(parts: Parts, account: str, span: Span, filters: Filters) -> Found:
     results: list[Prediction] = []
     walked: list[PredictionId] = []
     room = HEAVY_BYTES
     while count := min(PAGE_SIZE - len(results), MOST_READ - len(walked)):
-        ids = left = await _ids(parts, account, span, count=count)
-        weights = await parts.glances.weights(ids)
-        while fitting := _fitting(weights, room=room, is_first=not results):
-            read, left, weights = left[:fitting], left[fitting:], weights[fitting:]
-            # why each of a hundred waits is nothing to a list, and the dear part of a look
-            looks = [parts.scripts.get(prediction_id, outlook=False) for prediction_id in read]
-            found = [stored for stored in await asyncio.gather(*looks) if stored is not None]
+        ids = await _ids(parts, account, span, count=count)
+        left = await parts.glances.at(ids)
+        while fitting := _fitting([_weight(one, filters) for one in left], room=room, is_first=not results):
+            taken, left = left[:fitting], left[fitting:]
+            found = await _read(parts, [one.id for one in taken if filters.match(one)], filters)
             results += map(view, found)
-            room -= sum(map(_weight, found))
-            walked += read
+            room -= sum(map(_weight_read, found))
+            walked += [one.id for one in taken]
         if left or len(ids) < count:
             break
         span = span.past(ids[-1])
@@ -144,7 +129,19 @@ def _fitting(weights: Sequence[int | None], *, room: int, is_first: bool) -> int
     return len(weights)
 
 
-def _weight(stored: Stored) -> int:
+async def _read(parts: Parts, ids: Sequence[PredictionId], filters: Filters) -> list[Stored]:
+    """Those that are still what was asked for."""
+    # why each of a hundred waits is nothing to a list, and the dear part of a look
+    looks = [parts.scripts.get(prediction_id, outlook=False) for prediction_id in ids]
+    found = [stored for stored in await asyncio.gather(*looks) if stored is not None]
+    return [stored for stored in found if filters.match(stored.record)]
+
+
+def _weight(one: Glance, filters: Filters) -> int | None:
+    return one.weight if filters.match(one) else 0
+
+
+def _weight_read(stored: Stored) -> int:
     return len(stored.input or b"") + len(stored.output or b"") + len(stored.logs)
 
 

@@ -3,7 +3,7 @@
 import base64
 import binascii
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 from urllib.parse import urlencode
 
@@ -26,8 +26,8 @@ class Cursor(Struct, frozen=True):
     backwards: bool = False
 
 
-def cursor_of(request: Request) -> Cursor | None:
-    """The cursor of a request; 422 for one that we never gave out."""
+def cursor_of(request: Request, *, is_place: Callable[[str], bool] = lambda _: True) -> Cursor | None:
+    """The cursor of a request; 422 for one that we never gave out. `is_place`: may a page of this list begin there?"""
     text = request.query_params.get("cursor")
     if not text:
         return None
@@ -35,7 +35,7 @@ def cursor_of(request: Request) -> Cursor | None:
         match = PLACE.fullmatch(base64.urlsafe_b64decode(text).decode())
     except (binascii.Error, ValueError):
         match = None
-    if match is None:
+    if match is None or not is_place(match[2]):
         raise invalid_input([InvalidField("format", "cursor", "Is not a cursor of this list")])
     return Cursor(at=match[2], backwards=match[1] == "p")
 

@@ -1,7 +1,9 @@
-"""Predictions, one at a time: create, get, explain, cancel.
+"""Predictions, one at a time: create, get, explain, cancel, delete.
 
 Another account's prediction looks like none at all, and what cannot be an id is answered without asking Redis.
 """
+
+import logging
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,15 +14,18 @@ from api.body import read_body
 from api.intake import submit
 from api.parts import parts_of
 from api.paths import prediction_id_of
-from api.problems import invalid_version, not_found
+from api.problems import invalid_version, not_found, not_terminal
 from api.requests import VersionRef, parse_create, parse_model, parse_version
 from director.core.accounts import Account
+from director.core.files import FileStore
 from director.core.ids import PredictionId
 from director.core.schema import Stored
 from director.core.story import tell
 from director.core.view import view
 
-__all__ = ("cancel", "create", "create_of_model", "explain", "get")
+__all__ = ("cancel", "create", "create_of_model", "delete", "explain", "get")
+
+log = logging.getLogger(__name__)
 
 
 async def create(request: Request) -> Response:
@@ -72,6 +77,29 @@ async def cancel(request: Request) -> Response:
     prediction_id = prediction_id_of(request)
     await parts_of(request).scripts.cancel(prediction_id, account=account.name)
     return json_response(view(await _owned(request, account, prediction_id)))
+
+
+async def delete(request: Request) -> Response:
+    """DELETE /predictions/{id}: one that has ended is gone at once, with its files. 409 while it has not."""
+    account = await authenticate(request, "run")
+    parts, prediction_id = parts_of(request), prediction_id_of(request)
+    match await parts.scripts.erase(prediction_id, account=account.name):
+        case "unknown":
+            raise not_found()
+        case "running":
+            raise not_terminal("Cancel it first: only a prediction that has ended can be deleted.")
+        case "erased":
+            await parts.listing.remove(account.name, prediction_id)
+    if parts.files is not None:
+        await _remove_files(parts.files, prediction_id)
+    return Response(status_code=204)
+
+
+async def _remove_files(store: FileStore, prediction_id: PredictionId) -> None:
+    try:
+        await store.remove(prediction_id)
+    except Exception:  # a store is somebody else's. Nothing names these files any more: the keeper removes them
+        log.warning("files are left to the keeper", extra={"prediction": prediction_id}, exc_info=True)
 
 
 async def _owned(request: Request, account: Account, prediction_id: PredictionId) -> Stored:

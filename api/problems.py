@@ -48,6 +48,7 @@ __all__ = (
     "no_webhook",
     "not_found",
     "not_terminal",
+    "problem_of",
     "queue_refused",
     "rate_limited",
     "shown",
@@ -66,6 +67,7 @@ MEDIA_TYPE: Final = "application/problem+json"
 MAX_INVALID_FIELDS: Final = 20
 MAX_NAME: Final = 100
 MAX_DESCRIPTION: Final = 500
+DO_NOT_RETRY: Final = {"x-should-retry": "false"}  # the newest official client takes a 409 for a passing one
 
 
 class Code(StrEnum):
@@ -255,14 +257,8 @@ def no_files() -> Problem:
 
 
 def already_exists(what: str) -> Problem:
-    """`what` finishes 'There is already …'. Some clients ask again after a 409: they are told that it does not help."""
-    return _problem(
-        409,
-        f"There is already {what}.",
-        title="Conflict",
-        code=Code.ALREADY_EXISTS,
-        headers={"x-should-retry": "false"},
-    )
+    """`what` finishes 'There is already …'."""
+    return _problem(409, f"There is already {what}.", title="Conflict", code=Code.ALREADY_EXISTS, headers=DO_NOT_RETRY)
 
 
 def in_use(detail: str) -> Problem:
@@ -270,10 +266,8 @@ def in_use(detail: str) -> Problem:
     return _problem(422, detail, title="In use", code=Code.IN_USE)
 
 
-def not_terminal() -> Problem:
-    return _problem(
-        409, "It has not ended yet: its webhook is sent when it has.", title="Conflict", code=Code.NOT_TERMINAL
-    )
+def not_terminal(detail: str = "It has not ended yet: its webhook is sent when it has.") -> Problem:
+    return _problem(409, detail, title="Conflict", code=Code.NOT_TERMINAL, headers=DO_NOT_RETRY)
 
 
 def account_exists() -> Problem:
@@ -282,7 +276,11 @@ def account_exists() -> Problem:
 
 def no_webhook() -> Problem:
     return _problem(
-        409, "It was made without a webhook that is told of its end.", title="Conflict", code=Code.NO_WEBHOOK
+        409,
+        "It was made without a webhook that is told of its end.",
+        title="Conflict",
+        code=Code.NO_WEBHOOK,
+        headers=DO_NOT_RETRY,
     )
 
 
@@ -407,24 +405,28 @@ def _of_backend(exc: BackendUnavailable) -> Problem:
     return unavailable(exc.retry_after_s)
 
 
-def _answer_with(problem_of: Callable[[Any], Problem]) -> Callable[[Request, Exception], Awaitable[Response]]:
-    async def answer(request: Request, exc: Exception) -> Response:
-        return carried(request, problem_of(exc).response())
-
-    return answer
-
-
-EXCEPTION_HANDLERS: Final[Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]]] = {
-    kind: _answer_with(problem_of)
-    for kind, problem_of in {
-        Problem: lambda problem: problem,
-        HTTPException: _of_starlette,
-        BackendUnavailable: _of_backend,
-        UnknownQueue: lambda _: invalid_version(),
-        IdempotencyMismatch: lambda _: idempotency_mismatch(),
-        QueueRefused: queue_refused,
-        ClientDisconnect: lambda _: malformed("The request ended before its body did."),
-        # Starlette raises it again once this was sent, so that the server logs the traceback
-        Exception: lambda _: internal(),
-    }.items()
+PROBLEMS: Final[Mapping[Any, Callable[[Any], Problem]]] = {
+    Problem: lambda problem: problem,
+    HTTPException: _of_starlette,
+    BackendUnavailable: _of_backend,
+    UnknownQueue: lambda _: invalid_version(),
+    IdempotencyMismatch: lambda _: idempotency_mismatch(),
+    QueueRefused: queue_refused,
+    ClientDisconnect: lambda _: malformed("The request ended before its body did."),
+    # Starlette raises it again once this was sent, so that the server logs the traceback
+    Exception: lambda _: internal(),
 }
+
+
+def problem_of(exc: Exception) -> Problem:
+    """What a caller is told of this."""
+    return next(tell(exc) for kind, tell in PROBLEMS.items() if isinstance(exc, kind))
+
+
+async def _answer(request: Request, exc: Exception) -> Response:
+    return carried(request, problem_of(exc).response())
+
+
+EXCEPTION_HANDLERS: Final[Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]]] = dict.fromkeys(
+    PROBLEMS, _answer
+)

@@ -16,7 +16,16 @@ from director.core.ids import MODEL_NAME, VERSION_ID
 from director.core.states import WebhookEvent
 from director.core.webhook_url import parse_webhook_url
 
-__all__ = ("MODEL", "VERSION", "CreatePrediction", "VersionRef", "parse_create", "parse_model", "parse_version")
+__all__ = (
+    "MODEL",
+    "VERSION",
+    "CreatePrediction",
+    "VersionRef",
+    "parse_batch",
+    "parse_create",
+    "parse_model",
+    "parse_version",
+)
 
 MODEL: Final = re.compile(MODEL_NAME)
 VERSION: Final = re.compile(VERSION_ID)
@@ -60,6 +69,21 @@ def parse_create(body: bytes, *, version: bool) -> CreatePrediction:
     if members.faults or given_input is None:
         raise invalid_input(members.faults)
     return CreatePrediction(input=given_input, version=given_version, webhook=webhook, webhook_events_filter=events)
+
+
+def parse_batch(body: bytes, *, most: int) -> list[Raw]:
+    """The bodies of a batch, each to be read by itself: `{"predictions": [...]}`, one at least."""
+    members = Members(body)
+    value = members.take("predictions", "array", required=True)
+    bodies = [] if value is None else msgspec.json.decode(value, type=list[Raw])
+    if value is not None and not bodies:
+        members.fault("array_min_items", "predictions", "Array must have at least 1 items")
+    if len(bodies) > most:
+        members.fault("array_max_items", "predictions", f"Array must have at most {most} items")
+    members.refuse_unknown(frozenset({"predictions"}))
+    if members.faults:
+        raise invalid_input(members.faults)
+    return bodies
 
 
 def parse_version(text: str) -> VersionRef:

@@ -84,7 +84,9 @@ class Storing:
         return None
 
     def _expires_s(self, record: Record) -> int:
-        kept_s = max(self._data_ttl_s, OWED_S) if record.wants(WebhookEvent.COMPLETED) else self._data_ttl_s
+        kept_s = self._data_ttl_s if record.data_ttl_ms is None else record.data_ttl_ms / 1000
+        if record.wants(WebhookEvent.COMPLETED):
+            kept_s = max(kept_s, OWED_S)
         return math.ceil(self._clock.now_ms() / 1000 + self._run_limit_s + kept_s)
 
 

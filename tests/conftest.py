@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator
 
+import hypothesis
 import pytest
 from redis.asyncio import Redis
 
@@ -17,6 +18,9 @@ from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer, redis_server
 
 NOT_RUN: dict[str, list[str]] = {}
+
+hypothesis.settings.register_profile("here", deadline=None)  # a machine that is busy is no fault of the code
+hypothesis.settings.load_profile("here")
 
 
 @pytest.fixture(scope="session")

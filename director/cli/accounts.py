@@ -30,6 +30,7 @@ LIMITS: Final = {  # the fields of AccountLimits, which is imported only when a 
     "max_queued": "predictions that wait in one queue",
     "max_running": "predictions that run in one queue",
     "compute_s_per_day": "seconds of compute in a UTC day",
+    "data_ttl_s": "seconds that the data of what has ended is kept",
     "weight": "its share of a queue, where 1 is everybody's",
 }
 

@@ -1,4 +1,5 @@
-"""What an account may use: a rate of creates and one of all else, how much may wait and run, compute of a day.
+"""What an account may use: a rate of creates and one of all else, how much may wait and run, compute of a day, and how
+long the data of what it ran is kept.
 
 Only says what the limits are and how they are written down. Who holds them: `lua/reserve.lua` over all queues, each
 queue's own scripts what waits and runs there.
@@ -23,6 +24,7 @@ __all__ = (
     "Compute",
     "Count",
     "Rate",
+    "Retention",
 )
 
 BucketName = Literal["create", "read"]
@@ -34,6 +36,7 @@ DEFAULT: Final = "default"  # how an operator takes back what was set
 Rate = Annotated[float, Meta(ge=0.00001, le=100_000)]
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 Compute = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+Retention = Annotated[int, Meta(ge=1, le=366 * 86400)]
 
 
 class Bucket(Struct, frozen=True):
@@ -45,7 +48,9 @@ class Bucket(Struct, frozen=True):
 
 
 class AccountLimits(Struct, frozen=True, kw_only=True):
-    """None: no limit. A rate without a burst takes a second's worth at once; a burst without a rate says nothing."""
+    """None: no limit, and for `data_ttl_s` what the model has. A rate without a burst takes a second's worth at once; a
+    burst without a rate says nothing.
+    """
 
     rate: Rate | None = None
     burst: Count | None = None
@@ -54,6 +59,7 @@ class AccountLimits(Struct, frozen=True, kw_only=True):
     max_queued: Count | None = None
     max_running: Count | None = None
     compute_s_per_day: Compute | None = None
+    data_ttl_s: Retention | None = None
     weight: Annotated[float, Meta(ge=0.001, le=1000)] = 1.0
 
     def bucket(self, name: BucketName) -> Bucket | None:

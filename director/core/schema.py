@@ -74,6 +74,7 @@ class Record(Struct, frozen=True, kw_only=True):
     affinity: str = ""  # digest of the key whose predictions like to run on one server
     cost: float = 1
     metered: bool = False  # its account's compute is counted: see director/keeper/cashier.py
+    data_ttl_ms: int | None = None  # life of its data after the end, where its account has its own
     start_by: int | None = None
     begun: bool = False  # some attempt of it ran
     ended: Token = ""  # of the claim that finished it

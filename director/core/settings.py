@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
-from director.core.account_limits import AccountLimits, Compute, Count, Rate
+from director.core.account_limits import AccountLimits, Compute, Count, Rate, Retention
 from director.core.errors import SettingsError
 from director.core.ids import MODEL_NAME
 from director.core.policy import BreakerMode, OnLost
@@ -70,7 +70,14 @@ class ApiSettings(CommonSettings, frozen=True, kw_only=True):
     public_url: Annotated[
         str, Meta(description="Base of the URLs in answers, without /v1; empty: what the request was sent to.")
     ] = ""
+    trusted_proxies: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Addresses or networks of proxies whose X-Forwarded-Proto and -Host are believed; empty: none."
+        ),
+    ] = ()
     max_body_bytes: Annotated[int, Meta(ge=1024, description="Largest request body.")] = 1 << 20
+    max_batch_bytes: Annotated[int, Meta(ge=1024, description="Largest body of a batch of predictions.")] = 16 << 20
     max_waits: Annotated[int, Meta(ge=1, description="Held responses (Prefer: wait) at once; beyond, 201.")] = 10_000
     max_streams: Annotated[int, Meta(ge=1, description="Readers of event streams at once; beyond, 503.")] = 10_000
     listing_ttl_s: Annotated[
@@ -94,6 +101,9 @@ class ApiSettings(CommonSettings, frozen=True, kw_only=True):
     account_compute_s_per_day: Annotated[
         Compute | None, Meta(description="Seconds of compute of an account in a UTC day; empty: no limit.")
     ] = None
+    account_data_ttl_s: Annotated[
+        Retention | None, Meta(description="Life of an account's data after the end; empty: as the model has it.")
+    ] = None
 
     @property
     def account_limits(self) -> AccountLimits:
@@ -106,6 +116,7 @@ class ApiSettings(CommonSettings, frozen=True, kw_only=True):
             max_queued=self.account_max_queued,
             max_running=self.account_max_running,
             compute_s_per_day=self.account_compute_s_per_day,
+            data_ttl_s=self.account_data_ttl_s,
         )
 
 

@@ -18,7 +18,8 @@ end
 -- over_ms (how long ago the run was over, where it is). Removals come first: a full server still lets go of its entries.
 local function settle(id, r, status, end_, now)
   local ttl = redis.call('HMGET', queue_key(r.queue, 'meta'), 'data_ttl_ms', 'record_ttl_ms', 'probe')
-  local data_ttl, record_ttl = tonumber(ttl[1] or DATA_TTL_MS), tonumber(ttl[2] or RECORD_TTL_MS)
+  local data_ttl = tonumber(r.data_ttl_ms) or tonumber(ttl[1] or DATA_TTL_MS) -- its account's, before its queue's
+  local record_ttl = math.max(tonumber(ttl[2] or RECORD_TTL_MS), data_ttl)
   local is_owed = wants_end(r)
   if is_owed then -- nothing ends before the webhook that tells of it; `deliver` shortens it again
     data_ttl, record_ttl = math.max(data_ttl, OWED_MS), math.max(record_ttl, OWED_MS)
@@ -88,7 +89,7 @@ local function bury(id, r, end_, now)
   settle(id, r, 'failed', end_, now)
   redis.call('HSET', record_key(id), 'history', history_with(r, end_.code, now))
   local ttl = redis.call('HGET', queue_key(r.queue, 'meta'), 'record_ttl_ms') or RECORD_TTL_MS
-  redis.call('PEXPIRE', input_key(id), ttl)
+  redis.call('PEXPIRE', input_key(id), ttl, 'GT')
   -- those whose record is gone by now: nobody can revive them, and the list must not grow for ever
   redis.call('ZREMRANGEBYSCORE', queue_key(r.queue, 'dead'), '-inf', now - ttl)
   redis.call('ZADD', queue_key(r.queue, 'dead'), now, id)

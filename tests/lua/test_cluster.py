@@ -148,6 +148,7 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     for _ in range(3):
         await driver.release(await driver.claim_one(consumer="gone"), spent=True)
     assert await scripts.drop(died, queue)
+    assert await scripts.erase(died, account=ACCOUNT) == "erased"
     driver.pass_time(3600)
     await driver.extend(consumer="d1")
     await redis.zadd(keys.directors(queue), {"gone": 0})

@@ -11,14 +11,16 @@ from director.core.errors import IdempotencyMismatch, QueueRefused, UnknownQueue
 from director.core.gatherer import Arg
 from director.core.ids import Kind, PredictionId, QueueName, partition_of
 from director.core.schema import Event, Outlook, Record, Stored, flat, pairs
-from director.core.scripts.wire import Wire, event, hoped, now, number
+from director.core.scripts.wire import Wire, event, hoped, ms, now, number
 from director.core.states import TERMINAL, Status
 from director.core.story import Known
 from director.core.view import fold
 
-__all__ = ("Accepted", "CallerScripts", "Canceled", "Redelivered", "Replayed")
+__all__ = ("Accepted", "CallerScripts", "Canceled", "Erased", "Redelivered", "Replayed")
 
 Canceled = Literal["canceled", "asked", "over", "unknown"]
+
+Erased = Literal["erased", "unknown", "running"]
 
 Redelivered = Literal["owed", "unknown", "running", "unwanted", "removed"]
 
@@ -94,6 +96,7 @@ class CallerScripts(Wire):
         most_running: int | None = None,
         limits_rev: int = 0,
         metered: bool = False,
+        data_ttl_s: float | None = None,
         idempotency: tuple[str, str] | None = None,
         now_ms: int | None = None,
     ) -> Accepted:
@@ -101,7 +104,8 @@ class CallerScripts(Wire):
 
         `affinity`: 16 hex digits. `weight`, `most_queued`, `most_running`: the account's, in this queue, as of change
         `limits_rev`: an older one than the queue knows is not heeded. `metered`: its
-        compute was reserved, and is put right at its end.
+        compute was reserved, and is put right at its end. `data_ttl_s`: how long its data is kept after the end, where
+        not as long as the queue says.
         Raises UnknownQueue, IdempotencyMismatch, QueueRefused.
         """
         if lane not in keys.LANES:  # no claim would ever look there
@@ -130,6 +134,7 @@ class CallerScripts(Wire):
                 "start_by_ms": start_by_ms,
                 "affinity": affinity,
                 "metered": int(metered) or None,
+                "data_ttl_ms": None if data_ttl_s is None else ms(data_ttl_s),
                 "weight": f"{weight:g}",
                 "most_queued": most_queued,
                 "most_running": most_running,
@@ -234,6 +239,12 @@ class CallerScripts(Wire):
         args: list[Arg] = [prediction_id, account, kind, now(now_ms)]
         answer = await self._call("cancel", [keys.record(prediction_id)], args)
         return cast(Canceled, answer.decode())
+
+    async def erase(self, prediction_id: PredictionId, *, account: str) -> Erased:
+        """Let go of one that has ended, with all that is known of it but its files. Safe to repeat."""
+        owed = keys.owed(partition_of(prediction_id))
+        answer = await self._call("erase", [keys.record(prediction_id), owed], [prediction_id, account])
+        return cast(Erased, answer.decode())
 
 
 def _refused(code: bytes, limit: bytes | int, retry_after_ms: bytes | int, eta_ms: bytes | int) -> QueueRefused:

@@ -9,9 +9,11 @@ import pytest
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
+from api.app import create_app
 from director.core import keys
 from director.core.accounts import Accounts
 from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.errors import SettingsError
 from director.core.ids import PredictionId, QueueName
 from director.core.policy import Policy
 from director.core.scripts import Scripts
@@ -292,6 +294,37 @@ async def test_a_public_url_is_what_answers_name(settings: ApiSettings, token: s
 async def test_forwarded_headers_are_not_believed(api: httpx.AsyncClient) -> None:
     made = await create(api, headers={"X-Forwarded-Host": "evil.example", "X-Forwarded-Proto": "https"})
     assert made.json()["urls"]["get"].startswith("http://director.test/")
+
+
+@pytest.mark.parametrize(
+    ("proxies", "headers", "base"),
+    [
+        (("127.0.0.0/8",), {"Host": "api.acme.example", "Proto": "https"}, "https://api.acme.example"),
+        (("127.0.0.1",), {"Host": "evil.example, api.acme.example:8443"}, "http://api.acme.example:8443"),
+        (("127.0.0.1",), {"Proto": "https"}, "https://director.test"),
+        (("10.0.0.0/8", "::1"), {"Host": "evil.example", "Proto": "https"}, "http://director.test"),
+    ],
+)
+async def test_a_proxy_that_was_named_is_believed(
+    settings: ApiSettings, token: str, queue: QueueName, proxies: tuple[str, ...], headers: dict[str, str], base: str
+) -> None:
+    async with api_client(replace(settings, trusted_proxies=proxies), token=token) as api:
+        made = await create(api, headers={f"X-Forwarded-{name}": value for name, value in headers.items()})
+    assert made.json()["urls"]["get"].startswith(f"{base}/v1/predictions/")
+
+
+@pytest.mark.parametrize("headers", [{"Host": "a b"}, {"Host": "a/b?c"}, {"Proto": "javascript"}])
+async def test_even_a_proxy_names_no_such_place(
+    settings: ApiSettings, token: str, queue: QueueName, headers: dict[str, str]
+) -> None:
+    async with api_client(replace(settings, trusted_proxies=("127.0.0.1",)), token=token) as api:
+        made = await create(api, headers={f"X-Forwarded-{name}": value for name, value in headers.items()})
+    assert made.status_code == 400
+
+
+def test_what_is_no_address_of_a_proxy_is_said_at_the_start(settings: ApiSettings) -> None:
+    with pytest.raises(SettingsError, match="DIRECTOR_TRUSTED_PROXIES"):
+        create_app(replace(settings, trusted_proxies=("the-proxy",)))
 
 
 async def test_account_and_webhook_secret(api: httpx.AsyncClient, redis: Redis) -> None:

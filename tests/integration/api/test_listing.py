@@ -8,10 +8,14 @@ import pytest
 from redis.asyncio import Redis
 
 from director.core import keys
+from director.core.accounts import Accounts
 from director.core.ids import PredictionId, QueueName, lowest_id_at, new_prediction_id
 from director.core.scripts import Scripts
+from director.core.settings import ApiSettings
 from director.core.shards import shard
-from tests.support.api import PlayedDirector
+from director.core.states import Status
+from tests.support.api import PlayedDirector, api_client
+from tests.support.eventually import eventually
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 
 pytestmark = pytest.mark.anyio
@@ -158,3 +162,70 @@ async def test_a_run_that_has_written_much_ends_its_page(
         await director.begin(await director.claim(), b'"%b"' % (b"x" * 3_000_000))
     pages = await walk(api, "/v1/predictions")
     assert pages == [[ids[3], ids[2]], [ids[1], ids[0]]]
+
+
+async def test_a_list_is_of_one_status_or_model_or_version_where_that_is_asked_for(
+    api: httpx.AsyncClient, filed: list[PredictionId], director: PlayedDirector
+) -> None:
+    ended = set()
+    for _ in range(3):
+        claim = await director.claim()
+        await director.finish(claim, Status.SUCCEEDED)
+        ended.add(claim.id)
+    running = await director.claim()
+    await director.begin(running)
+    assert set(chain(*await walk(api, "/v1/predictions?status=succeeded"))) == ended
+    assert [*chain(*await walk(api, "/v1/predictions?status=processing"))] == [running.id]
+    assert len([*chain(*await walk(api, "/v1/predictions?status=starting"))]) == 250 - 4
+    assert [*chain(*await walk(api, f"/v1/predictions?model={MODEL}&version={VERSION}"))] == filed
+    assert [*chain(*await walk(api, "/v1/predictions?model=acme/other"))] == []
+    assert [*chain(*await walk(api, "/v1/predictions?source=web"))] == []
+    assert [*chain(*await walk(api, "/v1/predictions?source=api"))] == filed
+
+
+async def test_an_operator_lists_another_accounts_and_nobody_else_does(
+    api: httpx.AsyncClient, filed: list[PredictionId], settings: ApiSettings, redis: Redis
+) -> None:
+    operator = await Accounts(redis).create_token("ops", scopes=["read", "admin"])
+    async with api_client(settings, token=operator) as ops:
+        assert [*chain(*await walk(ops, "/v1/predictions"))] == []
+        assert [*chain(*await walk(ops, f"/v1/predictions?account={ACCOUNT}"))] == filed
+    async with api_client(settings, token=await Accounts(redis).create_token("rival")) as rival:
+        assert (await rival.get(f"/v1/predictions?account={ACCOUNT}")).status_code == 403
+    assert [*chain(*await walk(api, f"/v1/predictions?account={ACCOUNT}"))] == filed
+
+
+@pytest.mark.parametrize("name", ["created_after", "created_before", "status", "model", "version", "account", "source"])
+async def test_a_filter_that_is_none_is_named(api: httpx.AsyncClient, name: str) -> None:
+    answer = await api.get(f"/v1/predictions?{name}=no:such thing")
+    assert answer.status_code == 422
+    assert [fault["field"] for fault in answer.json()["invalid_fields"]] == [name]
+
+
+@pytest.mark.heavy
+async def test_ten_thousand_are_listed_while_a_hundred_a_second_are_added(
+    api: httpx.AsyncClient, scripts: Scripts, queue: QueueName, redis: Redis
+) -> None:
+    ids = [new_prediction_id(model=MODEL, now_ms=START_MS + number) for number in range(10_000)]
+    for first in range(0, len(ids), 500):
+        await asyncio.gather(*(file(scripts, queue, one) for one in ids[first : first + 500]))
+    added: list[PredictionId] = []
+
+    async def add() -> None:
+        while True:
+            added.append(new_prediction_id(model=MODEL, now_ms=START_MS + 10**6 + len(added)))
+            await file(scripts, queue, added[-1])
+            await asyncio.sleep(0.01)
+
+    adding = asyncio.create_task(add())
+    try:
+        await eventually(lambda: len(added), "some are added", until=lambda count: count > 10)
+        pages = await walk(api, "/v1/predictions")
+    finally:
+        adding.cancel()
+    seen = [*chain(*pages)]
+    print(f"\n{len(seen)} on {len(pages)} pages, while {len(added)} were added")
+    assert len(seen) == len(set(seen))
+    assert [one for one in seen if one in set(ids)] == ids[::-1]
+    assert len(added) > len(pages) // 10
+    await redis.flushall()  # the fixture would look at each of their keys

@@ -1,0 +1,22 @@
+#!lua flags=allow-oom
+-- erase: let go of a prediction that has ended, at once and whole: its caller wants it gone, and nobody is told of it any more.
+-- Uses lib/keys
+--
+--   KEYS[1]  record   hash  {p}:rec:<id>
+--   KEYS[2]  owed     zset  {p}:owed
+--   ARGV[1]  id
+--   ARGV[2]  account  whose it must be
+--   Returns  'erased'
+--            'unknown'  no such prediction of this account
+--            'running'  it has not ended: nothing was written
+
+local id, account = ARGV[1], ARGV[2]
+
+local r = redis.call('HMGET', KEYS[1], 'account', 'status', 'queue')
+if r[1] ~= account then return 'unknown' end
+if not TERMINAL[r[2]] then return 'running' end
+
+redis.call('ZREM', KEYS[2], id)
+redis.call('ZREM', queue_key(r[3], 'dead'), id)
+redis.call('UNLINK', KEYS[1], input_key(id), output_key(id), events_key(id))
+return 'erased'

@@ -1,0 +1,120 @@
+"""A batch is many predictions in one request: each is taken or refused by itself, and all of them only once."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import pytest
+from msgspec.structs import replace
+from redis.asyncio import Redis
+
+from director.core.accounts import Accounts
+from director.core.ids import QueueName
+from director.core.settings import ApiSettings
+from tests.support.api import PlayedDirector, api_client
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
+
+pytestmark = pytest.mark.anyio
+
+
+def one(text: str = "hi", **members: Any) -> dict[str, Any]:
+    return {"version": VERSION, "input": {"text": text}, **members}
+
+
+async def send(api: httpx.AsyncClient, bodies: Sequence[Any], **headers: str) -> list[dict[str, Any]]:
+    answer = await api.post("/v1/predictions/batch", json={"predictions": bodies}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    results: list[dict[str, Any]] = answer.json()["results"]
+    return results
+
+
+async def test_each_is_made_and_listed_in_the_order_of_the_request(api: httpx.AsyncClient) -> None:
+    results = await send(api, [one(str(number)) for number in range(250)])
+    assert {result["status"] for result in results} == {201}
+    assert [result["prediction"]["input"]["text"] for result in results] == [str(number) for number in range(250)]
+    made = {result["prediction"]["id"] for result in results}
+    assert len(made) == 250
+    listed, url = set(), "/v1/predictions"
+    while url:
+        page = (await api.get(url)).json()
+        listed |= {prediction["id"] for prediction in page["results"]}
+        url = page["next"]
+    assert listed == made
+
+
+async def test_a_wrong_one_costs_the_others_nothing(api: httpx.AsyncClient) -> None:
+    wrong = [one(inptu=1), {"version": "nope", "input": {}}, {"version": VERSION}, 7]
+    results = await send(api, [one("a"), *wrong, one("b")])
+    assert [result["status"] for result in results] == [201, 422, 422, 422, 422, 201]
+    assert results[1]["error"]["invalid_fields"][0]["description"] == "Additional property inptu is not allowed"
+    assert results[2]["error"]["title"] == "Invalid version or not permitted"
+    assert all("prediction" not in result for result in results[1:5])
+
+
+async def test_a_batch_of_a_hundred_is_one_write_to_redis(api: httpx.AsyncClient, redis: Redis) -> None:
+    await send(api, [one()])  # who asks, and the version, are known now
+    before = (await redis.info("stats"))["total_reads_processed"]
+    await send(api, [one() for _ in range(100)])
+    after = (await redis.info("stats"))["total_reads_processed"]
+    # a hundred calls with two scripts each may come in several pieces of 64 KB; the info itself is one
+    assert after - before <= 12
+
+
+async def test_sent_again_under_its_key_it_makes_nothing_twice(api: httpx.AsyncClient) -> None:
+    headers = {"Idempotency-Key": "nightly"}
+    first = await send(api, [one("a"), one("a"), one("b")], **headers)
+    again = await send(api, [one("a"), one("a"), one("b")], **headers)
+    assert [result["prediction"]["id"] for result in again] == [result["prediction"]["id"] for result in first]
+    assert len({result["prediction"]["id"] for result in first}) == 3
+    assert [result.get("replayed") for result in first + again] == [None] * 3 + [True] * 3
+    [changed, *_] = await send(api, [one("c")], **headers)
+    assert (changed["status"], changed["error"]["code"]) == (422, "idempotency_mismatch")
+
+
+async def test_each_takes_a_token_and_those_beyond_the_rate_are_told_so(
+    settings: ApiSettings, token: str, queue: QueueName, redis: Redis
+) -> None:
+    await Accounts(redis).set_limits(ACCOUNT, {"rate": "0.01", "burst": "3"})
+    async with api_client(settings, token=token) as api:
+        results = await send(api, [one() for _ in range(5)])
+        assert sorted(result["status"] for result in results) == [201, 201, 201, 429, 429]
+        assert {result["error"]["code"] for result in results if result["status"] == 429} == {"rate_limited"}
+        assert (await api.post("/v1/predictions/batch", json={"predictions": [one()]})).status_code == 429
+
+
+async def test_the_headers_hold_for_each(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+    [made] = await send(api, [one()], **{"Cancel-After": "90s", "Prefer": "wait"})
+    assert made["prediction"]["status"] == "starting"
+    assert made["prediction"]["deadline"] > made["prediction"]["created_at"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"predictions": []}, 422, "predictions: Array must have at least 1 items"),
+        ({"predictions": {}}, 422, "predictions: Invalid type. Expected: array, given: object"),
+        ({}, 422, "predictions is required"),
+        ({"predictions": [{}] * 1001}, 422, "predictions: Array must have at most 1000 items"),
+        ({"predictions": [{}], "more": 1}, 422, "Additional property more is not allowed"),
+        ([], 422, "Expected: object, given: array"),
+    ],
+)
+async def test_what_is_no_batch_is_refused_whole(api: httpx.AsyncClient, body: Any, status: int, words: str) -> None:
+    answer = await api.post("/v1/predictions/batch", json=body)
+    assert answer.status_code == status
+    assert words in answer.json()["detail"]
+
+
+async def test_a_batch_may_be_larger_than_one_body_but_not_without_bound(
+    settings: ApiSettings, token: str, queue: QueueName
+) -> None:
+    small = replace(settings, max_body_bytes=2048, max_batch_bytes=64 * 1024)
+    async with api_client(small, token=token) as api:
+        assert len(await send(api, [one("x" * 1000) for _ in range(20)])) == 20
+        answer = await api.post("/v1/predictions/batch", json={"predictions": [one("x" * 1000)] * 100})
+    assert answer.status_code == 413
+
+
+async def test_a_model_names_its_latest_version(api: httpx.AsyncClient) -> None:
+    [made] = await send(api, [{"version": MODEL, "input": {}}])
+    assert made["prediction"]["version"] == VERSION

@@ -1,0 +1,63 @@
+"""erase: what has ended is gone at once and whole; what has not is left as it is."""
+
+from typing import Any
+
+import pytest
+
+from director.core import keys
+from director.core.ids import partition_of
+from director.core.states import Status
+from tests.support.keyspace import dump
+from tests.support.queue_driver import ACCOUNT, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_nothing_is_left_of_one_that_has_ended(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit(webhook="https://example.com", events="completed")
+    assert await driver.finish(await driver.claim_one(), output=b"1", logs="text")
+    assert await driver.scripts.erase(prediction_id, account=ACCOUNT) == "erased"
+    assert not [key for key in await dump(driver.redis) if prediction_id in str(key)]
+    assert await driver.redis.zscore(keys.owed(partition_of(prediction_id)), prediction_id) is None
+
+
+async def test_a_dead_letter_leaves_the_list(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    claim = await driver.claim_one()
+    for _ in range(9):
+        if await driver.release(claim, spent=True) == "dead":
+            break
+        driver.pass_time(3600)
+        await driver.scripts.promote(driver.queue, limit=9, now_ms=driver.now_ms)
+        claim = await driver.claim_one()
+    assert await driver.redis.zcard(keys.dead(driver.queue)) == 1
+    assert await driver.scripts.erase(prediction_id, account=ACCOUNT) == "erased"
+    assert await driver.redis.zcard(keys.dead(driver.queue)) == 0
+
+
+@pytest.mark.parametrize("runs", [False, True])
+async def test_what_has_not_ended_is_left_as_it_is(driver: QueueDriver, runs: bool) -> None:
+    prediction_id = await driver.submit()
+    if runs:
+        await driver.begin(await driver.claim_one())
+    before: Any = await dump(driver.redis)
+    assert await driver.scripts.erase(prediction_id, account=ACCOUNT) == "running"
+    assert await dump(driver.redis) == before
+
+
+async def test_another_accounts_looks_like_none(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    await driver.finish(await driver.claim_one())
+    before = await dump(driver.redis)
+    assert await driver.scripts.erase(prediction_id, account="rival") == "unknown"
+    assert await driver.scripts.erase(driver.new_id(), account=ACCOUNT) == "unknown"
+    assert await dump(driver.redis) == before
+
+
+async def test_what_is_gone_can_be_made_again_under_its_key(driver: QueueDriver) -> None:
+    key = ("digest", "print")
+    first = await driver.submit(idempotency=key)
+    assert await driver.submit(idempotency=key) == first
+    await driver.finish(await driver.claim_one(), Status.FAILED)
+    await driver.scripts.erase(first, account=ACCOUNT)
+    assert await driver.submit(idempotency=key) != first

@@ -1,0 +1,55 @@
+"""How long what has ended is kept: as its account wants it, else as its queue has it; the record never less."""
+
+import pytest
+
+from director.core import keys
+from director.core.ids import PredictionId
+from tests.support.queue_driver import QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+HOUR_S, DAY_S = 3600, 86400
+
+
+async def lives_s(driver: QueueDriver, prediction_id: PredictionId) -> dict[str, int]:
+    """Whole seconds that are left of each."""
+    kinds = (keys.record, keys.input_data, keys.output_data, keys.events)
+    return {kind.__name__: round(await driver.redis.pttl(kind(prediction_id)) / 1000) for kind in kinds}
+
+
+@pytest.mark.parametrize(
+    ("asked_s", "data_s", "record_s"),
+    [(None, HOUR_S, 7 * DAY_S), (60, 60, 7 * DAY_S), (30 * DAY_S, 30 * DAY_S, 30 * DAY_S)],
+)
+async def test_an_account_keeps_its_data_as_long_as_it_wants(
+    driver: QueueDriver, asked_s: float | None, data_s: int, record_s: int
+) -> None:
+    prediction_id = await driver.submit(data_ttl_s=asked_s)
+    await driver.finish(await driver.claim_one(), output=b"1")
+    assert await lives_s(driver, prediction_id) == {
+        "record": record_s,
+        "input_data": data_s,
+        "output_data": data_s,
+        "events": data_s,
+    }
+
+
+async def test_what_was_kept_for_its_webhook_goes_back_to_that(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit(data_ttl_s=60, webhook="https://example.com", events="completed")
+    await driver.finish(await driver.claim_one(), output=b"1")
+    assert (await lives_s(driver, prediction_id))["output_data"] > DAY_S
+    await driver.scripts.deliver(prediction_id, outcome="delivered", delay_s=None, now_ms=driver.now_ms)
+    lives = await lives_s(driver, prediction_id)
+    assert {lives[name] for name in ("input_data", "output_data", "events")} == {60}
+
+
+async def test_a_dead_letter_keeps_its_input_as_long_as_its_record(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit(data_ttl_s=60)
+    for _ in range(3):
+        claim = await driver.claim_one()
+        await driver.release(claim, spent=True)
+        driver.pass_time(HOUR_S)
+        await driver.scripts.promote(driver.queue, limit=9, now_ms=driver.now_ms)
+    assert (await lives_s(driver, prediction_id))["input_data"] == 7 * DAY_S
+    await driver.scripts.drop(prediction_id, queue=driver.queue)
+    assert (await lives_s(driver, prediction_id))["input_data"] == 60
