@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import anyio
 import httpx
@@ -57,16 +57,16 @@ class LiveApi(Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def live_api(
-    redis_url: str, *, env: Mapping[str, str] | None = None, port: int | None = None
+    redis_url: str, *, env: Mapping[str, str] | None = None, port: int | None = None, log: BinaryIO | None = None
 ) -> AsyncGenerator[LiveApi, None]:
-    """`python -m api` on this port, else a free one, until the block ends."""
+    """`python -m api` on this port, else a free one, until the block ends. `log`: where its lines go."""
     port = port or free_port()
     process = await anyio.open_process(
         [sys.executable, "-m", "api"],
         env={**os.environ, "DIRECTOR_REDIS_URL": redis_url, "DIRECTOR_PORT": str(port), **(env or {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=None,
+        stderr=log,
     )
     url = f"http://127.0.0.1:{port}"
     try:

@@ -4,6 +4,7 @@ import resource
 import signal
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -264,6 +265,31 @@ async def test_after_its_data_was_removed_it_is_gone(live: LiveApi, asker: Asker
     assert (answer.status_code, answer.json()["code"]) == (410, "data_removed")
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.headers["access-control-allow-origin"] == "*"
+
+
+async def test_an_address_is_never_logged_whatever_becomes_of_its_reader(
+    server: RedisServer, asker: Asker, redis: Redis, tmp_path: Path
+) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        async with live_api(server.url, env={"DIRECTOR_LOG_LEVEL": "debug"}, log=log) as live:
+            made = await asker.create(live)
+            url = made["urls"]["stream"]
+            hung_up = await to_thread.run_sync(connect, url)
+            await is_read(redis)
+            hung_up.close()
+            await is_silent(redis)
+            await asker.http.put(url)
+            await asker.http.get(f"{url}a")
+            held = await to_thread.run_sync(connect, url)
+            await is_read(redis)
+            await redis.set(keys.events(made["id"]), "no list")  # the one who reads, and the next, meet a fault
+            assert (await asker.http.get(url)).status_code == 500
+            await is_silent(redis)
+            held.close()
+    lines = (tmp_path / "log").read_text()
+    assert "Exception in ASGI application" in lines
+    assert url[-26:] not in lines
+    await redis.flushall()
 
 
 async def test_a_browser_may_send_what_it_needs(live: LiveApi, asker: Asker) -> None:
