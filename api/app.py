@@ -26,6 +26,7 @@ from api.admin_accounts import (
 )
 from api.answers import carried
 from api.batches import create_batch
+from api.collections import get_collection, list_collections, list_hardware
 from api.deployments import (
     create_deployment,
     create_of_deployment,
@@ -43,6 +44,7 @@ from api.outputs import get_output
 from api.parts import Clients, State, running
 from api.predictions import cancel, create, create_of_model, delete, explain, get
 from api.problems import EXCEPTION_HANDLERS
+from api.search import query_models, search
 from api.streams import preflight, stream
 from api.urls import proxy_networks
 from api.versions import delete_version, get_version, list_versions
@@ -72,6 +74,7 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("OPTIONS", "/streams/{address}", preflight),
     ("GET", "/models", list_models),
     ("POST", "/models", make_model),
+    ("QUERY", "/models", query_models),
     ("GET", "/models/{owner}/{name}", get_model),
     ("PATCH", "/models/{owner}/{name}", change_model),
     ("DELETE", "/models/{owner}/{name}", delete_model),
@@ -87,6 +90,10 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("PATCH", "/deployments/{owner}/{name}", update_deployment),
     ("DELETE", "/deployments/{owner}/{name}", delete_deployment),
     ("POST", "/deployments/{owner}/{name}/predictions", create_of_deployment),
+    ("GET", "/collections", list_collections),
+    ("GET", "/collections/{slug}", get_collection),
+    ("GET", "/hardware", list_hardware),
+    ("GET", "/search", search),
     ("POST", "/files", create_file),
     ("GET", "/files", list_files),
     ("GET", "/files/{id}", get_file),

@@ -16,6 +16,7 @@ from director.core.clock import Clock
 from director.core.ids import QueueName
 from director.core.models import Model
 from director.core.scripts import Scripts
+from director.core.search import Card
 from director.core.tokens import digest
 
 __all__ = ("Lookups", "Service")
@@ -23,6 +24,9 @@ __all__ = ("Lookups", "Service")
 MOST_TOKENS: Final = 10_000
 MOST_MODELS: Final = 1_000
 MOST_VERSIONS: Final = 250  # each holds a schema, which may be a megabyte
+MOST_CARDS: Final = 5_000
+CARDS_AT_ONCE: Final = 200
+MOST_TEXT: Final = 1_000  # of a description
 
 
 class Service(Struct, frozen=True):
@@ -47,6 +51,7 @@ class Lookups:
         self._models: Cache[str, Model] = Cache(clock=clock, ttl_s=cache_s, most=MOST_MODELS)
         self._owners: Cache[str, str] = Cache(clock=clock, ttl_s=cache_s, most=MOST_MODELS)
         self._versions: Cache[tuple[str, str], Version] = Cache(clock=clock, ttl_s=cache_s, most=MOST_VERSIONS)
+        self._cards: Cache[str, Sequence[tuple[Model, Card]]] = Cache(clock=clock, ttl_s=cache_s, most=1)
         self._queues: Cache[str, Mapping[str, list[QueueName]]] = Cache(clock=clock, ttl_s=cache_s, most=1)
         self._services: Cache[QueueName, Service] = Cache(clock=clock, ttl_s=cache_s, most=MOST_MODELS)
 
@@ -80,6 +85,20 @@ class Lookups:
         """What is said of it was changed through this process: whoever did so sees it at once."""
         self._models.forget(model)
 
+    async def cards(self) -> Sequence[tuple[Model, Card]]:
+        """What a search looks through: the newest few thousand models, private ones too."""
+
+        async def load() -> Sequence[tuple[Model, Card]]:
+            models = self._catalog.models
+            names = [name for _, name in await models.listed("latest")][: -MOST_CARDS - 1 : -1]
+            cards: list[tuple[Model, Card]] = []
+            for start in range(0, len(names), CARDS_AT_ONCE):
+                found = await models.many(names[start : start + CARDS_AT_ONCE])
+                cards += [(model, _card(model)) for model in found if model is not None]
+            return cards
+
+        return await self._cards.get("", load) or []
+
     async def queues_of(self, model: str) -> Sequence[QueueName]:
         """Every queue of a model's versions, as of a few seconds ago."""
 
@@ -102,3 +121,8 @@ class Lookups:
 
     async def _owner(self, version: str) -> str | None:
         return await self._owners.get(version, lambda: self._catalog.model_of(version))
+
+
+def _card(model: Model) -> Card:
+    owner, _, name = model.name.partition("/")
+    return Card(name, owner, model.description[:MOST_TEXT].lower(), model.gist.lower())

@@ -20,6 +20,7 @@ from director.core.administration import Administration
 from director.core.caller_files import CallerFiles
 from director.core.catalog import Catalog
 from director.core.clock import Clock
+from director.core.collections import Collections
 from director.core.dead import DeadLetters
 from director.core.deployments import Deployments
 from director.core.errors import UnsafeBackend
@@ -67,6 +68,7 @@ class Parts(Struct, frozen=True, kw_only=True):
     accounts: Accounts
     administration: Administration
     catalog: Catalog
+    collections: Collections
     listing: Listing
     glances: Glances
     dead: DeadLetters
@@ -117,6 +119,7 @@ async def running(
         accounts=accounts,
         administration=Administration(accounts, catalog, scripts),
         catalog=catalog,
+        collections=Collections(redis),
         listing=Listing(redis),
         glances=glances,
         dead=DeadLetters(redis, scripts, clock),

@@ -18,6 +18,8 @@ __all__ = (
     "backlog",
     "bell",
     "channel",
+    "collection",
+    "collections",
     "compute",
     "contact",
     "dead",
@@ -31,6 +33,7 @@ __all__ = (
     "examples",
     "file",
     "files",
+    "hardware",
     "held",
     "idempotency",
     "input_data",
@@ -83,6 +86,9 @@ PERMANENT: Final = {
     "model": "catalogue",
     "models": "catalogue",
     "examples": "catalogue",
+    "collection": "catalogue",
+    "collections": "catalogue",
+    "hardware": "catalogue",
     "version": "catalogue",
     "versions": "catalogue",
     "token": "accounts",
@@ -284,6 +290,21 @@ def models(order: Literal["created", "latest"]) -> str:
     May name one that is gone. Permanent.
     """
     return f"models:{order}"
+
+
+def collection(slug: str) -> str:
+    """string · a collection of models as JSON. Written by operators. Permanent."""
+    return f"collection:{slug}"
+
+
+def collections() -> str:
+    """set · every collection. May name one that is gone. Written by operators. Permanent."""
+    return "collections"
+
+
+def hardware() -> str:
+    """hash · SKU → name of the hardware that there is. Written by operators. Permanent."""
+    return "hardware"
 
 
 def examples(model: str) -> str:

@@ -22,6 +22,8 @@ __all__ = ("Model", "Models", "Order", "Visibility")
 Visibility = Literal["public", "private"]
 Order = Literal["created", "latest"]
 
+GIST: Final = 1_000
+
 ORDERS: Final[tuple[Order, ...]] = get_args(Order)
 
 
@@ -44,6 +46,7 @@ class Model(Struct, frozen=True, kw_only=True):
     cover_image_url: str = ""
     default_example: str = ""
     is_official: bool = False
+    gist: str = ""  # how its readme begins
     former_runs: int = 0  # of versions that were deleted
 
     @property
@@ -77,12 +80,12 @@ class Models:
         # the registry first: who is listed and not found is passed over, who is not listed stays so
         for order in ORDERS:
             await self._list(name, order, now_ms, only_new=True)
-        fields = {"created": str(now_ms), **said}
+        fields = {"created": str(now_ms), **_with_gist(said)}
         return await self._scripts.amend(name, "make", said=fields, nonce=secrets.token_hex(8)) == "done"
 
     async def change(self, name: str, said: Mapping[str, str]) -> bool:
         """Say this of it, where '' takes back; all else stays. False where there is no such model."""
-        return await self._scripts.amend(name, "change", said=said) == "done"
+        return await self._scripts.amend(name, "change", said=_with_gist(said)) == "done"
 
     async def remove(self, name: str) -> bool:
         """Take away a model, and its examples; False while it has a version."""
@@ -156,6 +159,11 @@ class Models:
 
     async def _list(self, name: str, order: Order, at_ms: int, *, only_new: bool = False) -> None:
         await ask(lambda: self._redis.zadd(keys.models(order), {name: at_ms}, nx=only_new))
+
+
+def _with_gist(said: Mapping[str, str]) -> Mapping[str, str]:
+    """The beginning of a readme stands beside it: thousands are searched, and none of them is read whole."""
+    return {**said, "gist": said["readme"][:GIST]} if "readme" in said else said
 
 
 def _model(name: str, values: Sequence[bytes | None]) -> Model | None:

@@ -27,6 +27,7 @@ PURE = (
     "director.core.policy",
     "director.core.retry",
     "director.core.schema",
+    "director.core.search",
     "director.core.settings",
     "director.core.shards",
     "director.core.signing",

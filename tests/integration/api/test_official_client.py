@@ -14,7 +14,10 @@ from anyio import to_thread
 from redis.asyncio import Redis
 from replicate.exceptions import ModelError, ReplicateError
 
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.collections import Collection, Collections
 from director.core.ids import QueueName
+from director.core.policy import Policy
 from director.core.scripts import Scripts
 from director.core.states import Status
 from tests.integration.api.conftest import HELLO_VERSION
@@ -255,3 +258,38 @@ async def test_a_stream_that_is_cut_off_is_no_whole_one(
         with pytest.raises(httpx.TransportError):
             await within(read)
     assert said == ["half"]
+
+
+async def test_models_are_made_listed_found_and_their_versions_deleted(
+    official: replicate.Client, catalog: Catalog
+) -> None:
+    said = {"description": "It paints.", "paper_url": "https://arxiv.org/abs/1"}
+    made = await within(
+        lambda: official.models.create(owner=ACCOUNT, name="painter", visibility="private", hardware="gpu-t4", **said)
+    )
+    assert (made.owner, made.name, made.visibility, made.description) == (ACCOUNT, "painter", "private", "It paints.")
+    assert (made.latest_version, made.default_example, made.run_count) == (None, None, 0)
+    await catalog.register(f"{ACCOUNT}/painter", "c" * 64, schema=OPEN_SCHEMA, server="0.23.1", policy=Policy())
+    page = await within(official.models.list)
+    assert [model.name for model in page] == ["painter", "hello", "echo"]
+    assert [model.name for model in await within(lambda: official.models.search("paints"))] == ["painter"]
+    versions = await within(made.versions.list)
+    assert [version.id for version in versions] == ["c" * 64]
+    version = await within(lambda: made.versions.get("c" * 64))
+    assert (version.cog_version, version.openapi_schema["openapi"]) == ("0.23.1", "3.0.2")
+    # it takes only a 204 for a success, and Replicate answers 202 too
+    assert await within(lambda: made.versions.delete("c" * 64)) is False
+    assert list(await within(made.versions.list)) == []
+    with pytest.raises(ReplicateError, match="already a model"):
+        await within(
+            lambda: official.models.create(owner=ACCOUNT, name="painter", visibility="private", hardware="cpu")
+        )
+
+
+async def test_collections_and_hardware_are_read(official: replicate.Client, redis: Redis) -> None:
+    await Collections(redis).put("best", Collection(name="The best", models=(HELLO,)))
+    [listed] = await within(official.collections.list)
+    assert (listed.slug, listed.name, listed.description) == ("best", "The best", "")
+    best = await within(lambda: official.collections.get("best"))
+    assert [model.name for model in best] == ["hello"]
+    assert [hardware.sku for hardware in await within(official.hardware.list)] == ["cpu", "gpu"]

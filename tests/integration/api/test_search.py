@@ -1,0 +1,127 @@
+"""Search, collections and hardware: what is found, in which order, and what is never shown."""
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from director.core.accounts import Accounts
+from director.core.catalog import Catalog
+from director.core.collections import Collection, Collections
+from director.core.ids import QueueName
+from director.core.settings import ApiSettings
+from tests.support.api import api_client
+from tests.support.queue_driver import ACCOUNT, MODEL
+
+pytestmark = pytest.mark.anyio
+
+SHELF = {
+    f"{ACCOUNT}/painter": {"description": "Makes pictures of words."},
+    "other/paint-mixer": {"description": "Mixes colours."},
+    "other/repainted": {"visibility": "public"},
+    "other/camera": {"description": "Like a painter, but faster."},
+    "other/secret-painter": {"visibility": "private"},
+    "painters/x": {"readme": "Nothing but the word colours."},
+}
+
+
+@pytest.fixture
+def settings(settings: ApiSettings) -> ApiSettings:
+    return ApiSettings(redis_url=settings.redis_url, cache_s=0)
+
+
+@pytest.fixture
+async def shelf(catalog: Catalog, queue: QueueName) -> None:
+    for name, said in SHELF.items():
+        await catalog.models.make(name, said)
+
+
+@pytest.fixture
+async def other(settings: ApiSettings, redis: Redis) -> AsyncIterator[httpx.AsyncClient]:
+    async with api_client(settings, token=await Accounts(redis).create_token("other")) as client:
+        yield client
+
+
+async def found(api: httpx.AsyncClient, query: str) -> list[str]:
+    page = (await api.request("QUERY", "/v1/models", content=query, headers={"content-type": "text/plain"})).json()
+    return [f"{model['owner']}/{model['name']}" for model in page["results"]]
+
+
+@pytest.mark.usefixtures("shelf")
+async def test_a_name_counts_more_than_its_beginning_an_owner_and_a_text(api: httpx.AsyncClient) -> None:
+    assert await found(api, "painter") == [f"{ACCOUNT}/painter", "painters/x", "other/camera"]
+    assert await found(api, "paint") == [
+        "other/paint-mixer",
+        f"{ACCOUNT}/painter",
+        "other/repainted",
+        "painters/x",
+        "other/camera",
+    ]
+    assert await found(api, "colours") == ["other/paint-mixer", "painters/x"]
+
+
+@pytest.mark.usefixtures("shelf")
+async def test_every_word_must_be_somewhere_and_one_client_quotes_them(api: httpx.AsyncClient) -> None:
+    assert await found(api, "Pictures PAINTER") == [f"{ACCOUNT}/painter"]
+    assert await found(api, '"pictures painter"') == [f"{ACCOUNT}/painter"]
+    for nothing in ("nowhere painter", "", '"', "!!!", "*"):
+        assert await found(api, nothing) == []
+
+
+@pytest.mark.usefixtures("shelf")
+async def test_a_private_model_is_found_by_its_owner_alone(api: httpx.AsyncClient, other: httpx.AsyncClient) -> None:
+    assert await found(api, "secret") == []
+    assert await found(other, "secret") == ["other/secret-painter"]
+    in_search = [(await client.get("/v1/search?query=secret")).json()["models"] for client in (api, other)]
+    assert [len(models) for models in in_search] == [0, 1]
+
+
+@pytest.mark.usefixtures("shelf")
+async def test_a_search_answers_with_scores_collections_and_no_pages(api: httpx.AsyncClient, redis: Redis) -> None:
+    await Collections(redis).put("painting", Collection(name="Painting", description="All that paints."))
+    answer = (await api.get("/v1/search?query=paint&limit=2")).json()
+    assert [each["model"]["name"] for each in answer["models"]] == ["paint-mixer", "painter"]
+    scores = [each["metadata"]["score"] for each in answer["models"]]
+    assert scores == sorted(scores, reverse=True)
+    assert answer["collections"] == [{"name": "Painting", "slug": "painting", "description": "All that paints."}]
+    assert (answer["query"], answer["pages"]) == ("paint", [])
+
+
+@pytest.mark.parametrize(
+    ("query", "status"), [("", 400), ("?query=%20", 400), ("?query=a&limit=0", 422), ("?query=a&limit=51", 422)]
+)
+async def test_a_search_for_nothing_or_for_too_much_is_refused(api: httpx.AsyncClient, query: str, status: int) -> None:
+    assert (await api.get(f"/v1/search{query}")).status_code == status
+
+
+async def test_a_body_that_is_no_text_or_too_long_is_refused(api: httpx.AsyncClient) -> None:
+    assert (await api.request("QUERY", "/v1/models", content=b"\xff")).status_code == 400
+    assert (await api.request("QUERY", "/v1/models", content=b"x" * 5_000)).status_code == 413
+
+
+@pytest.mark.usefixtures("shelf")
+async def test_a_collection_has_its_models_in_order_but_for_those_that_are_not_shown(
+    api: httpx.AsyncClient, redis: Redis
+) -> None:
+    models = (MODEL, "other/secret-painter", "other/gone", f"{ACCOUNT}/painter")
+    collections = Collections(redis)
+    await collections.put("best", Collection(name="The best", models=models))
+    page = (await api.get("/v1/collections")).json()
+    assert page == {
+        "next": None,
+        "previous": None,
+        "results": [{"name": "The best", "slug": "best", "description": ""}],
+    }
+    best = (await api.get("/v1/collections/best")).json()
+    assert [model["name"] for model in best.pop("models")] == ["echo", "painter"]
+    assert best == {"name": "The best", "slug": "best", "description": "", "full_description": None}
+    await collections.remove("best")
+    assert (await api.get("/v1/collections/best")).status_code == 404
+    assert (await api.get("/v1/collections")).json()["results"] == []
+
+
+async def test_hardware_is_a_plain_list_that_operators_write(api: httpx.AsyncClient, redis: Redis) -> None:
+    assert (await api.get("/v1/hardware")).json() == [{"name": "CPU", "sku": "cpu"}, {"name": "GPU", "sku": "gpu"}]
+    await Collections(redis).put_hardware("gpu-t4", "Nvidia T4")
+    assert (await api.get("/v1/hardware")).json() == [{"name": "Nvidia T4", "sku": "gpu-t4"}]
