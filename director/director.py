@@ -24,6 +24,7 @@ from director import process
 from director.bell import LONGEST_S, Bell
 from director.consumer import Consumer
 from director.core.accounts import Accounts
+from director.core.caller_files import CallerFiles
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import Clock, SystemClock
 from director.core.errors import BackendUnavailable, SettingsError
@@ -37,6 +38,7 @@ from director.core.scripts import Scripts
 from director.core.settings import DirectorSettings
 from director.ends import Limits, Stop
 from director.executor import Executor
+from director.file_inputs import FileInputs
 from director.health import Health, redis_check, serve_http
 from director.heartbeat import KICK_WAIT_S, Heartbeat
 from director.holdings import Holdings
@@ -166,6 +168,17 @@ class Director:
             if store is None
             else Storing(store, clock, run_limit_s=settings.run_limit_s, data_ttl_s=settings.data_ttl_s)
         )
+        self._file_inputs = (
+            None
+            if store is None
+            else FileInputs(
+                store,
+                CallerFiles(self._redis),
+                clock,
+                base=settings.files_base,
+                run_limit_s=settings.run_limit_s,
+            )
+        )
         self._moderator = moderator
         self._queue: QueueName | None = None
         self._queue_known = asyncio.Event()
@@ -257,6 +270,7 @@ class Director:
             dice=random.random,
             storing=self._storing,
             moderator=self._moderator,
+            file_inputs=self._file_inputs,
         )
         heartbeat = Heartbeat(
             queue=queue,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Final
 
+from msgspec import Raw
 from msgspec.structs import replace
 
 from director.core import crash
@@ -22,6 +23,7 @@ from director.core.schema import Claim, Stored
 from director.core.scripts import Requeued, Scripts
 from director.core.states import Status
 from director.ends import Finish, GiveBack, Limits
+from director.file_inputs import FileInputs
 from director.holdings import Held, Holdings
 from director.moderation import Moderator
 from director.performer import Performer
@@ -46,6 +48,7 @@ MOST_ENDING: Final = 8
 
 ABANDONED: Final = Ended(outcome=Outcome.LOST, error="The run was abandoned")
 FAULT: Final = Ended(outcome=Outcome.LOST, error="Following the run failed inside the director")
+NO_INPUT: Final = Ended(outcome=Outcome.REFUSED, error="The files of its input could not be looked up")
 NEVER_BEGAN: Final = Ended(outcome=Outcome.REFUSED, error="It was asked to stop before it was started")
 
 
@@ -66,6 +69,7 @@ class Executor:
         dice: Callable[[], float],
         storing: Storing | None = None,
         moderator: Moderator | None = None,
+        file_inputs: FileInputs | None = None,
     ) -> None:
         self._scripts = scripts
         self._clock = clock
@@ -78,6 +82,7 @@ class Executor:
         self._dice = dice
         self._storing = storing
         self._moderator = moderator
+        self._file_inputs = file_inputs
         self._ending = 0
         self._telling = 0
 
@@ -144,8 +149,12 @@ class Executor:
 
     async def _read(self, held: Held, performer: Performer, seat: Seat) -> None:
         await held.turn()
+        given = await self._given(held.claim)
+        if given is None:
+            performer.feed(NO_INPUT)
+            return
         crash.at("before_put")
-        request = RunRequest(id=held.claim.id, input=held.claim.input)
+        request = RunRequest(id=held.claim.id, input=given)
         async with aclosing(held.runner.run(request)) as events:
             async for event in events:
                 if isinstance(event, Began):
@@ -156,6 +165,16 @@ class Executor:
                     self._servers.doubt(seat)
                 performer.feed(event)
                 await performer.room()
+
+    async def _given(self, claim: Claim) -> Raw | None:
+        """The input for this run; None while it cannot be told where its files are."""
+        if self._file_inputs is None:
+            return claim.input
+        try:
+            return await self._file_inputs.for_run(claim.record, claim.input)
+        except Exception:  # Redis is away, or the store, which is somebody else's
+            log.warning("the files of an input cannot be looked up", extra=_facts(claim), exc_info=True)
+            return None
 
     async def _end(self, held: Held, performer: Performer, seat: Seat) -> Finish | GiveBack | None:
         """What the end of the run asks for, once its files are stored and its output may be released; None when the

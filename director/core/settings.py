@@ -123,6 +123,14 @@ class ApiSettings(CommonSettings, frozen=True, kw_only=True):
 class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     """One director and its model servers."""
 
+    files_base: Annotated[
+        str,
+        Meta(
+            pattern=r"^$|^https?://\S+$",
+            description="Base, without /v1, at which model servers reach the API for files; empty: as its callers do.",
+        ),
+    ] = ""
+
     model: Annotated[str, Meta(pattern=f"^$|{MODEL_NAME}", description="owner/name of the model that it serves.")] = ""
     version: Annotated[
         str,

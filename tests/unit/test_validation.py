@@ -130,6 +130,13 @@ class TestFileInputs:
     def test_are_fetched_or_carried(self, uri: str) -> None:
         assert faults(of_properties(x=FILE), {"x": uri}) == []
 
+    def test_in_a_list_or_left_out_are_never_a_path_either(self) -> None:
+        schema = of_properties(many={"type": "array", "items": FILE}, maybe={"anyOf": [FILE, {"type": "null"}]})
+        assert faults(schema, {"many": ["https://x", "data:,x"], "maybe": None}) == []
+        found = faults(schema, {"many": ["https://x", "/etc/passwd"], "maybe": "file:///etc/passwd"})
+        assert "input.many.1" in str(found)
+        assert "input.maybe" in str(found)
+
     @pytest.mark.parametrize(
         "uri",
         [

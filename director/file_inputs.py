@@ -1,0 +1,81 @@
+"""Turn the addresses of callers' files in an input into ones that a model server can fetch, for one run.
+
+What a caller sent stays in the record as it was; only what goes to the model server is another. A file is the caller's
+own or none: an address of another account's, or of one that expired, is left as it is, and leads the model nowhere.
+Whose host an address names does not matter, since an id is nobody else's.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from director.core.caller_files import CallerFiles
+from director.core.clock import Clock
+from director.core.files import FileStore
+from director.core.ids import FileId, is_file_id
+from director.core.schema import Record
+
+__all__ = ("FileInputs", "filled", "named")
+
+# In valid JSON a quote that no backslash precedes and `http` follows is the beginning of a string
+STRING: Final = re.compile(rb'(?<!\\)"(https?:[^"\\]*+(?:\\.[^"\\]*+)*+)"(?!\s*+:)')
+ADDRESS: Final = re.compile(r"https?://[^?#\s]{1,2048}/files/([0-9a-z]{26})")
+MOST_FILES: Final = 1_000  # of one input; what is beyond stays as it is
+FETCH_S: Final = 60.0  # a server fetches before it runs
+
+
+class FileInputs:
+    """One for all of a director's claims. `base`: where model servers reach the API; empty: where callers do."""
+
+    def __init__(self, store: FileStore, files: CallerFiles, clock: Clock, *, base: str, run_limit_s: float) -> None:
+        self._store = store
+        self._files = files
+        self._clock = clock
+        self._base = base.rstrip("/")
+        self._run_limit_s = run_limit_s
+
+    async def for_run(self, record: Record, given: Raw) -> Raw:
+        """The input for this run. Raises BackendUnavailable, and whatever the store does."""
+        ids = list(dict.fromkeys(file_id for _, file_id in named(given)))[:MOST_FILES]
+        if not ids:
+            return given
+        known = await self._files.known(record.account, ids)
+        expires_s = math.ceil(self._clock.now_ms() / 1000 + self._run_limit_s + FETCH_S)
+        addresses = {
+            file.id: await self._store.fetch_url(
+                file.stored_as, shown=file.name, base=self._base or record.url, expires_s=expires_s
+            )
+            for file in known.values()
+        }
+        return filled(given, addresses)
+
+
+def named(given: Raw) -> Iterator[tuple[tuple[int, int], FileId]]:
+    """Where in an input a string is the address of a caller's file, quotes included, and which."""
+    data = bytes(given)
+    for match in STRING.finditer(data) if b"files" in data else ():
+        text = _text(match[1])
+        found = None if text is None else ADDRESS.fullmatch(text)
+        if found is not None and is_file_id(found[1]):
+            yield match.span(), FileId(found[1])
+
+
+def filled(given: Raw, addresses: Mapping[FileId, str]) -> Raw:
+    """The input with these addresses in place of the callers' own; all else stays the bytes that it is."""
+    data, parts, end = bytes(given), [], 0
+    for (start, stop), file_id in named(given):
+        if file_id in addresses:
+            parts += [data[end:start], msgspec.json.encode(addresses[file_id])]
+            end = stop
+    return Raw(b"".join([*parts, data[end:]]))
+
+
+def _text(string: bytes) -> str | None:
+    try:
+        return msgspec.json.decode(b'"%b"' % string, type=str)
+    except ValueError:  # half of a surrogate pair: no address
+        return None

@@ -1,0 +1,115 @@
+"""Which strings of an input are addresses of callers' files, and what is put in their place."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from director.core.ids import FileId, new_file_id, new_prediction_id
+from director.file_inputs import filled, named
+
+ONE, TWO = new_file_id(1), new_file_id(2)
+SIGNED = {ONE: 'http://x/"one"', TWO: "http://x/two?a=b&c=d"}
+
+
+def of(file_id: str, base: str = "https://director.test/v1") -> str:
+    return f"{base}/files/{file_id}"
+
+
+def replaced(value: Any) -> Any:
+    return msgspec.json.decode(filled(Raw(msgspec.json.encode(value)), SIGNED))
+
+
+@pytest.mark.parametrize(
+    "base",
+    ["https://director.test/v1", "http://127.0.0.1:8080/v1", "https://x", "http://x/v1/v1", "https://x/below/v1"],
+)
+def test_an_address_of_a_file_is_replaced_wherever_it_stands(base: str) -> None:
+    given_ = {"image": of(ONE, base), "more": [{"deep": [of(TWO, base), of(ONE, base)]}], "n": 1.50}
+    assert replaced(given_) == {
+        "image": SIGNED[ONE],
+        "more": [{"deep": [SIGNED[TWO], SIGNED[ONE]]}],
+        "n": 1.50,
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        of(ONE) + "/download",
+        of(ONE) + "?x=1",
+        of(ONE) + "#x",
+        " " + of(ONE),
+        f"see {of(ONE)}",
+        of(ONE.upper()),
+        of(new_prediction_id(model="acme/echo", now_ms=1)),
+        f"ftp://x/files/{ONE}",
+        f"/v1/files/{ONE}",
+        f"https:/files/{ONE}",
+        f'say "{of(ONE)}"',
+        f"data:,https://x/files/{ONE}",
+    ],
+    ids=[
+        "below",
+        "query",
+        "fragment",
+        "space",
+        "text",
+        "upper",
+        "prediction",
+        "ftp",
+        "path",
+        "no host",
+        "quoted",
+        "data",
+    ],
+)
+def test_what_is_no_address_of_a_file_stays(text: str) -> None:
+    assert replaced({"x": text}) == {"x": text}
+
+
+def test_the_names_of_members_stay_and_so_do_files_that_nobody_knows() -> None:
+    unknown = of(new_file_id(3))
+    assert replaced({of(ONE): of(ONE), "x": unknown}) == {of(ONE): SIGNED[ONE], "x": unknown}
+
+
+def test_escaped_slashes_are_slashes() -> None:
+    escaped = json.dumps({"x": of(ONE)}).replace("/", "\\/").encode()
+    assert msgspec.json.decode(filled(Raw(escaped), SIGNED)) == {"x": SIGNED[ONE]}
+
+
+JSON = st.recursive(
+    st.none()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+    | st.sampled_from([of(ONE), 'a"', "\\", '\\"']),
+    lambda below: st.lists(below) | st.dictionaries(st.text() | st.just(of(ONE)), below),
+    max_leaves=10,
+)
+
+
+def substituted(value: Any) -> Any:
+    match value:
+        case dict():
+            return {name: substituted(each) for name, each in value.items()}
+        case list():
+            return [substituted(each) for each in value]
+        case str() if value == of(ONE):
+            return SIGNED[ONE]
+    return value
+
+
+@given(JSON, st.booleans())
+def test_only_whole_strings_are_replaced_in_any_json(value: Any, escaped: bool) -> None:
+    text = json.dumps(value, ensure_ascii=escaped, indent=1 if escaped else None).encode("utf-8", errors="replace")
+    assert json.loads(bytes(filled(Raw(text), SIGNED))) == substituted(json.loads(text))
+    if ONE.encode() not in text:
+        assert bytes(filled(Raw(text), SIGNED)) == text
+
+
+def test_each_is_named_once_for_each_place() -> None:
+    assert [found for _, found in named(Raw(json.dumps([of(ONE), of(ONE)]).encode()))] == [FileId(ONE)] * 2
