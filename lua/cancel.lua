@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- cancel: end a prediction that waits, or ask the holder of one that runs to stop it.
--- Uses lib/keys lib/place lib/estimate lib/share lib/breaker lib/settle
+-- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle
 --
 --   KEYS[1]  record   hash  {p}:rec:<id>
 --   ARGV[1]  id

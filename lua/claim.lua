@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- claim: hand out up to `count` waiting predictions to one consumer, each with a lease and a fencing token. Ends dead work
 -- (canceled, past its deadline) on the way, at most 64 entries a call.
--- Uses lib/keys lib/place lib/estimate lib/share lib/breaker lib/settle
+-- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle
 --
 --   KEYS[1]  meta       hash  {p}:q:<queue>:meta
 --   ARGV[1]  queue
@@ -232,6 +232,7 @@ for index = 1, most do
   redis.call('HSET', record_key(id), 'token', r.token, 'holder', r.holder, 'attempt', r.attempt, 'claims', r.claims,
     'claimed', r.claimed, 'stream', r.stream, 'mid', r.mid, 'charged', r.charged, 'arrival', r.arrival)
   redis.call('ZADD', queue_key(queue, 'lease'), now + lease_ms, id)
+  log('claimed', id, queue, r.account, now, consumer, r.attempt)
   if is_probe then redis.call('HSET', meta, 'breaker', 'probing', 'probe', id) end
   remembered[#remembered + 1] = index .. ':' .. id
   reply[#reply + 1] = handed(id, r)

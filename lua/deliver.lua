@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- deliver: note how an attempt to deliver a terminal webhook went, in the record and among the prediction's events.
--- Uses lib/keys
+-- Uses lib/keys lib/log
 --
 --   KEYS[1]  record    hash  {p}:rec:<id>
 --   KEYS[2]  owed      zset  {p}:owed
@@ -25,7 +25,7 @@ local MOST_EVENTS = 100 -- of attempts: somebody may ask for another one as ofte
 local MOST_WAITING = 10000 -- that are known by their host; others come when their own time has come
 
 if not redis.call('ZSCORE', KEYS[2], id) then return 0 end
-local r = redis.call('HMGET', KEYS[1], 'revivals', 'queue', 'tellings')
+local r = redis.call('HMGET', KEYS[1], 'revivals', 'queue', 'tellings', 'account')
 if (r[1] or '0') ~= revivals then return 0 end
 if outcome == 'failed' and ARGV[8] ~= '' and (r[3] or '0') ~= ARGV[8] then return 1 end
 
@@ -36,6 +36,7 @@ if queue and outcome ~= 'put_off' then
   redis.call('HSET', KEYS[1], 'told', outcome, 'tellings', attempt)
   local status, later = ARGV[5] == '' and '-' or ARGV[5], next_at == '' and '-' or next_at
   local data = table.concat({ 'completed', outcome, status, attempt, later, ARGV[6] }, ' ')
+  log('told', id, queue, r[4], now, outcome, status, attempt)
   if attempt <= MOST_EVENTS and redis.call('EXISTS', events_key(id)) == 1 then -- gone, it would get no lifetime again
     append(id, 'webhook', now, data)
     redis.call('PUBLISH', channel(id), redis.call('HINCRBY', KEYS[1], 'seq', 1))

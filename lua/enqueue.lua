@@ -1,7 +1,7 @@
 #!lua
 -- enqueue: accept a prediction: record, input, first event, indexes and its place in a stream, all or nothing.
 -- Not allow-oom: a full server refuses new work and finishes what it has.
--- Uses lib/keys lib/place lib/estimate lib/share lib/outlook
+-- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/outlook
 --
 --   KEYS[1]  record    hash    {p}:rec:<id>
 --   KEYS[2]  input     string  {p}:in:<id>
@@ -107,4 +107,5 @@ redis.call('ZADD', queue_key(queue, 'live'), now, id)
 if soonest(r) then redis.call('ZADD', queue_key(queue, 'deadline'), soonest(r), id) end
 redis.call('RPUSH', events_key(id), 'created ' .. now .. ' ')
 if fingerprint ~= '' then redis.call('SET', KEYS[3], id .. ' ' .. fingerprint, 'PX', idem_ttl_ms) end
+log('accepted', id, queue, tenant, now, r.lane)
 return { 'created', now, r.deadline, hope }

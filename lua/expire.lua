@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- expire: end what waited past its deadline or past the time it had to start, and tell the holders of what runs past
 -- its deadline.
--- Uses lib/keys lib/place lib/estimate lib/share lib/breaker lib/settle
+-- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle
 --
 --   KEYS[1]  deadline  zset  {p}:q:<queue>:deadline
 --   ARGV[1]  limit     most looked at in this call

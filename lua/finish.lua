@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- finish: write the terminal record and remove its entry, if the claim still holds.
--- Uses lib/keys lib/place lib/estimate lib/share lib/breaker lib/settle
+-- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle
 --
 --   KEYS[1]  record    hash  {p}:rec:<id>
 --   ARGV[1]  id

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- reap: take back claims whose lease ran out, each as an attempt that was lost.
--- Uses lib/keys lib/place lib/estimate lib/share lib/breaker lib/settle lib/requeue
+-- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle lib/requeue
 --
 --   KEYS[1]  lease     zset  {p}:q:<queue>:lease
 --   ARGV[1]  limit    most claims taken back in this call

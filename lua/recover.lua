@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- recover: find claims that lost their lease, by the pending entries of one stream: the slow cross-check of reap.
--- Uses lib/keys lib/place lib/estimate lib/share lib/breaker lib/settle lib/requeue
+-- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle lib/requeue
 --
 --   KEYS[1]  stream   stream  {p}:q:<queue>:<lane>:s<n>
 --   ARGV[1]  queue

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- release: give a claim back: unspent (server full, drain) or as a spent attempt (the server died under it).
--- Uses lib/keys lib/place lib/estimate lib/share lib/breaker lib/settle lib/requeue
+-- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle lib/requeue
 --
 --   KEYS[1]  record    hash  {p}:rec:<id>
 --   ARGV[1]  id

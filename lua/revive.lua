@@ -1,7 +1,7 @@
 #!lua
 -- revive: return a dead letter to its queue, with all its attempts before it. Only for an operator: it is the one way
 -- out of a terminal status.
--- Uses lib/keys lib/place lib/estimate lib/share lib/breaker lib/settle
+-- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle
 --
 --   KEYS[1]  record   hash  {p}:rec:<id>
 --   ARGV[1]  id
@@ -21,6 +21,7 @@ local placed = file(id, r)
 count(r.queue, 'queued', r.account, 1)
 redis.call('DEL', events_key(id), output_key(id)) -- the list begins anew: it may be gone by now, and numbers are places
 append(id, 'revived', now, '')
+log('revived', id, r.queue, r.account, now)
 redis.call('HSET', KEYS[1], 'status', 'starting', 'started', '', 'completed', '', 'begun', '', 'error', '', 'code', '',
   'metrics', '', 'ended', '', 'metered', '', 'ran_ms', '', 'deadline', '', 'start_by', '', 'attempt', 0, 'claims', 0, 'place', '', 'eta50', '', 'eta90', '',
   'seq', 1, 'told', '', 'tellings', 0, 'tellings_before', '', 'owed_since', '', 'next_telling', '', unpack(placed))

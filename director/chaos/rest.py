@@ -26,9 +26,9 @@ QUEUE: Final = re.compile(r"^\{p\d+\}:q:(.+):meta$")
 STREAM: Final = re.compile(r"^\{p\d+\}:q:(.+):[a-z]+:s\d+$")
 OWED: Final = re.compile(r"^\{p\d+\}:owed$")
 OF_PREDICTION: Final = re.compile(r"^\{p\d+\}:(?:rec|in|out|ev):(\w{26})$")
-# the last word of a key of a queue, or the first of one outside the tags, by which PERMANENT names it
+# the last word of a key of a queue, or the first of any other one behind its tag, by which PERMANENT names it
 OF_QUEUE: Final = re.compile(r"^\{p\d+\}:q:.+:([a-z]+)\d*$")
-OUTSIDE: Final = re.compile(r"^(?:\{a:[^}]+\}:)?([a-z]+)(?::.*)?$")
+OUTSIDE: Final = re.compile(r"^(?:\{(?:a:[^}]+|p\d+)\}:)?([a-z]+)(?::.*)?$")
 
 
 class QueueRest(Struct, kw_only=True):

@@ -9,7 +9,20 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from director.cli import accounts, bench, chaos, dead, doctor, explain, predictions, queues, serve, tokens, up
+from director.cli import (
+    accounts,
+    audit_log,
+    bench,
+    chaos,
+    dead,
+    doctor,
+    explain,
+    predictions,
+    queues,
+    serve,
+    tokens,
+    up,
+)
 from director.cli.arguments import CommandParser
 from director.cli.pipe import leave_stdout
 from director.core.errors import DirectorError
@@ -18,7 +31,7 @@ __all__ = ("main",)
 
 FAILED: Final = 1
 INTERRUPTED: Final = 130
-GROUPS: Final = (up, predictions, explain, queues, dead, doctor, tokens, accounts, serve, bench, chaos)
+GROUPS: Final = (up, predictions, explain, queues, dead, doctor, tokens, accounts, serve, audit_log, bench, chaos)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -43,6 +43,7 @@ __all__ = (
     "limits",
     "listing",
     "live",
+    "log",
     "meta",
     "model",
     "models",
@@ -55,6 +56,7 @@ __all__ = (
     "record",
     "running",
     "secret",
+    "sink",
     "slots",
     "stream",
     "tag",
@@ -82,6 +84,8 @@ PERMANENT: Final = {
     "limits": "one field per account that has limits",
     "held": "accounts that an operator paused",
     "tally": "a closed set of counters",
+    "log": "capped by whoever writes",
+    "sink": "one field per partition",
     "queues": "the registry that keepers sweep",
     "model": "catalogue",
     "models": "catalogue",
@@ -261,6 +265,11 @@ def unspent(partition: Partition) -> str:
     return f"{tag(partition)}:unspent"
 
 
+def log(partition: Partition) -> str:
+    """stream · steps of predictions, about the last 10,000. Written by every script that takes one. Permanent."""
+    return f"{tag(partition)}:log"
+
+
 def owed_to(partition: Partition, host: str) -> str:
     """zset · of what is owed, that which waits for its next attempt at one host → when. Written by deliver; 4 days."""
     return f"{tag(partition)}:owed:{host}"
@@ -389,6 +398,11 @@ def compute(account: str) -> str:
 def secret(purpose: str) -> str:
     """string · what one kind of thing is signed with. Made once, by whoever needs it first. Permanent."""
     return f"secret:{purpose}"
+
+
+def sink(name: str) -> str:
+    """hash · partition → how far a sink has read its log: entry and number. Written by `director audit`. Permanent."""
+    return f"sink:{name}"
 
 
 def kick_channel(consumer: str) -> str:

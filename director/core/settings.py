@@ -19,6 +19,7 @@ __all__ = (
     "PREFIX",
     "WEBHOOK_SCHEDULE",
     "ApiSettings",
+    "AuditSettings",
     "CommonSettings",
     "DirectorSettings",
     "KeeperSettings",
@@ -217,6 +218,22 @@ class KeeperSettings(CommonSettings, frozen=True, kw_only=True):
     webhook_schedule: Annotated[
         str, Meta(description="Waits after each attempt to tell an end that failed; then it is given up.")
     ] = WEBHOOK_SCHEDULE
+
+
+class AuditSettings(CommonSettings, frozen=True, kw_only=True):
+    """Who carries the log to a sink."""
+
+    audit_to: Annotated[str, Meta(description="Where the log goes: a file, or a URL.")] = ""
+    audit_name: Annotated[
+        str, Meta(pattern=r"^$|^[A-Za-z0-9._-]{1,128}$", description="Name of a receiver's cursors; empty: by its URL.")
+    ] = ""
+    audit_secret: Annotated[
+        str, Meta(description="What batches to a URL are signed with, as webhooks are: whsec_ and base64.")
+    ] = ""
+    audit_once: Annotated[bool, Meta(description="Carry what there is now, then end.")] = False
+    webhook_allow: Annotated[
+        str, Meta(description="Receivers that are allowed though private: hosts, networks, the word loopback.")
+    ] = ""
 
 
 def load(cls: type[AnySettings], environ: Mapping[str, str] | None = None, **given: object) -> AnySettings:

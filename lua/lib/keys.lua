@@ -10,6 +10,7 @@ local function output_key(id) return TAG .. ':out:' .. id end
 local function events_key(id) return TAG .. ':ev:' .. id end
 local function channel(id) return TAG .. ':ch:' .. id end
 local function owed_key() return TAG .. ':owed' end
+local function log_key() return TAG .. ':log' end
 local function unspent_key() return TAG .. ':unspent' end
 local function queue_key(queue, what) return TAG .. ':q:' .. queue .. ':' .. what end
 local function stream_key(queue, lane, number) return queue_key(queue, lane .. ':s' .. number) end

@@ -1,5 +1,5 @@
 -- lib/requeue: take a claim away and put the prediction back, or end it where it may not run again.
--- Needs lib/keys, lib/place, lib/share, lib/breaker, lib/settle. Returns what became of it, in one word.
+-- Needs lib/keys, lib/log, lib/place, lib/share, lib/breaker, lib/settle. Returns what became of it, in one word.
 
 -- One draw of the caller's dice for many claims: the k-th has its own, by the golden ratio.
 local function spread(jitter, k) return k == 1 and jitter or (jitter + k * 0.6180339887) % 1 end
@@ -47,7 +47,9 @@ local function requeue(id, r, how, now)
   count(r.queue, 'queued', r.account, 1)
   redis.call('ZREM', queue_key(r.queue, 'lease'), id)
   local seq = r.seq + 1
-  append(id, how.spent and 'retried' or 'released', now, table.concat({ code, r.holder, r.claimed }, ' '))
+  local kind = how.spent and 'retried' or 'released'
+  append(id, kind, now, table.concat({ code, r.holder, r.claimed }, ' '))
+  log(kind, id, r.queue, r.account, now, code, r.holder)
   local placed = { 'stream', '', 'mid', '', 'charged', '' }
   if delay_ms > 0 then
     redis.call('ZADD', queue_key(r.queue, 'delayed'), now + delay_ms, id)

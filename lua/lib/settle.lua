@@ -1,5 +1,5 @@
 -- lib/settle: make a prediction terminal, in one way for every script that may end one.
--- Needs lib/keys, lib/place, lib/share, lib/breaker.
+-- Needs lib/keys, lib/log, lib/place, lib/share, lib/breaker.
 
 -- Lifetimes where a queue's own are lost.
 local DATA_TTL_MS, RECORD_TTL_MS = 3600000, 604800000
@@ -45,6 +45,7 @@ local function settle(id, r, status, end_, now)
     redis.call('PEXPIRE', output_key(id), data_ttl)
   end
   append(id, 'completed', now, status)
+  log('ended', id, r.queue, r.account, now, status, end_.code ~= '' and end_.code or nil)
   redis.call('PEXPIRE', events_key(id), data_ttl)
   redis.call('PEXPIRE', input_key(id), data_ttl)
   redis.call('PEXPIRE', record_key(id), record_ttl)

@@ -18,7 +18,7 @@ OF_PREDICTION: Final = re.compile(r"^(\{p\d+\}):(?:rec|in|out|ev):(\w{26})$")
 INDEX: Final = re.compile(r"^(\{p\d+\}):(?:q:.+:(?:live|lease|delayed|deadline|backlog:[a-z]+:[^:]+)|owed|unspent)$")
 COUNTS: Final = re.compile(r"^(\{p\d+\}:q:.+):(?:queued|running|(?:vtime|debt):[a-z]+)$")
 OF_QUEUE: Final = re.compile(r"^\{p\d+\}:q:.+:([a-z]+)\d*$")
-OUTSIDE: Final = re.compile(r"^(?:\{a:[^}]+\}:)?([a-z]+)(?::.*)?$")
+OUTSIDE: Final = re.compile(r"^(?:\{(?:a:[^}]+|p\d+)\}:)?([a-z]+)(?::.*)?$")
 
 
 async def dump(redis: Any) -> Keyspace:

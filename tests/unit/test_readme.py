@@ -3,10 +3,17 @@
 import re
 from pathlib import Path
 
-from director.core.settings import ApiSettings, CommonSettings, DirectorSettings, KeeperSettings, described
+from director.core.settings import (
+    ApiSettings,
+    AuditSettings,
+    CommonSettings,
+    DirectorSettings,
+    KeeperSettings,
+    described,
+)
 
 ROOT = Path(__file__).parents[2]
-PROCESSES = {"api": ApiSettings, "director": DirectorSettings, "keeper": KeeperSettings}
+PROCESSES = {"api": ApiSettings, "director": DirectorSettings, "keeper": KeeperSettings, "audit": AuditSettings}
 
 
 def settings_table() -> str:

@@ -6,6 +6,7 @@ from director.core.errors import SettingsError
 from director.core.settings import (
     PREFIX,
     ApiSettings,
+    AuditSettings,
     CommonSettings,
     DirectorSettings,
     KeeperSettings,
@@ -13,7 +14,7 @@ from director.core.settings import (
     load,
 )
 
-ALL = [CommonSettings, ApiSettings, DirectorSettings, KeeperSettings]
+ALL = [CommonSettings, ApiSettings, AuditSettings, DirectorSettings, KeeperSettings]
 
 
 @pytest.mark.parametrize("cls", ALL)

@@ -1,0 +1,135 @@
+"""Read the log of a partition from where somebody left off, and count what was cut before he came.
+
+Reads only. Every sink has a cursor of its own, so none waits for another.
+"""
+
+from typing import Any, Final
+
+from msgspec import Struct
+from redis import exceptions
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.ids import Partition, QueueName
+from director.core.redis_client import ask, text
+
+__all__ = ("AuditLog", "Batch", "Cursor", "Entry")
+
+NO_KEY: Final = "no such key"  # nothing was ever logged there
+
+
+class Cursor(Struct, frozen=True, array_like=True):
+    """How far somebody has read: the last entry, and how many there were ever up to it."""
+
+    entry: str = "0-0"
+    number: int = 0
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """One step of a prediction. `entry` names it in its partition, and is never used twice; `at` in ms.
+
+    `kind` is accepted, claimed, retried, released, ended, told or revived; what `detail` says depends on it.
+    """
+
+    partition: int
+    entry: str
+    at: int
+    kind: str
+    id: str
+    queue: str
+    account: str
+    detail: str
+
+
+class Batch(Struct, frozen=True, kw_only=True):
+    """What follows a cursor, and the cursor after it. `missed`: how many were cut before anybody read them."""
+
+    partition: int
+    entries: tuple[Entry, ...] = ()
+    missed: int = 0
+    cursor: Cursor
+
+
+class Seen(Struct, frozen=True, kw_only=True):
+    """A log at one moment: how many entries it ever had, how many of them were cut, its last one, and some to read."""
+
+    added: int
+    cut: int
+    last: str
+    found: list[Any]
+
+    def continues(self, after: Cursor, count: int) -> bool:
+        """Is it the log that was read up to `after`? Else an older copy or a new log stands in its place."""
+        unread = self.added - max(self.cut, after.number)
+        is_all = unread == len(self.found) or (unread > len(self.found) == count)
+        return is_all and _order(self.last) >= _order(after.entry)
+
+
+class AuditLog:
+    """The logs in Redis. Raises BackendUnavailable while it cannot answer."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    async def partitions(self) -> list[Partition]:
+        """Those that have a queue."""
+        queues = await ask(lambda: self._redis.smembers(keys.queues()))
+        return sorted({keys.queue_partition(QueueName(text(queue))) for queue in queues})
+
+    async def oldest(self, partition: Partition) -> Cursor:
+        """Where somebody begins who never read it."""
+        return Cursor(number=(await self._look(partition, Cursor().entry, 1)).cut)
+
+    async def read(self, partition: Partition, after: Cursor, *, count: int) -> Batch:
+        """At most `count` entries after a cursor, oldest first.
+
+        A server that lost the newest entries may have given younger ones names that stand before the cursor: such a log
+        is read again from its oldest entry.
+        """
+        seen = await self._look(partition, after.entry, count)
+        if not seen.continues(after, count):
+            after = Cursor(number=seen.cut)
+            seen = await self._look(partition, after.entry, count)
+        entries = tuple(_entry(partition, name, fields) for name, fields in seen.found)
+        return Batch(
+            partition=partition,
+            entries=entries,
+            missed=max(0, seen.cut - after.number),
+            cursor=Cursor(entries[-1].entry if entries else after.entry, max(seen.cut, after.number) + len(entries)),
+        )
+
+    async def _look(self, partition: Partition, after: str, count: int) -> Seen:
+        key = keys.log(partition)
+
+        async def look() -> list[Any]:
+            # together: what is cut between two looks would be missed and not counted
+            pipe = self._redis.pipeline(transaction=True)
+            pipe.xinfo_stream(key)
+            pipe.xrange(key, min=f"({after}", count=count)
+            return await pipe.execute(raise_on_error=False)
+
+        info, found = await ask(look)
+        if isinstance(info, exceptions.ResponseError):
+            if NO_KEY not in str(info):
+                raise info
+            return Seen(added=0, cut=0, last=Cursor().entry, found=[])
+        added = info["entries-added"]
+        return Seen(added=added, cut=added - info["length"], last=text(info["last-generated-id"]), found=found)
+
+
+def _entry(partition: int, name: bytes, fields: dict[bytes, bytes]) -> Entry:
+    told = {field.decode(): value.decode() for field, value in fields.items()}
+    return Entry(
+        partition=partition,
+        entry=name.decode(),
+        at=int(told["at"]),
+        kind=told["kind"],
+        id=told["id"],
+        queue=told["queue"],
+        account=told["account"],
+        detail=told["detail"],
+    )
+
+
+def _order(entry: str) -> list[int]:
+    return [int(part) for part in entry.split("-")]

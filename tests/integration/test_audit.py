@@ -1,0 +1,353 @@
+"""The log of every partition, carried to a file or a receiver: none of it is left out, whatever dies or is away."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from anyio.abc import Process
+from redis.asyncio import Redis
+from standardwebhooks import Webhook
+
+from director.audit.feeder import Fed, Feeder
+from director.audit.log import AuditLog
+from director.audit.process import feeding, sink_name
+from director.audit.sinks import FileSink, SinkAway
+from director.core.clock import SystemClock
+from director.core.errors import SettingsError
+from director.core.ids import partition_of
+from director.core.settings import AuditSettings
+from director.core.signing import new_secret
+from tests.support.audit import STEPS, cut, live
+from tests.support.eventually import eventually
+from tests.support.queue_driver import QueueDriver
+from tests.support.servers import RedisServer
+from tests.support.sink import Answer, sink
+
+pytestmark = pytest.mark.anyio
+
+SECRET = new_secret()
+
+
+# ── a file ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "audit.jsonl"
+
+
+@pytest.fixture
+async def to_file(redis: Redis, file: Path) -> Any:
+    """A process each time."""
+
+    async def feed() -> Fed:
+        async with aclosing(FileSink(file)) as sink:
+            return await Feeder(AuditLog(redis), sink, SystemClock()).run_once()
+
+    return feed
+
+
+async def test_a_file_gets_a_line_for_each_and_goes_on_where_it_ended(
+    to_file: Any, file: Path, driver: QueueDriver
+) -> None:
+    first = await live(driver)
+    assert await to_file() == Fed(entries=3)
+    assert await to_file() == Fed()
+    second = await live(driver)
+    assert await to_file() == Fed(entries=3)
+    assert [(line["id"], line["kind"]) for line in lines(file)] == [
+        (prediction_id, step) for prediction_id in (first, second) for step in STEPS
+    ]
+    assert len({(line["partition"], line["entry"]) for line in lines(file)}) == 6
+
+
+async def test_what_a_file_missed_is_a_line_of_its_own(to_file: Any, file: Path, driver: QueueDriver) -> None:
+    await live(driver)
+    await to_file()
+    await live(driver)
+    await cut(driver, to=1)
+    await to_file()
+    assert lines(file)[3] == {"partition": partition_of(driver.new_id()), "kind": "missed", "count": 2}
+    assert lines(file)[4]["kind"] == "ended"
+
+
+async def test_a_line_that_a_crash_left_unfinished_is_cut_off(to_file: Any, file: Path, driver: QueueDriver) -> None:
+    await live(driver)
+    await to_file()
+    for rest in (b'{"partition":72', b"1" * 100_000):
+        file.write_bytes(file.read_bytes() + rest)
+        await live(driver)
+        assert await to_file() == Fed(entries=3)
+    file.write_bytes(b"1" * 100_000)
+    await live(driver)
+    await to_file()
+    assert [line["kind"] for line in lines(file)] == [*STEPS], "and no line of it was whole"
+
+
+async def test_a_file_that_was_moved_away_begins_anew_and_nothing_comes_twice(
+    to_file: Any, file: Path, driver: QueueDriver
+) -> None:
+    await live(driver)
+    await to_file()
+    file.rename(f"{file}.1")
+    after = await live(driver)
+    await to_file()
+    assert [line["id"] for line in lines(file)] == [after] * 3
+
+
+async def test_what_a_full_disk_left_unfinished_is_cut_off_before_more_comes(
+    redis: Redis, file: Path, driver: QueueDriver
+) -> None:
+    async with aclosing(FileSink(file)) as sink:
+        feeder = Feeder(AuditLog(redis), sink, SystemClock())
+        await live(driver)
+        await feeder.run_once()
+        await live(driver)
+        with no_file_longer_than(file.stat().st_size + 50), pytest.raises(SinkAway, match="too large"):
+            await feeder.run_once()
+        assert not file.read_bytes().endswith(b"\n")
+        assert await feeder.run_once() == Fed(entries=3)
+    assert [line["kind"] for line in lines(file)] == [*STEPS, *STEPS]
+
+
+@contextmanager
+def no_file_longer_than(size: int) -> Iterator[None]:
+    """As on a disk that is full, of this process alone."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def test_a_file_has_one_writer(redis: Redis, to_file: Any, file: Path) -> None:
+    async with aclosing(FileSink(file)) as sink:
+        await Feeder(AuditLog(redis), sink, SystemClock()).run_once()
+        with pytest.raises(SettingsError, match="written by another process"):
+            await to_file()
+    assert await to_file() == Fed()
+
+
+async def test_a_file_of_somebody_else_is_left_alone(to_file: Any, file: Path, driver: QueueDriver) -> None:
+    await live(driver)
+    file.write_bytes(b"no line of ours")
+    with pytest.raises(SettingsError, match="is none of ours"):
+        await to_file()
+    assert file.read_bytes() == b"no line of ours"
+
+
+async def test_a_file_that_cannot_be_is_one_line(redis: Redis, tmp_path: Path) -> None:
+    (tmp_path / "a.cursor").write_text("nonsense")
+    os.mkfifo(tmp_path / "pipe")
+    for name, what in (
+        ("", "cannot be written"),
+        ("no/file", "cannot be written"),
+        ("pipe", "no plain file"),
+        ("a", "is none of ours"),
+    ):
+        async with aclosing(FileSink(tmp_path / name)) as sink:
+            with pytest.raises(SettingsError, match=what):
+                await Feeder(AuditLog(redis), sink, SystemClock()).run_once()
+
+
+# ── a receiver ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def to(server: RedisServer, url: str, **given: Any) -> AuditSettings:
+    given = {"audit_secret": SECRET, "webhook_allow": "loopback", **given}
+    return AuditSettings(redis_url=server.url, audit_to=url, **given)
+
+
+async def test_a_receiver_gets_signed_batches_and_its_cursor_outlives_the_process(
+    server: RedisServer, driver: QueueDriver
+) -> None:
+    async with sink() as receiver:
+        prediction_id, _ = await live(driver), await live(driver)
+        for _ in range(2):
+            async with feeding(to(server, receiver.url), SystemClock()) as feeder:
+                await feeder.run_once()
+        [first] = receiver.received
+        Webhook(SECRET).verify(first.body, dict(first.headers))
+        body = json.loads(first.body)
+        assert (body["partition"], body["missed"]) == (partition_of(prediction_id), 0)
+        assert [entry["kind"] for entry in body["entries"]] == [*STEPS, *STEPS]
+        names = [entry["entry"] for entry in body["entries"]]
+        assert first.headers["webhook-id"] == f"audit_{body['partition']}_{names[0]}_{names[-1]}"
+        await live(driver)
+        async with feeding(to(server, receiver.url), SystemClock()) as feeder:
+            assert await feeder.run_once() == Fed(entries=3)
+        async with feeding(to(server, receiver.url, audit_name="another"), SystemClock()) as feeder:
+            assert await feeder.run_once() == Fed(entries=9)
+
+
+async def test_a_receiver_that_fails_is_brought_the_same_batch_with_the_same_id(
+    server: RedisServer, driver: QueueDriver
+) -> None:
+    async with sink() as receiver, feeding(to(server, receiver.url), SystemClock()) as feeder:
+        receiver.answers.append(Answer(status=500))
+        await live(driver)
+        with pytest.raises(SinkAway, match="answered 500"):
+            await feeder.run_once()
+        assert await feeder.run_once() == Fed(entries=3)
+        first, second = receiver.received
+        assert (first.body, first.headers["webhook-id"]) == (second.body, second.headers["webhook-id"])
+
+
+async def test_a_log_goes_to_no_address_that_is_forbidden(server: RedisServer, driver: QueueDriver) -> None:
+    await live(driver)
+    async with feeding(to(server, "http://10.0.0.1/?token=secret"), SystemClock()) as feeder:
+        with pytest.raises(SettingsError, match="may not go there") as caught:
+            await feeder.run_once()
+    assert "secret" not in str(caught.value)
+
+
+async def test_nothing_is_sent_unsigned(server: RedisServer) -> None:
+    with pytest.raises(SettingsError, match="DIRECTOR_AUDIT_SECRET"):
+        async with feeding(to(server, "https://receiver.example", audit_secret=""), SystemClock()):
+            pass
+
+
+def test_sinks_of_two_urls_have_two_names_and_no_name_tells_a_url() -> None:
+    one, other = (sink_name(f"https://receiver.example/{secret}") for secret in ("secret1", "secret2"))
+    assert one != other
+    assert one.startswith("receiver.example-")
+    assert "secret" not in one
+
+
+# ── the command ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@asynccontextmanager
+async def command(server: RedisServer, *line: str) -> AsyncGenerator[Process]:
+    """`director audit` as a process of its own."""
+    process = await anyio.open_process(
+        [sys.executable, "-m", "director", "audit", *line],
+        env={
+            **os.environ,
+            "DIRECTOR_REDIS_URL": server.url,
+            "DIRECTOR_AUDIT_SECRET": SECRET,
+            "DIRECTOR_WEBHOOK_ALLOW": "loopback",
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        yield process
+    finally:
+        with anyio.CancelScope(shield=True):
+            if process.returncode is None:
+                process.kill()
+            await process.aclose()
+
+
+async def ended(process: Process) -> tuple[int, str]:
+    """Its exit code, and the last thing it said."""
+    assert process.stderr is not None
+    with anyio.fail_after(20):
+        said = b"".join([part async for part in process.stderr])
+        return await process.wait(), said.decode().strip().rpartition("\n")[2]
+
+
+async def test_the_command_carries_what_there_is(server: RedisServer, driver: QueueDriver, file: Path) -> None:
+    await live(driver)
+    async with command(server, "--to", str(file), "--once") as process:
+        code, said = await ended(process)
+    assert (code, json.loads(said)["entries"]) == (0, 3)
+    assert [line["kind"] for line in lines(file)] == list(STEPS)
+
+
+async def test_the_command_goes_on_until_it_is_asked_to_end(
+    server: RedisServer, driver: QueueDriver, file: Path
+) -> None:
+    async with command(server, "--to", str(file)) as process:
+        await live(driver)
+        await eventually(lambda: file.exists() and len(lines(file)) == 3, "it is carried")
+        process.send_signal(signal.SIGTERM)
+        assert (await ended(process))[0] == 0
+
+
+async def test_killed_between_file_and_cursor_it_brings_some_twice_and_loses_none(
+    server: RedisServer, driver: QueueDriver, file: Path, to_file: Any
+) -> None:
+    await live(driver)
+    await to_file()
+    await live(driver)
+    os.mkfifo(cursor := Path(f"{file}.cursor.new"))  # whoever opens it to write waits for a reader
+    async with command(server, "--to", str(file)) as process:
+        await eventually(lambda: len(lines(file)) == 6, "the lines are there")
+        process.kill()
+        await process.wait()
+    cursor.unlink()
+    await live(driver)
+    assert await to_file() == Fed(entries=6)
+    names = [line["entry"] for line in lines(file)]
+    assert (len(names), len(set(names))) == (12, 9)
+
+
+async def test_killed_before_the_receiver_answers_it_brings_the_same_batch_again(
+    server: RedisServer, driver: QueueDriver
+) -> None:
+    async with sink() as receiver:
+        await live(driver)
+        receiver.answers.append(Answer(delay_s=60))
+        async with command(server, "--to", receiver.url) as process:
+            await receiver.arrived(1)
+            process.kill()
+            await process.wait()
+        receiver.close()
+        async with command(server, "--to", receiver.url, "--once") as process:
+            assert (await ended(process))[0] == 0
+        first, second = receiver.received
+        assert (first.body, first.headers["webhook-id"]) == (second.body, second.headers["webhook-id"])
+
+
+async def test_it_ends_when_asked_to_while_the_receiver_is_silent(server: RedisServer, driver: QueueDriver) -> None:
+    async with sink() as receiver:
+        await live(driver)
+        receiver.answer = Answer(delay_s=60)
+        for once in ([], ["--once"]):
+            already = len(receiver.received)
+            async with command(server, "--to", receiver.url, *once) as process:
+                await receiver.arrived(already + 1)
+                process.send_signal(signal.SIGTERM)
+                assert (await ended(process))[0] == 0
+        receiver.close()
+
+
+async def test_a_receiver_that_is_away_is_told_all_once_it_is_back_and_its_url_is_in_no_log(
+    server: RedisServer, driver: QueueDriver
+) -> None:
+    await live(driver)
+    async with sink() as receiver:
+        receiver.answers.append(Answer(status=500))
+        async with command(server, "--to", f"{receiver.url}?token=hidden") as process:
+            await receiver.arrived(1)
+            await live(driver)
+            await receiver.arrived(2)
+            process.send_signal(signal.SIGTERM)
+            assert process.stderr is not None
+            said = b"".join([part async for part in process.stderr])
+        assert [entry["kind"] for entry in json.loads(receiver.received[-1].body)["entries"]] == [*STEPS, *STEPS]
+    assert b"answered 500" in said
+    for secret in (b"hidden", SECRET.encode(), receiver.url.encode()):
+        assert secret not in said
+
+
+async def test_the_command_without_a_place_to_go_is_one_line(server: RedisServer) -> None:
+    async with command(server, "--once") as process:
+        code, said = await ended(process)
+    assert (code, said) == (1, "director audit: say where the log goes: --to FILE or --to https://…")

@@ -1,0 +1,245 @@
+"""The log of every partition, read by whoever keeps a cursor: everything, in order, and what was cut is counted."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+from redis.asyncio import Redis
+
+from director.audit.feeder import Fed, Feeder
+from director.audit.log import AuditLog
+from director.audit.sinks import SinkAway
+from director.core import keys
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.clock import SystemClock
+from director.core.gatherer import Gatherer
+from director.core.ids import new_prediction_id, partition_of, queue_name
+from director.core.policy import Policy
+from director.core.redis_client import client
+from director.core.scripts import Scripts
+from tests.support.audit import STEPS, KeptSink, cut, live
+from tests.support.clock import FakeClock
+from tests.support.eventually import eventually
+from tests.support.queue_driver import MODEL, VERSION, QueueDriver
+from tests.support.servers import RedisServer, redis_server
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def kept() -> KeptSink:
+    return KeptSink()
+
+
+@pytest.fixture
+def feeder(redis: Redis, kept: KeptSink) -> Feeder:
+    return Feeder(AuditLog(redis), kept, SystemClock())
+
+
+@asynccontextmanager
+async def queue_of(server: RedisServer) -> AsyncGenerator[QueueDriver]:
+    """The queue as one server of several has it."""
+    redis = client(server.url)
+    gatherer = Gatherer(redis)
+    try:
+        yield QueueDriver(redis, Scripts(gatherer), queue_name(MODEL, VERSION))
+    finally:
+        with anyio.CancelScope(shield=True):
+            await gatherer.aclose()
+            await redis.aclose()
+
+
+async def test_everything_comes_once_and_in_order(feeder: Feeder, kept: KeptSink, driver: QueueDriver) -> None:
+    assert await feeder.run_once() == Fed()
+    ids = [await live(driver) for _ in range(3)]
+    assert await feeder.run_once() == Fed(entries=9)
+    assert kept.told == [(prediction_id, step) for prediction_id in ids for step in STEPS]
+    assert await feeder.run_once() == Fed()
+    await live(driver)
+    assert await feeder.run_once() == Fed(entries=3)
+
+
+async def test_all_partitions_are_read(
+    feeder: Feeder, kept: KeptSink, driver: QueueDriver, catalog: Catalog, redis: Redis, scripts: Scripts
+) -> None:
+    queue = await catalog.register("acme/other", VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    other = QueueDriver(redis, scripts, queue)
+    elsewhere = new_prediction_id(model="acme/other", now_ms=1)
+    await other.submit(elsewhere)
+    here = await driver.submit()
+    await feeder.run_once()
+    assert {(batch.partition, entry.id) for batch in kept.batches for entry in batch.entries} == {
+        (partition_of(here), here),
+        (partition_of(elsewhere), elsewhere),
+    }
+
+
+async def test_a_new_process_goes_on_where_the_last_one_ended(
+    feeder: Feeder, kept: KeptSink, driver: QueueDriver, redis: Redis, catalog: Catalog
+) -> None:
+    await live(driver)
+    await feeder.run_once()
+    after = await live(driver)
+    later = KeptSink(kept.kept)
+    assert await Feeder(AuditLog(redis), later, SystemClock()).run_once() == Fed(entries=3)
+    assert later.told == [(after, step) for step in STEPS]
+
+
+async def test_what_is_cut_before_it_was_read_is_counted(feeder: Feeder, kept: KeptSink, driver: QueueDriver) -> None:
+    await live(driver)
+    await feeder.run_once()
+    for _ in range(4):
+        await live(driver)
+    await cut(driver, to=5)
+    assert await feeder.run_once() == Fed(entries=5, missed=7)
+    assert kept.batches[-1].missed == 7
+    await live(driver)
+    await cut(driver, to=2)
+    assert await feeder.run_once() == Fed(entries=2, missed=1)
+    assert await feeder.run_once() == Fed()
+
+
+async def test_what_is_cut_after_it_was_read_is_missed_by_nobody(
+    feeder: Feeder, kept: KeptSink, driver: QueueDriver
+) -> None:
+    await live(driver)
+    await feeder.run_once()
+    await cut(driver, to=0)
+    assert await feeder.run_once() == Fed()
+    await live(driver)
+    assert await feeder.run_once() == Fed(entries=3)
+
+
+async def test_who_comes_first_begins_with_what_is_there(feeder: Feeder, driver: QueueDriver) -> None:
+    await live(driver)
+    await cut(driver, to=1)
+    assert await feeder.run_once() == Fed(entries=1)
+
+
+async def test_a_log_that_began_anew_is_read_from_its_start(
+    feeder: Feeder, kept: KeptSink, driver: QueueDriver
+) -> None:
+    await live(driver)
+    await feeder.run_once()
+    await driver.redis.delete(keys.log(partition_of(driver.new_id())))
+    assert await feeder.run_once() == Fed()
+    after = await live(driver)
+    assert await feeder.run_once() == Fed(entries=3)
+    assert kept.told[-3:] == [(after, step) for step in STEPS]
+
+
+async def test_an_older_copy_of_the_log_is_read_again_from_its_start(
+    feeder: Feeder, kept: KeptSink, driver: QueueDriver
+) -> None:
+    key = keys.log(partition_of(driver.new_id()))
+    prediction_id = await live(driver)
+    older = await driver.redis.dump(key)
+    await driver.submit()
+    await feeder.run_once()
+    await driver.redis.restore(key, 0, older, replace=True)
+    assert await feeder.run_once() == Fed(entries=3)
+    assert await feeder.run_once() == Fed()
+    assert kept.told[-3:] == [(prediction_id, step) for step in STEPS]
+
+
+async def test_a_failover_that_loses_the_newest_entries_hides_none_that_came_since() -> None:
+    soon = {"repl-diskless-sync-delay": "0"}
+    with redis_server(loopback=True, config=soon) as first, redis_server(loopback=True) as second:
+        async with queue_of(first) as old, queue_of(second) as new:
+            await new.redis.replicaof("127.0.0.1", first.port)
+            catalog = Catalog(old.redis, old.scripts, SystemClock())
+            await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+            kept = KeptSink()
+            prediction_id = await old.submit()
+            await Feeder(AuditLog(old.redis), kept, SystemClock()).run_once()
+            await eventually(lambda: old.redis.wait(1, 100), "the replica has it")
+
+            await new.redis.replicaof("NO", "ONE")
+            claim = await new.claim_one()
+            await old.submit()  # lost, and named after what the new master has had by now
+            await Feeder(AuditLog(old.redis), kept, SystemClock()).run_once()
+            first.kill()
+
+            feeder = Feeder(AuditLog(new.redis), kept, SystemClock())
+            assert await feeder.run_once() == Fed(entries=2)
+            assert kept.told[-2:] == [(prediction_id, "accepted"), (prediction_id, "claimed")]
+            await new.finish(claim)
+            assert await feeder.run_once() == Fed(entries=1)
+            for _ in range(2):
+                await live(new)
+            await cut(new, to=1)
+            assert await feeder.run_once() == Fed(entries=1, missed=5), "and it still counts"
+
+
+async def test_what_came_since_a_failover_is_found_also_when_as_much_was_lost(
+    feeder: Feeder, kept: KeptSink, driver: QueueDriver
+) -> None:
+    key = keys.log(partition_of(driver.new_id()))
+    await live(driver)
+    older = await driver.redis.dump(key)
+    await driver.submit()
+    await feeder.run_once()
+    await driver.redis.restore(key, 0, older, replace=True)
+    [(last, fields)] = await driver.redis.xrevrange(key, count=1)
+    milliseconds, _, number = last.decode().partition("-")
+    await driver.redis.xadd(key, fields, id=f"{milliseconds}-{int(number) + 1}")
+    assert await feeder.run_once() == Fed(entries=4)
+
+
+async def test_what_happened_before_a_queue_was_deleted_is_still_told(
+    feeder: Feeder, kept: KeptSink, driver: QueueDriver, redis: Redis
+) -> None:
+    await live(driver)
+    await feeder.run_once()
+    await live(driver)
+    await redis.srem(keys.queues(), driver.queue)
+    later = KeptSink(kept.kept)
+    assert await Feeder(AuditLog(redis), later, SystemClock()).run_once() == Fed(entries=3)
+
+
+async def test_a_busy_partition_keeps_no_other_one_waiting(
+    redis: Redis, kept: KeptSink, driver: QueueDriver, catalog: Catalog, scripts: Scripts
+) -> None:
+    queue = await catalog.register("acme/other", VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    busy, quiet = sorted([driver, QueueDriver(redis, scripts, queue)], key=lambda one: keys.queue_partition(one.queue))
+    of_busy, of_quiet = (new_prediction_id(model=one.queue.partition(":")[0], now_ms=1) for one in (busy, quiet))
+    await busy.submit(of_busy)
+    await quiet.submit(of_quiet)
+    [(_, fields)] = await busy.redis.xrange(keys.log(partition_of(of_busy)))
+    pipe = busy.redis.pipeline()
+    for _ in range(1100):
+        pipe.xadd(keys.log(partition_of(of_busy)), fields)
+    await pipe.execute()
+    feeder = Feeder(AuditLog(redis), kept, SystemClock())
+    assert await feeder.run_once() == Fed(entries=501, more=True)
+    assert (of_quiet, "accepted") in kept.told
+    assert await feeder.catch_up() == Fed(entries=601)
+
+
+async def test_what_is_cut_while_the_sink_was_never_there_is_counted(
+    feeder: Feeder, kept: KeptSink, driver: QueueDriver
+) -> None:
+    kept.is_away = True
+    await live(driver)
+    with pytest.raises(SinkAway):
+        await feeder.run_once()
+    await live(driver)
+    await cut(driver, to=2)
+    kept.is_away = False
+    assert await feeder.run_once() == Fed(entries=2, missed=4)
+
+
+async def test_a_sink_that_is_away_is_waited_for_and_brought_the_same(
+    redis: Redis, catalog: Catalog, kept: KeptSink, driver: QueueDriver
+) -> None:
+    clock = FakeClock()
+    kept.is_away = True
+    await live(driver)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(Feeder(AuditLog(redis), kept, clock).run)
+        await eventually(lambda: kept.refusals == 1, "it was tried")
+        kept.is_away = False
+        clock.pass_time(60)
+        await eventually(lambda: len(kept.told) == 3, "it was brought")
+        tasks.cancel_scope.cancel()

@@ -1,0 +1,118 @@
+"""lib/log: each step of a prediction is one entry, and the log has an end."""
+
+from typing import Any
+
+import pytest
+
+from director.core import keys
+from director.core.ids import PredictionId, partition_of
+from director.core.states import Status
+from tests.support.queue_driver import ACCOUNT, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+
+async def logged(driver: QueueDriver) -> list[dict[str, str]]:
+    entries = await driver.redis.xrange(keys.log(partition_of(driver.new_id())))
+    return [{name.decode(): value.decode() for name, value in fields.items()} for _, fields in entries]
+
+
+async def steps(driver: QueueDriver) -> list[tuple[str, str]]:
+    return [(entry["kind"], entry["detail"]) for entry in await logged(driver)]
+
+
+async def owe_nothing(driver: QueueDriver, prediction_id: PredictionId, **options: Any) -> None:
+    options = {"outcome": "delivered", "delay_s": None, "now_ms": driver.now_ms, **options}
+    await driver.scripts.deliver(prediction_id, **options)
+
+
+async def test_a_life_is_told_step_by_step(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit(lane="low", webhook="https://example.com/secret", events="completed")
+    await driver.release(await driver.claim_one(), code="server_full")
+    await driver.release(await driver.claim_one(consumer="d2"), spent=True, code="connection_lost")
+    claim = await driver.claim_one()
+    await driver.begin(claim, ("output", b'"secret"'))
+    await driver.finish(claim, output=b'"secret"', logs="secret", seq=claim.record.seq + 2)
+    await owe_nothing(driver, prediction_id, outcome="failed", delay_s=2)
+    await owe_nothing(driver, prediction_id, status=204)
+    assert await steps(driver) == [
+        ("accepted", "low"),
+        ("claimed", "d1 1"),
+        ("released", "server_full d1"),
+        ("claimed", "d2 1"),
+        ("retried", "connection_lost d2"),
+        ("claimed", "d1 2"),
+        ("ended", "succeeded"),
+        ("told", "failed - 1"),
+        ("told", "delivered 204 2"),
+    ]
+    for entry in await logged(driver):
+        assert entry["id"] == prediction_id
+        assert (entry["queue"], entry["account"], entry["at"]) == (driver.queue, ACCOUNT, str(driver.now_ms))
+        assert "secret" not in str(entry)
+
+
+async def test_every_end_is_told_with_its_code(driver: QueueDriver) -> None:
+    canceled = await driver.submit()
+    await driver.cancel(canceled)
+    late = await driver.submit(lifetime_ms=1000)
+    driver.pass_time(1)
+    await driver.expire()
+    await driver.submit()
+    await driver.finish(await driver.claim_one(), Status.FAILED, code="model_failed", error="secret")
+    dead = await driver.die()
+    ends = [entry for entry in await logged(driver) if entry["kind"] == "ended"]
+    assert [entry["detail"] for entry in ends] == [
+        "canceled",
+        "failed deadline_exceeded",
+        "failed model_failed",
+        "failed broken",
+    ]
+    assert [ends[number]["id"] for number in (0, 1, 3)] == [canceled, late, dead]
+
+
+async def test_what_a_keeper_takes_back_and_an_operator_revives_is_told(driver: QueueDriver) -> None:
+    await driver.submit()
+    await driver.claim_one()
+    driver.pass_time(15)
+    await driver.reap()
+    assert (await steps(driver))[-1] == ("retried", "director_lost d1")
+    await driver.release(await driver.claim_one(), spent=True, code="broken")
+    claim = await driver.claim_one()
+    assert await driver.release(claim, spent=True, code="broken") == "dead"
+    await driver.revive(claim.id)
+    assert (await steps(driver))[-2:] == [("ended", "failed broken"), ("revived", "")]
+
+
+async def test_what_changes_nothing_is_no_step(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    claim = await driver.claim_one()
+    await driver.finish(claim)
+    before = await logged(driver)
+    await driver.submit(prediction_id)
+    await driver.finish(claim)
+    await driver.release(claim)
+    await driver.cancel(prediction_id)
+    await owe_nothing(driver, prediction_id)
+    await driver.claim()
+    assert await logged(driver) == before
+
+
+async def test_what_is_put_off_was_no_attempt(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit(webhook="https://example.com", events="completed")
+    await driver.finish(await driver.claim_one())
+    before = await logged(driver)
+    await owe_nothing(driver, prediction_id, outcome="put_off", delay_s=2)
+    assert await logged(driver) == before
+    await owe_nothing(driver, prediction_id)
+
+
+async def test_the_log_has_an_end(driver: QueueDriver) -> None:
+    key = keys.log(partition_of(driver.new_id()))
+    pipe = driver.redis.pipeline()
+    for _ in range(10_500):
+        pipe.xadd(key, {"id": "x", "kind": "x", "queue": "x", "account": "x", "at": 1, "detail": ""})
+    await pipe.execute()
+    await driver.submit()
+    assert await driver.redis.xlen(key) <= 10_200, "whole blocks of a hundred are cut"
+    assert (await steps(driver))[-1][0] == "accepted"

@@ -1,0 +1,57 @@
+"""What tests of the audit log share: predictions that leave entries in it, and a sink that remembers.
+
+Never reads the log itself.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from director.audit.log import Batch, Cursor
+from director.audit.sinks import SinkAway
+from director.core import keys
+from director.core.ids import PredictionId, partition_of
+from tests.support.queue_driver import QueueDriver
+
+__all__ = ("STEPS", "KeptSink", "cut", "live")
+
+STEPS: Final = ("accepted", "claimed", "ended")
+
+
+class KeptSink:
+    """Keeps what it is brought; takes nothing while it is away."""
+
+    def __init__(self, cursors: Mapping[int, Cursor] | None = None) -> None:
+        self.batches: list[Batch] = []
+        self.is_away = False
+        self.refusals = 0
+        self.kept = dict(cursors or {})
+
+    async def cursors(self) -> Mapping[int, Cursor]:
+        return self.kept
+
+    async def write(self, batch: Batch) -> None:
+        if self.is_away:
+            self.refusals += 1
+            raise SinkAway("not now")
+        self.batches.append(batch)
+        self.kept[batch.partition] = batch.cursor
+
+    async def aclose(self) -> None:
+        """Holds nothing."""
+
+    @property
+    def told(self) -> list[tuple[str, str]]:
+        return [(entry.id, entry.kind) for batch in self.batches for entry in batch.entries]
+
+
+async def live(driver: QueueDriver) -> PredictionId:
+    """Three steps."""
+    await driver.submit()
+    claim = await driver.claim_one()
+    await driver.finish(claim)
+    return claim.id
+
+
+async def cut(driver: QueueDriver, *, to: int) -> None:
+    """As the scripts cut it once it is long."""
+    await driver.redis.xtrim(keys.log(partition_of(driver.new_id())), maxlen=to, approximate=False)
