@@ -1,0 +1,94 @@
+"""The table of every route: which path leads to which room.
+
+Names rooms and nothing in them; a path is written once, without the bases that `app.py` puts before it.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api import (
+    accounts,
+    admin,
+    admin_accounts,
+    batches,
+    collections,
+    deployments,
+    events,
+    files,
+    health,
+    listing,
+    models,
+    outputs,
+    predictions,
+    search,
+    streams,
+    versions,
+    webhooks,
+)
+
+__all__ = ("PROBES", "ROUTES", "Handler")
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
+    ("POST", "/predictions", predictions.create),
+    ("GET", "/predictions", listing.list_predictions),
+    ("POST", "/predictions/batch", batches.create_batch),
+    ("GET", "/predictions/{id}", predictions.get),
+    ("DELETE", "/predictions/{id}", predictions.delete),
+    ("GET", "/predictions/{id}/explain", predictions.explain),
+    ("GET", "/predictions/{id}/events", events.get_events),
+    ("GET", "/predictions/{id}/webhooks", webhooks.get_webhooks),
+    ("POST", "/predictions/{id}/webhooks/redeliver", webhooks.redeliver),
+    ("POST", "/predictions/{id}/cancel", predictions.cancel),
+    ("GET", "/streams/{address}", streams.stream),
+    ("OPTIONS", "/streams/{address}", streams.preflight),
+    ("GET", "/models", models.list_models),
+    ("POST", "/models", models.make_model),
+    ("QUERY", "/models", search.query_models),
+    ("GET", "/models/{owner}/{name}", models.get_model),
+    ("PATCH", "/models/{owner}/{name}", models.change_model),
+    ("DELETE", "/models/{owner}/{name}", models.delete_model),
+    ("GET", "/models/{owner}/{name}/readme", models.get_readme),
+    ("GET", "/models/{owner}/{name}/examples", models.get_examples),
+    ("POST", "/models/{owner}/{name}/predictions", predictions.create_of_model),
+    ("GET", "/models/{owner}/{name}/versions", versions.list_versions),
+    ("GET", "/models/{owner}/{name}/versions/{id}", versions.get_version),
+    ("DELETE", "/models/{owner}/{name}/versions/{id}", versions.delete_version),
+    ("GET", "/deployments", deployments.list_deployments),
+    ("POST", "/deployments", deployments.create_deployment),
+    ("GET", "/deployments/{owner}/{name}", deployments.get_deployment),
+    ("PATCH", "/deployments/{owner}/{name}", deployments.update_deployment),
+    ("DELETE", "/deployments/{owner}/{name}", deployments.delete_deployment),
+    ("POST", "/deployments/{owner}/{name}/predictions", deployments.create_of_deployment),
+    ("GET", "/collections", collections.list_collections),
+    ("GET", "/collections/{slug}", collections.get_collection),
+    ("GET", "/hardware", collections.list_hardware),
+    ("GET", "/search", search.search),
+    ("POST", "/files", files.create_file),
+    ("GET", "/files", files.list_files),
+    ("GET", "/files/{id}", files.get_file),
+    ("DELETE", "/files/{id}", files.delete_file),
+    ("GET", "/files/{id}/download", files.download_file),
+    ("GET", "/files/{id}/download/{name}", files.download_file),
+    ("GET", "/outputs/{name}", outputs.get_output),
+    ("GET", "/account", accounts.get_account),
+    ("GET", "/webhooks/default/secret", accounts.get_webhook_secret),
+    ("GET", "/admin/dead", admin.list_dead),
+    ("POST", "/admin/dead/revive", admin.revive_dead),
+    ("POST", "/admin/dead/drop", admin.drop_dead),
+    ("GET", "/admin/dead/{id}", admin.get_dead),
+    ("POST", "/admin/dead/{id}/revive", admin.revive_one_dead),
+    ("POST", "/admin/dead/{id}/drop", admin.drop_one_dead),
+    ("GET", "/admin/accounts", admin_accounts.list_accounts),
+    ("POST", "/admin/accounts", admin_accounts.create_account),
+    ("GET", "/admin/accounts/{name}", admin_accounts.get_account_of_all),
+    ("PATCH", "/admin/accounts/{name}", admin_accounts.change_account),
+    ("GET", "/admin/accounts/{name}/tokens", admin_accounts.list_tokens),
+    ("POST", "/admin/accounts/{name}/tokens", admin_accounts.create_token),
+    ("DELETE", "/admin/accounts/{name}/tokens/{id}", admin_accounts.revoke_token),
+)
+PROBES: Final[tuple[tuple[str, Handler], ...]] = (("/livez", health.livez), ("/readyz", health.readyz))
