@@ -4,9 +4,10 @@ Each keeper goes by what it has seen itself. Sends nothing: says only whether on
 """
 
 import random
+from itertools import count
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from director.core.clock import Clock
 
@@ -23,11 +24,11 @@ MOST_HOSTS: Final = 10_000
 
 
 class _Host(Struct, eq=False):
-    """`failures` in a row; when the next one may try; the first interval that nobody was given."""
+    """`failures` in a row; when the next one may try; whose that interval is, and those after it."""
 
     failures: int = 0
     probe_s: float = 0.0
-    free_s: float = 0.0
+    given_s: dict[str, float] = field(default_factory=dict)
 
 
 class Breakers:
@@ -50,16 +51,22 @@ class Breakers:
         host.probe_s = now_s + self._interval_s
         return True
 
-    def put_off_s(self, name: str) -> float:
-        """How long one waits that may not be sent now."""
+    def put_off_s(self, name: str, who: str) -> float:
+        """How long this one waits, who may not be sent now: until the first interval that is nobody's.
+
+        Whoever has one keeps it, though he was brought forward meanwhile: without him nobody would come then.
+        """
         host, now_s = self._hosts.get(name), self._clock.monotonic()
         if host is None:  # it has answered since
             return LATER_S
-        at_s = max(host.free_s, host.probe_s)
-        if at_s - now_s > LATEST_S:
-            return random.uniform(LATEST_S / 2, LATEST_S)  # noqa: S311 - spreads attempts, guards nothing
-        host.free_s = at_s + self._interval_s
-        return max(at_s - now_s, 0.0) + LATER_S
+        host.given_s = {one: at_s for one, at_s in host.given_s.items() if at_s > now_s}
+        if who not in host.given_s:
+            taken = {round((at_s - host.probe_s) / self._interval_s) for at_s in host.given_s.values()}
+            at_s = host.probe_s + self._interval_s * next(number for number in count() if number not in taken)
+            if at_s - now_s > LATEST_S:
+                return random.uniform(LATEST_S / 2, LATEST_S)  # noqa: S311 - spreads attempts, guards nothing
+            host.given_s[who] = at_s
+        return max(host.given_s[who] - now_s, 0.0) + LATER_S
 
     def failed(self, name: str, *, asked_s: float | None = None) -> None:
         """The host gave no answer, or one that says that it cannot. `asked_s`: it asked for so much patience."""

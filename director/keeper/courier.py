@@ -152,7 +152,7 @@ class Courier:
         return is_old or self._breakers.may_try(owed.endpoint)
 
     async def _put_off(self, owed: Owed) -> None:
-        delay_s = self._breakers.put_off_s(owed.endpoint)
+        delay_s = self._breakers.put_off_s(owed.endpoint, owed.id)
         await self._scripts.deliver(owed.id, outcome="put_off", delay_s=delay_s, revivals=owed.revivals, host=owed.host)
 
     async def _due(self) -> list[Owed]:

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -43,6 +43,7 @@ __all__ = (
     "Supervised",
     "Tally",
     "director_process",
+    "keeper_process",
     "keeping",
     "live_director",
     "settings_for",
@@ -205,10 +206,23 @@ class DirectorProcess:
 async def director_process(redis_url: str, *servers: str, **given: Any) -> AsyncGenerator[DirectorProcess]:
     """A process of its own, killed with the block if it is still there."""
     variables = {"model": MODEL, "version": VERSION, "redis_url": redis_url, "servers": ",".join(servers), **given}
+    async with _process("run", variables) as director:
+        yield director
+
+
+@asynccontextmanager
+async def keeper_process(redis_url: str, **given: Any) -> AsyncGenerator[None]:
+    """`python -m director keeper`, killed with the block."""
+    async with _process("keeper", {"redis_url": redis_url, **given}):
+        yield
+
+
+@asynccontextmanager
+async def _process(role: str, variables: Mapping[str, Any]) -> AsyncGenerator[DirectorProcess]:
     env = {f"DIRECTOR_{name.upper()}": str(value) for name, value in variables.items()}
     with tempfile.NamedTemporaryFile(prefix="dr-log-") as log:
         process = await anyio.open_process(
-            [sys.executable, "-m", "director", "run"],
+            [sys.executable, "-m", "director", role],
             env=dict(os.environ) | env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -62,7 +62,7 @@ def test_an_answer_closes_it_and_the_failures_count_anew(breakers: Breakers) -> 
 
 def test_each_that_is_put_off_has_an_interval_to_itself(breakers: Breakers, clock: FakeClock) -> None:
     fail(breakers)
-    waits = [breakers.put_off_s(HOST) for _ in range(4)]
+    waits = [breakers.put_off_s(HOST, f"{n}") for n in range(4)]
     assert waits == pytest.approx([INTERVAL_S, 2 * INTERVAL_S, 3 * INTERVAL_S, 4 * INTERVAL_S], abs=0.1)
     for wait_s in waits:
         clock.pass_time(wait_s - clock.monotonic())
@@ -70,15 +70,37 @@ def test_each_that_is_put_off_has_an_interval_to_itself(breakers: Breakers, cloc
         fail(breakers, 1)
 
 
+def test_who_is_brought_forward_keeps_his_interval(breakers: Breakers, clock: FakeClock) -> None:
+    fail(breakers)
+    first, *_ = waits = [breakers.put_off_s(HOST, f"{n}") for n in range(100)]
+    clock.pass_time(10)
+    again = [breakers.put_off_s(HOST, f"{n}") for n in range(100)]
+    assert again[:10] == pytest.approx([wait_s - 10 for wait_s in waits[:10]])
+    clock.pass_time(first - 10)
+    assert breakers.may_try(HOST)
+
+
+def test_who_comes_a_moment_too_soon_is_the_next_all_the_same(breakers: Breakers, clock: FakeClock) -> None:
+    fail(breakers)
+    for number in range(100):
+        breakers.put_off_s(HOST, f"{number}")
+    clock.pass_time(INTERVAL_S + 0.9)
+    assert breakers.may_try(HOST)
+    fail(breakers, 1)
+    clock.pass_time(INTERVAL_S - 0.8)
+    assert not breakers.may_try(HOST)
+    assert breakers.put_off_s(HOST, "1") < 1
+
+
 def test_one_that_was_to_be_put_off_when_the_host_answered_waits_no_longer(breakers: Breakers) -> None:
     fail(breakers)
     breakers.answered(HOST)
-    assert breakers.put_off_s(HOST) < 1
+    assert breakers.put_off_s(HOST, "one") < 1
 
 
 def test_nobody_is_put_off_for_long(breakers: Breakers) -> None:
     fail(breakers)
-    waits = [breakers.put_off_s(HOST) for _ in range(1000)]
+    waits = [breakers.put_off_s(HOST, f"{n}") for n in range(1000)]
     assert max(waits) <= LATEST_S + INTERVAL_S
     beyond = waits[int(LATEST_S / INTERVAL_S) + 1 :]
     assert min(beyond) >= LATEST_S / 2

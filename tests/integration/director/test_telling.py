@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator
+from asyncio import gather
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import anyio
@@ -17,7 +18,6 @@ from director.core.ids import partition_of
 from director.core.policy import Policy
 from director.core.schema import Claim
 from director.core.scripts import Scripts
-from director.core.settings import WEBHOOK_SCHEDULE
 from director.executor import Executor
 from director.holdings import Holdings
 from director.runners.runner import Began, Ended, Health, HealthStatus, Logged, Outcome, Produced, RunEvent, RunRequest
@@ -28,7 +28,7 @@ from director.webhooks.outbox import Post
 from director.webhooks.sender import Sender
 from director.webhooks.terminal import TerminalWebhooks
 from tests.support.eventually import eventually
-from tests.support.live_director import Caller, keeping, live_director
+from tests.support.live_director import Caller, director_process, keeper_process, keeping, live_director
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 from tests.support.scripted_runner import ScriptedRunner
 from tests.support.servers import RedisServer
@@ -38,6 +38,8 @@ from tests.support.told import judge
 pytestmark = pytest.mark.anyio
 
 ALL = "start,output,logs,completed"
+PHASE_S = 30.0
+CALLERS = 8
 
 
 # ── a receiver that fails, dies and comes back ───────────────────────────────────────────────────────────────────
@@ -58,17 +60,11 @@ async def owed(redis: Redis, prediction_id: Any) -> int:
 
 
 @pytest.mark.cog
-@pytest.mark.parametrize(
-    ("phase_s", "schedule", "probe_s"),
-    [
-        pytest.param(1.5, ",".join(["0.2s"] * 40), 0.4, id="in small"),
-        pytest.param(30.0, WEBHOOK_SCHEDULE, 30.0, id="as shipped", marks=pytest.mark.heavy),
-    ],
-)
 async def test_every_end_arrives_at_a_receiver_that_failed_and_died_and_lives_again(
-    caller: Caller, server: RedisServer, redis: Redis, cog_url: str, phase_s: float, schedule: str, probe_s: float
+    caller: Caller, server: RedisServer, redis: Redis, cog_url: str
 ) -> None:
     received: list[Received] = []
+    phase_s, schedule, probe_s = 1.5, ",".join(["0.2s"] * 40), 0.4
     director = live_director(server.url, cog_url, webhook_allow="loopback", webhook_schedule=schedule)
     async with director, keeping(redis, server.url, schedule=schedule, probe_s=probe_s):
         async with sink() as failing:
@@ -83,9 +79,50 @@ async def test_every_end_arrives_at_a_receiver_that_failed_and_died_and_lives_ag
             await eventually(lambda: owed(redis, ids[0]), "all is told", until=(0).__eq__, limit_s=20 + 4 * probe_s)
         received += living.received
     [secret] = await Accounts(redis).webhook_secrets(ACCOUNT)
-    accepted = [one.headers["webhook-id"] for one in living.received]
-    assert {name for name in accepted if name.endswith("_completed")} == {f"msg_{one}_completed" for one in ids}
+    assert set(ends_of(living.received)) == {f"msg_{one}_completed" for one in ids}
     judge(received, ids, secret, is_whole=False)
+
+
+def ends_of(received: Sequence[Received]) -> list[str]:
+    """The names under which ends were told."""
+    names = [one.headers["webhook-id"] for one in received]
+    return [name for name in names if name.endswith("_completed")]
+
+
+@pytest.mark.cog
+@pytest.mark.heavy
+async def test_so_they_do_under_load_with_everything_as_shipped_and_half_a_minute_of_each(
+    caller: Caller, server: RedisServer, redis: Redis, cog_url: str, second_cog_url: str
+) -> None:
+    async def under_load(url: str, seconds: float) -> list[str]:
+        return [one for ids in await gather(*(submit_for(seconds, caller, url) for _ in range(CALLERS))) for one in ids]
+
+    async with (
+        keeper_process(server.url, webhook_allow="loopback"),
+        director_process(server.url, cog_url, webhook_allow="loopback"),
+        director_process(server.url, second_cog_url, webhook_allow="loopback"),
+    ):
+        async with sink() as failing:
+            failing.answer = Answer(status=500)
+            ids = await under_load(failing.url, PHASE_S)
+        failed = len(ids)
+        ids += await under_load(failing.url, PHASE_S)
+        unheard = len(ids)
+        assert await owed(redis, ids[0]) == unheard, "so far nobody could be told of any end"
+        async with sink(failing.port) as living:
+            began = anyio.current_time()
+            ids += await under_load(living.url, PHASE_S / 3)
+            await eventually(lambda: owed(redis, ids[0]), "all is told", until=(0).__eq__, limit_s=4 * PHASE_S)
+            took_s = anyio.current_time() - began
+    [secret] = await Accounts(redis).webhook_secrets(ACCOUNT)
+    told = ends_of(living.received)
+    print(
+        f"{len(ids)} predictions, {failed} of them while it failed, {unheard - failed} while it was dead; "
+        f"it answered 500 to {len(failing.received)} webhooks, {len(ends_of(failing.received))} of them ends; "
+        f"alive, it had all {len(set(told))} ends within {took_s:.1f} s, {len(told) - len(set(told))} of them twice"
+    )
+    assert set(told) == {f"msg_{one}_completed" for one in ids}
+    judge([*failing.received, *living.received], ids, secret, is_whole=False)
 
 
 # ── order at any pace ────────────────────────────────────────────────────────────────────────────────────────────
