@@ -23,6 +23,7 @@ class Backend:
         from director.core.administration import Administration
         from director.core.catalog import Catalog
         from director.core.clock import SystemClock
+        from director.core.collections import Collections
         from director.core.dead import DeadLetters
         from director.core.gatherer import Gatherer
         from director.core.queues import Queues
@@ -33,6 +34,7 @@ class Backend:
         clock = SystemClock()
         self.scripts = Scripts(self._gatherer)
         self.catalog = Catalog(redis, self.scripts, clock)
+        self.collections = Collections(redis)
         self.accounts = Accounts(redis)
         self.administration = Administration(self.accounts, self.catalog, self.scripts)
         self.queues = Queues(redis, self.catalog)

@@ -17,6 +17,7 @@ from director.cli import (
     dead,
     doctor,
     explain,
+    models,
     predictions,
     queues,
     serve,
@@ -31,7 +32,21 @@ __all__ = ("main",)
 
 FAILED: Final = 1
 INTERRUPTED: Final = 130
-GROUPS: Final = (up, predictions, explain, queues, dead, doctor, tokens, accounts, serve, audit_log, bench, chaos)
+GROUPS: Final = (
+    up,
+    predictions,
+    explain,
+    queues,
+    dead,
+    doctor,
+    tokens,
+    accounts,
+    models,
+    serve,
+    audit_log,
+    bench,
+    chaos,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

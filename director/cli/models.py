@@ -1,0 +1,115 @@
+"""`director model`, `collection`, `hardware`: what operators say of the catalogue. Never registers a version."""
+
+import argparse
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from director.cli.arguments import CommandParser, Commands, add_redis
+from director.cli.backend import Backend, on_backend
+
+__all__ = ("add",)
+
+# option -> field of the model
+SAID: Final = {
+    "description": "what it does",
+    "github_url": "where its source is",
+    "paper_url": "the paper behind it",
+    "license_url": "its license",
+    "cover_image_url": "a picture of it",
+    "hardware": "what it runs on",
+}
+YES_NO: Final = {"yes": "1", "no": ""}
+
+
+def add(commands: Commands) -> None:
+    """Add the commands of this file."""
+    model = _group(commands, "model", "list models, say what is shown of them and to whom")
+    _action(model, "list", "list every model", _list)
+    changed = _action(model, "set", "change what is said of a model; an empty text takes it back", _set, "name")
+    changed.add_argument("--visibility", choices=("public", "private"), help="private: for its owner and operators")
+    changed.add_argument("--official", choices=tuple(YES_NO), help="mark it as official")
+    for field, text in SAID.items():
+        changed.add_argument(f"--{field.replace('_', '-')}", metavar="TEXT", help=text)
+    collection = _group(commands, "collection", "write collections of models")
+    put = _action(collection, "set", "write a collection, whether there is one or not", _put, "slug")
+    put.add_argument("--name", required=True, metavar="TEXT")
+    put.add_argument("--description", default="", metavar="TEXT")
+    put.add_argument("--models", nargs="*", default=[], metavar="OWNER/NAME", help="in the order to show them")
+    _action(collection, "remove", "take a collection away; its models stay", _remove, "slug")
+    hardware = _group(commands, "hardware", "write what GET /v1/hardware shows")
+    named = _action(hardware, "set", "name a kind of hardware", _put_hardware, "sku")
+    named.add_argument("name", metavar="NAME")
+    _action(hardware, "remove", "take one away", _remove_hardware, "sku")
+
+
+def _group(commands: Commands, name: str, text: str) -> Commands:
+    group = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+    return group.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)
+
+
+def _action(
+    actions: Commands, name: str, text: str, run: Callable[[argparse.Namespace], int], of: str = ""
+) -> CommandParser:
+    parser = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+    if of:
+        parser.add_argument("of", metavar=of.upper())
+    add_redis(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _list(given: argparse.Namespace) -> int:
+    async def read(backend: Backend) -> list[str]:
+        models = backend.catalog.models
+        names = [name for _, name in await models.listed("latest")][::-1]
+        found = [model for model in await models.many(names) if model is not None]
+        return [f"{model.name} {model.visibility} {model.latest or 'no version'}" for model in found]
+
+    print("\n".join(on_backend(given, read)) or "no models yet: a director registers one")
+    return 0
+
+
+def _set(given: argparse.Namespace) -> int:
+    from director.core.errors import SettingsError
+
+    said = {field: text for field in ("visibility", *SAID) if (text := getattr(given, field)) is not None}
+    if given.official is not None:
+        said["is_official"] = YES_NO[given.official]
+    if not said:
+        raise SettingsError("say what: --visibility, --official or a text.")
+    if not on_backend(given, lambda backend: backend.catalog.models.change(given.of, said)):
+        raise SettingsError(f"there is no model {given.of}: `director model list` shows those that there are.")
+    print(f"{given.of}: an API knows it once its cache is over")
+    return 0
+
+
+def _put(given: argparse.Namespace) -> int:
+    import msgspec
+
+    from director.core.collections import Collection
+    from director.core.errors import SettingsError
+
+    asked = {"name": given.name, "description": given.description, "models": given.models}
+    try:
+        collection = msgspec.convert(asked, Collection)
+    except msgspec.ValidationError as exc:
+        raise SettingsError(f"that is no collection: {exc}") from exc
+    return _done(given, lambda backend: backend.collections.put(given.of, collection))
+
+
+def _remove(given: argparse.Namespace) -> int:
+    return _done(given, lambda backend: backend.collections.remove(given.of))
+
+
+def _put_hardware(given: argparse.Namespace) -> int:
+    return _done(given, lambda backend: backend.collections.put_hardware(given.of, given.name))
+
+
+def _remove_hardware(given: argparse.Namespace) -> int:
+    return _done(given, lambda backend: backend.collections.remove_hardware(given.of))
+
+
+def _done(given: argparse.Namespace, act: Callable[[Backend], Awaitable[None]]) -> int:
+    on_backend(given, act)
+    print(f"{given.of}: done")
+    return 0
