@@ -1,4 +1,4 @@
-"""What operators do with accounts and tokens, over HTTP: make, list, show and change accounts; make and revoke tokens.
+"""What operators do with accounts and tokens, over HTTP: make, change and suspend accounts; make and revoke tokens.
 
 For tokens with the scope `admin` alone, and then over all accounts. A token's secret is in the answer that makes it
 and in no other.
@@ -21,7 +21,7 @@ from api.pages import PAGE_SIZE, Cursor, cursor_of, link
 from api.parts import parts_of
 from api.problems import InvalidField, account_exists, invalid_input, not_found
 from director.core.account_limits import DEFAULT, NO_LIMIT, AccountLimits
-from director.core.accounts import ACCOUNT_NAME, AccountType
+from director.core.accounts import ACCOUNT_NAME, AccountType, Policy, Reason, Suspension
 from director.core.administration import Administration
 from director.core.errors import SettingsError
 from director.core.keys import LANES
@@ -36,11 +36,14 @@ __all__ = (
     "get_account_of_all",
     "list_accounts",
     "list_tokens",
+    "resume_account",
     "revoke_token",
+    "suspend_account",
 )
 
 PATH: Final = "/admin/accounts"
 MAX_BODY: Final = 16_384
+LONGEST_S: Final = 10.0  # that what a suspended account has is ended in the call itself; a keeper does the rest
 DAY_MS: Final = 86_400_000
 
 Name = Annotated[str, Meta(pattern=ACCOUNT_NAME)]
@@ -61,6 +64,13 @@ class Change(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     type: AccountType | UnsetType = UNSET
     limits: dict[str, Limit] = {}
+
+
+class AskedSuspension(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body that suspends an account."""
+
+    policy: Policy
+    reason: Reason = "review"
 
 
 class AskedToken(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -134,6 +144,23 @@ async def change_account(request: Request) -> Response:
     return json_response(await _view(request, name))
 
 
+async def suspend_account(request: Request) -> Response:
+    """POST /admin/accounts/{name}/suspend: once this is answered nothing of the account starts any more."""
+    administration, by = await _entered(request)
+    name = await _named(request)
+    asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AskedSuspension)
+    ended = await administration.suspend(name, asked.policy, asked.reason, by=by, within_s=LONGEST_S)
+    return json_response({**await _view(request, name), **asdict(ended)})
+
+
+async def resume_account(request: Request) -> Response:
+    """POST /admin/accounts/{name}/resume: what was held runs; what was ended does not come back."""
+    administration, by = await _entered(request)
+    name = await _named(request)
+    await administration.resume(name, by=by)
+    return json_response(await _view(request, name))
+
+
 async def list_tokens(request: Request) -> Response:
     """GET /admin/accounts/{name}/tokens: all of them, oldest first."""
     administration, _ = await _entered(request)
@@ -184,12 +211,20 @@ async def _named(request: Request) -> str:
 async def _view(request: Request, name: str) -> dict[str, Any]:
     parts = parts_of(request)
     usage = await parts.accounts.usage(name, day=parts.clock.now_ms() // DAY_MS)
+    written = await parts.accounts.written(name)
     return {
         "name": name,
-        "type": (await parts.accounts.written(name)).type,
+        "type": written.type,
+        "suspension": _suspension(written.suspension),
         "limits": await parts.accounts.limits(name),
         "usage": usage,
     }
+
+
+def _suspension(suspension: Suspension | None) -> dict[str, str] | None:
+    if suspension is None:
+        return None
+    return {"policy": suspension.policy, "reason": suspension.reason, "since": iso(suspension.since_ms)}
 
 
 def _written(limits: Mapping[str, Limit]) -> dict[str, str]:

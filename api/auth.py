@@ -6,7 +6,7 @@ from starlette.requests import Request
 
 from api.limits import admit
 from api.parts import parts_of
-from api.problems import forbidden, unauthenticated
+from api.problems import account_suspended, forbidden, unauthenticated
 from director.core.account_limits import BucketName
 from director.core.accounts import Account
 
@@ -19,8 +19,8 @@ SCHEMES: Final = frozenset({"bearer", "token"})
 
 
 async def authenticate(request: Request, *scopes: Scope, takes: BucketName = "read") -> Account:
-    """The account whose token came with the request; 401 where there is none, 403 where it has none of these scopes,
-    429 where its rate is exceeded: before a body is read.
+    """The account whose token came with the request; 401 where there is none, 403 where it has none of these scopes
+    or is suspended and wants more than to look, 429 where its rate is exceeded: before a body is read.
     """
     header = request.headers.get("authorization")
     if header is None:
@@ -35,4 +35,6 @@ async def authenticate(request: Request, *scopes: Scope, takes: BucketName = "re
     await admit(request, account, takes)
     if not set(scopes) & set(account.scopes):
         raise forbidden(f"This token does not have the scope {' or '.join(map(repr, scopes))}.")
+    if takes == "create" and account.suspension is not None:
+        raise account_suspended(account.suspension.reason)
     return account

@@ -5,6 +5,7 @@ nothing but a Problem. Requests that need no body (a cancel, which official clie
 nothing in it) must not come here.
 """
 
+import re
 from itertools import accumulate
 from typing import Final, TypeVar
 
@@ -22,6 +23,7 @@ T = TypeVar("T")
 MAX_NESTING: Final = 100
 
 LONGEST_S: Final = 30.0
+QUOTED: Final = re.compile(r"(?<=^Invalid enum value) .*?( - at `[^`]*`)?$", re.DOTALL)
 
 OPEN, CLOSE = b"[{", b"]}"
 STRUCTURE: Final = OPEN + CLOSE + b'"'
@@ -56,8 +58,9 @@ def decode_json(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.DecodeError as exc:
-        # it names a place and a reason, and quotes nothing of the text
-        raise malformed(f"The body cannot be read: {exc}.") from exc
+        # it names a place and a reason, and quotes nothing of the text once a word that is none of a closed set is cut
+        said = QUOTED.sub(r"\1", str(exc))
+        raise malformed(f"The body cannot be read: {said}.") from exc
 
 
 async def _counted(request: Request, max_bytes: int) -> bytes:

@@ -32,6 +32,7 @@ from director.core.listing import Listing
 from director.core.redis_client import blocking_client, client
 from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
+from director.core.suspensions import Suspensions
 
 __all__ = ("Clients", "Parts", "State", "parts_of", "running")
 
@@ -117,7 +118,9 @@ async def running(
         clock=clock,
         scripts=scripts,
         accounts=accounts,
-        administration=Administration(accounts, catalog, scripts),
+        administration=Administration(
+            accounts, catalog, scripts, Suspensions(redis, accounts, catalog, scripts, clock)
+        ),
         catalog=catalog,
         collections=Collections(redis),
         listing=Listing(redis),

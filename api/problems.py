@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from api.answers import carried
+from director.core.accounts import Reason
 from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, UnknownQueue
 
 __all__ = (
@@ -27,6 +28,7 @@ __all__ = (
     "Problem",
     "ProblemDocument",
     "account_exists",
+    "account_suspended",
     "already_exists",
     "compute_exhausted",
     "data_removed",
@@ -74,6 +76,7 @@ class Code(StrEnum):
     """What a program may branch on. A closed set: a new one is a new promise."""
 
     ACCOUNT_EXISTS = "account_exists"
+    ACCOUNT_SUSPENDED = "account_suspended"
     ALREADY_EXISTS = "already_exists"
     BREAKER_OPEN = "breaker_open"
     CANNOT_START_IN_TIME = "cannot_start_in_time"
@@ -156,6 +159,21 @@ def unauthenticated(*, passed: bool) -> Problem:
 
 def forbidden(detail: str = "You do not have permission to do this.") -> Problem:
     return _problem(403, detail)
+
+
+WHY_SUSPENDED: Final[Mapping[Reason, str]] = {
+    "unpaid": "its bills are unpaid",
+    "abuse": "it was used against the rules of this service",
+    "security": "its tokens may be in the wrong hands",
+    "asked": "its owner asked for it",
+    "review": "it is being looked into",
+}
+
+
+def account_suspended(reason: Reason) -> Problem:
+    """It may look, and cancel, but have nothing run."""
+    detail = f"This account is suspended: {WHY_SUSPENDED[reason]}. Please ask whoever runs this service."
+    return _problem(403, detail, title="Account suspended", code=Code.ACCOUNT_SUSPENDED)
 
 
 def not_found() -> Problem:

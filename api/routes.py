@@ -87,6 +87,8 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("POST", "/admin/accounts", admin_accounts.create_account),
     ("GET", "/admin/accounts/{name}", admin_accounts.get_account_of_all),
     ("PATCH", "/admin/accounts/{name}", admin_accounts.change_account),
+    ("POST", "/admin/accounts/{name}/suspend", admin_accounts.suspend_account),
+    ("POST", "/admin/accounts/{name}/resume", admin_accounts.resume_account),
     ("GET", "/admin/accounts/{name}/tokens", admin_accounts.list_tokens),
     ("POST", "/admin/accounts/{name}/tokens", admin_accounts.create_token),
     ("DELETE", "/admin/accounts/{name}/tokens/{id}", admin_accounts.revoke_token),

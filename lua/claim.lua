@@ -144,7 +144,9 @@ end
 
 -- Nobody has a turn. Where nobody can have lost it either, no backlog is left, whatever a lost key made of the count.
 local function nobody_waits(lane)
-  if backlogged[lane] == '0' or has_any(queue, 'limits') or has_any(queue, 'held') then return end
+  if backlogged[lane] == '0' or has_any(queue, 'limits') or has_any(queue, 'held') or has_any(queue, 'suspended') then
+    return
+  end
   if redis.call('EXISTS', queue_key(queue, 'vtime:' .. lane)) == 0 then redis.call('HSET', meta, 'backlogged:' .. lane, 0) end
 end
 

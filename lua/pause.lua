@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- pause: hand nothing out of a queue, or nothing of one tenant; or resume. What is claimed runs on; what waits keeps
--- its place.
+-- its place. A tenant is paused here by an operator, and everywhere while its account is suspended: each for itself.
 -- Uses lib/keys lib/place lib/estimate lib/share
 --
 --   KEYS[1]  meta    hash  {p}:q:<queue>:meta
@@ -8,18 +8,35 @@
 --   ARGV[2]  paused  '1', or '0' to resume
 --   ARGV[3]  tenant  '' for the whole queue
 --   ARGV[4]  now_ms  '' for the server's clock
---   Returns  1  done
+--   ARGV[5]  revision  which change of its account's suspension this is, '' for none: an older one changes nothing
+--   Returns  1  done, or known to be older than what was done
 --            0  nobody registered this queue
 
-local meta, queue, paused, tenant, now = KEYS[1], ARGV[1], ARGV[2], ARGV[3], clock(ARGV[4])
+local meta, queue, paused, tenant, now, revision = KEYS[1], ARGV[1], ARGV[2], ARGV[3], clock(ARGV[4]), ARGV[5]
 
 if redis.call('EXISTS', meta) == 0 then return 0 end
+
+-- True where it was paused and is no more.
+local function suspend()
+  local key = queue_key(queue, 'suspended')
+  local known = redis.call('HGET', key, tenant)
+  if known and tonumber(known) > tonumber(revision) then return false end
+  if paused == '0' then
+    redis.call('HDEL', key, tenant)
+  elseif known ~= revision then
+    redis.call('HSET', key, tenant, revision)
+  end
+  return paused == '0' and known
+end
 
 local has_resumed
 if tenant == '' then
   has_resumed = paused == '0' and redis.call('HGET', meta, 'paused') == '1'
   redis.call('HSET', meta, 'paused', paused)
   if paused == '0' then ring(queue) end
+elseif revision ~= '' then
+  has_resumed = suspend()
+  join_or_part(queue, tenant)
 else
   has_resumed = redis.call(paused == '1' and 'SADD' or 'SREM', queue_key(queue, 'held'), tenant) == 1 and paused == '0'
   join_or_part(queue, tenant)

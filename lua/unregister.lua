@@ -31,7 +31,7 @@ end
 if redis.call('EXISTS', queue_key(queue, 'dead')) == 1 then return 'dead' end
 if redis.call('ZCOUNT', queue_key(queue, 'directors'), now - alive_ms, '+inf') > 0 then return 'served' end
 
-for _, what in ipairs({ 'bell', 'last', 'queued', 'running', 'limits', 'held', 'slots', 'tally', 'deadline', 'directors' }) do
+for _, what in ipairs({ 'bell', 'last', 'queued', 'running', 'limits', 'held', 'suspended', 'slots', 'tally', 'deadline', 'directors' }) do
   gone[#gone + 1] = queue_key(queue, what)
 end
 redis.call('DEL', unpack(gone))

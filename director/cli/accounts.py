@@ -15,11 +15,15 @@ from director.cli.pipe import print_json
 if TYPE_CHECKING:
     from director.core.accounts import Usage, Written
     from director.core.scripts import Rotated
+    from director.core.suspensions import Ended
 
 __all__ = ("add",)
 
 DAY_S: Final = 86_400
 HOUR_S: Final = 3_600.0
+POLICIES: Final = ("hold", "end")  # these too; a test holds them together
+REASONS: Final = ("unpaid", "abuse", "security", "asked", "review")
+END_S: Final = 60.0
 KEEP_HOURS: Final = 24.0
 TYPES: Final = ("organization", "user")  # of core.accounts, which is imported only when a command runs
 LIMITS: Final = {  # the fields of AccountLimits, which is imported only when a command runs
@@ -53,6 +57,17 @@ def add(commands: Commands) -> None:
     limited.add_argument("name", metavar="NAME")
     for name, text in LIMITS.items():
         limited.add_argument(f"--{name.replace('_', '-')}", metavar="N", help=text)
+    suspended = _action(actions, "suspend", "let nothing of an account start any more", _suspend)
+    suspended.add_argument("name", metavar="NAME")
+    suspended.add_argument(
+        "--policy",
+        choices=POLICIES,
+        default=POLICIES[0],
+        help="hold what waits and let run what runs, or end both (%(default)s)",
+    )
+    suspended.add_argument("--reason", choices=REASONS, default="review", help="what it is told (%(default)s)")
+    resumed = _action(actions, "resume", "let a suspended account run again, and what was held of it", _resume)
+    resumed.add_argument("name", metavar="NAME")
     rotated = _action(actions, "rotate-secret", "sign its webhooks with a new secret, and the former one too", _rotate)
     rotated.add_argument("name", metavar="NAME")
     rotated.add_argument(
@@ -108,10 +123,12 @@ def _show(given: argparse.Namespace) -> int:
 
     written, usage = on_backend(given, read)
     if given.json:
-        print_json(
-            {"name": given.name, "type": written.type, "limits": written.limits, "usage": msgspec.to_builtins(usage)}
-        )
+        suspension, used = msgspec.to_builtins(written.suspension), msgspec.to_builtins(usage)
+        shown = {"name": given.name, "type": written.type, "suspension": suspension, "limits": written.limits}
+        print_json({**shown, "usage": used})
         return 0
+    if written.suspension:
+        print(f"suspended          {written.suspension.policy}, for the reason {written.suspension.reason}")
     for name, text in LIMITS.items():
         print(f"{name:<18} {written.limits.get(name, 'default'):<10} {text}")
     denied = ", ".join(f"{count} of {name}" for name, count in sorted(usage.bursts.items())) or "none"
@@ -133,6 +150,37 @@ def _set(given: argparse.Namespace) -> int:
         print_json({"name": given.name, "limits": written})
     else:
         print(_line(given.name, written))
+    return 0
+
+
+def _suspend(given: argparse.Namespace) -> int:
+    import msgspec
+
+    with audited() as by:
+
+        async def suspend(backend: Backend) -> "Ended":
+            return await backend.administration.suspend(given.name, given.policy, given.reason, by=by, within_s=END_S)
+
+        ended = on_backend(given, suspend)
+    if given.json:
+        print_json({"name": given.name, "policy": given.policy, "reason": given.reason, **msgspec.to_builtins(ended)})
+    elif given.policy == "hold":
+        print(f"{given.name} is suspended: what waits is held, what runs goes on, and nothing more is taken in")
+    else:
+        print(
+            f"{given.name} is suspended: {ended.ended} were canceled, {ended.asked} that run were asked to stop, "
+            f"{ended.left} have not ended yet"
+        )
+    return 0
+
+
+def _resume(given: argparse.Namespace) -> int:
+    with audited() as by:
+        on_backend(given, lambda backend: backend.administration.resume(given.name, by=by))
+    if given.json:
+        print_json({"name": given.name})
+    else:
+        print(f"{given.name} may run again; an API that knew of its suspension forgets it once its cache is over")
     return 0
 
 

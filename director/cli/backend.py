@@ -28,6 +28,7 @@ class Backend:
         from director.core.gatherer import Gatherer
         from director.core.queues import Queues
         from director.core.scripts import Scripts
+        from director.core.suspensions import Suspensions
 
         self._redis = redis
         self._gatherer = Gatherer(redis)
@@ -36,7 +37,12 @@ class Backend:
         self.catalog = Catalog(redis, self.scripts, clock)
         self.collections = Collections(redis)
         self.accounts = Accounts(redis)
-        self.administration = Administration(self.accounts, self.catalog, self.scripts)
+        self.administration = Administration(
+            self.accounts,
+            self.catalog,
+            self.scripts,
+            Suspensions(redis, self.accounts, self.catalog, self.scripts, clock),
+        )
         self.queues = Queues(redis, self.catalog)
         self.dead = DeadLetters(redis, self.scripts, clock)
 

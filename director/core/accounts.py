@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal, cast, get_args
 
+import msgspec
 from msgspec import Struct
 from redis.asyncio import Redis
 
@@ -20,12 +21,36 @@ from director.core.redis_client import ask, text, texts
 from director.core.signing import new_secret
 from director.core.tokens import Tokens
 
-__all__ = ("ACCOUNT_NAME", "TYPES", "Account", "AccountType", "Accounts", "Usage", "Written", "refuse_name")
+__all__ = (
+    "ACCOUNT_NAME",
+    "TYPES",
+    "Account",
+    "AccountType",
+    "Accounts",
+    "Policy",
+    "Reason",
+    "Suspension",
+    "Usage",
+    "Written",
+    "refuse_name",
+)
 
 AccountType = Literal["organization", "user"]
 TYPES: Final[tuple[AccountType, ...]] = get_args(AccountType)
+Policy = Literal["hold", "end"]
+"""Of a suspended account. hold: what waits is kept, what runs goes on; end: what waits is canceled, what runs too."""
+Reason = Literal["unpaid", "abuse", "security", "asked", "review"]
+"""A closed set, so that whoever is refused is told in words of ours."""
 ACCOUNT_NAME: Final = r"^[a-z0-9][a-z0-9_-]{0,63}$"
 FORMER: Final = "webhook_secret_until:"
+
+
+class Suspension(Struct, frozen=True, kw_only=True):
+    """Why an account may run nothing, since when, and what becomes of what it has."""
+
+    policy: Policy
+    reason: Reason
+    since_ms: int
 
 
 class Account(Struct, frozen=True):
@@ -42,14 +67,19 @@ class Account(Struct, frozen=True):
     type: AccountType = "organization"
     token_id: str = ""
     expires_ms: int | None = None
+    suspension: Suspension | None = None
 
 
 class Written(Struct, frozen=True):
-    """What is written down of an account: the limits that an operator set, how often any was changed; its type."""
+    """What is written down of an account: the limits that an operator set, how often any was changed; its type; whether
+    it is suspended, and how often it was suspended or resumed.
+    """
 
     limits: dict[str, str]
     revision: int
     type: AccountType = "organization"
+    suspension: Suspension | None = None
+    suspension_rev: int = 0
 
 
 class Usage(Struct, frozen=True, kw_only=True):
@@ -137,6 +167,7 @@ class Accounts:
             type=written.type,
             token_id=found.id,
             expires_ms=found.expires_ms,
+            suspension=written.suspension,
         )
 
     async def names(self) -> list[str]:
@@ -163,10 +194,33 @@ class Accounts:
     async def written(self, account: str) -> Written:
         """What differs from everybody's."""
         names = AccountLimits.__struct_fields__
-        fields = [*names, "limits_rev", "type"]
-        *found, revision, kind = await ask(lambda: self._redis.hmget(keys.account(account), fields))
+        fields = [*names, "limits_rev", "type", "suspended", "suspension_rev"]
+        *found, revision, kind, suspended, suspension_rev = await ask(
+            lambda: self._redis.hmget(keys.account(account), fields)
+        )
         limits = {name: text(value) for name, value in zip(names, found, strict=True) if value is not None}
-        return Written(limits, int(revision or 0), cast(AccountType, text(kind or TYPES[0])))
+        return Written(
+            limits,
+            int(revision or 0),
+            cast(AccountType, text(kind or TYPES[0])),
+            msgspec.json.decode(suspended, type=Suspension) if suspended else None,
+            int(suspension_rev or 0),
+        )
+
+    async def set_suspension(self, account: str, suspension: Suspension | None) -> None:
+        """Write down that it is suspended, or no more. `Suspensions` sees to its queues."""
+
+        async def write() -> None:
+            # together with their number: a queue goes by the latest
+            pipe = self._redis.pipeline(transaction=True)
+            if suspension is None:
+                pipe.hdel(keys.account(account), "suspended")
+            else:
+                pipe.hset(keys.account(account), "suspended", msgspec.json.encode(suspension).decode())
+            pipe.hincrby(keys.account(account), "suspension_rev", 1)
+            await pipe.execute()
+
+        await ask(write)
 
     async def set_limits(self, account: str, limits: Mapping[str, str]) -> None:
         """Write down limits of this account: a number, none or default. An API goes by it once its cache is over.

@@ -12,11 +12,12 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 
 from director.core.account_limits import UNLIMITED
-from director.core.accounts import Accounts, AccountType, Written
+from director.core.accounts import Accounts, AccountType, Policy, Reason, Written
 from director.core.catalog import Catalog
 from director.core.errors import SettingsError
 from director.core.ids import QueueName
 from director.core.scripts import Scripts
+from director.core.suspensions import Ended, Suspensions
 from director.core.tokens import Token
 
 __all__ = ("Administration", "MadeToken")
@@ -41,8 +42,9 @@ class Administration:
     SettingsError for an account that there is not, or what no account can have.
     """
 
-    def __init__(self, accounts: Accounts, catalog: Catalog, scripts: Scripts) -> None:
+    def __init__(self, accounts: Accounts, catalog: Catalog, scripts: Scripts, suspensions: Suspensions) -> None:
         self.accounts = accounts
+        self._suspensions = suspensions
         self._catalog = catalog
         self._scripts = scripts
 
@@ -66,6 +68,18 @@ class Administration:
         if OF_QUEUES & set(limits):
             await self._tell_queues(name, written)
         return written
+
+    async def suspend(self, name: str, policy: Policy, reason: Reason, *, by: str, within_s: float) -> Ended:
+        """Let nothing of it start any more; with `end`, end what it has, for so long: a keeper does the rest."""
+        _note("account is to be suspended", name, by, policy=policy, reason=reason)
+        ended = await self._suspensions.suspend(name, policy, reason, within_s=within_s)
+        _note("account suspended", name, by, policy=policy, reason=reason, ended=ended.ended, asked=ended.asked)
+        return ended
+
+    async def resume(self, name: str, *, by: str) -> None:
+        """Let what it has run, and take more in."""
+        await self._suspensions.resume(name)
+        _note("account resumed", name, by)
 
     async def create_token(
         self, name: str, *, scopes: Sequence[str], lanes: Sequence[str], label: str, expires_ms: int | None, by: str

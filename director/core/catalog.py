@@ -15,6 +15,7 @@ from director.core.clock import Clock
 from director.core.errors import SettingsError
 from director.core.ids import MODEL_NAME, VERSION_ID, Kind, QueueName, is_queue_of_predictions, queue_name
 from director.core.models import Model, Models
+from director.core.new_queues import list_queue
 from director.core.policy import Policy
 from director.core.redis_client import ask, text, texts
 from director.core.scripts import Scripts, Unregistered
@@ -74,6 +75,7 @@ class Catalog:
                 f"Version {version} of {model} shares its first 12 digits with another: choose one anew."
             )
         key, now_ms = keys.version(model, version), self._clock.now_ms()
+        await list_queue(self._redis, self._scripts, queue)
 
         async def write() -> None:
             known = texts(await self._redis.hgetall(key))
@@ -81,7 +83,6 @@ class Catalog:
                 await self._redis.hset(key, mapping={"schema": bytes(schema), "server": server})
             if known.get("announced") == LISTED and not is_latest:
                 return
-            await self._redis.sadd(keys.queues(), queue)
             await self._redis.hsetnx(key, "created", str(now_ms))
             await self._redis.hset(keys.versions(), version, model)
             await self._make_known(model, version if is_latest or "announced" not in known else None)

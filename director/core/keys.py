@@ -56,9 +56,12 @@ __all__ = (
     "record",
     "running",
     "secret",
+    "settling",
     "sink",
     "slots",
     "stream",
+    "suspended",
+    "suspensions",
     "tag",
     "taken",
     "tally",
@@ -83,6 +86,9 @@ PERMANENT: Final = {
     "slots": "one field per director, removed with its consumer",
     "limits": "one field per account that has limits",
     "held": "accounts that an operator paused",
+    "suspended": "accounts that are suspended",
+    "suspensions": "one member per account that ever was",
+    "settling": "accounts that were suspended or resumed lately",
     "tally": "a closed set of counters",
     "log": "capped by whoever writes",
     "sink": "one field per partition",
@@ -225,6 +231,11 @@ def held(queue: QueueName) -> str:
     return _of_queue(queue, "held")
 
 
+def suspended(queue: QueueName) -> str:
+    """hash · tenants whose account is suspended → by which of its changes. Written by pause. Permanent."""
+    return _of_queue(queue, "suspended")
+
+
 def slots(queue: QueueName) -> str:
     """hash · director → `<slots> <state of its servers>`. Written by extend; removed with its consumer."""
     return _of_queue(queue, "slots")
@@ -343,7 +354,7 @@ def tokens(account: str) -> str:
 
 def account(name: str) -> str:
     """hash · an account: its type; its webhook secrets; its limits where they are not those of all, and how often they
-    changed.
+    changed; why it is suspended.
 
     Permanent.
     """
@@ -363,6 +374,16 @@ def deployment(account: str, name: str) -> str:
 def deployments(account: str) -> str:
     """zset · the names of an account's deployments → created, ms. Written by deploy. Permanent."""
     return f"{{a:{account}}}:deployments"
+
+
+def suspensions() -> str:
+    """zset · account → twice the number of its last suspension or resumption, and 1 while suspended. Permanent."""
+    return "suspensions"
+
+
+def settling() -> str:
+    """zset · accounts whose queues are brought into line with a suspension → since, ms. By its keeper. Permanent."""
+    return "settling"
 
 
 def listing(account: str, kind: Kind = "") -> str:

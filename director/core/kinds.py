@@ -11,6 +11,7 @@ from director.core import keys
 from director.core.catalog import Catalog, Version
 from director.core.errors import SettingsError
 from director.core.ids import Kind, QueueName, queue_name
+from director.core.new_queues import list_queue
 from director.core.policy import Policy
 from director.core.redis_client import ask
 from director.core.scripts import Scripts
@@ -62,7 +63,5 @@ class Kinds:
         queue = queue_name(model, version, kind)
         if not await self._scripts.register(queue, version=version, policy=policy):
             raise SettingsError(f"Version {version} of {model} shares its first 12 digits with another.")
-        # looked at first: a full server takes no write that adds anything, and a director must start beside it
-        if not await ask(lambda: self._redis.sismember(keys.queues(), queue)):
-            await ask(lambda: self._redis.sadd(keys.queues(), queue))
+        await list_queue(self._redis, self._scripts, queue)
         return queue

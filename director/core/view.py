@@ -61,17 +61,21 @@ REASONS: Final = {
     "setup_failed": "The model's servers failed to start: whoever runs the model must mend it.",
     "paused": "An operator paused this queue.",
     "account_paused": "An operator paused this account in this queue.",
+    "account_suspended": "This account is suspended.",
     "breaker_open": "The model's servers failed several times in a row: nothing starts until one run has succeeded.",
     "limit_reached": "This account runs as many as it may at once: {}.",
     "backing_off": "Its last attempt was lost; the next one may start at {}.",
 }
 
 
+PAUSED: Final = {1: "account_paused", 2: "account_suspended"}  # by the outlook's detail; else it is the whole queue
+
+
 def place(outlook: Outlook) -> Place:
     """Why it waits and for how long, for people and programs."""
     known = outlook.p50_ms is not None and outlook.p90_ms is not None
     detail = outlook.detail
-    words = "account_paused" if outlook.reason == "paused" and detail else outlook.reason
+    words = PAUSED.get(detail or 0, "paused") if outlook.reason == "paused" else outlook.reason
     shown = "" if detail is None else iso(detail) if outlook.reason == "backing_off" else str(detail)
     return Place(
         position=outlook.position,

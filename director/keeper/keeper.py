@@ -21,6 +21,7 @@ from director.core.gatherer import Gatherer
 from director.core.redis_client import client
 from director.core.scripts import Scripts
 from director.core.settings import KeeperSettings
+from director.core.suspensions import Suspensions
 from director.health import Health, redis_check, serve_http
 from director.keeper.breakers import Breakers
 from director.keeper.cashier import Cashier
@@ -34,6 +35,7 @@ from director.keeper.registry import Registry
 from director.keeper.retirer import Retirer
 from director.keeper.server_time import ServerTime
 from director.keeper.tidier import Tidier
+from director.keeper.warden import Warden
 from director.webhooks.addresses import AllowList
 from director.webhooks.schedule import Schedule
 from director.webhooks.sender import Sender
@@ -103,9 +105,10 @@ class Keeper:
         self._clock = clock
         self._redis = gatherer.redis
         scripts = Scripts(gatherer)
-        registry = Registry(self._redis, Catalog(self._redis, scripts, clock), clock)
+        accounts, catalog = Accounts(self._redis, clock=clock), Catalog(self._redis, scripts, clock)
+        registry = Registry(self._redis, catalog, clock)
         schedule = Schedule.parse(settings.webhook_schedule)
-        webhooks = TerminalWebhooks(scripts, Accounts(self._redis, clock=clock), sender, clock, schedule)
+        webhooks = TerminalWebhooks(scripts, accounts, sender, clock, schedule)
         time = ServerTime(self._redis, scripts, clock, lease_s=settings.lease_s)
         self.reaper = Reaper(scripts, registry, time, clock, lease_s=settings.lease_s)
         self.recoverer = Recoverer(self._redis, scripts, registry, time, clock, lease_s=settings.lease_s)
@@ -115,6 +118,7 @@ class Keeper:
         self.expirer = Expirer(scripts, registry, clock)
         self.cashier = Cashier(self._redis, scripts, registry, clock)
         self.courier = Courier(self._redis, scripts, registry, webhooks, clock, breakers=breakers)
+        self.warden = Warden(Suspensions(self._redis, accounts, catalog, scripts, clock), clock)
         store = store_in(settings.files_dir, self._redis, clock)
         self.tidier = None if store is None else Tidier(self._redis, store, clock)
         self.health = Health()
@@ -125,7 +129,7 @@ class Keeper:
         await process.look_at_redis(self._redis, self._settings, self.health, self._clock)
         async with anyio.create_task_group() as roles:
             sweeping = (self.reaper, self.recoverer, self.reconciler, self.retirer, self.promoter, self.expirer)
-            for role in (*sweeping, self.cashier):
+            for role in (*sweeping, self.cashier, self.warden):
                 roles.start_soon(role.run)
             roles.start_soon(self.courier.run)
             if self.tidier is not None:

@@ -139,6 +139,7 @@ end
 
 -- Why it waits, and the number or moment that goes with it.
 local function reason_of(id, r, m, most, running, now)
+  if is_suspended(r.queue, r.account) then return 'paused', 2 end
   if is_held(r.queue, r.account) then return 'paused', 1 end
   local stopped = stoppage(m, now)
   if stopped then return stopped, '' end

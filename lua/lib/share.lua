@@ -48,8 +48,12 @@ local function write_limits(queue, tenant, text)
   asked[key] = true
 end
 
+local function is_suspended(queue, tenant)
+  return has_any(queue, 'suspended') and redis.call('HEXISTS', queue_key(queue, 'suspended'), tenant) == 1
+end
+
 local function is_held(queue, tenant)
-  return has_any(queue, 'held') and redis.call('SISMEMBER', queue_key(queue, 'held'), tenant) == 1
+  return is_suspended(queue, tenant) or (has_any(queue, 'held') and redis.call('SISMEMBER', queue_key(queue, 'held'), tenant) == 1)
 end
 
 -- May another one of this tenant run now?

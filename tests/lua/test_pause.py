@@ -173,3 +173,59 @@ async def test_resuming_a_tenant_that_was_never_paused_changes_nothing(driver: Q
     before = await dump(driver.redis)
     await driver.pause(paused=False, tenant="nobody")
     assert await dump(driver.redis) == before
+
+
+# ── a tenant whose account is suspended ──────────────────────────────────────────────────────────────────────────────
+
+
+async def test_of_a_suspended_tenant_nothing_is_handed_out_wherever_it_waits(driver: QueueDriver) -> None:
+    await driver.have_slots(2)
+    ready = [await driver.submit(streams=[0]) for _ in range(2)]
+    waiting = await driver.submit()
+    await driver.pause(tenant=ACCOUNT, revision=1)
+    later = await driver.submit(lane="high")
+    assert await driver.claim_all() == []
+    await driver.pause(paused=False, tenant=ACCOUNT, revision=2)
+    assert {claim.id for claim in await driver.claim_all()} == {*ready, waiting, later}
+
+
+async def test_who_is_late_with_an_older_change_undoes_nothing(driver: QueueDriver) -> None:
+    await driver.submit()
+    await driver.pause(tenant=ACCOUNT, revision=3)
+    before = await dump(driver.redis)
+    await driver.pause(paused=False, tenant=ACCOUNT, revision=2)
+    await driver.pause(tenant=ACCOUNT, revision=1)
+    assert await dump(driver.redis) == before
+    assert await driver.claim() == []
+
+
+async def test_a_suspension_and_an_operators_pause_are_each_for_itself(driver: QueueDriver) -> None:
+    await driver.submit()
+    await driver.pause(tenant=ACCOUNT)
+    await driver.pause(tenant=ACCOUNT, revision=1)
+    await driver.pause(paused=False, tenant=ACCOUNT, revision=2)
+    assert await driver.claim() == []
+    await driver.pause(tenant=ACCOUNT, revision=3)
+    await driver.pause(paused=False, tenant=ACCOUNT)
+    assert await driver.claim() == []
+    await driver.pause(paused=False, tenant=ACCOUNT, revision=4)
+    assert len(await driver.claim()) == 1
+
+
+async def test_what_a_suspended_tenant_has_waiting_says_so(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    await driver.pause(tenant=ACCOUNT, revision=1)
+    outlook = await driver.outlook(prediction_id)
+    assert (outlook.reason, outlook.detail, outlook.p50_ms) == ("paused", 2, None)
+
+
+async def test_resuming_one_that_was_suspended_rings_and_twice_is_once(driver: QueueDriver) -> None:
+    await driver.pause(tenant=ACCOUNT, revision=1)
+    await driver.submit()
+    await driver.hear_bell()
+    await driver.pause(paused=False, tenant=ACCOUNT, revision=2)
+    assert await driver.hear_bell()
+    before = await dump(driver.redis)
+    await driver.pause(paused=False, tenant=ACCOUNT, revision=2)
+    after = await dump(driver.redis)
+    assert {name: value for name, (_, value) in after.items()} == {n: value for n, (_, value) in before.items()}

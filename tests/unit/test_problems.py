@@ -221,6 +221,7 @@ async def test_a_fault_of_ours_still_reaches_the_server_which_logs_it() -> None:
         lambda: problems.file_too_large(5),
         lambda: problems.file_not_stored(1),
         lambda: problems.too_many_uploads(1),
+        lambda: problems.account_suspended("unpaid"),
         lambda: problems.invalid_header("Cancel-After", "shorter"),
         lambda: problems.unusable_schema("is odd"),
         lambda: problems.unavailable(1),

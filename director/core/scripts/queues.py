@@ -94,9 +94,21 @@ class QueueScripts(Wire):
         fields["tally"] = {name.decode(): int(value) for name, value in pairs(reply[-1])}
         return msgspec.convert(fields, QueueStats, strict=False)
 
-    async def pause(self, queue: QueueName, *, paused: bool, tenant: str = "", now_ms: int | None = None) -> None:
-        """Hand nothing out, of one tenant or at all, or resume. What is claimed runs on."""
-        if not await self._call("pause", [keys.meta(queue)], [queue, int(paused), tenant, now(now_ms)]):
+    async def pause(
+        self,
+        queue: QueueName,
+        *,
+        paused: bool,
+        tenant: str = "",
+        revision: int | None = None,
+        now_ms: int | None = None,
+    ) -> None:
+        """Hand nothing out, of one tenant or at all, or resume. What is claimed runs on.
+
+        `revision`: which change of its account's suspension this is; one that is older than another changes nothing.
+        """
+        args: list[Arg] = [queue, int(paused), tenant, now(now_ms), "" if revision is None else revision]
+        if not await self._call("pause", [keys.meta(queue)], args):
             raise UnknownQueue(queue)
 
     async def bound(self, queue: QueueName, *, mode: Admission, max_queued: int | None = None) -> None:

@@ -1,0 +1,27 @@
+"""List a queue, and hold there those who are suspended: before anything is handed out of it.
+
+Listed first and asked then, since a suspension is written down first and asks then which queues there are: see
+`suspensions`. Every director that comes to serve a queue does this, so none has to know whether another one did.
+"""
+
+from typing import Any
+
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.ids import QueueName
+from director.core.redis_client import ask, text
+from director.core.scripts import Scripts
+
+__all__ = ("list_queue",)
+
+
+async def list_queue(redis: Redis, scripts: Scripts, queue: QueueName) -> None:
+    """Safe to repeat. Writes nothing where all of it stands. The queue is registered."""
+    client: Any = redis  # its types say str or bytes, and ours answers in bytes
+    if not await ask(lambda: client.sismember(keys.queues(), queue)):  # a full server refuses to add what is there
+        await ask(lambda: client.sadd(keys.queues(), queue))
+    for name, score in await ask(lambda: client.zrange(keys.suspensions(), 0, -1, withscores=True)):
+        revision, is_suspended = divmod(int(score), 2)
+        if is_suspended:
+            await scripts.pause(queue, paused=True, tenant=text(name), revision=revision)

@@ -1,0 +1,324 @@
+"""A suspended account: nothing of it starts, in any queue and by any race; a keeper finishes what was cut short."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any, get_args
+
+import httpx
+import pytest
+from anyio import to_thread
+from msgspec.structs import replace
+from redis.asyncio import Redis
+
+from director.cli.accounts import POLICIES, REASONS
+from director.cli.accounts import TYPES as TYPES_OF_CLI
+from director.cli.main import main
+from director.core import keys
+from director.core.accounts import TYPES, Accounts, Policy, Reason
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.clock import SystemClock
+from director.core.errors import SettingsError
+from director.core.policy import Policy as QueuePolicy
+from director.core.scripts import Scripts
+from director.core.settings import ApiSettings
+from director.core.suspensions import SETTLED_S, Ended, Suspensions
+from director.keeper.warden import Warden
+from tests.support.api import api_client
+from tests.support.clock import FakeClock
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
+from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.anyio
+
+BODY = {"version": VERSION, "input": {}}
+OTHER_VERSION = "b2" * 32
+
+
+@pytest.fixture
+def settings(server: RedisServer) -> ApiSettings:
+    return ApiSettings(redis_url=server.url)
+
+
+@pytest.fixture
+async def token(redis: Redis) -> str:
+    return await Accounts(redis).create_token(ACCOUNT)
+
+
+@pytest.fixture
+async def api(settings: ApiSettings, token: str, driver: QueueDriver) -> AsyncIterator[httpx.AsyncClient]:
+    """An API that keeps what it knows of an account for longer than any test lasts."""
+    async with api_client(replace(settings, cache_s=600), token=token) as client:
+        yield client
+
+
+@pytest.fixture
+def suspensions(redis: Redis, catalog: Catalog, scripts: Scripts, token: str) -> Suspensions:
+    clock = SystemClock()
+    return Suspensions(redis, Accounts(redis, clock=clock), catalog, scripts, clock)
+
+
+@pytest.fixture
+def late(redis: Redis, catalog: Catalog, scripts: Scripts) -> Suspensions:
+    """The same, long after whatever a test does."""
+    clock = FakeClock()
+    clock.pass_time(SystemClock().now_ms() / 1000 + 10 * SETTLED_S - clock.now_ms() / 1000)
+    return Suspensions(redis, Accounts(redis), catalog, scripts, clock)
+
+
+async def status(api: httpx.AsyncClient, prediction_id: str) -> str:
+    return str((await api.get(f"/v1/predictions/{prediction_id}")).json()["status"])
+
+
+async def created(api: httpx.AsyncClient) -> str:
+    answer = await api.post("/v1/predictions", json=BODY)
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
+
+
+async def test_a_suspended_account_is_told_why_and_may_still_look_and_cancel(
+    settings: ApiSettings, token: str, suspensions: Suspensions, driver: QueueDriver
+) -> None:
+    async with api_client(replace(settings, cache_s=0), token=token) as api:
+        waits = await created(api)
+        await suspensions.suspend(ACCOUNT, "hold", "unpaid", within_s=5)
+        for path in ("/v1/predictions", f"/v1/models/{MODEL}/predictions"):
+            refused = await api.post(path, json=BODY if path == "/v1/predictions" else {"input": {}})
+            assert (refused.status_code, refused.json()["code"]) == (403, "account_suspended")
+            assert "its bills are unpaid" in refused.json()["detail"]
+        shown = (await api.get(f"/v1/predictions/{waits}")).json()
+        assert shown["queue"]["detail"] == "This account is suspended."
+        assert (await api.post(f"/v1/predictions/{waits}/cancel")).json()["status"] == "canceled"
+        await suspensions.resume(ACCOUNT)
+        await created(api)
+
+
+async def test_what_waits_is_held_and_what_runs_goes_on_and_then_it_runs(
+    api: httpx.AsyncClient, suspensions: Suspensions, driver: QueueDriver
+) -> None:
+    runs, waits = await created(api), await created(api)
+    claim = await driver.claim_one()
+    assert await suspensions.suspend(ACCOUNT, "hold", "review", within_s=5) == Ended()
+    assert await driver.claim_all() == []
+    assert await driver.extend(claim) == ["held"]
+    assert await driver.finish(claim)
+    assert await status(api, runs) == "succeeded"
+    assert await driver.claim_all() == []
+    await suspensions.resume(ACCOUNT)
+    assert [claim.id for claim in await driver.claim_all()] == [waits]
+
+
+async def test_what_waits_is_ended_and_what_runs_is_asked_to_stop(
+    api: httpx.AsyncClient, suspensions: Suspensions, driver: QueueDriver
+) -> None:
+    runs = await created(api)
+    claim = await driver.claim_one()
+    waiting = [await created(api) for _ in range(150)]
+    assert await suspensions.suspend(ACCOUNT, "end", "abuse", within_s=60) == Ended(ended=150, asked=1, left=1)
+    assert {await status(api, each) for each in waiting} == {"canceled"}
+    assert await driver.extend(claim) == ["user"]
+    assert await status(api, runs) == "starting"
+
+
+async def test_what_others_have_is_left_alone(suspensions: Suspensions, driver: QueueDriver) -> None:
+    theirs = [await driver.submit(account="umbrella") for _ in range(3)]
+    await suspensions.suspend(ACCOUNT, "end", "abuse", within_s=5)
+    assert [claim.id for claim in await driver.claim_all()] == theirs
+
+
+async def test_what_an_api_takes_in_that_knows_of_nothing_does_not_start(
+    api: httpx.AsyncClient, suspensions: Suspensions, driver: QueueDriver, catalog: Catalog
+) -> None:
+    await created(api)  # it knows the account now, and for the rest of the test
+    other = await catalog.register(MODEL, OTHER_VERSION, schema=OPEN_SCHEMA, server="echo", policy=QueuePolicy())
+    await suspensions.suspend(ACCOUNT, "hold", "review", within_s=5)
+    for version in (VERSION, OTHER_VERSION):
+        assert (await api.post("/v1/predictions", json={"version": version, "input": {}})).status_code == 201
+    elsewhere = QueueDriver(driver.redis, driver.scripts, other)
+    assert await driver.claim_all() == []
+    assert await elsewhere.claim_all() == []
+    await suspensions.resume(ACCOUNT)
+    assert len(await driver.claim_all()) == 2
+    assert len(await elsewhere.claim_all()) == 1
+
+
+async def test_in_a_queue_that_comes_to_be_later_it_starts_nothing_either(
+    api: httpx.AsyncClient, suspensions: Suspensions, driver: QueueDriver, catalog: Catalog
+) -> None:
+    await created(api)
+    await suspensions.suspend(ACCOUNT, "hold", "review", within_s=5)
+    other = await catalog.register(MODEL, OTHER_VERSION, schema=OPEN_SCHEMA, server="echo", policy=QueuePolicy())
+    assert (await api.post("/v1/predictions", json={"version": OTHER_VERSION, "input": {}})).status_code == 201
+    elsewhere = QueueDriver(driver.redis, driver.scripts, other)
+    assert await elsewhere.claim_all() == []
+    await suspensions.resume(ACCOUNT)
+    assert len(await elsewhere.claim_all()) == 1
+
+
+async def test_no_claim_after_the_suspension_has_anything_of_it_however_many_creates_and_claims_race(
+    api: httpx.AsyncClient, suspensions: Suspensions, driver: QueueDriver
+) -> None:
+    await created(api)
+    has_returned, stop = asyncio.Event(), asyncio.Event()
+    after: list[str] = []
+
+    async def create_on() -> None:
+        while not stop.is_set():
+            await created(api)
+
+    async def claim_on() -> None:
+        while not stop.is_set():
+            is_after = has_returned.is_set()
+            claims = await driver.claim(5)
+            after.extend(claim.id for claim in claims if is_after)
+            await asyncio.sleep(0)
+
+    async def suspend() -> None:
+        await suspensions.suspend(ACCOUNT, "hold", "review", within_s=5)
+        has_returned.set()
+        for _ in range(20):
+            await created(api)
+            await driver.claim(5)
+        stop.set()
+
+    await asyncio.gather(create_on(), claim_on(), suspend())
+    assert after == []
+    await suspensions.resume(ACCOUNT)
+    assert len(await driver.claim_all()) >= 20
+
+
+# ── cut short ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("reached", ["nothing", "what is written down", "one queue of two"])
+async def test_a_suspension_that_was_cut_short_is_finished_by_a_keeper(
+    reached: str, suspensions: Suspensions, driver: QueueDriver, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = await catalog.register(MODEL, OTHER_VERSION, schema=OPEN_SCHEMA, server="echo", policy=QueuePolicy())
+    elsewhere = QueueDriver(driver.redis, driver.scripts, other)
+    for each in (driver, elsewhere):
+        await each.submit()
+    scripts_pause, calls = driver.scripts.pause, 0
+
+    async def pause(*args: Any, **options: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if reached == "what is written down" or calls == 2:
+            raise ConnectionResetError
+        await scripts_pause(*args, **options)
+
+    async def written(*_: Any) -> None:
+        raise ConnectionResetError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver.scripts, "pause", pause)
+        if reached == "nothing":
+            patch.setattr(Accounts, "set_suspension", written)
+        with pytest.raises(ConnectionResetError):
+            await suspensions.suspend(ACCOUNT, "hold", "review", within_s=5)
+    assert await Warden(suspensions, SystemClock()).run_once() == 1
+    is_held = reached != "nothing"
+    assert [len(await each.claim_all()) for each in (driver, elsewhere)] == ([0, 0] if is_held else [1, 1])
+
+
+async def test_what_comes_in_after_an_account_was_ended_is_ended_by_a_keeper(
+    api: httpx.AsyncClient, suspensions: Suspensions, driver: QueueDriver
+) -> None:
+    await created(api)
+    await suspensions.suspend(ACCOUNT, "end", "abuse", within_s=5)
+    late = await created(api)
+    assert await driver.claim_all() == []
+    await Warden(suspensions, SystemClock()).run_once()
+    assert await status(api, late) == "canceled"
+
+
+async def test_a_keeper_lets_an_account_be_once_all_is_done(
+    suspensions: Suspensions, late: Suspensions, redis: Any, driver: QueueDriver, api: httpx.AsyncClient
+) -> None:
+    await created(api)
+    claim = await driver.claim_one()
+    await suspensions.suspend(ACCOUNT, "end", "abuse", within_s=5)
+    assert await suspensions.settle_all(within_s=5) == 1, "an API may still take something in"
+    for _ in range(2):
+        assert await late.settle_all(within_s=5) == 1, "one still runs"
+    assert await driver.finish(claim)
+    assert await late.settle_all(within_s=5) == 1
+    assert await late.settle_all(within_s=5) == 0
+    assert not await redis.exists(keys.settling())
+    await driver.submit()
+    assert await driver.claim_all() == [], "it is suspended all the same"
+
+
+async def test_a_keeper_that_is_late_does_not_undo_a_suspension(
+    suspensions: Suspensions, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch, redis: Redis
+) -> None:
+    await suspensions.suspend(ACCOUNT, "hold", "review", within_s=5)
+    await suspensions.resume(ACCOUNT)
+    as_it_was = await Accounts(redis).written(ACCOUNT)
+    await suspensions.suspend(ACCOUNT, "hold", "unpaid", within_s=5)
+
+    async def outdated(*_: Any) -> Any:
+        return as_it_was
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Accounts, "written", outdated)
+        await suspensions.settle(ACCOUNT, within_s=5)
+    await driver.submit()
+    assert await driver.claim_all() == []
+
+
+# ── an operator ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_an_operator_suspends_and_resumes_over_http(
+    settings: ApiSettings, redis: Redis, driver: QueueDriver, token: str
+) -> None:
+    operator = await Accounts(redis).create_token("operators", scopes=("admin",))
+    path = f"/v1/admin/accounts/{ACCOUNT}"
+    async with api_client(settings, token=operator) as admin:
+        await driver.submit()
+        answer = await admin.post(f"{path}/suspend", json={"policy": "hold", "reason": "security"})
+        assert answer.status_code == 200
+        shown = (await admin.get(path)).json()["suspension"]
+        assert (shown["policy"], shown["reason"]) == ("hold", "security")
+        assert await driver.claim_all() == []
+        assert (await admin.post(f"{path}/resume")).json()["suspension"] is None
+        assert len(await driver.claim_all()) == 1
+        for wrong in ({}, {"policy": "maybe"}, {"policy": "hold", "reason": "<b>because</b>"}):
+            refused = await admin.post(f"{path}/suspend", json=wrong)
+            assert refused.status_code == 400
+            assert "because" not in refused.text
+        for act in ("suspend", "resume"):
+            gone = await admin.post(f"/v1/admin/accounts/nobody/{act}", json={"policy": "hold"})
+            assert gone.status_code == 404
+    async with api_client(settings, token=token) as caller:
+        assert (await caller.post(f"{path}/suspend", json={"policy": "hold"})).status_code == 403
+
+
+async def test_an_operator_suspends_and_resumes_by_command(
+    server: RedisServer, driver: QueueDriver, token: str, capsys: Any
+) -> None:
+    async def types(*line: str) -> tuple[int, str, str]:
+        code = await to_thread.run_sync(lambda: main([*line, "--redis", server.url]))
+        return (code, *capsys.readouterr())
+
+    await driver.submit()
+    code, said, logged = await types("account", "suspend", ACCOUNT, "--reason", "unpaid")
+    assert (code, said.startswith(f"{ACCOUNT} is suspended")) == (0, True)
+    assert [json.loads(line)["reason"] for line in logged.splitlines()] == ["unpaid", "unpaid"]
+    assert await driver.claim_all() == []
+    assert "suspended          hold" in (await types("account", "show", ACCOUNT))[1]
+    assert (await types("account", "resume", ACCOUNT))[0] == 0
+    assert len(await driver.claim_all()) == 1
+    assert "there is no account nobody" in (await types("account", "suspend", "nobody"))[2]
+
+
+async def test_an_account_that_there_is_not_cannot_be_suspended(suspensions: Suspensions, redis: Any) -> None:
+    for act in (suspensions.suspend("nobody", "hold", "review", within_s=1), suspensions.resume("nobody")):
+        with pytest.raises(SettingsError, match="there is no account"):
+            await act
+    assert not await redis.exists(keys.settling(), keys.suspensions())
+
+
+def test_the_words_of_the_command_line_are_those_of_the_core() -> None:
+    assert (get_args(Policy), get_args(Reason), TYPES) == (POLICIES, REASONS, TYPES_OF_CLI)
