@@ -57,6 +57,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     account: Account
     version: Version
     deployment: str
+    destination: str
     input: bytes
     lane: str
     cost: float
@@ -81,7 +82,7 @@ async def submit(
     body: bytes,
     deployment: str = "",
 ) -> Response:
-    """Accept a prediction of this version and answer: 201 with it, or 202 when it was waited for and has not ended.
+    """Accept a run of this version and answer: 201 with it, or 202 when it was waited for and has not ended.
 
     `deployment`: owner/name of the one that led to it.
     """
@@ -115,7 +116,7 @@ async def accept(
     place: str = "",
 ) -> tuple[Accepted, Stored]:
     """Judge and file one prediction. `place` tells it from others of its request, which have the same key."""
-    if faults := InputSchema.from_openapi(bytes(version.schema)).check(asked.input):
+    if faults := InputSchema.from_openapi(bytes(version.schema), version.kind).check(asked.input):
         raise invalid_input(faults)
     submission = _judged(
         request,
@@ -147,6 +148,7 @@ def _judged(
         account=account,
         version=version,
         deployment=deployment,
+        destination=asked.destination or "",
         input=bytes(asked.input),
         lane=_lane(request.headers, account),
         cost=1 if cost is None else cost_units(cost),
@@ -159,7 +161,7 @@ def _judged(
         # who asks for a deadline knows the word: older official clients break on this status
         late="" if lifetime is None else Status.ABORTED,
         start_by_ms=None if start_by is None else start_by_seconds(start_by) * 1000,
-        idempotency=_idempotency(request.headers, body, model=version.model, deployment=deployment, place=place),
+        idempotency=_idempotency(request.headers, body, version=version, deployment=deployment, place=place),
         taken=taken,
     )
 
@@ -177,7 +179,7 @@ def _lane(headers: Mapping[str, str], account: Account) -> str:
 
 
 def _idempotency(
-    headers: Mapping[str, str], body: bytes, *, model: str, deployment: str, place: str
+    headers: Mapping[str, str], body: bytes, *, version: Version, deployment: str, place: str
 ) -> tuple[str, str] | None:
     """(digest of the key, fingerprint of the request): neither tells what was sent.
 
@@ -188,9 +190,12 @@ def _idempotency(
         return None
     if not 0 < len(key) <= LONGEST_KEY:
         raise invalid_header("Idempotency-Key", f"a text of 1 to {LONGEST_KEY} characters")
-    asked = [model, *(headers.get(name, "") for name in OF_THE_REQUEST)]
+    asked = [version.model, *(headers.get(name, "") for name in OF_THE_REQUEST)]
     asked += [f"{name}: {headers[name]}" for name in OF_THE_REQUEST_TOO if name in headers]
     asked += [f"deployment: {deployment}"] if deployment else []
+    asked += [f"kind: {version.kind}"] if version.kind else []
+    # there the path names the version, and the body does not
+    asked += [f"version: {version.id}"] if version.kind == "training" else []
     fingerprint = "\n".join([*asked, ""]).encode() + body
     return hashlib.sha256((key + place).encode()).hexdigest(), hashlib.sha256(fingerprint).hexdigest()
 
@@ -207,18 +212,18 @@ async def _file(request: Request, submission: Submission) -> tuple[Accepted, Sto
             request, account, prediction_id, queue=version.queue, cost=submission.cost, taken=submission.taken
         )
         _, accepted = await asyncio.gather(
-            parts.scripts.enlist(prediction_id, account=account.name, oldest=oldest),
+            parts.scripts.enlist(prediction_id, account=account.name, oldest=oldest, kind=version.kind),
             _enqueue(parts, prediction_id, submission),
         )
     except QueueError:
-        await parts.listing.remove(account.name, prediction_id)
+        await parts.listing.remove(account.name, prediction_id, version.kind)
         await give_back(request, account, prediction_id, submission.taken)
         raise
     crash.at("after_enqueue")
     if not accepted.replayed:
         log.info("prediction accepted", extra={"prediction": prediction_id, "queue": version.queue})
         return accepted, _as_enqueued(submission, accepted)
-    await parts.listing.remove(account.name, prediction_id)
+    await parts.listing.remove(account.name, prediction_id, version.kind)
     await return_compute(request, account, prediction_id)
     stored = await parts.scripts.get(accepted.id)
     if stored is None:  # its record had a shorter life than the idempotency key
@@ -234,7 +239,9 @@ async def _enqueue(parts: Parts, prediction_id: PredictionId, submission: Submis
         account=account.name,
         model=version.model,
         version=version.id,
+        kind=version.kind,
         deployment=submission.deployment,
+        destination=submission.destination,
         shard=shard(account.name, streams=version.streams, size=version.size),
         input=submission.input,
         lane=submission.lane,
@@ -266,7 +273,9 @@ def _as_enqueued(submission: Submission, accepted: Accepted) -> Stored:
         model=version.model,
         version=version.id,
         queue=version.queue,
+        kind=version.kind,
         deployment=submission.deployment,
+        destination=submission.destination,
         lane=submission.lane,
         status=Status.STARTING,
         created=accepted.created_ms,

@@ -1,4 +1,4 @@
-"""An account's predictions, newest first, a page at a time.
+"""An account's predictions, or runs of another kind, newest first, a page at a time.
 
 The index is written before the enqueue, so no prediction is ever missing from it; what it names and is not there any
 more is skipped. A page is bounded in what it reads and in what it weighs, which is asked before anything is read: it
@@ -20,13 +20,12 @@ from api.list_filters import Filters
 from api.pages import PAGE_SIZE, Cursor, cursor_of, link
 from api.parts import Parts, parts_of
 from api.problems import forbidden
-from director.core.ids import PredictionId, is_prediction_id
+from director.core.ids import Kind, PredictionId, is_prediction_id
 from director.core.schema import Page, Prediction, Stored
-from director.core.view import view
+from director.core.view import PATHS, view
 
-__all__ = ("list_predictions",)
+__all__ = ("list_of_kind", "list_predictions")
 
-PATH: Final = "/predictions"
 MOST_READ: Final = 2_000
 HEAVY_BYTES: Final = 4 << 20  # of a page: inputs and outputs are part of it
 
@@ -65,12 +64,18 @@ class Found(Struct, frozen=True, kw_only=True):
 
 async def list_predictions(request: Request) -> Response:
     """GET /predictions, with a cursor and the filters of list_filters. Another account's only for operators."""
+    return await list_of_kind(request, "")
+
+
+async def list_of_kind(request: Request, kind: Kind) -> Response:
+    """GET …, of one kind."""
+    path = f"/{PATHS[kind]}"
     account = await authenticate(request, "read")
     cursor, filters = cursor_of(request, is_place=is_prediction_id), Filters.parse(request.query_params)
     whose = filters.account or account.name
     if whose != account.name and "admin" not in account.scopes:
         raise forbidden("Only a token with the scope 'admin' may list the predictions of another account.")
-    found = await _walk(parts_of(request), whose, Span.of(filters, cursor), filters)
+    found = await _walk(parts_of(request), whose, kind, Span.of(filters, cursor), filters)
     if cursor is not None and cursor.backwards:
         found = _turned(found)
         older, newer = True, found.has_more
@@ -80,19 +85,19 @@ async def list_predictions(request: Request) -> Response:
     before = None if found.first is None else Cursor(found.first, backwards=True)
     return json_response(
         Page(
-            next=link(request, PATH, after, filters.given) if older else None,
-            previous=link(request, PATH, before, filters.given) if newer else None,
+            next=link(request, path, after, filters.given) if older else None,
+            previous=link(request, path, before, filters.given) if newer else None,
             results=found.results,
         )
     )
 
 
-async def _walk(parts: Parts, account: str, span: Span, filters: Filters) -> Found:
+async def _walk(parts: Parts, account: str, kind: Kind, span: Span, filters: Filters) -> Found:
     results: list[Prediction] = []
     walked: list[PredictionId] = []
     room = HEAVY_BYTES
     while count := min(PAGE_SIZE - len(results), MOST_READ - len(walked)):
-        ids = await _ids(parts, account, span, count=count)
+        ids = await _ids(parts, account, kind, span, count=count)
         left = await parts.glances.at(ids)
         while fitting := _fitting([_weight(one, filters) for one in left], room=room, is_first=not results):
             taken, left = left[:fitting], left[fitting:]
@@ -103,14 +108,16 @@ async def _walk(parts: Parts, account: str, span: Span, filters: Filters) -> Fou
         if left or len(ids) < count:
             break
         span = span.past(ids[-1])
-    has_more = bool(walked) and bool(await _ids(parts, account, span.past(walked[-1]), count=1))
+    has_more = bool(walked) and bool(await _ids(parts, account, kind, span.past(walked[-1]), count=1))
     return Found(
         results=results, first=walked[0] if walked else None, last=walked[-1] if walked else None, has_more=has_more
     )
 
 
-async def _ids(parts: Parts, account: str, span: Span, *, count: int) -> list[PredictionId]:
-    return await parts.listing.ids(account, low=span.low, high=span.high, count=count, newest_first=span.newest_first)
+async def _ids(parts: Parts, account: str, kind: Kind, span: Span, *, count: int) -> list[PredictionId]:
+    return await parts.listing.ids(
+        account, kind, low=span.low, high=span.high, count=count, newest_first=span.newest_first
+    )
 
 
 def _fitting(weights: Sequence[int | None], *, room: int, is_first: bool) -> int:

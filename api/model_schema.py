@@ -32,15 +32,15 @@ NULL: Final[Schema] = {"type": ["null"]}
 ANYTHING: Final[tuple[Schema, ...]] = (True, {})
 
 
-def input_schema(document: bytes) -> dict[str, Any]:
-    """The schema of `input` in a model's OpenAPI document, reduced. A document that has none is open: {}."""
+def input_schema(document: bytes, name: str = "Input") -> dict[str, Any]:
+    """The schema of an `input` in a model's OpenAPI document, reduced. A document that has none is open: {}."""
     if len(document) > MAX_DOCUMENT_BYTES:
         raise unusable_schema(f"is larger than {MAX_DOCUMENT_BYTES:,} bytes")
     try:
         whole = decode_json(document, dict[str, Any])
     except Problem as exc:
         raise unusable_schema("is not a JSON object that can be read") from exc
-    reduced = _Reduction(whole).reduce(_follow(whole, ("components", "schemas", "Input")), depth=0, within=())
+    reduced = _Reduction(whole).reduce(_follow(whole, ("components", "schemas", name)), depth=0, within=())
     return reduced if isinstance(reduced, dict) else {}
 
 

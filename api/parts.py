@@ -26,6 +26,7 @@ from director.core.deployments import Deployments
 from director.core.errors import UnsafeBackend
 from director.core.files import FileStore, store_in
 from director.core.gatherer import Gatherer
+from director.core.kinds import Kinds
 from director.core.limits import Descriptors
 from director.core.links import Links
 from director.core.listing import Listing
@@ -74,6 +75,7 @@ class Parts(Struct, frozen=True, kw_only=True):
     glances: Glances
     dead: DeadLetters
     deployments: Deployments
+    kinds: Kinds
     lookups: Lookups
     waiters: Waiters
     readers: Readers
@@ -127,6 +129,7 @@ async def running(
         glances=glances,
         dead=DeadLetters(redis, scripts, clock),
         deployments=Deployments(redis, scripts, clock),
+        kinds=Kinds(redis, scripts, catalog),
         lookups=Lookups(accounts, catalog, scripts, clock=clock, cache_s=settings.cache_s),
         waiters=waiters,
         readers=Readers(scripts, waiters, clock=clock, descriptors=descriptors, most=settings.max_streams),

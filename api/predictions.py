@@ -12,16 +12,14 @@ from api.answers import json_response
 from api.auth import authenticate
 from api.body import read_body
 from api.intake import submit
+from api.kinds import cancel_of_kind, get_of_kind
 from api.parts import parts_of
 from api.paths import prediction_id_of
 from api.problems import invalid_version, not_found, not_terminal
 from api.requests import VersionRef, parse_create, parse_model, parse_version
-from director.core.accounts import Account
 from director.core.files import FileStore
 from director.core.ids import PredictionId
-from director.core.schema import Stored
 from director.core.story import tell
-from director.core.view import view
 
 __all__ = ("cancel", "create", "create_of_model", "delete", "explain", "get")
 
@@ -55,8 +53,7 @@ async def create_of_model(request: Request) -> Response:
 
 async def get(request: Request) -> Response:
     """GET /predictions/{id}."""
-    account = await authenticate(request, "read")
-    return json_response(view(await _owned(request, account, prediction_id_of(request))))
+    return await get_of_kind(request, "")
 
 
 async def explain(request: Request) -> Response:
@@ -69,14 +66,8 @@ async def explain(request: Request) -> Response:
 
 
 async def cancel(request: Request) -> Response:
-    """POST /predictions/{id}/cancel: 200 with the prediction, whether it waited, runs or has ended.
-
-    The body is not read: official clients announce JSON and send nothing.
-    """
-    account = await authenticate(request, "run")
-    prediction_id = prediction_id_of(request)
-    await parts_of(request).scripts.cancel(prediction_id, account=account.name)
-    return json_response(view(await _owned(request, account, prediction_id)))
+    """POST /predictions/{id}/cancel."""
+    return await cancel_of_kind(request, "")
 
 
 async def delete(request: Request) -> Response:
@@ -100,10 +91,3 @@ async def _remove_files(store: FileStore, prediction_id: PredictionId) -> None:
         await store.remove(prediction_id)
     except Exception:  # a store is somebody else's. Nothing names these files any more: the keeper removes them
         log.warning("files are left to the keeper", extra={"prediction": prediction_id}, exc_info=True)
-
-
-async def _owned(request: Request, account: Account, prediction_id: PredictionId) -> Stored:
-    stored = await parts_of(request).scripts.get(prediction_id)
-    if stored is None or stored.record.account != account.name:
-        raise not_found()
-    return stored

@@ -44,8 +44,10 @@ __all__ = (
     "invalid_host",
     "invalid_input",
     "invalid_version",
+    "kind_not_served",
     "malformed",
     "method_not_allowed",
+    "no_destination",
     "no_files",
     "no_webhook",
     "not_found",
@@ -86,6 +88,7 @@ class Code(StrEnum):
     INTERNAL = "internal"
     IN_USE = "in_use"
     INVALID_HEADER = "invalid_header"
+    KIND_NOT_SERVED = "kind_not_served"
     MALFORMED = "malformed"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     NO_CAPACITY = "no_capacity"
@@ -263,6 +266,21 @@ def too_many_uploads(retry_after_s: int) -> Problem:
         retry_after=retry_after_s,
         headers=_retry_after(retry_after_s),
     )
+
+
+def kind_not_served(kind: str) -> Problem:
+    """The version is there, and nobody runs such requests of it: its operator may start a director that does."""
+    return _problem(
+        422,
+        f"No director ever ran a {kind} of this version.",
+        title="Not served",
+        code=Code.KIND_NOT_SERVED,
+    )
+
+
+def no_destination() -> Problem:
+    """Unknown, malformed, or not the caller's to add a version to. Replicate's words."""
+    return _problem(404, "The specified training destination does not exist")
 
 
 def no_files() -> Problem:

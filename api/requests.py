@@ -42,6 +42,7 @@ class CreatePrediction(Struct, frozen=True, kw_only=True):
 
     input: Raw
     version: str | None = None
+    destination: str | None = None
     webhook: str | None = None
     webhook_events_filter: tuple[WebhookEvent, ...] | None = None
 
@@ -53,22 +54,30 @@ class VersionRef(Struct, frozen=True, kw_only=True):
     version: str | None = None
 
 
-def parse_create(body: bytes, *, version: bool) -> CreatePrediction:
-    """The body of a create request. `version`: does this route take one? (If it does, it must be there.)
+def parse_create(body: bytes, *, version: bool, destination: bool = False) -> CreatePrediction:
+    """The body of a create request. `version`, `destination`: does this route take one? (Then it must be there.)
 
     An empty filter is as good as none: nobody gives a webhook in order not to be called.
     """
     members = Members(body)
     given_version = members.text("version", required=True) if version else None
+    given_destination = members.text("destination", required=True) if destination else None
     given_input = members.take("input", "object", required=True)
     webhook = members.text("webhook")
     if webhook is not None and (fault := parse_webhook_url(webhook)):
         members.fault("format", "webhook", fault)
     events = _events(members)
-    members.refuse_unknown(KNOWN_KEYS | {"version"} if version else KNOWN_KEYS)
+    taken = {name for name, takes in (("version", version), ("destination", destination)) if takes}
+    members.refuse_unknown(KNOWN_KEYS | taken)
     if members.faults or given_input is None:
         raise invalid_input(members.faults)
-    return CreatePrediction(input=given_input, version=given_version, webhook=webhook, webhook_events_filter=events)
+    return CreatePrediction(
+        input=given_input,
+        version=given_version,
+        destination=given_destination,
+        webhook=webhook,
+        webhook_events_filter=events,
+    )
 
 
 def parse_batch(body: bytes, *, most: int) -> list[Raw]:

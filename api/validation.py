@@ -19,6 +19,7 @@ from msgspec import Raw
 from api.body import decode_json
 from api.model_schema import PATTERN_OPTIONS, Schema, input_schema
 from api.problems import MAX_INVALID_FIELDS, InvalidField, shown, unusable_schema
+from director.core.ids import Kind
 
 __all__ = ("InputSchema",)
 
@@ -62,6 +63,9 @@ TYPE_NAMES: Final[Mapping[type, str]] = {
     type(None): "null",
 }
 
+# what the schema of a run's input is called in the document
+INPUTS: Final[Mapping[Kind, str]] = {"": "Input", "training": "TrainingInput", "procedure": "Input"}
+
 _compiled: OrderedDict[bytes, "InputSchema"] = OrderedDict()
 
 
@@ -77,15 +81,15 @@ class InputSchema:
         self._whole = _Validator({**rest, "properties": dict.fromkeys(properties, True)})
 
     @classmethod
-    def from_openapi(cls, document: bytes) -> "InputSchema":
-        """The input schema of a model's OpenAPI document; one seen lately is not compiled again.
+    def from_openapi(cls, document: bytes, kind: Kind = "") -> "InputSchema":
+        """The input schema of a model's OpenAPI document for runs of a kind; one seen lately is not compiled again.
 
         A document without one takes every object. One that cannot be used is a Problem that tells the operator.
         """
-        digest = hashlib.sha256(document).digest()
+        digest = hashlib.sha256(document).digest() + INPUTS[kind].encode()
         known = _compiled.get(digest)
         if known is None:
-            known = _compiled[digest] = cls(input_schema(document))
+            known = _compiled[digest] = cls(input_schema(document, INPUTS[kind]))
             if len(_compiled) > MAX_CACHED:
                 _compiled.popitem(last=False)
         _compiled.move_to_end(digest)

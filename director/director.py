@@ -36,6 +36,7 @@ from director.core.policy import Policy
 from director.core.redis_client import blocking_client, client
 from director.core.scripts import Scripts
 from director.core.settings import DirectorSettings
+from director.core.trained import TrainedVersions
 from director.ends import Limits, Stop
 from director.executor import Executor
 from director.file_inputs import FileInputs
@@ -44,6 +45,7 @@ from director.heartbeat import KICK_WAIT_S, Heartbeat
 from director.holdings import Holdings
 from director.moderation import Moderator
 from director.portion import Portions
+from director.publishing import Publishing
 from director.runners.cog import CogRunner
 from director.runners.inbox import Inbox
 from director.runners.runner import Health as ServerHealth
@@ -271,6 +273,7 @@ class Director:
             storing=self._storing,
             moderator=self._moderator,
             file_inputs=self._file_inputs,
+            publishing=Publishing(TrainedVersions(self._redis, self._catalog), self._clock),
         )
         heartbeat = Heartbeat(
             queue=queue,

@@ -28,6 +28,7 @@ from director.holdings import Held, Holdings
 from director.moderation import Moderator
 from director.performer import Performer
 from director.progress import Progress
+from director.publishing import Publishing
 from director.runners.runner import Began, Ended, Outcome, RunRequest
 from director.servers import Seat, Servers
 from director.storing import Storing
@@ -70,6 +71,7 @@ class Executor:
         storing: Storing | None = None,
         moderator: Moderator | None = None,
         file_inputs: FileInputs | None = None,
+        publishing: Publishing | None = None,
     ) -> None:
         self._scripts = scripts
         self._clock = clock
@@ -83,6 +85,7 @@ class Executor:
         self._storing = storing
         self._moderator = moderator
         self._file_inputs = file_inputs
+        self._publishing = publishing
         self._ending = 0
         self._telling = 0
 
@@ -104,6 +107,9 @@ class Executor:
             with self._holdings.holding(held):
                 await self._follow(held, performer, seat)
                 end = await self._end(held, performer, seat)
+                if self._publishing is not None and claim.record.kind == "training":
+                    self._servers.leave(seat)
+                    end = await self._publishing.publish(held, end)
                 if not isinstance(end, Finish):  # from here on another attempt may be told of
                     outbox.drop()
                 self._servers.leave(seat)  # before the last write: the next claim then leaves together with it

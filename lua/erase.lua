@@ -7,13 +7,13 @@
 --   ARGV[1]  id
 --   ARGV[2]  account  whose it must be
 --   Returns  'erased'
---            'unknown'  no such prediction of this account
+--            'unknown'  no such prediction of this account; what is of another kind is none
 --            'running'  it has not ended: nothing was written
 
 local id, account = ARGV[1], ARGV[2]
 
-local r = redis.call('HMGET', KEYS[1], 'account', 'status', 'queue')
-if r[1] ~= account then return 'unknown' end
+local r = redis.call('HMGET', KEYS[1], 'account', 'status', 'queue', 'kind')
+if r[1] ~= account or r[4] then return 'unknown' end
 if not TERMINAL[r[2]] then return 'running' end
 
 redis.call('ZREM', KEYS[2], id)

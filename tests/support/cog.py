@@ -74,13 +74,20 @@ async def cog_process(
     slots: int = 1,
     until: str = "READY",
     port: int | None = None,
+    trains: bool = False,
 ) -> AsyncGenerator[CogServer, None]:
-    """The same as `cog_server`, for a test that kills the process, or starts it again on the port it had."""
+    """The same as `cog_server`, for a test that kills the process, or starts it again on the port it had.
+
+    `trains`: the stub is a function that trains, and the server runs nothing else.
+    """
     port = port or free_port()
     with tempfile.TemporaryFile() as log:
         # --await-explicit-shutdown is how a director runs Cog: SIGTERM goes to the director first, which drains
         process = await anyio.open_process(
-            [sys.executable, "-m", "cog.server.http", "--host", "127.0.0.1", "--await-explicit-shutdown=true"],
+            [
+                *(sys.executable, "-m", "cog.server.http", "--host", "127.0.0.1", "--await-explicit-shutdown=true"),
+                *(("--x-mode", "train") if trains else ()),
+            ],
             cwd=folder,
             env=_environment(stub=stub, port=port, slots=slots) | dict(env or {}),
             stdin=subprocess.DEVNULL,
@@ -117,6 +124,7 @@ def _environment(*, stub: str, port: int, slots: int) -> dict[str, str]:
         "PATH": path,
         "PORT": str(port),
         "COG_PREDICT_TYPE_STUB": stub,
+        "COG_TRAIN_TYPE_STUB": stub,
         "COG_MAX_CONCURRENCY": str(slots),
         "PYTHONDONTWRITEBYTECODE": "1",  # leave no __pycache__ in the folder that is served
     }

@@ -1,0 +1,191 @@
+"""Trainings and procedures over HTTP: what is accepted, where it waits, and that kinds stay apart."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from msgspec import Raw
+from redis.asyncio import Redis
+
+from director.core.accounts import Accounts
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.ids import QueueName
+from director.core.kinds import Kinds
+from director.core.policy import Policy
+from director.core.scripts import Scripts
+from director.core.settings import ApiSettings
+from tests.support.api import BASE, PlayedDirector, api_client
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
+
+pytestmark = pytest.mark.anyio
+
+DESTINATION = "acme/tuned"
+LATER_VERSION = "c3" * 32
+TRAININGS = f"/v1/models/{MODEL}/versions/{VERSION}/trainings"
+SCHEMA = {
+    "openapi": "3.0.2",
+    "components": {
+        "schemas": {
+            "Input": {"type": "object", "properties": {"text": {"type": "integer"}}},
+            "TrainingInput": {
+                "type": "object",
+                "required": ["data"],
+                "properties": {"data": {"type": "string"}, "steps": {"type": "integer", "maximum": 10}},
+            },
+        }
+    },
+}
+WANTED: dict[str, Any] = {"destination": DESTINATION, "input": {"data": "https://example.com/data.zip"}}
+
+
+@pytest.fixture
+def kinds(redis: Redis, scripts: Scripts, catalog: Catalog) -> Kinds:
+    return Kinds(redis, scripts, catalog)
+
+
+@pytest.fixture
+async def trainings(kinds: Kinds, catalog: Catalog, queue: QueueName) -> QueueName:
+    """The queue of trainings of acme/echo, and a model of the account that they may make versions of."""
+    schema = Raw(json.dumps(SCHEMA).encode())
+    await catalog.register(MODEL, VERSION, schema=schema, server="echo", policy=Policy())
+    await catalog.register(DESTINATION, "d4" * 32, schema=OPEN_SCHEMA, server="", policy=Policy())
+    return await kinds.register(MODEL, VERSION, "training", schema=schema, server="echo", policy=Policy())
+
+
+@pytest.fixture
+def trainer(scripts: Scripts, trainings: QueueName) -> PlayedDirector:
+    return PlayedDirector(scripts, trainings)
+
+
+async def test_one_is_accepted_and_shown_as_a_training(api: httpx.AsyncClient, trainer: PlayedDirector) -> None:
+    made = await api.post(TRAININGS, json={**WANTED, "webhook_events_filter": ["completed"]})
+    training = made.json()
+    assert (made.status_code, training["status"], training["destination"]) == (201, "starting", DESTINATION)
+    assert (training["model"], training["version"], training["input"]) == (MODEL, VERSION, WANTED["input"])
+    at = f"{BASE}/v1/trainings/{training['id']}"
+    assert (training["urls"]["get"], training["urls"]["cancel"]) == (at, f"{at}/cancel")
+    assert made.headers["location"] == at
+    claim = await trainer.claim()
+    assert (claim.id, claim.record.kind, claim.record.destination) == (training["id"], "training", DESTINATION)
+    await trainer.finish(claim, output=b'{"version":"acme/tuned:x","weights":null}')
+    ended = (await api.get(at)).json()
+    assert (ended["status"], ended["output"]["version"]) == ("succeeded", "acme/tuned:x")
+    assert {"predict_time", "total_time"} <= set(ended["metrics"])
+
+
+async def test_a_training_is_no_prediction_and_the_other_way_round(
+    api: httpx.AsyncClient, trainings: QueueName
+) -> None:
+    training = (await api.post(TRAININGS, json=WANTED)).json()["id"]
+    prediction = (await api.post("/v1/predictions", json={"version": VERSION, "input": {}})).json()["id"]
+    for kind, others in (("predictions", training), ("trainings", prediction), ("procedures", training)):
+        assert (await api.get(f"/v1/{kind}/{others}")).status_code == 404
+        assert (await api.post(f"/v1/{kind}/{others}/cancel")).status_code == 404
+    assert (await api.delete(f"/v1/predictions/{training}")).status_code == 404
+    assert (await api.get(f"/v1/trainings/{training}")).json()["status"] == "starting"
+    assert (await api.get(f"/v1/predictions/{prediction}")).json()["status"] == "starting"
+    for kind, its in (("predictions", [prediction]), ("trainings", [training]), ("procedures", [])):
+        page = (await api.get(f"/v1/{kind}")).json()
+        assert [one["id"] for one in page["results"]] == its
+
+
+async def test_a_training_that_waits_is_canceled_at_once(api: httpx.AsyncClient, trainings: QueueName) -> None:
+    training = (await api.post(TRAININGS, json=WANTED)).json()
+    canceled = await api.post(training["urls"]["cancel"], headers={"content-type": "application/json"})
+    assert (canceled.status_code, canceled.json()["status"]) == (200, "canceled")
+    assert canceled.json()["destination"] == DESTINATION
+
+
+async def test_the_list_is_paged_by_addresses_of_its_own(api: httpx.AsyncClient, trainings: QueueName) -> None:
+    made = [(await api.post(TRAININGS, json=WANTED)).json()["id"] for _ in range(101)]
+    first = (await api.get("/v1/trainings")).json()
+    assert first["next"].startswith(f"{BASE}/v1/trainings?cursor=")
+    last = (await api.get(first["next"])).json()
+    assert [one["id"] for one in first["results"] + last["results"]] == made[::-1]
+
+
+async def test_its_input_is_judged_by_the_schema_of_trainings(api: httpx.AsyncClient, trainings: QueueName) -> None:
+    refused = await api.post(TRAININGS, json={"destination": DESTINATION, "input": {"steps": 11, "text": "x"}})
+    assert refused.status_code == 422
+    assert refused.json()["detail"] == "- input: data is required\n- input.steps: Must be less than or equal to 10\n"
+
+
+@pytest.mark.parametrize("destination", ["acme/unknown", "no model", "stranger/model", "", "ACME/tuned"])
+async def test_a_destination_that_is_not_the_callers_does_not_exist(
+    api: httpx.AsyncClient, trainings: QueueName, catalog: Catalog, destination: str
+) -> None:
+    await catalog.register("stranger/model", "e5" * 32, schema=OPEN_SCHEMA, server="", policy=Policy())
+    refused = await api.post(TRAININGS, json={**WANTED, "destination": destination})
+    assert refused.status_code == 404
+    assert refused.json() == {"detail": "The specified training destination does not exist", "status": 404}
+
+
+async def test_what_the_body_lacks_or_has_too_much_is_named(api: httpx.AsyncClient, trainings: QueueName) -> None:
+    refused = await api.post(TRAININGS, json={"version": VERSION})
+    assert [field["description"] for field in refused.json()["invalid_fields"]] == [
+        "destination is required",
+        "input is required",
+        "Additional property version is not allowed",
+    ]
+
+
+async def test_a_version_that_nobody_trains_says_so(api: httpx.AsyncClient, catalog: Catalog, queue: QueueName) -> None:
+    await catalog.register(DESTINATION, "d4" * 32, schema=OPEN_SCHEMA, server="", policy=Policy())
+    refused = await api.post(TRAININGS, json=WANTED)
+    assert (refused.status_code, refused.json()["code"]) == (422, "kind_not_served")
+    for unknown in (f"/v1/models/{MODEL}/versions/{'f' * 64}/trainings", f"/v1/models/{MODEL}/versions/x/trainings"):
+        assert (await api.post(unknown, json=WANTED)).status_code == 404
+    assert (await api.get("/v1/trainings")).json()["results"] == []
+
+
+async def test_a_key_stands_for_one_training_of_one_version(
+    api: httpx.AsyncClient, trainings: QueueName, kinds: Kinds
+) -> None:
+    headers = {"Idempotency-Key": "k"}
+    made = await api.post(TRAININGS, json=WANTED, headers=headers)
+    again = await api.post(TRAININGS, json=WANTED, headers=headers)
+    assert (again.json()["id"], again.headers["idempotency-replayed"]) == (made.json()["id"], "true")
+    await kinds.register(MODEL, LATER_VERSION, "training", schema=OPEN_SCHEMA, server="", policy=Policy())
+    other = await api.post(f"/v1/models/{MODEL}/versions/{LATER_VERSION}/trainings", json=WANTED, headers=headers)
+    assert (other.status_code, other.json()["code"]) == (422, "idempotency_mismatch")
+    assert len((await api.get("/v1/trainings")).json()["results"]) == 1
+
+
+async def test_another_account_sees_none_of_it(
+    settings: ApiSettings, redis: Redis, api: httpx.AsyncClient, trainings: QueueName
+) -> None:
+    training = (await api.post(TRAININGS, json=WANTED)).json()["id"]
+    token = await Accounts(redis).create_token("stranger")
+    async with api_client(settings, token=token) as other:
+        assert (await other.get(f"/v1/trainings/{training}")).status_code == 404
+        assert (await other.post(f"/v1/trainings/{training}/cancel")).status_code == 404
+        assert (await other.get("/v1/trainings")).json()["results"] == []
+        # nor may it add a version to a model of this one
+        assert (await other.post(TRAININGS, json=WANTED)).status_code == 404
+    assert (await api.get(f"/v1/trainings/{training}")).json()["status"] == "starting"
+    admin = await Accounts(redis).create_token(ACCOUNT, scopes=("read",))
+    async with api_client(settings, token=admin) as reader:
+        assert (await reader.post(TRAININGS, json=WANTED)).status_code == 403
+
+
+async def test_a_procedure_is_a_run_apart(
+    api: httpx.AsyncClient, kinds: Kinds, queue: QueueName, scripts: Scripts
+) -> None:
+    asked = {"version": f"{MODEL}:{VERSION}", "input": {"text": "hi"}}
+    refused = await api.post("/v1/procedures", json=asked)
+    assert (refused.status_code, refused.json()["code"]) == (422, "kind_not_served")
+    procedures = await kinds.register(MODEL, VERSION, "procedure", schema=OPEN_SCHEMA, server="", policy=Policy())
+    made = await api.post("/v1/procedures", json=asked)
+    at = f"{BASE}/v1/procedures/{made.json()['id']}"
+    assert (made.status_code, made.json()["urls"]["get"]) == (201, at)
+    director = PlayedDirector(scripts, procedures)
+    await director.finish(await director.claim(), output=b'"hello"')
+    assert (await api.get(at)).json()["output"] == "hello"
+    waits = (await api.post("/v1/procedures", json=asked)).json()
+    assert (await api.post(waits["urls"]["cancel"])).json()["status"] == "canceled"
+    assert [one["id"] for one in (await api.get("/v1/procedures")).json()["results"]] == [
+        waits["id"],
+        made.json()["id"],
+    ]
+    assert (await api.get("/v1/predictions")).json()["results"] == []

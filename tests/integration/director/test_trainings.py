@@ -1,0 +1,199 @@
+"""Trainings from the API to a real Cog server that trains, and to the version that they make."""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import replicate
+from anyio import to_thread
+from msgspec import Raw
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.accounts import Accounts
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.ids import version_id
+from director.core.kinds import Kinds
+from director.core.policy import Policy
+from director.core.scripts import Scripts
+from director.core.settings import ApiSettings
+from director.core.trained import TrainedVersions
+from tests.support.api import api_client, live_api
+from tests.support.cog import cog_process, write_model
+from tests.support.eventually import eventually
+from tests.support.live_director import live_director
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
+from tests.support.servers import RedisServer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+
+SOURCE = """
+    import os, tempfile, time
+    from cog import BaseModel, Path
+
+    class TrainingOutput(BaseModel):
+        weights: Path
+
+    def train(data: str = "", gate: str = "", then: str = "") -> TrainingOutput:
+        print("reading", data)
+        while gate and not os.path.exists(gate):
+            time.sleep(0.005)
+        if then == "raise":
+            raise ValueError("bad data")
+        weights = Path(tempfile.mkdtemp()) / "weights.bin"
+        weights.write_bytes(b"learned " + data.encode())
+        return TrainingOutput(weights=weights)
+"""
+INPUT = {"type": "object", "properties": {name: {"type": "string"} for name in ("data", "gate", "then")}}
+SCHEMA = {
+    "openapi": "3.0.2",
+    "info": {"title": "Cog", "version": "0.1.0"},
+    # the model streams its predictions; a server that trains refuses to
+    "paths": {"/predictions": {"post": {"x-cog-streaming": True}}, "/trainings": {"post": {}}},
+    "components": {"schemas": {"Input": {"type": "object"}, "Output": {"type": "array"}, "TrainingInput": INPUT}},
+}
+DESTINATION = "acme/tuned"
+TRAININGS = f"/v1/models/{MODEL}/versions/{VERSION}/trainings"
+
+
+@pytest.fixture
+async def trainer(tmp_path: Path) -> AsyncIterator[str]:
+    """A real server that trains."""
+    folder = write_model(tmp_path / "model", SOURCE, SCHEMA)
+    async with cog_process(folder, stub="predict.py:train", trains=True) as server:
+        yield server.url
+
+
+@pytest.fixture
+async def token(redis: Redis, catalog: Catalog) -> str:
+    """Of an account with a model that may be trained."""
+    await catalog.register(DESTINATION, "d4" * 32, schema=OPEN_SCHEMA, server="", policy=Policy())
+    return await Accounts(redis).create_token(ACCOUNT)
+
+
+@pytest.fixture
+async def api(
+    server: RedisServer, redis: Redis, token: str, trainer: str, tmp_path: Path
+) -> AsyncIterator[httpx.AsyncClient]:
+    files = str(tmp_path / "files")
+    async with (
+        live_director(server.url, trainer, kind="training", files_dir=files) as director,
+        api_client(ApiSettings(redis_url=server.url, files_dir=files), token=token) as client,
+    ):
+        await eventually(director.servers.any_ready, "the trainer is ready")
+        yield client
+
+
+async def train(api: httpx.AsyncClient, **given: str) -> dict[str, Any]:
+    async def made() -> httpx.Response:
+        return await api.post(TRAININGS, json={"destination": DESTINATION, "input": given})
+
+    # the director registers its queue a moment after its server is ready, and an API keeps for seconds what it read
+    answer = await eventually(made, "the training is accepted", until=lambda answer: answer.status_code == 201)
+    return dict(answer.json())
+
+
+def shown(api: httpx.AsyncClient, training: dict[str, Any]) -> Callable[[], Awaitable[dict[str, Any]]]:
+    async def look() -> dict[str, Any]:
+        return dict((await api.get(f"/v1/trainings/{training['id']}")).json())
+
+    return look
+
+
+async def ended(api: httpx.AsyncClient, training: dict[str, Any]) -> dict[str, Any]:
+    return await eventually(
+        shown(api, training), "it ended", until=lambda seen: seen["status"] not in ("starting", "processing")
+    )
+
+
+async def test_a_training_makes_the_version_that_its_output_names(api: httpx.AsyncClient, catalog: Catalog) -> None:
+    training = await train(api, data="poems")
+    done = await ended(api, training)
+    assert (done["status"], done["error"], done["logs"]) == ("succeeded", None, "reading poems\n")
+    made = version_id(DESTINATION, training["id"].encode(), b"")
+    assert done["output"]["version"] == f"{DESTINATION}:{made}"
+    weights = done["output"]["weights"]
+    assert (await api.get(weights)).content == b"learned poems"
+    version = await catalog.version(DESTINATION, made)
+    assert version is not None
+    assert (version.weights, json.loads(bytes(version.schema))) == (weights, SCHEMA)
+    model = await catalog.model(DESTINATION)
+    assert model is not None
+    assert model.latest == made
+    asked = await api.post("/v1/predictions", json={"version": f"{DESTINATION}:{made}", "input": {}})
+    assert (asked.status_code, asked.json()["queue"]["reason"]) == (201, "no_director")
+
+
+async def test_one_that_fails_makes_none_and_says_why(api: httpx.AsyncClient, catalog: Catalog) -> None:
+    done = await ended(api, await train(api, then="raise"))
+    assert (done["status"], done["output"]) == ("failed", None)
+    assert "bad data" in done["error"]
+    assert "failed:" not in done["error"]
+    assert await catalog.version_ids(DESTINATION) == ["d4" * 32]
+
+
+async def test_a_cancel_reaches_the_server(api: httpx.AsyncClient, catalog: Catalog, tmp_path: Path) -> None:
+    training = await train(api, gate=str(tmp_path / "never"))
+    await eventually(shown(api, training), "it runs", until=lambda seen: seen["status"] == "processing")
+    assert (await api.post(f"/v1/trainings/{training['id']}/cancel")).status_code == 200
+    done = await ended(api, training)
+    assert (done["status"], done["output"]) == ("canceled", None)
+    assert await catalog.version_ids(DESTINATION) == ["d4" * 32]
+
+
+async def test_one_whose_destination_goes_meanwhile_makes_none_and_fails(
+    api: httpx.AsyncClient, redis: Redis, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    training = await train(api, gate=str(gate))
+    await eventually(shown(api, training), "it runs", until=lambda seen: seen["status"] == "processing")
+    await redis.delete(keys.model(DESTINATION))
+    gate.touch()
+    done = await ended(api, training)
+    assert (done["status"], done["code"], done["output"]) == ("failed", "destination_gone", None)
+    assert not await redis.exists(keys.model(DESTINATION)), "a training makes no model"
+
+
+async def test_making_a_version_twice_makes_one(
+    redis: Redis, scripts: Scripts, catalog: Catalog, api: httpx.AsyncClient
+) -> None:
+    training = await train(api, data="a")
+    await ended(api, training)
+    stored = await scripts.get(training["id"])
+    assert stored is not None
+    versions = TrainedVersions(redis, catalog)
+    again = [await versions.make(stored.record, "https://example.com/w") for _ in range(2)]
+    assert again[0] == again[1]
+    assert len(await catalog.version_ids(DESTINATION)) == 2
+
+
+async def test_the_official_client_creates_gets_lists_and_cancels(
+    server: RedisServer, redis: Redis, scripts: Scripts, catalog: Catalog, token: str, trainer: str, tmp_path: Path
+) -> None:
+    kinds, schema = Kinds(redis, scripts, catalog), Raw(json.dumps(SCHEMA).encode())
+    await kinds.register(MODEL, VERSION, "training", schema=schema, server="", policy=Policy())
+    async with live_director(server.url, trainer, kind="training"), live_api(server.url) as live:
+        official = replicate.Client(api_token=token, base_url=live.url)
+
+        def create(**given: str) -> Any:
+            return official.trainings.create(version=f"{MODEL}:{VERSION}", input=given, destination=DESTINATION)
+
+        made = await to_thread.run_sync(lambda: create(data="poems"))
+        assert (made.model, made.version, made.destination) == (MODEL, VERSION, DESTINATION)
+
+        async def reloaded() -> Any:
+            return await to_thread.run_sync(lambda: official.trainings.get(made.id))
+
+        done = await eventually(reloaded, "it succeeded", until=lambda seen: seen.status == "succeeded")
+        assert done.output["version"].startswith(f"{DESTINATION}:")
+        waits = await to_thread.run_sync(lambda: create(gate=str(tmp_path / "never")))
+        canceled = await to_thread.run_sync(lambda: official.trainings.cancel(waits.id))
+        assert canceled.id == waits.id
+        page = await to_thread.run_sync(official.trainings.list)
+        assert [one.id for one in page.results] == [waits.id, made.id]
+        await to_thread.run_sync(waits.reload)
+        assert waits.destination == DESTINATION
+        official._client.close()  # it has no close of its own
