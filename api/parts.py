@@ -135,7 +135,7 @@ async def running(
         readers=Readers(scripts, waiters, clock=clock, descriptors=descriptors, most=settings.max_streams),
         descriptors=descriptors,
         links=Links(redis, clock),
-        files=store_in(settings.files_dir, redis, clock),
+        files=store_in(settings.files_dir, redis, clock, url=settings.files_url),
         caller_files=CallerFiles(redis),
         uploading=Turns(MOST_UPLOADS, each=MOST_UPLOADS_EACH, patience_s=UPLOAD_PATIENCE_S),
         gate=Gate(redis, settings, clock=clock, on_unsafe=on_unsafe),

@@ -164,7 +164,7 @@ class Director:
             breaker_mode=settings.breaker_mode,
         )
         self._schedule = Schedule.parse(settings.webhook_schedule)
-        store = store_in(settings.files_dir, self._redis, clock, writes=True)
+        store = store_in(settings.files_dir, self._redis, clock, url=settings.files_url, writes=True)
         self._storing = (
             None
             if store is None

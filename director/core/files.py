@@ -13,7 +13,7 @@ import shutil
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, TypeVar
 
 from anyio import to_thread
 from msgspec import Struct
@@ -25,7 +25,22 @@ from director.core.errors import SettingsError
 from director.core.ids import FileId, PredictionId, is_file_id, is_prediction_id
 from director.core.links import Links
 
-__all__ = ("CallerFileName", "FileName", "FileStore", "LocalFiles", "OpenFile", "ending_of", "file_name", "store_in")
+__all__ = (
+    "PLAIN_TYPE",
+    "READ_BYTES",
+    "CallerFileName",
+    "FileName",
+    "FileStore",
+    "LocalFiles",
+    "OpenFile",
+    "StoredName",
+    "ending_of",
+    "file_name",
+    "store_in",
+)
+
+if TYPE_CHECKING:
+    from director.core.s3_files import S3Files
 
 T = TypeVar("T")
 
@@ -103,6 +118,9 @@ class OpenFile(Struct, frozen=True, eq=False):
 class FileStore(Protocol):
     """What a store has to do. Any error that it raises is taken for a passing one, and it is asked again."""
 
+    sweep_s: float
+    """How often it is looked through for what is to be deleted."""
+
     async def put(self, name: FileName, data: bytes, *, content_type: str) -> None:
         """Keep a file, for good once this returns. Safe to repeat."""
         ...
@@ -156,8 +174,19 @@ def ending_of(shown: str) -> str:
     return own if re.fullmatch(r"[a-z0-9]{1,8}", own) and "." in shown else "bin"
 
 
-def store_in(folder: str, redis: Redis, clock: Clock, *, writes: bool = False) -> "LocalFiles | None":
-    """The store that the setting names; None where it names none. Raises SettingsError where it `writes` and cannot."""
+def store_in(
+    folder: str, redis: Redis, clock: Clock, *, url: str = "", writes: bool = False
+) -> "LocalFiles | S3Files | None":
+    """The store that the settings name, a bucket rather than a folder; None where they name none.
+
+    Raises SettingsError where there is no such store, or one that it `writes` and cannot.
+    """
+    if url:
+        try:
+            from director.core.s3_files import S3Files, bucket_of
+        except ImportError as exc:
+            raise SettingsError("DIRECTOR_FILES_URL needs a package: pip install 'director[s3]'.") from exc
+        return S3Files(bucket_of(url), Links(redis, clock), clock)
     if not folder:
         return None
     store = LocalFiles(Path(folder), Links(redis, clock))
@@ -173,6 +202,8 @@ class LocalFiles:
     All processes that read or write it have to see the same folder. `links` signs the addresses at which the API
     serves it.
     """
+
+    sweep_s = 60.0
 
     def __init__(self, folder: Path, links: Links) -> None:
         self._folder = folder

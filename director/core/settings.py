@@ -61,6 +61,13 @@ class CommonSettings(Struct, frozen=True, kw_only=True):
     files_dir: Annotated[
         str, Meta(description="Folder of files, which all processes share; empty: none are stored.")
     ] = ""
+    files_url: Annotated[
+        str,
+        Meta(
+            pattern=r"^$|^s3://\S+$",
+            description="Bucket for files instead of a folder: s3://bucket/prefix?endpoint=…&region=….",
+        ),
+    ] = ""
 
 
 class ApiSettings(CommonSettings, frozen=True, kw_only=True):

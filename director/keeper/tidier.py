@@ -7,7 +7,7 @@ Never deletes anything while Redis cannot be asked, and never looks at more than
 
 import logging
 from collections.abc import Awaitable, Sequence
-from typing import Final, NoReturn
+from typing import NoReturn
 
 from msgspec import Struct
 from redis.asyncio import Redis
@@ -24,8 +24,6 @@ from director.keeper.sweep import LIMIT, repeat
 __all__ = ("Tidied", "Tidier")
 
 log = logging.getLogger(__name__)
-
-PERIOD_S: Final = 60.0
 
 
 class Tidied(Struct, frozen=True):
@@ -45,8 +43,8 @@ class Tidier:
         self._clock = clock
 
     async def run(self) -> NoReturn:
-        """Sweep every minute."""
-        await repeat(self.run_once, role="tidier", tick_s=PERIOD_S, clock=self._clock)
+        """Sweep as often as the store allows."""
+        await repeat(self.run_once, role="tidier", tick_s=self._store.sweep_s, clock=self._clock)
 
     async def run_once(self) -> Tidied:
         """Delete all files that nothing names any more. What cannot be deleted now is left to the next sweep."""

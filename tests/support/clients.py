@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pytest
 
-__all__ = ("javascript_client", "python_2_client", "run_script")
+__all__ = ("install_aside", "javascript_client", "python_2_client", "run_script")
 
 PYTHON_2: Final = ("replicate==2.0.0b4", "distro", "sniffio")  # what else it needs is here anyway
 JAVASCRIPT: Final = "replicate@1.4.0"
@@ -25,7 +25,7 @@ RUN_S: Final = 60
 def python_2_client(cache: Path) -> Mapping[str, str]:
     """The environment in which `import replicate` is the second version of the official Python client."""
     folder = cache / "python-2"
-    _install(
+    install_aside(
         folder,
         [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *PYTHON_2],
         "Python's client 2.0.0b4",
@@ -39,7 +39,7 @@ def javascript_client(cache: Path) -> Path:
         pytest.skip("the JavaScript client needs node and npm")
     folder = cache / "javascript"
     quiet = ("--ignore-scripts", "--no-audit", "--no-fund", "--silent")
-    _install(folder, ["npm", "install", *quiet, "--prefix", str(folder), JAVASCRIPT], "the JavaScript client")
+    install_aside(folder, ["npm", "install", *quiet, "--prefix", str(folder), JAVASCRIPT], "the JavaScript client")
     return folder
 
 
@@ -50,7 +50,8 @@ def run_script(command: list[str], *, env: Mapping[str, str] | None = None, cwd:
     return json.loads(ended.stdout.splitlines()[-1])
 
 
-def _install(folder: Path, command: list[str], what: str) -> None:
+def install_aside(folder: Path, command: list[str], what: str) -> None:
+    """Install into this folder once; the test is skipped where that cannot be."""
     stamp = folder / ".installed"
     if stamp.exists():
         return

@@ -132,6 +132,17 @@ async def test_a_store_that_cannot_be_written_is_said_at_the_start(tmp_path: Pat
     assert store_in("", Redis(), FakeClock(), writes=True) is None
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["http://bucket", "s3://", "s3://key:secret@bucket", "s3://bucket?secret=x"],
+    ids=["no s3", "no bucket", "a key in it", "an option that is none"],
+)
+def test_what_names_no_bucket_is_said_at_the_start(url: str) -> None:
+    with pytest.raises(SettingsError, match="DIRECTOR_FILES_URL") as refused:
+        store_in("", Redis(), FakeClock(), url=url)
+    assert "key:secret" not in str(refused.value)
+
+
 async def test_nobody_sees_half_a_file(store: LocalFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = file_name(MINE, b"data", content_type="image/png")
     seen: list[Any] = []

@@ -24,6 +24,7 @@ from director.core.links import Links
 from director.core.settings import ApiSettings
 from director.keeper.tidier import Tidied, Tidier
 from tests.support.api import api_client, live_api
+from tests.support.bucket import AWS
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.queue_driver import ACCOUNT
@@ -357,6 +358,16 @@ async def test_a_store_that_cannot_be_written_is_a_503(api: httpx.AsyncClient, f
     folder.touch()  # a real failure, also for root
     answer = await api.post("/v1/files", files={"content": b"x"})
     assert (answer.status_code, answer.json()["code"], answer.headers["retry-after"]) == (503, "unavailable", "5")
+
+
+async def test_a_bucket_that_is_away_is_a_503(server: RedisServer, token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in AWS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("director.core.s3_files.RETRIES", {"max_retries": 0})
+    url = "s3://bucket?endpoint=http://127.0.0.1:9&region=x"
+    async with api_client(ApiSettings(redis_url=server.url, files_url=url), token=token) as api:
+        answer = await api.post("/v1/files", files={"content": b"x"})
+    assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
 
 
 # ---- as long as it lives ----

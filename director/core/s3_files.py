@@ -1,0 +1,153 @@
+"""A bucket behind the files, S3's own or one that speaks like it: the store for more than one machine.
+
+Through obstore, which is one wheel without dependencies over Rust's object_store: uploads of many parts from an async
+iterator, streamed reads and presigned addresses are its own, where aiobotocore brings sixteen packages and leaves the
+parts to us, and minio's client blocks. Credentials are never in the address: they come as AWS's tools take them
+(AWS_ACCESS_KEY_ID and so on, or the machine's role). Never holds a file whole; one part of 5 MiB is under way.
+
+A file is seen once its upload is complete. What a process that dies leaves behind is an incomplete upload, which the
+bucket's own rule (AbortIncompleteMultipartUpload) should end after a day.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+from urllib.parse import parse_qsl, urlsplit
+
+import obstore
+from obstore.store import S3Store
+
+from director.core.clock import Clock
+from director.core.errors import SettingsError
+from director.core.files import PLAIN_TYPE, READ_BYTES, CallerFileName, FileName, OpenFile, StoredName
+from director.core.ids import PredictionId, is_prediction_id
+from director.core.links import Links
+
+__all__ = ("S3Files", "bucket_of")
+
+T = TypeVar("T")
+
+OUTPUTS: Final = "outputs"
+CALLERS: Final = "uploads"
+PAGE: Final = 1_000
+PART_BYTES: Final = 5 << 20
+LONGEST_S: Final = 7 * 86400  # of a presigned address: S3 signs for no longer
+OPTIONS: Final = ("endpoint", "region", "virtual_hosted_style_request")
+# a whole file may take its time, but never be silent
+CLIENT: Final = {"connect_timeout": "5s", "read_timeout": "30s", "timeout": "15m"}
+RETRIES: Final = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
+
+
+def bucket_of(url: str) -> S3Store:
+    """The bucket of `s3://bucket/prefix?endpoint=…&region=…`. Connects to nothing. SettingsError where it is none."""
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query))
+    if parts.scheme != "s3" or not parts.hostname or "@" in parts.netloc or not set(options) <= set(OPTIONS):
+        raise SettingsError(
+            f"DIRECTOR_FILES_URL: s3://bucket/prefix, and after a ? what is needed of {', '.join(OPTIONS)}; "
+            "credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+        )
+    client: Any = {**CLIENT, "allow_http": options.get("endpoint", "").startswith("http://")}
+    config: Any = options
+    retries: Any = RETRIES
+    try:
+        return S3Store(
+            parts.hostname,
+            prefix=parts.path.strip("/") or None,
+            config=config,
+            client_options=client,
+            retry_config=retries,
+        )
+    except Exception as exc:
+        raise SettingsError(f"DIRECTOR_FILES_URL: {exc}") from exc
+
+
+class S3Files:
+    """`outputs/<id>/<digest>.<ending>` and `uploads/<account>/<id>.<ending>` in the bucket.
+
+    Outputs are had through the API, whose addresses outlive what S3 signs; model servers fetch callers' files from the
+    bucket itself.
+    """
+
+    sweep_s = 600.0  # each sweep lists the bucket, which is paid for
+
+    def __init__(self, bucket: S3Store, links: Links, clock: Clock) -> None:
+        self._bucket = bucket
+        self._links = links
+        self._clock = clock
+
+    async def put(self, name: FileName, data: bytes, *, content_type: str) -> None:
+        await obstore.put_async(self._bucket, _key(name), data, attributes={"Content-Type": content_type})
+
+    async def take(self, name: CallerFileName, blocks: AsyncIterator[bytes], *, content_type: str) -> None:
+        await obstore.put_async(
+            self._bucket,
+            _key(name),
+            blocks,
+            attributes={"Content-Type": content_type},
+            chunk_size=PART_BYTES,
+            max_concurrency=1,
+        )
+
+    async def url(self, name: FileName, *, base: str, expires_s: int) -> str:
+        return await self._links.signed(str(name), base=base, expires_s=expires_s)
+
+    async def fetch_url(self, name: CallerFileName, *, shown: str, base: str, expires_s: int) -> str:
+        """`shown` and `base` are the API's: here the key tells the ending, and the bucket is where it is."""
+        seconds = min(LONGEST_S, max(1, expires_s - self._clock.now_ms() / 1000))
+        return await obstore.sign_async(self._bucket, "GET", _key(name), timedelta(seconds=seconds))
+
+    async def open(self, name: StoredName) -> OpenFile | None:
+        try:
+            found = await obstore.get_async(self._bucket, _key(name))
+        except FileNotFoundError:
+            return None
+        kind = str(found.attributes.get("Content-Type", PLAIN_TYPE))
+
+        async def chunks() -> AsyncGenerator[bytes, None]:
+            async for chunk in found.stream(min_chunk_size=READ_BYTES):
+                yield bytes(chunk)
+
+        return OpenFile(kind, found.meta["size"], chunks())
+
+    async def callers(self, most: int) -> AsyncIterator[list[CallerFileName]]:
+        async for page in self._listed(CALLERS, CallerFileName.parse):
+            for start in range(0, len(page), most):
+                yield page[start : start + most]
+
+    async def discard(self, name: CallerFileName) -> None:
+        await obstore.delete_async(self._bucket, _key(name))
+
+    async def holders(self, most: int) -> AsyncIterator[list[PredictionId]]:
+        before = ""
+        async for page in self._listed(OUTPUTS, _holder):
+            holders = [each for each in dict.fromkeys(page) if each != before]  # a page may begin amid one's files
+            before = page[-1] if page else before
+            for start in range(0, len(holders), most):
+                yield holders[start : start + most]
+
+    async def remove(self, prediction_id: PredictionId) -> None:
+        keys = [key async for page in self._pages(f"{OUTPUTS}/{prediction_id}") for key in page]
+        if keys:
+            await obstore.delete_async(self._bucket, keys)
+
+    async def _listed(self, below: str, read: Callable[[str], T | None]) -> AsyncIterator[list[T]]:
+        """What the keys below name, a page at a time; strangers' are passed over."""
+        async for page in self._pages(below):
+            named: Iterable[T | None] = (read(key.removeprefix(f"{below}/")) for key in page)
+            yield [each for each in named if each is not None]
+
+    async def _pages(self, below: str) -> AsyncIterator[list[str]]:
+        async for page in obstore.list(self._bucket, below, chunk_size=PAGE):
+            yield [entry["path"] for entry in page]
+
+
+def _key(name: StoredName) -> str:
+    if isinstance(name, CallerFileName):
+        return f"{CALLERS}/{name}"
+    return f"{OUTPUTS}/{name.prediction_id}/{name.digest}.{name.ending}"
+
+
+def _holder(key: str) -> PredictionId | None:
+    name = key.partition("/")[0]
+    return PredictionId(name) if is_prediction_id(name) else None
