@@ -4,7 +4,7 @@ Clients disagree on whether their base address ends in /v1, so every route is th
 Slashes are never redirected: the official clients do not follow.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -43,20 +43,32 @@ def create_app(
         async with running(settings, clients, clock=time, on_unsafe=told) as parts:
             yield {"parts": parts}
 
-    routes = [
-        Route(base + path, _carrying(handler), methods=[method]) for base in BASES for method, path, handler in ROUTES
-    ]
+    routes = [_route(base + path, handlers) for base in BASES for path, handlers in _by_path().items()]
     routes += [Route(path, handler, methods=["GET"]) for path, handler in PROBES]
     app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS, lifespan=lifespan)
     app.router.redirect_slashes = False
     return app
 
 
-def _carrying(handler: Handler) -> Handler:
+def _by_path() -> Mapping[str, Mapping[str, Handler]]:
+    """What answers at each path, by method, in the order of the table."""
+    found: dict[str, dict[str, Handler]] = {}
+    for method, path, handler in ROUTES:
+        found.setdefault(path, {})[method] = handler
+    return found
+
+
+def _route(path: str, handlers: Mapping[str, Handler]) -> Route:
+    """All methods of one path, so that a 405 names every one. HEAD is GET without a body; OPTIONS names the others."""
+    allowed = sorted({*handlers, "OPTIONS", *(["HEAD"] if "GET" in handlers else [])})
+
     async def answer(request: Request) -> Response:
+        handler = handlers.get("GET" if request.method == "HEAD" else request.method)
+        if handler is None:
+            return Response(status_code=204, headers={"Allow": ", ".join(allowed)})
         return carried(request, await handler(request))
 
-    return answer
+    return Route(path, answer, methods=allowed)
 
 
 def _refuse(exc: UnsafeBackend) -> None:

@@ -276,8 +276,34 @@ async def test_an_unknown_path_is_404_and_never_a_redirect(api: httpx.AsyncClien
     assert problem(await api.get(path)) == NOT_FOUND
 
 
-async def test_a_wrong_method_is_405(api: httpx.AsyncClient) -> None:
-    assert problem(await api.delete("/v1/predictions"))["status"] == 405
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("DELETE", "/predictions", {"GET", "HEAD", "OPTIONS", "POST"}),
+        ("PUT", f"/models/{MODEL}", {"DELETE", "GET", "HEAD", "OPTIONS", "PATCH"}),
+        ("TRACE", "/models", {"GET", "HEAD", "OPTIONS", "POST", "QUERY"}),
+        ("POST", "/account", {"GET", "HEAD", "OPTIONS"}),
+    ],
+)
+async def test_a_wrong_method_is_405_that_names_every_right_one(
+    api: httpx.AsyncClient, method: str, path: str, allowed: set[str]
+) -> None:
+    answer = await api.request(method, f"/v1{path}")
+    assert problem(answer)["status"] == 405
+    assert set(answer.headers["allow"].split(", ")) == allowed
+    asked = await api.options(f"/v1{path}", headers={"Authorization": ""})
+    assert (asked.status_code, set(asked.headers["allow"].split(", "))) == (204, allowed)
+
+
+@pytest.mark.parametrize("path", ["/v1/nothing", "/", "/v1/v1/v1/account", "/v1/predictions/", "/v1/%00", "/%ff"])
+async def test_an_unknown_path_is_404(api: httpx.AsyncClient, path: str) -> None:
+    assert problem(await api.get(path)) == NOT_FOUND
+
+
+async def test_head_is_get_without_its_body(api: httpx.AsyncClient) -> None:
+    told, asked = await api.get("/v1/account"), await api.head("/v1/account")
+    assert (asked.status_code, asked.headers["content-length"]) == (200, told.headers["content-length"])
+    assert (await api.head("/v1/predictions/nothing")).status_code == 404
 
 
 @pytest.mark.parametrize(
