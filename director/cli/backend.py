@@ -25,6 +25,7 @@ class Backend:
         from director.core.clock import SystemClock
         from director.core.collections import Collections
         from director.core.dead import DeadLetters
+        from director.core.examples import Examples
         from director.core.gatherer import Gatherer
         from director.core.queues import Queues
         from director.core.scripts import Scripts
@@ -36,6 +37,7 @@ class Backend:
         self.scripts = Scripts(self._gatherer)
         self.catalog = Catalog(redis, self.scripts, clock)
         self.collections = Collections(redis)
+        self.examples = Examples(redis, self.scripts)
         self.accounts = Accounts(redis)
         self.administration = Administration(
             self.accounts,

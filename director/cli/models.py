@@ -30,6 +30,10 @@ def add(commands: Commands) -> None:
     changed.add_argument("--official", choices=tuple(YES_NO), help="mark it as official")
     for field, text in SAID.items():
         changed.add_argument(f"--{field.replace('_', '-')}", metavar="TEXT", help=text)
+    shown = _action(model, "example", "show a prediction with its model, as it is now", _example, "name")
+    shown.add_argument("prediction", metavar="PREDICTION")
+    shown.add_argument("--default", action="store_true", help="let it stand for the model in lists")
+    shown.add_argument("--remove", action="store_true", help="show it no more")
     collection = _group(commands, "collection", "write collections of models")
     put = _action(collection, "set", "write a collection, whether there is one or not", _put, "slug")
     put.add_argument("--name", required=True, metavar="TEXT")
@@ -80,6 +84,21 @@ def _set(given: argparse.Namespace) -> int:
     if not on_backend(given, lambda backend: backend.catalog.models.change(given.of, said)):
         raise SettingsError(f"there is no model {given.of}: `director model list` shows those that there are.")
     print(f"{given.of}: an API knows it once its cache is over")
+    return 0
+
+
+def _example(given: argparse.Namespace) -> int:
+    from director.core.errors import SettingsError
+    from director.core.ids import PredictionId, is_prediction_id
+
+    if not is_prediction_id(given.prediction):
+        raise SettingsError(f"{given.prediction} is no id of a prediction.")
+    prediction_id = PredictionId(given.prediction)
+    if not given.remove:
+        return _done(given, lambda backend: backend.examples.show(given.of, prediction_id, is_default=given.default))
+    if not on_backend(given, lambda backend: backend.examples.hide(given.of, prediction_id)):
+        raise SettingsError(f"{given.prediction} is not shown with {given.of}.")
+    print(f"{given.of}: done")
     return 0
 
 

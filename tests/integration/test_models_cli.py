@@ -2,18 +2,30 @@
 
 from typing import Any
 
+import httpx
 import pytest
 from anyio import to_thread
 from redis.asyncio import Redis
 
 from director.cli.main import main
+from director.core import keys
 from director.core.catalog import Catalog
 from director.core.collections import Collection, Collections
 from director.core.ids import QueueName
+from director.core.settings import ApiSettings
+from tests.integration.api.conftest import api as api
+from tests.integration.api.conftest import director as director
+from tests.integration.api.conftest import token as token
+from tests.support.api import PlayedDirector
 from tests.support.queue_driver import MODEL, VERSION
 from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def settings(server: RedisServer) -> ApiSettings:
+    return ApiSettings(redis_url=server.url, cache_s=0)
 
 
 async def types(server: RedisServer, *line: str) -> int:
@@ -47,3 +59,26 @@ async def test_collections_and_hardware_are_written_and_taken_away(server: Redis
     assert await types(server, "hardware", "set", "gpu-t4", "Nvidia T4") == 0
     assert await collections.hardware() == {"gpu-t4": "Nvidia T4"}
     assert await types(server, "hardware", "remove", "gpu-t4") == 0
+
+
+async def test_an_example_is_a_copy_that_tells_nothing_of_who_made_it(
+    server: RedisServer, redis: Redis, api: httpx.AsyncClient, director: PlayedDirector, capsys: Any
+) -> None:
+    body = {"version": VERSION, "input": {"text": "hi"}, "webhook": "https://receiver.example/hook?token=secret"}
+    made = (await api.post("/v1/predictions", json=body)).json()
+    assert await types(server, "model", "example", MODEL, made["id"], "--default") == 1
+    assert "succeeded" in capsys.readouterr().err
+    await director.finish(await director.claim(), output=b'"ho"')
+    assert await types(server, "model", "example", MODEL, made["id"], "--default") == 0
+    [example] = (await api.get(f"/v1/models/{MODEL}/examples")).json()["results"]
+    assert (example["input"], example["output"], example["status"]) == ({"text": "hi"}, "ho", "succeeded")
+    assert "secret" not in str(example)
+    assert "stream" not in example["urls"]
+    assert (await api.get(f"/v1/models/{MODEL}")).json()["default_example"] == example
+    assert (await api.delete(f"/v1/predictions/{made['id']}")).status_code in (204, 409)
+    await redis.delete(keys.record(made["id"]), keys.input_data(made["id"]))
+    assert (await api.get(f"/v1/models/{MODEL}/examples")).json()["results"] == [example]
+    assert await types(server, "model", "example", MODEL, made["id"], "--remove") == 0
+    assert (await api.get(f"/v1/models/{MODEL}")).json()["default_example"] is None
+    assert await types(server, "model", "example", MODEL, made["id"], "--remove") == 1
+    assert await types(server, "model", "example", "acme/other", made["id"]) == 1
