@@ -114,7 +114,7 @@ class Suspensions:
             async for ids in self._listed(account, kind):
                 if counts["canceled"] + counts["asked"] >= here or self._clock.monotonic() >= until:
                     break
-                counts.update(await asyncio.gather(*(self._cancel(account, each) for each in ids)))
+                counts.update(await asyncio.gather(*(self._cancel(account, kind, each) for each in ids)))
         left = await self._left(account, queues) if here else 0
         return Ended(ended=counts["canceled"], asked=counts["asked"], left=left)
 
@@ -125,8 +125,8 @@ class Suspensions:
             yield ids
             high = f"({ids[-1]}"
 
-    async def _cancel(self, account: str, prediction_id: PredictionId) -> str:
-        return await self._scripts.cancel(prediction_id, account=account)
+    async def _cancel(self, account: str, kind: Kind, prediction_id: PredictionId) -> str:
+        return await self._scripts.cancel(prediction_id, account=account, kind=kind)
 
     async def _left(self, account: str, queues: list[QueueName]) -> int:
         """What waits and runs of it, over all queues."""

@@ -19,6 +19,7 @@ from director.core.accounts import TYPES, Accounts, Policy, Reason
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError
+from director.core.ids import lowest_id_at
 from director.core.policy import Policy as QueuePolicy
 from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
@@ -118,6 +119,13 @@ async def test_what_waits_is_ended_and_what_runs_is_asked_to_stop(
     assert {await status(api, each) for each in waiting} == {"canceled"}
     assert await driver.extend(claim) == ["user"]
     assert await status(api, runs) == "starting"
+
+
+async def test_runs_of_another_kind_are_ended_too(suspensions: Suspensions, driver: QueueDriver) -> None:
+    training = await driver.submit(kind="training")
+    await driver.scripts.enlist(training, account=ACCOUNT, oldest=lowest_id_at(0), kind="training")
+    assert await suspensions.suspend(ACCOUNT, "end", "abuse", within_s=60) == Ended(ended=1, asked=0, left=0)
+    assert (await driver.record(training)).status == "canceled"
 
 
 async def test_what_others_have_is_left_alone(suspensions: Suspensions, driver: QueueDriver) -> None:
