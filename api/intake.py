@@ -116,7 +116,8 @@ async def accept(
     place: str = "",
 ) -> tuple[Accepted, Stored]:
     """Judge and file one prediction. `place` tells it from others of its request, which have the same key."""
-    if faults := InputSchema.from_openapi(bytes(version.schema), version.kind).check(asked.input):
+    schema = InputSchema.from_openapi(bytes(version.schema), version.kind)
+    if faults := schema.check(asked.input):
         raise invalid_input(faults)
     submission = _judged(
         request,
@@ -127,6 +128,7 @@ async def accept(
         deployment=deployment,
         taken=taken,
         place=place,
+        ticket=new_ticket() if schema.can_stream else "",
     )
     return await _file(request, submission)
 
@@ -141,6 +143,7 @@ def _judged(
     deployment: str,
     taken: Taken | None,
     place: str,
+    ticket: str,
 ) -> Submission:
     lifetime, start_by = request.headers.get("cancel-after"), request.headers.get("x-start-by")
     cost, affinity = request.headers.get("x-cost"), request.headers.get("x-affinity-key")
@@ -154,7 +157,7 @@ def _judged(
         cost=1 if cost is None else cost_units(cost),
         affinity="" if affinity is None else affinity_digest(affinity),
         url=base_url(request),
-        ticket=new_ticket(),
+        ticket=ticket,
         webhook=asked.webhook or "",
         events=",".join(asked.webhook_events_filter or EVERY_EVENT) if asked.webhook else "",
         lifetime_ms=None if lifetime is None else cancel_after_seconds(lifetime) * 1000,

@@ -15,7 +15,7 @@ from jsonschema_rs import RegexOptions, ValidationError, validator_for
 from api.body import decode_json
 from api.problems import Problem, unusable_schema
 
-__all__ = ("PATTERN_OPTIONS", "Schema", "input_schema")
+__all__ = ("PATTERN_OPTIONS", "Schema", "can_stream", "input_schema", "read_document")
 
 Schema = dict[str, Any] | bool
 
@@ -32,16 +32,30 @@ NULL: Final[Schema] = {"type": ["null"]}
 ANYTHING: Final[tuple[Schema, ...]] = (True, {})
 
 
-def input_schema(document: bytes, name: str = "Input") -> dict[str, Any]:
-    """The schema of an `input` in a model's OpenAPI document, reduced. A document that has none is open: {}."""
+def read_document(document: bytes) -> dict[str, Any]:
+    """A model's OpenAPI document. One that is too large or cannot be read is a Problem that tells the operator."""
     if len(document) > MAX_DOCUMENT_BYTES:
         raise unusable_schema(f"is larger than {MAX_DOCUMENT_BYTES:,} bytes")
     try:
-        whole = decode_json(document, dict[str, Any])
+        return decode_json(document, dict[str, Any])
     except Problem as exc:
         raise unusable_schema("is not a JSON object that can be read") from exc
-    reduced = _Reduction(whole).reduce(_follow(whole, ("components", "schemas", name)), depth=0, within=())
+
+
+def input_schema(document: dict[str, Any], name: str = "Input") -> dict[str, Any]:
+    """The schema of an `input` in a model's OpenAPI document, reduced. A document that has none is open: {}."""
+    schema = _follow(document, ("components", "schemas", name))
+    reduced = _Reduction(document).reduce(schema, depth=0, within=())
     return reduced if isinstance(reduced, dict) else {}
+
+
+def can_stream(document: Mapping[str, Any]) -> bool:
+    """Does the model give its output piece by piece? One that does not say what its output is may well do so."""
+    output = _follow(document, ("components", "schemas", "Output"))
+    if not isinstance(output, dict):
+        return True
+    streaming = _follow(document, ("paths", "/predictions", "post", "x-cog-streaming"))
+    return streaming is True or output.get("x-cog-array-type") == "iterator"
 
 
 def _is_count(value: object) -> bool:

@@ -1,7 +1,7 @@
 """Tickets: what makes the address of a prediction's event stream unguessable, so that following it needs no token.
 
-Made when a prediction is accepted, and kept in its record alone: whoever was shown the prediction may follow it. An
-address is 52 characters, the id and its ticket, as Replicate's are. It is never logged.
+Made when a prediction of a model that can stream is accepted, and kept in its record alone: whoever was shown the
+prediction may follow it. An address is 52 characters, the id and its ticket, as Replicate's are. It is never logged.
 """
 
 import base64

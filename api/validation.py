@@ -17,7 +17,7 @@ from jsonschema_rs import ValidationError, validator_for
 from msgspec import Raw
 
 from api.body import decode_json
-from api.model_schema import PATTERN_OPTIONS, Schema, input_schema
+from api.model_schema import PATTERN_OPTIONS, Schema, can_stream, input_schema, read_document
 from api.problems import MAX_INVALID_FIELDS, InvalidField, shown, unusable_schema
 from director.core.ids import Kind
 
@@ -70,9 +70,10 @@ _compiled: OrderedDict[bytes, "InputSchema"] = OrderedDict()
 
 
 class InputSchema:
-    """What one version of a model takes as input."""
+    """What one version of a model takes as input. `can_stream`: it gives its output piece by piece, or may do so."""
 
-    def __init__(self, schema: dict[str, Any]) -> None:
+    def __init__(self, schema: dict[str, Any], *, can_stream: bool) -> None:
+        self.can_stream = can_stream
         properties: dict[str, Schema] = schema.get("properties", {})
         self._required: list[str] = schema.get("required", [])
         self._fields = {name: _Validator(part) for name, part in properties.items()}
@@ -89,7 +90,9 @@ class InputSchema:
         digest = hashlib.sha256(document).digest() + INPUTS[kind].encode()
         known = _compiled.get(digest)
         if known is None:
-            known = _compiled[digest] = cls(input_schema(document, INPUTS[kind]))
+            whole = read_document(document)
+            streams = kind != "training" and can_stream(whole)
+            known = _compiled[digest] = cls(input_schema(whole, INPUTS[kind]), can_stream=streams)
             if len(_compiled) > MAX_CACHED:
                 _compiled.popitem(last=False)
         _compiled.move_to_end(digest)

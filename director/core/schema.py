@@ -60,7 +60,7 @@ class Record(Struct, frozen=True, kw_only=True):
     seq: int = 0
     cancel: str = ""
     url: str = ""  # base of the URLs in answers, as the client that made it knew us
-    ticket: str = ""  # makes the address of its event stream unguessable; '' where an older release accepted it
+    ticket: str = ""  # makes the address of its event stream unguessable; '' where it has none
     webhook: str = ""
     events: str = ""  # the filter: webhook events wanted, joined by commas
     error: str = ""

@@ -348,6 +348,30 @@ def test_only_the_schemas_used_lately_are_kept() -> None:
     assert InputSchema.from_openapi(dropped) is not first_dropped
 
 
+ITERATOR = {"type": "array", "items": {"type": "string"}, "x-cog-array-type": "iterator"}
+STREAMING = {"/predictions": {"post": {"x-cog-streaming": True}}}
+
+
+@pytest.mark.parametrize(
+    ("document", "can_stream"),
+    [
+        ({"components": {"schemas": {"Output": ITERATOR}}}, True),
+        ({"components": {"schemas": {"Output": {"type": "string"}}}, "paths": STREAMING}, True),
+        ({}, True),
+        ({"components": {"schemas": {"Input": {}}}}, True),
+        ({"components": {"schemas": {"Output": {"type": "string"}}}, "paths": {"/predictions": {"post": {}}}}, False),
+        ({"components": {"schemas": {"Output": {"type": "array"}}}, "paths": ["/predictions"]}, False),
+        ({"components": {"schemas": {"Output": {"x-cog-array-type": ["iterator"]}}}}, False),
+    ],
+    ids=["iterator", "streaming", "open", "no output", "one text", "a list", "nonsense"],
+)
+def test_a_model_can_stream_where_its_document_says_so_or_says_nothing(document: object, can_stream: bool) -> None:
+    told = json.dumps(document).encode()
+    assert InputSchema.from_openapi(told).can_stream is can_stream
+    assert InputSchema.from_openapi(told, "procedure").can_stream is can_stream
+    assert InputSchema.from_openapi(told, "training").can_stream is False
+
+
 def test_the_examples_schemas_are_understood() -> None:
     hello = InputSchema.from_openapi((EXAMPLES / "hello/.cog/openapi_schema.json").read_bytes())
     assert faults(hello, {"text": "hi", "n": 3}) == []

@@ -21,6 +21,8 @@ from tests.support.servers import RedisServer
 
 HELLO_VERSION = "b2" * 32
 HELLO_SCHEMA = Path(*director.examples.__path__) / "hello" / ".cog" / "openapi_schema.json"
+THUMBNAIL_VERSION = "c4" * 32
+THUMBNAIL_SCHEMA = HELLO_SCHEMA.parents[2] / "thumbnail" / ".cog" / "openapi_schema.json"
 
 
 @pytest.fixture
@@ -45,6 +47,15 @@ async def hello(catalog: Catalog) -> QueueName:
     """`example/hello`, with the schema that Cog made for it."""
     schema = Raw(HELLO_SCHEMA.read_bytes())
     return await catalog.register("example/hello", HELLO_VERSION, schema=schema, server="0.23.1", policy=Policy())
+
+
+@pytest.fixture
+async def thumbnail(catalog: Catalog) -> QueueName:
+    """`example/thumbnail`, which takes a file and gives one, all at once."""
+    schema = Raw(THUMBNAIL_SCHEMA.read_bytes())
+    return await catalog.register(
+        "example/thumbnail", THUMBNAIL_VERSION, schema=schema, server="0.23.1", policy=Policy()
+    )
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
 from director.core.signing import new_secret
 from director.core.states import Status
+from tests.integration.api.conftest import HELLO_VERSION, THUMBNAIL_VERSION
 from tests.support.api import PlayedDirector, api_client
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
@@ -71,6 +72,16 @@ async def test_a_prediction_is_accepted_as_replicate_does(api: httpx.AsyncClient
         },
     }
     assert re.fullmatch(rf"http://director\.test/v1/streams/{made['id']}[a-z2-7]{{26}}", made["urls"]["stream"])
+
+
+async def test_a_model_that_gives_its_output_at_once_has_no_stream(
+    api: httpx.AsyncClient, thumbnail: QueueName, hello: QueueName
+) -> None:
+    made = await create(api, version=THUMBNAIL_VERSION, input={"image": "https://example.com/a.png"})
+    shown = [made, await api.get(made.json()["urls"]["get"]), await api.post(made.json()["urls"]["cancel"])]
+    assert [sorted(answer.json()["urls"]) for answer in shown] == [["cancel", "get", "web"]] * 3
+    streamed = await create(api, version=HELLO_VERSION)
+    assert "stream" in streamed.json()["urls"]
 
 
 async def test_what_create_answers_is_what_get_answers(api: httpx.AsyncClient) -> None:

@@ -172,7 +172,7 @@ async def test_an_address_that_is_not_quite_right_leads_nowhere(live: LiveApi, a
 
 
 async def test_a_record_without_a_ticket_is_opened_by_nothing(live: LiveApi, asker: Asker, redis: Redis) -> None:
-    """As those that an older release accepted."""
+    """As those that an older release accepted, and those of a model that cannot stream."""
     made = await asker.create(live)
     await redis.hdel(keys.record(made["id"]), "ticket")
     got = (await asker.http.get(made["urls"]["get"], headers=asker.headers)).json()
