@@ -12,9 +12,11 @@ from anyio import to_thread
 from redis.asyncio import Redis
 
 from director.core.accounts import Accounts
+from director.core.catalog import Catalog
 from director.core.ids import PredictionId
 from tests.support.api import LiveApi, live_api
 from tests.support.cog import cog_server, write_model
+from tests.support.eventually import eventually
 from tests.support.live_director import Caller, live_director
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.servers import RedisServer
@@ -56,12 +58,19 @@ def files_dir(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def live(server: RedisServer, caller: Caller, turns_url: str, files_dir: str) -> AsyncGenerator[LiveApi]:
-    """The whole service, with one store."""
+async def live(
+    server: RedisServer, caller: Caller, catalog: Catalog, turns_url: str, files_dir: str
+) -> AsyncGenerator[LiveApi]:
+    """The whole service, with one store, once the model's own schema is known."""
     async with (
         live_api(server.url, env={"DIRECTOR_FILES_DIR": files_dir}) as live,
         live_director(server.url, turns_url, files_dir=files_dir),
     ):
+        await eventually(
+            lambda: catalog.version(MODEL, VERSION),
+            "its schema is known",
+            until=lambda version: version is not None and b"image" in bytes(version.schema),
+        )
         yield live
 
 
