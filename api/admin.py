@@ -7,8 +7,8 @@ from where the next one goes on, so that no answer is waited for without end.
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Annotated, Final
 
-import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Raw, Struct, field
+from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,7 +19,7 @@ from api.pages import PAGE_SIZE, Cursor, cursor_of, link
 from api.parts import parts_of
 from api.paths import prediction_id_of
 from api.problems import InvalidField, invalid_input, not_found
-from director.core.dead import DeadLetters, Done, Place
+from director.core.dead import DeadLetter, DeadLetters, Done, Place
 from director.core.ids import PredictionId, QueueName, is_prediction_id
 from director.core.schema import Page
 
@@ -33,7 +33,7 @@ Slices = AsyncIterator[list[Place]]
 Act = Callable[..., Awaitable[Done]]
 
 
-class Many(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ManyLetters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which letters: those named, or `all` of one queue or of every one. `cursor`: the `next` of the last answer."""
 
     ids: Annotated[tuple[str, ...], Meta(max_length=MOST_IDS)] = ()
@@ -41,6 +41,12 @@ class Many(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     is_all: bool = field(default=False, name="all")
     rate: Annotated[float, Meta(gt=0)] | None = None
     cursor: str = ""
+
+
+class WholeLetter(DeadLetter, frozen=True, kw_only=True):
+    """A letter and the input that it would run on again; null once that was removed."""
+
+    input: Raw | None
 
 
 async def list_dead(request: Request) -> Response:
@@ -60,7 +66,7 @@ async def get_dead(request: Request) -> Response:
     shown = await dead.show(prediction_id_of(request))
     if shown is None:
         raise not_found()
-    return json_response({**msgspec.structs.asdict(shown.letter), "input": shown.input})
+    return json_response(WholeLetter(**asdict(shown.letter), input=shown.input))
 
 
 async def revive_one_dead(request: Request) -> Response:
@@ -76,13 +82,13 @@ async def drop_one_dead(request: Request) -> Response:
 
 
 async def revive_dead(request: Request) -> Response:
-    """POST /admin/dead/revive: see `Many`."""
+    """POST /admin/dead/revive: see `ManyLetters`."""
     dead = await _entered(request)
     return await _many(request, dead, dead.revive)
 
 
 async def drop_dead(request: Request) -> Response:
-    """POST /admin/dead/drop: see `Many`."""
+    """POST /admin/dead/drop: see `ManyLetters`."""
     dead = await _entered(request)
     return await _many(request, dead, dead.drop)
 
@@ -102,7 +108,7 @@ async def _one(request: Request, dead: DeadLetters, act: Act) -> Response:
 
 async def _many(request: Request, dead: DeadLetters, act: Act) -> Response:
     body = await read_body(request, max_bytes=parts_of(request).settings.max_body_bytes)
-    asked = decode_json(body, Many)
+    asked = decode_json(body, ManyLetters)
     if bool(asked.ids) == asked.is_all:
         raise invalid_input([InvalidField("required", "", 'Either "ids" or "all" is required')])
     if bad := [f"ids.{place}" for place, name in enumerate(asked.ids) if not is_prediction_id(name)]:

@@ -7,7 +7,7 @@ and in no other.
 import re
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import asdict
@@ -21,7 +21,7 @@ from api.pages import PAGE_SIZE, Cursor, cursor_of, link
 from api.parts import parts_of
 from api.problems import InvalidField, account_exists, invalid_input, not_found
 from director.core.account_limits import DEFAULT, NO_LIMIT, AccountLimits
-from director.core.accounts import ACCOUNT_NAME, AccountType, Policy, Reason, Suspension
+from director.core.accounts import ACCOUNT_NAME, AccountType, Policy, Reason, Suspension, Usage
 from director.core.administration import Administration
 from director.core.errors import SettingsError
 from director.core.keys import LANES
@@ -59,7 +59,7 @@ class NewAccount(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     type: AccountType = "organization"
 
 
-class Change(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AccountChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What may be changed. A limit is a number, null for none, or "default" for what the API's settings say."""
 
     type: AccountType | UnsetType = UNSET
@@ -106,6 +106,44 @@ class TokenView(Struct, frozen=True, kw_only=True):
         )
 
 
+class MadeToken(TokenView, frozen=True, kw_only=True):
+    """A new token, this once with its secret."""
+
+    token: str
+
+
+class SuspensionView(Struct, frozen=True):
+    """Why an account may run nothing, since when, and what becomes of what it has."""
+
+    policy: Policy
+    reason: Reason
+    since: str
+
+    @classmethod
+    def of(cls, suspension: Suspension) -> "SuspensionView":
+        return cls(suspension.policy, suspension.reason, iso(suspension.since_ms))
+
+
+class AccountDetail(Struct, frozen=True, kw_only=True):
+    """An account as an operator sees it: its limits, and what became of them lately."""
+
+    name: str
+    type: AccountType
+    suspension: SuspensionView | None
+    limits: AccountLimits
+    usage: Usage
+
+
+class SuspendedAccount(AccountDetail, frozen=True, kw_only=True):
+    """An account that was just suspended, and what became of its predictions: ended in their queue, asked to stop,
+    `left` for a keeper.
+    """
+
+    ended: int
+    asked: int
+    left: int
+
+
 async def list_accounts(request: Request) -> Response:
     """GET /admin/accounts?cursor=: by name."""
     administration, _ = await _entered(request)
@@ -135,7 +173,7 @@ async def change_account(request: Request) -> Response:
     """PATCH /admin/accounts/{name}: its type, its limits, or both. All of it is judged before any is changed."""
     administration, by = await _entered(request)
     name = await _named(request)
-    asked = decode_json(await read_body(request, max_bytes=MAX_BODY), Change)
+    asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AccountChange)
     limits = _written(asked.limits)
     if limits:
         await administration.set_limits(name, limits, by=by)
@@ -150,7 +188,7 @@ async def suspend_account(request: Request) -> Response:
     name = await _named(request)
     asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AskedSuspension)
     ended = await administration.suspend(name, asked.policy, asked.reason, by=by, within_s=LONGEST_S)
-    return json_response({**await _view(request, name), **asdict(ended)})
+    return json_response(SuspendedAccount(**asdict(await _view(request, name)), **asdict(ended)))
 
 
 async def resume_account(request: Request) -> Response:
@@ -180,8 +218,8 @@ async def create_token(request: Request) -> Response:
         )
     except SettingsError as exc:
         raise invalid_input([InvalidField("invalid", "", str(exc))]) from exc
-    body = {**asdict(TokenView.of(made.token)), "token": made.secret}
-    return json_response(body, 201, {"Cache-Control": "no-store"})
+    made_token = MadeToken(**asdict(TokenView.of(made.token)), token=made.secret)
+    return json_response(made_token, 201, {"Cache-Control": "no-store"})
 
 
 async def revoke_token(request: Request) -> Response:
@@ -208,23 +246,17 @@ async def _named(request: Request) -> str:
     return name
 
 
-async def _view(request: Request, name: str) -> dict[str, Any]:
+async def _view(request: Request, name: str) -> AccountDetail:
     parts = parts_of(request)
     usage = await parts.accounts.usage(name, day=parts.clock.now_ms() // DAY_MS)
     written = await parts.accounts.written(name)
-    return {
-        "name": name,
-        "type": written.type,
-        "suspension": _suspension(written.suspension),
-        "limits": await parts.accounts.limits(name),
-        "usage": usage,
-    }
-
-
-def _suspension(suspension: Suspension | None) -> dict[str, str] | None:
-    if suspension is None:
-        return None
-    return {"policy": suspension.policy, "reason": suspension.reason, "since": iso(suspension.since_ms)}
+    return AccountDetail(
+        name=name,
+        type=written.type,
+        suspension=None if written.suspension is None else SuspensionView.of(written.suspension),
+        limits=await parts.accounts.limits(name),
+        usage=usage,
+    )
 
 
 def _written(limits: Mapping[str, Limit]) -> dict[str, str]:

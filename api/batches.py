@@ -33,7 +33,7 @@ MOST: Final = 1_000
 AT_ONCE: Final = 100  # whose calls of Redis leave in one write
 
 
-class Result(Struct, frozen=True, kw_only=True):
+class BatchResult(Struct, frozen=True, kw_only=True):
     """What became of one of them: the answer that it would have had by itself."""
 
     status: int
@@ -42,10 +42,10 @@ class Result(Struct, frozen=True, kw_only=True):
     error: ProblemDocument | UnsetType = UNSET
 
 
-class Results(Struct, frozen=True):
+class BatchResults(Struct, frozen=True):
     """In the order of the request."""
 
-    results: list[Result]
+    results: list[BatchResult]
 
 
 async def create_batch(request: Request) -> Response:
@@ -55,14 +55,14 @@ async def create_batch(request: Request) -> Response:
     body = await read_body(request, max_bytes=parts.settings.max_batch_bytes)
     bodies = parse_batch(body, most=MOST)
     parts.gate.pass_through()
-    results: list[Result] = []
+    results: list[BatchResult] = []
     for first in range(0, len(bodies), AT_ONCE):
         some = enumerate(bodies[first : first + AT_ONCE], start=first)
         results += await asyncio.gather(*(_result(request, account, bytes(one), place) for place, one in some))
-    return json_response(Results(results))
+    return json_response(BatchResults(results))
 
 
-async def _result(request: Request, account: Account, body: bytes, place: int) -> Result:
+async def _result(request: Request, account: Account, body: bytes, place: int) -> BatchResult:
     try:
         return await _accepted(request, account, body, place)
     except (Problem, DirectorError) as exc:
@@ -70,10 +70,10 @@ async def _result(request: Request, account: Account, body: bytes, place: int) -
     except Exception:  # one of a thousand must not cost the others their answers
         log.exception("one of a batch failed")
         document = internal().document
-    return Result(status=document.status, error=document)
+    return BatchResult(status=document.status, error=document)
 
 
-async def _accepted(request: Request, account: Account, body: bytes, place: int) -> Result:
+async def _accepted(request: Request, account: Account, body: bytes, place: int) -> BatchResult:
     # the request came in with the token of the first
     taken = taken_of(request) if place == 0 else await take(request, account, "create")
     asked = parse_create(body, version=True)
@@ -83,4 +83,4 @@ async def _accepted(request: Request, account: Account, body: bytes, place: int)
     accepted, stored = await accept(
         request, account=account, version=version, asked=asked, body=body, taken=taken, place=f"/{place}"
     )
-    return Result(status=201, prediction=view(stored), replayed=accepted.replayed or UNSET)
+    return BatchResult(status=201, prediction=view(stored), replayed=accepted.replayed or UNSET)

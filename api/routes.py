@@ -30,6 +30,7 @@ from api import (
     versions,
     webhooks,
 )
+from api.openapi import served
 
 __all__ = ("PROBES", "ROUTES", "Handler")
 
@@ -87,6 +88,7 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("GET", "/outputs/{name}", outputs.get_output),
     ("GET", "/account", accounts.get_account),
     ("GET", "/webhooks/default/secret", accounts.get_webhook_secret),
+    ("GET", "/openapi.json", served.get_document),
     ("GET", "/admin/dead", admin.list_dead),
     ("POST", "/admin/dead/revive", admin.revive_dead),
     ("POST", "/admin/dead/drop", admin.drop_dead),

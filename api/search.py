@@ -42,16 +42,16 @@ class Metadata(Struct, frozen=True):
     tags: list[str]
 
 
-class Found(Struct, frozen=True):
+class FoundModel(Struct, frozen=True):
     model: ModelView
     metadata: Metadata
 
 
-class Results(Struct, frozen=True):
+class SearchResults(Struct, frozen=True):
     """What GET /search answers. There are no pages of a manual here."""
 
     query: str
-    models: list[Found]
+    models: list[FoundModel]
     collections: list[CollectionView]
     pages: list[str] = []
 
@@ -79,10 +79,10 @@ async def search(request: Request) -> Response:
     best = await _best(parts, account, query, most=_limit(request))
     models = await fitting(request, [model for _, model in best])
     found = [
-        Found(view, Metadata(view.description, round(score, 3), []))
+        FoundModel(view, Metadata(view.description, round(score, 3), []))
         for (score, _), view in zip(best, await shown_models(request, models), strict=False)
     ]
-    return json_response(Results(query, found, await _collections(parts, query)))
+    return json_response(SearchResults(query, found, await _collections(parts, query)))
 
 
 def _limit(request: Request) -> int:

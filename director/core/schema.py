@@ -4,7 +4,7 @@ A caller's JSON stays `Raw` from end to end: nothing here re-encodes an input or
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -28,6 +28,8 @@ __all__ = (
     "flat",
     "pairs",
 )
+
+T = TypeVar("T")
 
 Token = str
 NewEvent = tuple[str, bytes]
@@ -198,12 +200,12 @@ class Prediction(Struct, frozen=True, kw_only=True):
     webhook_events_filter: tuple[str, ...] | UnsetType = UNSET
 
 
-class Page(Struct, frozen=True):
+class Page(Struct, Generic[T], frozen=True):
     """One page of a listing, newest first; both addresses absolute or null."""
 
     next: str | None
     previous: str | None
-    results: list[Any]
+    results: Sequence[T]
 
 
 def pairs(flat: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:

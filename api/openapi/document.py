@@ -1,0 +1,172 @@
+"""Write the table down as an OpenAPI document, with the schemas of the very types that handlers encode.
+
+Pure, and the same every time, but for the address of the service.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from api.openapi.catalogue import CATALOGUE
+from api.openapi.files import ACCOUNTS_OWN, FILES
+from api.openapi.operation import Operation, Operations, Parameter
+from api.openapi.operators import OPERATORS
+from api.openapi.runs import RUNS
+from api.problems import MEDIA_TYPE, ProblemDocument
+from director import __version__
+
+__all__ = ("OPERATIONS", "encoded")
+
+OPERATIONS: Final[Operations] = {**RUNS, **CATALOGUE, **FILES, **ACCOUNTS_OWN, **OPERATORS}
+
+# 3.1 knows no other methods; 3.2 has QUERY, and few read it
+METHODS: Final = frozenset({"GET", "PUT", "POST", "DELETE", "OPTIONS", "HEAD", "PATCH", "TRACE"})
+ABOUT: Final = (
+    "Replicate's HTTP API, self-hosted. The same routes answer under `/v1/v1` and without `/v1`. Every refusal is an "
+    "object as `application/problem+json`; a path answers 405 with `Allow` for methods that it has not, HEAD as GET "
+    "without its body, and OPTIONS with `Allow`."
+)
+
+REFUSALS: Final = {
+    400: "The body cannot be read, or the Host header names no host.",
+    401: "No token came with the request, or one that names no account.",
+    403: "The token, or its account, may not do this.",
+    404: "Unknown, or another account's.",
+    408: "The body did not arrive in time.",
+    409: "It is not in a state for this, or there is one already.",
+    410: "Its data was removed.",
+    413: "The body is too large.",
+    422: "The request can be read, and is wrong: `detail` and `invalid_fields` say where.",
+    429: "Too much at once, or no room now: `code` says of what, `retry_after` when to come again.",
+    431: "The request line and headers are too large.",
+    500: "The model's schema is at fault: whoever runs the model must mend it.",
+    501: "This service stores no files.",
+    503: "The service, or the model's servers, cannot answer now: `retry_after` says when to come again.",
+}
+
+RATE: Final = ("RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset")
+# name → what it says, and its type
+HEADERS: Final[dict[str, tuple[str, type]]] = {
+    "RateLimit-Limit": ("How many requests the account may make at once, where it has a rate.", int),
+    "RateLimit-Remaining": ("How many of them are left.", int),
+    "RateLimit-Reset": ("Seconds until all are there again.", int),
+    "Retry-After": ("Seconds.", int),
+    "WWW-Authenticate": ("Bearer.", str),
+    "Location": ("The address of what was made.", str),
+    "Preference-Applied": ("`wait` or `wait=n`, as it was understood.", str),
+    "Idempotency-Replayed": ("`true` where this is the answer to an earlier request.", str),
+    "ETag": ("Of this very document.", str),
+}
+REFUSED_WITH: Final = {401: ("WWW-Authenticate",), 429: ("Retry-After", *RATE), 503: ("Retry-After", *RATE)}
+
+
+def encoded(base: str) -> bytes:
+    """The document as JSON, for a service whose public URL is `base`."""
+    return msgspec.json.encode({**_head(base), **_fixed()})
+
+
+def _head(base: str) -> dict[str, Any]:
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Director",
+            "version": __version__,
+            "description": ABOUT,
+            "license": {"name": "Apache 2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": f"{base}/v1"}],
+    }
+
+
+@cache
+def _fixed() -> dict[str, Raw]:
+    """All that is the same for every address, encoded once."""
+    types = list(_types())
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    # by identity, since two types may be equal and yet differ in what is said of them
+    schema_of = {id(type_): schema for type_, schema in zip(types, schemas, strict=True)}
+    paths: dict[str, dict[str, Any]] = {}
+    for (method, path), operation in OPERATIONS.items():
+        name = method.lower() if method in METHODS else f"x-{method.lower()}"
+        paths.setdefault(path, {})[name] = _operation(operation, schema_of)
+    parts = {"paths": paths, "components": _components(components, schema_of)}
+    return {name: Raw(msgspec.json.encode(part)) for name, part in parts.items()}
+
+
+def _types() -> Iterator[Any]:
+    yield ProblemDocument
+    for _, type_ in HEADERS.values():
+        yield type_
+    for operation in OPERATIONS.values():
+        yield from (parameter.type for parameter in operation.parameters)
+        yield from (answer.type for answer in operation.answers.values() if answer.type is not None)
+        if operation.body is not None:
+            yield operation.body.type
+
+
+def _components(schemas: dict[str, Any], schema_of: dict[int, Any]) -> dict[str, Any]:
+    return {
+        "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        "headers": {
+            name: {"description": what, "schema": schema_of[id(type_)]} for name, (what, type_) in HEADERS.items()
+        },
+        "responses": {
+            _refusal(status): {
+                "description": what,
+                **_headers(REFUSED_WITH.get(status, RATE)),
+                "content": {MEDIA_TYPE: {"schema": schema_of[id(ProblemDocument)]}},
+            }
+            for status, what in REFUSALS.items()
+        },
+        "schemas": {name: _in_one_line(schema) for name, schema in schemas.items()},
+    }
+
+
+def _in_one_line(schema: dict[str, Any]) -> dict[str, Any]:
+    """Its description is a docstring, which is broken as code is."""
+    return {**schema, "description": " ".join(schema.get("description", "").split())}
+
+
+def _operation(operation: Operation, schema_of: dict[int, Any]) -> dict[str, Any]:
+    body, scopes = operation.body, operation.scopes
+    written: dict[str, Any] = {
+        "operationId": operation.name,
+        "tags": [operation.name.partition(".")[0]],
+        "summary": operation.what,
+        # each is an alternative: one of the scopes is enough
+        "security": [{"token": [scope]} for scope in scopes],
+        "parameters": [_parameter(parameter, schema_of) for parameter in operation.parameters],
+        "responses": {},
+    }
+    if body is not None:
+        written["requestBody"] = {"required": True, "content": {body.media_type: {"schema": schema_of[id(body.type)]}}}
+    for status, answer in operation.answers.items():
+        found = {"description": answer.what, **_headers((*answer.headers, *(RATE if scopes else ())))}
+        if answer.type is not None:
+            found["content"] = {answer.media_type: {"schema": schema_of[id(answer.type)]}}
+        written["responses"][str(status)] = found
+    for status in sorted(operation.refusals):
+        written["responses"][str(status)] = {"$ref": f"#/components/responses/{_refusal(status)}"}
+    return written
+
+
+def _parameter(parameter: Parameter, schema_of: dict[int, Any]) -> dict[str, Any]:
+    return {
+        "name": parameter.name,
+        "in": parameter.place,
+        "required": parameter.place == "path",
+        "description": parameter.what,
+        "schema": schema_of[id(parameter.type)],
+    }
+
+
+def _headers(names: tuple[str, ...]) -> dict[str, Any]:
+    return {"headers": {name: {"$ref": f"#/components/headers/{name}"} for name in names}} if names else {}
+
+
+def _refusal(status: int) -> str:
+    return HTTPStatus(status).phrase.replace(" ", "")

@@ -1,0 +1,167 @@
+"""What operators do: dead letters, and accounts and tokens of all. For tokens with the scope `admin` alone."""
+
+from typing import Final
+
+from api.admin import ManyLetters, WholeLetter
+from api.admin_accounts import (
+    AccountChange,
+    AccountDetail,
+    AskedSuspension,
+    AskedToken,
+    MadeToken,
+    NewAccount,
+    SuspendedAccount,
+    TokenView,
+)
+from api.openapi.operation import (
+    BODY,
+    NO_BODY,
+    PAGED,
+    PATH,
+    TOKEN,
+    Answer,
+    Body,
+    Operation,
+    Operations,
+    Parameter,
+)
+from api.openapi.parameters import ACCOUNT, CURSOR, PREDICTION_ID, TOKEN_ID
+from director.core.dead import DeadLetter, Done
+from director.core.schema import Page
+
+__all__ = ("OPERATORS",)
+
+ADMIN: Final = ("admin",)
+DONE: Final = {200: Answer("What was done.", Done)}
+DETAIL: Final = {200: Answer("The account as it is then.", AccountDetail)}
+
+DEAD_LETTERS: Final[Operations] = {
+    ("GET", "/admin/dead"): Operation(
+        name="admin.dead.list",
+        what="List dead letters of all accounts",
+        scopes=ADMIN,
+        parameters=(CURSOR, Parameter("queue", "Only of this queue.")),
+        answers={200: Answer("A page, newest first.", Page[DeadLetter])},
+        refusals=TOKEN | PAGED,
+    ),
+    ("GET", "/admin/dead/{id}"): Operation(
+        name="admin.dead.get",
+        what="Get a dead letter, with its input",
+        scopes=ADMIN,
+        parameters=PREDICTION_ID,
+        answers={200: Answer("The letter.", WholeLetter)},
+        refusals=TOKEN | PATH,
+    ),
+    ("POST", "/admin/dead/revive"): Operation(
+        name="admin.dead.revive_many",
+        what="Return dead letters to their queues",
+        scopes=ADMIN,
+        body=Body(ManyLetters),
+        answers=DONE,
+        refusals=TOKEN | BODY,
+    ),
+    ("POST", "/admin/dead/drop"): Operation(
+        name="admin.dead.drop_many",
+        what="Give dead letters up",
+        scopes=ADMIN,
+        body=Body(ManyLetters),
+        answers=DONE,
+        refusals=TOKEN | BODY,
+    ),
+    ("POST", "/admin/dead/{id}/revive"): Operation(
+        name="admin.dead.revive",
+        what="Return a dead letter to its queue",
+        scopes=ADMIN,
+        parameters=PREDICTION_ID,
+        answers=DONE,
+        refusals=TOKEN | PATH,
+    ),
+    ("POST", "/admin/dead/{id}/drop"): Operation(
+        name="admin.dead.drop",
+        what="Give a dead letter up",
+        scopes=ADMIN,
+        parameters=PREDICTION_ID,
+        answers=DONE,
+        refusals=TOKEN | PATH,
+    ),
+}
+
+ACCOUNTS: Final[Operations] = {
+    ("GET", "/admin/accounts"): Operation(
+        name="admin.accounts.list",
+        what="List accounts",
+        scopes=ADMIN,
+        parameters=(CURSOR,),
+        answers={200: Answer("A page, by name.", Page[AccountDetail])},
+        refusals=TOKEN | PAGED,
+    ),
+    ("POST", "/admin/accounts"): Operation(
+        name="admin.accounts.create",
+        what="Make an account",
+        scopes=ADMIN,
+        body=Body(NewAccount),
+        answers={201: Answer("The account.", AccountDetail)},
+        refusals=TOKEN | BODY | {409},
+    ),
+    ("GET", "/admin/accounts/{name}"): Operation(
+        name="admin.accounts.get",
+        what="Get an account, its limits and what became of them lately",
+        scopes=ADMIN,
+        parameters=ACCOUNT,
+        answers={200: Answer("The account.", AccountDetail)},
+        refusals=TOKEN | PATH,
+    ),
+    ("PATCH", "/admin/accounts/{name}"): Operation(
+        name="admin.accounts.update",
+        what="Change an account's type, its limits, or both",
+        scopes=ADMIN,
+        parameters=ACCOUNT,
+        body=Body(AccountChange),
+        answers=DETAIL,
+        refusals=TOKEN | BODY | PATH,
+    ),
+    ("POST", "/admin/accounts/{name}/suspend"): Operation(
+        name="admin.accounts.suspend",
+        what="Let nothing of an account start any more",
+        scopes=ADMIN,
+        parameters=ACCOUNT,
+        body=Body(AskedSuspension),
+        answers={200: Answer("The account, and what became of its predictions.", SuspendedAccount)},
+        refusals=TOKEN | BODY | PATH,
+    ),
+    ("POST", "/admin/accounts/{name}/resume"): Operation(
+        name="admin.accounts.resume",
+        what="Let what is held of an account run",
+        scopes=ADMIN,
+        parameters=ACCOUNT,
+        answers=DETAIL,
+        refusals=TOKEN | PATH,
+    ),
+    ("GET", "/admin/accounts/{name}/tokens"): Operation(
+        name="admin.accounts.tokens.list",
+        what="List the tokens of an account, without their secrets",
+        scopes=ADMIN,
+        parameters=ACCOUNT,
+        answers={200: Answer("All of them, oldest first.", Page[TokenView])},
+        refusals=TOKEN | PATH,
+    ),
+    ("POST", "/admin/accounts/{name}/tokens"): Operation(
+        name="admin.accounts.tokens.create",
+        what="Make a token",
+        scopes=ADMIN,
+        parameters=ACCOUNT,
+        body=Body(AskedToken),
+        answers={201: Answer("The token, this once with its secret.", MadeToken)},
+        refusals=TOKEN | BODY | PATH,
+    ),
+    ("DELETE", "/admin/accounts/{name}/tokens/{id}"): Operation(
+        name="admin.accounts.tokens.revoke",
+        what="Revoke a token",
+        scopes=ADMIN,
+        parameters=TOKEN_ID,
+        answers={204: NO_BODY},
+        refusals=TOKEN | PATH,
+    ),
+}
+
+OPERATORS: Final[Operations] = {**DEAD_LETTERS, **ACCOUNTS}

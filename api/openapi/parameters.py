@@ -1,0 +1,90 @@
+"""The parameters that several routes take, each described once."""
+
+from typing import Annotated, Any, Final
+
+from msgspec import Meta
+
+from api.openapi.operation import Parameter
+from api.prefer import LARGEST_COST, LONGEST_AFFINITY, LONGEST_LIFE_S, SMALLEST_COST
+from director.core.accounts import ACCOUNT_NAME
+from director.core.collections import SLUG
+from director.core.ids import MODEL_NAME, VERSION_ID
+from director.core.keys import LANES
+from director.core.states import Status
+
+__all__ = (
+    "ACCOUNT",
+    "CURSOR",
+    "FILE_ID",
+    "FILTERS",
+    "HOW",
+    "MODEL",
+    "PREDICTION_ID",
+    "SLUG_OF_COLLECTION",
+    "TOKEN_ID",
+    "VERSION_OF_MODEL",
+    "WAIT",
+    "one_of",
+)
+
+
+def one_of(*words: str) -> Any:
+    """A text that is one of these."""
+    return Annotated[str, Meta(extra_json_schema={"enum": list(words)})]
+
+
+Id = Annotated[str, Meta(pattern="^[0-9a-hjkmnp-tv-z]{26}$")]
+Part = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9._-]{0,63}$")]
+
+CURSOR: Final = Parameter("cursor", "Where the page begins: part of the `next` and `previous` of another one.")
+PREDICTION_ID: Final = (Parameter("id", "The id of a prediction.", Id, "path"),)
+FILE_ID: Final = (Parameter("id", "The id of a file.", Id, "path"),)
+MODEL: Final = (
+    Parameter("owner", "Who has it.", Part, "path"),
+    Parameter("name", "Its name.", Part, "path"),
+)
+VERSION_OF_MODEL: Final = (
+    *MODEL,
+    Parameter("id", "The id of a version.", Annotated[str, Meta(pattern=VERSION_ID)], "path"),
+)
+SLUG_OF_COLLECTION: Final = (Parameter("slug", "The collection.", Annotated[str, Meta(pattern=SLUG)], "path"),)
+ACCOUNT: Final = (Parameter("name", "The account.", Annotated[str, Meta(pattern=ACCOUNT_NAME)], "path"),)
+TOKEN_ID: Final = (*ACCOUNT, Parameter("id", "The id of a token, which is no secret.", str, "path"))
+
+FILTERS: Final = (
+    CURSOR,
+    Parameter("created_after", "A date and time, as RFC 3339 has it."),
+    Parameter("created_before", "A date and time, as RFC 3339 has it."),
+    Parameter("status", "Only of this status.", one_of(*Status)),
+    Parameter("model", "Only of this model, `owner/name`.", Annotated[str, Meta(pattern=MODEL_NAME)]),
+    Parameter("version", "Only of this version.", Annotated[str, Meta(pattern=VERSION_ID)]),
+    Parameter("account", "Of this account: with the scope `admin`.", Annotated[str, Meta(pattern=ACCOUNT_NAME)]),
+    Parameter("source", "`web` finds nothing here.", one_of("api", "web")),
+)
+
+WAIT: Final = Parameter(
+    "Prefer", "`wait`, or `wait=n`: hold the response until it has ended, or for n seconds, at most 60.", place="header"
+)
+# How a prediction is to be run. Others than WAIT hold for each of a batch
+HOW: Final = (
+    Parameter(
+        "Cancel-After",
+        "A duration such as 90s or 1h30m, from 5 s to 24 h: not ended by then, it ends.",
+        place="header",
+    ),
+    Parameter("X-Start-By", f"1 to {LONGEST_LIFE_S} seconds: not begun by then, it fails.", place="header"),
+    Parameter("X-Priority", "The lane, as far as the token may.", one_of(*LANES), "header"),
+    Parameter("X-Cost", f"How much it takes, from {SMALLEST_COST} to {LARGEST_COST}; 1 without.", place="header"),
+    Parameter(
+        "X-Affinity-Key",
+        "Predictions with the same one like the same server, which is warm for it.",
+        Annotated[str, Meta(min_length=1, max_length=LONGEST_AFFINITY)],
+        "header",
+    ),
+    Parameter(
+        "Idempotency-Key",
+        "Asking twice for the same is asking once, for a day.",
+        Annotated[str, Meta(min_length=1, max_length=255)],
+        "header",
+    ),
+)

@@ -1,0 +1,33 @@
+"""The contract as it is served: to anybody, on the host that was asked, and once to who keeps it."""
+
+import pytest
+
+from director.core.settings import ApiSettings
+from tests.support.api import api_client
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize("base", ["", "/v1", "/v1/v1"])
+async def test_anybody_may_read_the_contract(settings: ApiSettings, base: str) -> None:
+    async with api_client(settings) as anybody:
+        answer = await anybody.get(f"{base}/openapi.json")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+    assert answer.json()["openapi"] == "3.1.0"
+    assert answer.json()["servers"] == [{"url": "http://director.test/v1"}]
+
+
+async def test_who_has_it_is_not_sent_it_again(settings: ApiSettings) -> None:
+    async with api_client(settings) as anybody:
+        first = await anybody.get("/openapi.json")
+        tag = first.headers["etag"]
+        for known in (tag, f"W/{tag}", f'"other", {tag}', "*"):
+            again = await anybody.get("/openapi.json", headers={"If-None-Match": known})
+            assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+        elsewhere = await anybody.get("/openapi.json", headers={"If-None-Match": tag, "Host": "other.test"})
+    assert (elsewhere.status_code, elsewhere.json()["servers"]) == (200, [{"url": "http://other.test/v1"}])
+
+
+async def test_a_host_that_is_none_is_refused(settings: ApiSettings) -> None:
+    async with api_client(settings) as anybody:
+        assert (await anybody.get("/openapi.json", headers={"Host": "a b"})).status_code == 400
