@@ -23,11 +23,13 @@ OUTSIDE: Final = re.compile(r"^(?:\{(?:a:[^}]+|p\d+)\}:)?([a-z]+)(?::.*)?$")
 
 async def dump(redis: Any) -> Keyspace:
     """Every key with its lifetime and its bytes."""
-    found: Keyspace = {}
-    for name in sorted(await redis.keys("*")):
-        expires = await redis.execute_command("PEXPIRETIME", name)
-        found[name.decode()] = (expires, await redis.dump(name))
-    return found
+    names = sorted(await redis.keys("*"))
+    pipe = redis.pipeline(transaction=False)
+    for name in names:
+        pipe.execute_command("PEXPIRETIME", name)
+        pipe.dump(name)
+    replies = iter(await pipe.execute())
+    return {name.decode(): pair for name, pair in zip(names, zip(replies, replies, strict=True), strict=True)}
 
 
 async def leaks(redis: Any) -> list[str]:

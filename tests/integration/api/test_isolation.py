@@ -1,0 +1,349 @@
+"""No route shows an account anything of another's, or changes it: each of the table is tried with the wrong token.
+
+A route that comes to the table has to be tried here, or has to stand among those that have nothing of an account.
+"""
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+from msgspec import Struct, field
+from redis.asyncio import Redis
+
+from api.routes import ROUTES
+from director.core.accounts import Accounts
+from director.core.catalog import Catalog
+from director.core.clock import SystemClock
+from director.core.files import LocalFiles, store_in
+from director.core.scripts import Scripts
+from director.core.settings import ApiSettings
+from tests.support.api import api_client
+from tests.support.keyspace import Keyspace, dump
+from tests.support.possessions import OWNER, REPEATED, STRANGER, Maker, Possessions
+from tests.support.queue_driver import MODEL, VERSION
+from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.anyio
+
+Route = tuple[str, str]
+
+
+class Try(Struct, frozen=True, kw_only=True):
+    """A request that has something of amber's in it, as $name, and what anybody else is answered.
+
+    `owner`: what amber is answered, where that is not a success. `makes`: it makes something of the caller's own.
+    `right`: the address that opens what this one does not, where no token is asked for.
+    """
+
+    answer: int
+    at: dict[str, str] = field(default_factory=dict)
+    query: str = ""
+    body: Any = None
+    headers: dict[str, str] = field(default_factory=dict)
+    owner: int = 0
+    makes: bool = False
+    right: str = ""
+
+
+def each(names: str, **options: Any) -> list[Try]:
+    """The same of several things."""
+    return [Try(answer=404, at={"id": f"${name}"}, **options) for name in names.split()]
+
+
+PREDICTIONS: Final = "waiting running ended dead of_batch of_model of_deployment"
+HIDDEN: Final = {"owner": OWNER, "name": "hidden-model"}
+SHOWN: Final = {"owner": OWNER, "name": "shown-model"}
+DESK: Final = {"owner": OWNER, "name": "$desk"}
+HIDDEN_VERSION: Final = {**HIDDEN, "id": "$hidden_version"}
+OF_HIDDEN: Final = ("$hidden", "$hidden_version", "$hidden:$hidden_version")
+AMBER: Final = {"name": OWNER}
+RUNS: Final[dict[str, Any]] = {"input": {}}
+NEW_DESK: Final = {"hardware": "cpu", "min_instances": 0, "max_instances": 1}
+TRAININGS: Final = "/models/{owner}/{name}/versions/{id}/trainings"
+ECHO: Final = dict(zip(("owner", "name"), MODEL.split("/"), strict=True))
+ECHO_VERSION: Final = {**ECHO, "id": VERSION}
+LIST: Final = [Try(answer=200)]
+FOR_OPERATORS: Final = [Try(answer=403)]
+
+
+def again(path: str, *, answer: int = 201, **at: str) -> Try:
+    """What amber sent, word for word, with the same idempotency key."""
+    return Try(answer=answer, at=at, body=REPEATED[path], headers={"idempotency-key": path}, makes=True)
+
+
+TRIES: Final[Mapping[Route, Sequence[Try]]] = {
+    ("POST", "/predictions"): [
+        *(Try(answer=422, body={**RUNS, "version": version}) for version in OF_HIDDEN),
+        again("/predictions"),
+    ],
+    ("GET", "/predictions"): [*LIST, Try(answer=403, query=f"account={OWNER}")],
+    ("POST", "/predictions/batch"): [
+        Try(answer=200, body={"predictions": [{**RUNS, "version": version} for version in OF_HIDDEN]}),
+        again("/predictions/batch", answer=200),
+    ],
+    ("GET", "/predictions/{id}"): each(PREDICTIONS),
+    ("DELETE", "/predictions/{id}"): [*each("ended waiting"), *each("running", owner=409)],
+    ("GET", "/predictions/{id}/explain"): each(f"{PREDICTIONS} training procedure"),
+    ("GET", "/predictions/{id}/events"): each(PREDICTIONS),
+    ("GET", "/predictions/{id}/webhooks"): each("ended waiting"),
+    ("POST", "/predictions/{id}/webhooks/redeliver"): [*each("ended"), *each("waiting", owner=409)],
+    ("POST", "/predictions/{id}/cancel"): each(PREDICTIONS),
+    ("GET", "/streams/{address}"): [Try(answer=404, at={"address": "$wrong_stream"}, right="$right_stream")],
+    ("GET", "/models"): LIST,
+    ("POST", "/models"): [
+        Try(answer=403, body={"owner": OWNER, "name": name, "visibility": "public", "hardware": "cpu"}, owner=owner)
+        for name, owner in (("new", 0), ("hidden-model", 409))
+    ],
+    ("QUERY", "/models"): [Try(answer=200, body="unlisted")],
+    ("GET", "/models/{owner}/{name}"): [Try(answer=404, at=HIDDEN)],
+    ("PATCH", "/models/{owner}/{name}"): [
+        Try(answer=404, at=HIDDEN, body={"description": "mine"}),
+        Try(answer=403, at=SHOWN, body={"description": "mine"}),
+    ],
+    ("DELETE", "/models/{owner}/{name}"): [Try(answer=404, at=HIDDEN, owner=422)],
+    ("GET", "/models/{owner}/{name}/readme"): [Try(answer=404, at=HIDDEN)],
+    ("GET", "/models/{owner}/{name}/examples"): [Try(answer=404, at=HIDDEN)],
+    ("POST", "/models/{owner}/{name}/predictions"): [
+        Try(answer=404, at=HIDDEN, body=RUNS),
+        again(f"/models/{MODEL}/predictions", **ECHO),
+    ],
+    ("GET", "/models/{owner}/{name}/versions"): [Try(answer=404, at=HIDDEN)],
+    ("GET", "/models/{owner}/{name}/versions/{id}"): [Try(answer=404, at=HIDDEN_VERSION)],
+    ("DELETE", "/models/{owner}/{name}/versions/{id}"): [Try(answer=404, at=HIDDEN_VERSION, owner=422)],
+    ("POST", TRAININGS): [
+        Try(answer=404, at=HIDDEN_VERSION, body={**RUNS, "destination": "$shown"}),
+        Try(answer=404, at=ECHO_VERSION, body={**RUNS, "destination": "$hidden"}),
+        Try(answer=404, at=ECHO_VERSION, body={**RUNS, "destination": "$shown"}),
+        again(f"/models/{MODEL}/versions/{VERSION}/trainings", answer=404, **ECHO_VERSION),
+    ],
+    ("GET", "/trainings"): LIST,
+    ("GET", "/trainings/{id}"): each("training"),
+    ("POST", "/trainings/{id}/cancel"): each("training"),
+    ("POST", "/procedures"): [
+        *(Try(answer=422, body={**RUNS, "version": version}) for version in OF_HIDDEN),
+        again("/procedures"),
+    ],
+    ("GET", "/procedures"): LIST,
+    ("GET", "/procedures/{id}"): each("procedure"),
+    ("POST", "/procedures/{id}/cancel"): each("procedure"),
+    ("GET", "/deployments"): LIST,
+    ("POST", "/deployments"): [
+        Try(answer=422, body={"name": "new", "model": "$hidden", "version": "$hidden_version", **NEW_DESK})
+    ],
+    ("GET", "/deployments/{owner}/{name}"): [Try(answer=404, at=DESK)],
+    ("PATCH", "/deployments/{owner}/{name}"): [Try(answer=404, at=DESK, body={"max_instances": 2})],
+    ("DELETE", "/deployments/{owner}/{name}"): [Try(answer=404, at=DESK)],
+    ("POST", "/deployments/{owner}/{name}/predictions"): [Try(answer=404, at=DESK, body=RUNS)],
+    ("GET", "/collections/{slug}"): [Try(answer=200, at={"slug": "best"})],
+    ("GET", "/search"): [Try(answer=200, query="query=unlisted")],
+    ("GET", "/files"): LIST,
+    ("GET", "/files/{id}"): each("file"),
+    ("DELETE", "/files/{id}"): each("file"),
+    ("GET", "/files/{id}/download"): each("file", query="$wrong_download", right="$right_download"),
+    ("GET", "/files/{id}/download/{name}"): [
+        Try(answer=404, at={"id": "$file", "name": "x"}, query="$wrong_download", right="$right_download")
+    ],
+    ("GET", "/outputs/{name}"): [
+        Try(answer=403, at={"name": "$made"}, query="$wrong_output", right="$right_output"),
+    ],
+    ("GET", "/account"): LIST,
+    ("GET", "/webhooks/default/secret"): LIST,
+    ("GET", "/admin/dead"): FOR_OPERATORS,
+    ("POST", "/admin/dead/revive"): [Try(answer=403, body={"ids": ["$dead"]})],
+    ("POST", "/admin/dead/drop"): [Try(answer=403, body={"ids": ["$dead"]})],
+    ("GET", "/admin/dead/{id}"): [Try(answer=403, at={"id": "$dead_too"})],
+    ("POST", "/admin/dead/{id}/revive"): [Try(answer=403, at={"id": "$dead_too"})],
+    ("POST", "/admin/dead/{id}/drop"): [Try(answer=403, at={"id": "$dead_as_well"})],
+    ("GET", "/admin/accounts"): FOR_OPERATORS,
+    ("POST", "/admin/accounts"): [Try(answer=403, body={"name": "new"})],
+    ("GET", "/admin/accounts/{name}"): [Try(answer=403, at=AMBER)],
+    ("PATCH", "/admin/accounts/{name}"): [Try(answer=403, at=AMBER, body={"type": "user"})],
+    ("POST", "/admin/accounts/{name}/suspend"): [Try(answer=403, at=AMBER, body={"policy": "end"})],
+    ("POST", "/admin/accounts/{name}/resume"): [Try(answer=403, at=AMBER)],
+    ("GET", "/admin/accounts/{name}/tokens"): [Try(answer=403, at=AMBER)],
+    ("POST", "/admin/accounts/{name}/tokens"): [Try(answer=403, at=AMBER, body={})],
+    ("DELETE", "/admin/accounts/{name}/tokens/{id}"): [Try(answer=403, at={**AMBER, "id": "$token_id"})],
+}
+NOTHING_OF_AN_ACCOUNT: Final[Mapping[Route, str]] = {
+    ("OPTIONS", "/streams/{address}"): "says what a browser may send, whatever the address",
+    ("POST", "/files"): "makes a file of the caller's own, and names no other",
+    ("GET", "/collections"): "names of what operators wrote for all",
+    ("GET", "/hardware"): "what operators wrote for all",
+}
+BY_ADDRESS: Final[Mapping[Route, str]] = {
+    ("OPTIONS", "/streams/{address}"): "a browser asks it without a token",
+    ("GET", "/streams/{address}"): "the ticket in the address is the permission",
+    ("GET", "/files/{id}/download"): "the signature is the permission: a model server has no token",
+    ("GET", "/files/{id}/download/{name}"): "the signature is the permission",
+    ("GET", "/outputs/{name}"): "the signature is the permission: a browser has no token",
+}
+RUN_SOMETHING: Final = (
+    ("POST", "/predictions"),
+    ("POST", "/predictions/batch"),
+    ("POST", "/models/{owner}/{name}/predictions"),
+    ("POST", TRAININGS),
+    ("POST", "/procedures"),
+    ("POST", "/deployments"),
+    ("POST", "/deployments/{owner}/{name}/predictions"),
+)
+READS: Final = ("GET", "QUERY")
+EVERY_ROUTE: Final = [(method, path) for method, path, _ in ROUTES]
+ASKED_FOR_A_TOKEN: Final = [
+    (route, one) for route in EVERY_ROUTE if route not in BY_ADDRESS for one in TRIES.get(route, [Try(answer=0)])
+]
+
+
+class Door:
+    """Sends what is tried, as whoever has the token."""
+
+    def __init__(self, api: httpx.AsyncClient, redis: Redis, possessions: Possessions) -> None:
+        self.api = api
+        self.redis = redis
+        self.possessions = possessions
+
+    async def send(self, route: Route, one: Try, token: str | None) -> httpx.Response:
+        method, path = route
+        fill = self.possessions.fill
+        url = fill(path.format(**one.at)) + (f"?{fill(one.query)}" if one.query else "")
+        headers = one.headers | ({} if token is None else {"authorization": f"Bearer {token}"})
+        if one.body is None or isinstance(one.body, str):
+            return await self.api.request(method, f"/v1{url}", content=one.body, headers=headers)
+        body = json.loads(fill(json.dumps(one.body)))
+        return await self.api.request(method, f"/v1{url}", json=body, headers=headers)
+
+    async def keyspace(self) -> Keyspace:
+        return await dump(self.redis)
+
+    def is_amber(self, key: str) -> bool:
+        """Does a key have amber or something of amber's in its name?"""
+        return any(name in key for name in (OWNER, *self.possessions.secrets))
+
+
+@pytest.fixture
+def settings(server: RedisServer, tmp_path: Path) -> ApiSettings:
+    return ApiSettings(redis_url=server.url, files_dir=str(tmp_path), cache_s=0)
+
+
+@pytest.fixture
+async def tokens(redis: Redis) -> dict[str, str]:
+    """What each may be asked with."""
+    accounts = Accounts(redis)
+    whose = {
+        "owner": (OWNER, ("read", "run")),
+        "stranger": (STRANGER, ("read", "run")),
+        "only reads": (OWNER, ("read",)),
+        "only runs": (OWNER, ("run",)),
+        "operator": ("ops", ("read", "run", "admin")),
+    }
+    return {name: await accounts.create_token(account, scopes=scopes) for name, (account, scopes) in whose.items()}
+
+
+@pytest.fixture
+async def door(
+    settings: ApiSettings, tokens: dict[str, str], redis: Redis, scripts: Scripts, catalog: Catalog
+) -> AsyncIterator[Door]:
+    store = store_in(settings.files_dir, redis, SystemClock())
+    assert isinstance(store, LocalFiles)
+    async with api_client(settings) as api:
+        api.headers["Authorization"] = f"Bearer {tokens['owner']}"
+        possessions = await Maker(api, redis, scripts, catalog, store).make()
+        del api.headers["Authorization"]
+        yield Door(api, redis, possessions)
+
+
+def test_every_route_is_tried_or_has_nothing_of_an_account() -> None:
+    assert set(TRIES) | set(NOTHING_OF_AN_ACCOUNT) == set(EVERY_ROUTE)
+    assert not set(TRIES) & set(NOTHING_OF_AN_ACCOUNT)
+
+
+async def test_a_stranger_is_shown_nothing_and_changes_nothing(door: Door, tokens: dict[str, str]) -> None:
+    faults = []
+    before = await door.keyspace()
+    for route, tries in TRIES.items():
+        for one in tries:
+            answer = await door.send(route, one, tokens["stranger"])
+            seen = door.possessions.seen_in(answer)
+            after = await door.keyspace()
+            changed = {key for key, _ in before.items() ^ after.items() if door.is_amber(key) or not one.makes}
+            if answer.status_code != one.answer or seen or changed or "idempotency-replayed" in answer.headers:
+                faults.append((route, one, answer.status_code, answer.text, seen, changed))
+            before = after
+    assert faults == []
+
+
+async def test_nor_by_asking_for_the_head_alone(door: Door, tokens: dict[str, str]) -> None:
+    for (method, path), tries in TRIES.items():
+        for one in tries if method == "GET" else ():
+            answer = await door.send(("HEAD", path), one, tokens["stranger"])
+            assert (answer.status_code, door.possessions.seen_in(answer)) == (one.answer, []), (path, one)
+
+
+async def test_its_owner_is_answered_to_all_of_that(door: Door, tokens: dict[str, str]) -> None:
+    """Else what a stranger is refused might not be there at all. Deletions come last, and operators after them."""
+    faults = []
+
+    def turn(route: Route) -> tuple[bool, bool]:
+        return route[1].startswith("/admin"), route[0] == "DELETE"
+
+    for route in sorted(TRIES, key=turn):
+        who = "operator" if route[1].startswith("/admin") else "owner"
+        for one in TRIES[route]:
+            if one.right:
+                answer = await door.api.get(door.possessions.fill(one.right))
+            else:
+                answer = await door.send(route, one, tokens[who])
+            is_right = answer.status_code == one.owner if one.owner else answer.is_success
+            if not is_right or (one.answer < 300 and not door.possessions.seen_in(answer)):
+                faults.append((route, one, answer.status_code, answer.text))
+    assert faults == []
+
+
+@pytest.mark.parametrize("token", [None, "nobody's"])
+async def test_without_a_good_token_there_is_nothing_but_what_has_its_permission_in_its_address(
+    door: Door, token: str | None
+) -> None:
+    before = await door.keyspace()
+    for route, one in ASKED_FOR_A_TOKEN:
+        answer = await door.send(route, one, token)
+        assert answer.status_code == 401, (route, one, answer.text)
+    assert await door.keyspace() == before
+
+
+async def test_a_token_that_may_only_read_changes_nothing_of_its_own_account(
+    door: Door, tokens: dict[str, str]
+) -> None:
+    before = await door.keyspace()
+    for route, one in ASKED_FOR_A_TOKEN:
+        if route[0] not in READS or route[1] == "/webhooks/default/secret":
+            answer = await door.send(route, one, tokens["only reads"])
+            assert answer.status_code == 403, (route, one, answer.text)
+    assert await door.keyspace() == before
+
+
+async def test_a_token_that_may_only_run_is_shown_nothing_of_its_own_account(
+    door: Door, tokens: dict[str, str]
+) -> None:
+    for route, one in ASKED_FOR_A_TOKEN:
+        if route[0] in READS and route[1] != "/webhooks/default/secret":
+            answer = await door.send(route, one, tokens["only runs"])
+            assert answer.status_code == 403, (route, one, answer.text)
+
+
+async def test_a_suspended_account_has_nothing_run_and_still_sees_what_it_has(
+    door: Door, tokens: dict[str, str]
+) -> None:
+    suspend = ("POST", "/admin/accounts/{name}/suspend")
+    await door.send(suspend, Try(answer=200, at=AMBER, body={"policy": "hold"}), tokens["operator"])
+    before = await door.keyspace()
+    for route in RUN_SOMETHING:
+        for one in TRIES[route]:
+            answer = await door.send(route, one, tokens["owner"])
+            assert (answer.status_code, answer.json()["code"]) == (403, "account_suspended"), (route, one)
+    for route, one in ASKED_FOR_A_TOKEN:
+        if route[0] in READS and not route[1].startswith("/admin"):
+            answer = await door.send(route, one, tokens["owner"])
+            assert answer.is_success, (route, one, answer.text)
+    assert await door.keyspace() == before
