@@ -168,12 +168,14 @@ TRIES: Final[Mapping[Route, Sequence[Try]]] = {
     ("DELETE", "/admin/accounts/{name}/tokens/{id}"): [Try(answer=403, at={**AMBER, "id": "$token_id"})],
 }
 NOTHING_OF_AN_ACCOUNT: Final[Mapping[Route, str]] = {
+    ("GET", "/openapi.json"): "the contract of all this, the same for everybody",
     ("OPTIONS", "/streams/{address}"): "says what a browser may send, whatever the address",
     ("POST", "/files"): "makes a file of the caller's own, and names no other",
     ("GET", "/collections"): "names of what operators wrote for all",
     ("GET", "/hardware"): "what operators wrote for all",
 }
-BY_ADDRESS: Final[Mapping[Route, str]] = {
+WITHOUT_A_TOKEN: Final[Mapping[Route, str]] = {
+    ("GET", "/openapi.json"): "anybody may read the contract",
     ("OPTIONS", "/streams/{address}"): "a browser asks it without a token",
     ("GET", "/streams/{address}"): "the ticket in the address is the permission",
     ("GET", "/files/{id}/download"): "the signature is the permission: a model server has no token",
@@ -192,7 +194,7 @@ RUN_SOMETHING: Final = (
 READS: Final = ("GET", "QUERY")
 EVERY_ROUTE: Final = [(method, path) for method, path, _ in ROUTES]
 ASKED_FOR_A_TOKEN: Final = [
-    (route, one) for route in EVERY_ROUTE if route not in BY_ADDRESS for one in TRIES.get(route, [Try(answer=0)])
+    (route, one) for route in EVERY_ROUTE if route not in WITHOUT_A_TOKEN for one in TRIES.get(route, [Try(answer=0)])
 ]
 
 
