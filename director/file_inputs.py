@@ -2,7 +2,8 @@
 
 What a caller sent stays in the record as it was; only what goes to the model server is another. A file is the caller's
 own or none: an address of another account's, or of one that expired, is left as it is, and leads the model nowhere.
-Whose host an address names does not matter, since an id is nobody else's.
+Whose host an address names does not matter, since an id is nobody else's. The address of an output is permission
+enough by itself, so it only has to lead to where model servers reach the API.
 """
 
 import math
@@ -19,11 +20,12 @@ from director.core.files import FileStore
 from director.core.ids import FileId, is_file_id
 from director.core.schema import Record
 
-__all__ = ("FileInputs", "filled", "named")
+__all__ = ("FileInputs", "filled", "moved", "named")
 
 # In valid JSON a quote that no backslash precedes and `http` follows is the beginning of a string
 STRING: Final = re.compile(rb'(?<!\\)"(https?:[^"\\]*+(?:\\.[^"\\]*+)*+)"(?!\s*+:)')
 ADDRESS: Final = re.compile(r"https?://[^?#\s]{1,2048}/files/([0-9a-z]{26})")
+OUTPUTS: Final = "/v1/outputs/"
 MOST_FILES: Final = 1_000  # of one input; what is beyond stays as it is
 FETCH_S: Final = 60.0  # a server fetches before it runs
 
@@ -40,6 +42,7 @@ class FileInputs:
 
     async def for_run(self, record: Record, given: Raw) -> Raw:
         """The input for this run. Raises BackendUnavailable, and whatever the store does."""
+        given = moved(given, url=record.url, base=self._base)
         ids = list(dict.fromkeys(file_id for _, file_id in named(given)))[:MOST_FILES]
         if not ids:
             return given
@@ -52,6 +55,19 @@ class FileInputs:
             for file in known.values()
         }
         return filled(given, addresses)
+
+
+def moved(given: Raw, *, url: str, base: str) -> Raw:
+    """The input with the addresses of outputs that callers were told at `url` under `base` instead; neither has /v1."""
+    data, theirs = bytes(given), f"{url}{OUTPUTS}".encode()
+    if not base or theirs not in data:
+        return given
+    ours = msgspec.json.encode(f"{base}{OUTPUTS}")[:-1]
+
+    def near(match: re.Match[bytes]) -> bytes:
+        return ours + match[0][1 + len(theirs) :] if match[1].startswith(theirs) else match[0]
+
+    return Raw(STRING.sub(near, data))
 
 
 def named(given: Raw) -> Iterator[tuple[tuple[int, int], FileId]]:

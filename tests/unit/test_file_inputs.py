@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from director.core.ids import FileId, new_file_id, new_prediction_id
-from director.file_inputs import filled, named
+from director.file_inputs import filled, moved, named
 
 ONE, TWO = new_file_id(1), new_file_id(2)
 SIGNED = {ONE: 'http://x/"one"', TWO: "http://x/two?a=b&c=d"}
@@ -113,3 +113,13 @@ def test_only_whole_strings_are_replaced_in_any_json(value: Any, escaped: bool) 
 
 def test_each_is_named_once_for_each_place() -> None:
     assert [found for _, found in named(Raw(json.dumps([of(ONE), of(ONE)]).encode()))] == [FileId(ONE)] * 2
+
+
+def test_an_output_of_ours_is_fetched_where_model_servers_reach_the_api() -> None:
+    ours, path = "https://director.test", "/v1/outputs/a.png?expires=1&signature=b"
+    sent = {"image": ours + path, "more": [ours + path, f"see {ours}{path}", f"https://other{path}"], ours + path: 1.50}
+    raw = Raw(msgspec.json.encode(sent))
+    there = json.loads(bytes(moved(raw, url=ours, base="http://api:8000")))
+    inside = f"http://api:8000{path}"
+    assert there == {**sent, "image": inside, "more": [inside, f"see {ours}{path}", f"https://other{path}"]}
+    assert moved(raw, url=ours, base="") is raw
