@@ -1,0 +1,115 @@
+"""The whole service, as official clients find it: the API's process behind TLS, directors, and real Cog servers.
+
+One for all tests of a module, each with an account of its own, which sees nothing of the others'.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack
+from itertools import count
+from pathlib import Path
+
+import pytest
+from msgspec import Struct
+from redis.asyncio import Redis
+
+from director.core.accounts import Accounts
+from director.core.catalog import Catalog
+from director.core.clock import SystemClock
+from director.core.gatherer import Gatherer
+from director.core.kinds import Kinds
+from director.core.redis_client import client
+from director.core.scripts import Scripts
+from tests.support.api import live_api
+from tests.support.authority import Authority
+from tests.support.cog import cog_process, free_port
+from tests.support.eventually import eventually
+from tests.support.live_director import Gate, keeping, live_director
+from tests.support.models import MODELS
+from tests.support.servers import redis_server
+from tests.support.sink import Sink, sink
+from tests.support.tls_front import tls_front
+
+
+class Service(Struct, frozen=True, kw_only=True):
+    """`url` is https and has no /v1; `authority` is a file with the certificate that it is to be checked by."""
+
+    url: str
+    authority: Path
+    redis: Redis
+
+
+class Caller(Struct, frozen=True, kw_only=True):
+    """An account, and where it finds the service."""
+
+    account: str
+    token: str
+    url: str
+    authority: Path
+
+
+@pytest.fixture(scope="module")
+async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Service]:
+    """All of it, every model known."""
+    folder = tmp_path_factory.mktemp("service")
+    authority = Authority(folder)
+    port, secure_port, files_dir = free_port(), free_port(), str(folder / "files")
+    url = f"https://localhost:{secure_port}"
+    given = {"files_dir": files_dir, "files_base": f"http://127.0.0.1:{port}", "webhook_allow": "loopback"}
+    async with AsyncExitStack() as stack:
+        server = stack.enter_context(redis_server())
+        redis = client(server.url)
+        stack.push_async_callback(redis.aclose)
+        for model in MODELS:
+            trains = model.kind == "training"
+            cog = await stack.enter_async_context(
+                cog_process(model.write(folder / model.name), stub=model.stub, trains=trains)
+            )
+            served = {"model": model.name, "version": model.version, "kind": model.kind, **given}
+            await stack.enter_async_context(live_director(server.url, cog.url, **served))
+        await eventually(lambda: _all_are_known(redis), "every model is known")
+        env = {"DIRECTOR_FILES_DIR": files_dir, "DIRECTOR_PUBLIC_URL": url}
+        await stack.enter_async_context(live_api(server.url, port=port, env=env))
+        shown = authority.shown_by("localhost")
+        await stack.enter_async_context(tls_front(shown, port=secure_port, target_port=port))
+        await stack.enter_async_context(keeping(redis, server.url))
+        yield Service(url=url, authority=folder / "ca.pem", redis=redis)
+
+
+async def _all_are_known(redis: Redis) -> bool:
+    gatherer = Gatherer(redis)
+    scripts = Scripts(gatherer)
+    catalog = Catalog(redis, scripts, SystemClock())
+    kinds = Kinds(redis, scripts, catalog)
+    try:
+        versions = [await catalog.version(model.name, model.version) for model in MODELS]
+        served = [
+            version and await kinds.of(version, model.kind) for version, model in zip(versions, MODELS, strict=True)
+        ]
+        return all(served)
+    finally:
+        await gatherer.aclose()
+
+
+@pytest.fixture(scope="module")
+def numbers() -> "count[int]":
+    return count(1)
+
+
+@pytest.fixture
+async def caller(service: Service, numbers: "count[int]") -> Caller:
+    """Somebody new."""
+    account = f"acme-{next(numbers)}"
+    token = await Accounts(service.redis).create_token(account)
+    return Caller(account=account, token=token, url=service.url, authority=service.authority)
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[Sink]:
+    """Of webhooks."""
+    async with sink() as receiver:
+        yield receiver
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path / "gate")

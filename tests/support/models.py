@@ -1,0 +1,143 @@
+"""Models that stand for those which official clients' examples name: each does in milliseconds what those are told for.
+
+Never more than a few lines: what a prompt is answered with is the prompt.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec import Struct
+
+from director.core.ids import Kind
+from tests.support.cog import write_model
+
+__all__ = ("CAPTIONER", "DREAMER", "MODELS", "PAINTER", "TRAINER", "WRITER", "ModelUnderTest")
+
+SOURCE: Final = """
+    import os, tempfile, time
+    from typing import Iterator, List
+    from cog import BaseModel, BasePredictor, ConcatenateIterator, Path, streaming
+
+    def wait_for(path):
+        while path and not os.path.exists(path):
+            time.sleep(0.005)
+
+    def file(name, data):
+        path = Path(tempfile.mkdtemp()) / name
+        path.write_bytes(data)
+        return path
+
+    class Writer(BasePredictor):
+        @streaming
+        def predict(self, prompt: str = "", gate: str = "", then: str = "") -> ConcatenateIterator[str]:
+            print("iteration: 0, render:loss: -0.6171875")
+            for word in ("About ", prompt):
+                yield word
+            wait_for(gate)
+            if then == "raise":
+                raise ValueError("it went wrong")
+            yield "."
+
+    class Captioner(BasePredictor):
+        def predict(self, image: Path = None, prompt: str = "", gate: str = "", then: str = "") -> str:
+            print("looking")
+            wait_for(gate)
+            if then == "raise":
+                raise ValueError("it went wrong")
+            return f"{prompt}{image.read_text() if image else ''}"
+
+    class Painter(BasePredictor):
+        def predict(self, prompt: str = "", image: Path = None) -> List[Path]:
+            painted = image.read_bytes() if image else prompt.encode()
+            return [file(f"out-{n}.png", painted + b"%d" % n) for n in range(2)]
+
+    class Dreamer(BasePredictor):
+        def predict(self, prompts: str = "", gate: str = "") -> Iterator[Path]:
+            yield file("first.png", prompts.encode())
+            wait_for(gate)
+            yield file("second.png", prompts.encode())
+
+    class TrainingOutput(BaseModel):
+        weights: Path
+
+    def train(input_images: str = "", token_string: str = "", gate: str = "") -> TrainingOutput:
+        print("reading", input_images)
+        wait_for(gate)
+        return TrainingOutput(weights=file("weights.bin", token_string.encode()))
+"""
+TEXT: Final = {"type": "string"}
+FILE: Final = {"type": "string", "format": "uri"}
+
+
+class ModelUnderTest(Struct, frozen=True, kw_only=True):
+    """One class of the source, as a version of a model. `kind` is that of its director."""
+
+    name: str
+    version: str
+    stub: str
+    schema: Mapping[str, Any]
+    kind: Kind = ""
+
+    @property
+    def ref(self) -> str:
+        """With its version, as a caller names it."""
+        return f"{self.name}:{self.version}"
+
+    def write(self, folder: Path) -> Path:
+        """Make a folder from which Cog serves it."""
+        return write_model(folder, SOURCE, self.schema)
+
+
+def _schema(
+    takes: Mapping[str, Any],
+    output: Mapping[str, Any],
+    *,
+    streams: bool = False,
+    trains: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    schemas = {"Input": {"type": "object", "properties": takes}, "Output": {"title": "Output", **output}}
+    paths: dict[str, Any] = {"/predictions": {"post": {"x-cog-streaming": True} if streams else {}}}
+    if trains:
+        schemas["TrainingInput"] = {"type": "object", "properties": trains}
+        paths["/trainings"] = {"post": {}}
+    info = {"title": "Cog", "version": "0.1.0"}
+    return {"openapi": "3.0.2", "info": info, "paths": paths, "components": {"schemas": schemas}}
+
+
+ITERATOR: Final = {"type": "array", "x-cog-array-type": "iterator"}
+TOKENS: Final = {**ITERATOR, "items": TEXT, "x-cog-array-display": "concatenate"}
+GATED: Final = {"gate": TEXT, "then": TEXT}
+
+WRITER: Final = ModelUnderTest(
+    name="acme/writer",
+    version="a1" * 32,
+    stub="predict.py:Writer",
+    schema=_schema({"prompt": TEXT, **GATED}, TOKENS, streams=True),
+)
+CAPTIONER: Final = ModelUnderTest(
+    name="acme/captioner",
+    version="b2" * 32,
+    stub="predict.py:Captioner",
+    schema=_schema({"image": FILE, "prompt": TEXT, **GATED}, TEXT),
+)
+PAINTER: Final = ModelUnderTest(
+    name="acme/painter",
+    version="c3" * 32,
+    stub="predict.py:Painter",
+    schema=_schema({"prompt": TEXT, "image": FILE}, {"type": "array", "items": FILE}),
+)
+DREAMER: Final = ModelUnderTest(
+    name="acme/dreamer",
+    version="d4" * 32,
+    stub="predict.py:Dreamer",
+    schema=_schema({"prompts": TEXT, "gate": TEXT}, {**ITERATOR, "items": FILE}),
+)
+TRAINER: Final = ModelUnderTest(
+    name="acme/trainer",
+    version="e5" * 32,
+    stub="predict.py:train",
+    kind="training",
+    schema=_schema({}, TEXT, trains={"input_images": TEXT, "token_string": TEXT, "gate": TEXT}),
+)
+MODELS: Final = (WRITER, CAPTIONER, PAINTER, DREAMER, TRAINER)

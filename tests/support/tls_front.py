@@ -1,0 +1,36 @@
+"""TLS in front of a server that has none, as an ingress is: what official clients take for a file's address is https.
+
+Never changes a byte of what it passes on.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+__all__ = ("tls_front",)
+
+CHUNK: Final = 65_536
+
+
+@asynccontextmanager
+async def tls_front(shown: ssl.SSLContext, *, port: int, target_port: int) -> AsyncGenerator[None]:
+    """On this port of 127.0.0.1, before the server on `target_port`."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):  # either side has gone, and the other sees it
+            inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", target_port)
+            await asyncio.gather(_pass_on(reader, inner_writer), _pass_on(inner_reader, writer))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", port, ssl=shown):
+        yield
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while chunk := await reader.read(CHUNK):
+            writer.write(chunk)
+            await writer.drain()
+    finally:
+        writer.close()
