@@ -2,6 +2,7 @@
 
 from typing import Final, Literal
 
+from msgspec.structs import replace
 from starlette.requests import Request
 
 from api.limits import admit
@@ -10,7 +11,7 @@ from api.problems import account_suspended, forbidden, unauthenticated
 from director.core.account_limits import BucketName
 from director.core.accounts import Account
 
-__all__ = ("Scope", "authenticate")
+__all__ = ("Scope", "authenticate", "refuse_suspended")
 
 Scope = Literal["read", "run", "admin"]
 
@@ -20,7 +21,9 @@ SCHEMES: Final = frozenset({"bearer", "token"})
 
 async def authenticate(request: Request, *scopes: Scope, takes: BucketName = "read") -> Account:
     """The account whose token came with the request; 401 where there is none, 403 where it has none of these scopes
-    or is suspended and wants more than to look, 429 where its rate is exceeded: before a body is read.
+    or is suspended and wants something run, 429 where its rate is exceeded: before a body is read.
+
+    An account that is suspended operates nothing: it could resume itself, or go on as another.
     """
     header = request.headers.get("authorization")
     if header is None:
@@ -35,6 +38,15 @@ async def authenticate(request: Request, *scopes: Scope, takes: BucketName = "re
     await admit(request, account, takes)
     if not set(scopes) & set(account.scopes):
         raise forbidden(f"This token does not have the scope {' or '.join(map(repr, scopes))}.")
-    if takes == "create" and account.suspension is not None:
+    if account.suspension is None:
+        return account
+    left = tuple(scope for scope in account.scopes if scope != "admin")
+    if takes == "create" or not set(scopes) & set(left):
+        refuse_suspended(account)
+    return replace(account, scopes=left)
+
+
+def refuse_suspended(account: Account) -> None:
+    """403 where it is, with the reason."""
+    if account.suspension is not None:
         raise account_suspended(account.suspension.reason)
-    return account

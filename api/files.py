@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from api.answers import json_response
-from api.auth import authenticate
+from api.auth import authenticate, refuse_suspended
 from api.body import decode_json
 from api.multipart import Form, Part
 from api.outputs import UNTRUSTED
@@ -88,6 +88,7 @@ class File(Struct, frozen=True, kw_only=True):
 async def create_file(request: Request) -> Response:
     """POST /files: 501 where none are stored. The JavaScript client then sends data URIs, not so after a 4xx."""
     account = await authenticate(request, "run")
+    refuse_suspended(account)
     parts = parts_of(request)
     store = _store(parts)
     parts.gate.pass_through()

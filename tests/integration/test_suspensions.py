@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, get_args
 
 import httpx
@@ -301,6 +302,33 @@ async def test_an_operator_suspends_and_resumes_over_http(
             assert gone.status_code == 404
     async with api_client(settings, token=token) as caller:
         assert (await caller.post(f"{path}/suspend", json={"policy": "hold"})).status_code == 403
+
+
+async def test_an_operator_who_is_suspended_operates_nothing(
+    settings: ApiSettings, redis: Redis, suspensions: Suspensions, token: str
+) -> None:
+    await Accounts(redis).create_token("ops")
+    await suspensions.suspend("ops", "hold", "security", within_s=5)
+    operator = await Accounts(redis).create_token("ops", scopes=["read", "admin"])
+    async with api_client(replace(settings, cache_s=0), token=operator) as api:
+        for refused in (
+            await api.post("/v1/admin/accounts/ops/resume"),
+            await api.post(f"/v1/admin/accounts/{ACCOUNT}/tokens", json={}),
+            await api.get("/v1/admin/accounts"),
+        ):
+            assert (refused.status_code, refused.json()["code"]) == (403, "account_suspended")
+        assert (await api.get("/v1/predictions")).status_code == 200
+        assert (await api.get(f"/v1/predictions?account={ACCOUNT}")).status_code == 403, "only its own"
+
+
+async def test_a_suspended_account_stores_no_files(
+    settings: ApiSettings, suspensions: Suspensions, token: str, tmp_path: Path
+) -> None:
+    await suspensions.suspend(ACCOUNT, "hold", "abuse", within_s=5)
+    async with api_client(replace(settings, files_dir=str(tmp_path)), token=token) as api:
+        refused = await api.post("/v1/files", files={"content": b"x"})
+        assert (refused.status_code, refused.json()["code"]) == (403, "account_suspended")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 async def test_an_operator_suspends_and_resumes_by_command(
