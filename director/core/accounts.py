@@ -41,7 +41,7 @@ Policy = Literal["hold", "end"]
 """Of a suspended account. hold: what waits is kept, what runs goes on; end: what waits is canceled, what runs too."""
 Reason = Literal["unpaid", "abuse", "security", "asked", "review"]
 """A closed set, so that whoever is refused is told in words of ours."""
-ACCOUNT_NAME: Final = r"^[a-z0-9][a-z0-9_-]{0,63}$"
+ACCOUNT_NAME: Final = r"^[a-z0-9][a-z0-9_-]{0,63}$(?!\n)"  # `$` is before a last line break too
 FORMER: Final = "webhook_secret_until:"
 
 

@@ -28,6 +28,7 @@ ID_DIGITS: Final = 16
 LAST: Final = 4
 LABEL: Final = r"^[A-Za-z0-9][A-Za-z0-9 ._@/-]{0,63}$"
 MOST_TOKENS: Final = 1_000  # of one account: they are listed in one answer
+LONGEST_MS: Final = 100 * 366 * 86_400_000  # a date beyond the year 9999 could not be shown
 HALF_MADE_MS: Final = 60_000  # what is listed and not there for so long was never finished, or is gone
 
 
@@ -82,8 +83,8 @@ class Tokens:
             raise SettingsError(f"A token has scopes of {', '.join(SCOPES)}.")
         if label and not re.fullmatch(LABEL, label):
             raise SettingsError("A label has letters, digits, spaces and . _ @ / -, and at most 64 of them.")
-        if expires_ms is not None and expires_ms <= now_ms:
-            raise SettingsError("A token expires in the future, or never.")
+        if expires_ms is not None and not now_ms < expires_ms <= now_ms + LONGEST_MS:
+            raise SettingsError("A token expires in the future, within a hundred years, or never.")
         return NewToken(
             secret=token or PREFIX + secrets.token_urlsafe(32),
             label=label,

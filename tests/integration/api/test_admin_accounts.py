@@ -133,11 +133,17 @@ async def test_what_a_token_cannot_have_is_refused(admin: httpx.AsyncClient, red
         {"expires_at": "tomorrow"},
         {"expires_at": "2020-01-01T00:00:00Z"},
         {"expires_at": "2999-01-01T00:00:00"},
+        {"expires_at": "9999-12-31T23:59:59-12:00"},
         {"secret": "mine"},
     ):
         answer = await admin.post("/v1/admin/accounts/umbrella/tokens", json=wrong)
         assert answer.status_code in (400, 422), wrong
     assert await Accounts(redis).tokens.of("umbrella") == []
+
+
+@pytest.mark.parametrize("name", ["a\n", "a b", "-a", "A", "", "a" * 65], ids=["line", "gap", "dash", "A", "no", "65"])
+async def test_a_name_that_no_account_can_have_is_refused(admin: httpx.AsyncClient, name: str) -> None:
+    assert (await admin.post("/v1/admin/accounts", json={"name": name})).status_code == 400
 
 
 async def test_limits_are_set_taken_back_and_lifted(admin: httpx.AsyncClient, redis: Redis) -> None:
