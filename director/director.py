@@ -52,6 +52,7 @@ from director.runners.runner import Health as ServerHealth
 from director.runners.server_url import check_server_url
 from director.servers import Server, Servers
 from director.storing import Storing
+from director.trust import Trust
 from director.watch import Watch
 from director.webhooks.addresses import AllowList
 from director.webhooks.outbox import Post
@@ -240,7 +241,11 @@ class Director:
         self._inbox.base_url = f"http://127.0.0.1:{port}"
         slots = self._settings.concurrent_predictions
         self.servers.all[:] = [
-            Server(CogRunner(url, slots=slots, inbox=self._inbox, trains=self._kind == "training"), slots)
+            Server(
+                CogRunner(url, slots=slots, inbox=self._inbox, trains=self._kind == "training"),
+                slots,
+                trust=Trust(self._settings.max_failures),
+            )
             for url in self._settings.servers
         ]
 
@@ -354,5 +359,4 @@ class Director:
         """Ready when it can claim: why not, in the words of the server that is nearest to it."""
         if self._queue_known.is_set() and self.servers.any_ready():
             return ""
-        details = [f"{server.health.status}: {server.health.detail}" for server in self.servers.all]
-        return "; ".join(details) or "not looked at yet"
+        return "; ".join(server.trouble for server in self.servers.all) or "not looked at yet"

@@ -161,14 +161,15 @@ class Executor:
             return
         crash.at("before_put")
         request = RunRequest(id=held.claim.id, input=given)
+        self._servers.starts(seat)
         async with aclosing(held.runner.run(request)) as events:
             async for event in events:
                 if isinstance(event, Began):
                     held.limit(self._run_limit_s)
                     crash.at("after_put")
                     log.info("prediction started", extra=_facts(held.claim))
-                elif isinstance(event, Ended) and event.server_is_dead:
-                    self._servers.doubt(seat)
+                elif isinstance(event, Ended):
+                    self._servers.ended(seat, event, unasked=held.tracker.stopped is None)
                 performer.feed(event)
                 await performer.room()
 

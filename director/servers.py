@@ -1,18 +1,26 @@
 """The model servers of this director, and the permits for their slots: one seat is the right to use one slot.
 
-Never asks a server anything: the watch tells it who is ready. Seats are given to the least busy server first.
+Never asks a server anything: the watch tells it who is ready. Seats are given to the least busy server first; one that
+keeps failing gets none for a while (`trust.py`), and neither that nor one that is down holds up the others.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 from msgspec import Struct
 
 from director.core.scripts import Readiness
-from director.runners.runner import Health, HealthStatus, Runner
+from director.runners.runner import Ended, Health, HealthStatus, Runner
+from director.trust import Trust
 
 __all__ = ("Seat", "Server", "Servers", "Standing")
+
+log = logging.getLogger(__name__)
+
+SOON_AGAIN: Final = 100  # runs
 
 
 class Standing(Struct, frozen=True):
@@ -23,10 +31,12 @@ class Standing(Struct, frozen=True):
 
 
 class Server(Struct, eq=False):
-    """One model server: `slots` runs at a time, `busy` of them taken.
+    """One model server: `slots` runs at a time as we were told, `busy` of them taken.
 
     `doubt` is set when a run showed that it needs a new start: it gets no work until the watch has seen to that.
-    `since` is the start of it that was seen last.
+    `since` is the start of it that was seen last; `fewer`, the slots it has where these are less than we were told.
+    `runs` counts what was ever started on it, `running` is what of that has not ended. `full_at`: what had been started
+    when it was found full though by our count it was not.
     """
 
     runner: Runner
@@ -35,16 +45,36 @@ class Server(Struct, eq=False):
     since: str = ""
     health: Health = Health(status=HealthStatus.STARTING)
     doubt: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    trust: Trust = msgspec.field(default_factory=Trust)
+    is_resting: bool = False
+    fewer: int | None = None
+    runs: int = 0
+    running: int = 0
+    full_at: int | None = None
 
     @property
     def free(self) -> int:
         """Slots that could be used now."""
-        return self.slots - self.busy if self.can_run else 0
+        return max(0, self.usable - self.busy) if self.can_run else 0
+
+    @property
+    def usable(self) -> int:
+        """Slots that it may use: one at a time until it has shown that it can still succeed."""
+        return 1 if self.trust.is_on_trial else self.fewer or self.slots
 
     @property
     def can_run(self) -> bool:
         """May it be given work, now or when a slot is free?"""
-        return self.health.can_run and not self.doubt.is_set()
+        return self.health.can_run and not self.is_resting and not self.doubt.is_set()
+
+    @property
+    def trouble(self) -> str:
+        """Why it is given no work, in words for people; '' where it is."""
+        if self.can_run:
+            return ""
+        if self.is_resting:
+            return f"resting: {self.trust.failures} runs in a row failed on it"
+        return f"{self.health.status}: {self.health.detail}"
 
 
 class Seat(Struct, eq=False):
@@ -53,6 +83,7 @@ class Seat(Struct, eq=False):
     server: Server
     since: str
     taken: bool = True
+    is_running: bool = False
 
 
 class Servers:
@@ -79,7 +110,7 @@ class Servers:
     def standing(self) -> Standing:
         """How they stand. A setup that failed is told only where no other server may still become ready."""
         if self.any_ready():
-            return Standing(sum(server.slots for server in self.all if server.can_run), "ready")
+            return Standing(sum(server.usable for server in self.all if server.can_run), "ready")
         seen = {server.health.status for server in self.all}
         has_failed = HealthStatus.SETUP_FAILED in seen and HealthStatus.STARTING not in seen
         return Standing(0, "setup_failed" if has_failed else "starting")
@@ -101,13 +132,45 @@ class Servers:
         if seat.taken:
             seat.taken = False
             seat.server.busy -= 1
+            seat.server.running -= seat.is_running
             self._changed.set()
+
+    def starts(self, seat: Seat) -> None:
+        """A run is about to be started on this seat."""
+        seat.is_running = True
+        seat.server.runs += 1
+        seat.server.running += 1
+
+    def ended(self, seat: Seat, ended: Ended, *, unasked: bool) -> None:
+        """How a run ended, and whether nobody had asked it to: what that says of its server."""
+        if ended.server_is_dead and not (ended.has_no_slot and self._found_fewer(seat)):
+            self.doubt(seat)
+        server = seat.server
+        rest = server.trust.note(ended.outcome, since=seat.since, is_dead=ended.server_is_dead) if unasked else None
+        if rest is None or server.is_resting:
+            return
+        facts = {"server": server.runner.url, "failures": server.trust.failures, "rest_s": rest.seconds}
+        log.warning("a model server that keeps failing gets nothing for a while", extra=facts)
+        server.is_resting = True
+        asyncio.get_running_loop().call_later(rest.seconds, self._rested, server)
+        if rest.restart:
+            self.doubt(seat)
+        self.on_news()
 
     def doubt(self, seat: Seat) -> None:
         """A run showed that its server needs a new start, unless it had one meanwhile."""
         if seat.since == seat.server.since:
-            seat.server.doubt.set()
-            self.on_news()
+            self.distrust(seat.server)
+
+    def distrust(self, server: Server) -> None:
+        """It needs a new start."""
+        server.doubt.set()
+        self.on_news()
+
+    def started(self, server: Server, since: str) -> None:
+        """It was started anew: it may have all its slots again."""
+        server.since, server.fewer = since, None
+        server.doubt.clear()
 
     def saw(self, server: Server, health: Health) -> None:
         """A look at a server: from now on this is how it stands."""
@@ -115,10 +178,35 @@ class Servers:
         self._changed.set()
         self.on_news()
 
+    def _found_fewer(self, seat: Seat) -> bool:
+        """A server that is full beside others of ours has lost a slot, and gets it back by a new start. One that soon
+        is so again never had as many as we were told, and is given fewer instead.
+        """
+        server = seat.server
+        if seat.since != server.since or server.running < 2:
+            return False
+        if server.doubt.is_set():  # another run found so
+            return True
+        is_again = server.full_at is not None and server.runs - server.full_at < SOON_AGAIN
+        server.full_at = server.runs
+        if not is_again:
+            return False
+        server.fewer = max(1, server.usable - 1)
+        log.error(
+            "DIRECTOR_CONCURRENT_PREDICTIONS is more than the model server has slots",
+            extra={"server": server.runner.url, "told": server.slots, "slots": server.fewer},
+        )
+        return True
+
+    def _rested(self, server: Server) -> None:
+        server.is_resting = False
+        self._changed.set()
+        self.on_news()
+
     def _take(self) -> list[Seat]:
         seats = []
         while free := [server for server in self.all if server.free > 0]:
-            server = min(free, key=lambda server: server.busy / server.slots)
+            server = min(free, key=lambda server: server.busy / server.usable)
             server.busy += 1
             seats.append(Seat(server, server.since))
         return seats

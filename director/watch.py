@@ -25,6 +25,7 @@ LATER_S: Final = 5.0
 SETUP_LOG_CHARS: Final = 4096
 AWAY_S: Final = 1.0
 END_AGAIN_S: Final = 15.0  # a server takes up to 11 s to end
+STRANGER_S: Final = 5.0  # BUSY for so long while nothing of ours runs there: it and we have lost count
 
 # How long until the next look
 PAUSES: Final[dict[HealthStatus, float]] = {
@@ -57,6 +58,7 @@ class Watch:
         self._seen: HealthStatus | None = None
         self._registered = False
         self._asked_to_end_at: float | None = None
+        self._stranger: tuple[float, int] | None = None  # since when, and how much we had started by then
 
     async def run(self) -> None:
         """Look, for ever: often while it starts or is away, seldom once it is ready, at once when in doubt."""
@@ -75,9 +77,10 @@ class Watch:
 
     async def run_once(self) -> Health:
         """One look. A server whose worker is dead, or that a run made us doubt, is asked to make room for a new one."""
-        server = self._server
+        server, started = self._server, self._server.runs
         health = await server.runner.health()
         self._judge_start(health)
+        self._judge_count(health, started)
         if health.status is HealthStatus.DEFUNCT or (server.doubt.is_set() and health.can_run and not server.busy):
             await self._end_server()
             health = replace(health, status=HealthStatus.DEFUNCT)
@@ -95,10 +98,21 @@ class Watch:
         if is_new or (not health.can_run and not server.since):
             server.doubt.clear()
         if is_new:
-            server.since = health.since
-            self._asked_to_end_at = None
+            self._servers.started(server, health.since)
+            self._asked_to_end_at = self._stranger = None
         if is_new or not health.can_run:
             self._registered = False
+
+    def _judge_count(self, health: Health, started: int) -> None:
+        """Compare its count with ours. Nothing may have run of ours at the look, nor since the one that began it."""
+        server, now = self._server, self._clock.monotonic()
+        if health.status is not HealthStatus.BUSY or server.running or server.runs != started:
+            self._stranger = None
+        elif self._stranger is None or self._stranger[1] != started:
+            self._stranger = now, started
+        elif now - self._stranger[0] >= STRANGER_S and not server.doubt.is_set():
+            log.warning("a model server is busy with nothing of ours", extra={"server": server.runner.url})
+            self._servers.distrust(server)
 
     async def _end_server(self) -> None:
         """Once, and again only when it heard nothing or is still there long after it should have ended."""

@@ -157,6 +157,9 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
         tuple[str, ...], Meta(description="URLs of the model servers, one per GPU, separated by commas.")
     ] = ()
     concurrent_predictions: Annotated[int, Meta(ge=1, description="Predictions one model server runs at once.")] = 1
+    max_failures: Annotated[
+        int, Meta(ge=0, description="Failed runs in a row on one server, after which it rests and starts anew; 0: any.")
+    ] = 5
     batch_cost: Annotated[
         float, Meta(ge=0, description="Most that all running here may cost together; one larger runs alone. 0: any.")
     ] = 0

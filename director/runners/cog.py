@@ -42,7 +42,9 @@ MAX_OPENAPI_BODY: Final = 1 * MIB
 
 LET_GO: Final = Ended(outcome=Outcome.LOST, error="The director let go of the run")
 # We never ask for more than its slots: a run that nobody owns holds one, or it lost one. A restart helps both
-NO_SLOT: Final = Ended(outcome=Outcome.REFUSED, error="The model server had no free slot", server_is_dead=True)
+NO_SLOT: Final = Ended(
+    outcome=Outcome.REFUSED, error="The model server had no free slot", server_is_dead=True, has_no_slot=True
+)
 NOT_STREAMED: Final = Ended(outcome=Outcome.LOST, error="The model server answered 406 to a request for JSON")
 STRANGER_STAYS: Final = Ended(
     outcome=Outcome.LOST,

@@ -5,6 +5,7 @@ transport also has nothing that could carry over from one answer to the next req
 from the environment, keeps no cookies, follows no redirects and unpacks no compressed body.
 """
 
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -19,6 +20,17 @@ __all__ = ("Connection", "Connections", "connection_lost", "read_body")
 CONNECT_TIMEOUT_S: Final = 5.0
 # a Python server closes what was idle for 5 s: a request sent at that moment would look like a server that died
 KEEP_ALIVE_S: Final = 3.0
+
+# A run may be silent for as long as it likes. A machine that is gone says nothing either, and is asked: after 20 s its
+# connections break, and what it ran is lost now and not at the end of some lease
+PROBES: Final = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, option), value)
+        for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+        if hasattr(socket, option)
+    ),
+]
 
 TIMEOUTS: Final = {"connect": CONNECT_TIMEOUT_S, "read": None, "write": None, "pool": None}
 
@@ -43,7 +55,9 @@ class Connection:
         # plain HTTP needs no certificates, and loading them takes longer than a prediction
         context = ssl.create_default_context() if url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         limits = httpx.Limits(keepalive_expiry=KEEP_ALIVE_S)
-        self._transport = httpx.AsyncHTTPTransport(verify=context, trust_env=False, limits=limits)
+        self._transport = httpx.AsyncHTTPTransport(
+            verify=context, trust_env=False, limits=limits, socket_options=PROBES
+        )
 
     async def send(
         self,

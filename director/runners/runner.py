@@ -101,6 +101,7 @@ class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
     """The one last event. Fields the server did not tell are None: the tracker then keeps what progress showed.
 
     `retry_after_s`: the server's own wish on a refusal. `server_is_dead`: take no more work to it before a restart.
+    `has_no_slot`: it stayed full, though by our count a slot was free.
     """
 
     outcome: Outcome
@@ -110,6 +111,7 @@ class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
     metrics: dict[str, Raw] = msgspec.field(default_factory=dict)
     retry_after_s: float | None = None
     server_is_dead: bool = False
+    has_no_slot: bool = False
 
 
 RunEvent = Began | Produced | Logged | Measured | Ended

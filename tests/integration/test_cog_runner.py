@@ -299,7 +299,12 @@ async def test_a_second_run_that_waited_long_enough_is_refused_and_never_began(
     async with aclosing(runner.run(request(gate=str(gate)))) as first:
         assert await anext(first) == Began()
         assert await follow(runner, request(OTHER_ID)) == [
-            Ended(outcome=Outcome.REFUSED, error="The model server had no free slot", server_is_dead=True)
+            Ended(
+                outcome=Outcome.REFUSED,
+                error="The model server had no free slot",
+                server_is_dead=True,
+                has_no_slot=True,
+            )
         ]
     await ready(runner)
 

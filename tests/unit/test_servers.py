@@ -1,14 +1,16 @@
 """Seats: as many as there are slots, on the least busy server first, on none that is not ready or doubted."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from director.runners.runner import Health, HealthStatus
+from director.runners.runner import Ended, Health, HealthStatus, Outcome
 from director.servers import Seat, Server, Servers, Standing
+from director.trust import Trust
 from tests.support.scripted_runner import ScriptedRunner
 
 pytestmark = pytest.mark.anyio
@@ -101,6 +103,81 @@ async def test_a_change_is_a_seat_that_is_left_from_now_on() -> None:
     assert not changing.done()
     servers.leave(second)
     await asyncio.wait_for(changing, 5)
+
+
+NO_SLOT = Ended(outcome=Outcome.REFUSED, server_is_dead=True, has_no_slot=True)
+
+
+async def full(servers: Servers, runs: int = 1) -> None:
+    """Every seat is used, and there is no slot for the last one; so many runs find that."""
+    seats = await taken(servers)
+    for seat in seats:
+        servers.starts(seat)
+    for refused in seats[-1:] * runs:
+        servers.ended(refused, NO_SLOT, unasked=True)
+    for seat in seats:
+        servers.leave(seat)
+
+
+async def test_a_server_that_is_full_by_its_own_count_alone_is_started_anew() -> None:
+    servers = Servers([server(2)])
+    await full(servers, runs=2)
+    assert not servers.any_ready()
+    servers.started(servers.all[0], "second")
+    assert servers.standing == Standing(2, "ready")
+
+
+async def test_a_server_that_soon_is_so_again_has_fewer_slots_than_we_were_told(caplog: Any) -> None:
+    servers = Servers([server(4)])
+    await full(servers)
+    servers.started(servers.all[0], "second")
+    await full(servers)
+    assert servers.standing == Standing(3, "ready")
+    await full(servers)
+    assert servers.standing == Standing(2, "ready")
+    assert len(await taken(servers)) == 2
+    said = [record for record in caplog.records if "DIRECTOR_CONCURRENT_PREDICTIONS" in record.message]
+    assert [(each.told, each.slots) for each in said] == [(4, 3), (4, 2)]
+
+
+async def test_a_stranger_in_the_only_slot_is_a_matter_for_a_new_start_each_time() -> None:
+    servers = Servers([server(1)])
+    for since in ("second", "third"):
+        await full(servers)
+        assert not servers.any_ready()
+        servers.started(servers.all[0], since)
+        assert servers.any_ready()
+
+
+async def test_a_server_that_keeps_failing_rests_and_comes_back_with_one_run_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("director.trust.FIRST_S", 0.01)
+    one, other = server(2), server(1)
+    one.trust = Trust(2)
+    servers = Servers([one, other])
+    first, beside, second = await taken(servers)
+    assert [first.server, beside.server, second.server] == [one, other, one]
+    for seat in (first, second):
+        servers.ended(seat, Ended(outcome=Outcome.REFUSED), unasked=True)
+        servers.leave(seat)
+    assert not one.can_run
+    assert one.trouble == "resting: 2 runs in a row failed on it"
+    assert servers.any_ready(), "the other one goes on"
+    [trial] = await taken(servers)
+    assert trial.server is one
+    servers.ended(trial, Ended(outcome=Outcome.SUCCEEDED), unasked=True)
+    servers.leave(trial)
+    assert [seat.server for seat in await taken(servers)] == [one, one]
+
+
+async def test_a_run_that_was_asked_to_stop_says_nothing_against_its_server() -> None:
+    one = server(1)
+    one.trust = Trust(1)
+    servers = Servers([one])
+    [seat] = await taken(servers)
+    servers.ended(seat, Ended(outcome=Outcome.CANCELED), unasked=False)
+    assert one.can_run
 
 
 @given(

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from director.core.errors import BackendUnavailable
 from director.runners.runner import Health, HealthStatus
 from director.servers import Server, Servers
-from director.watch import END_AGAIN_S, Watch
+from director.watch import END_AGAIN_S, STRANGER_S, Watch
 from tests.support.clock import FakeClock
 from tests.support.scripted_runner import ScriptedRunner
 
@@ -123,6 +123,33 @@ async def test_a_server_that_was_restarted_meanwhile_is_not_ended_again(watched:
     await watched.look(replace(READY, since="second"))
     assert watched.runner.shutdowns == 0
     assert watched.servers.any_ready()
+
+
+BUSY = replace(READY, status=HealthStatus.BUSY)
+
+
+async def test_a_server_that_stays_busy_with_nothing_of_ours_is_started_anew(watched: Watched) -> None:
+    await watched.look(READY)
+    await watched.look(BUSY)
+    assert watched.servers.any_ready(), "it may just have ended a run of ours"
+    watched.clock.pass_time(STRANGER_S)
+    await watched.look(BUSY)
+    assert not watched.servers.any_ready()
+    assert watched.runner.shutdowns == 1
+    await watched.look(replace(BUSY, since="second"))
+    assert watched.servers.any_ready()
+
+
+async def test_a_server_that_is_busy_with_ours_at_every_look_is_not(watched: Watched) -> None:
+    await watched.look(READY)
+    for _ in range(3):
+        [seat] = await watched.servers.seats()
+        watched.servers.starts(seat)
+        await watched.look(BUSY)
+        watched.servers.leave(seat)
+        await watched.look(BUSY)
+        watched.clock.pass_time(STRANGER_S)
+    assert watched.runner.shutdowns == 0
 
 
 async def test_a_server_that_does_not_tell_its_starts_is_trusted_again_once_it_was_away(watched: Watched) -> None:

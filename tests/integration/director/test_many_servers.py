@@ -1,0 +1,113 @@
+"""Several servers of one model: one that is down, broken, or not as we were told, and what becomes of the work."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from director.runners.runner import HealthStatus
+from director.watch import PAUSES
+from tests.support.cog import write_model
+from tests.support.eventually import eventually
+from tests.support.live_director import Caller, Gate, keeping, live_director, supervised_cog
+from tests.support.scripted_cog import HEALTHY, answer, scripted_cog
+from tests.support.servers import RedisServer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+
+SLOW = """
+    import asyncio
+    from cog import BasePredictor
+
+    class Predictor(BasePredictor):
+        async def predict(self, text: str = "a") -> str:
+            await asyncio.sleep(0.3)
+            return text
+"""
+
+
+async def test_a_server_whose_process_is_gone_does_not_stop_the_other_and_is_used_again(
+    caller: Caller, server: RedisServer, redis: Redis, folder: Path, cog_url: str, gate: Gate
+) -> None:
+    async with supervised_cog(folder) as cog, live_director(server.url, cog.url, cog_url) as director:
+        mortal, other = director.servers.all
+        await eventually(lambda: mortal.can_run and other.can_run, "both are ready")
+        held = [await caller.submit(n=1, gate=str(gate)) for _ in range(2)]
+        await eventually(lambda: mortal.running and other.running, "both run one")
+        assert cog.server is not None
+        os.killpg(cog.server.pid, signal.SIGKILL)
+        await eventually(lambda: mortal.busy, "its run is known to be lost", until=lambda busy: busy == 0)
+        assert (other.can_run, other.busy) == (True, 1)
+        await eventually(lambda: mortal.can_run, "it is back")
+        gate.open()
+        async with keeping(redis, server.url):
+            assert [(await caller.ended(each))["status"] for each in held] == ["succeeded", "succeeded"]
+        assert sorted([(await caller.record(each)).attempt for each in held]) == [1, 2]
+
+
+async def test_a_server_that_fails_every_run_rests_and_the_other_does_the_work(
+    caller: Caller, server: RedisServer, cog_url: str
+) -> None:
+    async with scripted_cog() as broken:
+        asked = [caller.new_id() for _ in range(12)]
+        for each in asked:
+            broken.on("PUT", f"/predictions/{each}", answer(200, {"status": "failed", "error": "CUDA error"}))
+        async with live_director(server.url, broken.url, cog_url, max_failures=3) as director:
+            await eventually(lambda: all(each.can_run for each in director.servers.all), "both are ready")
+            ends = []
+            for each in asked:
+                await caller.submit(each, n=1)
+                ends.append((await caller.ended(each))["status"])
+        assert ends.count("failed") == 3
+        assert ends.count("succeeded") == 9
+        assert broken.asked("POST", "/shutdown"), "a new start may help it"
+
+
+async def test_a_server_that_refuses_all_uses_up_no_claims_and_no_attempts(
+    caller: Caller, server: RedisServer, redis: Redis
+) -> None:
+    async with scripted_cog() as cog:
+        asked = caller.new_id()
+        refusal = answer(503, {"error": "elsewhere"})
+        done = answer(200, {"status": "succeeded", "output": ["x"]})
+        cog.on("PUT", f"/predictions/{asked}", refusal, refusal, done)
+        async with keeping(redis, server.url), live_director(server.url, cog.url, max_failures=1) as director:
+            await caller.submit(asked)
+            await eventually(lambda: director.servers.all[0].is_resting, "it rests")
+            missing = await director.health.missing()
+            assert missing["model"] == "resting: 1 runs in a row failed on it"
+            assert (await caller.ended(asked))["status"] == "succeeded"
+        record = await caller.record(asked)
+        assert (record.attempt, record.claims) == (1, 3)
+        assert not cog.asked("POST", "/shutdown")
+
+
+async def test_of_a_server_with_fewer_slots_than_we_were_told_no_more_are_used_after_one_new_start(
+    caller: Caller, server: RedisServer, redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("director.runners.cog.SLOT_PATIENCE_S", 0.1)
+    folder = write_model(tmp_path / "slow", SLOW)
+    async with (
+        supervised_cog(folder, slots=2) as cog,
+        keeping(redis, server.url),
+        live_director(server.url, cog.url, concurrent_predictions=4) as director,
+    ):
+        await eventually(lambda: director.servers.any_ready(), "it is ready")
+        asked = [await caller.submit(text="a") for _ in range(12)]
+        assert {(await caller.ended(each))["status"] for each in asked} == {"succeeded"}
+        await eventually(lambda: director.servers.standing.slots, "they are counted right", until=(2).__eq__)
+        assert cog.starts == 2
+        assert {(await caller.record(each)).attempt for each in asked} == {1}
+
+
+async def test_a_server_that_a_stranger_keeps_busy_is_found_though_nobody_asks_for_anything(
+    caller: Caller, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("director.watch.STRANGER_S", 0.01)
+    monkeypatch.setitem(PAUSES, HealthStatus.BUSY, 0.02)
+    async with scripted_cog() as cog:
+        cog.on("GET", "/health-check", answer(200, {**HEALTHY, "status": "BUSY"}))
+        async with live_director(server.url, cog.url):
+            await eventually(lambda: cog.asked("POST", "/shutdown"), "it is asked to end")

@@ -1,0 +1,53 @@
+"""How many failures a server is forgiven, how long it rests, and what is no failure of it."""
+
+import pytest
+
+from director.runners.runner import Outcome
+from director.trust import LONGEST_S, Rest, Trust
+
+FAILED = Outcome.FAILED
+
+
+def noted(trust: Trust, *outcomes: Outcome, is_dead: bool = False) -> list[Rest | None]:
+    return [trust.note(outcome, since="first", is_dead=is_dead) for outcome in outcomes]
+
+
+def test_it_rests_after_so_many_in_a_row_and_starts_anew() -> None:
+    assert noted(Trust(3), FAILED, FAILED, FAILED) == [None, None, Rest(seconds=1, restart=True)]
+
+
+def test_a_success_in_between_forgives_all() -> None:
+    trust = Trust(2)
+    assert noted(trust, FAILED, Outcome.SUCCEEDED, FAILED) == [None, None, None]
+    assert not trust.is_on_trial
+
+
+def test_on_trial_each_failure_is_one_too_many_and_the_rest_doubles_up_to_a_minute() -> None:
+    rests = noted(Trust(2), *[FAILED] * 10)[1:]
+    assert [rest.seconds for rest in rests if rest] == [1, 2, 4, 8, 16, 32, *[LONGEST_S] * 3]
+
+
+def test_a_success_ends_the_trial_and_the_doubling() -> None:
+    trust = Trust(1)
+    noted(trust, FAILED, FAILED, Outcome.SUCCEEDED)
+    assert not trust.is_on_trial
+    assert noted(trust, FAILED) == [Rest(seconds=1, restart=True)]
+
+
+def test_one_that_refuses_rests_but_is_not_restarted() -> None:
+    assert noted(Trust(1), Outcome.REFUSED) == [Rest(seconds=1, restart=False)]
+
+
+def test_an_input_that_was_refused_is_nobodys_failure() -> None:
+    assert noted(Trust(1), Outcome.INVALID) == [None]
+
+
+def test_what_one_death_takes_with_it_is_one_failure() -> None:
+    trust = Trust(2)
+    assert noted(trust, *[Outcome.LOST] * 8, is_dead=True) == [None] * 8
+    assert trust.note(Outcome.LOST, since="second", is_dead=True) == Rest(seconds=1, restart=False)
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_without_a_bound_it_never_rests(outcome: Outcome) -> None:
+    assert noted(Trust(0), *[outcome] * 20) == [None] * 20
