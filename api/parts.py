@@ -31,6 +31,7 @@ from director.core.limits import Descriptors
 from director.core.links import Links
 from director.core.listing import Listing
 from director.core.redis_client import blocking_client, client
+from director.core.removal import Removal
 from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
 from director.core.suspensions import Suspensions
@@ -76,6 +77,7 @@ class Parts(Struct, frozen=True, kw_only=True):
     dead: DeadLetters
     deployments: Deployments
     kinds: Kinds
+    removal: Removal
     lookups: Lookups
     waiters: Waiters
     readers: Readers
@@ -130,6 +132,7 @@ async def running(
         dead=DeadLetters(redis, scripts, clock),
         deployments=Deployments(redis, scripts, clock),
         kinds=Kinds(redis, scripts, catalog),
+        removal=Removal(redis, scripts, catalog),
         lookups=Lookups(accounts, catalog, scripts, clock=clock, cache_s=settings.cache_s),
         waiters=waiters,
         readers=Readers(scripts, waiters, clock=clock, descriptors=descriptors, most=settings.max_streams),

@@ -59,7 +59,7 @@ async def delete_version(request: Request) -> Response:
         raise not_found()
     if await parts.deployments.one_of(await parts.accounts.names(), model=model.name, version=version_id):
         raise in_use("A deployment stands for this version: release another one, or delete the deployment.")
-    answer = await parts.catalog.remove_version(model, version_id)
+    answer = await parts.removal.remove(model.name, version_id)
     if answer != "done":
         raise in_use(NEEDED[answer])
     parts.lookups.forget(model.name)

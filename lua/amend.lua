@@ -1,25 +1,20 @@
-#!lua flags=allow-oom
--- amend: make a model of the catalogue, change what is said of it, or take it away: each only where it stands as expected.
+#!lua
+-- amend: make a model of the catalogue, or change what is said of it: each only where it stands as expected. Not allow-oom:
+-- what is said is text, and a full server refuses it.
 --
 --   KEYS[1]  model  hash  model:<owner>/<name>
---   ARGV[1]  what   'make', 'change' or 'remove'
+--   ARGV[1]  what   'make' or 'change'
 --   ARGV[2]  nonce  of who makes it, so that a repeated call is answered as the first one was; '' else
 --   ARGV[3…] field, value  what is said of it; '' takes a field back
 --   Returns  'done'
 --            'exists'    make: there is one of this name
 --            'unknown'   change: there is none
---            'versions'  remove: it has a version
 
 local model, what, nonce = KEYS[1], ARGV[1], ARGV[2]
 
-local m = redis.call('HMGET', model, 'created', 'nonce', 'latest')
+local m = redis.call('HMGET', model, 'created', 'nonce')
 if what == 'make' and m[1] then return m[2] == nonce and 'done' or 'exists' end -- a director leaves no nonce
 if what == 'change' and not m[1] then return 'unknown' end
-if what == 'remove' then
-  if m[3] and m[3] ~= '' then return 'versions' end
-  redis.call('DEL', model)
-  return 'done'
-end
 
 if what == 'make' then redis.call('HSET', model, 'nonce', nonce) end
 for i = 3, #ARGV, 2 do

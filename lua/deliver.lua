@@ -55,6 +55,7 @@ redis.call('ZREM', KEYS[2], id)
 if are_waiting then redis.call('ZREM', KEYS[3], id) end
 if queue then -- what was kept longer for the webhook's sake
   local ttl_ms = redis.call('HGET', KEYS[1], 'data_ttl_ms') or redis.call('HGET', queue_key(queue, 'meta'), 'data_ttl_ms')
+    or DATA_TTL_MS -- its version was deleted
   local kept = { output_key(id), events_key(id) }
   if not redis.call('ZSCORE', queue_key(queue, 'dead'), id) then kept[3] = input_key(id) end
   for _, key in ipairs(kept) do redis.call('PEXPIRE', key, ttl_ms, 'LT') end

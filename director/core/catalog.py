@@ -13,12 +13,12 @@ from redis.asyncio import Redis
 from director.core import keys
 from director.core.clock import Clock
 from director.core.errors import SettingsError
-from director.core.ids import MODEL_NAME, VERSION_ID, Kind, QueueName, is_queue_of_predictions, queue_name
+from director.core.ids import MODEL_NAME, VERSION_ID, Kind, Partition, QueueName, is_queue_of_predictions, queue_name
 from director.core.models import Model, Models
 from director.core.new_queues import list_queue
 from director.core.policy import Policy
 from director.core.redis_client import ask, text, texts
-from director.core.scripts import Scripts, Unregistered
+from director.core.scripts import Scripts
 
 __all__ = ("OPEN_SCHEMA", "Catalog", "Version")
 
@@ -121,45 +121,13 @@ class Catalog:
         """Is there anything of this version, be it only what a deletion that was cut short left of it?"""
         return bool(await ask(lambda: self._redis.exists(keys.version(model, version))))
 
-    async def remove_version(self, model: Model, version: str) -> Unregistered:
-        """Forget a version whose queues are empty and served by nobody. Safe to repeat where it was cut short.
-
-        Nothing is lost: what was accepted meanwhile keeps the queue and so the version; what comes later is refused.
-        """
-        base = queue_name(model.name, version)
-        # a version has a queue for each kind; that of predictions, which stands for it, goes last
-        queues = sorted((queue for queue in await self.queues() if queue.partition("~")[0] == base), reverse=True)
-        runs = sum(await self.runs(queues))
-        for queue in queues:
-            answer = await self._scripts.unregister(queue)
-            if answer != "done":
-                return answer
-        await self._forget_version(model, version, queues, runs)
-        return "done"
-
-    async def _forget_version(self, model: Model, version: str, queues: Sequence[QueueName], runs: int) -> None:
-        others = await self.versions(model.name, (await self.version_ids(model.name))[:1])
-        said = {"former_runs": str(model.former_runs + runs)} if runs else {}
-        if model.latest == version:
-            said["latest"] = others[0].id if others else ""
-            latest_ms = others[0].created_ms if others else model.created_ms
-            await self.models.enlist(model.name, created_ms=model.created_ms, latest_ms=latest_ms)
-        if said:
-            await self.models.change(model.name, said)
-
-        async def forget() -> None:
-            if queues:
-                await self._redis.srem(keys.queues(), *queues)
-            if await self._redis.hget(keys.versions(), version) == model.name.encode():
-                await self._redis.hdel(keys.versions(), version)
-            # the last write: what was cut short before it is found and done again
-            await self._redis.delete(keys.version(model.name, version))
-
-        await ask(forget)
-
     async def queues(self) -> list[QueueName]:
         """Every queue there is, sorted."""
         return sorted(QueueName(text(name)) for name in await ask(lambda: self._redis.smembers(keys.queues())))
+
+    async def partitions(self) -> list[Partition]:
+        """Every partition that ever had a queue."""
+        return [Partition(int(number)) for number in await ask(lambda: self._redis.smembers(keys.partitions()))]
 
     async def version_ids(self, model: str) -> list[str]:
         """Every version of a model, newest first. From the registry of queues: each version has one."""

@@ -50,6 +50,7 @@ __all__ = (
     "output_data",
     "owed",
     "owed_to",
+    "partitions",
     "queue_partition",
     "queued",
     "queues",
@@ -93,6 +94,7 @@ PERMANENT: Final = {
     "log": "capped by whoever writes",
     "sink": "one field per partition",
     "queues": "the registry that keepers sweep",
+    "partitions": "as many members as there are partitions, at the most",
     "model": "catalogue",
     "models": "catalogue",
     "examples": "catalogue",
@@ -299,8 +301,13 @@ def queues() -> str:
     return "queues"
 
 
+def partitions() -> str:
+    """set · every partition that ever had a queue: what ended there may owe longer than it has one. Permanent."""
+    return "partitions"
+
+
 def model(name: str) -> str:
-    """hash · a model of the catalogue: what is said of it. Written at registration and by amend. Permanent."""
+    """hash · a model of the catalogue: what is said of it. By registration, amend and withdraw. Permanent."""
     return f"model:{name}"
 
 

@@ -89,7 +89,7 @@ class Models:
 
     async def remove(self, name: str) -> bool:
         """Take away a model, and its examples; False while it has a version."""
-        if await self._scripts.amend(name, "remove") != "done":
+        if await self._scripts.withdraw(name, "model") != "done":
             return False
 
         async def forget() -> None:

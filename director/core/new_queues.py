@@ -4,6 +4,7 @@ Listed first and asked then, since a suspension is written down first and asks t
 `suspensions`. Every director that comes to serve a queue does this, so none has to know whether another one did.
 """
 
+from functools import partial
 from typing import Any
 
 from redis.asyncio import Redis
@@ -19,8 +20,10 @@ __all__ = ("list_queue",)
 async def list_queue(redis: Redis, scripts: Scripts, queue: QueueName) -> None:
     """Safe to repeat. Writes nothing where all of it stands. The queue is registered."""
     client: Any = redis  # its types say str or bytes, and ours answers in bytes
-    if not await ask(lambda: client.sismember(keys.queues(), queue)):  # a full server refuses to add what is there
-        await ask(lambda: client.sadd(keys.queues(), queue))
+    # the partition first: whoever finds a queue finds what was owed there, also when the queue is gone
+    for registry, member in ((keys.partitions(), str(keys.queue_partition(queue))), (keys.queues(), queue)):
+        if not await ask(partial(client.sismember, registry, member)):  # a full server refuses to add what is there
+            await ask(partial(client.sadd, registry, member))
     for name, score in await ask(lambda: client.zrange(keys.suspensions(), 0, -1, withscores=True)):
         revision, is_suspended = divmod(int(score), 2)
         if is_suspended:

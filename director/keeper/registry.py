@@ -84,6 +84,8 @@ class Registry:
         by_partition: dict[Partition, list[str]] = {}
         for queue, key in live.items():
             by_partition.setdefault(keys.queue_partition(queue), []).append(key)
+        for partition in await self._catalog.partitions():  # of queues that are gone, too
+            by_partition.setdefault(partition, [])
         owed = {partition: keys.owed(partition) for partition in sorted(by_partition)}
         unspent = {partition: keys.unspent(partition) for partition in owed}
         together = [[owed[partition], unspent[partition], *by_partition[partition]] for partition in owed]

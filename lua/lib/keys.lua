@@ -42,6 +42,9 @@ local TERMINAL = { succeeded = true, failed = true, canceled = true, aborted = t
 local function wants_end(r) return r.webhook ~= '' and string.find(r.events, 'completed', 1, true) ~= nil end
 local OWED_MS = 345600000
 
+-- Lifetimes where a queue's own are lost.
+local DATA_TTL_MS, RECORD_TTL_MS = 3600000, 604800000
+
 local function past(when, now) return when ~= '' and tonumber(when) <= now end
 
 -- The next moment at which a waiting prediction may have to end, or nil.

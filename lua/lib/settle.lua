@@ -1,9 +1,6 @@
 -- lib/settle: make a prediction terminal, in one way for every script that may end one.
 -- Needs lib/keys, lib/log, lib/place, lib/share, lib/breaker.
 
--- Lifetimes where a queue's own are lost.
-local DATA_TTL_MS, RECORD_TTL_MS = 3600000, 604800000
-
 -- ms that its runs took so far, with the one that ends now. A holder that went silent may have stopped at any time
 -- before its lease ran out: that is when it did.
 local function ran_in_all(id, r, started, now)

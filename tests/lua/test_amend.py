@@ -1,4 +1,4 @@
-"""amend: a model is made once, changed where it is, and taken away while it has no version."""
+"""amend: a model is made once, and changed where it is."""
 
 import pytest
 from redis.asyncio import Redis
@@ -50,17 +50,3 @@ async def test_a_change_says_and_takes_back_and_leaves_the_rest(scripts: Scripts
 async def test_a_model_that_is_not_there_is_not_made_by_a_change(scripts: Scripts, redis: Redis) -> None:
     assert await scripts.amend(MODEL, "change", said=SAID) == "unknown"
     assert await dump(redis) == {}
-
-
-async def test_it_is_taken_away_and_a_second_time_is_as_good(scripts: Scripts, redis: Redis) -> None:
-    await scripts.amend(MODEL, "make", said=SAID, nonce="n")
-    for _ in range(2):
-        assert await scripts.amend(MODEL, "remove") == "done"
-        assert await dump(redis) == {}
-
-
-async def test_one_that_has_a_version_is_not_taken_away(scripts: Scripts, redis: Redis) -> None:
-    await scripts.amend(MODEL, "make", said=SAID | {"latest": "a" * 64}, nonce="n")
-    before = await dump(redis)
-    assert await scripts.amend(MODEL, "remove") == "versions"
-    assert await dump(redis) == before

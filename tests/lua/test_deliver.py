@@ -165,3 +165,12 @@ async def test_attempts_without_end_are_not_events_without_end(driver: QueueDriv
         await deliver(driver, owed, "failed", 0)
     assert len(await events(driver, owed)) == 100
     assert (await driver.record(owed)).tellings == 103
+
+
+async def test_what_outlived_its_queue_is_told_and_its_data_is_kept_no_longer_for_it(
+    driver: QueueDriver, partition: Partition, owed: PredictionId
+) -> None:
+    assert await driver.scripts.unregister(driver.queue) == "done"
+    assert await deliver(driver, owed, "delivered", None)
+    assert await driver.members(keys.owed(partition)) == {}
+    assert 0 < await driver.lifetime_s(keys.input_data(owed)) <= 3600

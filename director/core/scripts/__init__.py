@@ -6,7 +6,7 @@ Without `now_ms` scripts ask the server's clock: tests walk time with it.
 
 from director.core.scripts.accounts import AccountScripts, Allowance, Deployed, Rotated
 from director.core.scripts.caller import Accepted, CallerScripts, Canceled, Erased, Redelivered, Replayed
-from director.core.scripts.catalog import Amended, CatalogScripts
+from director.core.scripts.catalog import Amended, CatalogScripts, Withdrawn
 from director.core.scripts.holder import MOST_CLAIMS, Advanced, Ceased, Claims, Hold, HolderScripts, Readiness, Requeued
 from director.core.scripts.keeper import Delivered, KeeperScripts, Repair
 from director.core.scripts.letters import LetterScripts
@@ -35,6 +35,7 @@ __all__ = (
     "Rotated",
     "Scripts",
     "Unregistered",
+    "Withdrawn",
 )
 
 

@@ -7,9 +7,10 @@ from director.core import keys
 from director.core.gatherer import Arg
 from director.core.scripts.wire import Wire
 
-__all__ = ("Amended", "CatalogScripts")
+__all__ = ("Amended", "CatalogScripts", "Withdrawn")
 
-Amended = Literal["done", "exists", "unknown", "versions"]
+Amended = Literal["done", "exists", "unknown"]
+Withdrawn = Literal["done", "versions"]
 
 
 class CatalogScripts(Wire):
@@ -18,11 +19,24 @@ class CatalogScripts(Wire):
     async def amend(
         self,
         model: str,
-        what: Literal["make", "change", "remove"],
+        what: Literal["make", "change"],
         *,
         said: Mapping[str, str] | None = None,
         nonce: str = "",
     ) -> Amended:
-        """Make it, change what is said of it, or take it away. Safe to repeat; `nonce` tells who makes it."""
+        """Make it, or change what is said of it. Safe to repeat; `nonce` tells who makes it."""
         fields: list[Arg] = [part for pair in (said or {}).items() for part in pair]
         return cast(Amended, (await self._call("amend", [keys.model(model)], [what, nonce, *fields])).decode())
+
+    async def withdraw(
+        self,
+        model: str,
+        what: Literal["model", "going", "gone"],
+        *,
+        version: str = "",
+        runs: int = 0,
+        latest: str = "",
+    ) -> Withdrawn:
+        """Take it away, or tell it of a version that goes. Safe to repeat."""
+        reply = await self._call("withdraw", [keys.model(model)], [what, version, runs, latest])
+        return cast(Withdrawn, reply.decode())

@@ -2,6 +2,7 @@
 
 import asyncio
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
@@ -9,13 +10,18 @@ from redis.asyncio import Redis
 
 from director.core import keys
 from director.core.catalog import OPEN_SCHEMA, Catalog
-from director.core.ids import QueueName, queue_name
+from director.core.clock import SystemClock
+from director.core.errors import BackendUnavailable
+from director.core.ids import QueueName, partition_of, queue_name
 from director.core.policy import Policy
+from director.core.removal import Removal
 from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
+from director.keeper.registry import Registry
 from tests.support.api import PlayedDirector, api_client
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import ACCOUNT
+from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.anyio
 
@@ -105,6 +111,47 @@ async def test_a_deletion_that_was_cut_short_is_done_again(
     assert await scripts.unregister(painter) == "done"  # and then the API ended
     assert (await delete(api)).status_code == 202
     assert (await model(api))["latest_version"]["id"] == OLD
+
+
+async def test_the_runs_of_a_version_stay_counted_though_its_deletion_was_cut_short(
+    api: httpx.AsyncClient, painter: QueueName, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await api.post("/v1/predictions", json={"version": NEW, "input": {}})
+    director = PlayedDirector(scripts, painter)
+    await director.finish(await director.claim(), output=b"1")
+    with monkeypatch.context() as cut:
+        cut.setattr(Removal, "_forget", AsyncMock(side_effect=BackendUnavailable("and then the API ended")))
+        assert (await delete(api)).status_code == 503
+    assert (await delete(api)).status_code == 202
+    assert (await model(api))["run_count"] == 1
+
+
+async def test_versions_that_are_deleted_through_several_processes_leave_none_behind(
+    api: httpx.AsyncClient, server: RedisServer, token: str, painter: QueueName, scripts: Scripts
+) -> None:
+    await api.post("/v1/predictions", json={"version": NEW, "input": {}})
+    director = PlayedDirector(scripts, painter)
+    await director.finish(await director.claim(), output=b"1")
+    async with api_client(ApiSettings(redis_url=server.url, cache_s=60), token=token) as another:
+        assert (await model(another))["latest_version"]["id"] == NEW
+        assert (await delete(api, NEW)).status_code == 202
+        assert (await delete(another, OLD)).status_code == 202, "though it still takes the other one for the latest"
+    assert (await model(api))["run_count"] == 1
+    assert (await model(api))["latest_version"] is None
+    assert (await api.delete(f"/v1/models/{MODEL}")).status_code == 204
+
+
+async def test_a_webhook_that_is_owed_is_told_though_the_last_version_is_gone(
+    api: httpx.AsyncClient, painter: QueueName, scripts: Scripts, redis: Redis, catalog: Catalog
+) -> None:
+    asked = {"version": NEW, "input": {}, "webhook": "https://example.com", "webhook_events_filter": ["completed"]}
+    made = (await api.post("/v1/predictions", json=asked)).json()
+    director = PlayedDirector(scripts, painter)
+    await director.finish(await director.claim(), output=b"1")
+    assert [(await delete(api, version)).status_code for version in (NEW, OLD)] == [202, 202]
+    assert (await api.delete(f"/v1/models/{MODEL}")).status_code == 204
+    assert partition_of(made["id"]) in await Registry(redis, catalog, SystemClock()).owing()
+    assert await scripts.deliver(made["id"], outcome="delivered", delay_s=None)
 
 
 async def test_a_director_that_comes_back_brings_its_version_back(
