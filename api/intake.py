@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.answers import json_response
-from api.limits import Taken, give_back, has_compute_limit, reserve_compute, return_compute, taken_of
+from api.limits import Taken, give_back, reserve_compute, return_compute, taken_of
 from api.parts import Parts, parts_of
 from api.prefer import affinity_digest, applied, cancel_after_seconds, cost_units, start_by_seconds, wait_seconds
 from api.problems import forbidden, invalid_header, invalid_input, not_found
@@ -254,7 +254,7 @@ async def _enqueue(parts: Parts, prediction_id: PredictionId, submission: Submis
         most_queued=account.limits.max_queued,
         most_running=account.limits.max_running,
         limits_rev=account.limits_rev,
-        metered=has_compute_limit(account),
+        metered=account.limits.meters_compute,
         data_ttl_s=account.limits.data_ttl_s,
         url=submission.url,
         ticket=submission.ticket,

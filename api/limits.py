@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from api.answers import carry
 from api.parts import parts_of
-from api.problems import compute_exhausted, rate_limited
+from api.problems import compute_exhausted, credit_exhausted, rate_limited
 from director.core.account_limits import Bucket, BucketName
 from director.core.accounts import Account
 from director.core.ids import PredictionId, QueueName
@@ -24,7 +24,6 @@ __all__ = (
     "Taken",
     "admit",
     "give_back",
-    "has_compute_limit",
     "reserve_compute",
     "return_compute",
     "take",
@@ -74,25 +73,30 @@ async def reserve_compute(
     cost: float,
     taken: Taken | None,
 ) -> None:
-    """Set aside what this prediction will probably spend of its account's day; else 429, and its token is back.
+    """Set aside what this prediction will probably spend of its account's day and credit; else 429, or 402 where no
+    waiting helps, and its token is back.
 
     At least a mean run, whatever cost its caller names: that may ask for more, and for less only at the end.
     """
-    most = account.limits.compute_s_per_day
-    if most is None:
+    limits = account.limits
+    if not limits.meters_compute:
         return
     parts = parts_of(request)
     service = await parts.lookups.service(queue)
     asked_s = (service.run_s or UNKNOWN_S) * max(1, cost / service.cost)
-    allowance = await parts.scripts.reserve(account.name, most, id=prediction_id, asked_s=asked_s)
+    allowance = await parts.scripts.reserve(
+        account.name, limits.compute_s_per_day, in_all=limits.compute_s_total, id=prediction_id, asked_s=asked_s
+    )
     if not allowance.allowed:
         await give_back(request, account, prediction_id, taken)
+        if allowance.limit == "credit":
+            raise credit_exhausted(allowance.most)
         raise compute_exhausted(allowance.most, retry_after_s=_seconds(allowance.retry_after_ms))
 
 
 async def give_back(request: Request, account: Account, prediction_id: PredictionId, taken: Taken | None) -> None:
     """The queue took nothing: neither a token nor compute was used."""
-    if taken is not None or has_compute_limit(account):
+    if taken is not None or account.limits.meters_compute:
         await parts_of(request).scripts.spend(
             account.name, prediction_id=prediction_id, token=None if taken is None else (taken.bucket, taken.id)
         )
@@ -100,12 +104,8 @@ async def give_back(request: Request, account: Account, prediction_id: Predictio
 
 async def return_compute(request: Request, account: Account, prediction_id: PredictionId) -> None:
     """This prediction is another one's double. The request itself was one all the same."""
-    if has_compute_limit(account):
+    if account.limits.meters_compute:
         await parts_of(request).scripts.spend(account.name, prediction_id=prediction_id)
-
-
-def has_compute_limit(account: Account) -> bool:
-    return account.limits.compute_s_per_day is not None
 
 
 def _headers(allowance: Allowance) -> dict[str, str]:

@@ -31,6 +31,7 @@ __all__ = (
     "account_suspended",
     "already_exists",
     "compute_exhausted",
+    "credit_exhausted",
     "data_removed",
     "file_not_found",
     "file_not_stored",
@@ -83,6 +84,7 @@ class Code(StrEnum):
     BREAKER_OPEN = "breaker_open"
     CANNOT_START_IN_TIME = "cannot_start_in_time"
     COMPUTE_EXHAUSTED = "compute_exhausted"
+    CREDIT_EXHAUSTED = "credit_exhausted"
     DATA_REMOVED = "data_removed"
     IDEMPOTENCY_MISMATCH = "idempotency_mismatch"
     INTERNAL = "internal"
@@ -398,6 +400,18 @@ def compute_exhausted(seconds: int, *, retry_after_s: int) -> Problem:
         limit=seconds,
         retry_after=retry_after_s,
         headers=_retry_after(retry_after_s),
+    )
+
+
+def credit_exhausted(seconds: int) -> Problem:
+    """All that the account may ever spend is spent, or reserved by what has not ended. Title and status Replicate's."""
+    return _problem(
+        402,
+        f"You have insufficient credit: your {seconds:,} seconds of compute are used up, or set aside for what has not "
+        "ended yet. Please ask whoever runs this service for more.",
+        title="Insufficient credit",
+        code=Code.CREDIT_EXHAUSTED,
+        limit=seconds,
     )
 
 

@@ -5,15 +5,16 @@
 --   KEYS[1]  usage    hash  {a:<account>}:usage     see reserve
 --   KEYS[2]  taken    zset  {a:<account>}:taken
 --   KEYS[3]  compute  hash  {a:<account>}:compute
+--   KEYS[4]  credit   hash  {a:<account>}:credit
 --   ARGV[1]  token    the id that a token was taken by, '' to leave it
 --   ARGV[2]  most     tokens of the bucket
 --   ARGV[3]  rate     of the bucket: nanotokens that come in a millisecond
 --   ARGV[4]  id       the id that compute was reserved by, '' to leave it
 --   ARGV[5]  spent    ms of compute
 --   ARGV[6]  now_ms   '' for the server's clock
---   Returns  {token, compute}   1 where something was given back or put right, else 0
+--   Returns  {token, compute}   1 where something was given back or put right, of a day or of all, else 0
 
-local usage, taken, compute = KEYS[1], KEYS[2], KEYS[3]
+local usage, taken = KEYS[1], KEYS[2]
 local token, most, rate = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local id, spent, now = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 if not now then
@@ -26,8 +27,11 @@ local TOKEN = 1000000000
 local member = 'create ' .. token
 local tokens = redis.call('HGET', usage, 'create:tokens')
 local since = tokens and redis.call('ZSCORE', taken, member)
-local reserved = redis.call('HGET', compute, id)
-local totals = redis.call('HMGET', compute, 'reserved', 'spent')
+local held = {}
+for _, key in ipairs({ KEYS[3], KEYS[4] }) do
+  local reserved, all_reserved, all_spent = unpack(redis.call('HMGET', key, id, 'reserved', 'spent'))
+  if reserved then held[key] = { all_reserved - reserved, (all_spent or 0) + spent } end
+end
 
 if since then
   -- had it not been taken, the bucket might have been full since, and what came then lost: that is not given back
@@ -35,8 +39,8 @@ if since then
   redis.call('ZREM', taken, member)
   redis.call('HSET', usage, 'create:tokens', math.min(most * TOKEN, tokens + back))
 end
-if reserved then
-  redis.call('HDEL', compute, id)
-  redis.call('HSET', compute, 'reserved', totals[1] - reserved, 'spent', totals[2] + spent)
+for key, totals in pairs(held) do
+  redis.call('HDEL', key, id)
+  redis.call('HSET', key, 'reserved', totals[1], 'spent', totals[2])
 end
-return { since and 1 or 0, reserved and 1 or 0 }
+return { since and 1 or 0, next(held) and 1 or 0 }

@@ -34,6 +34,7 @@ ABOUT: Final = (
 REFUSALS: Final = {
     400: "The body cannot be read, or the Host header names no host.",
     401: "No token came with the request, or one that names no account.",
+    402: "The account's compute is used up, and no waiting brings it back.",
     403: "The token, or its account, may not do this.",
     404: "Unknown, or another account's.",
     408: "The body did not arrive in time.",

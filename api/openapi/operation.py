@@ -37,7 +37,7 @@ PATH: Final = frozenset({404})
 BODY: Final = frozenset({400, 408, 413, 422})
 PAGED: Final = HOST | {422}
 # 404: the prediction that an Idempotency-Key names is gone; 500: the model's schema is at fault
-CREATE: Final = TOKEN | BODY | {404, 500}
+CREATE: Final = TOKEN | BODY | {402, 404, 500}
 
 
 class Parameter(Struct, frozen=True):

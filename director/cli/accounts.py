@@ -34,6 +34,7 @@ LIMITS: Final = {  # the fields of AccountLimits, which is imported only when a 
     "max_queued": "predictions that wait in one queue",
     "max_running": "predictions that run in one queue",
     "compute_s_per_day": "seconds of compute in a UTC day",
+    "compute_s_total": "seconds of compute in all",
     "data_ttl_s": "seconds that the data of what has ended is kept",
     "weight": "its share of a queue, where 1 is everybody's",
 }
@@ -134,6 +135,7 @@ def _show(given: argparse.Namespace) -> int:
     denied = ", ".join(f"{count} of {name}" for name, count in sorted(usage.bursts.items())) or "none"
     print(f"denied bursts      {denied}")
     print(f"compute today      {usage.spent_s:.1f} s spent, {usage.reserved_s:.1f} s reserved")
+    print(f"compute in all     {usage.total_spent_s:.1f} s spent, {usage.total_reserved_s:.1f} s reserved")
     return 0
 
 

@@ -1,5 +1,5 @@
-"""What an account may use: a rate of creates and one of all else, how much may wait and run, compute of a day, and how
-long the data of what it ran is kept.
+"""What an account may use: a rate of creates and one of all else, how much may wait and run, compute of a day
+and in all, and how long the data of what it ran is kept.
 
 Only says what the limits are and how they are written down. Who holds them: `lua/reserve.lua` over all queues, each
 queue's own scripts what waits and runs there.
@@ -59,8 +59,14 @@ class AccountLimits(Struct, frozen=True, kw_only=True):
     max_queued: Count | None = None
     max_running: Count | None = None
     compute_s_per_day: Compute | None = None
+    compute_s_total: Compute | None = None
     data_ttl_s: Retention | None = None
     weight: Annotated[float, Meta(ge=0.001, le=1000)] = 1.0
+
+    @property
+    def meters_compute(self) -> bool:
+        """Is what its runs take counted?"""
+        return self.compute_s_per_day is not None or self.compute_s_total is not None
 
     def bucket(self, name: BucketName) -> Bucket | None:
         """The bucket that such a request takes a token from; None where nothing limits it."""

@@ -83,11 +83,15 @@ class Written(Struct, frozen=True):
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """What became of an account's limits lately: denied bursts of each, and seconds of compute of one day."""
+    """What became of an account's limits lately: denied bursts of each, and seconds of compute of one day, and in all
+    since that has a limit.
+    """
 
     bursts: dict[str, int]
     spent_s: float
     reserved_s: float
+    total_spent_s: float
+    total_reserved_s: float
 
     @property
     def compute_s(self) -> float:
@@ -245,16 +249,20 @@ class Accounts:
         await ask(write)
 
     async def usage(self, account: str, *, day: int) -> Usage:
-        """What was denied lately, and the compute of a day, which is counted in days since 1970."""
+        """What was denied lately, and the compute of a day, which is counted in days since 1970, and in all."""
         usage = texts(await ask(lambda: self._redis.hgetall(keys.usage(account))))
         names = ("day", "spent", "reserved")
         found = await ask(lambda: self._redis.hmget(keys.compute(account), names))
         of_day, spent_ms, reserved_ms = (int(value or 0) for value in found)
+        in_all = await ask(lambda: self._redis.hmget(keys.credit(account), names[1:]))
+        total_spent_ms, total_reserved_ms = (int(value or 0) for value in in_all)
         is_today = of_day == day
         return Usage(
             bursts={name.removesuffix(":bursts"): int(count) for name, count in usage.items() if ":bursts" in name},
             spent_s=spent_ms / 1000 if is_today else 0,
             reserved_s=reserved_ms / 1000 if is_today else 0,
+            total_spent_s=total_spent_ms / 1000,
+            total_reserved_s=total_reserved_ms / 1000,
         )
 
     async def webhook_secrets(self, account: str) -> list[str]:

@@ -22,6 +22,7 @@ __all__ = (
     "collections",
     "compute",
     "contact",
+    "credit",
     "dead",
     "deadline",
     "debt",
@@ -109,6 +110,7 @@ PERMANENT: Final = {
     "accounts": "the registry that operators list",
     "deployment": "until its account deletes it",
     "deployments": "one member per deployment, removed with it",
+    "credit": "what an account spent of all that it may: no day clears it",
     "listing": "trimmed by every submit",
     "dead": "dead letters wait for a person",
     "secret": "what it signed would be good no more",
@@ -421,6 +423,11 @@ def taken(account: str) -> str:
 def compute(account: str) -> str:
     """hash · the day's compute: spent, reserved, and by whom. Written by reserve and spend; 2 days."""
     return f"{{a:{account}}}:compute"
+
+
+def credit(account: str) -> str:
+    """hash · as `compute`, of all days together, while there is a limit of that. By reserve and spend. Permanent."""
+    return f"{{a:{account}}}:credit"
 
 
 def secret(purpose: str) -> str:

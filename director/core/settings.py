@@ -109,6 +109,9 @@ class ApiSettings(CommonSettings, frozen=True, kw_only=True):
     account_compute_s_per_day: Annotated[
         Compute | None, Meta(description="Seconds of compute of an account in a UTC day; empty: no limit.")
     ] = None
+    account_compute_s_total: Annotated[
+        Compute | None, Meta(description="Seconds of compute of an account in all; empty: no limit.")
+    ] = None
     account_data_ttl_s: Annotated[
         Retention | None, Meta(description="Life of an account's data after the end; empty: as the model has it.")
     ] = None
@@ -124,6 +127,7 @@ class ApiSettings(CommonSettings, frozen=True, kw_only=True):
             max_queued=self.account_max_queued,
             max_running=self.account_max_running,
             compute_s_per_day=self.account_compute_s_per_day,
+            compute_s_total=self.account_compute_s_total,
             data_ttl_s=self.account_data_ttl_s,
         )
 

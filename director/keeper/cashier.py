@@ -1,17 +1,19 @@
 """Put the compute that was reserved for a prediction right once it has ended: by what its runs took, or to nothing.
 
-The one way that a reservation ends, whoever ended the prediction and however. Never judges whether an account may have
-more. Two of them at work do no harm: what was put right once is not reserved any more.
+The one way that a reservation ends, whoever ended the prediction and however, and where none came to be: whoever
+reserved for it may have died before. Never judges whether an account may have more. Two of them at work do no harm:
+what was put right once is not reserved any more.
 """
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, NoReturn
 
 from redis.asyncio import Redis
 
 from director.core import keys
 from director.core.clock import Clock
-from director.core.ids import Partition, PredictionId
+from director.core.ids import Partition, PredictionId, created_ms_of, partition_of
 from director.core.redis_client import ask, text
 from director.core.scripts import Scripts
 from director.keeper.registry import Registry
@@ -20,6 +22,10 @@ from director.keeper.sweep import LIMIT, repeat, sweep
 __all__ = ("Cashier",)
 
 TICK_S: Final = 1.0
+LOOK_S: Final = 300.0
+# Longer than any create takes: what is reserved for so long and has no record never will have one
+UNBORN_S: Final = 600.0
+TOTALS: Final = (b"spent", b"reserved")
 
 
 class Cashier:
@@ -30,19 +36,24 @@ class Cashier:
         self._scripts = scripts
         self._registry = registry
         self._clock = clock
+        self._looked_s: float | None = None
 
     async def run(self) -> NoReturn:
         """Sweep every second."""
         await repeat(self.run_once, role="cashier", tick_s=TICK_S, clock=self._clock)
 
     async def run_once(self) -> int:
-        """Put all right that ended; how many predictions that was."""
+        """Put all right that ended, and now and then what never came to be; how many predictions that was."""
         total = 0
         full = await self._registry.unspent()
         while full:
             counts = await sweep(full, self._put_right)
             total += sum(counts.values())
             full = [partition for partition, count in counts.items() if count == LIMIT]
+        now_s = self._clock.monotonic()
+        if self._looked_s is None or now_s - self._looked_s >= LOOK_S:
+            total += await self._free_unborn()
+            self._looked_s = now_s
         return total
 
     async def _put_right(self, partition: Partition) -> int:
@@ -56,3 +67,53 @@ class Cashier:
     async def _spend(self, member: str, ran_ms: float) -> None:
         prediction_id, _, account = member.partition(" ")
         await self._scripts.spend(account, prediction_id=PredictionId(prediction_id), spent_s=ran_ms / 1000)
+
+    async def _free_unborn(self) -> int:
+        """What is reserved of a credit, which no day clears, for predictions that never came to be; how many."""
+        freed, born_ms = 0, self._clock.now_ms() - UNBORN_S * 1000
+        async for account, ids in self._reserved():
+            unborn = await self._without_end(account, [each for each in ids if created_ms_of(each) < born_ms])
+            await asyncio.gather(*(self._scripts.spend(account, prediction_id=each) for each in unborn))
+            freed += len(unborn)
+        return freed
+
+    async def _reserved(self) -> AsyncIterator[tuple[str, list[PredictionId]]]:
+        """Who has something reserved of a credit, and for what, in slices."""
+        names = sorted(text(name) for name in await ask(lambda: self._redis.smembers(keys.accounts())))
+        for start in range(0, len(names), LIMIT):
+            for account in await self._with_credit(names[start : start + LIMIT]):
+                cursor = -1
+                while cursor:
+                    cursor, held = await self._scan(account, max(0, cursor))
+                    yield account, [PredictionId(text(name)) for name in held if name not in TOTALS]
+
+    async def _with_credit(self, accounts: Sequence[str]) -> list[str]:
+        async def read() -> list[int]:
+            pipe = self._redis.pipeline(transaction=False)
+            for account in accounts:
+                pipe.exists(keys.credit(account))
+            return list(await pipe.execute())
+
+        return [account for account, has_one in zip(accounts, await ask(read), strict=True) if has_one]
+
+    async def _scan(self, account: str, cursor: int) -> tuple[int, Sequence[bytes]]:
+        following, held = await ask(lambda: self._redis.hscan(keys.credit(account), cursor, count=LIMIT))
+        return int(following), list(held)
+
+    async def _without_end(self, account: str, ids: Sequence[PredictionId]) -> list[PredictionId]:
+        """Those of these that have no record, and did not end either."""
+
+        async def read() -> list[Any]:
+            pipe = self._redis.pipeline(transaction=False)
+            for each in ids:
+                # in this order: one that ends now, and is deleted, is noted as ended before its record goes
+                pipe.exists(keys.record(each))
+                pipe.zscore(keys.unspent(partition_of(each)), f"{each} {account}")
+            return list(await pipe.execute())
+
+        replies = iter(await ask(read) if ids else [])
+        return [
+            each
+            for each, has_record, ran_ms in zip(ids, replies, replies, strict=True)
+            if not has_record and ran_ms is None
+        ]

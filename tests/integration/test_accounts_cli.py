@@ -142,15 +142,21 @@ async def test_one_account_is_shown_with_what_was_denied_and_the_days_compute(
     await operator.types("account", "set", ACCOUNT, "--rate", "0.01", "--burst", "1", "--compute-s-per-day", "60")
     for name in "abc":
         await scripts.reserve(ACCOUNT, Bucket("create", 0.01, 1), id=name)
-    await scripts.reserve(ACCOUNT, 60, id="p", asked_s=12.5)
+    await scripts.reserve(ACCOUNT, 60, in_all=100, id="p", asked_s=12.5)
     shown = (await operator.types("account", "show", ACCOUNT)).splitlines()
     assert shown[0] == "rate               0.01       creates a second"
     assert "max_queued         default    predictions that wait in one queue" in shown
-    assert shown[-2:] == ["denied bursts      1 of create", "compute today      0.0 s spent, 12.5 s reserved"]
+    assert shown[-3:] == [
+        "denied bursts      1 of create",
+        "compute today      0.0 s spent, 12.5 s reserved",
+        "compute in all     0.0 s spent, 12.5 s reserved",
+    ]
     assert json.loads(await operator.types("account", "show", ACCOUNT, "--json"))["usage"] == {
         "bursts": {"create": 1},
         "spent_s": 0.0,
         "reserved_s": 12.5,
+        "total_spent_s": 0.0,
+        "total_reserved_s": 12.5,
     }
 
 

@@ -9,7 +9,7 @@ from director.core.catalog import Catalog
 from director.core.clock import SystemClock
 from director.core.ids import PredictionId, partition_of
 from director.core.scripts import Scripts
-from director.keeper.cashier import Cashier
+from director.keeper.cashier import LOOK_S, UNBORN_S, Cashier
 from director.keeper.registry import GLANCE_S, Registry
 from director.keeper.sweep import LIMIT
 from tests.support.clock import FakeClock
@@ -82,3 +82,53 @@ async def test_what_ended_is_seen_by_the_next_glance(
     await driver.cancel(prediction_id)
     clock.pass_time(GLANCE_S)
     assert await cashier.run_once() == 1
+
+
+async def set_aside(driver: QueueDriver, prediction_id: PredictionId, redis: Redis) -> None:
+    """So much of its account's credit, for a prediction that may come to be or not."""
+    await Accounts(redis).create(ACCOUNT)
+    assert (await driver.scripts.reserve(ACCOUNT, None, in_all=100, id=prediction_id, asked_s=10)).allowed
+
+
+async def in_all(redis: Redis) -> tuple[float, float]:
+    usage = await Accounts(redis).usage(ACCOUNT, day=0)
+    return usage.total_spent_s, usage.total_reserved_s
+
+
+async def test_credit_that_was_reserved_for_what_never_came_to_be_is_free_again(
+    cashier: Cashier, driver: QueueDriver, clock: FakeClock, redis: Redis
+) -> None:
+    await set_aside(driver, driver.new_id(), redis)
+    waits = await driver.submit(metered=True)
+    await set_aside(driver, waits, redis)
+    assert await cashier.run_once() == 0, "it may be on its way"
+    clock.pass_time(UNBORN_S + 1)
+    assert await cashier.run_once() == 1
+    assert await in_all(redis) == (0, 10)
+    assert await redis.hget(keys.credit(ACCOUNT), waits) == b"10000"
+
+
+async def test_credit_of_what_ended_and_was_deleted_before_anybody_looked_is_spent_and_not_freed(
+    cashier: Cashier, driver: QueueDriver, clock: FakeClock, redis: Redis
+) -> None:
+    await cashier.run_once()
+    prediction_id = await driver.submit(metered=True)
+    await set_aside(driver, prediction_id, redis)
+    await driver.run(await driver.claim_one(), 4)
+    await redis.delete(keys.record(prediction_id))
+    clock.pass_time(UNBORN_S + LOOK_S)
+    assert await cashier._free_unborn() == 0
+    assert await cashier.run_once() == 1
+    assert await in_all(redis) == (4, 0)
+
+
+async def test_of_many_that_never_came_to_be_all_are_freed_by_one_look(
+    cashier: Cashier, driver: QueueDriver, clock: FakeClock, redis: Redis
+) -> None:
+    await Accounts(redis).create(ACCOUNT)
+    for _ in range(700):  # more than the server keeps in one piece
+        await driver.scripts.reserve(ACCOUNT, None, in_all=10_000, id=driver.new_id(), asked_s=1)
+    clock.pass_time(UNBORN_S + 1)
+    assert await cashier.run_once() == 700
+    assert await in_all(redis) == (0, 0)
+    assert sorted(await redis.hkeys(keys.credit(ACCOUNT))) == [b"reserved", b"spent"]

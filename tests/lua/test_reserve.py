@@ -28,9 +28,22 @@ class Account:
         return await self.scripts.reserve("acme", of, id=id or f"n{self.asked}", now_ms=NOW_MS + at_ms, **options)
 
     async def compute(self, asked_s: float, *, most: int = 100, at_ms: int = 0, id: str = "") -> Allowance:  # noqa: A002
+        return await self.credit(asked_s, of_day=most, in_all=None, at_ms=at_ms, id=id)
+
+    async def credit(
+        self,
+        asked_s: float,
+        *,
+        of_day: int | None = None,
+        in_all: int | None = 100,
+        at_ms: int = 0,
+        id: str = "",  # noqa: A002
+    ) -> Allowance:
         self.asked += 1
         name = id or f"p{self.asked}"
-        return await self.scripts.reserve("acme", most, id=name, asked_s=asked_s, now_ms=NOW_MS + at_ms)
+        return await self.scripts.reserve(
+            "acme", of_day, in_all=in_all, id=name, asked_s=asked_s, now_ms=NOW_MS + at_ms
+        )
 
 
 @pytest.fixture
@@ -190,3 +203,50 @@ class TestCompute:
             assert not (await account.compute(101, at_ms=at_ms)).allowed
         usage = await redis.hgetall(keys.usage("acme"))
         assert (usage[b"compute:bursts"], b"create:bursts" in usage) == (b"1", False)
+
+
+class TestCredit:
+    async def test_is_reserved_up_to_the_limit_and_no_further(self, account: Account) -> None:
+        assert (await account.credit(60)).remaining == 40
+        assert await account.credit(41) == Allowance(
+            limit="credit", allowed=False, most=100, remaining=40, reset_ms=0, retry_after_ms=0
+        )
+        assert (await account.credit(40)).remaining == 0
+
+    async def test_does_not_come_back_the_next_day_nor_after_a_year(self, account: Account, redis: Any) -> None:
+        await account.credit(100)
+        assert not (await account.credit(1, at_ms=366 * 86_400_000)).allowed
+        assert await redis.ttl(keys.credit("acme")) == -1
+
+    async def test_that_is_raised_lets_more_in_at_once(self, account: Account) -> None:
+        await account.credit(100)
+        assert not (await account.credit(1)).allowed
+        assert (await account.credit(1, in_all=101)).allowed
+
+    async def test_of_a_call_that_is_repeated_is_reserved_once_on_whatever_day(
+        self, account: Account, redis: Any
+    ) -> None:
+        await account.credit(60, of_day=100, id="p")
+        await account.credit(60, of_day=100, id="p", at_ms=86_400_000)
+        assert await redis.hget(keys.credit("acme"), "reserved") == b"60000"
+        assert await redis.hget(keys.compute("acme"), "reserved") == b"60000"
+
+    async def test_of_two_limits_the_one_that_no_waiting_helps_against_is_told(self, account: Account) -> None:
+        assert (await account.credit(1, of_day=50)).limit == "compute", "there is less left of it"
+        assert (await account.credit(60, of_day=50)).limit == "compute"
+        assert (await account.credit(200, of_day=50)).limit == "credit"
+
+    @pytest.mark.parametrize(("of_day", "in_all"), [(50, 100), (100, 50)])
+    async def test_what_one_limit_denies_takes_nothing_of_the_other(
+        self, account: Account, redis: Any, of_day: int, in_all: int
+    ) -> None:
+        await account.credit(1, of_day=of_day, in_all=in_all)
+        names = (keys.compute("acme"), keys.credit("acme"))
+        before = [await redis.hgetall(name) for name in names]
+        assert not (await account.credit(60, of_day=of_day, in_all=in_all)).allowed
+        assert [await redis.hgetall(name) for name in names] == before
+
+    async def test_is_counted_apart_from_the_day_when_it_is_denied(self, account: Account, redis: Any) -> None:
+        await account.credit(101, of_day=1000)
+        usage = await redis.hgetall(keys.usage("acme"))
+        assert (usage[b"credit:bursts"], b"compute:bursts" in usage) == (b"1", False)

@@ -94,6 +94,28 @@ async def test_compute_is_put_right_once(scripts: Scripts, redis: Any) -> None:
     assert await dump(redis) == before
 
 
+async def test_what_was_spent_counts_for_the_day_and_for_all_days(scripts: Scripts, redis: Any) -> None:
+    for name in (P1, P2):
+        await scripts.reserve("acme", 100, in_all=200, id=name, asked_s=30, now_ms=NOW_MS)
+    for _ in range(2):
+        await scripts.spend("acme", prediction_id=P1, spent_s=12.5)
+    totals = {b"spent": b"12500", b"reserved": b"30000", P2.encode(): b"30000"}
+    assert await redis.hgetall(keys.credit("acme")) == totals
+    assert await redis.hgetall(keys.compute("acme")) == {**totals, b"day": b"20000"}
+
+
+async def test_what_ended_on_another_day_is_put_right_in_all(scripts: Scripts, redis: Any) -> None:
+    await scripts.reserve("acme", 100, in_all=200, id=P1, asked_s=30, now_ms=NOW_MS)
+    await scripts.reserve("acme", 100, in_all=200, id=P2, asked_s=30, now_ms=NOW_MS + 86_400_000)
+    assert await scripts.spend("acme", prediction_id=P1, spent_s=5) == (False, True)
+    assert await redis.hgetall(keys.credit("acme")) == {
+        b"spent": b"5000",
+        b"reserved": b"30000",
+        P2.encode(): b"30000",
+    }
+    assert await redis.hget(keys.compute("acme"), "spent") == b"0"
+
+
 async def test_of_a_create_that_the_queue_refused_both_come_back_in_one_call(scripts: Scripts) -> None:
     await take(scripts, "a")
     await reserve(scripts, P1, 100)

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 from director.core.account_limits import Bucket
 
-__all__ = ("DAY_MS", "ModelBucket", "ModelCompute", "most_over")
+__all__ = ("DAY_MS", "ModelBucket", "ModelCompute", "ModelCredit", "most_over")
 
 DAY_MS = 86_400_000
 REMEMBERED_MS = 30_000  # so long a repeated call is known as one
@@ -63,22 +63,29 @@ class ModelBucket:
 class ModelCompute:
     """Compute of one account: what each prediction of a day has reserved, or spent."""
 
-    most_ms: int
+    most_ms: int | None
     reserved: dict[str, tuple[int, int]] = field(default_factory=dict)  # id → (day, ms)
     spent: list[tuple[int, int]] = field(default_factory=list)
 
     def used(self, day: int) -> int:
         return sum(ms for of, ms in [*self.reserved.values(), *self.spent] if of == day)
 
-    def reserve(self, name: str, asked_ms: int, now_ms: int) -> bool:
-        day = now_ms // DAY_MS
-        if self.reserved.get(name, (None, 0))[0] == day:
+    def has(self, name: str, now_ms: int) -> bool:
+        return self.most_ms is None or self.reserved.get(name, (None, 0))[0] == now_ms // DAY_MS
+
+    def has_room(self, name: str, asked_ms: int, now_ms: int) -> bool:
+        if self.most_ms is None or self.has(name, now_ms):
             return True
-        if self.used(day) + asked_ms > self.most_ms:
+        return self.used(now_ms // DAY_MS) + asked_ms <= self.most_ms
+
+    def reserve(self, name: str, asked_ms: int, now_ms: int) -> bool:
+        if not self.has_room(name, asked_ms, now_ms):
             return False
-        # what was reserved on another day is known until something is reserved on this one
-        self.reserved = {known: held for known, held in self.reserved.items() if held[0] == day}
-        self.reserved[name] = (day, asked_ms)
+        if not self.has(name, now_ms):
+            day = now_ms // DAY_MS
+            # what was reserved on another day is known until something is reserved on this one
+            self.reserved = {known: held for known, held in self.reserved.items() if held[0] == day}
+            self.reserved[name] = (day, asked_ms)
         return True
 
     def spend(self, name: str, spent_ms: int) -> bool:
@@ -87,6 +94,32 @@ class ModelCompute:
             return False
         day, _ = self.reserved.pop(name)
         self.spent.append((day, spent_ms))
+        return True
+
+
+@dataclass
+class ModelCredit:
+    """Compute of one account of all days together."""
+
+    most_ms: int
+    reserved: dict[str, int] = field(default_factory=dict)
+    spent_ms: int = 0
+
+    @property
+    def used_ms(self) -> int:
+        return self.spent_ms + sum(self.reserved.values())
+
+    def has_room(self, name: str, asked_ms: int) -> bool:
+        return name in self.reserved or self.used_ms + asked_ms <= self.most_ms
+
+    def reserve(self, name: str, asked_ms: int) -> None:
+        self.reserved.setdefault(name, asked_ms)
+
+    def spend(self, name: str, spent_ms: int) -> bool:
+        if name not in self.reserved:
+            return False
+        del self.reserved[name]
+        self.spent_ms += spent_ms
         return True
 
 

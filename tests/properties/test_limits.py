@@ -18,7 +18,7 @@ from director.core.gatherer import Gatherer
 from director.core.ids import PredictionId
 from director.core.redis_client import client
 from director.core.scripts import Scripts
-from tests.properties.limits_model import DAY_MS, ModelBucket, ModelCompute, most_over
+from tests.properties.limits_model import DAY_MS, ModelBucket, ModelCompute, ModelCredit, most_over
 from tests.support.keyspace import leaks
 from tests.support.servers import RedisServer
 
@@ -123,6 +123,51 @@ def test_compute_of_a_day_is_never_reserved_beyond_its_limit(
     runner.run(walk())
 
 
+@bounded
+@given(
+    of_day=st.none() | st.integers(1, 20),
+    limits=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    steps=COMPUTE_STEPS,
+)
+def test_credit_is_never_reserved_beyond_its_limit_whatever_the_day_and_however_often_it_is_raised(
+    server: RedisServer, runner: asyncio.Runner, of_day: int | None, limits: list[int], steps: list[ComputeStep]
+) -> None:
+    async def walk() -> None:
+        today, in_all = ModelCompute(of_day and of_day * 1000), ModelCredit(0)
+        now_ms = MIDNIGHT_MS
+        async with emptied(server) as (scripts, accounts):
+            for number, (what, name, amount_ms, pause_ms) in enumerate(steps):
+                now_ms += pause_ms
+                most_s = limits[number * len(limits) // len(steps)]
+                in_all.most_ms = most_s * 1000
+                if what == "ask":
+                    used_ms = in_all.used_ms
+                    allowance = await scripts.reserve(
+                        "acme", of_day, in_all=most_s, id=name, asked_s=amount_ms / 1000, now_ms=now_ms
+                    )
+                    if not in_all.has_room(name, amount_ms):
+                        assert (allowance.allowed, allowance.limit, allowance.retry_after_ms) == (False, "credit", 0)
+                    elif not today.reserve(name, amount_ms, now_ms):
+                        assert (allowance.allowed, allowance.limit) == (False, "compute")
+                    else:
+                        assert allowance.allowed
+                        in_all.reserve(name, amount_ms)
+                    assert in_all.used_ms <= max(used_ms, most_s * 1000)
+                else:
+                    for _ in range(2):  # a reply may be lost: the second one changes nothing
+                        _, corrected = await scripts.spend(
+                            "acme", prediction_id=PredictionId(name), spent_s=amount_ms / 1000
+                        )
+                        was_held = [today.spend(name, amount_ms), in_all.spend(name, amount_ms)]
+                        assert corrected == any(was_held)
+            usage = await accounts.usage("acme", day=now_ms // DAY_MS)
+            assert round(usage.compute_s * 1000) == today.used(now_ms // DAY_MS)
+            assert round(usage.total_spent_s * 1000) == in_all.spent_ms
+            assert round(usage.total_reserved_s * 1000) == in_all.used_ms - in_all.spent_ms
+
+    runner.run(walk())
+
+
 CALLERS, EACH = 32, 8
 
 
@@ -167,6 +212,16 @@ def test_of_32_callers_at_once_compute_is_reserved_to_the_last_second_and_no_fur
     async def ask(scripts: Scripts, name: str) -> bool:
         asked = await scripts.reserve("acme", 300, id=name, asked_s=3, now_ms=MIDNIGHT_MS)
         return asked.allowed
+
+    assert Counter(runner.run(at_once(server, ask))) == {True: 100, False: CALLERS * EACH - 100}
+
+
+def test_of_32_callers_at_once_credit_is_reserved_to_the_last_second_and_no_further(
+    server: RedisServer, runner: asyncio.Runner
+) -> None:
+    async def ask(scripts: Scripts, name: str) -> bool:
+        now_ms = MIDNIGHT_MS + int(name.partition("-")[2]) * DAY_MS  # each turn is another day
+        return (await scripts.reserve("acme", None, in_all=300, id=name, asked_s=3, now_ms=now_ms)).allowed
 
     assert Counter(runner.run(at_once(server, ask))) == {True: 100, False: CALLERS * EACH - 100}
 

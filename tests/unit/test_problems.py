@@ -227,6 +227,7 @@ async def test_a_fault_of_ours_still_reaches_the_server_which_logs_it() -> None:
         lambda: problems.unavailable(1),
         lambda: problems.rate_limited(1, retry_after_s=1, reset_s=1),
         lambda: problems.compute_exhausted(1, retry_after_s=1),
+        lambda: problems.credit_exhausted(1),
     ],
 )
 def test_what_replicate_has_no_body_for_carries_a_code(make: Callable[[], Problem]) -> None:

@@ -1,5 +1,6 @@
 """What an account has and may still have, over all its queues. Knows of no queue: those hold their own limits."""
 
+from collections.abc import Mapping
 from typing import Final, Literal, cast
 
 from msgspec import Struct
@@ -12,7 +13,8 @@ from director.core.scripts.wire import Wire, ms, now
 
 __all__ = ("MOST_FORMER", "AccountScripts", "Allowance", "Deployed", "Reserved", "Rotated")
 
-Reserved = Literal["create", "read", "compute"]
+Reserved = Literal["create", "read", "compute", "credit"]
+"""credit: compute of all days together."""
 Rotated = Literal["rotated", "unknown", "full"]
 Deployed = Literal["written", "changed", "full"]
 
@@ -23,6 +25,7 @@ class Allowance(Struct, frozen=True, kw_only=True):
     """How a limit stands after it was asked. `remaining` of `most`: requests, or seconds of compute.
 
     `reset_ms`: until all of it is there again; `retry_after_ms`: until this may be asked again, 0 where it is allowed.
+    Of compute it tells of the limit that there is less left of; credit comes back with no time, so both are 0.
     """
 
     limit: Reserved
@@ -39,25 +42,31 @@ class AccountScripts(Wire):
     async def reserve(
         self,
         account: str,
-        of: Bucket | int,
+        of: Bucket | int | None,
         *,
         id: str,  # noqa: A002 - the word for it
         asked_s: float = 0,
+        in_all: int | None = None,
         now_ms: int | None = None,
     ) -> Allowance:
-        """Take one token of a bucket, or `asked_s` of so many seconds of compute a day; nothing where it is denied.
+        """Take one token of a bucket, or `asked_s` of so many seconds of compute a day and `in_all`, None for no limit;
+        nothing where it is denied.
 
         Safe to repeat with the same id, for half a minute at least. `id` of compute is the prediction's.
         """
         if isinstance(of, Bucket):
-            args: list[Arg] = [of.name, id, of.burst, _fill(of.rate), 0]
+            args: list[Arg] = [of.name, id, of.burst, _fill(of.rate), 0, ""]
+            most: Mapping[Reserved, int | None] = {of.name: of.burst}
         else:
-            args = ["compute", id, ms(of), 0, ms(asked_s)]
-        allowed, remaining, reset_ms, retry_after_ms = await self._call("reserve", _keys(account), [*args, now(now_ms)])
+            args = ["compute", id, _ms_of(of), 0, ms(asked_s), _ms_of(in_all)]
+            most = {"compute": of, "credit": in_all}
+        reply = await self._call("reserve", _keys(account), [*args, now(now_ms)])
+        allowed, remaining, reset_ms, retry_after_ms, limit = reply
+        told_of = cast(Reserved, limit.decode())
         return Allowance(
-            limit=of.name if isinstance(of, Bucket) else "compute",
+            limit=told_of,
             allowed=bool(allowed),
-            most=of.burst if isinstance(of, Bucket) else of,
+            most=most[told_of] or 0,
             remaining=remaining if isinstance(of, Bucket) else remaining // 1000,
             reset_ms=reset_ms,
             retry_after_ms=retry_after_ms,
@@ -96,7 +105,11 @@ class AccountScripts(Wire):
 
 
 def _keys(account: str) -> list[str]:
-    return [keys.usage(account), keys.taken(account), keys.compute(account)]
+    return [keys.usage(account), keys.taken(account), keys.compute(account), keys.credit(account)]
+
+
+def _ms_of(seconds: int | None) -> Arg:
+    return "" if seconds is None else ms(seconds)
 
 
 def _fill(rate: float) -> int:

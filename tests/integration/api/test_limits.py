@@ -320,6 +320,59 @@ class TestCompute:
         assert await self.used(redis) == (0, 0)
 
 
+class TestCredit:
+    async def test_that_is_used_up_is_told_in_replicates_way_and_takes_no_token(self, door: Door) -> None:
+        async with door(compute_s_total="10", rate="0.001", burst="3") as api:
+            assert (await create(api, {"X-Cost": "8"})).status_code == 201
+            refused = await create(api, {"X-Cost": "3"})
+            assert limit_headers(await create(api, {"X-Cost": "2"}))[:2] == ("3", "1"), "the refused one's is back"
+        body = refused.json()
+        assert (refused.status_code, body["title"], body["status"]) == (402, "Insufficient credit", 402)
+        assert (body["code"], body["limit"]) == ("credit_exhausted", 10)
+        assert "retry-after" not in refused.headers
+
+    async def test_that_is_raised_lets_work_in_once_the_cache_is_over(self, door: Door, redis: Redis) -> None:
+        async with door(of_all={"cache_s": 0}, compute_s_total="10") as api:
+            assert [(await create(api, {"X-Cost": "10"})).status_code for _ in range(2)] == [201, 402]
+            await Accounts(redis).set_limits(ACCOUNT, {"compute_s_total": "20"})
+            assert [(await create(api, {"X-Cost": "10"})).status_code for _ in range(2)] == [201, 402]
+
+    async def test_that_all_accounts_have_by_the_settings_holds_for_one_without_its_own(self, door: Door) -> None:
+        async with door(of_all={"account_compute_s_total": 10}) as api:
+            assert [(await create(api, {"X-Cost": "6"})).status_code for _ in range(2)] == [201, 402]
+
+    async def test_is_put_right_by_what_the_run_took(
+        self, door: Door, redis: Redis, director: PlayedDirector, cashier: Cashier, scripts: Scripts
+    ) -> None:
+        async with door(compute_s_total="10") as api:
+            await create(api, {"X-Cost": "10"})
+            claim = await director.claim()
+            assert claim.record.metered
+            assert await scripts.finish(claim.id, token=claim.token, status=Status.SUCCEEDED, ran_ms=3000)
+            assert await cashier.run_once() == 1
+            assert [(await create(api, {"X-Cost": cost})).status_code for cost in ("8", "7")] == [402, 201]
+        usage = await Accounts(redis).usage(ACCOUNT, day=0)
+        assert (usage.total_spent_s, usage.total_reserved_s) == (3, 7)
+
+    async def test_is_asked_about_in_the_same_call_as_the_day(self, door: Door, redis: Redis) -> None:
+        async with door(compute_s_total="100", compute_s_per_day="100") as api:
+            await create(api)
+            before = await Commands(redis).calls()
+            await create(api)
+            both = await Commands(redis).calls() - before
+        async with door(compute_s_total="none") as api:
+            await create(api)
+            before = await Commands(redis).calls()
+            await create(api)
+            assert await Commands(redis).calls() - before == both
+
+    async def test_of_a_batch_lets_in_what_it_reaches_for_and_refuses_the_rest(self, door: Door) -> None:
+        bodies = [{"version": VERSION, "input": {}} for _ in range(3)]
+        async with door(compute_s_total="10") as api:
+            answer = await api.post("/v1/predictions/batch", json={"predictions": bodies}, headers={"X-Cost": "5"})
+        assert [result["status"] for result in answer.json()["results"]] == [201, 201, 402]
+
+
 class TestCostAndAffinity:
     async def test_are_filed_with_the_prediction(self, door: Door, director: PlayedDirector) -> None:
         async with door() as api:
