@@ -3,6 +3,7 @@
 Only where a registry can be reached, or was once: else the test says that it did not run, and why.
 """
 
+import fcntl
 import json
 import os
 import shutil
@@ -46,19 +47,22 @@ def javascript_client(cache: Path) -> Path:
 def run_script(command: list[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Any:
     """What a script printed last, which is JSON."""
     ended = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=RUN_S, check=False)
-    assert ended.returncode == 0, ended.stderr
+    assert ended.returncode == 0, f"{ended.stdout}{ended.stderr}"
+    assert ended.stdout, "it printed nothing"
     return json.loads(ended.stdout.splitlines()[-1])
 
 
 def install_aside(folder: Path, command: list[str], what: str) -> None:
     """Install into this folder once; the test is skipped where that cannot be."""
     stamp = folder / ".installed"
-    if stamp.exists():
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    try:
-        subprocess.run(command, capture_output=True, timeout=INSTALL_S, check=True)
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
-        pytest.skip(f"{what} is not installed, and no registry gives it")
-    stamp.touch()
+    with (folder.parent / f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process of the same run may be at it
+        if stamp.exists():
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        try:
+            subprocess.run(command, capture_output=True, timeout=INSTALL_S, check=True)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+            pytest.skip(f"{what} is not installed, and no registry gives it")
+        stamp.touch()

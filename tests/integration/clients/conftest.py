@@ -3,6 +3,7 @@
 One for all tests of a module, each with an account of its own, which sees nothing of the others'.
 """
 
+import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack
 from itertools import count
@@ -15,6 +16,7 @@ from redis.asyncio import Redis
 from director.core.accounts import Accounts
 from director.core.catalog import Catalog
 from director.core.clock import SystemClock
+from director.core.collections import Collection, Collections
 from director.core.gatherer import Gatherer
 from director.core.kinds import Kinds
 from director.core.redis_client import client
@@ -24,7 +26,7 @@ from tests.support.authority import Authority
 from tests.support.cog import cog_process, free_port
 from tests.support.eventually import eventually
 from tests.support.live_director import Gate, keeping, live_director
-from tests.support.models import MODELS
+from tests.support.models import MODELS, WRITER
 from tests.support.servers import redis_server
 from tests.support.sink import Sink, sink
 from tests.support.tls_front import tls_front
@@ -45,6 +47,15 @@ class Caller(Struct, frozen=True, kw_only=True):
     token: str
     url: str
     authority: Path
+
+    def as_json(self, gate: Gate) -> str:
+        """All that a script needs to know, for its environment."""
+        models = {
+            model.name.partition("/")[2]: {"name": model.name, "version": model.version, "ref": model.ref}
+            for model in MODELS
+        }
+        given = {"account": self.account, "token": self.token, "url": self.url, "gate": str(gate), "models": models}
+        return json.dumps(given)
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +78,7 @@ async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Se
             served = {"model": model.name, "version": model.version, "kind": model.kind, **given}
             await stack.enter_async_context(live_director(server.url, cog.url, **served))
         await eventually(lambda: _all_are_known(redis), "every model is known")
+        await Collections(redis).put("best", Collection(name="The best", models=(WRITER.name,)))
         env = {"DIRECTOR_FILES_DIR": files_dir, "DIRECTOR_PUBLIC_URL": url}
         await stack.enter_async_context(live_api(server.url, port=port, env=env))
         shown = authority.shown_by("localhost")

@@ -1,0 +1,43 @@
+"""What each script is given: a client of the service, who it speaks for, and the models that there are.
+
+`import replicate` is the official Python client 2.0.0b4 here, and finds the service by its environment.
+"""
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import replicate
+
+__all__ = ("account", "client", "gate", "models", "open_gate", "raises", "said_all", "terminal", "url")
+
+assert replicate.__version__.startswith("2."), replicate.__version__
+
+given = json.loads(os.environ["GIVEN"])
+account, gate, url = given["account"], given["gate"], given["url"]
+models = SimpleNamespace(**{name: SimpleNamespace(**model) for name, model in given["models"].items()})
+client = replicate.Replicate()
+
+
+def open_gate() -> None:
+    Path(gate).touch()
+
+
+def terminal(prediction: Any) -> bool:
+    return prediction.status not in ("starting", "processing")
+
+
+def raises(kind: type[Exception], call: Any) -> Any:
+    """The error of this kind that a call raises."""
+    try:
+        call()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__} was raised")
+
+
+def said_all() -> None:
+    """The script came to its end."""
+    print("true")

@@ -1,0 +1,38 @@
+"""The official JavaScript client 1.4.0, unmodified, against the whole service: in `javascript/` a script a subject.
+
+A script that comes to its end has found all as it should be.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from anyio import to_thread
+
+from tests.integration.clients.conftest import Caller
+from tests.support.clients import javascript_client, run_script
+from tests.support.live_director import Gate
+
+pytestmark = [pytest.mark.anyio, pytest.mark.cog, pytest.mark.heavy]  # a registry gives the client
+
+SCRIPTS = Path(__file__).parent / "javascript"
+SUBJECTS = sorted(script.stem for script in SCRIPTS.glob("*.js") if script.stem != "given")
+
+
+@pytest.fixture
+async def env(pytestconfig: pytest.Config, caller: Caller, gate: Gate) -> Mapping[str, str]:
+    assert pytestconfig.cache is not None
+    cache = Path(pytestconfig.cache.mkdir("clients"))
+    folder = await to_thread.run_sync(javascript_client, cache)
+    return {
+        **os.environ,
+        "NODE_PATH": str(folder / "node_modules"),
+        "NODE_EXTRA_CA_CERTS": str(caller.authority),
+        "GIVEN": caller.as_json(gate),
+    }
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+async def test_it_finds_all_as_on_replicate(env: Mapping[str, str], subject: str) -> None:
+    assert await to_thread.run_sync(lambda: run_script(["node", str(SCRIPTS / f"{subject}.js")], env=env)) is True
