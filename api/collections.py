@@ -49,7 +49,7 @@ async def list_collections(request: Request) -> Response:
     cursor, collections = cursor_of(request), parts_of(request).collections
     slugs = [slug for slug in await collections.slugs() if cursor is None or slug > cursor.at]
     page = slugs[:PAGE_SIZE]
-    found = [(slug, await collections.get(slug)) for slug in page]
+    found = zip(page, await collections.many(page), strict=True)
     following = link(request, "/collections", Cursor(page[-1])) if len(slugs) > len(page) else None
     results = [CollectionView(one.name, slug, one.description) for slug, one in found if one is not None]
     return json_response(Page(next=following, previous=None, results=results))

@@ -3,19 +3,21 @@
 A model is shown with its latest version's schema and an example, so many of them are weighed before they are read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Final
 
 from msgspec import Raw, Struct
 from starlette.requests import Request
 
+from api.pages import PAGE_SIZE
 from api.parts import Parts, parts_of
 from api.urls import base_url
 from director.core.catalog import Version
 from director.core.models import Model
 from director.core.view import iso
 
-__all__ = ("ModelView", "VersionView", "fitting", "shown_models", "shown_version")
+__all__ = ("ModelView", "VersionView", "fitting", "how_many_fit", "shown_models", "shown_version")
 
 HEAVY_BYTES: Final = 4 << 20  # of one answer
 
@@ -54,14 +56,16 @@ def shown_version(version: Version) -> VersionView:
 
 async def fitting(request: Request, models: Sequence[Model]) -> Sequence[Model]:
     """As many of these, from the first one, as one answer may hold; the first in any case."""
-    catalog, room = parts_of(request).catalog, HEAVY_BYTES
+    catalog = parts_of(request).catalog
     schemas = await catalog.schema_bytes([(model.name, model.latest) for model in models])
     examples = await catalog.models.example_bytes(models)
-    for place, weight in enumerate(map(sum, zip(schemas, examples, strict=True))):
-        room -= weight
-        if room < 0:
-            return models[: max(place, 1)]
-    return models
+    return models[: how_many_fit(map(sum, zip(schemas, examples, strict=True)))]
+
+
+def how_many_fit(weights: Iterable[int]) -> int:
+    """How many things that weigh so much, from the first one, one answer may hold; the first in any case."""
+    heavier = (place for place, so_far in enumerate(accumulate(weights)) if so_far > HEAVY_BYTES)
+    return max(next(heavier, PAGE_SIZE), 1)
 
 
 async def shown_models(request: Request, models: Sequence[Model]) -> list[ModelView]:

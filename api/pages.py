@@ -49,15 +49,17 @@ def link(request: Request, path: str, cursor: Cursor | None, kept: Mapping[str, 
     return f"{base_url(request)}/v1{path}" + (f"?{urlencode(query)}" if query else "")
 
 
-def slice_of(marks: Sequence[str], cursor: Cursor | None) -> tuple[Sequence[str], Cursor | None, Cursor | None]:
+def slice_of(
+    marks: Sequence[str], cursor: Cursor | None, *, most: int = PAGE_SIZE
+) -> tuple[Sequence[str], Cursor | None, Cursor | None]:
     """One page of a list that is known whole, and the cursors of the page after it and before it, where there are any.
 
     `marks`: one for each thing, in the list's order, which is their own, backwards. What a cursor names may be gone.
     """
     if cursor is not None and cursor.backwards:
-        page = [mark for mark in marks if mark > cursor.at][-PAGE_SIZE:]
+        page = [mark for mark in marks if mark > cursor.at][-most:]
     else:
-        page = [mark for mark in marks if cursor is None or mark < cursor.at][:PAGE_SIZE]
+        page = [mark for mark in marks if cursor is None or mark < cursor.at][:most]
     if not page:
         return page, None, None
     older = Cursor(page[-1]) if page[-1] != marks[-1] else None

@@ -112,8 +112,8 @@ async def _best(parts: Parts, account: Account, query: str, *, most: int) -> Seq
 
 async def _collections(parts: Parts, query: str) -> list[CollectionView]:
     words, found = words_of(query), []
-    for slug in (await parts.collections.slugs())[:MOST_COLLECTIONS]:
-        one = await parts.collections.get(slug)
+    slugs = (await parts.collections.slugs())[:MOST_COLLECTIONS]
+    for slug, one in zip(slugs, await parts.collections.many(slugs), strict=True):
         card = None if one is None else Card(f"{slug} {one.name}".lower(), text=one.description.lower())
         if one and card and (score := matched(card, words)):
             found.append((score, CollectionView(one.name, slug, one.description)))

@@ -7,9 +7,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.answers import json_response
-from api.model_views import shown_version
+from api.model_views import how_many_fit, shown_version
 from api.models import own_model, seen_model
-from api.pages import PAGE_SIZE, Cursor, cursor_of, link
+from api.pages import cursor_of, link, slice_of
 from api.parts import parts_of
 from api.problems import in_use, not_found
 from director.core.ids import VERSION_ID
@@ -25,18 +25,24 @@ NEEDED: Final = {
 
 
 async def list_versions(request: Request) -> Response:
-    """GET /models/{owner}/{name}/versions, newest first."""
+    """GET /models/{owner}/{name}/versions, newest first; as many at once as one answer may hold with their schemas."""
     model = await seen_model(request, "read")
-    name, cursor, catalog = model.name, cursor_of(request), parts_of(request).catalog
-    ids = await catalog.version_ids(name)
-    start = 0
-    if cursor is not None:
-        start = ids.index(cursor.at) + 1 if cursor.at in ids else len(ids)
-    page = ids[start : start + PAGE_SIZE]
-    has_more = len(ids) > start + PAGE_SIZE
-    following = link(request, f"/models/{name}/versions", Cursor(page[-1])) if has_more else None
-    versions = await catalog.versions(name, page)
-    return json_response(Page(next=following, previous=None, results=[shown_version(version) for version in versions]))
+    cursor, catalog = cursor_of(request), parts_of(request).catalog
+    path = f"/models/{model.name}/versions"
+    marks = {f"{created:014}-{version}": version for created, version in await catalog.dated_versions(model.name)}
+    page, *_ = slice_of(list(marks), cursor)
+    weights = await catalog.schema_bytes([(model.name, marks[mark]) for mark in page])
+    is_backwards = cursor is not None and cursor.backwards
+    most = how_many_fit(reversed(weights) if is_backwards else weights)
+    page, older, newer = slice_of(list(marks), cursor, most=most)
+    versions = await catalog.versions(model.name, [marks[mark] for mark in page])
+    return json_response(
+        Page(
+            next=link(request, path, older) if older else None,
+            previous=link(request, path, newer) if newer else None,
+            results=[shown_version(version) for version in versions],
+        )
+    )
 
 
 async def get_version(request: Request) -> Response:

@@ -130,14 +130,18 @@ class Catalog:
         return [Partition(int(number)) for number in await ask(lambda: self._redis.smembers(keys.partitions()))]
 
     async def version_ids(self, model: str) -> list[str]:
-        """Every version of a model, newest first. From the registry of queues: each version has one."""
+        """Every version of a model, newest first."""
+        return [version for _, version in await self.dated_versions(model)]
+
+    async def dated_versions(self, model: str) -> list[tuple[int, str]]:
+        """As (created, version). From the registry of queues: each version has one."""
         queues = filter(is_queue_of_predictions, await self.queues())
         of_model = [queue for queue in queues if queue.rpartition(":")[0] == model]
         named = await self._field_of_each([keys.meta(queue) for queue in of_model], "version")
         ids = [text(name) for name in named if name is not None]
         created = await self._field_of_each([keys.version(model, name) for name in ids], "created")
         known = [(int(at_ms), name) for at_ms, name in zip(created, ids, strict=True) if at_ms is not None]
-        return [name for _, name in sorted(known, reverse=True)]
+        return sorted(known, reverse=True)
 
     async def versions(self, model: str, ids: Sequence[str]) -> list[Version]:
         """Those of these that are known, in this order and with their schemas, by one write to the socket."""

@@ -4,6 +4,7 @@ One value a collection, and the last one who writes it wins. Sees to no visibili
 """
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -45,8 +46,20 @@ class Collections:
 
     async def get(self, slug: str) -> Collection | None:
         """None where there is none."""
-        found: bytes | None = await ask(lambda: self._redis.get(keys.collection(slug)))
-        return None if found is None else msgspec.json.decode(found, type=Collection)
+        [found] = await self.many([slug])
+        return found
+
+    async def many(self, slugs: Sequence[str]) -> list[Collection | None]:
+        """Each of these in this order, by one write to the socket."""
+
+        async def read() -> list[bytes | None]:
+            pipe = self._redis.pipeline(transaction=False)
+            for slug in slugs:
+                pipe.get(keys.collection(slug))
+            return list(await pipe.execute())
+
+        written = await ask(read) if slugs else []
+        return [None if one is None else msgspec.json.decode(one, type=Collection) for one in written]
 
     async def put(self, slug: str, collection: Collection) -> None:
         """Write a collection, whether there is one or not. Raises SettingsError for a slug that is none."""

@@ -5,6 +5,7 @@ may use it, its caller decides.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +21,7 @@ from director.core.scripts import Deployed, Scripts
 __all__ = ("MOST", "Deployment", "Deployments", "Release")
 
 MOST: Final = 1_000  # of one account
+AT_ONCE: Final = 100  # accounts, or deployments, that one write to the socket asks for
 
 
 class Release(Struct, frozen=True, kw_only=True):
@@ -82,12 +84,32 @@ class Deployments:
 
     async def one_of(self, owners: Sequence[str], *, model: str, version: str) -> str | None:
         """The name of some deployment of these accounts that stands for this version; None where none does."""
-        for owner in owners:
-            names = [name for _, name in await self.names(owner)]
-            for deployment in await self.many(owner, names):
-                if (deployment.release.model, deployment.release.version) == (model, version):
-                    return deployment.full_name
+        for start in range(0, len(owners), AT_ONCE):
+            for found in await self._all_of(owners[start : start + AT_ONCE]):
+                if (found.release.model, found.release.version) == (model, version):
+                    return found.full_name
         return None
+
+    async def _all_of(self, owners: Sequence[str]) -> list[Deployment]:
+        """Every deployment of these accounts: two writes to the socket, and one more for each hundred of them."""
+
+        async def names() -> list[list[bytes]]:
+            pipe = self._redis.pipeline(transaction=False)
+            for owner in owners:
+                pipe.zrange(keys.deployments(owner), 0, -1)
+            return list(await pipe.execute())
+
+        named = [(owner, text(name)) for owner, of in zip(owners, await ask(names), strict=True) for name in of]
+
+        async def read(some: Sequence[tuple[str, str]]) -> list[bytes | None]:
+            pipe = self._redis.pipeline(transaction=False)
+            for owner, name in some:
+                pipe.get(keys.deployment(owner, name))
+            return list(await pipe.execute())
+
+        slices = [named[start : start + AT_ONCE] for start in range(0, len(named), AT_ONCE)]
+        answers = [await ask(partial(read, some)) for some in slices]
+        return [_read(found) for answer in answers for found in answer if found is not None]
 
     async def create(
         self, owner: str, name: str, *, model: str, version: str, hardware: str, min_instances: int, max_instances: int

@@ -1,11 +1,13 @@
 """Search, collections and hardware: what is found, in which order, and what is never shown."""
 
 from collections.abc import AsyncIterator
+from unittest.mock import Mock
 
 import httpx
 import pytest
 from redis.asyncio import Redis
 
+from director.core import collections
 from director.core.accounts import Accounts
 from director.core.catalog import Catalog
 from director.core.collections import Collection, Collections
@@ -125,3 +127,16 @@ async def test_hardware_is_a_plain_list_that_operators_write(api: httpx.AsyncCli
     assert (await api.get("/v1/hardware")).json() == [{"name": "CPU", "sku": "cpu"}, {"name": "GPU", "sku": "gpu"}]
     await Collections(redis).put_hardware("gpu-t4", "Nvidia T4")
     assert (await api.get("/v1/hardware")).json() == [{"name": "Nvidia T4", "sku": "gpu-t4"}]
+
+
+async def test_collections_are_looked_up_at_once_however_many_there_are(
+    api: httpx.AsyncClient, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(120):
+        await Collections(redis).put(f"shelf{number:03}", Collection(name="Painters"))
+    asked = Mock(side_effect=collections.ask)
+    monkeypatch.setattr(collections, "ask", asked)
+    results = (await api.get("/v1/search", params={"query": "painters"})).json()["collections"]
+    page = (await api.get("/v1/collections")).json()
+    assert (len(results), len(page["results"]), asked.call_count) == (120, 100, 4)
+    assert (await api.get(page["next"])).json()["results"][0]["slug"] == "shelf100"

@@ -2,15 +2,17 @@
 
 import asyncio
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import httpx
 import pytest
+from msgspec import Raw
 from redis.asyncio import Redis
 
-from director.core import keys
+from director.core import deployments, keys
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
+from director.core.deployments import Deployments
 from director.core.errors import BackendUnavailable
 from director.core.ids import QueueName, partition_of, queue_name
 from director.core.policy import Policy
@@ -174,3 +176,37 @@ async def test_what_is_accepted_while_a_version_is_deleted_keeps_it_or_is_refuse
     assert (gone.status_code == 202) == (not accepted)
     for prediction_id in accepted:
         assert (await api.get(f"/v1/predictions/{prediction_id}")).json()["status"] == "starting"
+
+
+async def test_pages_of_versions_are_as_heavy_as_one_answer_may_be_and_lead_on_though_versions_go(
+    api: httpx.AsyncClient, painter: QueueName, redis: Redis, scripts: Scripts
+) -> None:
+    clock = FakeClock()
+    clock.pass_time(9)
+    catalog = Catalog(redis, scripts, clock)
+    large = Raw(b'{"openapi":"3.0.2","info":{"title":"%b","version":"1"},"paths":{}}' % (b"x" * 1_500_000))
+    for digit in "cdef":
+        clock.pass_time(1)
+        await catalog.register(MODEL, digit * 64, schema=large, server="cog", policy=Policy())
+    newest = (await api.get(f"/v1/models/{MODEL}/versions")).json()
+    assert [version["id"][0] for version in newest["results"]] == ["f", "e"]
+    assert newest["previous"] is None
+    assert (await delete(api, "e" * 64)).status_code == 202, "the one that the next page begins after"
+    then = (await api.get(newest["next"])).json()
+    assert [version["id"][0] for version in then["results"]] == ["d", "c", "b", "a"]
+    assert then["next"] is None
+    assert [version["id"][0] for version in (await api.get(then["previous"])).json()["results"]] == ["f"]
+
+
+async def test_however_many_accounts_there_are_few_questions_find_whose_deployment_stands_for_a_version(
+    redis: Redis, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Deployments(redis, scripts, SystemClock())
+    owners = [f"account{number}" for number in range(1_000)]
+    for owner in owners[::250]:
+        await made.create(owner, "live", model=MODEL, version=OLD, hardware="cpu", min_instances=0, max_instances=1)
+    asked = Mock(side_effect=deployments.ask)
+    monkeypatch.setattr(deployments, "ask", asked)
+    assert await made.one_of(owners, model=MODEL, version=NEW) is None
+    assert asked.call_count <= 20
+    assert await made.one_of(owners[1:], model=MODEL, version=OLD) == "account250/live"
