@@ -16,13 +16,12 @@ from anyio import to_thread
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from api.answers import json_response
 from api.auth import authenticate, refuse_suspended
 from api.body import decode_json
 from api.multipart import Form, Part
-from api.outputs import UNTRUSTED
 from api.pages import PAGE_SIZE, Cursor, cursor_of, link
 from api.parts import Parts, parts_of
 from api.problems import (
@@ -36,6 +35,7 @@ from api.problems import (
     too_many_uploads,
     too_slow,
 )
+from api.stored import stored_response
 from api.urls import base_url
 from director.core.caller_files import GRACE_S, CallerFile
 from director.core.errors import BackendUnavailable
@@ -142,7 +142,9 @@ async def delete_file(request: Request) -> Response:
 
 
 async def download_file(request: Request) -> Response:
-    """GET /files/{id}/download?owner=&expiry=&signature=: 404 for whatever is not good about it."""
+    """GET /files/{id}/download?owner=&expiry=&signature=: the bytes, or a `Range` of them; 404 for whatever is not
+    good about it.
+    """
     parts, query = parts_of(request), request.query_params
     owner, expiry, signature = (query.get(name, "") for name in ("owner", "expiry", "signature"))
     file_id = _id_of(request)
@@ -152,13 +154,11 @@ async def download_file(request: Request) -> Response:
     opened = None if parts.files is None else await parts.files.open(file.stored_as)
     if opened is None:
         raise file_not_found()
-    headers = UNTRUSTED | {
+    headers = {
         "Content-Type": file.content_type,
-        "Content-Length": str(opened.size),
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(file.name, safe='')}",
-        "ETag": f'"{file.md5}"',
     }
-    return StreamingResponse(opened.chunks, headers=headers, media_type=None)
+    return stored_response(request, opened, digest=file.md5, headers=headers)
 
 
 async def _received(parts: Parts, store: FileStore, form: Form, account: str) -> CallerFile:

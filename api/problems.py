@@ -190,6 +190,12 @@ def method_not_allowed(headers: Mapping[str, str] | None = None) -> Problem:
     return _problem(405, "This method is not allowed here.", code=Code.METHOD_NOT_ALLOWED, headers=headers)
 
 
+def no_such_part(size: int) -> Problem:
+    """Of a file of so many bytes."""
+    detail = f"The file has {size:,} bytes, and the Range asks for none of them."
+    return _problem(416, detail, headers={"Content-Range": f"bytes */{size}"})
+
+
 def too_large(max_bytes: int) -> Problem:
     detail = f"The body is too large: at most {max_bytes:,} bytes are accepted"
     return _problem(413, detail, title="Body too large", code=Code.TOO_LARGE, limit=max_bytes)

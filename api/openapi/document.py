@@ -41,6 +41,7 @@ REFUSALS: Final = {
     409: "It is not in a state for this, or there is one already.",
     410: "Its data was removed.",
     413: "The body is too large.",
+    416: "The file has none of the bytes that the `Range` asks for: `Content-Range` says how many it has.",
     422: "The request can be read, and is wrong: `detail` and `invalid_fields` say where.",
     429: "Too much at once, or no room now: `code` says of what, `retry_after` when to come again.",
     431: "The request line and headers are too large.",
@@ -60,9 +61,16 @@ HEADERS: Final[dict[str, tuple[str, type]]] = {
     "Location": ("The address of what was made.", str),
     "Preference-Applied": ("`wait` or `wait=n`, as it was understood.", str),
     "Idempotency-Replayed": ("`true` where this is the answer to an earlier request.", str),
-    "ETag": ("Of this very document.", str),
+    "ETag": ("Of these very bytes.", str),
+    "Accept-Ranges": ("`bytes`: a `Range` of them is had too.", str),
+    "Content-Range": ("Which part this is, and of how many bytes.", str),
 }
-REFUSED_WITH: Final = {401: ("WWW-Authenticate",), 429: ("Retry-After", *RATE), 503: ("Retry-After", *RATE)}
+REFUSED_WITH: Final = {
+    401: ("WWW-Authenticate",),
+    416: ("Content-Range",),
+    429: ("Retry-After", *RATE),
+    503: ("Retry-After", *RATE),
+}
 
 
 def encoded(base: str) -> bytes:

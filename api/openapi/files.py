@@ -28,7 +28,15 @@ __all__ = ("ACCOUNTS_OWN", "FILES")
 
 Bytes = Annotated[str, Meta(extra_json_schema={"format": "binary"})]
 ANY_TYPE: Final = "*/*"
-BYTES: Final = {200: Answer("The bytes.", Bytes, ANY_TYPE)}
+PARTS: Final = ("Accept-Ranges", "ETag")
+BYTES: Final = {
+    200: Answer("The bytes.", Bytes, ANY_TYPE, headers=PARTS),
+    206: Answer("The part that was asked for.", Bytes, ANY_TYPE, headers=(*PARTS, "Content-Range")),
+}
+PART: Final = (
+    Parameter("Range", "The part that is wanted, such as `bytes=0-999`.", place="header"),
+    Parameter("If-Range", "The `ETag` of what is there already: of anything else, all of it.", place="header"),
+)
 SIGNED: Final = (
     Parameter("owner", "Whose file it is."),
     Parameter("expiry", "Until when the address is good, in seconds since 1970."),
@@ -71,16 +79,21 @@ FILES: Final[Operations] = {
     ("GET", "/files/{id}/download"): Operation(
         name="files.download",
         what="Fetch the bytes of a file at a signed address",
-        parameters=(*FILE_ID, *SIGNED),
+        parameters=(*FILE_ID, *SIGNED, *PART),
         answers=BYTES,
-        refusals=OPEN | PATH | {503},
+        refusals=OPEN | PATH | {416, 503},
     ),
     ("GET", "/files/{id}/download/{name}"): Operation(
         name="files.download.named",
         what="Fetch the bytes of a file at a signed address that ends in its name",
-        parameters=(*FILE_ID, Parameter("name", "Any: it is for who looks at its ending.", str, "path"), *SIGNED),
+        parameters=(
+            *FILE_ID,
+            Parameter("name", "Any: it is for who looks at its ending.", str, "path"),
+            *SIGNED,
+            *PART,
+        ),
         answers=BYTES,
-        refusals=OPEN | PATH | {503},
+        refusals=OPEN | PATH | {416, 503},
     ),
     ("GET", "/outputs/{name}"): Operation(
         name="outputs.get",
@@ -89,9 +102,10 @@ FILES: Final[Operations] = {
             Parameter("name", "The file.", str, "path"),
             Parameter("expires", "Until when the address is good, in seconds since 1970."),
             Parameter("signature", "What makes it good."),
+            *PART,
         ),
         answers=BYTES,
-        refusals=OPEN | PATH | {403, 503},
+        refusals=OPEN | PATH | {403, 416, 503},
     ),
 }
 

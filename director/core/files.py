@@ -12,6 +12,7 @@ import secrets
 import shutil
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, TypeVar
 
@@ -108,11 +109,13 @@ StoredName = FileName | CallerFileName
 
 
 class OpenFile(Struct, frozen=True, eq=False):
-    """A file that can be read. `chunks` closes it at its end, or when it is closed early."""
+    """A file that can be read. `read` has the bytes from one place up to another, and holds nothing of the file before
+    it is asked for the first of them, nor after its end, nor when it is closed early.
+    """
 
     content_type: str
     size: int
-    chunks: AsyncGenerator[bytes, None]
+    read: Callable[[int, int], AsyncGenerator[bytes, None]]
 
 
 class FileStore(Protocol):
@@ -307,17 +310,19 @@ class LocalFiles:
                 begin, end = file.tell(), os.fstat(file.fileno()).st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return OpenFile(content_type or PLAIN_TYPE, end - begin, _chunks(path, begin))
+        return OpenFile(content_type or PLAIN_TYPE, end - begin, partial(_chunks, path, begin))
 
     def _remove(self, prediction_id: PredictionId) -> None:
         with suppress(FileNotFoundError):
             shutil.rmtree(self._home(prediction_id))
 
 
-async def _chunks(path: Path, begin: int) -> AsyncGenerator[bytes, None]:
-    """What is in a file after `begin`. Opened with the first chunk: whoever never asks for one holds nothing."""
-    with await _in_thread(_at, path, begin) as file:
-        while chunk := await _in_thread(file.read, READ_BYTES):
+async def _chunks(path: Path, begin: int, start: int, stop: int) -> AsyncGenerator[bytes, None]:
+    """What is in a file from `begin` on, of that from `start` to `stop`."""
+    with await _in_thread(_at, path, begin + start) as file:
+        left = stop - start
+        while left > 0 and (chunk := await _in_thread(file.read, min(left, READ_BYTES))):
+            left -= len(chunk)
             yield chunk
 
 

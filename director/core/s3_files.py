@@ -11,6 +11,7 @@ bucket's own rule (AbortIncompleteMultipartUpload) should end after a day; so is
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
@@ -99,16 +100,17 @@ class S3Files:
 
     async def open(self, name: StoredName) -> OpenFile | None:
         try:
-            found = await obstore.get_async(self._bucket, _key(name))
+            found = await obstore.get_async(self._bucket, _key(name), options={"head": True})
         except FileNotFoundError:
             return None
         kind = str(found.attributes.get("Content-Type", PLAIN_TYPE))
+        return OpenFile(kind, found.meta["size"], partial(self._read, _key(name)))
 
-        async def chunks() -> AsyncGenerator[bytes, None]:
+    async def _read(self, key: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
+        if start < stop:  # no bytes are no range
+            found = await obstore.get_async(self._bucket, key, options={"range": (start, stop)})
             async for chunk in found.stream(min_chunk_size=READ_BYTES):
                 yield bytes(chunk)
-
-        return OpenFile(kind, found.meta["size"], chunks())
 
     async def callers(self, most: int) -> AsyncIterator[list[CallerFileName]]:
         async for page in self._listed(CALLERS, CallerFileName.parse):

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from director.core.accounts import Accounts
 from director.core.clock import SystemClock
-from director.core.files import CallerFileName, FileName, file_name, store_in
+from director.core.files import CallerFileName, FileName, OpenFile, file_name, store_in
 from director.core.ids import PredictionId, new_file_id, new_prediction_id
 from director.core.s3_files import S3Files
 from director.core.settings import ApiSettings
@@ -65,9 +65,15 @@ async def content(store: S3Files, name: FileName | CallerFileName) -> tuple[str,
     file = await store.open(name)
     if file is None:
         return None
-    data = b"".join([chunk async for chunk in file.chunks])
+    data = b"".join([chunk async for chunk in file.read(0, file.size)])
     assert len(data) == file.size
     return file.content_type, data
+
+
+async def opened(store: S3Files, name: CallerFileName) -> OpenFile:
+    file = await store.open(name)
+    assert file is not None
+    return file
 
 
 async def callers(store: S3Files) -> list[CallerFileName]:
@@ -86,6 +92,7 @@ async def test_what_was_taken_is_had_again_and_fetched_by_whoever_has_the_addres
         name, blocks(*(data[at : at + 300_000] for at in range(0, size, 300_000))), content_type="image/png"
     )
     assert await content(store, name) == ("image/png", data)
+    assert b"".join([piece async for piece in (await opened(store, name)).read(size // 2, size)]) == data[size // 2 :]
     address = await store.fetch_url(name, shown="x", base="", expires_s=SystemClock().now_ms() // 1000 + 60)
     async with httpx.AsyncClient(trust_env=False) as anybody:
         answer = await anybody.get(address)

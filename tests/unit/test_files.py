@@ -31,7 +31,7 @@ async def content(store: LocalFiles, name: FileName) -> tuple[str, bytes] | None
     file = await store.open(name)
     if file is None:
         return None
-    data = b"".join([chunk async for chunk in file.chunks])
+    data = b"".join([chunk async for chunk in file.read(0, file.size)])
     assert len(data) == file.size
     return file.content_type, data
 

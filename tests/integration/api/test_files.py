@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import quote
 
 import anyio
@@ -200,6 +200,37 @@ async def test_whoever_has_the_address_gets_the_bytes_and_no_more(api: httpx.Asy
     assert answer.headers["content-type"] == "text/html"
     assert answer.headers["content-disposition"] == "attachment; filename*=UTF-8''a%20b.html"
     assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_a_part_of_it_is_had_by_its_range(api: httpx.AsyncClient, redis: Redis) -> None:
+    address = await address_of(redis, await upload(api))
+    whole = await api.get(address)
+    assert (whole.status_code, whole.headers["accept-ranges"]) == (200, "bytes")
+    etag, size = whole.headers["etag"], len(DATA)
+    for asked, start, stop in (("0-9", 0, 10), (f"{size - 5}-", size - 5, size), ("-7", size - 7, size)):
+        part = await api.get(address, headers={"Range": f"bytes={asked}", "If-Range": etag})
+        assert (part.status_code, part.content) == (206, DATA[start:stop])
+        assert part.headers["content-range"] == f"bytes {start}-{stop - 1}/{size}"
+        assert part.headers["content-length"] == str(stop - start)
+    changed = await api.get(address, headers={"Range": "bytes=0-9", "If-Range": '"another"'})
+    assert (changed.status_code, changed.content) == (200, DATA)
+    beyond = await api.get(address, headers={"Range": f"bytes={size}-"})
+    assert (beyond.status_code, beyond.headers["content-range"]) == (416, f"bytes */{size}")
+
+
+async def test_who_asks_for_its_head_alone_has_nothing_of_it_read(
+    api: httpx.AsyncClient, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = await address_of(redis, await upload(api))
+    whole = await api.get(address)
+
+    def opened(*_: object) -> NoReturn:
+        raise AssertionError("it was opened")
+
+    monkeypatch.setattr("director.core.files._at", opened)
+    head = await api.head(address, headers={"Range": "bytes=0-9"})
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers == whole.headers
 
 
 async def test_the_address_is_signed_as_replicate_says(api: httpx.AsyncClient, redis: Redis) -> None:

@@ -267,6 +267,8 @@ async def address(caller: Caller, server: RedisServer, whole_url: str, folder: P
 async def test_a_file_is_answered_with_its_type_and_trusted_with_nothing(address: str, api: httpx.AsyncClient) -> None:
     answer = await api.get(address)
     head = await api.head(address)
+    part = await api.get(address, headers={"Range": "bytes=2-4"})
+    assert (part.status_code, part.content) == (206, answer.content[2:5])
     name = address.partition("?")[0].rpartition("/")[2]
     for headers in (answer.headers, head.headers):
         assert headers["content-type"] == "image/jpeg"
