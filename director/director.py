@@ -34,6 +34,7 @@ from director.core.ids import Kind, QueueName, version_id
 from director.core.kinds import Kinds
 from director.core.policy import Policy
 from director.core.redis_client import blocking_client, client
+from director.core.runner_config import runner_config
 from director.core.scripts import Scripts
 from director.core.settings import DirectorSettings
 from director.core.trained import TrainedVersions
@@ -46,9 +47,10 @@ from director.holdings import Holdings
 from director.moderation import Moderator
 from director.portion import Portions
 from director.publishing import Publishing
-from director.runners.cog import CogRunner
 from director.runners.inbox import Inbox
+from director.runners.make import make_runner
 from director.runners.runner import Health as ServerHealth
+from director.runners.runner import Runner
 from director.runners.server_url import check_server_url
 from director.servers import Server, Servers
 from director.storing import Storing
@@ -68,6 +70,8 @@ log = logging.getLogger(__name__)
 HAND_BACK_S: Final = 10.0
 TELL_S: Final = 2.0
 LOOK_AGAIN_S: Final = 2.0
+# Of one answer, where files are stored: they leave the output before it is measured
+MOST_WITH_FILES: Final = 64 << 20
 
 
 def serve(settings: DirectorSettings) -> None:
@@ -99,6 +103,8 @@ async def connected(settings: DirectorSettings) -> AsyncGenerator["Director"]:
         check_server_url(url)
     if len({url.rstrip("/") for url in settings.servers}) < len(settings.servers):
         raise SettingsError("A --server URL is given twice: its slots would be counted twice.")
+    if settings.kind == "training" and settings.runner != "cog":
+        raise SettingsError("Trainings run on Cog servers only: leave --runner out, or --kind training.")
     clock = SystemClock()
     moderator = Moderator.of(settings, clock)
     sender = Sender(AllowList.parse(settings.webhook_allow))
@@ -146,6 +152,7 @@ class Director:
         self._catalog = Catalog(self._redis, self._scripts, clock)
         self._kinds = Kinds(self._redis, self._scripts, self._catalog)
         self._kind: Kind = "" if settings.kind == "prediction" else settings.kind
+        self._runner_config = runner_config(settings.runner, settings.runner_config)
         self._heartbeat: Heartbeat | None = None
         self._consumer: Consumer | None = None
         self._portions = Portions(batch_cost=settings.batch_cost, batch_size=settings.batch_size)
@@ -241,13 +248,20 @@ class Director:
         self._inbox.base_url = f"http://127.0.0.1:{port}"
         slots = self._settings.concurrent_predictions
         self.servers.all[:] = [
-            Server(
-                CogRunner(url, slots=slots, inbox=self._inbox, trains=self._kind == "training"),
-                slots,
-                trust=Trust(self._settings.max_failures),
-            )
+            Server(self._make_runner(url, slots), slots, trust=Trust(self._settings.max_failures))
             for url in self._settings.servers
         ]
+
+    def _make_runner(self, url: str, slots: int) -> Runner:
+        most = self._settings.max_output_bytes
+        return make_runner(
+            self._runner_config,
+            url,
+            slots=slots,
+            inbox=self._inbox,
+            max_output=most if self._storing is None else max(most, MOST_WITH_FILES),
+            trains=self._kind == "training",
+        )
 
     def _make_rooms(self) -> tuple[Heartbeat, Consumer]:
         settings, queue = self._settings, self._queue

@@ -25,6 +25,8 @@ def add(commands: Commands) -> None:
     run.add_argument("--version", metavar="ID", help="its version id, 64 hex digits")
     run.add_argument("--kind", choices=("prediction", "training", "procedure"), help="what it runs (prediction)")
     run.add_argument("--server", action="append", metavar="URL", help="a model server; once for each GPU")
+    run.add_argument("--runner", choices=("cog", "http"), help="what the servers are (cog)")
+    run.add_argument("--runner-config", metavar="FILE", help="how they are driven: .json or .toml, or a JSON object")
     run.add_argument("--concurrency", type=int, metavar="N", help="predictions one server runs at once")
     run.add_argument("--batch-cost", type=float, metavar="N", help="most that all running here may cost together")
     run.add_argument("--batch-size", type=int, metavar="M", help="most that run here at once")
@@ -63,6 +65,8 @@ def _run(given: argparse.Namespace) -> int:
         version=given.version,
         kind=given.kind,
         servers=given.server,
+        runner=given.runner,
+        runner_config=given.runner_config,
         concurrent_predictions=given.concurrency,
         batch_cost=given.batch_cost,
         batch_size=given.batch_size,

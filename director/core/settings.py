@@ -14,6 +14,7 @@ from director.core.account_limits import AccountLimits, Compute, Count, Rate, Re
 from director.core.errors import SettingsError
 from director.core.ids import MODEL_NAME
 from director.core.policy import BreakerMode, OnLost
+from director.core.runner_config import RunnerKind
 
 __all__ = (
     "PREFIX",
@@ -160,6 +161,10 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     servers: Annotated[
         tuple[str, ...], Meta(description="URLs of the model servers, one per GPU, separated by commas.")
     ] = ()
+    runner: Annotated[RunnerKind, Meta(description="What they are: cog or http.")] = "cog"
+    runner_config: Annotated[
+        str, Meta(description="How they are driven: a JSON object, or the path of a .json or .toml file.")
+    ] = ""
     concurrent_predictions: Annotated[int, Meta(ge=1, description="Predictions one model server runs at once.")] = 1
     max_failures: Annotated[
         int, Meta(ge=0, description="Failed runs in a row on one server, after which it rests and starts anew; 0: any.")

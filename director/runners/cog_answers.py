@@ -8,16 +8,14 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
-import msgspec
 from msgspec import Raw, Struct
 
+from director.runners.reasons import reason, seconds
 from director.runners.runner import Ended, Outcome
-from director.runners.untrusted import Unreadable, excerpt, one_line, read_json
+from director.runners.untrusted import Unreadable, one_line, read_json
 
 __all__ = ("Again", "Answer", "Snapshot", "read_answer", "read_end", "read_snapshot", "too_large")
 
-RETRY_AFTER_MAX_S: Final = 3600.0
-COMPLAINTS_MAX: Final = 20
 PREFIXES: Final = re.compile(
     r"(?:(?:Prediction|Training) failed: )+"
 )  # coglet puts one on for each layer that the error crosses
@@ -77,16 +75,6 @@ class Snapshot(Struct, frozen=True):
     @property
     def output_or_none(self) -> Raw | None:
         return None if self.output in (Raw(b""), NULL) else self.output
-
-
-class _Complaint(Struct):
-    msg: str = ""
-    loc: list[str | int] = msgspec.field(default_factory=list)
-
-
-class _Refusal(Struct):
-    detail: str | list[_Complaint] | None = None
-    error: str | None = None
 
 
 def read_answer(answer: Answer) -> Ended | Again:
@@ -149,27 +137,27 @@ def _unsuccessful(snapshot: Snapshot, *, coglet: bool) -> Ended:
 
 
 def _invalid(answer: Answer) -> Ended:
-    return Ended(outcome=Outcome.INVALID, error=_reason(answer.body) or f"The model server answered {answer.status}")
+    return Ended(outcome=Outcome.INVALID, error=reason(answer.body) or f"The model server answered {answer.status}")
 
 
 def _not_ready(answer: Answer) -> Ended:
     return Ended(
         outcome=Outcome.REFUSED,
-        error=_reason(answer.body) or "The model server is not ready",
-        retry_after_s=_seconds(answer.retry_after),
+        error=reason(answer.body) or "The model server is not ready",
+        retry_after_s=seconds(answer.retry_after),
     )
 
 
 def _crashed(answer: Answer) -> Ended:
     # the Python servers answer this when their worker dies, and coglet never does
     return Ended(
-        outcome=Outcome.LOST, error=f"The model server answered 500: {_reason(answer.body)}", server_is_dead=True
+        outcome=Outcome.LOST, error=f"The model server answered 500: {reason(answer.body)}", server_is_dead=True
     )
 
 
 def _strange(answer: Answer) -> Ended:
-    reason = _reason(answer.body)
-    return Ended(outcome=Outcome.LOST, error=f"The model server answered {answer.status}: {reason}".removesuffix(": "))
+    said = f"The model server answered {answer.status}: {reason(answer.body)}"
+    return Ended(outcome=Outcome.LOST, error=said.removesuffix(": "))
 
 
 ANSWERS: Final[dict[int, Callable[[Answer], Ended | Again]]] = {
@@ -184,33 +172,3 @@ ANSWERS: Final[dict[int, Callable[[Answer], Ended | Again]]] = {
     500: _crashed,
     503: _not_ready,
 }
-
-
-def _reason(body: bytes) -> str:
-    """A refusal in words: what the server's JSON says if it is of a kind we know, else how its text begins."""
-    try:
-        refusal = read_json(body, _Refusal)
-    except Unreadable:
-        return excerpt(body)
-    match refusal.detail:
-        case list() as complaints if complaints:
-            return one_line("; ".join(_complaint(complaint) for complaint in complaints[:COMPLAINTS_MAX]))
-        case str() as detail if detail:
-            return one_line(detail)
-        case _:
-            return one_line(refusal.error) if refusal.error else excerpt(body)
-
-
-def _complaint(complaint: _Complaint) -> str:
-    where = [str(part) for part in complaint.loc]
-    for wrapping in ("body", "input"):  # a caller knows only what is inside of `input`
-        if where[:1] == [wrapping]:
-            where = where[1:]
-    return f"{'.'.join(where)}: {complaint.msg}" if where else complaint.msg
-
-
-def _seconds(retry_after: str | None) -> float | None:
-    """Retry-After as seconds. Its other form, a date, is by a clock that is not ours."""
-    if retry_after is None or not (retry_after.isascii() and retry_after.isdigit()):
-        return None
-    return min(float(retry_after[:9]), RETRY_AFTER_MAX_S)

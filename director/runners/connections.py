@@ -80,6 +80,7 @@ class Connection:
                 "content-type": "application/json",
                 "content-length": str(len(content)),
                 "user-agent": "director",
+                "x-source": "director",  # so that a server can tell us from who calls it directly, and refuse us first
             },
             content=_Body(content, sent),
             extensions={"timeout": TIMEOUTS},

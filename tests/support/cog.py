@@ -34,6 +34,10 @@ class CogServer(Struct, frozen=True, kw_only=True):
     pid: int
     exited: Callable[[], bool] = lambda: False
 
+    def kill(self) -> None:
+        """End all of it at once, as a machine dies."""
+        os.killpg(self.pid, signal.SIGKILL)
+
 
 def write_model(folder: Path, source: str, schema: Mapping[str, Any] | None = None) -> Path:
     """Make `folder` a Cog model: `source` as predict.py, dedented, and the schema if there is one.

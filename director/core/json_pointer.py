@@ -1,0 +1,86 @@
+"""JSON pointers (RFC 6901) into JSON that stays bytes: what one finds is passed on as it was written.
+
+Pure. Never builds what it passes over, so a large document that means harm costs no more than its bytes.
+"""
+
+import re
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+from msgspec import Raw, Struct
+
+__all__ = ("WHOLE", "Pointer")
+
+MOST_CHARS: Final = 256
+MOST_STEPS: Final = 16
+MOST_INDEX: Final = 255
+INDEX: Final = re.compile(r"0|[1-9][0-9]*")
+NO_NAME: Final = re.compile(r'["\\\x00-\x1f]')
+BAD_ESCAPE: Final = re.compile(r"~(?![01])")
+SPACE: Final = b" \t\r\n"
+NOTHING: Final = Raw(b"")
+
+
+class Pointer:
+    """Where in a document. "" is all of it."""
+
+    __slots__ = ("_steps", "text")
+
+    def __init__(self, text: str) -> None:
+        """Raises ValueError that says what a pointer looks like."""
+        if text and not text.startswith("/"):
+            raise ValueError("a JSON pointer is empty or begins with /, like /data/0")
+        if len(text) > MOST_CHARS or text.count("/") > MOST_STEPS:
+            raise ValueError(f"a JSON pointer has at most {MOST_CHARS} characters and {MOST_STEPS} steps")
+        if BAD_ESCAPE.search(text):
+            raise ValueError("in a JSON pointer ~ is written ~0, and / in a name ~1")
+        if NO_NAME.search(text):
+            raise ValueError("a JSON pointer cannot lead through names with quotes, backslashes or control characters")
+        self.text = text
+        self._steps = [step.replace("~1", "/").replace("~0", "~") for step in text.split("/")[1:]]
+
+    def __repr__(self) -> str:
+        return f"Pointer({self.text!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Pointer) and other.text == self.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def find(self, document: Raw) -> Raw | None:
+        """What is there, None where nothing is. Of a document that is JSON: it is not checked here."""
+        found: Raw | None = document
+        for step in self._steps:
+            if found is None:
+                return None
+            found = _step(found, step)
+        return found
+
+
+WHOLE: Final = Pointer("")
+
+
+def _step(document: Raw, step: str) -> Raw | None:
+    match bytes(document).lstrip(SPACE)[:1]:
+        case b"{":
+            place = msgspec.json.decode(document, type=_member(step))
+        case b"[" if INDEX.fullmatch(step) and int(step) <= MOST_INDEX:
+            place = msgspec.json.decode(document, type=_item(int(step)))
+        case _:
+            return None
+    found: Raw = place.found  # type: ignore[attr-defined]
+    return None if found == NOTHING else found
+
+
+# Structs that know one place only: the decoder skips all others without making anything of them
+@lru_cache(maxsize=256)
+def _member(name: str) -> type[Struct]:
+    return msgspec.defstruct("Member", [("found", Raw, msgspec.field(name=name, default=NOTHING))])
+
+
+@lru_cache(maxsize=256)
+def _item(index: int) -> type[Struct]:
+    before = [(f"item{number}", Raw, NOTHING) for number in range(index)]
+    return msgspec.defstruct("Item", [*before, ("found", Raw, NOTHING)], array_like=True)

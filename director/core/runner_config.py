@@ -1,0 +1,150 @@
+"""How a kind of model server is driven: one frozen struct for each kind of runner, told apart by `kind`.
+
+Pure but for the templates that are shipped beside it. Where the servers are does not belong here. Every mistake is told
+with the name of its field, and everything has a bound.
+"""
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, get_args
+
+import msgspec
+from msgspec import Meta, Struct
+
+from director.core.errors import SettingsError
+from director.core.input_template import WHOLE_INPUT, Template
+from director.core.json_pointer import WHOLE, Pointer
+
+__all__ = (
+    "TEMPLATES",
+    "CogConfig",
+    "HttpConfig",
+    "RunnerConfig",
+    "RunnerKind",
+    "WrongRunnerConfig",
+    "decode_runner_config",
+    "runner_config",
+)
+
+MOST_BYTES: Final = 64 * 1024
+
+UrlPath = Annotated[str, Meta(pattern=r"^/[\x21-\x7e]*$", max_length=512)]
+OptionalPath = Annotated[str, Meta(pattern=r"^$|^/[\x21-\x7e]*$", max_length=512)]
+ModelName = Annotated[str, Meta(max_length=256)]
+Metrics = Annotated[dict[Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")], Pointer], Meta(max_length=32)]
+Schema = Annotated[dict[str, Any], Meta(max_length=256)] | None
+
+RunnerKind = Literal["cog", "http"]
+
+
+class _Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
+    """What all kinds have: nothing but that a field which nobody knows is a mistake."""
+
+
+class CogConfig(_Config, frozen=True, kw_only=True, tag="cog"):
+    """A Cog server. `fast`: ask a model that is not streamed for no progress, which costs it time."""
+
+    fast: bool = False
+
+
+class _Mapped(_Config, frozen=True, kw_only=True):
+    """What is sent to a server that speaks a language of its own, and where in its answers what is wanted stands.
+
+    `path`: where a run is sent to; `{model}` in it is `model`. `output`, `error` and `metrics`: in an answer.
+    `health`: answered with 200 by a server that is ready; empty where any answer will do.
+    `input_schema` and `output_schema`: JSON schemas, for callers; without them any input is taken.
+    """
+
+    path: UrlPath
+    model: ModelName = ""
+    input: Template = WHOLE_INPUT
+    output: Pointer = WHOLE
+    error: Pointer | None = None
+    metrics: Metrics = msgspec.field(default_factory=dict)
+    health: OptionalPath = "/health"
+    input_schema: Schema = None
+    output_schema: Schema = None
+
+    def __post_init__(self) -> None:
+        if "{model}" in self.path and not self.model:
+            raise ValueError("`path` has {model} in it, and `model` is missing")
+
+
+class HttpConfig(_Mapped, frozen=True, kw_only=True, tag="http"):
+    """A server that answers a POST with the output."""
+
+
+RunnerConfig = CogConfig | HttpConfig
+
+FOLDER: Final = Path(__file__).parent / "runner_templates"
+TEMPLATES: Final = tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
+CUSTOM: Final[dict[type, type]] = {Pointer: str, Template: object}
+
+
+class WrongRunnerConfig(ValueError):
+    """Nobody could drive a server by that. The message names the field and what it should be."""
+
+
+def runner_config(kind: str, given: str) -> RunnerConfig:
+    """From the settings: `given` is a JSON object, the path of a .json or .toml file, or empty for all defaults.
+
+    Raises SettingsError.
+    """
+    try:
+        if not given or given.lstrip().startswith("{"):
+            return decode_runner_config(given or "{}", kind=kind)
+        path = Path(given)
+        if path.suffix not in (".json", ".toml"):
+            raise WrongRunnerConfig("it is neither a JSON object nor the path of a .json or .toml file")
+        with path.open("rb") as file:
+            text = file.read(MOST_BYTES + 1)
+        return decode_runner_config(text, kind=kind, is_toml=path.suffix == ".toml")
+    except (OSError, WrongRunnerConfig) as exc:
+        raise SettingsError(f"DIRECTOR_RUNNER_CONFIG: {exc}") from exc
+
+
+def decode_runner_config(text: bytes | str, *, kind: str = "", is_toml: bool = False) -> RunnerConfig:
+    """From JSON or TOML; `kind` is used where it names none. What a `template` says holds where it says nothing.
+
+    Raises WrongRunnerConfig.
+    """
+    if len(text) > MOST_BYTES:
+        raise WrongRunnerConfig(f"it is longer than {MOST_BYTES} bytes")
+    try:
+        if is_toml:
+            fields = tomllib.loads(text.decode() if isinstance(text, bytes) else text)
+        else:
+            fields = msgspec.json.decode(text, type=dict[str, Any])
+    except (tomllib.TOMLDecodeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise WrongRunnerConfig(f"it cannot be read: {exc}") from exc
+    return _converted(fields, kind)
+
+
+def _converted(fields: dict[str, Any], kind: str) -> RunnerConfig:
+    given = dict(fields)
+    if (template := given.pop("template", None)) is not None:
+        if not isinstance(template, str) or template not in TEMPLATES:
+            raise WrongRunnerConfig(f"`template` is one of {', '.join(TEMPLATES)}")
+        given = _template(template) | given
+    if kind and given.setdefault("kind", kind) != kind:
+        raise WrongRunnerConfig(f"`kind` is {given['kind']!r}, and DIRECTOR_RUNNER says {kind!r}")
+    if given.get("kind") not in get_args(RunnerKind):
+        raise WrongRunnerConfig(f"`kind` is one of {', '.join(get_args(RunnerKind))}")
+    try:
+        config: RunnerConfig = msgspec.convert(given, RunnerConfig, dec_hook=_custom)
+    except (msgspec.ValidationError, RecursionError) as exc:
+        raise WrongRunnerConfig(str(exc)) from exc
+    return config
+
+
+@cache
+def _template(name: str) -> dict[str, Any]:
+    return msgspec.json.decode((FOLDER / f"{name}.json").read_bytes(), type=dict[str, Any])
+
+
+def _custom(kind: type, value: Any) -> Any:
+    """Raises ValueError, to which the field is added by whoever asked."""
+    if not isinstance(value, CUSTOM[kind]):
+        raise ValueError("expected a text")
+    return kind(value)

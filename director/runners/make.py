@@ -1,0 +1,24 @@
+"""Make the runner of one model server: which class drives which kind is known here and nowhere else."""
+
+from typing import assert_never
+
+from director.core.runner_config import CogConfig, HttpConfig, RunnerConfig
+from director.runners.cog import CogRunner
+from director.runners.http_sync import HttpRunner
+from director.runners.inbox import Inbox
+from director.runners.runner import Runner
+
+__all__ = ("make_runner",)
+
+
+def make_runner(
+    config: RunnerConfig, url: str, *, slots: int, inbox: Inbox, max_output: int, trains: bool = False
+) -> Runner:
+    """The runner of the server at `url`. `inbox` and `trains` are for Cog, `max_output` bounds answers of others."""
+    match config:
+        case CogConfig():
+            return CogRunner(url, slots=slots, inbox=inbox, fast=config.fast, trains=trains)
+        case HttpConfig():
+            return HttpRunner(url, config, slots=slots, max_body=max_output)
+        case _:
+            assert_never(config)

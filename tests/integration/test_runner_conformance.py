@@ -1,0 +1,312 @@
+"""What every runner promises, for each of them and on a real server of its kind.
+
+What only one of them has to promise is tested with that one.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager, suppress
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+from msgspec import Raw
+
+from director.core.view import joined
+from director.runners.inbox import Inbox
+from director.runners.runner import Began, Ended, Health, HealthStatus, Outcome, Produced, RunEvent, Runner
+from tests.support.cog import free_port
+from tests.support.runner_conformance import MOST_BYTES, SUBJECTS, Kind, LiveServer, follow, opened, the_end
+from tests.support.scripted_cog import answer, scripted_cog
+
+pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+
+ID = "a" * 26
+INBOX = Inbox("http://127.0.0.1:9")  # nobody calls back: what is promised here needs no callbacks
+
+
+@pytest.fixture(scope="module", params=SUBJECTS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return SUBJECTS[request.param]
+
+
+@pytest.fixture(scope="module")
+async def server(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[LiveServer, None]:
+    async with kind.serve(folder=tmp_path_factory.mktemp("server")) as server:
+        yield server
+
+
+@pytest.fixture
+async def runner(kind: Kind, server: LiveServer) -> AsyncGenerator[Runner, None]:
+    async with opened(kind.runner(server.url, INBOX)) as runner:
+        await healthy(runner)
+        yield runner
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """A file that a run waits for."""
+    return tmp_path / "gate"
+
+
+async def healthy(runner: Runner) -> Health:
+    """Wait until the server has a free slot."""
+    with anyio.fail_after(30):
+        while (health := await runner.health()).status is not HealthStatus.READY:  # noqa: ASYNC110 - it tells no event
+            await anyio.sleep(0.005)
+    return health
+
+
+async def exists(path: Path) -> None:
+    with anyio.fail_after(30):
+        while not path.exists():  # noqa: ASYNC110 - another process makes it
+            await anyio.sleep(0.005)
+
+
+def output(events: list[RunEvent]) -> Raw | None:
+    """The output as the tracker takes it: what the end tells, else what came before it."""
+    ended = the_end(events)
+    produced = [bytes(event.item) for event in events if isinstance(event, Produced)]
+    return ended.output if ended.output is not None else joined(produced)
+
+
+def is_well_formed(events: list[RunEvent]) -> bool:
+    """At most one Began, and before all else; one end, and after all else; items numbered without gaps."""
+    ends = [index for index, event in enumerate(events) if isinstance(event, Ended)]
+    begins = [index for index, event in enumerate(events) if isinstance(event, Began)]
+    indexes = [event.index for event in events if isinstance(event, Produced)]
+    in_order = begins == ([0] if len(events) > 1 or begins else [])
+    return ends == [len(events) - 1] and in_order and indexes == list(range(len(indexes)))
+
+
+# ---- a run ----
+
+
+async def test_a_run_begins_and_ends_once_with_its_output(kind: Kind, runner: Runner) -> None:
+    events = await follow(runner, kind.request(n=3, text='ü\u2028"'))
+    assert is_well_formed(events)
+    assert events[0] == Began()
+    ended = the_end(events)
+    assert (ended.outcome, ended.error) == (Outcome.SUCCEEDED, None)
+    assert msgspec.json.decode(output(events) or b"") == [f'ü\u2028"{n}' for n in range(3)]
+    found = {name: msgspec.json.decode(value) for name, value in ended.metrics.items() if name in kind.metrics}
+    assert found == kind.metrics
+
+
+async def test_a_slow_run_has_begun_before_it_ends(kind: Kind, runner: Runner, gate: Path) -> None:
+    with anyio.fail_after(30):
+        async with aclosing(runner.run(kind.request(gate=str(gate)))) as events:
+            seen = [await anext(events)]
+            assert seen == [Began()]
+            gate.touch()  # only now can it end
+            seen += [event async for event in events]
+    assert is_well_formed(seen)
+    assert the_end(seen).outcome is Outcome.SUCCEEDED
+
+
+async def test_what_it_puts_out_is_seen_before_the_end_where_it_can_be(kind: Kind, runner: Runner, gate: Path) -> None:
+    with anyio.fail_after(30):
+        async with aclosing(runner.run(kind.request(n=2, gate=str(gate)))) as events:
+            seen: list[RunEvent] = []
+            if kind.shows_progress:
+                while not isinstance(event := await anext(events), Produced) or event.index < 1:
+                    seen.append(event)
+                seen.append(event)
+            gate.touch()
+            seen += [event async for event in events]
+    assert is_well_formed(seen)
+    assert msgspec.json.decode(output(seen) or b"") == ["a0", "a1"]
+
+
+async def test_a_model_that_raises_has_failed_and_says_why(kind: Kind, runner: Runner) -> None:
+    events = await follow(runner, kind.request(then="raise"))
+    assert is_well_formed(events)
+    ended = the_end(events)
+    assert ended.outcome is Outcome.FAILED
+    assert "it went wrong" in (ended.error or "")
+    assert not ended.server_is_dead
+
+
+async def test_an_input_that_is_refused_never_began(kind: Kind, runner: Runner) -> None:
+    (ended,) = await follow(runner, kind.request(**kind.invalid))
+    assert isinstance(ended, Ended)
+    assert ended.outcome is Outcome.INVALID
+    assert ended.error
+
+
+@pytest.mark.parametrize("then", ["full", "busy", "conflict"])
+async def test_a_server_that_has_no_room_means_elsewhere(kind: Kind, runner: Runner, then: str) -> None:
+    if not kind.refuses:
+        pytest.skip("its server refuses by the number of its runs, which its own tests show")
+    (ended,) = await follow(runner, kind.request(then=then))
+    assert isinstance(ended, Ended)
+    assert (ended.outcome, ended.retry_after_s, ended.server_is_dead) == (Outcome.REFUSED, 7.0, False)
+    assert "not now" in (ended.error or "")
+
+
+async def test_output_that_is_too_large_is_not_read_to_its_end(kind: Kind, runner: Runner) -> None:
+    if kind.name.startswith("cog"):
+        pytest.skip("what is read of Cog has a bound of its own, for files in outputs")
+    events = await follow(runner, kind.request(size=4 * MOST_BYTES))
+    assert is_well_formed(events)
+    ended = the_end(events)
+    assert ended.outcome is Outcome.FAILED
+    assert f"larger than {MOST_BYTES}" in (ended.error or "")
+    assert (await follow(runner, kind.request(n=1)))[-1] != ended, "the next run is not disturbed"
+
+
+async def test_many_runs_on_one_runner_do_not_mix(kind: Kind, runner: Runner) -> None:
+    for number in range(5):
+        await healthy(runner)
+        events = await follow(runner, kind.request(f"{number}" * 26, n=1, text=f"run {number} item "))
+        assert msgspec.json.decode(output(events) or b"") == [f"run {number} item 0"]
+
+
+# ---- being stopped ----
+
+
+async def test_a_run_that_is_canceled_stops_on_the_server_and_ends_so(kind: Kind, runner: Runner, gate: Path) -> None:
+    events: list[RunEvent] = []
+    with anyio.fail_after(30):
+        async with aclosing(runner.run(kind.request(gate=str(gate)))) as run:
+            events.append(await anext(run))
+            canceling = asyncio.create_task(cancel_until_canceled(runner))
+            events += [event async for event in run]
+            canceling.cancel()
+            await asyncio.wait({canceling})
+    assert is_well_formed(events)
+    assert the_end(events).outcome is Outcome.CANCELED
+    await exists(gate.with_name("gate.stopped"))
+
+
+async def cancel_until_canceled(runner: Runner) -> None:
+    while True:
+        await runner.cancel(ID)
+        await anyio.sleep(0.1)
+
+
+async def test_a_run_that_nobody_knows_cannot_be_canceled(kind: Kind, runner: Runner) -> None:
+    assert await runner.cancel("b" * 26) is False
+
+
+async def test_a_run_that_is_let_go_of_stops_or_is_left_to_who_takes_it_over(
+    kind: Kind, runner: Runner, gate: Path
+) -> None:
+    async with aclosing(runner.run(kind.request(gate=str(gate)))) as run:
+        assert await anext(run) == Began()
+        await anyio.sleep(0.05)  # coglet does not hear a cancel in a run's first milliseconds
+    if not kind.leaves_runs:
+        await exists(gate.with_name("gate.stopped"))
+    gate.touch()
+
+
+async def test_runs_that_are_open_when_it_closes_are_lost(kind: Kind, server: LiveServer, gate: Path) -> None:
+    runner = kind.runner(server.url, INBOX)
+    await healthy(runner)
+    run = runner.run(kind.request(gate=str(gate)))
+    assert await anext(run) == Began()
+    await runner.aclose()
+    with anyio.fail_after(30):
+        rest = [event async for event in run]
+    gate.touch()
+    assert the_end(rest).outcome is Outcome.LOST
+    assert [type(event) for event in rest].count(Ended) == 1
+    (ended,) = await follow(runner, kind.request())
+    assert isinstance(ended, Ended)
+    assert ended.outcome is Outcome.LOST
+
+
+# ---- a server that is not well ----
+
+
+async def test_where_nobody_listens_a_run_never_began_and_health_says_so(kind: Kind) -> None:
+    async with opened(kind.runner(f"http://127.0.0.1:{free_port()}", INBOX)) as runner:
+        assert (await runner.health()).status is HealthStatus.UNREACHABLE
+        (ended,) = await follow(runner, kind.request())
+        assert isinstance(ended, Ended)
+        assert ended.outcome is Outcome.REFUSED
+        assert await runner.shutdown() is False
+
+
+async def test_a_server_that_starts_is_not_given_work(kind: Kind) -> None:
+    async with scripted_cog() as scripted, opened(kind.runner(scripted.url, INBOX)) as runner:
+        scripted.on("GET", kind.health_path, answer(*kind.starting))
+        health = await runner.health()
+    assert (health.status, health.can_run) == (HealthStatus.STARTING, False)
+    assert health.detail
+
+
+async def test_a_server_that_answers_health_with_nonsense_is_unwell(kind: Kind) -> None:
+    async with scripted_cog() as scripted, opened(kind.runner(scripted.url, INBOX)) as runner:
+        scripted.on("GET", kind.health_path, answer(500, b"<html>\xff"))
+        assert (await runner.health()).status is HealthStatus.UNHEALTHY
+
+
+async def test_a_server_that_is_killed_loses_its_run_and_is_another_one_when_it_is_back(
+    kind: Kind, tmp_path: Path, gate: Path
+) -> None:
+    port = free_port()
+    async with opened(kind.runner(f"http://127.0.0.1:{port}", INBOX)) as runner:
+        async with kind.serve(folder=tmp_path, port=port) as server:
+            before = await healthy(runner)
+            with anyio.fail_after(60):
+                async with aclosing(runner.run(kind.request(gate=str(gate)))) as run:
+                    events = [await anext(run)]
+                    server.kill()
+                    events += [event async for event in run]
+        assert is_well_formed(events)
+        ended = the_end(events)
+        assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, True)
+        assert (await runner.health()).status is HealthStatus.UNREACHABLE
+        async with kind.serve(folder=tmp_path, port=port):
+            after = await healthy(runner)
+            assert before.since
+            assert after.since not in ("", before.since)
+            assert the_end(await follow(runner, kind.request(n=1))).outcome is Outcome.SUCCEEDED
+
+
+@asynccontextmanager
+async def speaking(said: bytes) -> AsyncGenerator[str, None]:
+    """A server that says this to whoever asks anything, and hangs up."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(said)
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+GARBAGE = {
+    "no HTTP": b"\x00\x01garbage\r\n\r\n",
+    "nothing": b"",
+    "a page": b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 6\r\n\r\n<html>",
+    "no text": b'HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n"\xff\xfe"',
+    "cut off": b'HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n{"status":',
+    "too deep": b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n" + b"[" * 100_000,
+    "endless": b"HTTP/1.1 200 OK\r\ncontent-length: 9999999999\r\n\r\n" + b" " * 4 * MOST_BYTES,
+    "empty stream": b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 0\r\n\r\n",
+    "odd stream": b'HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 16\r\n\r\ndata: {"a": [}\n\n',
+    "elsewhere": b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:9/\r\ncontent-length: 0\r\n\r\n",
+    "an empty object": b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}",
+}
+
+
+@pytest.mark.parametrize("said", GARBAGE.values(), ids=GARBAGE)
+async def test_an_answer_that_makes_no_sense_is_no_success_and_breaks_nothing(kind: Kind, said: bytes) -> None:
+    async with speaking(said) as url, opened(kind.runner(url, INBOX)) as runner:
+        with anyio.fail_after(30):
+            health = await runner.health()
+            events = await follow(runner, kind.request())
+        assert isinstance(health, Health)
+        assert is_well_formed(events)
+        ended = the_end(events)
+        assert ended.outcome in (Outcome.LOST, Outcome.FAILED)
+        assert ended.error
+        assert len(ended.error) < 2000
+        assert "\n" not in ended.error

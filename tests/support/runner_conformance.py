@@ -1,0 +1,156 @@
+"""The runners that have to conform, each beside a real server of its kind, and how to ask each for the same things.
+
+Every server runs the same model: see tests/support/model_server.py. Never says what is expected: the suite does.
+"""
+
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import msgspec
+from msgspec import Raw, Struct
+
+from director.core.runner_config import RunnerConfig, decode_runner_config
+from director.runners.inbox import Inbox
+from director.runners.make import make_runner
+from director.runners.runner import Ended, RunEvent, Runner, RunRequest
+from tests.support.cog import cog_process, write_model
+from tests.support.model_server import model_server
+
+__all__ = ("MOST_BYTES", "SUBJECTS", "Kind", "LiveServer", "follow", "opened", "the_end")
+
+MOST_BYTES: Final = 256 * 1024
+LIMIT_S: Final = 30.0
+
+COG_MODEL: Final = """
+    import os, time
+    from typing import Iterator
+    from cog import BasePredictor
+
+    class Predictor(BasePredictor):
+        def predict(self, text: str = "a", n: int = 3, size: int = 0, gate: str = "", then: str = "") -> Iterator[str]:
+            try:
+                for number in range(n):
+                    yield f"{text}{number}"
+                if size:
+                    yield "x" * size
+                while gate and not os.path.exists(gate):
+                    time.sleep(0.005)
+            except BaseException:
+                open(gate + ".stopped", "w").close()
+                raise
+            if then == "raise":
+                raise ValueError("it went wrong")
+"""
+COG_INPUTS: Final = {"text": "string", "n": "integer", "size": "integer", "gate": "string", "then": "string"}
+COG_SCHEMA: Final = {
+    "openapi": "3.0.2",
+    "info": {"title": "Cog", "version": "0.1.0"},
+    "paths": {"/predictions": {"post": {"x-cog-streaming": True}}},
+    "components": {
+        "schemas": {
+            "Input": {"type": "object", "properties": {name: {"type": kind} for name, kind in COG_INPUTS.items()}},
+            "Output": {"type": "array", "items": {"type": "string"}, "x-cog-array-type": "iterator"},
+        }
+    },
+}
+
+MAPPED: Final = {
+    "input": {"args": {"$input": ""}},
+    "output": "/result/items",
+    "error": "/problem",
+    "metrics": {"units": "/usage/units", "more": "/usage/more"},
+}
+CONFIGS: Final[dict[str, dict[str, Any]]] = {
+    "cog": {"kind": "cog"},
+    "http": {"kind": "http", "path": "/predict", **MAPPED},
+}
+
+
+class LiveServer(Struct, frozen=True, kw_only=True):
+    """A server that runs. `kill` ends its process as a machine dies."""
+
+    url: str
+    kill: Callable[[], None]
+
+
+class Kind(Struct, frozen=True, kw_only=True):
+    """One kind of runner. What it has of its own to say of a refused or invalid input, and what it can do."""
+
+    name: str
+    config: RunnerConfig
+    serve: Callable[..., AbstractAsyncContextManager[LiveServer]]
+    asked: Callable[[dict[str, object]], dict[str, object]] = dict
+    invalid: dict[str, object] = msgspec.field(default_factory=lambda: {"then": "invalid"})
+    refuses: bool = True  # its server can be made to refuse by an input
+    metrics: dict[str, object] = msgspec.field(default_factory=dict)
+    starting: tuple[int, bytes] = (503, b"{}")  # how its server says that it is not ready yet
+    health_path: str = "/health"
+    shows_progress: bool = False
+    leaves_runs: bool = False  # what is let go of goes on, for whoever takes it over
+
+    def runner(self, url: str, inbox: Inbox, **options: Any) -> Runner:
+        """A runner of it, that reads no more than MOST_BYTES of one output."""
+        return make_runner(self.config, url, slots=1, inbox=inbox, max_output=MOST_BYTES, **options)
+
+    def request(self, prediction_id: str = "a" * 26, **given: object) -> RunRequest:
+        """For one run of the model."""
+        return RunRequest(id=prediction_id, input=Raw(msgspec.json.encode(self.asked(given))))
+
+
+@asynccontextmanager
+async def _small(*, folder: Path, port: int | None = None) -> AsyncGenerator[LiveServer, None]:
+    async with model_server(port=port) as server:
+        yield LiveServer(url=server.url, kill=server.kill)
+
+
+@asynccontextmanager
+async def _coglet(*, folder: Path, port: int | None = None) -> AsyncGenerator[LiveServer, None]:
+    model = write_model(folder / "model", COG_MODEL, COG_SCHEMA)
+    async with cog_process(model, port=port) as server:
+        yield LiveServer(url=server.url, kill=server.kill)
+
+
+def _config(name: str) -> RunnerConfig:
+    return decode_runner_config(json.dumps(CONFIGS[name]))
+
+
+SUBJECTS: Final = {
+    "cog": Kind(
+        name="cog",
+        config=_config("cog"),
+        serve=_coglet,
+        invalid={"n": "three"},
+        refuses=False,
+        starting=(200, b'{"status": "STARTING"}'),
+        health_path="/health-check",
+        shows_progress=True,
+    ),
+    "http": Kind(name="http", config=_config("http"), serve=_small, metrics={"units": 3}),
+}
+
+
+async def follow(runner: Runner, request: RunRequest) -> list[RunEvent]:
+    """All events of a run, up to its end."""
+    with anyio.fail_after(LIMIT_S):  # a run that never ends must fail its test, not hold up all the others
+        async with aclosing(runner.run(request)) as events:
+            return [event async for event in events]
+
+
+@asynccontextmanager
+async def opened(runner: Runner) -> AsyncGenerator[Runner, None]:
+    """The runner, closed after the test."""
+    try:
+        yield runner
+    finally:
+        await runner.aclose()
+
+
+def the_end(events: list[RunEvent]) -> Ended:
+    """The last one."""
+    ended = events[-1]
+    assert isinstance(ended, Ended)
+    return ended

@@ -1,0 +1,104 @@
+"""Configurations of runners: what is understood, and what is said of what is not."""
+
+from pathlib import Path
+
+import pytest
+
+from director.core.errors import SettingsError
+from director.core.input_template import Template
+from director.core.json_pointer import Pointer
+from director.core.runner_config import (
+    TEMPLATES,
+    CogConfig,
+    HttpConfig,
+    WrongRunnerConfig,
+    decode_runner_config,
+    runner_config,
+)
+
+HTTP = """{"kind": "http", "path": "/predict", "input": {"text": {"$input": "/text"}}, "output": "/result",
+    "metrics": {"tokens": "/usage/0"}}"""
+HTTP_TOML = """
+kind = "http"
+path = "/predict"
+output = "/result"
+input = { text = { "$input" = "/text" } }
+[metrics]
+tokens = "/usage/0"
+"""
+
+
+def test_json_and_toml_say_the_same() -> None:
+    expected = HttpConfig(
+        path="/predict",
+        input=Template({"text": {"$input": "/text"}}),
+        output=Pointer("/result"),
+        metrics={"tokens": Pointer("/usage/0")},
+    )
+    assert decode_runner_config(HTTP) == expected
+    assert decode_runner_config(HTTP_TOML, is_toml=True) == expected
+
+
+def test_what_nobody_says_is_a_cog_server() -> None:
+    assert runner_config("cog", "") == CogConfig()
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_template_is_complete_but_for_what_only_its_user_knows(name: str) -> None:
+    config = decode_runner_config(f'{{"template": "{name}", "model": "m"}}')
+    assert isinstance(config, HttpConfig)
+    assert config.input_schema is not None
+
+
+def test_what_is_said_beside_a_template_wins() -> None:
+    config = decode_runner_config('{"template": "tei", "path": "/v2/embed"}')
+    assert isinstance(config, HttpConfig)
+    assert (config.path, config.error) == ("/v2/embed", Pointer("/error"))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "it cannot be read"),
+        ("[]", "it cannot be read"),
+        ("{}", "`kind` is one of cog, http"),
+        ('{"kind": "ftp"}', "`kind` is one of cog, http"),
+        ('{"kind": "http"}', "required field `path`"),
+        ('{"kind": "http", "path": "predict"}', r"`\$\.path`"),
+        ('{"kind": "http", "path": "/a b"}', r"`\$\.path`"),
+        ('{"kind": "http", "path": "/a", "output": "result"}', r"JSON pointer .* `\$\.output`"),
+        ('{"kind": "http", "path": "/a", "output": 3}', r"`\$\.output`"),
+        ('{"kind": "http", "path": "/a", "metrics": {"a b": ""}}', r"`key` in `\$\.metrics`"),
+        ('{"kind": "http", "path": "/a", "input": {"x": {"$input": "y"}}}', r"at /x.* `\$\.input`"),
+        ('{"kind": "http", "path": "/a", "outptu": ""}', "unknown field `outptu`"),
+        ('{"kind": "http", "path": "/{model}"}', "`model` is missing"),
+        ('{"template": "nope"}', "`template` is one of"),
+        ('{"template": []}', "`template` is one of"),
+        ('{"kind": "cog", "fast": "yes"}', r"`\$\.fast`"),
+        ('{"kind": "http", "path": "/' + "a" * 70_000 + '"}', "longer than"),
+        ('{"a": ' + "[" * 30_000 + "]" * 30_000 + "}", "nested|recursion|`kind` is one of"),
+    ],
+)
+def test_a_mistake_is_told_with_its_field(text: str, why: str) -> None:
+    with pytest.raises(WrongRunnerConfig, match=why):
+        decode_runner_config(text)
+
+
+@pytest.mark.parametrize("name", ["runner.json", "runner.toml"])
+def test_it_may_be_in_a_file(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text(HTTP_TOML if name.endswith("toml") else HTTP)
+    assert isinstance(runner_config("http", str(path)), HttpConfig)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("/nowhere/runner.json", "No such file"),
+        ("runner.yaml", "neither a JSON object nor"),
+        ('{"kind": "cog"}', "DIRECTOR_RUNNER says 'http'"),
+    ],
+)
+def test_settings_that_cannot_be_say_which_they_are(given: str, why: str) -> None:
+    with pytest.raises(SettingsError, match=f"DIRECTOR_RUNNER_CONFIG: .*{why}"):
+        runner_config("http", given)
