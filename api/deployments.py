@@ -5,6 +5,7 @@ created before keeps its version, also when the deployment is deleted.
 """
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -22,7 +23,7 @@ from api.parts import parts_of
 from api.problems import InvalidField, invalid_input, invalid_version, not_found, unavailable
 from api.requests import MODEL, VERSION, VersionRef, parse_create
 from director.core.account_limits import BucketName
-from director.core.accounts import Account
+from director.core.accounts import Account, AccountType
 from director.core.catalog import Version
 from director.core.deployments import MOST, Deployment, Release
 from director.core.schema import Page
@@ -100,7 +101,7 @@ async def list_deployments(request: Request) -> Response:
         Page(
             next=link(request, PATH, older) if older else None,
             previous=link(request, PATH, newer) if newer else None,
-            results=[_shown(deployment) for deployment in found],
+            results=await _shown(request, account, found),
         )
     )
 
@@ -123,18 +124,18 @@ async def create_deployment(request: Request) -> Response:
     )
     if written != "written":
         raise invalid_input([TAKEN if written == "changed" else TOO_MANY])
-    return json_response(_shown(made))
+    return await _answer(request, account, made)
 
 
 async def get_deployment(request: Request) -> Response:
     """GET /deployments/{owner}/{name}."""
-    _, deployment = await _theirs(request, "read")
-    return json_response(_shown(deployment))
+    account, deployment = await _theirs(request, "read")
+    return await _answer(request, account, deployment)
 
 
 async def update_deployment(request: Request) -> Response:
     """PATCH /deployments/{owner}/{name}: a new release, if it changes anything."""
-    account, deployment = await _theirs(request, "run", takes="create")
+    account, deployment = await _theirs(request, "run")
     parts = parts_of(request)
     asked = _asked(await read_body(request, max_bytes=parts.settings.max_body_bytes), is_new=False)
     if asked.version and await _version(request, account, deployment.release.model, asked.version) is None:
@@ -154,14 +155,14 @@ async def update_deployment(request: Request) -> Response:
             max_instances=high,
         )
         if written == "written":
-            return json_response(_shown(became))
+            return await _answer(request, account, became)
         deployment = await _named(request, account)
     raise unavailable(RETRY_AFTER_S)
 
 
 async def delete_deployment(request: Request) -> Response:
     """DELETE /deployments/{owner}/{name}: 204. What was created by it goes on."""
-    account, deployment = await _theirs(request, "run", takes="create")
+    account, deployment = await _theirs(request, "run")
     for _ in range(TRIES):
         if await parts_of(request).deployments.delete(deployment) == "written":
             return Response(status_code=204)
@@ -223,16 +224,26 @@ def _asked(body: bytes, *, is_new: bool) -> Asked:
     return asked
 
 
-def _shown(deployment: Deployment) -> DeploymentView:
-    return DeploymentView(deployment.owner, deployment.name, _release(deployment.release))
+async def _answer(request: Request, account: Account, deployment: Deployment) -> Response:
+    return json_response((await _shown(request, account, [deployment]))[0])
 
 
-def _release(release: Release) -> ReleaseView:
+async def _shown(request: Request, account: Account, deployments: Sequence[Deployment]) -> list[DeploymentView]:
+    """On the wire. Whoever made a release is shown as what that account is now: an operator may have, seldom."""
+    types = {account.name: account.type}
+    for name in sorted({deployment.release.by for deployment in deployments} - types.keys()):
+        types[name] = (await parts_of(request).accounts.written(name)).type
+    return [
+        DeploymentView(each.owner, each.name, _release(each.release, types[each.release.by])) for each in deployments
+    ]
+
+
+def _release(release: Release, by_type: AccountType) -> ReleaseView:
     return ReleaseView(
         number=release.number,
         model=release.model,
         version=release.version,
         created_at=iso(release.created_ms),
-        created_by=AccountView(username=release.by, name=release.by),
+        created_by=AccountView(username=release.by, name=release.by, type=by_type),
         configuration=ConfigurationView(release.hardware, release.min_instances, release.max_instances),
     )

@@ -92,5 +92,6 @@ def _counted(tally: Mapping[str, int], prefix: str, unit: str = "") -> str:
 
 
 def _line(tenant: "Tenant") -> str:
-    paused = " (paused)" if tenant.is_paused else ""
-    return f"  {'account':<10} {tenant.name}{paused}: {tenant.waiting} waiting, {tenant.running} running"
+    marks = [mark for mark, is_so in (("paused", tenant.is_paused), ("suspended", tenant.is_suspended)) if is_so]
+    state = f" ({', '.join(marks)})" if marks else ""
+    return f"  {'account':<10} {tenant.name}{state}: {tenant.waiting} waiting, {tenant.running} running"

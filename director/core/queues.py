@@ -18,12 +18,15 @@ SCAN: Final = 1_000  # tenants that one call reads: there may be a hundred thous
 
 
 class Tenant(Struct, frozen=True):
-    """What an account has in one queue: waiting or delayed, and claimed. `is_paused`: by an operator."""
+    """What an account has in one queue: waiting or delayed, and claimed. `is_paused`: by an operator, in this queue;
+    `is_suspended`: in all of them.
+    """
 
     name: str
     waiting: int
     running: int
     is_paused: bool
+    is_suspended: bool = False
 
 
 class Queues:
@@ -44,21 +47,27 @@ class Queues:
         return QueueName(name) if name in await self._catalog.queues() else None
 
     async def tenants(self, queue: QueueName, *, most: int) -> list[Tenant]:
-        """Those who have the most waiting, and behind them whoever else is paused."""
+        """Those who have the most waiting, and behind them whoever else is paused, or suspended and has anything."""
         waiting = await self._waiting(queue, most)
         held = {text(name) for name in await ask(lambda: self._redis.smembers(keys.held(queue)))}
-        rest = sorted(held - waiting.keys())
+        suspended = {text(name) for name in await ask(lambda: self._redis.hkeys(keys.suspended(queue)))}
+        rest = sorted((held | suspended) - waiting.keys())
         names = [*waiting, *rest]
         waiting |= dict(zip(rest, await self._counts(keys.queued(queue), rest), strict=True))
         running = await self._counts(keys.running(queue), names)
-        return [Tenant(name, waiting[name], runs, name in held) for name, runs in zip(names, running, strict=True)]
+        tenants = [
+            Tenant(name, waiting[name], runs, name in held, name in suspended)
+            for name, runs in zip(names, running, strict=True)
+        ]
+        return [each for each in tenants if each.waiting or each.running or each.is_paused]
 
     async def tenant(self, queue: QueueName, name: str) -> Tenant:
         """One of them; noughts where it has nothing there."""
         [waiting] = await self._counts(keys.queued(queue), [name])
         [running] = await self._counts(keys.running(queue), [name])
         is_paused = await ask(lambda: self._redis.sismember(keys.held(queue), name))
-        return Tenant(name, waiting, running, bool(is_paused))
+        is_suspended = await ask(lambda: self._redis.hexists(keys.suspended(queue), name))
+        return Tenant(name, waiting, running, bool(is_paused), bool(is_suspended))
 
     async def _waiting(self, queue: QueueName, most: int) -> dict[str, int]:
         largest: dict[str, int] = {}

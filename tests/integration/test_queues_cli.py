@@ -92,7 +92,13 @@ async def test_one_queue_is_shown_with_who_waits_in_it(run: Run, driver: QueueDr
         "  account    small: 1 waiting, 0 running",
     ]
     facts = json.loads(await said(run, "show", driver.queue, "--json"))
-    assert facts["tenants"][0] == {"name": "large", "waiting": 3, "running": 0, "is_paused": False}
+    assert facts["tenants"][0] == {
+        "name": "large",
+        "waiting": 3,
+        "running": 0,
+        "is_paused": False,
+        "is_suspended": False,
+    }
 
 
 async def test_how_good_its_estimates_were_is_shown(driver: QueueDriver, redis: Redis) -> None:
@@ -129,6 +135,21 @@ async def test_of_many_accounts_those_with_the_most_and_all_that_are_paused_are_
     assert list(tenants)[2:] == ["nobody", "t0"]
     assert set(tenants) == {"t4", "t3", "nobody", "t0"}
     assert (tenants["t0"], tenants["nobody"]) == (Tenant("t0", 1, 0, True), Tenant("nobody", 0, 0, True))
+
+
+async def test_accounts_that_are_suspended_are_marked_and_shown_where_they_have_anything(
+    run: Run, redis: Redis, catalog: Catalog, driver: QueueDriver
+) -> None:
+    for account in ("large", "large", "small"):
+        await driver.submit(account=account)
+    for account in ("small", "nobody"):
+        await driver.pause(tenant=account, revision=1)
+    await driver.pause(tenant="small")
+    assert "account    small (paused, suspended): 1 waiting, 0 running" in await said(run, "show", driver.queue)
+    tenants = await Queues(redis, catalog).tenants(driver.queue, most=1)
+    assert tenants == [Tenant("large", 2, 0, False), Tenant("small", 1, 0, True, True)]
+    await driver.pause(paused=False, tenant="small", revision=2)
+    assert "account    small (paused): 1 waiting, 0 running" in await said(run, "show", driver.queue)
 
 
 # ── an operator's hand ───────────────────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.core import keys
-from director.core.accounts import Accounts
+from director.core.accounts import Accounts, Suspension
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.deployments import MOST
 from director.core.policy import Policy
@@ -217,6 +217,38 @@ async def test_another_accounts_looks_like_none_and_operators_have_all(
     async with api_client(settings, token=reader) as other:
         assert (await other.get(CHAT)).status_code == 200
         assert (await other.delete(CHAT)).status_code == 403
+
+
+async def test_a_release_shows_what_kind_of_account_made_it(
+    settings: ApiSettings, redis: Redis, api: httpx.AsyncClient, chat: dict[str, Any], token: str
+) -> None:
+    accounts = Accounts(redis)
+    operator = await accounts.create_token("ops", scopes=("read", "run", "admin"))
+    await accounts.set_type(ACCOUNT, "user")
+
+    def by(shown: dict[str, Any]) -> tuple[str, str]:
+        maker = shown["current_release"]["created_by"]
+        return maker["username"], maker["type"]
+
+    async with api_client(settings, token=token) as mine, api_client(settings, token=operator) as other:
+        assert by((await mine.get(CHAT)).json()) == (ACCOUNT, "user")
+        assert by((await other.get(CHAT)).json()) == (ACCOUNT, "user")
+        assert by((await other.patch(CHAT, json={"max_instances": 1})).json()) == ("ops", "organization")
+        [listed] = (await mine.get("/v1/deployments")).json()["results"]
+        assert by(listed) == ("ops", "organization")
+
+
+async def test_a_suspended_account_changes_and_deletes_its_own_and_makes_and_runs_none(
+    settings: ApiSettings, redis: Redis, chat: dict[str, Any], token: str
+) -> None:
+    suspension = Suspension(policy="hold", reason="unpaid", since_ms=0)
+    await Accounts(redis).set_suspension(ACCOUNT, suspension)
+    async with api_client(settings, token=token) as mine:
+        for path, body in (("/v1/deployments", {**WANTED, "name": "new"}), (f"{CHAT}/predictions", {"input": {}})):
+            refused = await mine.post(path, json=body)
+            assert (refused.status_code, refused.json()["code"]) == (403, "account_suspended")
+        assert (await mine.patch(CHAT, json={"max_instances": 1})).status_code == 200
+        assert (await mine.delete(CHAT)).status_code == 204
 
 
 async def test_a_model_that_may_not_be_seen_is_not_deployed_and_one_that_became_so_is_not_run(
