@@ -6,6 +6,7 @@ Reads only. Every sink has a cursor of its own, so none waits for another.
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 from redis import exceptions
 from redis.asyncio import Redis
 
@@ -48,6 +49,13 @@ class Batch(Struct, frozen=True, kw_only=True):
     entries: tuple[Entry, ...] = ()
     missed: int = 0
     cursor: Cursor
+
+    def halves(self) -> tuple["Batch", "Batch"]:
+        """The same in two, each with its cursor. There are two entries at least."""
+        middle = len(self.entries) // 2
+        older, newer = self.entries[:middle], self.entries[middle:]
+        between = Cursor(older[-1].entry, self.cursor.number - len(newer))
+        return replace(self, entries=older, cursor=between), replace(self, entries=newer, missed=0)
 
 
 class Seen(Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ crash between the two, and none is left out: whoever reads tells copies by `part
 import fcntl
 import os
 from collections.abc import Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -19,7 +20,7 @@ from director.core import keys
 from director.core.clock import Clock
 from director.core.errors import DirectorError, SettingsError
 from director.core.redis_client import ask, texts
-from director.webhooks.sender import Sender
+from director.webhooks.sender import Delivery, Sender
 
 __all__ = ("AuditSink", "FileSink", "HttpSink", "SinkAway")
 
@@ -121,9 +122,23 @@ class HttpSink:
         return {int(partition): _cursor(*value.split(" ")) for partition, value in found.items()}
 
     async def write(self, batch: Batch) -> None:
-        """The receiver has it when it has answered 2xx."""
+        """The receiver has it when it has answered 2xx. What is too large for it goes in halves."""
+        waiting = [batch]
+        while waiting:
+            part = waiting.pop()
+            delivery = await self._send(part)
+            if delivery.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE and len(part.entries) > 1:
+                waiting += reversed(part.halves())
+                continue
+            if delivery.refused:
+                raise SettingsError(f"the log may not go there: {delivery.reason}.")
+            if not delivery.ok:
+                raise SinkAway(f"the receiver of the log {delivery.reason}")
+            await self._keep(part)
+
+    async def _send(self, batch: Batch) -> Delivery:
         span = [one.entry for one in (*batch.entries[:1], *batch.entries[-1:])] or [batch.cursor.entry]
-        delivery = await self._sender.send(
+        return await self._sender.send(
             self._url,
             message_id="_".join(["audit", str(batch.partition), *span]),
             body=msgspec.json.encode(
@@ -132,10 +147,8 @@ class HttpSink:
             secrets=[self._secret],
             now_s=self._clock.now_ms() / 1000,
         )
-        if delivery.refused:
-            raise SettingsError(f"the log may not go there: {delivery.reason}.")
-        if not delivery.ok:
-            raise SinkAway(f"the receiver of the log {delivery.reason}")
+
+    async def _keep(self, batch: Batch) -> None:
         value = f"{batch.cursor.entry} {batch.cursor.number}"
         await ask(lambda: self._redis.hset(keys.sink(self._name), str(batch.partition), value))
 

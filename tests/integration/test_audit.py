@@ -207,6 +207,48 @@ async def test_a_receiver_that_fails_is_brought_the_same_batch_with_the_same_id(
         assert (first.body, first.headers["webhook-id"]) == (second.body, second.headers["webhook-id"])
 
 
+async def test_a_batch_that_is_too_large_for_its_receiver_comes_in_halves_in_order(
+    server: RedisServer, driver: QueueDriver
+) -> None:
+    async with sink() as receiver:
+        receiver.answers.extend(Answer(status=413) for _ in range(2))
+        for _ in range(2):
+            await live(driver)
+        await cut(driver, to=5)
+        async with feeding(to(server, receiver.url), SystemClock()) as feeder:
+            assert await feeder.run_once() == Fed(entries=5, missed=0)
+        [five, two, *taken] = [json.loads(one.body)["entries"] for one in receiver.received]
+        assert (len(five), len(two), [len(entries) for entries in taken]) == (5, 2, [1, 1, 3])
+        assert [entry for entries in taken for entry in entries] == five
+        assert len({one.headers["webhook-id"] for one in receiver.received}) == 5
+        await live(driver)
+        async with feeding(to(server, receiver.url), SystemClock()) as feeder:
+            assert await feeder.run_once() == Fed(entries=3), "the cursor stands behind the last of them"
+
+
+async def test_a_half_that_was_taken_is_counted_as_read_though_the_other_was_not(
+    server: RedisServer, driver: QueueDriver
+) -> None:
+    async with sink() as receiver:
+        receiver.answers.extend(Answer(status=status) for status in (413, 200, 500))
+        for _ in range(2):
+            await live(driver)
+        async with feeding(to(server, receiver.url), SystemClock()) as feeder:
+            with pytest.raises(SinkAway, match="answered 500"):
+                await feeder.run_once()
+        await cut(driver, to=1)
+        async with feeding(to(server, receiver.url), SystemClock()) as feeder:
+            assert await feeder.run_once() == Fed(entries=1, missed=2)
+
+
+async def test_a_receiver_that_takes_not_even_one_entry_is_waited_for(server: RedisServer, driver: QueueDriver) -> None:
+    async with sink() as receiver, feeding(to(server, receiver.url), SystemClock()) as feeder:
+        receiver.answer = Answer(status=413)
+        await live(driver)
+        with pytest.raises(SinkAway, match="answered 413"):
+            await feeder.run_once()
+
+
 async def test_a_log_goes_to_no_address_that_is_forbidden(server: RedisServer, driver: QueueDriver) -> None:
     await live(driver)
     async with feeding(to(server, "http://10.0.0.1/?token=secret"), SystemClock()) as feeder:
