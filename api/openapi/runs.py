@@ -1,8 +1,8 @@
 """Predictions, trainings and procedures, and the streams of what happens to them."""
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from api.batches import BatchResults
 from api.events import MOST_AFTER, MOST_IN_PAGE, Events
@@ -37,6 +37,15 @@ CREATED: Final = {
 }
 ADDRESS: Final = Parameter("address", "The last part of `urls.stream`, which is the permission.", place="path")
 STREAM: Final = "text/event-stream"
+
+
+class StreamEvent(Struct, frozen=True):
+    """One server-sent event. `data`: of output one item, of logs a text, of others an object as JSON."""
+
+    id: str
+    event: Literal["output", "logs", "error", "done"]
+    data: str
+
 
 RUNS: Final[Operations] = {
     ("POST", "/predictions"): Operation(
@@ -152,7 +161,7 @@ RUNS: Final[Operations] = {
             Parameter("last_event_id", "The same, for who cannot send the header."),
         ),
         answers={
-            200: Answer("Its output and logs, from the start or after an event.", str, STREAM),
+            200: Answer("Its output and logs, from the start or after an event.", StreamEvent, STREAM),
             204: Answer("The end was told already."),
         },
         refusals=OPEN | PATH | {410, 503},

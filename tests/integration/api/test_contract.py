@@ -1,0 +1,106 @@
+"""The API keeps its own contract, whatever is sent: no answer that the document does not have, and no fault of ours.
+
+What is sent is made from the document by schemathesis: what it allows, and what it does not.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import msgspec
+import pytest
+import schemathesis
+from anyio.from_thread import start_blocking_portal
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from api.openapi.document import encoded
+from tests.support.contract import Scene, scene
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
+
+SCHEMA = schemathesis.openapi.from_dict(msgspec.json.decode(encoded("http://director.test")))
+# what takes something away comes last, so that it is there for the others
+OPERATIONS = {
+    f"{one.method.upper()} {one.path}": one
+    for one in sorted((each.ok() for each in SCHEMA.get_all_operations()), key=lambda one: one.method == "delete")
+}
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    response_headers_conformance,
+]
+FEW, MANY = 10, 300
+LONGEST_S = 20.0
+
+# What a body must name to be more than refused
+RUN = {"version": MODEL}
+BODIES: Mapping[str, Mapping[str, Any]] = {
+    "POST /predictions": RUN,
+    "POST /procedures": RUN,
+    "POST /predictions/batch": {"predictions": [{"input": {}, **RUN}, {"input": {}}, 1]},
+    "POST /models": {"owner": ACCOUNT},
+    "POST /deployments": {"model": MODEL, "version": VERSION, "min_instances": 0, "max_instances": 1},
+    "POST /models/{owner}/{name}/versions/{id}/trainings": {"destination": f"{ACCOUNT}/mine"},
+}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(scene(tmp_path_factory.mktemp("files"))) as started,
+    ):
+        yield started
+
+
+def cases_of(name: str, service: Scene) -> st.SearchStrategy[Case]:
+    """What the contract allows, what it does not, and what leads to something that is there."""
+    operation = OPERATIONS[name]
+    path = operation.path.strip("/")
+    kinds = [operation.as_strategy(generation_mode=mode) for mode in GenerationMode]
+    for real in next((values for start, values in service.real.items() if path.startswith(f"{start}/")), ()):
+        wanted = {key: value for key, value in real.path.items() if f"{{{key}}}" in path}
+        query = dict(real.query) if real.query and name.startswith("GET") else None
+        kinds.append(operation.as_strategy(path_parameters=wanted or None, query=query).map(partial(filled_in, name)))
+    if name in BODIES:
+        kinds.append(operation.as_strategy().map(partial(filled_in, name)))
+    return st.one_of(kinds)
+
+
+def filled_in(name: str, case: Case) -> Case:
+    if name in BODIES and isinstance(case.body, dict):
+        case.body = {**case.body, **BODIES[name]}
+    return case
+
+
+def try_out(service: Scene, name: str, examples: int) -> None:
+    @hypothesis.given(case=cases_of(name, service))
+    @hypothesis.settings(
+        max_examples=examples, database=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck)
+    )
+    def holds(case: Case) -> None:
+        headers = {"Authorization": f"Bearer {service.token}"}
+        case.call_and_validate(base_url=f"{service.url}/v1", headers=headers, checks=CHECKS, timeout=LONGEST_S)
+
+    holds()
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_answer_is_one_of_the_contract(service: Scene, name: str) -> None:
+    try_out(service, name, FEW)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_answer_to_much_more_is_one_of_the_contract(service: Scene, name: str) -> None:
+    try_out(service, name, MANY)

@@ -1,0 +1,142 @@
+"""A service with something of everything in it, as a process of its own, for tests that try every route.
+
+Never judges an answer.
+"""
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlsplit
+
+import httpx
+from msgspec import Raw, Struct
+from redis.asyncio import Redis
+
+from director.core.accounts import Accounts
+from director.core.catalog import Catalog
+from director.core.clock import SystemClock
+from director.core.collections import Collection, Collections
+from director.core.files import FileName, LocalFiles
+from director.core.gatherer import Gatherer
+from director.core.ids import FileId, PredictionId
+from director.core.kinds import Kinds
+from director.core.links import Links
+from director.core.policy import Policy
+from director.core.redis_client import client
+from director.core.scripts import Scripts
+from tests.support.api import PlayedDirector, live_api
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
+from tests.support.servers import redis_server
+
+__all__ = ("Real", "Scene", "scene")
+
+OTHER: Final = "globex"  # whose limits and suspension a test may change: the caller's own would end the test
+LATER_S: Final = 4_000_000_000
+STREAMING: Final = Raw(
+    b'{"components":{"schemas":{"Input":{"type":"object"},"TrainingInput":{"type":"object"},'
+    b'"Output":{"type":"array","items":{},"x-cog-array-type":"iterator"}}}}'
+)
+
+
+class Real(Struct, frozen=True, kw_only=True):
+    """Values for the parameters of a path and for its query, that lead to something."""
+
+    path: Mapping[str, str]
+    query: Mapping[str, str] | None = None
+
+
+class Scene(Struct, frozen=True, kw_only=True):
+    """`real`: by the beginning of the path."""
+
+    url: str
+    token: str
+    real: Mapping[str, tuple[Real, ...]]
+
+
+@asynccontextmanager
+async def scene(folder: Path) -> AsyncGenerator[Scene, None]:
+    """A server, an API, and an account that may do everything and has some of all that there is."""
+    with redis_server() as server, (folder / "api.log").open("wb") as log:
+        redis = client(server.url)
+        gatherer = Gatherer(redis)
+        try:
+            token = await Accounts(redis).create_token(ACCOUNT, scopes=("read", "run", "admin"))
+            await Accounts(redis).create_token(OTHER)
+            async with live_api(server.url, env={"DIRECTOR_FILES_DIR": str(folder)}, log=log) as api:
+                headers = {"Authorization": f"Bearer {token}"}
+                async with httpx.AsyncClient(base_url=f"{api.url}/v1", headers=headers, trust_env=False) as caller:
+                    real = await _runs(redis, Scripts(gatherer), caller)
+                    real |= await _things(redis, caller)
+                    real |= await _files(LocalFiles(folder, Links(redis, SystemClock())), redis, caller)
+                yield Scene(url=api.url, token=token, real=real)
+        finally:
+            await gatherer.aclose()
+            await redis.aclose()
+
+
+async def _runs(redis: Redis, scripts: Scripts, caller: httpx.AsyncClient) -> dict[str, tuple[Real, ...]]:
+    """A prediction that has ended, one that runs, one that waits, and a dead one."""
+    catalog = Catalog(redis, scripts, SystemClock())
+    queue = await catalog.register(MODEL, VERSION, schema=STREAMING, server="echo", policy=Policy())
+    asked = {"version": MODEL, "input": {"text": "hi"}}
+    for kind in ("training", "procedure"):
+        await Kinds(redis, scripts, catalog).register(
+            MODEL, VERSION, kind, schema=STREAMING, server="echo", policy=Policy()
+        )
+    driver = QueueDriver(redis, scripts, queue)
+    dead = [await driver.die() for _ in range(3)]
+    played = PlayedDirector(scripts, queue)
+    ended = await _made(caller, "/predictions", {**asked, "webhook": "https://receiver.invalid/hook"})
+    await played.finish(await played.claim(), output=b'["a","b"]', logs="x\n", metrics=b'{"predict_time":1}')
+    running = await _made(caller, "/predictions", asked)
+    await played.begin(await played.claim(), b'"a"')
+    waiting = await _made(caller, "/predictions", asked)
+    return {
+        "predictions": tuple(Real(path={"id": one["id"]}) for one in (ended, running, waiting)),
+        "streams": (Real(path={"address": ended["urls"]["stream"].rpartition("/")[2]}),),
+        "admin/dead": tuple(Real(path={"id": one}) for one in dead),
+    }
+
+
+async def _things(redis: Redis, caller: httpx.AsyncClient) -> dict[str, tuple[Real, ...]]:
+    """What is in the catalogue, and another account with its token."""
+    await Collections(redis).put("fast", Collection(name="Fast", models=(MODEL,)))
+    await Collections(redis).put_hardware("cpu", "CPU")
+    mine = {"owner": ACCOUNT, "name": "mine", "visibility": "private", "hardware": "cpu"}
+    await _made(caller, "/models", {**mine, "description": "Mine."})
+    await caller.patch(f"/models/{MODEL}", json={"readme": "Read me."})
+    release = {"model": MODEL, "version": VERSION, "hardware": "cpu", "min_instances": 0, "max_instances": 1}
+    await _made(caller, "/deployments", {"name": "prod", **release})
+    tokens = (await caller.get(f"/admin/accounts/{OTHER}/tokens")).json()["results"]
+    return {
+        "models": tuple(Real(path={"owner": ACCOUNT, "name": name, "id": VERSION}) for name in ("echo", "mine")),
+        "deployments": (Real(path={"owner": ACCOUNT, "name": "prod"}),),
+        "collections": (Real(path={"slug": "fast"}),),
+        "admin/accounts": tuple(Real(path={"name": OTHER, "id": one["id"]}) for one in tokens),
+    }
+
+
+async def _files(store: LocalFiles, redis: Redis, caller: httpx.AsyncClient) -> dict[str, tuple[Real, ...]]:
+    """A caller's file and an output's, each at its signed address."""
+    answer = await caller.post("/files", files={"content": ("a.txt", b"abc", "text/plain")})
+    given, links = FileId(answer.json()["id"]), Links(redis, SystemClock())
+    address = await links.download(ACCOUNT, given, name="a.txt", base="", expires_s=LATER_S)
+    output = FileName(PredictionId("0" * 26), "0" * 32, "png")
+    await store.put(output, b"png", content_type="image/png")
+    shown = await links.signed(str(output), base="", expires_s=LATER_S)
+    return {
+        "files": (Real(path={"id": given, "name": "a.txt"}, query=_query(address)),),
+        "outputs": (Real(path={"name": str(output)}, query=_query(shown)),),
+    }
+
+
+def _query(address: str) -> dict[str, str]:
+    return dict(parse_qsl(urlsplit(address).query))
+
+
+async def _made(caller: httpx.AsyncClient, path: str, body: Mapping[str, object]) -> dict[str, Any]:
+    answer = await caller.post(path, json=body)
+    answer.raise_for_status()
+    found: dict[str, Any] = answer.json()
+    return found
