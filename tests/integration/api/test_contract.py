@@ -39,7 +39,7 @@ CHECKS = [
     response_schema_conformance,
     response_headers_conformance,
 ]
-FEW, MANY = 10, 300
+FEW, MANY = 6, 200
 LONGEST_S = 20.0
 
 # What a body must name to be more than refused
