@@ -34,6 +34,7 @@ from director.core.ids import Kind, QueueName, version_id
 from director.core.kinds import Kinds
 from director.core.policy import Policy
 from director.core.redis_client import blocking_client, client
+from director.core.removal import Removal
 from director.core.runner_config import runner_config
 from director.core.scripts import Scripts
 from director.core.settings import DirectorSettings
@@ -189,6 +190,8 @@ class Director:
                 run_limit_s=settings.run_limit_s,
             )
         )
+        removal = Removal(self._redis, self._scripts, self._catalog)
+        self._trained = TrainedVersions(self._redis, self._catalog, removal, store=store)
         self._moderator = moderator
         self._queue: QueueName | None = None
         self._queue_known = asyncio.Event()
@@ -292,7 +295,7 @@ class Director:
             storing=self._storing,
             moderator=self._moderator,
             file_inputs=self._file_inputs,
-            publishing=Publishing(TrainedVersions(self._redis, self._catalog), self._clock),
+            publishing=Publishing(self._trained, self._clock),
         )
         heartbeat = Heartbeat(
             queue=queue,

@@ -116,8 +116,8 @@ class Executor:
                 finished = await self._settle(held, progress, end)
             if finished:
                 await self._tell(outbox)
-            if self._storing and finished and performer.has_files and isinstance(end, Finish) and not end.output:
-                await self._storing.remove(claim.id)  # nothing names them
+            if self._storing and finished and performer.has_files and _leaves_files_unnamed(claim, end):
+                await self._storing.remove(claim.id)
         except Exception:
             log.exception("a claim is left to its lease", extra={"prediction": claim.id})
         finally:
@@ -271,6 +271,11 @@ class Executor:
 
     def _now(self) -> float:
         return self._clock.monotonic()
+
+
+def _leaves_files_unnamed(claim: Claim, end: Finish | GiveBack | None) -> bool:
+    """Does nothing name its files after this end? Of a training an earlier attempt may have made a version of them."""
+    return isinstance(end, Finish) and not end.output and claim.record.kind != "training"
 
 
 def _facts(claim: Claim) -> dict[str, object]:

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 
 from director.core import keys
 from director.core.clock import Clock
-from director.core.errors import SettingsError
+from director.core.errors import SettingsError, UnknownModel
 from director.core.ids import MODEL_NAME, VERSION_ID, Kind, Partition, QueueName, is_queue_of_predictions, queue_name
 from director.core.models import Model, Models
 from director.core.new_queues import list_queue
@@ -58,14 +58,22 @@ class Catalog:
         self.models = Models(redis, scripts, clock)
 
     async def register(
-        self, model: str, version: str, *, schema: Raw, server: str, policy: Policy, is_latest: bool = False
+        self,
+        model: str,
+        version: str,
+        *,
+        schema: Raw,
+        server: str,
+        policy: Policy,
+        is_latest: bool = False,
+        makes_model: bool = True,
     ) -> QueueName:
         """Make a version known. Safe to repeat and to do from several directors at once; returns its queue.
 
         A version becomes its model's latest when it is registered for the first time, and again where `is_latest`
         says so. The queue comes first and the model last: whoever finds a name finds all that stands behind it.
         Writes nothing where all of it stands, so that a director can start beside a full server. Raises SettingsError
-        for a name or version that is none.
+        for a name or version that is none, and UnknownModel where there is no model and none is made.
         """
         if not re.fullmatch(MODEL_NAME, model) or not re.fullmatch(VERSION_ID, version):
             raise SettingsError(f"{model}:{version} is not owner/name in lower case with a version of 64 hex digits.")
@@ -85,19 +93,23 @@ class Catalog:
                 return
             await self._redis.hsetnx(key, "created", str(now_ms))
             await self._redis.hset(keys.versions(), version, model)
-            await self._make_known(model, version if is_latest or "announced" not in known else None)
+            latest = version if is_latest or "announced" not in known else None
+            await self._make_known(model, latest, makes_model=makes_model)
             # the last write: what was cut short before it is done again
             await self._redis.hset(key, "announced", LISTED)
 
         await ask(write)
         return queue
 
-    async def _make_known(self, model: str, latest: str | None) -> None:
+    async def _make_known(self, model: str, latest: str | None, *, makes_model: bool) -> None:
         """A model that has a version, in the registry too, and what an account said of it stays."""
         pipe = self._redis.pipeline(transaction=True)
-        pipe.hsetnx(keys.model(model), "created", str(self._clock.now_ms()))
-        if latest is not None:
-            pipe.hset(keys.model(model), "latest", latest)
+        if makes_model:
+            pipe.hsetnx(keys.model(model), "created", str(self._clock.now_ms()))
+            if latest is not None:
+                pipe.hset(keys.model(model), "latest", latest)
+        elif not await self.models.change(model, {} if latest is None else {"latest": latest}):
+            raise UnknownModel(model)
         pipe.hmget(keys.model(model), ["created", "latest"])
         created, named = (await pipe.execute())[-1]
         latest_ms = await self._redis.hget(keys.version(model, text(named or b"")), "created")

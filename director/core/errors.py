@@ -49,6 +49,10 @@ class QueueError(DirectorError):
     """The queue refused, and asking again the same way will not help."""
 
 
+class UnknownModel(QueueError):
+    """There is no such model, or not any more. Do not repeat the call."""
+
+
 class ClaimLost(QueueError):
     """Another director holds this prediction now. Stop, write nothing, and do not retry."""
 

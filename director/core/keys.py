@@ -74,6 +74,7 @@ __all__ = (
     "version",
     "versions",
     "vtime",
+    "weights",
 )
 
 GROUP: Final = "directors"
@@ -111,6 +112,7 @@ PERMANENT: Final = {
     "deployment": "until its account deletes it",
     "deployments": "one member per deployment, removed with it",
     "credit": "what an account spent of all that it may: no day clears it",
+    "weights": "as long as the version that was made of them",
     "listing": "trimmed by every submit",
     "dead": "dead letters wait for a person",
     "secret": "what it signed would be good no more",
@@ -156,6 +158,14 @@ def channel(prediction_id: PredictionId) -> str:
 def idempotency(*, account: str, model: str, digest: str) -> str:
     """string · `<id> <fingerprint of the body>`. Written by enqueue; 24 hours."""
     return f"{tag(partition_of_model(model))}:idem:{account}:{model}:{digest}"
+
+
+def weights(training: PredictionId) -> str:
+    """string · the key of the version whose weights are this training's files. Removed by the keeper once it is gone.
+
+    Permanent.
+    """
+    return f"{tag(partition_of(training))}:weights:{training}"
 
 
 # ── inside the tag, by queue ─────────────────────────────────────────────────────────────────────────────────────

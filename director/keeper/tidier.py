@@ -1,7 +1,8 @@
 """Delete the files of predictions whose data is gone, and those of callers that expired.
 
-A file of an output lives exactly as long as what names it: what Redis still has, or what may still be finished, keeps
-its files, however old. A caller's file lives until Redis forgot it, and is left alone while it may still be coming.
+A file of an output lives exactly as long as what names it: what Redis still has, what may still be finished, or a
+version that a training made of it, keeps its files, however old. A caller's file lives until Redis forgot it, and is
+left alone while it may still be coming.
 Never deletes anything while Redis cannot be asked, and never looks at more than a portion at once.
 """
 
@@ -19,6 +20,7 @@ from director.core.files import CallerFileName, FileStore
 from director.core.ids import PredictionId, created_ms_of
 from director.core.redis_client import ask, text
 from director.core.states import TERMINAL
+from director.core.trained import whose_weights_are_kept
 from director.keeper.sweep import LIMIT, repeat
 
 __all__ = ("Tidied", "Tidier")
@@ -82,7 +84,9 @@ class Tidier:
 
         replies = iter(await ask(read) if holders else [])
         found = zip(holders, replies, replies, strict=True)
-        return [each for each, status, has_output in found if not has_output and not _may_end(status)]
+        gone = [each for each, status, has_output in found if not has_output and not _may_end(status)]
+        kept = await whose_weights_are_kept(self._redis, gone)
+        return [each for each in gone if each not in kept]
 
 
 def _may_end(status: bytes | int | None) -> bool:

@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
@@ -15,12 +16,16 @@ from redis.asyncio import Redis
 from director.core import keys
 from director.core.accounts import Accounts
 from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.clock import SystemClock
+from director.core.files import store_in
 from director.core.ids import version_id
 from director.core.kinds import Kinds
 from director.core.policy import Policy
+from director.core.removal import Removal
 from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
 from director.core.trained import TrainedVersions
+from director.keeper.tidier import Tidied, Tidier
 from tests.support.api import api_client, live_api
 from tests.support.cog import cog_process, write_model
 from tests.support.eventually import eventually
@@ -157,17 +162,58 @@ async def test_one_whose_destination_goes_meanwhile_makes_none_and_fails(
     assert not await redis.exists(keys.model(DESTINATION)), "a training makes no model"
 
 
-async def test_making_a_version_twice_makes_one(
+async def test_whichever_attempt_makes_the_version_first_its_weights_stay(
     redis: Redis, scripts: Scripts, catalog: Catalog, api: httpx.AsyncClient
 ) -> None:
-    training = await train(api, data="a")
-    await ended(api, training)
-    stored = await scripts.get(training["id"])
+    done = await ended(api, await train(api, data="a"))
+    stored = await scripts.get(done["id"])
     assert stored is not None
-    versions = TrainedVersions(redis, catalog)
+    versions = TrainedVersions(redis, catalog, Removal(redis, scripts, catalog), store=None)
     again = [await versions.make(stored.record, "https://example.com/w") for _ in range(2)]
-    assert again[0] == again[1]
+    assert [(one and one.version, one and one.weights) for one in again] == [tuple(done["output"].values())] * 2
     assert len(await catalog.version_ids(DESTINATION)) == 2
+
+
+async def test_the_weights_live_as_long_as_the_version_and_not_with_the_training(
+    redis: Redis, scripts: Scripts, catalog: Catalog, api: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    done = await ended(api, await train(api, data="poems"))
+    store = store_in(str(tmp_path / "files"), redis, SystemClock())
+    assert store is not None
+    tidier = Tidier(redis, store, SystemClock())
+    weights = done["output"]["weights"]
+    for gone in (keys.output_data(done["id"]), keys.input_data(done["id"]), keys.record(done["id"])):  # as they end
+        await redis.delete(gone)
+        assert await tidier.run_once() == Tidied(seen=1)
+    assert (await api.get(weights)).content == b"learned poems"
+    assert int(parse_qs(urlsplit(weights).query)["expires"][0]) > 100 * 365 * 86400
+    version = done["output"]["version"].partition(":")[2]
+    assert await Removal(redis, scripts, catalog).remove(DESTINATION, version) == "done"
+    assert await tidier.run_once() == Tidied(seen=1, removed=1)
+    assert (await api.get(weights)).status_code == 404
+    assert not await redis.exists(keys.weights(done["id"]))
+
+
+async def test_a_destination_that_goes_at_the_last_moment_is_not_made_again(
+    redis: Redis, scripts: Scripts, catalog: Catalog, api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = await ended(api, await train(api, data="a"))
+    stored = await scripts.get(done["id"])
+    assert stored is not None
+    removal = Removal(redis, scripts, catalog)
+    for version in await catalog.version_ids(DESTINATION):
+        await removal.remove(DESTINATION, version)
+    before, register = await redis.smembers(keys.queues()), catalog.register
+
+    async def too_late(*given: Any, **named: Any) -> Any:
+        await catalog.models.remove(DESTINATION)
+        return await register(*given, **named)
+
+    monkeypatch.setattr(catalog, "register", too_late)
+    assert await TrainedVersions(redis, catalog, removal, store=None).make(stored.record, None) is None
+    assert await catalog.model(DESTINATION) is None
+    assert await redis.smembers(keys.queues()) == before
+    assert not [name for name in await redis.keys("*") if DESTINATION.encode() in name]
 
 
 async def test_the_official_client_creates_gets_lists_and_cancels(
