@@ -22,7 +22,7 @@ from director.uploads import Upload, Uploaded, Uploads
 
 __all__ = ("Ask", "Effect", "Halt", "Happening", "Tell", "Tracker", "Write")
 
-MOST_EVENTS: Final = 100_000
+MOST_EVENTS: Final = 100_000  # shown of one attempt: see README.md, "What is kept of a run's progress"
 
 
 class Halt(Struct, frozen=True):

@@ -3,7 +3,7 @@
 Keeps names, ids and comments too, for tests that look at all of it, and can come back where it was.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 
 import httpx
 from msgspec import Struct
@@ -47,7 +47,7 @@ def take_apart(block: str) -> Told | Comment:
 
 async def read_events(
     client: httpx.AsyncClient, url: str, *, after: str = "", headers: Mapping[str, str] | None = None
-) -> AsyncIterator[Told | Comment]:
+) -> AsyncGenerator[Told | Comment]:
     """The events and comments of a stream as they come, until it ends. Raises what httpx raises when it breaks."""
     asked = {**(headers or {}), **({"last-event-id": after} if after else {})}
     async with client.stream("GET", url, headers=asked) as response:

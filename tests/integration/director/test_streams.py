@@ -2,6 +2,8 @@
 
 import os
 import signal
+from contextlib import aclosing
+from pathlib import Path
 
 import anyio
 import httpx
@@ -9,8 +11,10 @@ import pytest
 from redis.asyncio import Redis
 
 from director.core.accounts import Accounts
+from director.tracker import MOST_EVENTS
+from tests.integration.director.conftest import schema
 from tests.support.api import live_api
-from tests.support.cog import free_port
+from tests.support.cog import cog_server, free_port, write_model
 from tests.support.event_stream import Comment, Told, read_events
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, Tally, director_process, keeping, live_director
@@ -18,6 +22,23 @@ from tests.support.queue_driver import ACCOUNT, VERSION
 from tests.support.servers import RedisServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+
+TOKENS = 120_000
+LEAVES_AFTER = (5_000, 110_000)  # events: while it runs, and in what the end has beyond the log
+LONGEST_S = 300
+# Not as fast as it can: coglet drops what a busy machine's director has not read in time, and the run is put again
+SOURCE = """
+    import time
+    from typing import Iterator
+    from cog import BasePredictor
+
+    class Predictor(BasePredictor):
+        def predict(self, n: int = 3) -> Iterator[str]:
+            for i in range(n):
+                yield f"a{i}"
+                if i % 50 == 0:
+                    time.sleep(0.01)
+"""
 
 
 class Reader:
@@ -86,4 +107,45 @@ async def test_a_reader_has_every_event_once_and_in_order_though_the_api_is_kill
     logs = "".join(one.data for one in reader.events if one.event == "logs")
     assert logs == "token 0\ntoken 1\ntoken 2\n" * 2
     places = [one.place for one in reader.events]
+    assert places == sorted(set(places))
+
+
+async def read_leaving(http: httpx.AsyncClient, url: str) -> list[Told]:
+    """All events of a stream, by a reader who leaves now and then, and comes back."""
+    told: list[Told] = []
+    while not (told and told[-1].event == "done"):
+        async with aclosing(read_events(http, url, after=told[-1].id if told else "")) as events:
+            async for one in events:
+                if isinstance(one, Told):
+                    told.append(one)
+                    if len(told) in LEAVES_AFTER:
+                        break
+    return told
+
+
+@pytest.mark.heavy
+async def test_a_run_that_shows_more_than_is_kept_on_its_way_is_told_whole_and_its_log_has_its_bound(
+    caller: Caller, server: RedisServer, redis: Redis, tmp_path: Path
+) -> None:
+    token = await Accounts(redis).create_token(ACCOUNT)
+    asked = {"version": VERSION, "input": {"n": TOKENS}}
+    model = write_model(tmp_path / "model", SOURCE, schema(streams=True))
+    began = anyio.current_time()
+    async with (
+        httpx.AsyncClient(timeout=60, trust_env=False) as http,
+        cog_server(model) as cog_url,
+        keeping(redis, server.url),
+        director_process(server.url, cog_url),
+        live_api(server.url) as api,
+    ):
+        headers = {"Authorization": f"Bearer {token}"}
+        made = (await http.post(f"{api.url}/v1/predictions", json=asked, headers=headers)).json()
+        with anyio.fail_after(LONGEST_S):
+            told = await read_leaving(http, made["urls"]["stream"])
+    took_s = anyio.current_time() - began
+    kinds = await caller.kinds(made["id"])
+    print(f"{TOKENS:,} tokens were read in {took_s:.1f} s; the log kept {len(kinds):,} events")
+    assert [one.data for one in told] == [*(f"a{number}" for number in range(TOKENS)), "{}"]
+    assert len(kinds) == MOST_EVENTS + 3, "accepted, started, so much of it, ended"
+    places = [one.place for one in told]
     assert places == sorted(set(places))

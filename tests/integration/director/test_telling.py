@@ -153,7 +153,7 @@ class PacedRunner(ScriptedRunner):
 
     async def _pause(self) -> None:
         if self._dice.random() < 0.6:
-            await asyncio.sleep(self._dice.random() * 0.02)
+            await asyncio.sleep(self._dice.random() * self._dice.choice((0.02, 0.02, 0.3)))
 
 
 class Paced:
@@ -183,21 +183,25 @@ class Paced:
 
 
 @pytest.mark.parametrize(
-    ("many", "seed"), [pytest.param(500, 1, id="500"), pytest.param(10_000, 2, id="10,000", marks=pytest.mark.heavy)]
+    ("many", "seed"), [pytest.param(200, 1, id="200"), pytest.param(10_000, 2, id="10,000", marks=pytest.mark.heavy)]
 )
-async def test_the_start_is_told_before_any_output_and_the_end_last(driver: QueueDriver, many: int, seed: int) -> None:
+async def test_the_start_is_told_before_any_output_and_the_end_last(
+    driver: QueueDriver, monkeypatch: pytest.MonkeyPatch, many: int, seed: int
+) -> None:
+    # what is sent once must not be lost to a machine that is busy: this receiver is never away
+    monkeypatch.setattr("director.webhooks.sender.CONNECT_S", 60.0)
     dice = random.Random(seed)
     await Accounts(driver.redis).create_token(ACCOUNT)
     [secret] = await Accounts(driver.redis).webhook_secrets(ACCOUNT)
-    sender = Sender(AllowList.parse("loopback"))
+    sender = Sender(AllowList.parse("loopback"), timeout_s=60)
     paced = Paced(driver, sender, interval_s=0.005)
-    at_once = asyncio.Semaphore(48)
+    at_once = asyncio.Semaphore(12)  # more, and a run is over before its start is told
 
     async def one(claim: Claim) -> None:
         async with at_once:
             await paced.execute(claim, random.Random(claim.id))
 
-    left = many
+    left, webhooks, progress = many, 0, 0
     while left:
         async with sink() as receiver:  # one for each part, so that none holds all of them
             ids = [await driver.submit(webhook=receiver.url, events=ALL) for _ in range(min(left, 500))]
@@ -209,8 +213,12 @@ async def test_the_start_is_told_before_any_output_and_the_end_last(driver: Queu
                     tasks.create_task(one(claim))
             await nothing_is_owed(driver, receiver)
         judge(receiver.received, ids, secret)
+        webhooks += len(receiver.received)
+        progress += len(receiver.received) - 2 * len(ids)
         left -= len(ids)
     await sender.aclose()
+    print(f"{many:,} predictions were told of in order, by {webhooks:,} webhooks; {progress:,} are of output and logs")
+    assert progress > many / 10, "without them there is little order to keep"
 
 
 async def nothing_is_owed(driver: QueueDriver, receiver: Sink) -> None:
