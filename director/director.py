@@ -142,7 +142,7 @@ class Director:
     ) -> None:
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.health = Health()
-        self.servers = Servers([])
+        self.servers = Servers([], clock.monotonic)
         self.holdings = Holdings()
         self._settings = settings
         self._redis = gatherer.redis

@@ -25,6 +25,7 @@ from director.core.states import Status
 from director.ends import Finish, GiveBack, Limits
 from director.file_inputs import FileInputs
 from director.holdings import Held, Holdings
+from director.inference import metrics_of, with_metrics
 from director.moderation import Moderator
 from director.performer import Performer
 from director.progress import Progress
@@ -92,6 +93,8 @@ class Executor:
     async def execute(self, claim: Claim, seat: Seat) -> None:
         """From the claim to its last write. Never raises for what the server, the model or Redis does."""
         tracker = Tracker(claim.record, self._limits, is_moderated=self._moderator is not None)
+        waited_ms = 0 if claim.record.claimed is None else claim.record.claimed - claim.record.created
+        setup_wait_s = self._servers.setup_wait_s(waited_ms / 1000)
         held = Held(claim, tracker, seat.server.runner, self._clock)
         outbox = Outbox(claim.record, self._post, lambda started_ms: self._snapshot(held, started_ms))
         progress = Progress(held, self._scripts, self._clock, outbox if claim.record.webhook else None)
@@ -112,6 +115,8 @@ class Executor:
                     end = await self._publishing.publish(held, end)
                 if not isinstance(end, Finish):  # from here on another attempt may be told of
                     outbox.drop()
+                if isinstance(end, Finish):
+                    end = self._measured(held, end, setup_wait_s)
                 self._servers.leave(seat)  # before the last write: the next claim then leaves together with it
                 finished = await self._settle(held, progress, end)
             if finished:
@@ -125,6 +130,13 @@ class Executor:
             performer.drop()
             progress.drop()
             outbox.drop()
+
+    def _measured(self, held: Held, end: Finish, setup_wait_s: float) -> Finish:
+        record = held.claim.record
+        metrics = metrics_of(record, held.tracker, setup_wait_s=setup_wait_s)
+        facts = {"model": record.model, "version": record.version, "server": held.runner.url, "status": end.status}
+        log.info("inference", extra={**_facts(held.claim), **facts, "code": end.code, **metrics})
+        return replace(end, metrics=with_metrics(end.metrics, metrics))
 
     async def _tell(self, outbox: Outbox) -> None:
         """Tell the caller of the end, beside the slot. The courier has it too, so no receiver that keeps silent may

@@ -6,6 +6,7 @@ keeps failing gets none for a while (`trust.py`), and neither that nor one that 
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -89,8 +90,11 @@ class Seat(Struct, eq=False):
 class Servers:
     """All seats. `on_news` is called whenever a server may stand differently."""
 
-    def __init__(self, servers: list[Server]) -> None:
+    def __init__(self, servers: list[Server], now: Callable[[], float] = time.monotonic) -> None:
         self.all = servers
+        self._now = now
+        self._away_at = now()
+        self._back_at: float | None = None
         self.on_news: Callable[[], None] = lambda: None
         self._changed = asyncio.Event()
 
@@ -135,6 +139,12 @@ class Servers:
             seat.server.running -= seat.is_running
             self._changed.set()
 
+    def setup_wait_s(self, waited_s: float) -> float:
+        """How much of the time that a prediction waited until now there was no server that could run anything."""
+        now = self._now()
+        back_at = now if self._back_at is None else self._back_at
+        return max(0.0, min(waited_s - (now - back_at), back_at - self._away_at))
+
     def starts(self, seat: Seat) -> None:
         """A run is about to be started on this seat."""
         seat.is_running = True
@@ -175,6 +185,11 @@ class Servers:
     def saw(self, server: Server, health: Health) -> None:
         """A look at a server: from now on this is how it stands."""
         server.health = health
+        if self.any_ready() != (self._back_at is not None):
+            if self._back_at is None:
+                self._back_at = self._now()
+            else:
+                self._away_at, self._back_at = self._now(), None
         self._changed.set()
         self.on_news()
 

@@ -66,6 +66,9 @@ class Tracker:
         self.stopped: Stop | None = None
         self.began_at: float | None = None
         self.over_at: float | None = None
+        self.first_output_at: float | None = None
+        self.last_output_at = 0.0
+        self.outputs = 0
         self.ended = False
         self._is_moderated = is_moderated
         self._withheld: Finish | None = None
@@ -125,6 +128,7 @@ class Tracker:
             case Began():
                 return self._begin(at)
             case Produced():
+                self._count(event, at)
                 return self._begin(at) + self._put(event)
             case Logged():
                 return self._begin(at) + self._log(event)
@@ -139,6 +143,12 @@ class Tracker:
                 return self._put(event)
             case _:
                 assert_never(event)
+
+    def _count(self, event: Produced, at: float) -> None:
+        if event.index == self.outputs:  # neither told twice nor out of turn
+            self.outputs += 1
+            self.last_output_at = at
+            self.first_output_at = at if self.first_output_at is None else self.first_output_at
 
     def _put(self, event: Produced | Ended) -> list[Effect]:
         upload, ready = self._uploads.take(event)

@@ -40,9 +40,11 @@ PURE = (
     "director.core.webhook_url",
     "director.doctor.floors",
     "director.ends",
+    "director.inference",
     "director.media",
     "director.runners.runner",
     "director.tracker",
+    "director.trust",
     "director.uploads",
 )
 EDGES = ("redis", "httpx", "anyio", "starlette", "uvicorn", "asyncio", "socket", "time", "logging", "jsonschema_rs")

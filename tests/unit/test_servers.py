@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from director.runners.runner import Ended, Health, HealthStatus, Outcome
 from director.servers import Seat, Server, Servers, Standing
 from director.trust import Trust
+from tests.support.clock import FakeClock
 from tests.support.scripted_runner import ScriptedRunner
 
 pytestmark = pytest.mark.anyio
@@ -103,6 +104,20 @@ async def test_a_change_is_a_seat_that_is_left_from_now_on() -> None:
     assert not changing.done()
     servers.leave(second)
     await asyncio.wait_for(changing, 5)
+
+
+def test_how_long_one_waited_for_a_server_is_what_of_its_wait_there_was_none() -> None:
+    clock = FakeClock()
+    one = server(1, health=Health(status=HealthStatus.STARTING))
+    servers = Servers([one], clock.monotonic)
+    clock.pass_time(10)
+    servers.saw(one, READY)
+    clock.pass_time(2)
+    assert [servers.setup_wait_s(waited) for waited in (1, 5, 100)] == [0, 3, 10]
+    servers.saw(one, Health(status=HealthStatus.UNREACHABLE))
+    clock.pass_time(4)
+    servers.saw(one, READY)
+    assert [servers.setup_wait_s(waited) for waited in (1, 100)] == [1, 4]
 
 
 NO_SLOT = Ended(outcome=Outcome.REFUSED, server_is_dead=True, has_no_slot=True)

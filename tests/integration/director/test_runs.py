@@ -37,7 +37,9 @@ async def test_output_is_seen_while_it_runs_and_the_end_has_all_of_it(
     assert ended["logs"] == "token 0\ntoken 1\ntoken 2\n"
     assert ended["error"] is None
     assert ended["started_at"] == running["started_at"]
-    assert set(ended["metrics"]) >= {"predict_time", "total_time"}
+    assert set(ended["metrics"]) >= {"predict_time", "total_time", "queue_time", "setup_wait_time", "run_time"}
+    assert ended["metrics"]["output_count"] == 3
+    assert 0 <= ended["metrics"]["time_to_first_output"] <= ended["metrics"]["run_time"]
     await caller.nothing_is_left()
 
 

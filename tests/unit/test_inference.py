@@ -1,0 +1,60 @@
+"""What is measured of a run, and what of it stays the model's."""
+
+import msgspec
+
+from director.core.ids import PredictionId, QueueName
+from director.core.schema import Record
+from director.core.states import Status
+from director.ends import Limits
+from director.inference import metrics_of, with_metrics
+from director.runners.runner import Began, Ended, Outcome, Produced
+from director.tracker import Tracker
+
+RECORD = Record(
+    id=PredictionId("p"),
+    account="acme",
+    model="acme/echo",
+    version="1",
+    queue=QueueName("acme/echo:1"),
+    lane="normal",
+    status=Status.STARTING,
+    created=1_000,
+    claimed=3_500,
+)
+
+
+def test_times_are_told_from_the_claim_and_from_the_beginning_of_the_run() -> None:
+    tracker = Tracker(RECORD, Limits())
+    tracker.apply(Began(), 10.0)
+    for index, at in enumerate((10.5, 11.0, 11.5)):
+        tracker.apply(Produced(item=msgspec.Raw(b"1"), index=index), at)
+    tracker.apply(Produced(item=msgspec.Raw(b"1"), index=0), 11.9)  # told twice
+    tracker.apply(Ended(outcome=Outcome.SUCCEEDED), 12.0)
+    assert metrics_of(RECORD, tracker, setup_wait_s=1.25) == {
+        "queue_time": 2.5,
+        "setup_wait_time": 1.25,
+        "run_time": 2.0,
+        "time_to_first_output": 0.5,
+        "output_count": 3,
+        "outputs_per_second": 2.0,
+    }
+
+
+def test_of_a_run_that_never_began_there_is_no_time_but_that_in_the_queue() -> None:
+    assert metrics_of(RECORD, Tracker(RECORD, Limits()), setup_wait_s=0) == {"queue_time": 2.5, "setup_wait_time": 0}
+
+
+def test_a_rate_needs_two_outputs_that_are_apart() -> None:
+    tracker = Tracker(RECORD, Limits())
+    for index in range(2):
+        tracker.apply(Produced(item=msgspec.Raw(b"1"), index=index), 10.0)
+    assert "outputs_per_second" not in metrics_of(RECORD, tracker, setup_wait_s=0)
+
+
+def test_a_figure_of_the_models_own_stays() -> None:
+    told = b'{"queue_time":"mine","n":12345678901234567890}'
+    assert msgspec.json.decode(with_metrics(told, {"queue_time": 1.0, "run_time": 2.0})) == {
+        "queue_time": "mine",
+        "run_time": 2.0,
+        "n": 12345678901234567890,
+    }
