@@ -15,12 +15,13 @@
 --   ARGV[7]  asked     '1': the receiver asked for this delay, and nothing brings the next attempt forward
 --   ARGV[8]  known     attempts that were noted before this one, '' for any: a failure is counted once, though the answer
 --                      to its note got lost
---   ARGV[9]  now_ms    '' for the server's clock
+--   ARGV[9]  rule      that forbids the address, '' where none does
+--   ARGV[10] now_ms    '' for the server's clock
 --   Returns  2  noted: it arrived, and others wait for their next attempt at this host: see forward
 --            1  noted
 --            0  that end is not owed any more: nothing was written
 
-local id, delay_ms, outcome, revivals, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4], clock(ARGV[9])
+local id, delay_ms, outcome, revivals, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4], clock(ARGV[10])
 local MOST_EVENTS = 100 -- of attempts: somebody may ask for another one as often as he likes
 local MOST_WAITING = 10000 -- that are known by their host; others come when their own time has come
 
@@ -35,7 +36,7 @@ if queue and outcome ~= 'put_off' then
   local attempt = (r[3] or 0) + 1
   redis.call('HSET', KEYS[1], 'told', outcome, 'tellings', attempt)
   local status, later = ARGV[5] == '' and '-' or ARGV[5], next_at == '' and '-' or next_at
-  local data = table.concat({ 'completed', outcome, status, attempt, later, ARGV[6] }, ' ')
+  local data = table.concat({ 'completed', outcome, status, attempt, later, ARGV[6], ARGV[9] ~= '' and ARGV[9] or nil }, ' ')
   log('told', id, queue, r[4], now, outcome, status, attempt)
   if attempt <= MOST_EVENTS and redis.call('EXISTS', events_key(id)) == 1 then -- gone, it would get no lifetime again
     append(id, 'webhook', now, data)

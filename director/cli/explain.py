@@ -16,6 +16,12 @@ __all__ = ("add", "lines")
 
 WIDTH: Final = len("2026-01-01T00:00:00.000Z")
 WORDS: Final = {"gone": "it wants no more", "refused": "a rule forbids its address", "given_up": "failed, and given up"}
+RULES: Final = {
+    "bad_url": "its URL is none",
+    "private_address": "its address is not public: DIRECTOR_WEBHOOK_ALLOW may name it",
+    "http_not_allowed": "it would be told over http://: use https://",
+    "port_not_allowed": "its port is none of 443 and 8443",
+}
 LONGEST: Final = 200  # of an error that is shown: it is the model's, and the whole of it is in the prediction
 
 
@@ -102,9 +108,8 @@ def _told(webhook: "Owed") -> Iterator[str]:
     last = f", the last one {webhook.last}" if webhook.last else ""
     for one in webhook.deliveries:
         answered = "" if one.status is None else f", it answered {one.status}"
-        yield _at(
-            one.at, f"attempt {one.attempt} to tell {one.host} its end: {WORDS.get(one.outcome, one.outcome)}{answered}"
-        )
+        word = RULES.get(one.rule or "") or WORDS.get(one.outcome, one.outcome)
+        yield _at(one.at, f"attempt {one.attempt} to tell {one.host} its end: {word}{answered}")
     yield f"{'webhook':<{WIDTH}}  {webhook.host} wants {', '.join(webhook.events)}"
     if webhook.is_owed or webhook.attempts:
         yield _more(f"attempts to tell its end: {webhook.attempts}{last}")

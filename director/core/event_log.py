@@ -25,7 +25,9 @@ class EventView(Struct, frozen=True):
 
 
 class DeliveryAttempt(Struct, frozen=True, kw_only=True):
-    """One attempt to deliver a webhook. `status` that the receiver answered, None where it gave no answer."""
+    """One attempt to deliver a webhook. `status` that the receiver answered, None where it gave no answer; `rule`: the
+    one that forbids its address, where it was refused.
+    """
 
     event: str
     outcome: str
@@ -34,6 +36,7 @@ class DeliveryAttempt(Struct, frozen=True, kw_only=True):
     at: str
     next_at: str | None
     host: str
+    rule: str | None = None
 
 
 def shown_event(event: Event) -> EventView:
@@ -43,7 +46,7 @@ def shown_event(event: Event) -> EventView:
 
 def delivery_attempt(event: Event) -> DeliveryAttempt:
     """What an event of the kind `webhook` tells: see lua/deliver.lua."""
-    name, outcome, status, attempt, following, host = event.data.decode().split(" ")
+    name, outcome, status, attempt, following, host, *rule = event.data.decode().split(" ")
     return DeliveryAttempt(
         event=name,
         outcome=outcome,
@@ -52,6 +55,7 @@ def delivery_attempt(event: Event) -> DeliveryAttempt:
         at=iso(event.at),
         next_at=None if following == "-" else iso(int(following)),
         host=host,
+        rule=rule[0] if rule else None,  # of 0.1.0 and of all that is allowed there is none
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import Final
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -22,6 +22,7 @@ __all__ = (
     "AllowList",
     "Refused",
     "Resolve",
+    "Rule",
     "Target",
     "Unresolved",
     "checked_address",
@@ -90,8 +91,16 @@ LOOPBACK: Final = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 _LOOKUPS: Final = ThreadPoolExecutor(max_workers=256, thread_name_prefix="webhook-lookup")
 
 
+Rule = Literal["bad_url", "private_address", "http_not_allowed", "port_not_allowed"]
+"""Which one forbids an address: a closed set, in words of ours, that callers are told."""
+
+
 class Refused(DirectorError):
     """A webhook may not go there. The caller corrects the URL, or the operator allows the host."""
+
+    def __init__(self, rule: Rule, reason: str) -> None:
+        super().__init__(reason)
+        self.rule: Rule = rule
 
 
 class Unresolved(DirectorError):
@@ -163,16 +172,18 @@ async def checked_address(url: str, allow: AllowList, *, resolve: Resolve = syst
     try:
         parsed = read_webhook_url(url)
     except ValueError as exc:
-        raise Refused(f"the URL {exc}") from exc
+        raise Refused("bad_url", f"the URL {exc}") from exc
     addresses = await _addresses(parsed, resolve)
     others = [] if allow.names(parsed.host) else [address for address in addresses if not allow.covers(address)]
     if not all(map(is_public, others)):
         # the address stays out of the reason: it would tell a caller what our name server knows
-        raise Refused(f"{parsed.host} is not a public address")
+        raise Refused("private_address", f"{parsed.host} is not a public address")
     if others and parsed.scheme != "https":
-        raise Refused(f"{parsed.host} would be told over http://, where anybody on the way reads along: use https://")
+        reason = f"{parsed.host} would be told over http://, where anybody on the way reads along: use https://"
+        raise Refused("http_not_allowed", reason)
     if others and parsed.port not in PUBLIC_PORTS:
-        raise Refused(f"port {parsed.port} is not one of {', '.join(map(str, sorted(PUBLIC_PORTS)))}")
+        reason = f"port {parsed.port} is not one of {', '.join(map(str, sorted(PUBLIC_PORTS)))}"
+        raise Refused("port_not_allowed", reason)
     return Target(url=parsed, ip=str(addresses[0]))
 
 

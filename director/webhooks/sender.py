@@ -20,7 +20,16 @@ from msgspec import Struct
 from director import __version__
 from director.core import signing
 from director.core.webhook_url import read_webhook_url
-from director.webhooks.addresses import AllowList, Refused, Resolve, Target, Unresolved, checked_address, system_resolve
+from director.webhooks.addresses import (
+    AllowList,
+    Refused,
+    Resolve,
+    Rule,
+    Target,
+    Unresolved,
+    checked_address,
+    system_resolve,
+)
 
 __all__ = ("Delivery", "Sender")
 
@@ -45,7 +54,7 @@ FAILURES: Final[tuple[tuple[type[Exception], str], ...]] = (
 class Delivery(Struct, frozen=True, kw_only=True):
     """How one attempt went. `reason` is for people and holds no path, query or secret.
 
-    `gone`: 410, the receiver wants no more. `refused`: a rule forbids the URL; another attempt helps only if the
+    `gone`: 410, the receiver wants no more. `rule`: the one that forbids the URL; another attempt helps only if the
     host's addresses or the allow-list change. `was_sent` is false where it could not even be made.
     """
 
@@ -53,9 +62,13 @@ class Delivery(Struct, frozen=True, kw_only=True):
     status: int | None = None
     reason: str = ""
     gone: bool = False
-    refused: bool = False
+    rule: Rule | None = None
     retry_after_s: float | None = None
     was_sent: bool = True
+
+    @property
+    def refused(self) -> bool:
+        return self.rule is not None
 
     @property
     def host_answers(self) -> bool | None:
@@ -97,7 +110,7 @@ class Sender:
         try:
             host = read_webhook_url(url).authority
         except ValueError as exc:
-            return Delivery(ok=False, refused=True, reason=f"the URL {exc}")
+            return Delivery(ok=False, rule="bad_url", reason=f"the URL {exc}")
         clock = asyncio.get_running_loop().time
         asked_at_s = clock()
         async with self._places.place(host):
@@ -122,7 +135,7 @@ class Sender:
                 finally:
                     await response.aclose()
         except Refused as exc:
-            return Delivery(ok=False, refused=True, reason=str(exc))
+            return Delivery(ok=False, rule=exc.rule, reason=str(exc))
         except Unresolved as exc:
             return Delivery(ok=False, reason=str(exc))
         except TimeoutError:

@@ -84,6 +84,7 @@ class TerminalWebhooks:
             host=host,
             is_asked=result.is_asked,
             known=record.tellings,
+            rule=delivery.rule,
         )
         if answer == "others":
             await self.forward(partition_of(record.id), host)

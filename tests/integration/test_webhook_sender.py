@@ -130,14 +130,14 @@ async def test_loopback_is_refused_unless_it_is_allowed(receiver: Sink) -> None:
     sender = Sender(AllowList())
     for host in ("127.0.0.1", "127.1", "localhost", "[::ffff:127.0.0.1]"):
         delivery = await deliver(sender, receiver.url.replace("127.0.0.1", host))
-        assert delivery.refused, host
+        assert delivery.rule == "private_address", host
         assert not delivery.ok
     assert receiver.received == []
 
 
 async def test_a_malformed_url_is_refused_without_repeating_it(sender: Sender) -> None:
     delivery = await deliver(sender, "https://user:secret@127.0.0.1/?token=secret")
-    assert delivery.refused
+    assert delivery.rule == "bad_url"
     assert "secret" not in delivery.reason
 
 

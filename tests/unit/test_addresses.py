@@ -133,15 +133,17 @@ async def test_a_public_address_is_handed_out_to_connect_to(url: str, ip: str, p
 @pytest.mark.anyio
 @pytest.mark.parametrize("port", [22, 25, 80, 6379, 8000, 8080, 65535])
 async def test_a_public_host_is_refused_on_a_port_that_is_not_for_the_web(port: int) -> None:
-    with pytest.raises(Refused, match=f"port {port} is not one of 443, 8443"):
+    with pytest.raises(Refused, match=f"port {port} is not one of 443, 8443") as caught:
         await checked_address(f"https://public.example:{port}/", NOBODY, resolve=resolve)
+    assert caught.value.rule == "port_not_allowed"
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("url", ["http://93.184.215.14/", "http://public.example:443/", "HTTP://public.example:8443/"])
 async def test_a_public_host_is_told_over_tls_alone_unless_the_operator_allows_it(url: str) -> None:
-    with pytest.raises(Refused, match=r"use https://$"):
+    with pytest.raises(Refused, match=r"use https://$") as caught:
         await checked_address(url, NOBODY, resolve=resolve)
+    assert caught.value.rule == "http_not_allowed"
     allowed = AllowList.parse("public.example, 93.184.215.0/24")
     assert (await checked_address(url, allowed, resolve=resolve)).ip == "93.184.215.14"
 

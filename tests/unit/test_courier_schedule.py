@@ -50,7 +50,7 @@ def test_however_few_attempts_there_were_it_is_given_up_before_its_data_goes() -
     [
         (Delivery(ok=True, status=200), "delivered"),
         (Delivery(ok=False, status=410, gone=True), "gone"),
-        (Delivery(ok=False, refused=True), "refused"),
+        (Delivery(ok=False, rule="private_address"), "refused"),
     ],
 )
 @pytest.mark.parametrize("tellings", [0, LAST, LAST + 1])
@@ -84,7 +84,7 @@ def test_patience_does_not_prolong_the_schedule() -> None:
         (Delivery(ok=False, status=429), False),
         (Delivery(ok=False, status=500), False),
         (Delivery(ok=False, reason="no connection"), False),
-        (Delivery(ok=False, refused=True), None),
+        (Delivery(ok=False, rule="private_address"), None),
         (Delivery(ok=False, was_sent=False), None),
     ],
 )

@@ -11,7 +11,7 @@ from director.core.schema import Event
 
 AT = 1_800_000_000_000
 LATER = {"next_at": "2027-01-15T08:00:05.000Z"}
-ATTEMPT = {"event": "completed", "attempt": 2, "host": "h.example"}
+ATTEMPT = {"event": "completed", "attempt": 2, "host": "h.example", "rule": None}
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,11 @@ ATTEMPT = {"event": "completed", "attempt": 2, "host": "h.example"}
             "webhook",
             b"completed refused - 2 - h.example",
             {**ATTEMPT, "outcome": "refused", "status": None, "next_at": None},
+        ),
+        (
+            "webhook",
+            b"completed refused - 2 - h.example http_not_allowed",
+            {**ATTEMPT, "outcome": "refused", "status": None, "next_at": None, "rule": "http_not_allowed"},
         ),
     ],
 )

@@ -97,15 +97,17 @@ class KeeperScripts(Wire):
         host: str = "?",
         is_asked: bool = False,
         known: int | None = None,
+        rule: str | None = None,
         now_ms: int | None = None,
     ) -> Delivered:
         """Note how a terminal webhook's attempt went; no `delay_s`: there will be no other. `put_off`: it was none.
 
         `revivals` of the record that was told of: what a later end owes is not settled by an earlier one's answer.
         `status` that `host` answered; `is_asked`: it asked for this delay. `known` attempts were noted before this one.
+        `rule` that forbids the address.
         """
         delay_ms: Arg = "" if delay_s is None else ms(delay_s)
-        answered: list[Arg] = [now(status), host, int(is_asked), now(known)]
+        answered: list[Arg] = [now(status), host, int(is_asked), now(known), rule or ""]
         args: list[Arg] = [prediction_id, delay_ms, outcome, revivals, *answered, now(now_ms)]
         partition = partition_of(prediction_id)
         owed = [keys.owed(partition), keys.owed_to(partition, host)]

@@ -109,6 +109,7 @@ async def test_every_attempt_is_shown_with_what_is_owed_next(
         "at": attempt["at"],
         "next_at": webhook["next_at"],
         "host": "receiver.example",
+        "rule": None,
     }
     assert webhook == {
         "host": "receiver.example",

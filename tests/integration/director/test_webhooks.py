@@ -135,6 +135,8 @@ async def test_a_receiver_that_is_not_allowed_is_asked_once_in_words_and_never_r
         assert (await caller.ended(asked))["status"] == "succeeded"
         record = await eventually(lambda: caller.record(asked), "it is noted", until=lambda record: record.told)
     assert record.told == "refused"
+    [*_, told] = await redis.lrange(keys.events(record.id), 0, -1)
+    assert told.endswith(b" private_address")
     assert await owed(redis, asked) is None
     assert receiver.received == []
 
