@@ -13,7 +13,8 @@ from redis.asyncio import Redis
 from director.core import keys
 from director.core.account_limits import AccountLimits
 from director.core.accounts import Accounts
-from director.core.ids import QueueName
+from director.core.ids import PredictionId, QueueName
+from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
 from tests.support.api import api_client
 from tests.support.eventually import eventually
@@ -152,6 +153,18 @@ async def test_limits_are_set_taken_back_and_lifted(admin: httpx.AsyncClient, re
     assert (answer.json()["limits"]["rate"], answer.json()["limits"]["burst"]) == (2.5, 5)
     await admin.patch("/v1/admin/accounts/umbrella", json={"limits": {"rate": None, "burst": "default"}})
     assert (await Accounts(redis).written("umbrella")).limits == {"rate": "none", "weight": "2"}
+
+
+async def test_credit_is_set_and_shown_with_what_is_used_of_it(admin: httpx.AsyncClient, scripts: Scripts) -> None:
+    await admin.post("/v1/admin/accounts", json={"name": "umbrella"})
+    await admin.patch("/v1/admin/accounts/umbrella", json={"limits": {"compute_s_total": 1_000_000_000}})
+    for name, spent_s in (("p1", 12.5), ("p2", None)):
+        await scripts.reserve("umbrella", None, in_all=1_000_000_000, id=name, asked_s=30)
+        if spent_s is not None:
+            await scripts.spend("umbrella", prediction_id=PredictionId(name), spent_s=spent_s)
+    shown = (await admin.get("/v1/admin/accounts/umbrella")).json()
+    assert shown["limits"]["compute_s_total"] == 1_000_000_000
+    assert (shown["usage"]["total_spent_s"], shown["usage"]["total_reserved_s"]) == (12.5, 30)
 
 
 async def test_limits_that_are_none_change_nothing(admin: httpx.AsyncClient, redis: Redis) -> None:
