@@ -12,7 +12,7 @@ from msgspec import Struct
 from director.core.ids import Kind
 from tests.support.cog import write_model
 
-__all__ = ("CAPTIONER", "DREAMER", "MODELS", "PAINTER", "TRAINER", "WRITER", "ModelUnderTest")
+__all__ = ("CAPTIONER", "DREAMER", "MODELS", "PAINTER", "SKETCHER", "TRAINER", "WRITER", "ModelUnderTest")
 
 SOURCE: Final = """
     import os, tempfile, time
@@ -51,6 +51,11 @@ SOURCE: Final = """
         def predict(self, prompt: str = "", image: Path = None) -> List[Path]:
             painted = image.read_bytes() if image else prompt.encode()
             return [file(f"out-{n}.png", painted + b"%d" % n) for n in range(2)]
+
+    class Sketcher(BasePredictor):
+        def predict(self, prompt: str = "", image: Path = None) -> Path:
+            print("iteration: 0, render:loss: -0.6171875")
+            return file("out.png", image.read_bytes() if image else prompt.encode())
 
     class Dreamer(BasePredictor):
         def predict(self, prompts: str = "", gate: str = "") -> Iterator[Path]:
@@ -127,6 +132,12 @@ PAINTER: Final = ModelUnderTest(
     stub="predict.py:Painter",
     schema=_schema({"prompt": TEXT, "image": FILE}, {"type": "array", "items": FILE}),
 )
+SKETCHER: Final = ModelUnderTest(
+    name="acme/sketcher",
+    version="f6" * 32,
+    stub="predict.py:Sketcher",
+    schema=_schema({"prompt": TEXT, "image": FILE}, FILE),
+)
 DREAMER: Final = ModelUnderTest(
     name="acme/dreamer",
     version="d4" * 32,
@@ -140,4 +151,4 @@ TRAINER: Final = ModelUnderTest(
     kind="training",
     schema=_schema({}, TEXT, trains={"input_images": TEXT, "token_string": TEXT, "gate": TEXT}),
 )
-MODELS: Final = (WRITER, CAPTIONER, PAINTER, DREAMER, TRAINER)
+MODELS: Final = (WRITER, CAPTIONER, PAINTER, SKETCHER, DREAMER, TRAINER)

@@ -17,14 +17,24 @@ CHUNK: Final = 65_536
 @asynccontextmanager
 async def tls_front(shown: ssl.SSLContext, *, port: int, target_port: int) -> AsyncGenerator[None]:
     """On this port of 127.0.0.1, before the server on `target_port`."""
+    passing: dict[asyncio.Task[None] | None, asyncio.StreamWriter] = {}
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        passing[task] = writer
         with suppress(OSError):  # either side has gone, and the other sees it
             inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", target_port)
-            await asyncio.gather(_pass_on(reader, inner_writer), _pass_on(inner_reader, writer))
+            await asyncio.gather(_pass_on(reader, inner_writer), _pass_on(inner_reader, writer), return_exceptions=True)
+        del passing[task]
 
-    async with await asyncio.start_server(serve, "127.0.0.1", port, ssl=shown):
+    server = await asyncio.start_server(serve, "127.0.0.1", port, ssl=shown)
+    try:
         yield
+    finally:
+        server.close()
+        for writer in passing.values():
+            writer.transport.abort()
+        await asyncio.gather(*filter(None, passing), return_exceptions=True)
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
