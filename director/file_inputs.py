@@ -16,7 +16,7 @@ from msgspec import Raw
 
 from director.core.caller_files import CallerFiles
 from director.core.clock import Clock
-from director.core.files import FileStore
+from director.core.files import FileName, FileStore
 from director.core.ids import FileId, is_file_id
 from director.core.schema import Record
 
@@ -58,14 +58,19 @@ class FileInputs:
 
 
 def moved(given: Raw, *, url: str, base: str) -> Raw:
-    """The input with the addresses of outputs that callers were told at `url` under `base` instead; neither has /v1."""
+    """The input with the addresses of outputs that callers were told at `url` under `base` instead; neither has /v1.
+
+    Of outputs alone: `base` is ours and perhaps reaches more, and what a caller writes must not choose where in it.
+    """
     data, theirs = bytes(given), f"{url}{OUTPUTS}".encode()
     if not base or theirs not in data:
         return given
     ours = msgspec.json.encode(f"{base}{OUTPUTS}")[:-1]
 
     def near(match: re.Match[bytes]) -> bytes:
-        return ours + match[0][1 + len(theirs) :] if match[1].startswith(theirs) else match[0]
+        name, _, _ = match[1].removeprefix(theirs).partition(b"?")
+        is_ours = match[1].startswith(theirs) and FileName.parse(name.decode(errors="replace")) is not None
+        return ours + match[0][1 + len(theirs) :] if is_ours else match[0]
 
     return Raw(STRING.sub(near, data))
 

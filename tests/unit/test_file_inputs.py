@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
+from director.core.files import FileName
 from director.core.ids import FileId, new_file_id, new_prediction_id
 from director.file_inputs import filled, moved, named
 
 ONE, TWO = new_file_id(1), new_file_id(2)
+OUTPUT = FileName(new_prediction_id(model="acme/echo", now_ms=1), "a1" * 16, "png")
 SIGNED = {ONE: 'http://x/"one"', TWO: "http://x/two?a=b&c=d"}
 
 
@@ -116,10 +118,20 @@ def test_each_is_named_once_for_each_place() -> None:
 
 
 def test_an_output_of_ours_is_fetched_where_model_servers_reach_the_api() -> None:
-    ours, path = "https://director.test", "/v1/outputs/a.png?expires=1&signature=b"
+    ours, path = "https://director.test", f"/v1/outputs/{OUTPUT}?expires=1&signature=b"
     sent = {"image": ours + path, "more": [ours + path, f"see {ours}{path}", f"https://other{path}"], ours + path: 1.50}
     raw = Raw(msgspec.json.encode(sent))
     there = json.loads(bytes(moved(raw, url=ours, base="http://api:8000")))
     inside = f"http://api:8000{path}"
     assert there == {**sent, "image": inside, "more": [inside, f"see {ours}{path}", f"https://other{path}"]}
     assert moved(raw, url=ours, base="") is raw
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../../metrics", "..%2f..%2fmetrics", f"../{OUTPUT}", f"{OUTPUT}/../../metrics", f"{OUTPUT}#", "a.png", "?"],
+    ids=["up", "up in disguise", "one up", "up again", "no query", "another name", "no name"],
+)
+def test_nothing_but_an_output_is_fetched_there(path: str) -> None:
+    raw = Raw(msgspec.json.encode({"image": f"https://director.test/v1/outputs/{path}"}))
+    assert bytes(moved(raw, url="https://director.test", base="http://api:8000")) == bytes(raw)
