@@ -51,6 +51,7 @@ MOST_ENDING: Final = 8
 ABANDONED: Final = Ended(outcome=Outcome.LOST, error="The run was abandoned")
 FAULT: Final = Ended(outcome=Outcome.LOST, error="Following the run failed inside the director")
 NO_INPUT: Final = Ended(outcome=Outcome.REFUSED, error="The files of its input could not be looked up")
+LEFT: Final = Ended(outcome=Outcome.LOST, error="It was left on its server, for another director to follow")
 NEVER_BEGAN: Final = Ended(outcome=Outcome.REFUSED, error="It was asked to stop before it was started")
 
 
@@ -95,7 +96,7 @@ class Executor:
         tracker = Tracker(claim.record, self._limits, is_moderated=self._moderator is not None)
         waited_ms = 0 if claim.record.claimed is None else claim.record.claimed - claim.record.created
         setup_wait_s = self._servers.setup_wait_s(waited_ms / 1000)
-        held = Held(claim, tracker, seat.server.runner, self._clock)
+        held = Held(claim, tracker, self._servers.runner_for(claim.record.remote, seat), self._clock)
         outbox = Outbox(claim.record, self._post, lambda started_ms: self._snapshot(held, started_ms))
         progress = Progress(held, self._scripts, self._clock, outbox if claim.record.webhook else None)
         performer = Performer(
@@ -161,7 +162,8 @@ class Executor:
         if held.is_lost:
             return
         if not held.tracker.is_over:
-            performer.feed(ABANDONED if held.stuck else NEVER_BEGAN if held.unbegun else FAULT)
+            ends = ((held.stuck, ABANDONED), (held.unbegun, NEVER_BEGAN), (held.left, LEFT))
+            performer.feed(next((end for is_so, end in ends if is_so), FAULT))
         if held.stuck:
             self._servers.doubt(seat)
 
@@ -172,7 +174,7 @@ class Executor:
             performer.feed(NO_INPUT)
             return
         crash.at("before_put")
-        request = RunRequest(id=held.claim.id, input=given)
+        request = RunRequest(id=held.claim.id, input=given, remote=held.claim.record.remote)
         self._servers.starts(seat)
         async with aclosing(held.runner.run(request)) as events:
             async for event in events:

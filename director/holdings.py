@@ -41,6 +41,7 @@ class Held:
         self.is_lost = False
         self.stuck = False
         self.unbegun = False
+        self.left = False
         self.wanted_over = asyncio.Event()
         self._clock = clock
         self._reading: asyncio.Task[None] | None = None
@@ -113,6 +114,11 @@ class Held:
         if self.tracker.began_at is None and self._reading is not None:
             # it may wait for a slot for long, and the server cannot stop what it does not know: let go of it
             self.unbegun = True
+            self._cut()
+            return
+        if self.tracker.stopped is Stop.DRAIN and self.tracker.is_accepted:
+            # the server needs nobody for it, and another director follows it further
+            self.left = True
             self._cut()
             return
         pauses = iter(CANCEL_AGAIN_S)

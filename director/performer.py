@@ -17,7 +17,7 @@ from director.holdings import Held
 from director.moderation import Moderator
 from director.progress import Progress
 from director.storing import Storing
-from director.tracker import Ask, Halt, Happening, Tell, Write
+from director.tracker import Ask, Halt, Happening, Remember, Tell, Write
 from director.uploads import Upload, Uploaded
 
 __all__ = ("Performer",)
@@ -64,6 +64,8 @@ class Performer:
             match effect:
                 case Write():
                     self._progress.add(effect.events)
+                case Remember():
+                    self._progress.remember(effect.remote)
                 case Tell():
                     self._progress.tell(effect.event)
                 case Halt():

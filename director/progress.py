@@ -38,6 +38,7 @@ class Progress:
         self._clock = clock
         self._outbox = outbox
         self._unwritten: list[NewEvent] = []
+        self._remote = ""
         self._untold: list[WebhookEvent] = []
         self._news = asyncio.Event()
         self._is_awaited = asyncio.Event()
@@ -48,11 +49,12 @@ class Progress:
     def add(self, events: tuple[NewEvent, ...]) -> None:
         """The run has begun, and showed these."""
         self._unwritten += events
-        self._news.set()
-        if any(kind == "output" for kind, _ in events):
-            self._is_awaited.set()
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run())
+        self._wake(is_awaited=any(kind == "output" for kind, _ in events))
+
+    def remember(self, remote: str) -> None:
+        """The server runs it under this name: to be written at once, since until then it would be started again."""
+        self._remote = remote
+        self._wake(is_awaited=True)
 
     def tell(self, event: WebhookEvent) -> None:
         """Tell the caller, once GET shows it too."""
@@ -64,6 +66,9 @@ class Progress:
         async with self._writing:
             if self._task is not None:
                 self._task.cancel()
+            if self._remote and not self._held.is_lost:  # no last write has it
+                with contextlib.suppress(BackendUnavailable):
+                    await self.run_once()
         if not self._held.is_lost:
             self._tell(self._untold, started_ms=None)
         return tuple(self._unwritten)
@@ -76,7 +81,7 @@ class Progress:
     async def run_once(self) -> Hold:
         """Write all that is unwritten. A write whose answer was lost is known by its numbers, and not written twice."""
         events, told = tuple(self._unwritten), tuple(self._untold)
-        claim = self._held.claim
+        remote, claim = self._remote, self._held.claim
         crash.at("before_advance")
         advanced = await self._scripts.advance(
             claim.id,
@@ -84,14 +89,23 @@ class Progress:
             seq=self.seq,
             ran_ms=self._held.tracker.ran_ms(self._clock.monotonic()),
             events=events,
+            remote=remote,
         )
         crash.at("after_advance")
+        self._remote = "" if self._remote == remote else self._remote
         del self._unwritten[: len(events)], self._untold[: len(told)]
         self.seq = advanced.seq
         heed(self._held, advanced.hold)
         if advanced.hold != "lost":
             self._tell(told, started_ms=advanced.started_ms)
         return advanced.hold
+
+    def _wake(self, *, is_awaited: bool) -> None:
+        self._news.set()
+        if is_awaited:
+            self._is_awaited.set()
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
         while True:

@@ -131,6 +131,11 @@ class Servers:
         self._changed.clear()
         await self._changed.wait()
 
+    def runner_for(self, remote: str, seat: Seat) -> Runner:
+        """Who follows a run: the seat's, unless one of another server runs it already under this name."""
+        knowing = (server.runner for server in self.all if server.runner.knows(remote)) if remote else iter(())
+        return next(knowing, seat.server.runner)
+
     def leave(self, seat: Seat) -> None:
         """The slot is free again."""
         if seat.taken:

@@ -17,10 +17,10 @@ from director.core.schema import NewEvent, Record
 from director.core.states import Status, WebhookEvent
 from director.core.view import joined
 from director.ends import Finish, GiveBack, Judged, Limits, Stop, end_of, released, size_of, tail
-from director.runners.runner import Began, Ended, Logged, Measured, Outcome, Produced, RunEvent
+from director.runners.runner import Accepted, Began, Ended, Logged, Measured, Outcome, Produced, RunEvent
 from director.uploads import Upload, Uploaded, Uploads
 
-__all__ = ("Ask", "Effect", "Halt", "Happening", "Tell", "Tracker", "Write")
+__all__ = ("Ask", "Effect", "Halt", "Happening", "Remember", "Tell", "Tracker", "Write")
 
 MOST_EVENTS: Final = 100_000  # shown of one attempt: see README.md, "What is kept of a run's progress"
 
@@ -37,6 +37,12 @@ class Write(Struct, frozen=True):
     events: tuple[NewEvent, ...]
 
 
+class Remember(Struct, frozen=True):
+    """Under this name the server runs it: whoever claims it next is to know that."""
+
+    remote: str
+
+
 class Tell(Struct, frozen=True):
     """The caller may want to hear of this."""
 
@@ -49,15 +55,15 @@ class Ask(Struct, frozen=True):
     output: bytes
 
 
-Effect = Write | Tell | Halt | Upload | Ask | Finish | GiveBack
+Effect = Write | Remember | Tell | Halt | Upload | Ask | Finish | GiveBack
 Happening = RunEvent | Uploaded | Judged
 """What a tracker is told: what the runner saw, and what came of an `Upload` or an `Ask`."""
 
 
 class Tracker:
     """One attempt. `apply` is called with every event in order. `is_over`: the run is, and nothing more is believed of
-    it; `ended`: so is the attempt, and nothing follows. Where it `is_moderated`, no output is shown before somebody
-    allowed it, and none at all of a run that did not succeed.
+    it; `ended`: so is the attempt, and nothing follows. `is_accepted`: another director could follow the run. Where it
+    `is_moderated`, no output is shown before somebody allowed it, and none at all of a run that did not succeed.
     """
 
     def __init__(self, record: Record, limits: Limits, *, is_moderated: bool = False) -> None:
@@ -70,6 +76,7 @@ class Tracker:
         self.last_output_at = 0.0
         self.outputs = 0
         self.ended = False
+        self.is_accepted = False
         self._is_moderated = is_moderated
         self._withheld: Finish | None = None
         self._uploads = Uploads(limits.inline)
@@ -127,6 +134,9 @@ class Tracker:
         match event:
             case Began():
                 return self._begin(at)
+            case Accepted():
+                self.is_accepted = True
+                return [*self._begin(at), Remember(event.remote)]
             case Produced():
                 self._count(event, at)
                 return self._begin(at) + self._put(event)

@@ -9,7 +9,8 @@
 --                      reply was lost, and is the beginning of this one
 --   ARGV[4]  ran_ms    how long ago the run began, '' while it has not
 --   ARGV[5]  now_ms    '' for the server's clock
---   ARGV[6…] kind, data
+--   ARGV[6]  remote    what the server calls the run, '' where that is not new: kept until the run is given back as spent
+--   ARGV[7…] kind, data
 --   Returns  {'held' | 'user' | 'deadline', seq, started_ms}   as extend's answers
 --            {'lost'}                                          nothing was written
 
@@ -24,7 +25,8 @@ if ran_ms ~= '' and r[3] == 'starting' then
   started = now - ran_ms
   redis.call('HSET', KEYS[1], 'status', 'processing', 'started', started, 'begun', '1')
 end
-for i = 6 + 2 * math.max(0, seq - known), #ARGV, 2 do
+if ARGV[6] ~= '' then redis.call('HSET', KEYS[1], 'remote', ARGV[6]) end
+for i = 7 + 2 * math.max(0, seq - known), #ARGV, 2 do
   seq = seq + 1
   append(id, ARGV[i], now, ARGV[i + 1])
 end

@@ -20,6 +20,7 @@ __all__ = (
     "TEMPLATES",
     "CogConfig",
     "HttpConfig",
+    "PollingConfig",
     "RunnerConfig",
     "RunnerKind",
     "WrongRunnerConfig",
@@ -33,9 +34,10 @@ UrlPath = Annotated[str, Meta(pattern=r"^/[\x21-\x7e]*$", max_length=512)]
 OptionalPath = Annotated[str, Meta(pattern=r"^$|^/[\x21-\x7e]*$", max_length=512)]
 ModelName = Annotated[str, Meta(max_length=256)]
 Metrics = Annotated[dict[Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")], Pointer], Meta(max_length=32)]
+Words = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...], Meta(max_length=32)]
 Schema = Annotated[dict[str, Any], Meta(max_length=256)] | None
 
-RunnerKind = Literal["cog", "http"]
+RunnerKind = Literal["cog", "http", "polling"]
 
 
 class _Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
@@ -75,7 +77,43 @@ class HttpConfig(_Mapped, frozen=True, kw_only=True, tag="http"):
     """A server that answers a POST with the output."""
 
 
-RunnerConfig = CogConfig | HttpConfig
+class PollingConfig(_Mapped, frozen=True, kw_only=True, tag="polling"):
+    """A server that answers a POST with an id, and is asked again and again what became of it.
+
+    `id_field`: the id in the first answer. `poll_endpoint_template`, `cancel_endpoint_template`: with `{id}`. `status`:
+    in an answer to a poll; the words that it may say are beside it, in any case of letters. `longest_s`: of one run.
+    `away_s`: how long the server may not answer before a run is lost.
+    """
+
+    output: Pointer = Pointer("/output")
+    error: Pointer | None = Pointer("/error")
+    id_field: Pointer = Pointer("/id")
+    poll_endpoint_template: UrlPath
+    cancel_endpoint_template: OptionalPath = ""
+    cancel_method: Literal["POST", "DELETE"] = "POST"
+    status: Pointer = Pointer("/status")
+    interval_s: Annotated[float, Meta(ge=0.01, le=300)] = 2.0
+    longest_s: Annotated[float, Meta(gt=0, le=7 * 86400)] = 600.0
+    away_s: Annotated[float, Meta(gt=0, le=3600)] = 15.0
+    done: Words = ("done", "success", "succeeded", "successful", "complete", "completed", "finished", "ok")
+    failed: Words = ("failed", "failure", "error", "errored", "crashed", "timeout", "timed_out", "expired")
+    canceled: Words = ("canceled", "cancelled", "aborted", "killed", "revoked", "stopped")
+    running: Words = (
+        *("accepted", "created", "submitted", "queued", "in_queue", "waiting", "pending", "scheduled", "starting"),
+        *("started", "running", "processing", "in_progress", "executing", "retrying"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("poll_endpoint_template", "cancel_endpoint_template"):
+            if (path := getattr(self, name)) and path.count("{id}") != 1:
+                raise ValueError(f"`{name}` needs {{id}} in it, once")
+        words = [word.casefold() for group in (self.done, self.failed, self.canceled, self.running) for word in group]
+        if twice := next((word for word in words if words.count(word) > 1), None):
+            raise ValueError(f"{twice!r} is in two of `done`, `failed`, `canceled` and `running`")
+
+
+RunnerConfig = CogConfig | HttpConfig | PollingConfig
 
 FOLDER: Final = Path(__file__).parent / "runner_templates"
 TEMPLATES: Final = tuple(sorted(path.stem for path in FOLDER.glob("*.json")))

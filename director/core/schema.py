@@ -78,6 +78,7 @@ class Record(Struct, frozen=True, kw_only=True):
     metered: bool = False  # its account's compute is counted: see director/keeper/cashier.py
     data_ttl_ms: int | None = None  # life of its data after the end, where its account has its own
     start_by: int | None = None
+    remote: str = ""  # what its server calls its run, where another director could follow it by that
     begun: bool = False  # some attempt of it ran
     ended: Token = ""  # of the claim that finished it
     place: str = ""  # position and how many were ahead when it was accepted; eta50 and eta90: ms that it was told then

@@ -138,6 +138,10 @@ class CogRunner:
             following.cancel()
             await asyncio.wait({following})
 
+    def knows(self, remote: str) -> bool:
+        """Never: a Cog server is not asked twice for one run."""
+        return False
+
     async def cancel(self, prediction_id: str) -> bool:
         """Ask the server to stop a run. Repeat it until the run has ended: a cancel in its first ms can get lost."""
         answer = await self._ask("POST", f"{self._path(prediction_id)}/cancel")

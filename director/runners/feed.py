@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 from typing import Final
 
-from director.runners.runner import Began, Ended, Logged, Measured, Outcome, Produced, RunEvent
+from director.runners.runner import Accepted, Began, Ended, Logged, Measured, Outcome, Produced, RunEvent
 
 __all__ = ("RAN", "Feed")
 
@@ -53,7 +53,7 @@ class Feed:
             self._began = True
             self._put(Began(), 0)
 
-    def add(self, event: Produced | Logged | Measured, *, size: int) -> None:
+    def add(self, event: Accepted | Produced | Logged | Measured, *, size: int) -> None:
         """More progress, `size` bytes of it."""
         self.begin()
         self._put(event, size)

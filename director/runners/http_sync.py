@@ -5,7 +5,6 @@ Never sends a run twice, and shows nothing before its end. A run is stopped by h
 """
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Final
 from urllib.parse import quote
 
@@ -17,7 +16,7 @@ from director.runners.feed import Feed
 from director.runners.http.answers import Answer, mapped_end, mapped_error, read_document, refused, too_large
 from director.runners.http.open_runs import OpenRuns
 from director.runners.http.openapi import openapi
-from director.runners.http.server import HttpServer, read_answer
+from director.runners.http.server import HttpServer, post
 from director.runners.runner import Ended, Health, Outcome, RunEvent, RunRequest
 from director.runners.untrusted import Unreadable
 
@@ -49,6 +48,10 @@ class HttpRunner:
         """Start a run and wait for its answer. Closed early, it hangs up."""
         return self._runs.run(request, self._follow)
 
+    def knows(self, remote: str) -> bool:
+        """Never: a run is its connection."""
+        return False
+
     async def cancel(self, prediction_id: str) -> bool:
         """Hang up. A server that does not notice computes on, for nobody."""
         return self._runs.hang_up(prediction_id)
@@ -67,12 +70,7 @@ class HttpRunner:
         body = self._config.input.fill(request.input)
         async with self._server.lend() as connection:
             try:
-                response = await connection.send("POST", self._path, content=body, sent=feed.sent)
-                async with aclosing(response):
-                    feed.answered()
-                    if response.is_success:
-                        feed.begin()
-                    answer = await read_answer(response, self._max_body)
+                answer = await post(connection, self._path, body, feed, limit=self._max_body)
             except httpx.TransportError as exc:
                 return self._server.lost(exc, has_begun=feed.has_begun)
         return self._end(answer)

@@ -2,10 +2,11 @@
 
 from typing import assert_never
 
-from director.core.runner_config import CogConfig, HttpConfig, RunnerConfig
+from director.core.runner_config import CogConfig, HttpConfig, PollingConfig, RunnerConfig
 from director.runners.cog import CogRunner
 from director.runners.http_sync import HttpRunner
 from director.runners.inbox import Inbox
+from director.runners.polling import PollingRunner
 from director.runners.runner import Runner
 
 __all__ = ("make_runner",)
@@ -20,5 +21,7 @@ def make_runner(
             return CogRunner(url, slots=slots, inbox=inbox, fast=config.fast, trains=trains)
         case HttpConfig():
             return HttpRunner(url, config, slots=slots, max_body=max_output)
+        case PollingConfig():
+            return PollingRunner(url, config, slots=slots, max_body=max_output)
         case _:
             assert_never(config)

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 __all__ = (
+    "Accepted",
     "Began",
     "Ended",
     "Health",
@@ -54,11 +55,15 @@ class Health(Struct, frozen=True, kw_only=True):
 
 
 class RunRequest(Struct, frozen=True, kw_only=True):
-    """What a runner needs to start one run. `wants_progress`: somebody asked to see output or logs before the end."""
+    """What a runner needs to start one run. `wants_progress`: somebody asked to see output or logs before the end.
+
+    `remote`: what an earlier run of it told with `Accepted`. A runner that knows it follows that run and starts none.
+    """
 
     id: str
     input: Raw
     wants_progress: bool = True
+    remote: str = ""
 
 
 class Outcome(StrEnum):
@@ -74,6 +79,12 @@ class Outcome(StrEnum):
 
 class Began(Struct, frozen=True, tag="began"):
     """The run has begun on the server: it shows progress, or was not refused within 30 ms."""
+
+
+class Accepted(Struct, frozen=True, tag="accepted"):
+    """The server took it under a name of its own, by which the run can be followed by whoever comes after us."""
+
+    remote: str
 
 
 class Produced(Struct, frozen=True, tag="produced"):
@@ -114,7 +125,7 @@ class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
     has_no_slot: bool = False
 
 
-RunEvent = Began | Produced | Logged | Measured | Ended
+RunEvent = Began | Accepted | Produced | Logged | Measured | Ended
 
 
 class Runner(Protocol):
@@ -134,8 +145,13 @@ class Runner(Protocol):
         """Start a run and follow it to its end: zero or more progress events, then exactly one `Ended`.
 
         `Began` comes before any other progress, at most once, and never before a refusal.
-        Closing the generator early lets go of the run: the server is told to stop it where it can be told.
+        Closing the generator early lets go of the run: the server is told to stop it where it can be told. One that was
+        `Accepted` is left as it is, since somebody else may follow it by now: `cancel` stops it.
         """
+        ...
+
+    def knows(self, remote: str) -> bool:
+        """Is that, from an `Accepted`, a run on this very server?"""
         ...
 
     async def cancel(self, prediction_id: str) -> bool:

@@ -58,6 +58,8 @@ local function requeue(id, r, how, now)
   end
   redis.call('HSET', record_key(id), 'status', 'starting', 'started', '', 'token', '',
     'attempt', how.spent and attempt or attempt - 1, 'seq', seq, 'arrival', r.arrival, unpack(placed))
+  -- a run that ended badly is not followed again; one whose director died may still go on
+  if r.remote ~= '' and how.spent and not how.lost then redis.call('HDEL', record_key(id), 'remote') end
   if r.metered ~= '' then redis.call('HSET', record_key(id), 'ran_ms', ran) end
   note_running(r.queue, r.account)
   if r.begun == '' and r.start_by ~= '' then

@@ -83,3 +83,42 @@ async def test_a_server_that_lost_its_last_second_is_told_no_nonsense(driver: Qu
     answer = await driver.scripts.advance(claim.id, token=claim.token, seq=5, ran_ms=0, events=[("logs", b'"x"')])
     assert answer.seq == 2, "numbered on from what the server has, without a gap"
     assert await driver.kinds(claim.id) == ["created", "logs"]
+
+
+async def test_what_the_server_calls_the_run_stays_until_it_is_called_otherwise(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    for remote, kept in (("a:1", "a:1"), ("", "a:1"), ("a:2", "a:2")):
+        await driver.scripts.advance(claim.id, token=claim.token, seq=1, ran_ms=0, events=[], remote=remote)
+        assert (await driver.record(claim.id)).remote == kept
+
+
+async def test_a_lost_claim_does_not_tell_what_its_server_calls_the_run(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    await driver.scripts.advance(claim.id, token="another", seq=1, ran_ms=0, events=[], remote="a:1")
+    assert (await driver.record(claim.id)).remote == ""
+
+
+@pytest.mark.parametrize(("how", "kept"), [("drained", "a:1"), ("failed", ""), ("silent", "a:1"), ("revived", "")])
+async def test_who_claims_next_follows_the_run_unless_it_ended_badly(driver: QueueDriver, how: str, kept: str) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    await driver.scripts.advance(claim.id, token=claim.token, seq=1, ran_ms=0, events=[], remote="a:1")
+    match how:
+        case "drained" | "failed":
+            await driver.release(claim, spent=how == "failed")
+        case "silent":
+            driver.pass_time(60)
+            await driver.reap()
+        case _:
+            for _ in range(3):
+                driver.pass_time(600)
+                await driver.reap()
+                driver.pass_time(600)
+                await driver.promote()
+                await driver.claim()
+            assert await driver.revive(claim.id)
+    if how != "revived":
+        assert (await driver.claim_one()).record.remote == kept
+    assert (await driver.record(claim.id)).remote == kept

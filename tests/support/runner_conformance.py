@@ -67,6 +67,17 @@ MAPPED: Final = {
 CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "cog": {"kind": "cog"},
     "http": {"kind": "http", "path": "/predict", **MAPPED},
+    "polling": {
+        "kind": "polling",
+        "path": "/jobs",
+        "id_field": "/job/id",
+        "poll_endpoint_template": "/jobs/{id}",
+        "cancel_endpoint_template": "/cancel/{id}",
+        "status": "/state",
+        "interval_s": 0.02,
+        "away_s": 0.5,
+        **MAPPED,
+    },
 }
 
 
@@ -130,6 +141,7 @@ SUBJECTS: Final = {
         shows_progress=True,
     ),
     "http": Kind(name="http", config=_config("http"), serve=_small, metrics={"units": 3}),
+    "polling": Kind(name="polling", config=_config("polling"), serve=_small, metrics={"units": 3}, leaves_runs=True),
 }
 
 

@@ -53,6 +53,10 @@ class ScriptedRunner:
         finally:
             self.let_go.set()
 
+    def knows(self, remote: str) -> bool:
+        """Never."""
+        return False
+
     async def cancel(self, prediction_id: str) -> bool:
         """Count it."""
         self.cancels += 1

@@ -11,7 +11,7 @@ from director.director import HAND_BACK_S, TELL_S
 from director.ends import Limits, Stop
 from director.holdings import CANCEL_AGAIN_S, CANCEL_ANSWER_S, CANCEL_WAIT_S, DRAIN_WAIT_S, Held, Holdings
 from director.runners.cog import LET_GO_PATIENCE_S
-from director.runners.runner import Began, Ended, Outcome, RunRequest
+from director.runners.runner import Accepted, Began, Ended, Outcome, RunRequest
 from director.tracker import Tracker
 from director.up import parts
 from tests.support.clock import FakeClock
@@ -142,6 +142,16 @@ async def test_a_drain_gives_up_sooner_on_a_run_that_heeds_no_cancel(before: Sto
     run.clock.pass_time(DRAIN_WAIT_S)
     await run.over()
     assert run.held.stuck
+
+
+async def test_a_drain_leaves_a_run_that_another_director_can_follow() -> None:
+    run = Run()
+    run.tracker.apply(Accepted("remote"), 0.0)
+    await run.runner.started.wait()
+    run.held.stop(Stop.DRAIN)
+    await run.following
+    assert run.runner.let_go.is_set()
+    assert (run.runner.cancels, run.held.left, run.held.stuck) == (0, True, False)
 
 
 def test_a_drain_has_time_left_to_hand_back_what_it_gave_up() -> None:

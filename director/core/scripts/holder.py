@@ -105,10 +105,11 @@ class HolderScripts(Wire):
         seq: int,
         ran_ms: int | None,
         events: Sequence[NewEvent],
+        remote: str = "",
         now_ms: int | None = None,
     ) -> Advanced:
-        """Write that the run began (`ran_ms` ago), and its events."""
-        args: list[Arg] = [prediction_id, token, seq, now(ran_ms), now(now_ms), *parts(events)]
+        """Write that the run began (`ran_ms` ago), and its events; and what its server calls it, if that is new."""
+        args: list[Arg] = [prediction_id, token, seq, now(ran_ms), now(now_ms), remote, *parts(events)]
         word, *known = await self._call("advance", [keys.record(prediction_id)], args)
         last, started = known if known else (seq, None)
         return Advanced(word.decode(), last, int(started) if started else None)

@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import Raw, Struct
 
 from director.core.json_pointer import Pointer
-from director.core.runner_config import HttpConfig
+from director.core.runner_config import HttpConfig, PollingConfig
 from director.runners.reasons import reason, seconds
 from director.runners.runner import Ended, Outcome
 from director.runners.untrusted import Unreadable, excerpt, one_line, read_json
@@ -67,7 +67,7 @@ def read_document(body: bytes) -> Raw:
     return Raw(bytes(read_json(body, Raw)))
 
 
-def mapped_end(document: Raw, config: HttpConfig) -> Ended:
+def mapped_end(document: Raw, config: HttpConfig | PollingConfig) -> Ended:
     """The end of a run that the server says went well: what its answer holds where the configuration points to."""
     output = config.output.find(document)
     if output is None:

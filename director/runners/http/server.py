@@ -12,12 +12,13 @@ from typing import Final
 import httpx
 
 from director.runners.connections import Connection, Connections, connection_lost, read_body
+from director.runners.feed import Feed
 from director.runners.http.answers import Answer
 from director.runners.reasons import reason
 from director.runners.runner import Ended, Health, HealthStatus
 from director.runners.untrusted import one_line
 
-__all__ = ("HttpServer", "read_answer")
+__all__ = ("HttpServer", "post")
 
 ASK_TIMEOUT_S: Final = 5.0
 MOST_ASKED_BYTES: Final = 64 * 1024
@@ -61,14 +62,20 @@ class HttpServer:
         return self._connections.lend()
 
     async def ask(
-        self, method: str, path: str, *, limit: int = MOST_ASKED_BYTES, timeout_s: float = ASK_TIMEOUT_S
+        self,
+        method: str,
+        path: str,
+        *,
+        connection: Connection | None = None,
+        limit: int = MOST_ASKED_BYTES,
+        timeout_s: float = ASK_TIMEOUT_S,
     ) -> Answer | str:
         """Ask something that is answered soon: the answer, or why there is none."""
         try:
             async with asyncio.timeout(timeout_s):
-                response = await self._control.send(method, path)
+                response = await (connection or self._control).send(method, path)
                 async with aclosing(response):
-                    return await read_answer(response, limit)
+                    return await _read_answer(response, limit)
         except TimeoutError:
             return f"The model server did not answer within {timeout_s:g} s"
         except httpx.TransportError as exc:
@@ -89,7 +96,17 @@ class HttpServer:
         await self._control.aclose()
 
 
-async def read_answer(response: httpx.Response, limit: int) -> Answer:
+async def post(connection: Connection, path: str, body: bytes, feed: Feed, *, limit: int) -> Answer:
+    """Start a run and read the answer. Raises `httpx.TransportError` when the connection breaks."""
+    response = await connection.send("POST", path, content=body, sent=feed.sent)
+    async with aclosing(response):
+        feed.answered()
+        if response.is_success:
+            feed.begin()
+        return await _read_answer(response, limit)
+
+
+async def _read_answer(response: httpx.Response, limit: int) -> Answer:
     """Read an answer: up to `limit` bytes of one that may tell an end, less of a refusal."""
     is_ok = 200 <= response.status_code < 300
     body, complete = await read_body(response, limit if is_ok else min(limit, REFUSAL_BYTES))

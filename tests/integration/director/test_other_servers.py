@@ -1,0 +1,113 @@
+"""A director with model servers that are no Cog: whole predictions, and what happens to them when it goes away."""
+
+import json
+import signal
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.cog import free_port
+from tests.support.eventually import eventually
+from tests.support.live_director import Caller, Gate, director_process, keeping, live_director
+from tests.support.model_server import ModelServer, model_server
+from tests.support.runner_conformance import CONFIGS
+from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+async def model() -> AsyncGenerator[ModelServer, None]:
+    async with model_server() as server:
+        yield server
+
+
+def driven(kind: str, **given: Any) -> dict[str, str]:
+    return {"runner": kind, "runner_config": json.dumps(CONFIGS[kind] | given)}
+
+
+async def jobs(url: str) -> int:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        return int((await client.get(f"{url}/jobs")).json()["jobs"])
+
+
+@pytest.mark.parametrize("kind", ["http", "polling"])
+async def test_predictions_run_fail_and_are_refused_as_on_cog(
+    caller: Caller, server: RedisServer, model: ModelServer, kind: str
+) -> None:
+    async with live_director(server.url, model.url, concurrent_predictions=2, **driven(kind)):
+        ids = [await caller.submit(n=2), await caller.submit(then="raise"), await caller.submit(then="invalid")]
+        succeeded, failed, invalid = [await caller.ended(prediction_id) for prediction_id in ids]
+    assert (succeeded["status"], succeeded["output"], succeeded["metrics"]["units"]) == ("succeeded", ["a0", "a1"], 3)
+    assert (failed["status"], failed["code"]) == ("failed", "model_failed")
+    assert "it went wrong" in failed["error"]
+    assert (invalid["status"], invalid["code"]) == ("failed", "invalid_input")
+
+
+@pytest.mark.parametrize("kind", ["http", "polling"])
+async def test_a_cancel_reaches_the_server(
+    caller: Caller, server: RedisServer, model: ModelServer, gate: Gate, kind: str
+) -> None:
+    async with live_director(server.url, model.url, **driven(kind)):
+        prediction_id = await caller.submit(gate=str(gate))
+        await caller.shows(prediction_id, status="processing")
+        await caller.cancel(prediction_id)
+        assert (await caller.ended(prediction_id))["status"] == "canceled"
+        await eventually(Path(f"{gate}.stopped").exists, "the server stopped it")
+
+
+async def test_the_run_of_a_director_that_died_is_followed_by_the_next_one(
+    caller: Caller, server: RedisServer, model: ModelServer, gate: Gate
+) -> None:
+    before = await jobs(model.url)
+    async with keeping(caller.redis, server.url, lease_s=1):
+        async with director_process(server.url, model.url, lease_s=1, **driven("polling")) as first:
+            prediction_id = await caller.submit(gate=str(gate))
+            await eventually(lambda: caller.record(prediction_id), "the name", until=lambda record: record.remote != "")
+            first.send(signal.SIGKILL)
+            await first.exit_code()
+        async with live_director(server.url, model.url, lease_s=1, **driven("polling")):
+            await eventually(lambda: caller.record(prediction_id), "the next", until=lambda record: record.attempt == 2)
+            gate.open()
+            assert (await caller.ended(prediction_id))["status"] == "succeeded"
+    assert await jobs(model.url) == before + 1
+
+
+async def test_a_drain_leaves_the_run_to_the_next_director_and_counts_no_attempt(
+    caller: Caller, server: RedisServer, model: ModelServer, gate: Gate
+) -> None:
+    before = await jobs(model.url)
+    async with director_process(server.url, model.url, drain_s=0, **driven("polling")) as first:
+        prediction_id = await caller.submit(gate=str(gate))
+        await caller.shows(prediction_id, status="processing")
+        first.send(signal.SIGTERM)
+        assert await first.exit_code() == 0
+    assert (await caller.record(prediction_id)).attempt == 0
+    async with live_director(server.url, model.url, **driven("polling")):
+        gate.open()
+        assert (await caller.ended(prediction_id))["status"] == "succeeded"
+    assert await jobs(model.url) == before + 1
+
+
+@pytest.mark.parametrize("kind", ["http", "polling"])
+async def test_a_server_that_died_gets_work_again_when_it_is_back(
+    caller: Caller, server: RedisServer, gate: Gate, kind: str
+) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    given = driven(kind, **({"away_s": 0.2} if kind == "polling" else {}))
+    async with live_director(server.url, url, backoff_s=0, **given), keeping(caller.redis, server.url):
+        async with model_server(port=port) as model:
+            prediction_id = await caller.submit(gate=str(gate))
+            await caller.shows(prediction_id, status="processing")
+            model.kill()
+            await eventually(
+                lambda: caller.record(prediction_id), "given back", until=lambda record: record.token == ""
+            )
+        gate.open()
+        async with model_server(port=port):
+            assert (await caller.ended(prediction_id))["status"] == "succeeded"
+    assert (await caller.record(prediction_id)).attempt == 2

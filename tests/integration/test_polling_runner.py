@@ -1,0 +1,185 @@
+"""The runner for servers that are polled: what it promises beside what every runner does."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from director.core.runner_config import PollingConfig, decode_runner_config
+from director.runners.polling import PollingRunner
+from director.runners.runner import Accepted, Began, Ended, Outcome, RunRequest
+from tests.support.model_server import ModelServer, model_server
+from tests.support.runner_conformance import CONFIGS, MOST_BYTES, SUBJECTS, follow, opened, the_end
+from tests.support.scripted_cog import ScriptedCog, answer, scripted_cog
+
+pytestmark = pytest.mark.anyio
+
+KIND = SUBJECTS["polling"]
+ID = "a" * 26
+
+
+@pytest.fixture(scope="module")
+async def server() -> AsyncGenerator[ModelServer, None]:
+    async with model_server() as server:
+        yield server
+
+
+def runner_of(url: str, **given: Any) -> PollingRunner:
+    config = decode_runner_config(json.dumps(CONFIGS["polling"] | given))
+    assert isinstance(config, PollingConfig)
+    return PollingRunner(url, config, max_body=MOST_BYTES)
+
+
+def request(remote: str = "", **given: object) -> RunRequest:
+    asked = KIND.request(**given)
+    return RunRequest(id=asked.id, input=asked.input, remote=remote)
+
+
+async def jobs(server: ModelServer) -> int:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        return int((await client.get(f"{server.url}/jobs")).json()["jobs"])
+
+
+async def test_who_takes_a_run_over_follows_it_and_starts_none(server: ModelServer, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    async with opened(runner_of(server.url)) as first:
+        run = first.run(request(gate=str(gate)))
+        assert await anext(run) == Began()
+        accepted = await anext(run)
+        assert isinstance(accepted, Accepted)
+        await run.aclose()
+    started = await jobs(server)
+    assert not gate.with_name("gate.stopped").exists(), "it is left as it is"
+    async with opened(runner_of(server.url)) as second:
+        assert second.knows(accepted.remote)
+        async with aclosing(second.run(request(accepted.remote, gate=str(gate)))) as run:
+            assert [await anext(run), await anext(run)] == [Began(), accepted]
+            gate.touch()
+            assert the_end([event async for event in run]).outcome is Outcome.SUCCEEDED
+    assert await jobs(server) == started
+
+
+async def test_a_run_of_another_server_is_not_asked_for_here(server: ModelServer) -> None:
+    async with opened(runner_of(server.url)) as runner:
+        events = await follow(runner, request("0123456789ab:job/0 ?#"))
+    assert the_end(events).outcome is Outcome.SUCCEEDED
+    assert isinstance(events[1], Accepted)
+    assert events[1].remote != "0123456789ab:job/0 ?#"
+
+
+async def test_a_run_that_the_server_forgot_is_lost_and_the_server_is_not(server: ModelServer) -> None:
+    runner = runner_of(server.url)
+    async with opened(runner):
+        events = await follow(runner, request(f"{runner._scope}nothing"))
+    ended = the_end(events)
+    assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, False)
+    assert "not known there any more" in (ended.error or "")
+
+
+async def test_a_server_that_cannot_be_asked_to_stop_is_not_followed_further(
+    server: ModelServer, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    async with (
+        opened(runner_of(server.url, cancel_endpoint_template="")) as runner,
+        aclosing(runner.run(request(gate=str(gate)))) as run,
+    ):
+        assert [type(await anext(run)) for _ in range(2)] == [Began, Accepted]
+        assert await runner.cancel(ID)
+        assert the_end([event async for event in run]).outcome is Outcome.CANCELED
+    gate.touch()
+
+
+async def test_a_run_that_takes_too_long_is_stopped_and_has_failed(server: ModelServer, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    async with opened(runner_of(server.url, longest_s=0.1)) as runner:
+        ended = the_end(await follow(runner, request(gate=str(gate))))
+    assert (ended.outcome, ended.error) == (Outcome.FAILED, "It ran for longer than 0.1 s")
+    with anyio.fail_after(30):
+        while not gate.with_name("gate.stopped").exists():  # noqa: ASYNC110 - another process makes it
+            await anyio.sleep(0.005)
+
+
+# ---- what a real server is hard to make to say ----
+
+
+@pytest.fixture
+async def scripted() -> AsyncGenerator[ScriptedCog, None]:
+    async with scripted_cog() as scripted:
+        scripted.on("POST", "/jobs", answer(200, {"job": {"id": 7}}))
+        yield scripted
+
+
+@pytest.mark.parametrize(
+    ("word", "outcome"),
+    [
+        ("success", Outcome.SUCCEEDED),
+        ("COMPLETED", Outcome.SUCCEEDED),
+        ("Done", Outcome.SUCCEEDED),
+        ("error", Outcome.FAILED),
+        ("Timed_Out", Outcome.FAILED),
+        ("CANCELLED", Outcome.CANCELED),
+        ("aborted", Outcome.CANCELED),
+        ("baked", Outcome.FAILED),
+        (True, Outcome.FAILED),
+    ],
+)
+async def test_many_words_mean_the_same_and_an_unknown_one_is_named(
+    scripted: ScriptedCog, word: object, outcome: Outcome
+) -> None:
+    done = {"state": word, "result": {"items": []}}
+    scripted.on(
+        "GET", "/jobs/7", answer(200, {"state": "in_queue"}), answer(200, {"state": "Running"}), answer(200, done)
+    )
+    async with opened(runner_of(scripted.url)) as runner:
+        ended = the_end(await follow(runner, request()))
+    assert ended.outcome is outcome
+    if word in ("baked", True):
+        assert repr(str(word).lower()) in (ended.error or "")
+    assert len(scripted.asked("POST", "/jobs")) == 1
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503])
+async def test_a_server_that_stumbles_for_a_moment_is_asked_again(scripted: ScriptedCog, status: int) -> None:
+    stumbles = [answer(status, b"busy"), answer(200, b"<html>"), answer(200, {"state": "ok", "result": {"items": []}})]
+    scripted.on("GET", "/jobs/7", *stumbles)
+    async with opened(runner_of(scripted.url)) as runner:
+        assert the_end(await follow(runner, request())).outcome is Outcome.SUCCEEDED
+
+
+async def test_a_server_that_only_stumbles_has_lost_the_run(scripted: ScriptedCog) -> None:
+    scripted.on("GET", "/jobs/7", answer(500, b"oh no"))
+    async with opened(runner_of(scripted.url, away_s=0.1)) as runner:
+        ended = the_end(await follow(runner, request()))
+    assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, False)
+    assert "oh no" in (ended.error or "")
+
+
+@pytest.mark.parametrize("name", ["..", "", None, "x" * 300, "a\nb", {"a": 1}], ids=str)
+async def test_a_name_that_cannot_be_asked_for_is_none(scripted: ScriptedCog, name: object) -> None:
+    scripted.on("POST", "/jobs", answer(200, {"job": {"id": name}}))
+    async with opened(runner_of(scripted.url)) as runner:
+        ended = the_end(await follow(runner, request()))
+    assert (ended.outcome, ended.error) == (Outcome.LOST, "The model server's answer is without an id at /job/id")
+    assert not scripted.asked("GET", "/jobs/")
+
+
+async def test_a_cancel_is_seen_at_once_and_not_when_it_is_time_to_ask(scripted: ScriptedCog) -> None:
+    scripted.on("GET", "/jobs/7", answer(200, {"state": "running"}), answer(200, {"state": "canceled"}))
+    scripted.on("POST", "/cancel/7", answer(200, {}))
+    async with (
+        opened(runner_of(scripted.url, interval_s=300)) as runner,
+        asyncio.timeout(20),
+        aclosing(runner.run(request())) as run,
+    ):
+        assert [type(await anext(run)) for _ in range(2)] == [Began, Accepted]
+        while not scripted.asked("GET", "/jobs/7"):  # noqa: ASYNC110 - a server tells no event
+            await asyncio.sleep(0.005)
+        assert await runner.cancel(ID)
+        assert [type(event) async for event in run] == [Ended]
