@@ -5,13 +5,14 @@
 --   KEYS[1]  meta      hash  {p}:q:<queue>:meta
 --   ARGV[1]  queue
 --   ARGV[2]  alive_ms  a director silent for longer does not serve it
---   ARGV[3]  now_ms    '' for the server's clock
+--   ARGV[3]  asks      '1': only say what would be answered
+--   ARGV[4]  now_ms    '' for the server's clock
 --   Returns  'done'    also when nobody registered it
 --            'live'    something was accepted and has not ended: nothing was written
 --            'dead'    dead letters wait there for a person: nothing was written
 --            'served'  a director serves it: nothing was written
 
-local meta, queue, alive_ms, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
+local meta, queue, alive_ms, only_asks, now = KEYS[1], ARGV[1], ARGV[2], ARGV[3] == '1', clock(ARGV[4])
 
 local read_from = tonumber(redis.call('HGET', meta, 'read'))
 if not read_from then return 'done' end
@@ -30,6 +31,7 @@ for _, index in ipairs({ 'live', 'lease', 'delayed' }) do
 end
 if redis.call('EXISTS', queue_key(queue, 'dead')) == 1 then return 'dead' end
 if redis.call('ZCOUNT', queue_key(queue, 'directors'), now - alive_ms, '+inf') > 0 then return 'served' end
+if only_asks then return 'done' end
 
 for _, what in ipairs({ 'bell', 'last', 'queued', 'running', 'limits', 'held', 'suspended', 'slots', 'tally', 'deadline', 'directors' }) do
   gone[#gone + 1] = queue_key(queue, what)

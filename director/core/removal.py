@@ -37,10 +37,11 @@ class Removal:
         names = await self._catalog.queues()
         queues = sorted((queue for queue in names if queue.partition("~")[0] == base), reverse=True)
         await self._scripts.withdraw(model, "going", version=version, runs=sum(await self._catalog.runs(queues)))
-        for queue in queues:
-            answer = await self._scripts.unregister(queue)
-            if answer != "done":
-                return answer
+        for only_asks in (True, False):  # what keeps one of them keeps all, and the version can still be trained
+            for queue in queues:
+                answer = await self._scripts.unregister(queue, only_asks=only_asks)
+                if answer != "done":
+                    return answer
         await self._forget(model, version, queues)
         await self._settle_latest(model)
         await self._scripts.withdraw(model, "gone", version=version)

@@ -25,6 +25,7 @@ from director.core.schema import Record
 __all__ = ("Trained", "TrainedVersions", "whose_weights_are_kept")
 
 FOR_EVER_S: Final = 253_402_300_799  # the last second of the year 9999: the file itself is what ends
+MOST_ADDRESS: Final = 2_000
 
 
 class Trained(Struct, frozen=True):
@@ -69,10 +70,15 @@ class TrainedVersions:
             await self._removal.remove(training.destination, name)
             return None
         stands = text(await ask(lambda: self._redis.hget(key, "weights")) or b"")
-        return Trained(f"{training.destination}:{name}", stands or None)
+        return Trained(f"{training.destination}:{name}", stands or weights)
 
     async def _kept(self, training: Record, weights: str, *, version: str) -> str:
-        """An address that is good as long as the version, where the weights are one of this training's own files."""
+        """An address that is good as long as the version, where the weights are one of this training's own files.
+
+        '' for what is no address, such as the weights themselves: a version is kept in memory, and for ever.
+        """
+        if not weights.startswith(("https://", "http://", "s3://", "gs://")) or len(weights) > MOST_ADDRESS:
+            return ""
         name = FileName.parse(urlsplit(weights).path.rpartition("/")[2])
         if self._store is None or name is None or name.prediction_id != training.id:
             return weights

@@ -34,7 +34,7 @@ class Registry:
         self._clock = clock
         self._keep_s = keep_s
         self._read_s: float | None = None
-        self._queues: list[QueueName] = []
+        self._queues: list[QueueName] | None = None
         self._live: dict[QueueName, str] = {}
         self._owed: dict[Partition, str] = {}
         self._unspent: dict[Partition, str] = {}
@@ -47,11 +47,11 @@ class Registry:
     async def queues(self) -> list[QueueName]:
         """Every queue there is."""
         now_s = self._clock.monotonic()
-        if self._read_s is None or now_s - self._read_s >= self._keep_s:
+        if self._queues is None or self._read_s is None or now_s - self._read_s >= self._keep_s:
             queues = await self._catalog.queues()
-            if queues != self._queues:
+            if queues != self._queues:  # the first time in any case: what is owed may outlive the last queue
                 await self._know(queues)
-            self._read_s = now_s
+            self._queues, self._read_s = queues, now_s
         return self._queues
 
     async def awake(self, role: str, *, glance_s: float = GLANCE_S, whole_s: float = WHOLE_S) -> list[QueueName]:
@@ -92,7 +92,7 @@ class Registry:
         cluster = await ask(lambda: self._redis.info("cluster"))
         if not cluster["cluster_enabled"]:  # there, a command may not ask for keys of two partitions
             together = [[key for of_partition in together for key in of_partition]]
-        self._queues, self._live, self._owed, self._unspent, self._together = queues, live, owed, unspent, together
+        self._live, self._owed, self._unspent, self._together = live, owed, unspent, together
         self._glanced_s = None
 
     async def _glance(self, glance_s: float) -> set[str]:

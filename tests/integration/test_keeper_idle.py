@@ -167,3 +167,14 @@ async def test_what_is_owed_is_seen_by_the_next_glance(keeping: Keeping, driver:
     await driver.redis.delete(keys.owed(partition_of(claim.id)))
     keeping.clock.pass_time(GLANCE_S)
     assert await keeping.registry.owing() == []
+
+
+async def test_a_keeper_that_starts_sees_what_is_owed_where_no_queue_is_left(
+    keeping: Keeping, driver: QueueDriver, redis: Redis, catalog: Catalog
+) -> None:
+    await driver.submit(webhook="https://example.com", events="completed")
+    claim = await driver.claim_one()
+    assert await driver.finish(claim)
+    await redis.delete(keys.queues())
+    assert await Registry(redis, catalog, keeping.clock).owing() == [partition_of(claim.id)]
+    await redis.delete(keys.owed(partition_of(claim.id)))

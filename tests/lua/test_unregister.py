@@ -30,6 +30,12 @@ async def test_what_was_never_used_leaves_nothing(driver: QueueDriver) -> None:
     assert await unregister(driver) == "done"
 
 
+async def test_who_only_asks_changes_nothing(driver: QueueDriver) -> None:
+    before = await dump(driver.redis)
+    assert await driver.scripts.unregister(driver.queue, only_asks=True, now_ms=driver.now_ms) == "done"
+    assert await dump(driver.redis) == before
+
+
 async def test_what_has_ended_keeps_its_record_and_leaves_nothing_of_the_queue(driver: QueueDriver) -> None:
     first, second = await driver.submit(), await driver.submit(lane="low")
     for claim in await driver.claim(2):

@@ -67,9 +67,15 @@ class QueueScripts(Wire):
         args: list[Arg] = [*size, *retries, *lives, lifetime, *breaker]
         return bool(await self._call("register", [keys.meta(queue)], args))
 
-    async def unregister(self, queue: QueueName, *, alive_s: float = 60.0, now_ms: int | None = None) -> Unregistered:
-        """Forget a queue in which nothing is left and which nobody serves; else why not, and nothing is written."""
-        reply = await self._call("unregister", [keys.meta(queue)], [queue, ms(alive_s), now(now_ms)])
+    async def unregister(
+        self, queue: QueueName, *, only_asks: bool = False, alive_s: float = 60.0, now_ms: int | None = None
+    ) -> Unregistered:
+        """Forget a queue in which nothing is left and which nobody serves; else why not, and nothing is written.
+
+        `only_asks`: nothing is written in any case.
+        """
+        args: list[Arg] = [queue, ms(alive_s), "1" if only_asks else "", now(now_ms)]
+        reply = await self._call("unregister", [keys.meta(queue)], args)
         return cast(Unregistered, reply.decode())
 
     async def resize(self, queue: QueueName, *, streams: int) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from director.core.clock import SystemClock
 from director.core.deployments import Deployments
 from director.core.errors import BackendUnavailable
 from director.core.ids import QueueName, partition_of, queue_name
+from director.core.kinds import Kinds
 from director.core.policy import Policy
 from director.core.removal import Removal
 from director.core.scripts import Scripts
@@ -98,6 +99,22 @@ async def test_what_waits_or_is_deployed_or_served_keeps_the_version_and_the_ans
     await scripts.extend(painter, consumer="d1", claims=[], lease_s=15)
     assert "director" in (await delete(api)).json()["detail"]
     assert (await model(api))["latest_version"]["id"] == NEW
+
+
+async def test_a_version_that_stays_can_still_be_trained(
+    api: httpx.AsyncClient, painter: QueueName, redis: Redis, scripts: Scripts, catalog: Catalog
+) -> None:
+    kinds = Kinds(redis, scripts, catalog)
+    await kinds.register(MODEL, NEW, "training", schema=OPEN_SCHEMA, server="cog", policy=Policy())
+    made = (await api.post("/v1/predictions", json={"version": NEW, "input": {}})).json()
+    assert (await delete(api)).status_code == 422
+    asked = {"destination": MODEL, "input": {}}
+    training = await api.post(f"/v1/models/{MODEL}/versions/{NEW}/trainings", json=asked)
+    assert training.status_code == 201
+    for path in (f"trainings/{training.json()['id']}", f"predictions/{made['id']}"):
+        await api.post(f"/v1/{path}/cancel")
+    assert (await delete(api)).status_code == 202
+    assert not [name for name in await redis.keys("*") if b":q:" in name and NEW[:12].encode() in name]
 
 
 async def test_only_operators_delete_versions_of_public_models(

@@ -11,6 +11,7 @@ import pytest
 import replicate
 from anyio import to_thread
 from msgspec import Raw
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.core import keys
@@ -18,7 +19,7 @@ from director.core.accounts import Accounts
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
 from director.core.files import store_in
-from director.core.ids import version_id
+from director.core.ids import new_prediction_id, version_id
 from director.core.kinds import Kinds
 from director.core.policy import Policy
 from director.core.removal import Removal
@@ -192,6 +193,22 @@ async def test_the_weights_live_as_long_as_the_version_and_not_with_the_training
     assert await tidier.run_once() == Tidied(seen=1, removed=1)
     assert (await api.get(weights)).status_code == 404
     assert not await redis.exists(keys.weights(done["id"]))
+
+
+async def test_weights_that_no_store_took_are_not_kept_with_the_version(
+    redis: Redis, scripts: Scripts, catalog: Catalog, api: httpx.AsyncClient
+) -> None:
+    stored = await scripts.get((await ended(api, await train(api, data="a")))["id"])
+    assert stored is not None
+    training = replace(stored.record, id=new_prediction_id(model=MODEL, now_ms=SystemClock().now_ms()))
+    versions = TrainedVersions(redis, catalog, Removal(redis, scripts, catalog), store=None)
+    weights = "data:application/octet-stream;base64," + "A" * 1_000_000
+    made = await versions.make(training, weights)
+    assert made is not None
+    assert made.weights == weights, "they are an output as any other, as long as that lives"
+    version = await catalog.version(DESTINATION, made.version.partition(":")[2])
+    assert version is not None
+    assert version.weights == ""
 
 
 async def test_a_destination_that_goes_at_the_last_moment_is_not_made_again(
