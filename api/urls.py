@@ -6,7 +6,7 @@ anybody can send them, and clients send their token to whatever host an answer n
 
 import re
 from functools import cache
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 
 from starlette.requests import Request
@@ -53,6 +53,8 @@ def _is_from_proxy(request: Request) -> bool:
         address = ip_address(request.client.host)
     except ValueError:
         return False  # a socket without an address
+    if isinstance(address, IPv6Address):
+        address = address.ipv4_mapped or address  # a socket for both kinds shows IPv4 so, and no network of IPv4 has it
     return any(address in network for network in networks)
 
 

@@ -33,9 +33,13 @@ BASE: Final = "http://director.test"
 
 @asynccontextmanager
 async def api_client(
-    settings: ApiSettings, *, token: str | None = None, on_unsafe: Callable[[UnsafeBackend], None] | None = None
+    settings: ApiSettings,
+    *,
+    token: str | None = None,
+    on_unsafe: Callable[[UnsafeBackend], None] | None = None,
+    peer: str = "127.0.0.1",
 ) -> AsyncGenerator[httpx.AsyncClient, None]:
-    """A client of an API that runs in this loop, from its lifespan's start to its end."""
+    """A client of an API that runs in this loop, from its lifespan's start to its end. It asks from `peer`."""
     app = create_app(settings, on_unsafe=on_unsafe)
     async with app.router.lifespan_context(app) as state:
 
@@ -43,7 +47,7 @@ async def api_client(
             await app({**scope, "state": dict(state or {})}, receive, send)
 
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        transport = httpx.ASGITransport(app=with_state)
+        transport = httpx.ASGITransport(app=with_state, client=(peer, 1))
         async with httpx.AsyncClient(transport=transport, base_url=BASE, headers=headers) as client:
             yield client
 

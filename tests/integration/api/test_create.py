@@ -324,6 +324,16 @@ async def test_a_proxy_that_was_named_is_believed(
     assert made.json()["urls"]["get"].startswith(f"{base}/v1/predictions/")
 
 
+async def test_a_proxy_is_the_same_where_the_socket_shows_its_address_as_ipv6(
+    settings: ApiSettings, token: str, queue: QueueName
+) -> None:
+    trusting = replace(settings, trusted_proxies=("10.0.0.0/8",))
+    for peer, base in (("::ffff:10.1.2.3", "https"), ("::ffff:11.1.2.3", "http")):
+        async with api_client(trusting, token=token, peer=peer) as api:
+            made = await create(api, headers={"X-Forwarded-Proto": "https"})
+        assert made.json()["urls"]["get"].startswith(f"{base}://director.test/")
+
+
 @pytest.mark.parametrize("headers", [{"Host": "a b"}, {"Host": "a/b?c"}, {"Proto": "javascript"}])
 async def test_even_a_proxy_names_no_such_place(
     settings: ApiSettings, token: str, queue: QueueName, headers: dict[str, str]
