@@ -17,7 +17,17 @@ from director.core.schema import NewEvent, Record
 from director.core.states import Status, WebhookEvent
 from director.core.view import joined
 from director.ends import Finish, GiveBack, Judged, Limits, Stop, end_of, released, size_of, tail
-from director.runners.runner import Accepted, Began, Ended, Logged, Measured, Outcome, Produced, RunEvent
+from director.runners.runner import (
+    Accepted,
+    Began,
+    Ended,
+    Logged,
+    Measured,
+    Outcome,
+    Produced,
+    Restarted,
+    RunEvent,
+)
 from director.uploads import Upload, Uploaded, Uploads
 
 __all__ = ("Ask", "Effect", "Halt", "Happening", "Remember", "Tell", "Tracker", "Write")
@@ -145,6 +155,8 @@ class Tracker:
             case Measured():
                 metric = msgspec.json.encode(event)
                 return [*self._begin(at), *self._show(("metric", metric))]
+            case Restarted():
+                return self._restart(event.why)
             case Ended():
                 self.over_at = at
                 end = self._end(event)
@@ -207,6 +219,16 @@ class Tracker:
             return []
         self.began_at = at
         return [Write((("started", b""),)), Tell(WebhookEvent.START)]
+
+    def _restart(self, why: str) -> list[Effect]:
+        """Begin anew, and say so to all who saw the beginning: it need not be the same one again."""
+        self._uploads.restart()
+        self._files_bytes = 0
+        self._items.clear()
+        self._items_bytes = 1
+        self._logs.clear()
+        self._logs_bytes = 0
+        return [Write((("restarted", f"{why} {self.record.holder}".encode()),))]
 
     def _produce(self, event: Produced) -> list[Effect]:
         if event.index != len(self._items):  # a callback that was overtaken, or told twice

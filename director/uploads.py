@@ -87,6 +87,10 @@ class Uploads:
         """Is this upload asked for and not answered?"""
         return any(waiting.number == number for waiting in self._line)
 
+    def restart(self) -> None:
+        """Nothing that waits is of any use: what comes now is another run's."""
+        self._line.clear()
+
     def give_up(self) -> Ended | None:
         """Nothing that waits will go on, and nothing more comes but the end. The end of the run, where that waits."""
         self._gave_up = True

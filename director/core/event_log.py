@@ -81,6 +81,7 @@ def _webhook(event: Event) -> Raw:
 DATA: Final[Mapping[str, Callable[[Event], Raw]]] = {
     "completed": _status,
     "released": _given_back,
+    "restarted": _given_back,
     "retried": _given_back,
     "webhook": _webhook,
 }

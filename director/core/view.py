@@ -15,7 +15,7 @@ __all__ = ("LINES_DROPPED", "PATHS", "RESTARTS", "fold", "iso", "joined", "place
 # where a caller finds a run of each kind
 PATHS: Final[Mapping[Kind, str]] = {"": "predictions", "training": "trainings", "procedure": "procedures"}
 NOTHING: Final = Raw(b"{}")
-RESTARTS: Final = frozenset({"retried", "released", "revived"})
+RESTARTS: Final = frozenset({"retried", "released", "restarted", "revived"})
 LINES_DROPPED: Final = "… earlier lines were dropped …\n"  # what logs begin with that were too long to be kept
 
 

@@ -24,7 +24,7 @@ from director.runners.connections import Connection, Connections, connection_los
 from director.runners.feed import Feed
 from director.runners.inbox import Inbox
 from director.runners.patience import Patience
-from director.runners.runner import Ended, Health, HealthStatus, Outcome, RunEvent, RunRequest
+from director.runners.runner import Ended, Health, HealthStatus, Outcome, Restarted, RunEvent, RunRequest
 from director.runners.untrusted import Unreadable, one_line, read_json
 
 __all__ = ("CogRunner",)
@@ -207,7 +207,9 @@ class CogRunner:
                         if not (await with_a_stranger.pause() and await self._evict(request.id, with_a_stranger)):
                             return STRANGER_STAYS
                     case Again.LAGGED:
-                        # once more and whole, without what the caller has partly seen: a retry would lag again
+                        # once more, and whole at its end: another attempt would lag again
+                        log.warning("a run outpaced its stream and is put again", extra={"prediction": request.id})
+                        feed.add(Restarted("stream_lagged"))
                         lagged, request = True, replace(request, wants_progress=False)
                         self._may_hold_strangers = True
                     case Again.NO_STREAM:

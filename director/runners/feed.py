@@ -8,7 +8,17 @@ import asyncio
 from collections import deque
 from typing import Final
 
-from director.runners.runner import Accepted, Began, Ended, Logged, Measured, Outcome, Produced, RunEvent
+from director.runners.runner import (
+    Accepted,
+    Began,
+    Ended,
+    Logged,
+    Measured,
+    Outcome,
+    Produced,
+    Restarted,
+    RunEvent,
+)
 
 __all__ = ("RAN", "Feed")
 
@@ -53,7 +63,7 @@ class Feed:
             self._began = True
             self._put(Began(), 0)
 
-    def add(self, event: Accepted | Produced | Logged | Measured, *, size: int) -> None:
+    def add(self, event: Accepted | Produced | Logged | Measured | Restarted, *, size: int = 0) -> None:
         """More progress, `size` bytes of it."""
         self.begin()
         self._put(event, size)

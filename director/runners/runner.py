@@ -21,6 +21,7 @@ __all__ = (
     "Measured",
     "Outcome",
     "Produced",
+    "Restarted",
     "RunEvent",
     "RunRequest",
     "Runner",
@@ -108,6 +109,15 @@ class Measured(Struct, frozen=True, tag="measured"):
     mode: str = "replace"
 
 
+class Restarted(Struct, frozen=True, tag="restarted"):
+    """The server runs it once more from the start: what it showed until now is of a run that nobody saw the end of.
+
+    `why`: one word of ours.
+    """
+
+    why: str
+
+
 class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
     """The one last event. Fields the server did not tell are None: the tracker then keeps what progress showed.
 
@@ -125,7 +135,7 @@ class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
     has_no_slot: bool = False
 
 
-RunEvent = Began | Accepted | Produced | Logged | Measured | Ended
+RunEvent = Began | Accepted | Produced | Logged | Measured | Restarted | Ended
 
 
 class Runner(Protocol):

@@ -28,6 +28,7 @@ from director.runners.runner import (
     Measured,
     Outcome,
     Produced,
+    Restarted,
     RunEvent,
     RunRequest,
 )
@@ -298,6 +299,7 @@ async def test_a_second_run_that_waited_long_enough_is_refused_and_never_began(
     monkeypatch.setattr(cog, "SLOT_PATIENCE_S", 0.1)
     async with aclosing(runner.run(request(gate=str(gate)))) as first:
         assert await anext(first) == Began()
+        monkeypatch.setattr("director.runners.feed.BEGAN_AFTER_S", 30)  # a busy machine may refuse late
         assert await follow(runner, request(OTHER_ID)) == [
             Ended(
                 outcome=Outcome.REFUSED,
@@ -622,7 +624,7 @@ async def test_a_run_that_outpaces_its_stream_is_put_again_whole(streaming: Scri
         *progress, ended = await follow(runner, request())
     assert isinstance(ended, Ended)
     assert (ended.outcome, ended.server_is_dead) == (Outcome.SUCCEEDED, False)
-    assert progress.count(Began()) == 1
+    assert progress == [Began(), Produced(item=Raw(b'"a"'), index=0), Restarted("stream_lagged")]
     accepts = [exchange.headers["accept"] for exchange in streaming.asked("PUT")]
     assert accepts == ["text/event-stream", "application/json"]
 

@@ -14,7 +14,7 @@ from director.core.retry import RULES, ErrorClass
 from director.core.schema import Record
 from director.core.states import TERMINAL, Status, WebhookEvent, may_follow
 from director.ends import CODES, FAULTS, STOPS, VERDICTS, Finish, GiveBack, Judged, Limits, Stop, Verdict
-from director.runners.runner import Began, Ended, Logged, Measured, Outcome, Produced, RunEvent
+from director.runners.runner import Began, Ended, Logged, Measured, Outcome, Produced, Restarted, RunEvent
 from director.tracker import Ask, Effect, Halt, Tell, Tracker, Write
 from director.uploads import Upload, Uploaded
 
@@ -556,3 +556,29 @@ def test_whatever_happens_there_is_one_end_and_it_is_allowed(steps: list[RunEven
         msgspec.json.decode(end.output or b"null")
     if run.stopped is Stop.USER:
         assert ends[0] == Finish(status=Status.CANCELED, output=end.output, logs=end.logs, metrics=end.metrics)
+
+
+def test_what_was_shown_before_the_server_began_anew_is_no_part_of_the_end() -> None:
+    run = tracker()
+    effects = follow(
+        run, Began(), Produced(Raw(b"1"), 0), Logged("a"), Restarted("stream_lagged"), Produced(Raw(b"2"), 0)
+    )
+    assert [kind for effect in effects if isinstance(effect, Write) for kind, _ in effect.events] == [
+        "started",
+        "output",
+        "logs",
+        "restarted",
+        "output",
+    ]
+    end = finish(run, Logged("b"), Ended(outcome=Outcome.SUCCEEDED))
+    assert (end.output, end.logs) == (b"[2]", "b")
+
+
+def test_a_file_of_a_run_that_began_anew_is_waited_for_no_more() -> None:
+    run = Tracker(RECORD, Limits(output=1000, logs=1000, inline=10))
+    picture = Raw(b'"data:image/png;base64,aGk="')
+    *_, upload = follow(run, Produced(picture, 0))
+    assert isinstance(upload, Upload)
+    follow(run, Restarted("stream_lagged"))
+    assert run.apply(Uploaded(upload.number, ("https://example.com/a.png",)), at=0.0) == []
+    assert finish(run, Produced(Raw(b"2"), 0), Ended(outcome=Outcome.SUCCEEDED)).output == b"[2]"
