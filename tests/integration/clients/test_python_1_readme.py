@@ -25,17 +25,13 @@ README = str(importlib.metadata.metadata("replicate").get_payload())
 BLOCKS = examples_in(README, "python")
 # The value of an expression after the code, which may await, as in a notebook
 PLAY = """
-import ast, asyncio, inspect, sys
+import ast, asyncio, sys
 
 code, wanted = sys.argv[1:]
 names = {}
-
-async def play():
-    running = eval(compile(code, "README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
-    if inspect.isawaitable(running):
-        await running
-
-asyncio.run(play())
+running = eval(compile(code, "example", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
+if running is not None:
+    asyncio.run(running)
 print("\\ntrue" if eval(wanted, names) else "\\nfalse")
 """
 
