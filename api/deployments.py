@@ -111,8 +111,7 @@ async def create_deployment(request: Request) -> Response:
     account = await authenticate(request, "run", takes="create")
     parts = parts_of(request)
     asked = _asked(await read_body(request, max_bytes=parts.settings.max_body_bytes), is_new=True)
-    if await _version(request, account, asked.model or "", asked.version or "") is None:
-        raise invalid_version()
+    await _refuse_missing(request, account, asked.model or "", asked.version or "")
     written, made = await parts.deployments.create(
         account.name,
         asked.name or "",
@@ -138,8 +137,8 @@ async def update_deployment(request: Request) -> Response:
     account, deployment = await _theirs(request, "run")
     parts = parts_of(request)
     asked = _asked(await read_body(request, max_bytes=parts.settings.max_body_bytes), is_new=False)
-    if asked.version and await _version(request, account, deployment.release.model, asked.version) is None:
-        raise invalid_version()
+    if asked.version:
+        await _refuse_missing(request, account, deployment.release.model, asked.version)
     for _ in range(TRIES):
         now = deployment.release
         low = now.min_instances if asked.min_instances is None else asked.min_instances
@@ -187,6 +186,13 @@ async def create_of_deployment(request: Request) -> Response:
 async def _version(request: Request, account: Account, model: str, version: str) -> Version | None:
     """A version of a model that this account may see now: it may have become private since it was deployed."""
     return await parts_of(request).lookups.named(VersionRef(model=model, version=version), account)
+
+
+async def _refuse_missing(request: Request, account: Account, model: str, version: str) -> None:
+    """What was deleted is known here for seconds more, and a deployment would stand for it for ever."""
+    seen = await _version(request, account, model, version)
+    if seen is None or await parts_of(request).catalog.version(model, version) is None:
+        raise invalid_version()
 
 
 async def _theirs(request: Request, scope: Scope, *, takes: BucketName = "read") -> tuple[Account, Deployment]:

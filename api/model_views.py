@@ -3,21 +3,21 @@
 A model is shown with its latest version's schema and an example, so many of them are weighed before they are read.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Final
 
 from msgspec import Raw, Struct
 from starlette.requests import Request
 
-from api.pages import PAGE_SIZE
+from api.pages import PAGE_SIZE, Cursor, slice_of
 from api.parts import Parts, parts_of
 from api.urls import base_url
 from director.core.catalog import Version
 from director.core.models import Model
 from director.core.view import iso
 
-__all__ = ("ModelView", "VersionView", "fitting", "how_many_fit", "shown_models", "shown_version")
+__all__ = ("ModelView", "VersionView", "fitting", "fitting_slice", "shown_models", "shown_version")
 
 HEAVY_BYTES: Final = 4 << 20  # of one answer
 
@@ -59,10 +59,20 @@ async def fitting(request: Request, models: Sequence[Model]) -> Sequence[Model]:
     catalog = parts_of(request).catalog
     schemas = await catalog.schema_bytes([(model.name, model.latest) for model in models])
     examples = await catalog.models.example_bytes(models)
-    return models[: how_many_fit(map(sum, zip(schemas, examples, strict=True)))]
+    return models[: _how_many_fit(map(sum, zip(schemas, examples, strict=True)))]
 
 
-def how_many_fit(weights: Iterable[int]) -> int:
+async def fitting_slice(
+    marks: Sequence[str], cursor: Cursor | None, weigh: Callable[[Sequence[str]], Awaitable[Sequence[int]]]
+) -> tuple[Sequence[str], Cursor | None, Cursor | None]:
+    """As `slice_of`, with no more than one answer may hold; the one next to the cursor in any case."""
+    page, *_ = slice_of(marks, cursor)
+    weights = await weigh(page)
+    is_backwards = cursor is not None and cursor.backwards
+    return slice_of(marks, cursor, most=_how_many_fit(reversed(weights) if is_backwards else weights))
+
+
+def _how_many_fit(weights: Iterable[int]) -> int:
     """How many things that weigh so much, from the first one, one answer may hold; the first in any case."""
     heavier = (place for place, so_far in enumerate(accumulate(weights)) if so_far > HEAVY_BYTES)
     return max(next(heavier, PAGE_SIZE), 1)

@@ -15,7 +15,7 @@ from api.answers import json_response
 from api.auth import Scope, authenticate
 from api.body import read_body
 from api.model_requests import parse_change, parse_make
-from api.model_views import fitting, shown_models
+from api.model_views import fitting, fitting_slice, shown_models
 from api.pages import PAGE_SIZE, Cursor, cursor_of, link
 from api.parts import Parts, parts_of
 from api.problems import InvalidField, already_exists, forbidden, in_use, invalid_input, not_found
@@ -122,10 +122,23 @@ async def get_readme(request: Request) -> Response:
 
 
 async def get_examples(request: Request) -> Response:
-    """GET /models/{owner}/{name}/examples: predictions that an operator chose, as they were then."""
-    model = await seen_model(request, "read")
-    results: list[Raw] = await parts_of(request).catalog.models.examples(model.name)
-    return json_response(Page(next=None, previous=None, results=results))
+    """GET /models/{owner}/{name}/examples: predictions that an operator chose, as they were then, newest first."""
+    model, cursor = await seen_model(request, "read"), cursor_of(request)
+    models, path = parts_of(request).catalog.models, f"/models/{model.name}/examples"
+    sizes = await models.example_sizes(model.name)
+
+    async def weigh(page: Sequence[str]) -> Sequence[int]:
+        return [sizes[prediction_id] for prediction_id in page]
+
+    page, older, newer = await fitting_slice(list(sizes), cursor, weigh)
+    results: list[Raw] = await models.examples(model.name, page)
+    return json_response(
+        Page(
+            next=link(request, path, older) if older else None,
+            previous=link(request, path, newer) if newer else None,
+            results=results,
+        )
+    )
 
 
 async def seen_model(request: Request, scope: Scope) -> Model:

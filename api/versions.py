@@ -1,15 +1,16 @@
 """The versions of a model, as their directors registered them. Nobody changes one here; its owner may delete it."""
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api.answers import json_response
-from api.model_views import how_many_fit, shown_version
+from api.model_views import fitting_slice, shown_version
 from api.models import own_model, seen_model
-from api.pages import cursor_of, link, slice_of
+from api.pages import cursor_of, link
 from api.parts import parts_of
 from api.problems import in_use, not_found
 from director.core.ids import VERSION_ID
@@ -30,11 +31,11 @@ async def list_versions(request: Request) -> Response:
     cursor, catalog = cursor_of(request), parts_of(request).catalog
     path = f"/models/{model.name}/versions"
     marks = {f"{created:014}-{version}": version for created, version in await catalog.dated_versions(model.name)}
-    page, *_ = slice_of(list(marks), cursor)
-    weights = await catalog.schema_bytes([(model.name, marks[mark]) for mark in page])
-    is_backwards = cursor is not None and cursor.backwards
-    most = how_many_fit(reversed(weights) if is_backwards else weights)
-    page, older, newer = slice_of(list(marks), cursor, most=most)
+
+    async def weigh(page: Sequence[str]) -> Sequence[int]:
+        return await catalog.schema_bytes([(model.name, marks[mark]) for mark in page])
+
+    page, older, newer = await fitting_slice(list(marks), cursor, weigh)
     versions = await catalog.versions(model.name, [marks[mark] for mark in page])
     return json_response(
         Page(

@@ -96,9 +96,9 @@ MODELS: Final[Operations] = {
         name="models.examples.list",
         what="List predictions that operators chose as examples of a model",
         scopes=("read",),
-        parameters=MODEL,
-        answers={200: Answer("Predictions as they were then.", Page[Raw])},
-        refusals=TOKEN | PATH,
+        parameters=(*MODEL, CURSOR),
+        answers={200: Answer("A page of predictions as they were then, newest first.", Page[Raw])},
+        refusals=TOKEN | PAGED | PATH,
     ),
     ("GET", "/models/{owner}/{name}/versions"): Operation(
         name="models.versions.list",

@@ -126,10 +126,23 @@ class Models:
         """How large that example of each is."""
         return await self._of_examples("hstrlen", models)
 
-    async def examples(self, name: str) -> list[Raw]:
-        """Predictions that are shown with a model, newest first."""
-        found: dict[bytes, bytes] = await ask(lambda: self._redis.hgetall(keys.examples(name)))
-        return [Raw(found[prediction_id]) for prediction_id in sorted(found, reverse=True)]
+    async def example_sizes(self, name: str) -> dict[str, int]:
+        """The ids of those that are shown with a model, newest first, with the bytes of each."""
+        key = keys.examples(name)
+        ids = sorted((text(each) for each in await ask(lambda: self._redis.hkeys(key))), reverse=True)
+
+        async def read() -> list[int]:
+            pipe = self._redis.pipeline(transaction=False)
+            for each in ids:
+                pipe.hstrlen(key, each)
+            return list(await pipe.execute())
+
+        return dict(zip(ids, await ask(read) if ids else [], strict=True))
+
+    async def examples(self, name: str, ids: Sequence[str]) -> list[Raw]:
+        """These predictions, as far as they are shown with a model, in this order."""
+        found = await ask(lambda: self._redis.hmget(keys.examples(name), ids)) if ids else []
+        return [Raw(example) for example in found if example is not None]
 
     async def get(self, name: str) -> Model | None:
         """A model by "owner/name"; None where there is none."""

@@ -13,7 +13,10 @@ from director.core import keys
 from director.core.accounts import Accounts, Suspension
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.deployments import MOST
+from director.core.ids import QueueName
 from director.core.policy import Policy
+from director.core.removal import Removal
+from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
 from tests.support.api import BASE, PlayedDirector, api_client
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
@@ -283,3 +286,15 @@ async def test_the_input_is_judged_by_the_schema_of_the_version(
     assert (await api.patch(CHAT, json={"version": strict})).status_code == 200
     refused = await api.post(f"{CHAT}/predictions", json={"input": {}})
     assert (refused.status_code, refused.json()["detail"]) == (422, "- input: text is required\n")
+
+
+async def test_none_is_made_for_a_version_that_was_deleted_a_moment_ago(
+    settings: ApiSettings, token: str, redis: Redis, scripts: Scripts, catalog: Catalog, queue: QueueName, later: str
+) -> None:
+    async with api_client(settings, token=token) as api:
+        for version in (VERSION, later):
+            await api.get(f"/v1/models/{MODEL}/versions/{version}")  # known here for seconds more
+        assert (await api.post("/v1/deployments", json=WANTED)).status_code == 200
+        assert await Removal(redis, scripts, catalog).remove(MODEL, later) == "done"
+        assert (await api.post("/v1/deployments", json=WANTED | {"name": "b", "version": later})).status_code == 422
+        assert (await api.patch(CHAT, json={"version": later})).status_code == 422

@@ -261,3 +261,14 @@ async def test_models_of_a_former_release_are_listed_once_their_director_is_here
     await register(catalog)
     assert await names(api) == [PAINTER]
     assert (await api.get(f"/v1/models/{PAINTER}")).json()["latest_version"]["id"] == VERSION_B
+
+
+async def test_examples_come_in_pages_that_one_answer_may_hold(api: httpx.AsyncClient, redis: Redis) -> None:
+    for number in range(20):
+        await redis.hset(keys.examples(MODEL), f"{number:026}", f'"{number} {"x" * 250_000}"')
+    pages = [(await api.get(f"/v1/models/{MODEL}/examples")).json()]
+    while pages[-1]["next"]:
+        pages.append((await api.get(pages[-1]["next"])).json())
+    assert [int(one.partition(" ")[0]) for page in pages for one in page["results"]] == list(range(19, -1, -1))
+    assert [len(page["results"]) for page in pages] == [16, 4]
+    assert len((await api.get(pages[1]["previous"])).json()["results"]) == 16
