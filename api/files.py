@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 PATH: Final = "/files"
 MAX_FILE_BYTES: Final = 100 << 20
 LONGEST_S: Final = GRACE_S / 4  # of an upload
+STORING_S: Final = 60.0  # more, for the store: one that is called off, rather than told of an error, may keep pieces
 RETRY_S: Final = 5
 CONTENT: Final = "content"
 # field → the most that is read of it
@@ -93,7 +94,7 @@ async def create_file(request: Request) -> Response:
     store = _store(parts)
     parts.gate.pass_through()
     base = base_url(request)
-    form = Form(request, max_bytes=MAX_FILE_BYTES)
+    form = Form(request, max_bytes=MAX_FILE_BYTES, longest_s=LONGEST_S)
     try:
         async with parts.uploading.taken(account.name):
             file = await _received(parts, store, form, account.name)
@@ -165,7 +166,7 @@ async def _received(parts: Parts, store: FileStore, form: Form, account: str) ->
     """The file, stored and known. What was stored of one that is refused is deleted."""
     upload = _Upload(store, form, CallerFileName(account, new_file_id(created := parts.clock.now_ms()), "bin"))
     try:
-        with anyio.fail_after(LONGEST_S):
+        with anyio.fail_after(LONGEST_S + STORING_S):
             await upload.take()
             file = upload.judged(created=created, life_ms=int(parts.settings.files_ttl_s * 1000))
             await parts.caller_files.add(file)

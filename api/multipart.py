@@ -38,12 +38,12 @@ class _End:
 
 
 class Form:
-    """The form in a request's body, whose largest part may have so many bytes.
+    """The form in a request's body, whose largest part may have so many bytes, and which may take so long in all.
 
     Ask for a part, take what is in it to its end, then ask for the next one.
     """
 
-    def __init__(self, request: Request, *, max_bytes: int) -> None:
+    def __init__(self, request: Request, *, max_bytes: int, longest_s: float) -> None:
         given = request.headers.get("content-type", "")
         # cut, since it takes the square of its length to read
         kind, options = parse_options_header(given if len(given) <= LONGEST_TYPE else "")
@@ -55,6 +55,8 @@ class Form:
         if announced.isdecimal() and int(announced[:20]) > max_bytes + FRAMING_BYTES:
             raise file_too_large(max_bytes)
         self._max_bytes = max_bytes
+        self._longest_s = longest_s
+        self._over_at: float | None = None
         self._room = max_bytes + FRAMING_BYTES
         self._body: AsyncIterator[bytes] = request.stream()
         self._found: deque[Part | bytes | type[_End]] = deque()
@@ -114,11 +116,14 @@ class Form:
         return self._found.popleft() if self._found else None
 
     async def _read(self) -> bytes | None:
+        now_s = anyio.current_time()
+        self._over_at = self._over_at or now_s + self._longest_s
+        left_s = self._over_at - now_s
         try:
-            with anyio.fail_after(SILENCE_S):
+            with anyio.fail_after(max(0.0, min(SILENCE_S, left_s))):
                 return await anext(self._body, None)
         except TimeoutError as exc:
-            raise too_slow(SILENCE_S) from exc
+            raise too_slow(SILENCE_S if left_s > SILENCE_S else self._longest_s) from exc
 
     def _callbacks(self) -> dict[str, object]:
         return {

@@ -6,7 +6,7 @@ parts to us, and minio's client blocks. Credentials are never in the address: th
 (AWS_ACCESS_KEY_ID and so on, or the machine's role). Never holds a file whole; one part of 5 MiB is under way.
 
 A file is seen once its upload is complete. What a process that dies leaves behind is an incomplete upload, which the
-bucket's own rule (AbortIncompleteMultipartUpload) should end after a day; so is what runs out of its time.
+bucket's own rule (AbortIncompleteMultipartUpload) should end after a day; so is one that is called off.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 from redis.asyncio import Redis
@@ -117,6 +118,23 @@ async def test_nothing_is_kept_of_what_breaks_off(store: S3Files) -> None:
         await store.take(name, breaking(), content_type="image/png")
     assert await content(store, name) is None
     assert await callers(store) == []
+
+
+async def test_an_upload_that_takes_too_long_leaves_no_pieces(
+    api: httpx.AsyncClient, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.files.LONGEST_S", 1.0)
+
+    async def silent() -> AsyncIterator[bytes]:
+        yield b'--b\r\ncontent-disposition: form-data; name="content"\r\n\r\n'
+        yield bytes(12 * MIB)
+        await anyio.sleep_forever()
+
+    answer = await api.post("/v1/files", content=silent(), headers={"content-type": "multipart/form-data; boundary=b"})
+    assert (answer.status_code, answer.json()["code"]) == (408, "too_slow")
+    async with httpx.AsyncClient(trust_env=False) as client:
+        endpoint = httpx.URL(url).params["endpoint"]
+        assert "<Upload>" not in (await client.get(f"{endpoint}/bucket?uploads")).text
 
 
 async def test_outputs_are_kept_by_their_prediction(store: S3Files) -> None:
