@@ -25,7 +25,7 @@ def add(commands: Commands) -> None:
     run.add_argument("--version", metavar="ID", help="its version id, 64 hex digits")
     run.add_argument("--kind", choices=("prediction", "training", "procedure"), help="what it runs (prediction)")
     run.add_argument("--server", action="append", metavar="URL", help="a model server; once for each GPU")
-    run.add_argument("--runner", choices=("cog", "http", "polling"), help="what the servers are (cog)")
+    run.add_argument("--runner", choices=("cog", "http", "polling", "openai"), help="what the servers are (cog)")
     run.add_argument("--runner-config", metavar="FILE", help="how they are driven: .json or .toml, or a JSON object")
     run.add_argument("--concurrency", type=int, metavar="N", help="predictions one server runs at once")
     run.add_argument("--batch-cost", type=float, metavar="N", help="most that all running here may cost together")

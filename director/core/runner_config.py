@@ -20,6 +20,7 @@ __all__ = (
     "TEMPLATES",
     "CogConfig",
     "HttpConfig",
+    "OpenAiConfig",
     "PollingConfig",
     "RunnerConfig",
     "RunnerKind",
@@ -37,7 +38,7 @@ Metrics = Annotated[dict[Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 Words = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...], Meta(max_length=32)]
 Schema = Annotated[dict[str, Any], Meta(max_length=256)] | None
 
-RunnerKind = Literal["cog", "http", "polling"]
+RunnerKind = Literal["cog", "http", "polling", "openai"]
 
 
 class _Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
@@ -113,7 +114,21 @@ class PollingConfig(_Mapped, frozen=True, kw_only=True, tag="polling"):
             raise ValueError(f"{twice!r} is in two of `done`, `failed`, `canceled` and `running`")
 
 
-RunnerConfig = CogConfig | HttpConfig | PollingConfig
+class OpenAiConfig(_Config, frozen=True, kw_only=True, tag="openai"):
+    """A server with OpenAI's API for text, as vLLM, TGI and llama.cpp have it.
+
+    `endpoint`: chat, or completions of a prompt. `model`: as the server names it; empty for the first that it has.
+    `include_usage`: ask for the numbers of tokens, which old servers refuse.
+    """
+
+    endpoint: Literal["chat", "completions"] = "chat"
+    path: UrlPath = "/v1"
+    model: ModelName = ""
+    include_usage: bool = True
+    health: UrlPath = "/health"
+
+
+RunnerConfig = CogConfig | HttpConfig | PollingConfig | OpenAiConfig
 
 FOLDER: Final = Path(__file__).parent / "runner_templates"
 TEMPLATES: Final = tuple(sorted(path.stem for path in FOLDER.glob("*.json")))

@@ -161,7 +161,7 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     servers: Annotated[
         tuple[str, ...], Meta(description="URLs of the model servers, one per GPU, separated by commas.")
     ] = ()
-    runner: Annotated[RunnerKind, Meta(description="What they are: cog, http or polling.")] = "cog"
+    runner: Annotated[RunnerKind, Meta(description="What they are: cog, http, polling or openai.")] = "cog"
     runner_config: Annotated[
         str, Meta(description="How they are driven: a JSON object, or the path of a .json or .toml file.")
     ] = ""

@@ -2,10 +2,11 @@
 
 from typing import assert_never
 
-from director.core.runner_config import CogConfig, HttpConfig, PollingConfig, RunnerConfig
+from director.core.runner_config import CogConfig, HttpConfig, OpenAiConfig, PollingConfig, RunnerConfig
 from director.runners.cog import CogRunner
 from director.runners.http_sync import HttpRunner
 from director.runners.inbox import Inbox
+from director.runners.openai import OpenAiRunner
 from director.runners.polling import PollingRunner
 from director.runners.runner import Runner
 
@@ -23,5 +24,7 @@ def make_runner(
             return HttpRunner(url, config, slots=slots, max_body=max_output)
         case PollingConfig():
             return PollingRunner(url, config, slots=slots, max_body=max_output)
+        case OpenAiConfig():
+            return OpenAiRunner(url, config, slots=slots, max_body=max_output)
         case _:
             assert_never(config)

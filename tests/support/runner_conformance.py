@@ -67,6 +67,7 @@ MAPPED: Final = {
 CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "cog": {"kind": "cog"},
     "http": {"kind": "http", "path": "/predict", **MAPPED},
+    "openai": {"kind": "openai"},
     "polling": {
         "kind": "polling",
         "path": "/jobs",
@@ -141,6 +142,14 @@ SUBJECTS: Final = {
         shows_progress=True,
     ),
     "http": Kind(name="http", config=_config("http"), serve=_small, metrics={"units": 3}),
+    "openai": Kind(
+        name="openai",
+        config=_config("openai"),
+        serve=_small,
+        asked=lambda given: {"prompt": json.dumps(given)},
+        metrics={"input_tokens": 5, "output_tokens": 3},
+        shows_progress=True,
+    ),
     "polling": Kind(name="polling", config=_config("polling"), serve=_small, metrics={"units": 3}, leaves_runs=True),
 }
 

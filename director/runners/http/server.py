@@ -18,7 +18,7 @@ from director.runners.reasons import reason
 from director.runners.runner import Ended, Health, HealthStatus
 from director.runners.untrusted import one_line
 
-__all__ = ("HttpServer", "post")
+__all__ = ("HttpServer", "post", "read_answer")
 
 ASK_TIMEOUT_S: Final = 5.0
 MOST_ASKED_BYTES: Final = 64 * 1024
@@ -75,7 +75,7 @@ class HttpServer:
             async with asyncio.timeout(timeout_s):
                 response = await (connection or self._control).send(method, path)
                 async with aclosing(response):
-                    return await _read_answer(response, limit)
+                    return await read_answer(response, limit)
         except TimeoutError:
             return f"The model server did not answer within {timeout_s:g} s"
         except httpx.TransportError as exc:
@@ -103,10 +103,10 @@ async def post(connection: Connection, path: str, body: bytes, feed: Feed, *, li
         feed.answered()
         if response.is_success:
             feed.begin()
-        return await _read_answer(response, limit)
+        return await read_answer(response, limit)
 
 
-async def _read_answer(response: httpx.Response, limit: int) -> Answer:
+async def read_answer(response: httpx.Response, limit: int) -> Answer:
     """Read an answer: up to `limit` bytes of one that may tell an end, less of a refusal."""
     is_ok = 200 <= response.status_code < 300
     body, complete = await read_body(response, limit if is_ok else min(limit, REFUSAL_BYTES))

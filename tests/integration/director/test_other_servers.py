@@ -59,6 +59,21 @@ async def test_a_cancel_reaches_the_server(
         await eventually(Path(f"{gate}.stopped").exists, "the server stopped it")
 
 
+async def test_text_is_shown_as_it_comes_and_its_numbers_are_kept(
+    caller: Caller, server: RedisServer, model: ModelServer, gate: Gate
+) -> None:
+    async with live_director(server.url, model.url, **driven("openai")):
+        prediction_id = await caller.submit(prompt=json.dumps({"n": 2, "gate": str(gate)}))
+        await caller.shows(prediction_id, status="processing", output=["a0", "a1"])
+        gate.open()
+        ended = await caller.ended(prediction_id)
+        failed = await caller.ended(await caller.submit(prompt=json.dumps({"then": "raise"})))
+    assert (ended["status"], ended["output"]) == ("succeeded", ["a0", "a1"])
+    assert (ended["metrics"]["input_tokens"], ended["metrics"]["output_tokens"]) == (5, 2)
+    assert ended["metrics"]["time_to_first_token"] >= 0
+    assert (failed["status"], failed["output"], failed["error"]) == ("failed", ["a0", "a1", "a2"], "it went wrong")
+
+
 async def test_the_run_of_a_director_that_died_is_followed_by_the_next_one(
     caller: Caller, server: RedisServer, model: ModelServer, gate: Gate
 ) -> None:

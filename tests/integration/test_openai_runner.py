@@ -1,0 +1,191 @@
+"""The runner for servers with OpenAI's API: what it promises beside what every runner does."""
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Raw
+
+from api.model_schema import can_stream
+from director.core.runner_config import OpenAiConfig, decode_runner_config
+from director.runners.openai import OpenAiRunner
+from director.runners.runner import Began, HealthStatus, Measured, Outcome, Produced, RunRequest
+from tests.support.model_server import ModelServer, model_server
+from tests.support.runner_conformance import MOST_BYTES, follow, opened, the_end
+from tests.support.scripted_cog import ScriptedCog, answer, scripted_cog, stream
+
+pytestmark = pytest.mark.anyio
+
+ID = "a" * 26
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+async def server() -> AsyncGenerator[ModelServer, None]:
+    async with model_server() as server:
+        yield server
+
+
+@pytest.fixture
+async def scripted() -> AsyncGenerator[ScriptedCog, None]:
+    async with scripted_cog() as scripted:
+        scripted.on("GET", "/v1/models", answer(200, {"data": [{"id": "tiny"}, {"id": "other"}]}))
+        yield scripted
+
+
+def runner_of(url: str, **given: Any) -> OpenAiRunner:
+    config = decode_runner_config(json.dumps({"kind": "openai"} | given))
+    assert isinstance(config, OpenAiConfig)
+    return OpenAiRunner(url, config, max_body=MOST_BYTES)
+
+
+def request(*, wants_progress: bool = True, **given: object) -> RunRequest:
+    return RunRequest(id=ID, input=Raw(msgspec.json.encode(given)), wants_progress=wants_progress)
+
+
+def piece(text: str, finish: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+async def test_each_piece_is_an_output_and_the_numbers_are_metrics(server: ModelServer) -> None:
+    async with opened(runner_of(server.url)) as runner:
+        events = await follow(runner, request(prompt=json.dumps({"n": 3, "text": "ü "})))
+    assert events[0] == Began()
+    assert [event.item for event in events if isinstance(event, Produced)] == [
+        Raw(f'"ü {n}"'.encode()) for n in range(3)
+    ]
+    measured = {event.name: msgspec.json.decode(event.value) for event in events if isinstance(event, Measured)}
+    assert (measured["input_tokens"], measured["output_tokens"]) == (5, 3)
+    assert 0 <= measured["time_to_first_token"] < 30
+    ended = the_end(events)
+    assert ended.output == Raw('["ü 0","ü 1","ü 2"]'.encode())
+    assert {name: msgspec.json.decode(value) for name, value in ended.metrics.items()} == measured
+
+
+async def test_who_wants_no_progress_gets_all_of_it_at_the_end(server: ModelServer) -> None:
+    async with opened(runner_of(server.url)) as runner:
+        began, ended = await follow(runner, request(wants_progress=False, prompt=json.dumps({"n": 2})))
+    assert began == Began()
+    assert the_end([ended]).output == Raw(b'["a0","a1"]')
+    assert set(the_end([ended]).metrics) == {"time_to_first_token", "input_tokens", "output_tokens"}
+
+
+async def test_completions_of_a_prompt(server: ModelServer) -> None:
+    async with opened(runner_of(server.url, endpoint="completions")) as runner:
+        ended = the_end(await follow(runner, request(prompt=json.dumps({"n": 2}), max_tokens=5)))
+    assert (ended.outcome, ended.output) == (Outcome.SUCCEEDED, Raw(b'["a0","a1"]'))
+
+
+@pytest.mark.parametrize(
+    ("given", "messages"),
+    [
+        ({"prompt": "Hi"}, [{"role": "user", "content": "Hi"}]),
+        (
+            {"prompt": "Hi", "system_prompt": "Be kind"},
+            [{"role": "system", "content": "Be kind"}, {"role": "user", "content": "Hi"}],
+        ),
+        ({"messages": [{"role": "user", "content": "Ho"}], "prompt": None}, [{"role": "user", "content": "Ho"}]),
+    ],
+    ids=["prompt", "system", "messages"],
+)
+async def test_what_is_asked_of_the_server(scripted: ScriptedCog, given: dict[str, Any], messages: list[Any]) -> None:
+    scripted.on("POST", CHAT, stream(piece("ok", "stop"), DONE))
+    async with opened(runner_of(scripted.url)) as runner:
+        assert the_end(await follow(runner, request(**given, temperature=0.5))).outcome is Outcome.SUCCEEDED
+    (exchange,) = scripted.asked("POST", CHAT)
+    assert json.loads(exchange.body) == {
+        "model": "tiny",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0.5,
+        "messages": messages,
+    }
+    assert exchange.headers["x-source"] == "director"
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({}, "It needs a prompt, or messages"),
+        ({"prompt": "a", "stream": False}, "There is no input 'stream'"),
+        ({"prompt": "a", "model": "another"}, "There is no input 'model'"),
+    ],
+    ids=["nothing", "stream", "model"],
+)
+async def test_what_cannot_be_asked_never_leaves(scripted: ScriptedCog, given: dict[str, Any], why: str) -> None:
+    async with opened(runner_of(scripted.url)) as runner:
+        (ended,) = await follow(runner, request(**given))
+    assert (the_end([ended]).outcome, the_end([ended]).error) == (Outcome.INVALID, why)
+    assert not scripted.asked("POST", "/v1")
+
+
+@pytest.mark.parametrize(
+    ("chunks", "outcome", "output"),
+    [
+        ([piece("a"), piece("", "length"), DONE], Outcome.SUCCEEDED, b'["a"]'),
+        ([piece("a", "stop")], Outcome.SUCCEEDED, b'["a"]'),
+        ([piece("", "stop"), DONE], Outcome.SUCCEEDED, b"[]"),
+        ([piece("a")], Outcome.LOST, b'["a"]'),
+        ([piece("a"), DONE], Outcome.LOST, b'["a"]'),
+        ([piece("a"), b'data: {"error": {"message": "it broke", "code": 500}}\n\n'], Outcome.FAILED, b'["a"]'),
+        ([piece("a"), b'data: {"error": {"message": "it broke", "code": 503}}\n\n'], Outcome.LOST, b'["a"]'),
+        ([piece("a"), b'data: {"error": "it broke"}\n\n'], Outcome.FAILED, b'["a"]'),
+        ([b"data: {]\n\n"], Outcome.LOST, None),
+        ([b": comment\n\n", piece("a", "stop"), DONE], Outcome.SUCCEEDED, b'["a"]'),
+    ],
+    ids=["length", "not done", "nothing", "cut", "no reason", "error", "overload", "text", "garbage", "comment"],
+)
+async def test_only_a_stream_that_was_finished_is_a_success(
+    scripted: ScriptedCog, chunks: list[bytes], outcome: Outcome, output: bytes | None
+) -> None:
+    scripted.on("POST", CHAT, stream(*chunks))
+    async with opened(runner_of(scripted.url)) as runner:
+        ended = the_end(await follow(runner, request(prompt="a")))
+    assert (ended.outcome, ended.output) == (outcome, None if output is None else Raw(output))
+
+
+async def test_a_stream_without_end_is_not_kept(scripted: ScriptedCog) -> None:
+    scripted.on("POST", CHAT, stream(*[piece("x" * 10_000)] * 50))
+    async with opened(runner_of(scripted.url)) as runner:
+        ended = the_end(await follow(runner, request(prompt="a")))
+    assert (ended.outcome, ended.error) == (Outcome.FAILED, f"The model's output is larger than {MOST_BYTES} bytes")
+
+
+async def test_a_cancel_hangs_up(scripted: ScriptedCog) -> None:
+    async def wait(exchange: Any) -> None:
+        await exchange.client_left.wait()
+
+    scripted.on("POST", CHAT, stream(piece("a"), then=wait))
+    async with opened(runner_of(scripted.url)) as runner, aclosing(runner.run(request(prompt="a"))) as run:
+        assert await anext(run) == Began()
+        assert await runner.cancel(ID)
+        assert the_end([event async for event in run]).outcome is Outcome.CANCELED
+        (exchange,) = scripted.asked("POST", CHAT)
+        await exchange.client_left.wait()
+
+
+async def test_where_there_is_no_health_the_list_of_models_is(scripted: ScriptedCog) -> None:
+    scripted.on("GET", "/health", answer(404, b"{}"))
+    async with opened(runner_of(scripted.url)) as runner:
+        assert (await runner.health()).status is HealthStatus.READY
+        scripted.on("GET", "/v1/models", answer(503, b"{}"))
+        assert (await runner.health()).status is HealthStatus.STARTING
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+async def test_its_schema_says_that_it_streams(server: ModelServer, endpoint: str) -> None:
+    async with opened(runner_of(server.url, endpoint=endpoint)) as runner:
+        schema = await runner.openapi_schema()
+    assert schema is not None
+    document = msgspec.json.decode(schema)
+    assert can_stream(document)
+    schemas = document["components"]["schemas"]
+    assert schemas["Output"]["x-cog-array-display"] == "concatenate"
+    assert ("messages" in schemas["Input"]["properties"]) is (endpoint == "chat")
