@@ -87,13 +87,16 @@ class Catalog:
 
         async def write() -> None:
             known = texts(await self._redis.hgetall(key))
-            if known.get("schema") != bytes(schema).decode() or known.get("server") != server:
-                await self._redis.hset(key, mapping={"schema": bytes(schema), "server": server})
-            if known.get("announced") == LISTED and not is_latest:
+            stands = "created" in known  # a deletion may have come between two writes of another director
+            if not stands or known.get("schema") != bytes(schema).decode() or known.get("server") != server:
+                pipe = self._redis.pipeline(transaction=True)
+                pipe.hset(key, mapping={"schema": bytes(schema), "server": server})
+                pipe.hsetnx(key, "created", str(now_ms))
+                await pipe.execute()
+            if stands and known.get("announced") == LISTED and not is_latest:
                 return
-            await self._redis.hsetnx(key, "created", str(now_ms))
             await self._redis.hset(keys.versions(), version, model)
-            latest = version if is_latest or "announced" not in known else None
+            latest = version if is_latest or not stands or "announced" not in known else None
             await self._make_known(model, latest, makes_model=makes_model)
             # the last write: what was cut short before it is done again
             await self._redis.hset(key, "announced", LISTED)
