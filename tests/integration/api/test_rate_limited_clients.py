@@ -124,10 +124,10 @@ async def test_python_2_waits_and_recovers_for_creates_too(
 async def test_six_requests_of_javascript_are_one_denied_burst_and_make_nothing_twice(
     live: LiveApi, token: str, redis: Redis, cache: Path
 ) -> None:
-    folder = await within(lambda: javascript_client(cache))
+    env = await within(lambda: javascript_client(cache))
     await Accounts(redis).set_limits(ACCOUNT, {"rate": "0.01", "burst": "1"})
     command = ["node", "-e", JAVASCRIPT_SCRIPT, live.url, token, VERSION]
-    told = await within(lambda: run_script(command, cwd=folder))
+    told = await within(lambda: run_script(command, env=env))
     assert (told["status"], told["requests"]) == (429, 6)
     assert await accepted(redis) == [told["made"]]
     assert await bursts(redis) == {"create": 1}

@@ -63,12 +63,12 @@ async def test_each_piece_comes_as_it_was_made_and_then_the_end(
     ended: dict[str, Any],
     end: list[list[str]],
 ) -> None:
-    folder = await to_thread.run_sync(javascript_client, cache)
+    env = await to_thread.run_sync(javascript_client, cache)
     told: list[list[str]] = []
 
     async def read() -> None:
         command = ["node", "-e", SCRIPT, live.url, token, MODEL]
-        told.extend(await to_thread.run_sync(lambda: run_script(command, cwd=folder)))
+        told.extend(await to_thread.run_sync(lambda: run_script(command, env=env)))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(read)

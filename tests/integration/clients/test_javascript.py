@@ -3,7 +3,6 @@
 A script that comes to its end has found all as it should be.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,10 +23,9 @@ SUBJECTS = sorted(script.stem for script in SCRIPTS.glob("*.js") if script.stem 
 async def env(pytestconfig: pytest.Config, caller: Caller, gate: Gate) -> Mapping[str, str]:
     assert pytestconfig.cache is not None
     cache = Path(pytestconfig.cache.mkdir("clients"))
-    folder = await to_thread.run_sync(javascript_client, cache)
+    installed = await to_thread.run_sync(javascript_client, cache)
     return {
-        **os.environ,
-        "NODE_PATH": str(folder / "node_modules"),
+        **installed,
         "NODE_EXTRA_CA_CERTS": str(caller.authority),
         "GIVEN": caller.as_json(gate),
     }
