@@ -1,6 +1,5 @@
 """The catalogue: what a director registers, and what callers find."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -12,8 +11,6 @@ from director.core.accounts import Accounts
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.errors import BackendUnavailable, SettingsError
 from director.core.policy import Policy
-from director.core.removal import Removal
-from director.core.scripts import Scripts
 from tests.support.keyspace import dump
 
 pytestmark = pytest.mark.anyio
@@ -121,17 +118,3 @@ async def test_what_a_deletion_left_of_a_version_that_was_being_registered_is_ma
         assert version is not None
         assert (version.server, version.schema) == ("cog", OPEN_SCHEMA)
         assert await latest(catalog) == NEW
-
-
-async def test_a_version_that_is_registered_and_deleted_at_once_is_whole_or_gone(
-    redis: Redis, scripts: Scripts, catalog: Catalog
-) -> None:
-    removal = Removal(redis, scripts, catalog)
-    for _ in range(50):
-        registering = catalog.register(MODEL, NEW, schema=OPEN_SCHEMA, server="cog", policy=Policy())
-        await asyncio.gather(registering, removal.remove(MODEL, NEW), removal.remove(MODEL, NEW))
-        fields = await redis.hkeys(keys.version(MODEL, NEW))
-        assert (b"created" in fields) == (b"server" in fields) == (b"schema" in fields)
-        assert await removal.remove(MODEL, NEW) == "done"
-        model = await catalog.model(MODEL)
-        assert model is None or not model.latest
