@@ -78,10 +78,12 @@ class PollingRunner:
         job = self._jobs.get(prediction_id)
         if job is None or not self._config.cancel_endpoint_template:
             return self._runs.hang_up(prediction_id)
-        path = self._path_of(self._config.cancel_endpoint_template, job)
-        answer = await self._server.ask(self._config.cancel_method, path)
+        job.is_unwanted = True
+        if not job.id:  # it is being sent, and cannot be stopped before its id is known
+            return True
+        heard = await self._stop(job)
         job.wake.set()
-        return not isinstance(answer, str) and answer.is_ok
+        return heard
 
     async def shutdown(self) -> bool:
         """Such a server cannot be asked."""
@@ -94,23 +96,22 @@ class PollingRunner:
         await self._server.aclose()
 
     async def _follow(self, request: RunRequest, feed: Feed) -> Ended:
-        async with self._server.lend() as connection:
-            if self.knows(request.remote):
-                job = _Job(request.remote.removeprefix(self._scope))
-            else:
-                submitted = await self._submit(connection, request, feed)
-                if isinstance(submitted, Ended):
-                    return submitted
-                job = submitted
-            feed.add(Accepted(self._scope + job.id), size=len(job.id))
-            self._jobs[request.id] = job
-            try:
+        job = self._jobs[request.id] = _Job(
+            request.remote.removeprefix(self._scope) if self.knows(request.remote) else ""
+        )
+        try:
+            async with self._server.lend() as connection:
+                if not job.id and (refusal := await self._submit(connection, request, job, feed)) is not None:
+                    return refusal
+                feed.add(Accepted(self._scope + job.id), size=len(job.id))
+                if job.is_unwanted:
+                    await self._stop(job)
                 return await self._until_ended(connection, job)
-            finally:
-                if self._jobs.get(request.id) is job:
-                    del self._jobs[request.id]
+        finally:
+            if self._jobs.get(request.id) is job:
+                del self._jobs[request.id]
 
-    async def _submit(self, connection: Connection, request: RunRequest, feed: Feed) -> "_Job | Ended":
+    async def _submit(self, connection: Connection, request: RunRequest, job: "_Job", feed: Feed) -> Ended | None:
         try:
             body = self._config.input.fill(request.input)
             answer = await post(connection, self._path, body, feed, limit=self._max_body)
@@ -119,9 +120,10 @@ class PollingRunner:
         if not answer.is_ok:
             return refused(answer, error=self._config.error)
         try:
-            return _Job(_id_at(read_document(answer.body), self._config.id_field))
+            job.id = _id_at(read_document(answer.body), self._config.id_field)
         except Unreadable as exc:
             return Ended(outcome=Outcome.LOST, error=f"The model server's answer is {exc}")
+        return None
 
     async def _until_ended(self, connection: Connection, job: "_Job") -> Ended:
         now = asyncio.get_running_loop().time
@@ -184,20 +186,23 @@ class PollingRunner:
             self._server.count_as_new()
         return Ended(outcome=Outcome.LOST, error=trouble, server_is_dead=is_away)
 
-    async def _stop(self, job: "_Job") -> None:
-        if self._config.cancel_endpoint_template:
-            path = self._path_of(self._config.cancel_endpoint_template, job)
-            await self._server.ask(self._config.cancel_method, path)
+    async def _stop(self, job: "_Job") -> bool:
+        if not self._config.cancel_endpoint_template:
+            return False
+        path = self._path_of(self._config.cancel_endpoint_template, job)
+        answer = await self._server.ask(self._config.cancel_method, path)
+        return not isinstance(answer, str) and answer.is_ok
 
     def _path_of(self, template: str, job: "_Job") -> str:
         return template.replace("{model}", quote(self._config.model, safe="")).replace("{id}", quote(job.id, safe=""))
 
 
 class _Job:
-    """A run under the name that its server gave it. `wake`: ask now, and not when it is time."""
+    """A run under the name that its server gave it, '' before it did. `wake`: ask now, and not when it is time."""
 
     def __init__(self, name: str) -> None:
         self.id = name
+        self.is_unwanted = False
         self.wake = asyncio.Event()
 
     async def pause(self, seconds: float) -> None:

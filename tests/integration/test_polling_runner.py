@@ -16,7 +16,7 @@ from director.runners.polling import PollingRunner
 from director.runners.runner import Accepted, Began, Ended, Outcome, RunRequest
 from tests.support.model_server import ModelServer, model_server
 from tests.support.runner_conformance import CONFIGS, MOST_BYTES, SUBJECTS, follow, opened, the_end
-from tests.support.scripted_cog import ScriptedCog, answer, scripted_cog
+from tests.support.scripted_cog import Exchange, Script, ScriptedCog, answer, scripted_cog
 
 pytestmark = pytest.mark.anyio
 
@@ -155,7 +155,7 @@ async def test_a_server_that_stumbles_for_a_moment_is_asked_again(scripted: Scri
 
 async def test_a_server_that_only_stumbles_has_lost_the_run(scripted: ScriptedCog) -> None:
     scripted.on("GET", "/jobs/7", answer(500, b"oh no"))
-    async with opened(runner_of(scripted.url, away_s=0.1)) as runner:
+    async with opened(runner_of(scripted.url, away_s=2)) as runner:
         ended = the_end(await follow(runner, request()))
     assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, False)
     assert "oh no" in (ended.error or "")
@@ -183,3 +183,25 @@ async def test_a_cancel_is_seen_at_once_and_not_when_it_is_time_to_ask(scripted:
             await asyncio.sleep(0.005)
         assert await runner.cancel(ID)
         assert [type(event) async for event in run] == [Ended]
+
+
+async def test_a_cancel_that_comes_before_the_id_is_not_forgotten(scripted: ScriptedCog) -> None:
+    accepting = asyncio.Event()
+
+    async def accept_late(exchange: Exchange) -> None:
+        await accepting.wait()
+        await answer(200, {"job": {"id": 7}}).act(exchange)
+
+    scripted.on("POST", "/jobs", Script(accept_late))
+    scripted.on("POST", "/cancel/7", answer(200, {}))
+    scripted.on("GET", "/jobs/7", answer(200, {"state": "canceled"}))
+    async with (
+        opened(runner_of(scripted.url)) as runner,
+        asyncio.timeout(20),
+        aclosing(runner.run(request())) as run,
+    ):
+        assert await anext(run) == Began()
+        assert await runner.cancel(ID)
+        accepting.set()
+        assert the_end([event async for event in run]).outcome is Outcome.CANCELED
+    assert len(scripted.asked("POST", "/cancel/7")) == 1
