@@ -26,7 +26,12 @@ ID = "a" * 26
 INBOX = Inbox("http://127.0.0.1:9")  # nobody calls back: what is promised here needs no callbacks
 
 
-@pytest.fixture(scope="module", params=SUBJECTS)
+# an environment of its own is made for it
+HEAVY = {"old cog"}
+PARAMS = [pytest.param(name, marks=[pytest.mark.heavy] if name in HEAVY else []) for name in SUBJECTS]
+
+
+@pytest.fixture(scope="module", params=PARAMS)
 def kind(request: pytest.FixtureRequest) -> Kind:
     return SUBJECTS[request.param]
 
@@ -81,6 +86,10 @@ def is_well_formed(events: list[RunEvent]) -> bool:
 
 
 # ---- a run ----
+
+
+async def test_its_server_is_the_one_that_was_meant(kind: Kind, runner: Runner) -> None:
+    assert (await healthy(runner)).server.startswith(kind.server)
 
 
 async def test_a_run_begins_and_ends_once_with_its_output(kind: Kind, runner: Runner) -> None:

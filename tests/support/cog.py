@@ -79,21 +79,23 @@ async def cog_process(
     until: str = "READY",
     port: int | None = None,
     trains: bool = False,
+    python: str = sys.executable,
 ) -> AsyncGenerator[CogServer, None]:
     """The same as `cog_server`, for a test that kills the process, or starts it again on the port it had.
 
-    `trains`: the stub is a function that trains, and the server runs nothing else.
+    `trains`: the stub is a function that trains, and the server runs nothing else. `python`: of the environment that
+    has Cog.
     """
     port = port or free_port()
     with tempfile.TemporaryFile() as log:
         # --await-explicit-shutdown is how a director runs Cog: SIGTERM goes to the director first, which drains
         process = await anyio.open_process(
             [
-                *(sys.executable, "-m", "cog.server.http", "--host", "127.0.0.1", "--await-explicit-shutdown=true"),
+                *(python, "-m", "cog.server.http", "--host", "127.0.0.1", "--await-explicit-shutdown=true"),
                 *(("--x-mode", "train") if trains else ()),
             ],
             cwd=folder,
-            env=_environment(stub=stub, port=port, slots=slots) | dict(env or {}),
+            env=_environment(stub=stub, port=port, slots=slots, python=python) | dict(env or {}),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -121,9 +123,9 @@ def free_port() -> int:
         return port
 
 
-def _environment(*, stub: str, port: int, slots: int) -> dict[str, str]:
-    # Cog starts its worker as `python` from PATH: it has to be this interpreter, which has cog and the model's packages
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+def _environment(*, stub: str, port: int, slots: int, python: str) -> dict[str, str]:
+    # Cog starts its worker as `python` from PATH: it has to be the interpreter that has cog and the model's packages
+    path = os.pathsep.join([str(Path(python).parent), os.environ.get("PATH", os.defpath)])
     return dict(os.environ) | {
         "PATH": path,
         "PORT": str(port),

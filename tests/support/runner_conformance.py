@@ -3,14 +3,21 @@
 Every server runs the same model: see tests/support/model_server.py. Never says what is expected: the suite does.
 """
 
+import atexit
 import json
+import shutil
+import subprocess
+import tempfile
+import venv
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import anyio
 import msgspec
+import pytest
 from msgspec import Raw, Struct
 
 from director.core.runner_config import RunnerConfig, decode_runner_config
@@ -66,6 +73,7 @@ MAPPED: Final = {
 }
 CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "cog": {"kind": "cog"},
+    "old cog": {"kind": "cog", "fast": True},
     "http": {"kind": "http", "path": "/predict", **MAPPED},
     "openai": {"kind": "openai"},
     "polling": {
@@ -93,6 +101,7 @@ class Kind(Struct, frozen=True, kw_only=True):
     """One kind of runner. What it has of its own to say of a refused or invalid input, and what it can do."""
 
     name: str
+    server: str  # how the name of its server begins
     config: RunnerConfig
     serve: Callable[..., AbstractAsyncContextManager[LiveServer]]
     asked: Callable[[dict[str, object]], dict[str, object]] = dict
@@ -126,6 +135,28 @@ async def _coglet(*, folder: Path, port: int | None = None) -> AsyncGenerator[Li
         yield LiveServer(url=server.url, kill=server.kill)
 
 
+@cache
+def _old_python() -> str:
+    """Of an environment with the last Cog that was written in Python, made once for all tests of this process."""
+    folder = Path(tempfile.mkdtemp(prefix="old-cog-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    venv.create(folder, with_pip=True)
+    python = str(folder / "bin" / "python")
+    done = subprocess.run([python, "-m", "pip", "install", "-q", "cog==0.16.*"], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"Cog 0.16 cannot be installed here: {done.stderr[-300:]}")
+    return python
+
+
+@asynccontextmanager
+async def _old_cog(*, folder: Path, port: int | None = None) -> AsyncGenerator[LiveServer, None]:
+    python = await anyio.to_thread.run_sync(_old_python)
+    model = write_model(folder / "model", COG_MODEL)
+    (model / "cog.yaml").write_text('predict: "predict.py:Predictor"\n')
+    async with cog_process(model, port=port, python=python) as server:
+        yield LiveServer(url=server.url, kill=server.kill)
+
+
 def _config(name: str) -> RunnerConfig:
     return decode_runner_config(json.dumps(CONFIGS[name]))
 
@@ -133,6 +164,7 @@ def _config(name: str) -> RunnerConfig:
 SUBJECTS: Final = {
     "cog": Kind(
         name="cog",
+        server="coglet 0.",
         config=_config("cog"),
         serve=_coglet,
         invalid={"n": "three"},
@@ -141,16 +173,34 @@ SUBJECTS: Final = {
         health_path="/health-check",
         shows_progress=True,
     ),
-    "http": Kind(name="http", config=_config("http"), serve=_small, metrics={"units": 3}),
+    "old cog": Kind(
+        name="cog 0.16",
+        server="cog 0.16.",
+        config=_config("old cog"),
+        serve=_old_cog,
+        invalid={"n": "three"},
+        refuses=False,
+        starting=(200, b'{"status": "STARTING"}'),
+        health_path="/health-check",
+    ),
+    "http": Kind(name="http", server="http", config=_config("http"), serve=_small, metrics={"units": 3}),
     "openai": Kind(
         name="openai",
+        server="openai",
         config=_config("openai"),
         serve=_small,
         asked=lambda given: {"prompt": json.dumps(given)},
         metrics={"input_tokens": 5, "output_tokens": 3},
         shows_progress=True,
     ),
-    "polling": Kind(name="polling", config=_config("polling"), serve=_small, metrics={"units": 3}, leaves_runs=True),
+    "polling": Kind(
+        name="polling",
+        server="polling",
+        config=_config("polling"),
+        serve=_small,
+        metrics={"units": 3},
+        leaves_runs=True,
+    ),
 }
 
 
