@@ -1,0 +1,134 @@
+"""Eight slots on two servers with more work than they can do: how much of their time they work, by their own logs.
+
+Prints how that compares with what it should be, and with a bare client here and now; a machine that does other things
+too cannot be judged by it. That no server is ever given more than its slots is asserted.
+"""
+
+import asyncio
+from pathlib import Path
+from statistics import median
+
+import pytest
+from redis.asyncio import Redis
+
+from director.bench.figures import Figure, verdicts
+from tests.integration.director.conftest import caller as caller
+from tests.support.cog import cog_server, write_model
+from tests.support.eventually import eventually
+from tests.support.live_director import Caller, director_process
+from tests.support.servers import RedisServer
+from tests.support.timed_server import Span, at_once, timed_server, use_of
+
+pytestmark = [pytest.mark.anyio, pytest.mark.heavy]
+
+RUN_S = 0.1
+SERVERS, SLOTS = 2, 4
+RUNS = 600
+ROUNDS = 3
+SCRIPTED_LEAST, COGLET_LEAST = 0.97, 0.94
+
+TIMED = """
+    import asyncio, os, time
+    from cog import BasePredictor
+
+    class Predictor(BasePredictor):
+        async def predict(self, log: str) -> str:
+            began = time.monotonic()
+            await asyncio.sleep(0.1)
+            with open(f"{log}-{os.getpid()}", "a") as file:
+                file.write(f"{began} {time.monotonic()}\\n")
+            return "x"
+"""
+
+
+async def wanted(caller: Caller, log: str) -> None:
+    """Ask for all runs: they wait until a director comes."""
+    for _ in range(RUNS):
+        await caller.submit(log=log)
+
+
+async def over(caller: Caller) -> None:
+    """Wait until all have ended. What had no part in the runs is not asked while they go on."""
+
+    async def left() -> int:
+        return (await caller.scripts.stats(caller.queue)).live
+
+    await eventually(left, "all ended", until=(0).__eq__, limit_s=60)
+
+
+def gap_ms(spans: list[Span]) -> float:
+    """The median time from the end of a run to the beginning of the one that takes its slot."""
+    begins, ends = sorted(began for began, _ in spans), sorted(ended for _, ended in spans)
+    return 1000 * median(begin - end for begin, end in zip(begins[SERVERS * SLOTS :], ends, strict=False))
+
+
+async def bare_use() -> float:
+    """How far a bare client comes now, on this machine."""
+    async with timed_server(RUN_S) as timed:
+
+        async def ask() -> None:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(timed.url.rpartition(":")[2]))
+            for _ in range(RUNS // 4 // (SERVERS * SLOTS)):
+                writer.write(b"PUT /predictions/x HTTP/1.1\r\ncontent-length: 0\r\n\r\n")
+                head = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(int(head.decode().partition("content-length: ")[2]))
+            writer.close()
+
+        await asyncio.gather(*(ask() for _ in range(SERVERS * SLOTS)))
+        return use_of(timed.spans, slots=SERVERS * SLOTS)
+
+
+async def judge(name: str, rounds: list[list[list[Span]]], least: float) -> None:
+    """Print the best use of all slots beside what it should be at least. No server ever ran more than it has."""
+    uses, gaps = [], []
+    for servers in rounds:
+        assert len(servers) == SERVERS
+        assert sum(map(len, servers)) == RUNS
+        assert max(at_once(spans) for spans in servers) <= SLOTS
+        every = [span for spans in servers for span in spans]
+        gaps.append(gap_ms(every))
+        uses.append(use_of(every, slots=SERVERS * SLOTS))
+    found = ", ".join(f"{use:.3f} (gap {gap:.1f} ms)" for use, gap in zip(uses, gaps, strict=True))
+    print(f"{name}: {SERVERS * SLOTS} slots of {SERVERS} servers in use {found}; a bare client {await bare_use():.3f}")
+    print(verdicts([Figure(name=f"{name}, best", value=max(uses), bound=least, is_least=True)]))
+
+
+async def test_slots_of_scripted_servers_are_hardly_ever_idle(
+    caller: Caller, server: RedisServer, redis: Redis
+) -> None:
+    rounds = []
+    for _ in range(ROUNDS):
+        await wanted(caller, "")
+        async with (
+            timed_server(RUN_S) as one,
+            timed_server(RUN_S) as two,
+            director_process(server.url, one.url, two.url, concurrent_predictions=SLOTS),
+        ):
+            await eventually(lambda: len(one.spans + two.spans), "all ran", until=(RUNS).__eq__, limit_s=60)
+            await over(caller)
+        rounds.append([one.spans, two.spans])
+    await judge("scripted", rounds, SCRIPTED_LEAST)
+
+
+@pytest.mark.cog
+async def test_slots_of_coglet_are_hardly_ever_idle(caller: Caller, server: RedisServer, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "timed", TIMED)
+    rounds = []
+    async with cog_server(folder, slots=SLOTS) as one, cog_server(folder, slots=SLOTS) as two:
+        for number in range(ROUNDS):
+
+            def logged(number: int = number) -> list[list[Span]]:
+                logs = sorted(tmp_path.glob(f"log{number}-*"))
+                return [[_span(line) for line in log.read_text().splitlines()] for log in logs]
+
+            await wanted(caller, str(tmp_path / f"log{number}"))
+            async with director_process(server.url, one, two, concurrent_predictions=SLOTS):
+                await eventually(lambda: sum(map(len, logged())), "all ran", until=(RUNS).__eq__, limit_s=60)
+                await over(caller)
+            rounds.append(logged())
+    await judge("coglet", rounds, COGLET_LEAST)
+
+
+def _span(line: str) -> Span:
+    began, ended = map(float, line.split())
+    return began, ended

@@ -1,0 +1,79 @@
+"""A model server whose runs take a given time and nothing else, and which notes when each one began and ended.
+
+Looks like a READY coglet of a model that does not stream; keeps connections open, as Cog does. Never refuses a run: how
+many there were at once is for the test to judge.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+from tests.support.scripted_cog import HEALTHY
+
+__all__ = ("Span", "TimedServer", "at_once", "timed_server", "use_of")
+
+Span = tuple[float, float]
+SCHEMA: Final = {"paths": {"/predictions": {"post": {}}}, "components": {"schemas": {"Output": {"type": "string"}}}}
+
+
+class TimedServer:
+    """`spans`: begin and end of each run so far, by time.monotonic."""
+
+    def __init__(self, run_s: float) -> None:
+        self.url = ""
+        self.spans: list[Span] = []
+        self._run_s = run_s
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one connection's requests, one after the other."""
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                method, path, _ = head.split(" ", 2)
+                lines = [line for line in head.split("\r\n") if line.startswith("content-length:")]
+                await reader.readexactly(int(lines[0].partition(":")[2]) if lines else 0)
+                status, body = await self._answer(method, path)
+                content = json.dumps(body).encode()
+                writer.write(b"HTTP/1.1 %d Timed\r\ncontent-length: %d\r\n\r\n%s" % (status, len(content), content))
+                await writer.drain()
+        writer.close()
+
+    async def _answer(self, method: str, path: str) -> tuple[int, object]:
+        if method == "put":
+            began = time.monotonic()
+            await asyncio.sleep(self._run_s)
+            self.spans.append((began, time.monotonic()))
+            return 200, {"status": "succeeded", "output": "x"}
+        known = {"/health-check": HEALTHY, "/openapi.json": SCHEMA}
+        return (200, known[path]) if path in known else (404, {})
+
+
+@asynccontextmanager
+async def timed_server(run_s: float) -> AsyncGenerator[TimedServer]:
+    """Serve on loopback."""
+    timed = TimedServer(run_s)
+    server = await asyncio.start_server(timed.serve, "127.0.0.1", 0)
+    timed.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield timed
+    finally:
+        server.close()
+
+
+def at_once(spans: list[Span]) -> int:
+    """Most runs at any instant. One that ends as another begins is not beside it."""
+    changes = sorted([(began, 1) for began, _ in spans] + [(ended, -1) for _, ended in spans])
+    running = most = 0
+    for _, change in changes:
+        running += change
+        most = max(most, running)
+    return most
+
+
+def use_of(spans: list[Span], *, slots: int) -> float:
+    """Share of the slots' time in which something ran, between the first beginning and the last one."""
+    first, last = min(began for began, _ in spans), max(began for began, _ in spans)
+    return sum(min(ended, last) - began for began, ended in spans) / ((last - first) * slots)
