@@ -1,6 +1,6 @@
 """What goes wrong under load: model processes that are killed all the time, and a director that is asked to leave.
 
-Prints what it found. Servers and directors that leave are real processes; what ran, and when, is read from the models' own log.
+Prints what it found. Servers, and directors that leave, are real processes; what ran is read from the models' own log.
 """
 
 import asyncio
