@@ -15,8 +15,8 @@ CHUNK: Final = 65_536
 
 
 @asynccontextmanager
-async def tls_front(shown: ssl.SSLContext, *, port: int, target_port: int) -> AsyncGenerator[None]:
-    """On this port of 127.0.0.1, before the server on `target_port`."""
+async def tls_front(shown: ssl.SSLContext, *, target_port: int) -> AsyncGenerator[int]:
+    """On a free port of 127.0.0.1, which it gives, before the server on `target_port`."""
     passing: dict[asyncio.Task[None] | None, asyncio.StreamWriter] = {}
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -27,9 +27,9 @@ async def tls_front(shown: ssl.SSLContext, *, port: int, target_port: int) -> As
             await asyncio.gather(_pass_on(reader, inner_writer), _pass_on(inner_reader, writer), return_exceptions=True)
         del passing[task]
 
-    server = await asyncio.start_server(serve, "127.0.0.1", port, ssl=shown)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=shown)
     try:
-        yield
+        yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
         for writer in passing.values():

@@ -63,13 +63,16 @@ async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Se
     """All of it, every model known."""
     folder = tmp_path_factory.mktemp("service")
     authority = Authority(folder)
-    port, secure_port, files_dir = free_port(), free_port(), str(folder / "files")
-    url = f"https://localhost:{secure_port}"
-    given = {"files_dir": files_dir, "files_base": f"http://127.0.0.1:{port}", "webhook_allow": "loopback"}
+    shown, files_dir = authority.shown_by("localhost"), str(folder / "files")
     async with AsyncExitStack() as stack:
         server = stack.enter_context(redis_server())
         redis = client(server.url)
         stack.push_async_callback(redis.aclose)
+        port = free_port()
+        url = f"https://localhost:{await stack.enter_async_context(tls_front(shown, target_port=port))}"
+        env = {"DIRECTOR_FILES_DIR": files_dir, "DIRECTOR_PUBLIC_URL": url}
+        api = await stack.enter_async_context(live_api(server.url, port=port, env=env))
+        given = {"files_dir": files_dir, "files_base": api.url, "webhook_allow": "loopback"}
         for model in MODELS:
             trains = model.kind == "training"
             cog = await stack.enter_async_context(
@@ -79,10 +82,6 @@ async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Se
             await stack.enter_async_context(live_director(server.url, cog.url, **served))
         await eventually(lambda: _all_are_known(redis), "every model is known")
         await Collections(redis).put("best", Collection(name="The best", models=(WRITER.name,)))
-        env = {"DIRECTOR_FILES_DIR": files_dir, "DIRECTOR_PUBLIC_URL": url}
-        await stack.enter_async_context(live_api(server.url, port=port, env=env))
-        shown = authority.shown_by("localhost")
-        await stack.enter_async_context(tls_front(shown, port=secure_port, target_port=port))
         await stack.enter_async_context(keeping(redis, server.url))
         yield Service(url=url, authority=folder / "ca.pem", redis=redis)
 

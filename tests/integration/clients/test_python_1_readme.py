@@ -14,7 +14,7 @@ from tests.support.clients import run_script
 from tests.support.models import PAINTER, TRAINER
 from tests.support.sink import Sink
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+pytestmark = [pytest.mark.anyio, pytest.mark.cog, pytest.mark.heavy]
 
 ASTRONAUT = "astronaut riding a rocket like a horse"
 RUN = f'output = replicate.run("{PAINTER.name}", input={{"prompt": "pattern"}})'
