@@ -24,7 +24,7 @@ from director.runners.connections import Connection, Connections, connection_los
 from director.runners.feed import Feed
 from director.runners.inbox import Inbox
 from director.runners.patience import Patience
-from director.runners.runner import Ended, Health, HealthStatus, Outcome, Restarted, RunEvent, RunRequest
+from director.runners.runner import Capabilities, Ended, Health, HealthStatus, Outcome, Restarted, RunEvent, RunRequest
 from director.runners.untrusted import Unreadable, one_line, read_json
 
 __all__ = ("CogRunner",)
@@ -76,6 +76,8 @@ class CogRunner:
     `max_body`: the most that is read of one answer, one event, or one run ahead of its reader. `trains`: the server was
     started to train (`--x-mode train`), and never streams.
     """
+
+    capabilities = Capabilities(streams=True, idempotent=True)
 
     def __init__(
         self,

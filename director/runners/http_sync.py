@@ -17,7 +17,7 @@ from director.runners.http.answers import Answer, mapped_end, mapped_error, read
 from director.runners.http.open_runs import OpenRuns
 from director.runners.http.openapi import openapi
 from director.runners.http.server import HttpServer, post
-from director.runners.runner import Ended, Health, Outcome, RunEvent, RunRequest
+from director.runners.runner import Capabilities, Ended, Health, Outcome, RunEvent, RunRequest
 from director.runners.untrusted import Unreadable
 
 __all__ = ("HttpRunner",)
@@ -27,6 +27,8 @@ ACCEPTED: Final = 202
 
 class HttpRunner:
     """One such server with `slots` slots. `max_body`: the most that is read of one answer."""
+
+    capabilities = Capabilities()
 
     def __init__(self, url: str, config: HttpConfig, *, slots: int = 1, max_body: int) -> None:
         self.url = url.rstrip("/")

@@ -23,7 +23,7 @@ from director.runners.http.open_runs import OpenRuns
 from director.runners.http.openapi import openapi
 from director.runners.http.server import HttpServer, read_answer
 from director.runners.openai_chat import Unaskable, create_body, read_chunk, schemas
-from director.runners.runner import Ended, Health, Measured, Outcome, Produced, RunEvent, RunRequest
+from director.runners.runner import Capabilities, Ended, Health, Measured, Outcome, Produced, RunEvent, RunRequest
 from director.runners.sse import FrameTooLarge, SseParser
 from director.runners.untrusted import Unreadable, read_json
 
@@ -50,6 +50,8 @@ class _Models(Struct):
 
 class OpenAiRunner:
     """One such server with `slots` slots. `max_body`: the most that is read of one output."""
+
+    capabilities = Capabilities(streams=True)
 
     def __init__(self, url: str, config: OpenAiConfig, *, slots: int = 1, max_body: int) -> None:
         self.url = url.rstrip("/")

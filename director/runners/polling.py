@@ -23,7 +23,7 @@ from director.runners.http.answers import Answer, mapped_end, mapped_error, read
 from director.runners.http.open_runs import OpenRuns
 from director.runners.http.openapi import openapi
 from director.runners.http.server import HttpServer, post
-from director.runners.runner import Accepted, Ended, Health, Outcome, RunEvent, RunRequest
+from director.runners.runner import Accepted, Capabilities, Ended, Health, Outcome, RunEvent, RunRequest
 from director.runners.untrusted import Unreadable, one_line, read_json
 
 __all__ = ("PollStatus", "PollingRunner")
@@ -45,6 +45,8 @@ class PollStatus(Enum):
 
 class PollingRunner:
     """One such server with `slots` slots. `max_body`: the most that is read of one answer."""
+
+    capabilities = Capabilities(resumes=True)
 
     def __init__(self, url: str, config: PollingConfig, *, slots: int = 1, max_body: int) -> None:
         self.url = url.rstrip("/")

@@ -14,6 +14,7 @@ from msgspec import Raw, Struct
 __all__ = (
     "Accepted",
     "Began",
+    "Capabilities",
     "Ended",
     "Health",
     "HealthStatus",
@@ -138,10 +139,21 @@ class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
 RunEvent = Began | Accepted | Produced | Logged | Measured | Restarted | Ended
 
 
+class Capabilities(Struct, frozen=True, kw_only=True):
+    """What its kind of server can do. `streams`: output is seen before the end, if a model has it. `resumes`: a run
+    that was `Accepted` can be followed by another one. `idempotent`: asked twice for an id, the server runs it once.
+    """
+
+    streams: bool = False
+    resumes: bool = False
+    idempotent: bool = False
+
+
 class Runner(Protocol):
     """One model server."""
 
     url: str
+    capabilities: Capabilities
 
     async def health(self) -> Health:
         """Look once. Never raises for what the server does: silence is `UNREACHABLE`."""

@@ -118,7 +118,7 @@ async def test_what_it_puts_out_is_seen_before_the_end_where_it_can_be(kind: Kin
     with anyio.fail_after(30):
         async with aclosing(runner.run(kind.request(n=2, gate=str(gate)))) as events:
             seen: list[RunEvent] = []
-            if kind.shows_progress:
+            if runner.capabilities.streams and not kind.is_quiet:
                 while not isinstance(event := await anext(events), Produced) or event.index < 1:
                     seen.append(event)
                 seen.append(event)
@@ -137,9 +137,8 @@ async def test_a_model_that_raises_has_failed_and_says_why(kind: Kind, runner: R
     assert not ended.server_is_dead
 
 
-async def test_an_input_that_is_refused_never_began(kind: Kind, runner: Runner) -> None:
-    (ended,) = await follow(runner, kind.request(**kind.invalid))
-    assert isinstance(ended, Ended)
+async def test_an_input_that_is_refused_is_invalid_and_says_why(kind: Kind, runner: Runner) -> None:
+    ended = the_end(await follow(runner, kind.request(**kind.invalid)))
     assert ended.outcome is Outcome.INVALID
     assert ended.error
 
@@ -148,8 +147,8 @@ async def test_an_input_that_is_refused_never_began(kind: Kind, runner: Runner) 
 async def test_a_server_that_has_no_room_means_elsewhere(kind: Kind, runner: Runner, then: str) -> None:
     if not kind.refuses:
         pytest.skip("its server refuses by the number of its runs, which its own tests show")
-    (ended,) = await follow(runner, kind.request(then=then))
-    assert isinstance(ended, Ended)
+    # no word of whether it began: a machine that is busy may take longer to refuse than is waited before it has
+    ended = the_end(await follow(runner, kind.request(then=then)))
     assert (ended.outcome, ended.retry_after_s, ended.server_is_dead) == (Outcome.REFUSED, 7.0, False)
     assert "not now" in (ended.error or "")
 
@@ -205,7 +204,7 @@ async def test_a_run_that_is_let_go_of_stops_or_is_left_to_who_takes_it_over(
     async with aclosing(runner.run(kind.request(gate=str(gate)))) as run:
         assert await anext(run) == Began()
         await anyio.sleep(0.05)  # coglet does not hear a cancel in a run's first milliseconds
-    if not kind.leaves_runs:
+    if not runner.capabilities.resumes:
         await exists(gate.with_name("gate.stopped"))
     gate.touch()
 

@@ -106,12 +106,11 @@ class Kind(Struct, frozen=True, kw_only=True):
     serve: Callable[..., AbstractAsyncContextManager[LiveServer]]
     asked: Callable[[dict[str, object]], dict[str, object]] = dict
     invalid: dict[str, object] = msgspec.field(default_factory=lambda: {"then": "invalid"})
+    is_quiet: bool = False  # it was asked for no callbacks, so nothing is seen before the end
     refuses: bool = True  # its server can be made to refuse by an input
     metrics: dict[str, object] = msgspec.field(default_factory=dict)
     starting: tuple[int, bytes] = (503, b"{}")  # how its server says that it is not ready yet
     health_path: str = "/health"
-    shows_progress: bool = False
-    leaves_runs: bool = False  # what is let go of goes on, for whoever takes it over
 
     def runner(self, url: str, inbox: Inbox, **options: Any) -> Runner:
         """A runner of it, that reads no more than MOST_BYTES of one output."""
@@ -171,12 +170,12 @@ SUBJECTS: Final = {
         refuses=False,
         starting=(200, b'{"status": "STARTING"}'),
         health_path="/health-check",
-        shows_progress=True,
     ),
     "old cog": Kind(
         name="cog 0.16",
         server="cog 0.16.",
         config=_config("old cog"),
+        is_quiet=True,
         serve=_old_cog,
         invalid={"n": "three"},
         refuses=False,
@@ -191,7 +190,6 @@ SUBJECTS: Final = {
         serve=_small,
         asked=lambda given: {"prompt": json.dumps(given)},
         metrics={"input_tokens": 5, "output_tokens": 3},
-        shows_progress=True,
     ),
     "polling": Kind(
         name="polling",
@@ -199,7 +197,6 @@ SUBJECTS: Final = {
         config=_config("polling"),
         serve=_small,
         metrics={"units": 3},
-        leaves_runs=True,
     ),
 }
 

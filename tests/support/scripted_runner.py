@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 
 from msgspec import Raw
 
-from director.runners.runner import Ended, Health, HealthStatus, Outcome, RunEvent, RunRequest
+from director.runners.runner import Capabilities, Ended, Health, HealthStatus, Outcome, RunEvent, RunRequest
 
 __all__ = ("ScriptedRunner",)
 
@@ -17,6 +17,8 @@ class ScriptedRunner:
     """`cancels` and `shutdowns` count what was asked. `fault` is raised by the run where its events are used up."""
 
     url = "http://scripted"
+
+    capabilities = Capabilities()
 
     def __init__(self, *events: RunEvent, fault: Exception | None = None) -> None:
         self.events = list(events)
