@@ -30,6 +30,7 @@ from director.core.kinds import Kinds
 from director.core.limits import Descriptors
 from director.core.links import Links
 from director.core.listing import Listing
+from director.core.model_configs import ModelConfigs
 from director.core.redis_client import blocking_client, client
 from director.core.removal import Removal
 from director.core.scripts import Scripts
@@ -72,6 +73,7 @@ class Parts(Struct, frozen=True, kw_only=True):
     administration: Administration
     catalog: Catalog
     collections: Collections
+    configs: ModelConfigs
     listing: Listing
     glances: Glances
     dead: DeadLetters
@@ -127,6 +129,7 @@ async def running(
         ),
         catalog=catalog,
         collections=Collections(redis),
+        configs=ModelConfigs(redis, scripts, clock),
         listing=Listing(redis),
         glances=glances,
         dead=DeadLetters(redis, scripts, clock),

@@ -31,6 +31,7 @@ __all__ = (
     "account_suspended",
     "already_exists",
     "compute_exhausted",
+    "config_changed",
     "credit_exhausted",
     "data_removed",
     "file_not_found",
@@ -84,6 +85,7 @@ class Code(StrEnum):
     BREAKER_OPEN = "breaker_open"
     CANNOT_START_IN_TIME = "cannot_start_in_time"
     COMPUTE_EXHAUSTED = "compute_exhausted"
+    CONFIG_CHANGED = "config_changed"
     CREDIT_EXHAUSTED = "credit_exhausted"
     DATA_REMOVED = "data_removed"
     IDEMPOTENCY_MISMATCH = "idempotency_mismatch"
@@ -316,6 +318,11 @@ def not_terminal(detail: str = "It has not ended yet: its webhook is sent when i
 
 def account_exists() -> Problem:
     return _problem(409, "There is an account of this name.", title="Conflict", code=Code.ACCOUNT_EXISTS)
+
+
+def config_changed() -> Problem:
+    detail = "It was changed since that revision: read it again, and decide anew."
+    return _problem(412, detail, title="Precondition failed", code=Code.CONFIG_CHANGED)
 
 
 def no_webhook() -> Problem:

@@ -13,6 +13,7 @@ from api import (
     accounts,
     admin,
     admin_accounts,
+    admin_models,
     batches,
     collections,
     deployments,
@@ -104,5 +105,8 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("GET", "/admin/accounts/{name}/tokens", admin_accounts.list_tokens),
     ("POST", "/admin/accounts/{name}/tokens", admin_accounts.create_token),
     ("DELETE", "/admin/accounts/{name}/tokens/{id}", admin_accounts.revoke_token),
+    ("GET", "/admin/models/{owner}/{name}/config", admin_models.get_config),
+    ("PUT", "/admin/models/{owner}/{name}/config", admin_models.change_config),
+    ("DELETE", "/admin/models/{owner}/{name}/config", admin_models.remove_config),
 )
 PROBES: Final[tuple[tuple[str, Handler], ...]] = (("/livez", health.livez), ("/readyz", health.readyz))

@@ -22,6 +22,7 @@ from redis.asyncio import Redis
 
 from director import process
 from director.bell import LONGEST_S, Bell
+from director.configuring import Configuring
 from director.consumer import Consumer
 from director.core.accounts import Accounts
 from director.core.caller_files import CallerFiles
@@ -32,16 +33,19 @@ from director.core.files import store_in
 from director.core.gatherer import Gatherer
 from director.core.ids import Kind, QueueName, version_id
 from director.core.kinds import Kinds
+from director.core.model_configs import ModelConfigs
 from director.core.policy import Policy
 from director.core.redis_client import blocking_client, client
 from director.core.removal import Removal
 from director.core.runner_config import runner_config
 from director.core.scripts import Scripts
+from director.core.server_url import check_server_url
 from director.core.settings import DirectorSettings
 from director.core.trained import TrainedVersions
 from director.ends import Limits, Stop
 from director.executor import Executor
 from director.file_inputs import FileInputs
+from director.fleet import Driven, Fleet
 from director.health import Health, redis_check, serve_http
 from director.heartbeat import KICK_WAIT_S, Heartbeat
 from director.holdings import Holdings
@@ -51,8 +55,6 @@ from director.publishing import Publishing
 from director.runners.inbox import Inbox
 from director.runners.make import make_runner
 from director.runners.runner import Health as ServerHealth
-from director.runners.runner import Runner
-from director.runners.server_url import check_server_url
 from director.servers import Server, Servers
 from director.storing import Storing
 from director.trust import Trust
@@ -71,6 +73,7 @@ log = logging.getLogger(__name__)
 HAND_BACK_S: Final = 10.0
 TELL_S: Final = 2.0
 LOOK_AGAIN_S: Final = 2.0
+NEEDS: Final = "A director needs --model owner/name and at least one --server URL."
 # Of one answer, where files are stored: they leave the output before it is measured
 MOST_WITH_FILES: Final = 64 << 20
 
@@ -98,8 +101,8 @@ async def run(settings: DirectorSettings, *, started: Callable[[int], None] = la
 @asynccontextmanager
 async def connected(settings: DirectorSettings) -> AsyncGenerator["Director"]:
     """The director with its connections, which are let go afterwards."""
-    if not settings.model or not settings.servers:
-        raise SettingsError("A director needs --model owner/name and at least one --server URL.")
+    if not settings.model or not (settings.servers or settings.kind == "prediction"):
+        raise SettingsError(NEEDS)
     for url in settings.servers:
         check_server_url(url)
     if len({url.rstrip("/") for url in settings.servers}) < len(settings.servers):
@@ -118,8 +121,7 @@ async def connected(settings: DirectorSettings) -> AsyncGenerator["Director"]:
     finally:
         with anyio.CancelScope(shield=True):
             await director.abandon()
-            for server in director.servers.all:
-                await server.runner.aclose()
+            await director.fleet.aclose()
             await gatherer.aclose()
             await redis.aclose()
             await waits.aclose()
@@ -153,25 +155,16 @@ class Director:
         self._catalog = Catalog(self._redis, self._scripts, clock)
         self._kinds = Kinds(self._redis, self._scripts, self._catalog)
         self._kind: Kind = "" if settings.kind == "prediction" else settings.kind
-        self._runner_config = runner_config(settings.runner, settings.runner_config)
+        runner_config(settings.runner, settings.runner_config)  # a mistake ends it here, whatever is written down
+        configs = ModelConfigs(self._redis, self._scripts, clock)
+        self._configuring = Configuring(configs, settings, clock, self._configure)
+        self.fleet = Fleet(self.servers, make=self._make_server, watch=self._watch)
         self._heartbeat: Heartbeat | None = None
         self._consumer: Consumer | None = None
+        self._executor: Executor | None = None
         self._portions = Portions(batch_cost=settings.batch_cost, batch_size=settings.batch_size)
         self._version = settings.version.removeprefix("sha256:")
-        self._policy = Policy(
-            streams=settings.streams,
-            size=settings.shard_size,
-            attempts=settings.attempts,
-            on_lost=settings.on_lost,
-            backoff_s=settings.backoff_s,
-            backoff_cap_s=settings.backoff_cap_s,
-            data_ttl_s=settings.data_ttl_s,
-            record_ttl_s=settings.record_ttl_s,
-            lifetime_s=settings.lifetime_s or None,
-            breaker_after=settings.breaker_after,
-            breaker_cool_s=settings.breaker_cool_s,
-            breaker_mode=settings.breaker_mode,
-        )
+        self._policy = _policy(settings)
         self._schedule = Schedule.parse(settings.webhook_schedule)
         store = store_in(settings.files_dir, self._redis, clock, url=settings.files_url, writes=True)
         self._storing = (
@@ -206,10 +199,11 @@ class Director:
         await process.look_at_redis(self._redis, self._settings, self.health, self._clock)
         async with anyio.create_task_group() as rooms:
             port = await rooms.start(self._serve_http)
+            await self._begin(port)
+            await rooms.start(self.fleet.run)
             started(port)
-            self._make_servers(port)
-            for server in self.servers.all:
-                rooms.start_soon(Watch(server, self.servers, self._clock, self._introduce).run)
+            if not self._kind:
+                rooms.start_soon(self._configuring.run)
             rooms.start_soon(self._recognize)
             await self._queue_known.wait()
             self._heartbeat, self._consumer = self._make_rooms()
@@ -247,24 +241,55 @@ class Director:
         settings = self._settings
         await serve_http(app, host=settings.health_host, port=settings.health_port, started=task_status.started)
 
-    def _make_servers(self, port: int) -> None:
+    async def _begin(self, port: int) -> None:
+        """What is written down of the model is in force from the start."""
         self._inbox.base_url = f"http://127.0.0.1:{port}"
-        slots = self._settings.concurrent_predictions
-        self.servers.all[:] = [
-            Server(self._make_runner(url, slots), slots, trust=Trust(self._settings.max_failures))
-            for url in self._settings.servers
-        ]
+        if not self._kind:
+            self._settings = await self._configuring.begin()
+            self._policy = _policy(self._settings)
+        if not self._settings.servers:
+            raise SettingsError(NEEDS)
+        self._set_run_limit()
+        self._want_servers()
 
-    def _make_runner(self, url: str, slots: int) -> Runner:
+    async def _configure(self, settings: DirectorSettings) -> None:
+        """Have other settings in force: the queue's first, then those of its runs, then the servers."""
+        if not settings.servers:
+            raise SettingsError("No server is left to it: the ones that it has stay.")
+        policy = _policy(settings)
+        async with self._registering:
+            if policy != self._policy and self._queue is not None:
+                await self._scripts.register(self._queue, version=self._version, policy=policy)
+            self._settings, self._policy = settings, policy
+        self._set_run_limit()
+        self._want_servers()
+
+    def _set_run_limit(self) -> None:
+        for room in (self._executor, self._storing, self._file_inputs):
+            if room is not None:
+                room.run_limit_s = self._settings.run_limit_s
+        if self._executor is not None:
+            self._executor.policy = self._policy
+
+    def _want_servers(self) -> None:
+        config = runner_config(self._settings.runner, self._settings.runner_config)
+        wanted = [Driven(url, config) for url in self._settings.servers]
+        self.fleet.want(wanted, slots=self._settings.concurrent_predictions)
+
+    async def _watch(self, server: Server) -> None:
+        await Watch(server, self.servers, self._clock, self._introduce).run()
+
+    def _make_server(self, driven: Driven, slots: int) -> Server:
         most = self._settings.max_output_bytes
-        return make_runner(
-            self._runner_config,
-            url,
+        runner = make_runner(
+            driven.config,
+            driven.url,
             slots=slots,
             inbox=self._inbox,
             max_output=most if self._storing is None else max(most, MOST_WITH_FILES),
             trains=self._kind == "training",
         )
+        return Server(runner, slots, trust=Trust(self._settings.max_failures))
 
     def _make_rooms(self) -> tuple[Heartbeat, Consumer]:
         settings, queue = self._settings, self._queue
@@ -277,7 +302,7 @@ class Director:
             clock=self._clock,
             interval_s=settings.webhook_interval_s,
         )
-        executor = Executor(
+        executor = self._executor = Executor(
             scripts=self._scripts,
             clock=self._clock,
             holdings=self.holdings,
@@ -377,3 +402,20 @@ class Director:
         if self._queue_known.is_set() and self.servers.any_ready():
             return ""
         return "; ".join(server.trouble for server in self.servers.all) or "not looked at yet"
+
+
+def _policy(settings: DirectorSettings) -> Policy:
+    return Policy(
+        streams=settings.streams,
+        size=settings.shard_size,
+        attempts=settings.attempts,
+        on_lost=settings.on_lost,
+        backoff_s=settings.backoff_s,
+        backoff_cap_s=settings.backoff_cap_s,
+        data_ttl_s=settings.data_ttl_s,
+        record_ttl_s=settings.record_ttl_s,
+        lifetime_s=settings.lifetime_s or None,
+        breaker_after=settings.breaker_after,
+        breaker_cool_s=settings.breaker_cool_s,
+        breaker_mode=settings.breaker_mode,
+    )

@@ -56,7 +56,10 @@ NEVER_BEGAN: Final = Ended(outcome=Outcome.REFUSED, error="It was asked to stop 
 
 
 class Executor:
-    """Runs claims on seats. One for all of a director's claims; each call of `execute` is one claim."""
+    """Runs claims on seats. One for all of a director's claims; each call of `execute` is one claim.
+
+    `policy` and `run_limit_s` may change: what is claimed from then on goes by them.
+    """
 
     def __init__(
         self,
@@ -81,8 +84,8 @@ class Executor:
         self._servers = servers
         self._post = post
         self._limits = limits
-        self._policy = policy
-        self._run_limit_s = run_limit_s
+        self.policy = policy
+        self.run_limit_s = run_limit_s
         self._dice = dice
         self._storing = storing
         self._moderator = moderator
@@ -105,7 +108,7 @@ class Executor:
             self._clock,
             storing=self._storing,
             moderator=self._moderator,
-            run_limit_s=self._run_limit_s,
+            run_limit_s=self.run_limit_s,
         )
         try:
             with self._holdings.holding(held):
@@ -179,7 +182,7 @@ class Executor:
         async with aclosing(held.runner.run(request)) as events:
             async for event in events:
                 if isinstance(event, Began):
-                    held.limit(self._run_limit_s)
+                    held.limit(self.run_limit_s)
                     crash.at("after_put")
                     log.info("prediction started", extra=_facts(held.claim))
                 elif isinstance(event, Ended):
@@ -257,7 +260,7 @@ class Executor:
 
     async def _give_back(self, held: Held, end: GiveBack) -> Requeued:
         claim = held.claim
-        policy = self._policy
+        policy = self.policy
         delay_s = 0.0
         if end.fault is not None:
             delay_s = backoff_s(

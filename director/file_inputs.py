@@ -38,7 +38,7 @@ class FileInputs:
         self._files = files
         self._clock = clock
         self._base = base.rstrip("/")
-        self._run_limit_s = run_limit_s
+        self.run_limit_s = run_limit_s
 
     async def for_run(self, record: Record, given: Raw) -> Raw:
         """The input for this run. Raises BackendUnavailable, and whatever the store does."""
@@ -47,7 +47,7 @@ class FileInputs:
         if not ids:
             return given
         known = await self._files.known(record.account, ids)
-        expires_s = math.ceil(self._clock.now_ms() / 1000 + self._run_limit_s + FETCH_S)
+        expires_s = math.ceil(self._clock.now_ms() / 1000 + self.run_limit_s + FETCH_S)
         addresses = {
             file.id: await self._store.fetch_url(
                 file.stored_as, shown=file.name, base=self._base or record.url, expires_s=expires_s

@@ -190,6 +190,25 @@ class Servers:
     def saw(self, server: Server, health: Health) -> None:
         """A look at a server: from now on this is how it stands."""
         server.health = health
+        self._note()
+
+    def add(self, server: Server) -> None:
+        """One more."""
+        self.all.append(server)
+        self._note()
+
+    def remove(self, server: Server) -> None:
+        """One less: it is given no more runs, and ends those that it has."""
+        self.all.remove(server)
+        self._note()
+
+    def resize(self, server: Server, slots: int) -> None:
+        """It has so many slots from now on. Where these are fewer, what runs beyond them ends first."""
+        if server.slots != slots:
+            server.slots, server.fewer, server.full_at = slots, None, None
+            self._note()
+
+    def _note(self) -> None:
         if self.any_ready() != (self._back_at is not None):
             if self._back_at is None:
                 self._back_at = self._now()

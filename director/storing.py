@@ -37,7 +37,7 @@ class Storing:
     def __init__(self, store: FileStore, clock: Clock, *, run_limit_s: float, data_ttl_s: float) -> None:
         self._store = store
         self._clock = clock
-        self._run_limit_s = run_limit_s
+        self.run_limit_s = run_limit_s
         self._data_ttl_s = data_ttl_s
 
     async def store(
@@ -87,7 +87,7 @@ class Storing:
         kept_s = self._data_ttl_s if record.data_ttl_ms is None else record.data_ttl_ms / 1000
         if record.wants(WebhookEvent.COMPLETED):
             kept_s = max(kept_s, OWED_S)
-        return math.ceil(self._clock.now_ms() / 1000 + self._run_limit_s + kept_s)
+        return math.ceil(self._clock.now_ms() / 1000 + self.run_limit_s + kept_s)
 
 
 def _named(prediction_id: PredictionId, file: DataUri) -> tuple[FileName, bytes] | None:

@@ -40,6 +40,7 @@ REFUSALS: Final = {
     408: "The body did not arrive in time.",
     409: "It is not in a state for this, or there is one already.",
     410: "Its data was removed.",
+    412: "It is another revision than `If-Match` says.",
     413: "The body is too large.",
     416: "The file has none of the bytes that the `Range` asks for: `Content-Range` says how many it has.",
     422: "The request can be read, and is wrong: `detail` and `invalid_fields` say where.",

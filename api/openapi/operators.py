@@ -1,4 +1,7 @@
-"""What operators do: dead letters, and accounts and tokens of all. For tokens with the scope `admin` alone."""
+"""What operators do: dead letters, accounts and tokens of all, how models are run.
+
+For tokens with the scope `admin` alone.
+"""
 
 from typing import Final
 
@@ -13,6 +16,7 @@ from api.admin_accounts import (
     SuspendedAccount,
     TokenView,
 )
+from api.admin_models import ConfigView
 from api.openapi.operation import (
     BODY,
     NO_BODY,
@@ -25,8 +29,9 @@ from api.openapi.operation import (
     Operations,
     Parameter,
 )
-from api.openapi.parameters import ACCOUNT, CURSOR, PREDICTION_ID, TOKEN_ID
+from api.openapi.parameters import ACCOUNT, CURSOR, MODEL, PREDICTION_ID, TOKEN_ID
 from director.core.dead import DeadLetter, Done
+from director.core.model_config import ModelConfig
 from director.core.schema import Page
 
 __all__ = ("OPERATORS",)
@@ -164,4 +169,37 @@ ACCOUNTS: Final[Operations] = {
     ),
 }
 
-OPERATORS: Final[Operations] = {**DEAD_LETTERS, **ACCOUNTS}
+IF_MATCH: Final = Parameter(
+    "If-Match", "The revision that was read, in quotes: refused if it is another.", str, "header"
+)
+CONFIG: Final = {200: Answer("What is written down, as it is then.", ConfigView, headers=("ETag",))}
+
+MODELS: Final[Operations] = {
+    ("GET", "/admin/models/{owner}/{name}/config"): Operation(
+        name="admin.models.config.get",
+        what="Get how a model is run, as far as that is written down",
+        scopes=ADMIN,
+        parameters=MODEL,
+        answers=CONFIG,
+        refusals=TOKEN | PATH,
+    ),
+    ("PUT", "/admin/models/{owner}/{name}/config"): Operation(
+        name="admin.models.config.put",
+        what="Write down how a model is run, in force in its directors within seconds",
+        scopes=ADMIN,
+        parameters=(*MODEL, IF_MATCH),
+        body=Body(ModelConfig),
+        answers=CONFIG,
+        refusals=TOKEN | BODY | PATH | {412},
+    ),
+    ("DELETE", "/admin/models/{owner}/{name}/config"): Operation(
+        name="admin.models.config.delete",
+        what="Take that back: directors go by their own settings again",
+        scopes=ADMIN,
+        parameters=(*MODEL, IF_MATCH),
+        answers={204: NO_BODY},
+        refusals=TOKEN | PATH | {412, 422},
+    ),
+}
+
+OPERATORS: Final[Operations] = {**DEAD_LETTERS, **ACCOUNTS, **MODELS}

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 __all__ = ("audited",)
 
-CHANGES = "director.core.administration"
+CHANGES = ("director.core.administration", "director.core.model_configs")
 
 
 @contextmanager
@@ -20,16 +20,18 @@ def audited() -> Iterator[str]:
 
     from director.core.logs import JsonLines
 
-    handler, changes = logging.StreamHandler(sys.stderr), logging.getLogger(CHANGES)
+    handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(process="cli"))
-    level = changes.level
-    changes.addHandler(handler)
-    changes.setLevel(logging.INFO)
+    levels = [(changes, changes.level) for changes in map(logging.getLogger, CHANGES)]
+    for changes, _ in levels:
+        changes.addHandler(handler)
+        changes.setLevel(logging.INFO)
     try:
         yield f"cli:{_user()}"
     finally:
-        changes.setLevel(level)
-        changes.removeHandler(handler)
+        for changes, level in levels:
+            changes.setLevel(level)
+            changes.removeHandler(handler)
 
 
 def _user() -> str:

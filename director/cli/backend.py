@@ -27,6 +27,7 @@ class Backend:
         from director.core.dead import DeadLetters
         from director.core.examples import Examples
         from director.core.gatherer import Gatherer
+        from director.core.model_configs import ModelConfigs
         from director.core.queues import Queues
         from director.core.scripts import Scripts
         from director.core.suspensions import Suspensions
@@ -37,6 +38,7 @@ class Backend:
         self.scripts = Scripts(self._gatherer)
         self.catalog = Catalog(redis, self.scripts, clock)
         self.collections = Collections(redis)
+        self.configs = ModelConfigs(redis, self.scripts, clock)
         self.examples = Examples(redis, self.scripts)
         self.accounts = Accounts(redis)
         self.administration = Administration(

@@ -2,9 +2,11 @@
 
 import argparse
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Final
 
 from director.cli.arguments import CommandParser, Commands, add_redis
+from director.cli.audit import audited
 from director.cli.backend import Backend, on_backend
 
 __all__ = ("add",)
@@ -30,6 +32,15 @@ def add(commands: Commands) -> None:
     changed.add_argument("--official", choices=tuple(YES_NO), help="mark it as official")
     for field, text in SAID.items():
         changed.add_argument(f"--{field.replace('_', '-')}", metavar="TEXT", help=text)
+    configured = _action(
+        model, "config", "show or change how a model is run; directors heed it in seconds", _config, "name"
+    )
+    configured.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="VALUE in JSON, or a text; @FILE"
+    )
+    configured.add_argument(
+        "--unset", action="append", default=[], metavar="NAME", help="as its directors were started"
+    )
     shown = _action(model, "example", "show a prediction with its model, as it is now", _example, "name")
     shown.add_argument("prediction", metavar="PREDICTION")
     shown.add_argument("--default", action="store_true", help="let it stand for the model in lists")
@@ -85,6 +96,58 @@ def _set(given: argparse.Namespace) -> int:
         raise SettingsError(f"there is no model {given.of}: `director model list` shows those that there are.")
     print(f"{given.of}: an API knows it once its cache is over")
     return 0
+
+
+def _config(given: argparse.Namespace) -> int:
+    import msgspec
+
+    from director.core.errors import SettingsError, UnknownModel
+    from director.core.model_config import ModelConfig, StoredConfig
+
+    said = dict(map(_named_value, given.set)) | dict.fromkeys(given.unset)
+
+    async def act(backend: Backend) -> StoredConfig:
+        stored = await backend.configs.get(given.of)
+        if stored is not None and said:
+            changed = msgspec.to_builtins(stored.config) | said
+            try:
+                config = msgspec.convert(changed, ModelConfig)
+            except msgspec.ValidationError as exc:
+                raise SettingsError(f"that is no configuration: {exc}") from exc
+            await backend.configs.put(given.of, config, by=by, was=stored.revision)
+            stored = await backend.configs.get(given.of)
+        if stored is None:
+            raise UnknownModel(given.of)
+        return stored
+
+    try:
+        with audited() as by:
+            stored = on_backend(given, act)
+    except UnknownModel as exc:
+        raise SettingsError(f"there is no model {given.of}: `director model list` shows those that there are.") from exc
+    print(f"{given.of}: revision {stored.revision}{f', by {stored.changed_by}' if stored.changed_by else ''}")
+    for name, value in msgspec.to_builtins(stored.config).items():
+        print(f"  {name} = {msgspec.json.encode(value).decode()}")
+    return 0
+
+
+def _named_value(line: str) -> tuple[str, object]:
+    """NAME=VALUE, where VALUE is JSON, or @FILE with JSON, or else a text."""
+    import msgspec
+
+    from director.core.errors import SettingsError
+
+    name, has_value, value = line.partition("=")
+    if not has_value:
+        raise SettingsError(f"{line!r} says nothing: give NAME=VALUE, or --unset NAME.")
+    try:
+        text = Path(value[1:]).read_text(encoding="utf-8") if value.startswith("@") else value
+    except (OSError, UnicodeDecodeError) as exc:
+        raise SettingsError(f"{value[1:]} cannot be read: {exc}") from exc
+    try:
+        return name, msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return name, text
 
 
 def _example(given: argparse.Namespace) -> int:

@@ -1,5 +1,6 @@
 """`director model`, `collection` and `hardware`: what an operator types is what callers are shown."""
 
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -46,6 +47,35 @@ async def test_a_model_is_shown_to_whom_an_operator_says(
     assert await types(server, "model", "set", MODEL) == 1
     assert "say what" in capsys.readouterr().err
     assert await catalog.model("acme/none") is None
+
+
+async def test_how_a_model_is_run_is_said_shown_and_taken_back(
+    server: RedisServer, redis: Redis, queue: QueueName, tmp_path: Path, capsys: Any
+) -> None:
+    driven = tmp_path / "runner.json"
+    driven.write_text('{"kind": "http", "path": "/run"}')
+    config = ("model", "config", MODEL)
+    assert (
+        await types(server, *config, "--set", "attempts=5", "--set", f"runner=@{driven}", "--set", "on_lost=fail") == 0
+    )
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[1:] == [
+        '  runner = {"kind":"http","path":"/run"}',
+        "  attempts = 5",
+        '  on_lost = "fail"',
+    ]
+    assert '"message":"model configuration changed"' in shown.err.replace(": ", ":")
+    assert "/run" not in shown.err, "a template may hold what is nobody's business"
+    assert await types(server, *config, "--unset", "runner", "--unset", "on_lost") == 0
+    capsys.readouterr()
+    assert await types(server, *config) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["  attempts = 5"]
+    for wrong in ("attempts=99", "attempts", "nothing=1", 'runner={"kind":"cog","x":1}', "runner=@/nowhere"):
+        assert await types(server, *config, "--set", wrong) == 1
+    assert await types(server, "model", "config", "acme/none") == 1
+    capsys.readouterr()
+    assert await types(server, *config) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["  attempts = 5"]
 
 
 async def test_collections_and_hardware_are_written_and_taken_away(server: RedisServer, redis: Redis) -> None:

@@ -3,8 +3,8 @@
 import pytest
 
 from director.core.errors import SettingsError
+from director.core.server_url import check_server_url
 from director.director import connected
-from director.runners.server_url import check_server_url
 from tests.support.live_director import settings_for
 
 pytestmark = pytest.mark.anyio

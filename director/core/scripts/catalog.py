@@ -7,9 +7,10 @@ from director.core import keys
 from director.core.gatherer import Arg
 from director.core.scripts.wire import Wire
 
-__all__ = ("Amended", "CatalogScripts", "Withdrawn")
+__all__ = ("Amended", "CatalogScripts", "Configured", "Withdrawn")
 
 Amended = Literal["done", "exists", "unknown"]
+Configured = Literal["done", "changed", "unknown"]
 Withdrawn = Literal["done", "versions"]
 
 
@@ -27,6 +28,14 @@ class CatalogScripts(Wire):
         """Make it, or change what is said of it. Safe to repeat; `nonce` tells who makes it."""
         fields: list[Arg] = [part for pair in (said or {}).items() for part in pair]
         return cast(Amended, (await self._call("amend", [keys.model(model)], [what, nonce, *fields])).decode())
+
+    async def configure(
+        self, model: str, config: bytes, *, by: str, at_ms: int, was: int | None, nonce: str
+    ) -> tuple[Configured, int]:
+        """Write how it is run, b"" to take that back; with the revision that it is then. `nonce` tells the change."""
+        args: list[Arg] = ["" if was is None else was, config, by, at_ms, nonce]
+        word, *revision = await self._call("configure", [keys.model(model)], args)
+        return cast(Configured, word.decode()), int(revision[0]) if revision else 0
 
     async def withdraw(
         self,

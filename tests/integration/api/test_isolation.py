@@ -166,6 +166,9 @@ TRIES: Final[Mapping[Route, Sequence[Try]]] = {
     ("GET", "/admin/accounts/{name}/tokens"): [Try(answer=403, at=AMBER)],
     ("POST", "/admin/accounts/{name}/tokens"): [Try(answer=403, at=AMBER, body={})],
     ("DELETE", "/admin/accounts/{name}/tokens/{id}"): [Try(answer=403, at={**AMBER, "id": "$token_id"})],
+    ("GET", "/admin/models/{owner}/{name}/config"): [Try(answer=403, at=SHOWN)],
+    ("PUT", "/admin/models/{owner}/{name}/config"): [Try(answer=403, at=SHOWN, body={"slots": 2})],
+    ("DELETE", "/admin/models/{owner}/{name}/config"): [Try(answer=403, at=SHOWN)],
 }
 NOTHING_OF_AN_ACCOUNT: Final[Mapping[Route, str]] = {
     ("GET", "/openapi.json"): "the contract of all this, the same for everybody",

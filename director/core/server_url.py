@@ -13,10 +13,10 @@ __all__ = ("check_server_url",)
 SCHEMES: Final = ("http", "https")
 
 
-def check_server_url(url: str) -> None:
-    """Raises SettingsError that says what is wrong with it."""
+def check_server_url(url: str, *, said_as: str = "--server") -> None:
+    """Raises SettingsError that says what is wrong with it, and by what it was `said_as`."""
     if why := _what_is_wrong(url):
-        raise SettingsError(f"The --server URL {_shown(url)} {why}. Give it like http://127.0.0.1:5000.")
+        raise SettingsError(f"The {said_as} URL {_shown(url)} {why}. Give it like http://127.0.0.1:5000.")
 
 
 def _what_is_wrong(url: str) -> str:

@@ -1,0 +1,92 @@
+"""How the runs of a model are to be done, as an operator writes it down while directors run: a bound for each field.
+
+Pure. What is not said here is as a director was started, so the settings are the defaults and this wins over them. It
+is for predictions alone: a training takes as long as it takes, and has servers of its own.
+"""
+
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from director.core.errors import SettingsError
+from director.core.policy import BreakerMode, OnLost
+from director.core.runner_config import WrongRunnerConfig, decode_runner_config
+from director.core.server_url import check_server_url
+from director.core.settings import DirectorSettings
+
+__all__ = ("ModelConfig", "StoredConfig", "judge", "over")
+
+LONGEST_S: Final = 30 * 86400.0
+
+Span = Annotated[float, Meta(ge=0, le=LONGEST_S)]
+SomeSpan = Annotated[float, Meta(gt=0, le=LONGEST_S)]
+Url = Annotated[str, Meta(max_length=512)]
+
+
+class ModelConfig(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Null, or left out: as the director was started.
+
+    `runner`: the kind of its servers as `kind`, and how they are driven, as DIRECTOR_RUNNER_CONFIG has it. `servers`:
+    of a director that was started without any; others keep those beside them. `slots`: runs that each server does at
+    once. The rest are settings of a director, by their names.
+    """
+
+    runner: dict[str, Any] | None = None
+    servers: Annotated[tuple[Url, ...], Meta(min_length=1, max_length=64)] | None = None
+    slots: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    run_limit_s: SomeSpan | None = None
+    attempts: Annotated[int, Meta(ge=1, le=20)] | None = None
+    on_lost: OnLost | None = None
+    backoff_s: Span | None = None
+    backoff_cap_s: Span | None = None
+    lifetime_s: Span | None = None
+    breaker_after: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
+    breaker_cool_s: SomeSpan | None = None
+    breaker_mode: BreakerMode | None = None
+
+
+# Those that are no setting of the same name
+TURNED: Final = {"runner", "servers", "slots"}
+SAME: Final = tuple(name for name in ModelConfig.__struct_fields__ if name not in TURNED)
+
+
+class StoredConfig(Struct, frozen=True, kw_only=True):
+    """What is written down of one model. `revision`: how often that was changed; 0, and nobody, where it never was."""
+
+    revision: int = 0
+    config: ModelConfig = ModelConfig()
+    changed_ms: int | None = None
+    changed_by: str = ""
+
+
+def judge(config: ModelConfig) -> None:
+    """Raises SettingsError, which names the field, for what no director could go by."""
+    if config.runner is not None:
+        try:
+            decode_runner_config(msgspec.json.encode(config.runner))
+        except WrongRunnerConfig as exc:
+            raise SettingsError(f"runner: {exc}") from exc
+    for url in config.servers or ():
+        check_server_url(url, said_as="`servers`")
+    if len({url.rstrip("/") for url in config.servers or ()}) < len(config.servers or ()):
+        raise SettingsError("servers: a URL is given twice, and its slots would be counted twice.")
+
+
+def over(config: ModelConfig, settings: DirectorSettings) -> DirectorSettings:
+    """The settings with what is written down. Raises SettingsError as `judge` does."""
+    judge(config)
+    given: dict[str, Any] = {name: value for name in SAME if (value := getattr(config, name)) is not None}
+    if config.slots is not None:
+        given["concurrent_predictions"] = config.slots
+    if config.runner is not None:
+        text = msgspec.json.encode(config.runner).decode()
+        given |= {"runner": _kind(text), "runner_config": text}
+    if config.servers is not None and not settings.servers:
+        given["servers"] = config.servers
+    return replace(settings, **given)
+
+
+def _kind(text: str) -> str:
+    return str(decode_runner_config(text).__struct_config__.tag)

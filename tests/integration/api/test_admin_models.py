@@ -1,0 +1,92 @@
+"""Operators say how a model is run over HTTP: whole, numbered, and only what a director can go by."""
+
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from msgspec.structs import replace
+from redis.asyncio import Redis
+
+from director.core.accounts import Accounts
+from director.core.ids import QueueName
+from director.core.settings import ApiSettings
+from tests.support.api import api_client
+from tests.support.keyspace import dump
+from tests.support.queue_driver import MODEL
+
+pytestmark = pytest.mark.anyio
+
+PATH = f"/v1/admin/models/{MODEL}/config"
+CONFIG: dict[str, Any] = {"runner": {"kind": "http", "path": "/run"}, "slots": 2, "attempts": 5, "run_limit_s": 60.0}
+
+
+@pytest.fixture
+async def admin(settings: ApiSettings, redis: Redis, queue: QueueName) -> AsyncIterator[httpx.AsyncClient]:
+    token = await Accounts(redis).create_token("operators", scopes=("admin",))
+    async with api_client(replace(settings, cache_s=0), token=token) as client:
+        yield client
+
+
+async def test_what_is_written_is_what_is_read_with_who_wrote_it(
+    admin: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert (await admin.get(PATH)).json() == {"revision": 0, "config": {}, "changed_at": None, "changed_by": None}
+    with caplog.at_level(logging.INFO):
+        answer = await admin.put(PATH, json=CONFIG)
+    assert (answer.status_code, answer.headers["etag"]) == (200, '"1"')
+    shown = (await admin.get(PATH)).json()
+    assert shown == answer.json()
+    assert (shown["revision"], shown["config"]) == (1, CONFIG)
+    assert shown["changed_by"].startswith("operators/")
+    [line] = [each for each in caplog.records if each.message == "model configuration changed"]
+    assert (vars(line)["by"], vars(line)["fields"]) == (shown["changed_by"], sorted(CONFIG))
+
+
+async def test_a_put_says_all_of_it_and_a_delete_takes_all_back(admin: httpx.AsyncClient) -> None:
+    await admin.put(PATH, json=CONFIG)
+    assert (await admin.put(PATH, json={"attempts": 1})).json()["config"] == {"attempts": 1}
+    assert (await admin.delete(PATH)).status_code == 204
+    shown = (await admin.get(PATH)).json()
+    assert (shown["revision"], shown["config"]) == (3, {})
+
+
+async def test_who_read_another_revision_changes_nothing(admin: httpx.AsyncClient) -> None:
+    await admin.put(PATH, json=CONFIG)
+    for method in ("PUT", "DELETE"):
+        answer = await admin.request(method, PATH, json={"slots": 1}, headers={"If-Match": '"0"'})
+        assert (answer.status_code, answer.json()["code"]) == (412, "config_changed")
+    assert (await admin.get(PATH)).json()["config"] == CONFIG
+    answer = await admin.put(PATH, json={"slots": 1}, headers={"If-Match": '"1"'})
+    assert (answer.status_code, answer.headers["etag"]) == (200, '"2"')
+    answer = await admin.put(PATH, json={"slots": 1}, headers={"If-Match": "two"})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_header")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ({"attempts": 0}, 400, "attempts"),
+        ({"slots": "many"}, 400, "slots"),
+        ({"unheard_of": 1}, 400, "unheard_of"),
+        ({"runner": {"kind": "http"}}, 422, "path"),
+        ({"runner": {"kind": "cog", "fast": "yes"}}, 422, "fast"),
+        ({"servers": ["nowhere"]}, 422, "servers"),
+        ([], 400, "object"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, int) else None,
+)
+async def test_what_no_director_could_go_by_is_refused_by_its_name(
+    admin: httpx.AsyncClient, redis: Redis, body: Any, status: int, said: str
+) -> None:
+    before = await dump(redis)
+    answer = await admin.put(PATH, json=body)
+    assert (answer.status_code, said in answer.text) == (status, True), answer.text
+    assert await dump(redis) == before
+
+
+async def test_there_is_none_of_a_model_that_is_not_there(admin: httpx.AsyncClient) -> None:
+    for method, path in (("GET", "acme/none"), ("PUT", "acme/none"), ("DELETE", "acme/none"), ("GET", "Acme/No")):
+        answer = await admin.request(method, f"/v1/admin/models/{path}/config", json={"slots": 1})
+        assert answer.status_code == 404

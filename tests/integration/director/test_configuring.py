@@ -1,0 +1,147 @@
+"""What is written down of a model is in force in a director that runs, without a new start and without a lost run."""
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import anyio
+import pytest
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.clock import SystemClock
+from director.core.errors import SettingsError
+from director.core.ids import queue_name
+from director.core.model_config import ModelConfig
+from director.core.model_configs import ModelConfigs
+from director.core.scripts import Scripts
+from tests.support.eventually import eventually
+from tests.support.live_director import Caller, Gate, live_director
+from tests.support.model_server import ModelServer, model_server
+from tests.support.queue_driver import MODEL, VERSION
+from tests.support.runner_conformance import CONFIGS
+from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+async def model() -> AsyncGenerator[ModelServer, None]:
+    async with model_server() as server:
+        yield server
+
+
+class Operator:
+    """Writes it down."""
+
+    def __init__(self, redis: Redis, configs: ModelConfigs) -> None:
+        self.redis = redis
+        self.configs = configs
+
+    async def says(self, **config: Any) -> None:
+        await self.configs.put(MODEL, ModelConfig(**config), by="ops")
+
+
+@pytest.fixture
+async def operator(redis: Redis, scripts: Scripts) -> AsyncIterator[Operator]:
+    yield Operator(redis, ModelConfigs(redis, scripts, SystemClock()))
+    await redis.delete(keys.model(MODEL))
+
+
+def driven(kind: str) -> dict[str, str]:
+    return {"runner": kind, "runner_config": json.dumps(CONFIGS[kind])}
+
+
+async def policy(redis: Any) -> list[str]:
+    names = ["attempts", "on_lost", "breaker_mode", "lifetime_ms"]
+    return [(value or b"").decode() for value in await redis.hmget(keys.meta(queue_name(MODEL, VERSION)), names)]
+
+
+async def test_the_policy_of_the_queue_is_changed_and_taken_back(
+    caller: Caller, server: RedisServer, model: ModelServer, operator: Operator
+) -> None:
+    async with live_director(server.url, model.url, **driven("http")):
+        await caller.ended(await caller.submit(n=1))
+        assert await policy(caller.redis) == ["3", "retry", "hold", ""]
+        await operator.says(attempts=7, on_lost="fail", breaker_mode="fail", lifetime_s=60)
+        with anyio.fail_after(5):
+            await eventually(
+                lambda: policy(caller.redis),
+                "in force",
+                until=lambda now: now == ["7", "fail", "fail", "60000"],
+            )
+        await operator.configs.remove(MODEL, by="ops")
+        await eventually(lambda: policy(caller.redis), "as before", until=lambda now: now == ["3", "retry", "hold", ""])
+
+
+async def test_a_run_that_begins_after_it_has_the_new_limit(
+    caller: Caller, server: RedisServer, model: ModelServer, operator: Operator, gate: Gate
+) -> None:
+    async with live_director(server.url, model.url, concurrent_predictions=2, **driven("http")):
+        await caller.ended(await caller.submit(n=1))
+        before = await caller.submit(gate=str(gate))
+        await caller.shows(before, status="processing")
+        await operator.says(run_limit_s=0.2, attempts=4)
+        await eventually(lambda: policy(caller.redis), "in force", until=lambda now: now[0] == "4")
+        ended = await caller.ended(await caller.submit(gate=f"{gate}.other"))
+        assert (ended["status"], ended["error"]) == ("failed", "Prediction timed out")
+        assert (await caller.get(before))["status"] == "processing", "it goes by the limit of its beginning"
+        gate.open()
+        assert (await caller.ended(before))["status"] == "succeeded"
+
+
+async def test_more_slots_start_what_waits(
+    caller: Caller, server: RedisServer, model: ModelServer, operator: Operator, gate: Gate
+) -> None:
+    async with live_director(server.url, model.url, **driven("http")):
+        await caller.ended(await caller.submit(n=1))
+        ids = [await caller.submit(gate=str(gate)) for _ in range(2)]
+        await caller.shows(ids[0], status="processing")
+        await operator.says(slots=2)
+        await caller.shows(ids[1], status="processing")
+        gate.open()
+        assert [(await caller.ended(each))["status"] for each in ids] == ["succeeded", "succeeded"]
+
+
+async def test_a_server_is_driven_in_another_way_once_its_run_has_ended(
+    caller: Caller, server: RedisServer, model: ModelServer, operator: Operator, gate: Gate
+) -> None:
+    async with live_director(server.url, model.url, **driven("http")) as director:
+        running = await caller.submit(gate=str(gate))
+        await caller.shows(running, status="processing")
+        await operator.says(runner={"kind": "polling", **CONFIGS["polling"]})
+        await eventually(lambda: director.servers.all == [], "it gets nothing more")
+        waiting = await caller.submit(n=1)
+        gate.open()
+        assert (await caller.ended(running))["status"] == "succeeded"
+        assert (await caller.ended(waiting))["status"] == "succeeded"
+        assert (await caller.record(running)).remote == ""
+        assert (await caller.record(waiting)).remote != "", "this one was polled"
+
+
+async def test_a_director_that_was_started_without_servers_has_those_that_are_written_down(
+    caller: Caller, server: RedisServer, model: ModelServer, operator: Operator
+) -> None:
+    await operator.redis.hset(keys.model(MODEL), "created", "1")
+    await operator.says(servers=(model.url,), runner={"kind": "http", **CONFIGS["http"]})
+    async with live_director(server.url):
+        assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
+
+
+async def test_a_director_without_any_server_says_what_it_needs(server: RedisServer, redis: Redis) -> None:
+    with pytest.raises(ExceptionGroup) as ended:
+        async with live_director(server.url):
+            await anyio.sleep_forever()
+    assert ended.group_contains(SettingsError, match="at least one --server")
+
+
+async def test_what_a_director_cannot_go_by_leaves_it_as_it_was(
+    caller: Caller, server: RedisServer, model: ModelServer, operator: Operator, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with live_director(server.url, model.url, **driven("http")):
+        await caller.ended(await caller.submit(n=1))
+        await caller.redis.hset(keys.model(MODEL), "config", '{"of a newer release": 1}')
+        await eventually(lambda: "the configuration is not gone by" in caplog.text, "it says so")
+        assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
+        await operator.says(attempts=6)
+        await eventually(lambda: policy(caller.redis), "in force", until=lambda now: now[0] == "6")

@@ -1,0 +1,55 @@
+"""configure: how a model is run is written by whoever read what it was, and every change has a number."""
+
+import pytest
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.scripts import Scripts
+from tests.support.keyspace import dump
+
+pytestmark = pytest.mark.anyio
+
+MODEL = "acme/painter"
+
+
+async def configure(
+    scripts: Scripts, config: bytes, nonce: str, *, was: int | None = None, at_ms: int = 7
+) -> tuple[str, int]:
+    return await scripts.configure(MODEL, config, by="ops", at_ms=at_ms, was=was, nonce=nonce)
+
+
+@pytest.fixture
+async def model(redis: Redis) -> None:
+    await redis.hset(keys.model(MODEL), mapping={"created": "1", "description": "It paints."})
+
+
+async def test_each_change_has_the_next_number_also_one_that_takes_all_back(
+    scripts: Scripts, redis: Redis, model: None
+) -> None:
+    assert await configure(scripts, b"one", "a") == ("done", 1)
+    assert await configure(scripts, b"", "b") == ("done", 2)
+    assert await configure(scripts, b"two", "c", was=2) == ("done", 3)
+    said = await redis.hgetall(keys.model(MODEL))
+    assert (said[b"config"], said[b"config_by"], said[b"config_at"]) == (b"two", b"ops", b"7")
+    assert said[b"description"] == b"It paints."
+
+
+async def test_who_read_an_older_one_changes_nothing(scripts: Scripts, redis: Redis, model: None) -> None:
+    await configure(scripts, b"one", "a")
+    before = await dump(redis)
+    assert await configure(scripts, b"mine", "b", was=0) == ("changed", 1)
+    assert await dump(redis) == before
+
+
+async def test_twice_is_once(scripts: Scripts, redis: Redis, model: None) -> None:
+    for was in (None, 1):
+        nonce = f"of {was}"
+        answer = await configure(scripts, b"one", nonce, was=was)
+        before = await dump(redis)
+        assert await configure(scripts, b"one", nonce, was=was, at_ms=9) == answer
+        assert await dump(redis) == before
+
+
+async def test_a_model_that_is_not_there_is_not_made(scripts: Scripts, redis: Redis) -> None:
+    assert await configure(scripts, b"one", "a") == ("unknown", 0)
+    assert await dump(redis) == {}

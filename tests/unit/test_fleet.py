@@ -1,0 +1,89 @@
+"""The fleet is what is wanted of it; no server ends while something runs on it, and no slot is used twice."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+
+from director.core.runner_config import CogConfig
+from director.fleet import Driven, Fleet
+from director.runners.runner import Health, HealthStatus
+from director.servers import Server, Servers
+from tests.support.eventually import eventually
+from tests.support.scripted_runner import ScriptedRunner
+
+pytestmark = pytest.mark.anyio
+
+SLOW, FAST = CogConfig(), CogConfig(fast=True)
+
+
+class Watched:
+    """A fleet of scripted runners, which are ready at once."""
+
+    def __init__(self) -> None:
+        self.servers = Servers([])
+        self.runners: list[tuple[Driven, ScriptedRunner]] = []
+        self.watched: set[str] = set()
+        self.fleet = Fleet(self.servers, make=self._make, watch=self._watch)
+
+    def _make(self, driven: Driven, slots: int) -> Server:
+        runner = ScriptedRunner()
+        runner.url = driven.url
+        self.runners.append((driven, runner))
+        return Server(runner, slots)
+
+    async def _watch(self, server: Server) -> None:
+        self.servers.saw(server, Health(status=HealthStatus.READY))
+        self.watched.add(server.runner.url)
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self.watched.discard(server.runner.url)
+
+    def has(self, *urls: str) -> bool:
+        return sorted(server.runner.url for server in self.servers.all) == sorted(urls) and self.watched == set(urls)
+
+
+@pytest.fixture
+async def watched() -> AsyncIterator[Watched]:
+    one = Watched()
+    one.fleet.want([Driven("a", SLOW), Driven("b", SLOW)], slots=2)
+    running = asyncio.create_task(one.fleet.run())
+    await eventually(lambda: one.has("a", "b"), "both are there")
+    yield one
+    running.cancel()
+    await asyncio.wait({running})
+
+
+async def test_one_that_is_wanted_no_more_goes_and_its_watch_with_it(watched: Watched) -> None:
+    watched.fleet.want([Driven("b", SLOW), Driven("c", SLOW)], slots=2)
+    await eventually(lambda: watched.has("b", "c"), "one came and one went")
+    assert [driven.url for driven, _ in watched.runners] == ["a", "b", "c"], "the one that stays is not made anew"
+
+
+async def test_one_that_is_driven_in_another_way_begins_when_the_former_has_ended_its_runs(watched: Watched) -> None:
+    [seat, *rest] = [seat for seat in await watched.servers.seats() if seat.server.runner.url == "a"]
+    for other in rest:
+        watched.servers.leave(other)
+    watched.fleet.want([Driven("a", FAST)], slots=2)
+    await eventually(lambda: watched.has(), "neither is there")
+    assert len(watched.runners) == 2
+    watched.servers.leave(seat)
+    await eventually(lambda: watched.has("a"), "it is there again")
+    assert watched.runners[-1][0] == Driven("a", FAST)
+    assert [each.server.runner for each in await watched.servers.seats()] == [watched.runners[-1][1]] * 2
+
+
+async def test_more_slots_are_there_at_once_and_fewer_once_the_runs_beyond_them_have_ended(watched: Watched) -> None:
+    watched.fleet.want([Driven("a", SLOW), Driven("b", SLOW)], slots=3)
+    await eventually(lambda: watched.servers.slots == 6, "more slots")
+    seats = await watched.servers.seats()
+    assert len(seats) == 6
+    watched.fleet.want([Driven("a", SLOW), Driven("b", SLOW)], slots=1)
+    await eventually(lambda: watched.servers.slots == 2, "fewer slots")
+    assert len(watched.runners) == 2, "no runner was made anew for that"
+    for seat in seats[:4]:
+        watched.servers.leave(seat)
+    assert watched.servers.busy == 2
+    assert all(server.free <= 1 for server in watched.servers.all)
