@@ -33,7 +33,10 @@ Waited = TypeVar("Waited")
 
 
 class Consumer:
-    """Claims from one queue until it is told to stop. `register` makes the queue known again where Redis forgot it."""
+    """Claims from one queue until it is told to stop. `register` makes the queue known again where Redis forgot it.
+
+    `gather_s`: what comes to a queue that was empty waits so long for company, to go in one request.
+    """
 
     def __init__(
         self,
@@ -48,6 +51,7 @@ class Consumer:
         lease_s: float,
         register: Callable[[], Awaitable[object]],
         portions: Portions,
+        gather_s: float = 0,
     ) -> None:
         self._queue = queue
         self._name = name
@@ -59,6 +63,7 @@ class Consumer:
         self._lease_s = lease_s
         self._register = register
         self._portions = portions
+        self._gather_s = gather_s
         self._is_full = False
         self._runs: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
@@ -73,7 +78,7 @@ class Consumer:
             while not self._stopping:
                 try:
                     if not await self._claimed():
-                        await self._resting(self._room() if self._is_full else self._bell.wait())
+                        await self._resting(self._room() if self._is_full else self._rung())
                 except Exception:  # a fault in one claim must not end every run of this director
                     log.exception("claiming broke", extra={"queue": self._queue})
                     await self._resting(self._clock.sleep(AWAY_S))
@@ -136,6 +141,10 @@ class Consumer:
             async with asyncio.timeout(random.uniform(LEAST_S, LONGEST_S)):  # noqa: S311 - spreads load, guards nothing
                 while not self._portions.has_more_room:
                     await self._servers.changed()
+
+    async def _rung(self) -> None:
+        if await self._bell.wait() and self._servers.take_batches():
+            await self._clock.sleep(self._gather_s)
 
     async def _resting(self, wait: Awaitable[Waited]) -> Waited:
         self._at_rest = True

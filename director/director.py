@@ -289,7 +289,9 @@ class Director:
             max_output=most if self._storing is None else max(most, MOST_WITH_FILES),
             trains=self._kind == "training",
         )
-        return Server(runner, slots, trust=Trust(self._settings.max_failures))
+        together = runner.capabilities.batches
+        places = together and min(together, self._settings.batch_size or together)
+        return Server(runner, slots, trust=Trust(self._settings.max_failures), places=places)
 
     def _make_rooms(self) -> tuple[Heartbeat, Consumer]:
         settings, queue = self._settings, self._queue
@@ -343,6 +345,7 @@ class Director:
             lease_s=settings.lease_s,
             register=self._register,
             portions=self._portions,
+            gather_s=settings.batch_wait_ms / 1000,
         )
         return heartbeat, consumer
 

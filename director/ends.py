@@ -145,6 +145,7 @@ def end_of(ended: Ended, stopped: Stop | None, limits: Limits, *, has_begun: boo
     if fault is None:
         return _finish(ended, limits, Status.SUCCEEDED, code="", error="")
     code, error = CODES[ended.outcome]
+    code = ended.code or code
     if not RULES[fault].again:
         return _finish(ended, limits, Status.FAILED, code=code, error=_cut(ended.error or error))
     if stopped is Stop.DRAIN:

@@ -177,7 +177,10 @@ class Executor:
             performer.feed(NO_INPUT)
             return
         crash.at("before_put")
-        request = RunRequest(id=held.claim.id, input=given, remote=held.claim.record.remote)
+        record = held.claim.record
+        request = RunRequest(
+            id=held.claim.id, input=given, remote=record.remote, place=seat.place, alone=record.attempt > 1
+        )
         self._servers.starts(seat)
         async with aclosing(held.runner.run(request)) as events:
             async for event in events:

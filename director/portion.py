@@ -1,6 +1,7 @@
 """How much the next claim may bring, and what should come first: slots, the cost of a batch, and what is warm.
 
-Pure. Costs in flight together never pass the batch's cost, but for a single one that is larger alone. What a server ran
+Pure. Costs in flight together never pass the batch's cost, but for a single one that is larger alone. Where a server
+takes several in one request, one claim fills one of them, and the cost is that of one request. What a server ran
 last is asked for again, so that it need not load other weights, but never so often that others are kept waiting.
 """
 
@@ -48,7 +49,8 @@ class Portions:
 
         What is warm is that of the first one's server, and only for servers that are warm for the same.
         """
-        self._taken = self._running()
+        seats = _together(seats)
+        self._taken = self._running() if seats[0].batch is None else []
         self._asked_beside = running = len(self._taken)
         count = min(len(seats), self._size - running) if self._size else len(seats)
         budget = self._cost - sum(cost for _, cost in self._taken) if self._cost else None
@@ -87,7 +89,7 @@ class Portions:
 
     def _seated(self, claims: Sequence[Claim], seats: Sequence[Seat]) -> list[Seat]:
         """On a server that is warm for it, where there is one; the others in the order of the seats."""
-        free = list(seats)
+        free = _together(seats)
         seated: dict[int, Seat] = {}
         for at, claim in enumerate(claims):
             key = claim.record.affinity
@@ -103,3 +105,8 @@ class Portions:
 
     def _running(self) -> list[tuple[Seat, float]]:
         return [(seat, cost) for seat, cost in self._taken if seat.taken]
+
+
+def _together(seats: Sequence[Seat]) -> list[Seat]:
+    """Those that one claim is for: all of them, or the places of one batch."""
+    return [seat for seat in seats if seat.batch is seats[0].batch]

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from director.core.scripts import Readiness
+from director.runners.batch import Batch, Place
 from director.runners.runner import Ended, Health, HealthStatus, Runner
 from director.trust import Trust
 
@@ -25,7 +26,7 @@ SOON_AGAIN: Final = 100  # runs
 
 
 class Standing(Struct, frozen=True):
-    """What the servers can do together. `slots`: of those that can run, busy or free."""
+    """What the servers can do together. `slots`: of those that can run, busy or free; each place of a batch is one."""
 
     slots: int
     state: Readiness
@@ -37,7 +38,7 @@ class Server(Struct, eq=False):
     `doubt` is set when a run showed that it needs a new start: it gets no work until the watch has seen to that.
     `since` is the start of it that was seen last; `fewer`, the slots it has where these are less than we were told.
     `runs` counts what was ever started on it, `running` is what of that has not ended. `full_at`: what had been started
-    when it was found full though by our count it was not.
+    when it was found full though by our count it was not. `places`: in a batch; 0 without.
     """
 
     runner: Runner
@@ -52,6 +53,7 @@ class Server(Struct, eq=False):
     runs: int = 0
     running: int = 0
     full_at: int | None = None
+    places: int = 0
 
     @property
     def free(self) -> int:
@@ -79,12 +81,20 @@ class Server(Struct, eq=False):
 
 
 class Seat(Struct, eq=False):
-    """The permit for one slot of this start of the server. Leave it once, when the server has answered."""
+    """The permit for one slot of this start of the server, or for a place in the batch that shares one. Leave it once,
+    when the server has answered: the slot is free when its last seat is left.
+    """
 
     server: Server
     since: str
     taken: bool = True
     is_running: bool = False
+    place: Place | None = None
+
+    @property
+    def batch(self) -> Batch | None:
+        """The batch that its run goes in, if there is one."""
+        return None if self.place is None else self.place.batch
 
 
 class Servers:
@@ -110,11 +120,15 @@ class Servers:
         """Could any server run something, now or when a slot is free?"""
         return any(server.can_run for server in self.all)
 
+    def take_batches(self) -> bool:
+        """Does any server take several runs in one request?"""
+        return any(server.places for server in self.all)
+
     @property
     def standing(self) -> Standing:
         """How they stand. A setup that failed is told only where no other server may still become ready."""
         if self.any_ready():
-            return Standing(sum(server.usable for server in self.all if server.can_run), "ready")
+            return Standing(sum(server.usable * (server.places or 1) for server in self.all if server.can_run), "ready")
         seen = {server.health.status for server in self.all}
         has_failed = HealthStatus.SETUP_FAILED in seen and HealthStatus.STARTING not in seen
         return Standing(0, "setup_failed" if has_failed else "starting")
@@ -140,9 +154,10 @@ class Servers:
         """The slot is free again."""
         if seat.taken:
             seat.taken = False
-            seat.server.busy -= 1
             seat.server.running -= seat.is_running
-            self._changed.set()
+            if seat.place is None or seat.place.leave():
+                seat.server.busy -= 1
+                self._changed.set()
 
     def setup_wait_s(self, waited_s: float) -> float:
         """How much of the time that a prediction waited until now there was no server that could run anything."""
@@ -161,7 +176,10 @@ class Servers:
         if ended.server_is_dead and not (ended.has_no_slot and self._found_fewer(seat)):
             self.doubt(seat)
         server = seat.server
-        rest = server.trust.note(ended.outcome, since=seat.since, is_dead=ended.server_is_dead) if unasked else None
+        counts = unasked and (seat.batch is None or ended.outcome not in seat.batch.ends)  # one request, one failure
+        if seat.batch is not None and unasked:
+            seat.batch.ends.add(ended.outcome)
+        rest = server.trust.note(ended.outcome, since=seat.since, is_dead=ended.server_is_dead) if counts else None
         if rest is None or server.is_resting:
             return
         facts = {"server": server.runner.url, "failures": server.trust.failures, "rest_s": rest.seconds}
@@ -247,5 +265,13 @@ class Servers:
         while free := [server for server in self.all if server.free > 0]:
             server = min(free, key=lambda server: server.busy / server.usable)
             server.busy += 1
-            seats.append(Seat(server, server.since))
+            seats += _seats(server)
         return seats
+
+
+def _seats(server: Server) -> list[Seat]:
+    """Those of one slot."""
+    if not server.places:
+        return [Seat(server, server.since)]
+    batch = Batch(1 if server.trust.is_on_trial else server.places)
+    return [Seat(server, server.since, place=place) for place in batch.places]

@@ -1,11 +1,13 @@
 """What a model server is sent, as JSON in which some places are filled from the input of a prediction.
 
 `{"$input": "/pointer"}` stands for what the pointer finds there; where it finds nothing, for `"$default"`, and where
-there is none the member or item is left out. Pure. Never puts texts together: a value from a caller stays a value,
+there is none the member or item is left out. `{"$each": "/pointer"}` stands for the list of what it finds in each of
+several inputs that are sent together. Pure. Never puts texts together: a value from a caller stays a value,
 byte for byte, and cannot become anything else.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -16,6 +18,7 @@ from director.core.json_pointer import WHOLE, Pointer
 __all__ = ("WHOLE_INPUT", "Template")
 
 INPUT: Final = "$input"
+EACH: Final = "$each"
 DEFAULT: Final = "$default"
 MOST_PLACES: Final = 1000
 MOST_DEPTH: Final = 16
@@ -24,17 +27,24 @@ MOST_DEPTH: Final = 16
 class _Taken(Struct, frozen=True):
     pointer: Pointer
     default: Any = msgspec.UNSET
+    is_each: bool = False
+
+    def find(self, given: Raw) -> Any:
+        found = self.pointer.find(given)
+        return self.default if found is None else found
 
 
 class Template:
     """One template. `source` is what it was made from."""
 
-    __slots__ = ("_parts", "source")
+    __slots__ = ("_each", "_parts", "source")
 
     def __init__(self, source: Any) -> None:
         """Raises ValueError that names the place which is wrong."""
         self.source = source
-        self._parts = _Reader().read(source, "")
+        reader = _Reader()
+        self._parts = reader.read(source, "")
+        self._each = tuple(reader.each)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Template) and other.source == self.source
@@ -42,10 +52,22 @@ class Template:
     def __hash__(self) -> int:
         return hash(msgspec.json.encode(self.source, order="sorted"))
 
-    def fill(self, given: Raw) -> bytes:
-        """The JSON to send for this input."""
-        filled = _filled(self._parts, given)
-        return msgspec.json.encode(None if filled is msgspec.UNSET else filled)
+    @property
+    def has_each(self) -> bool:
+        """Is it made for several inputs?"""
+        return bool(self._each)
+
+    def fill(self, given: Raw, *others: Raw) -> bytes:
+        """The JSON to send for this input. With others, whose `shared` has to be the same, for all of them."""
+        return _encoded(_filled(self._parts, given, (given, *others)))
+
+    def shared(self, given: Raw) -> bytes:
+        """What is sent for an input but for what stands for each: inputs that differ in it cannot be sent together."""
+        return _encoded(_filled(self._parts, given, ()))
+
+    def missing(self, given: Raw) -> Pointer | None:
+        """Where each input has to have something and this one has nothing."""
+        return next((part.pointer for part in self._each if part.find(given) is msgspec.UNSET), None)
 
 
 class _Reader:
@@ -53,6 +75,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self._left = MOST_PLACES
+        self.each: list[_Taken] = []
 
     def read(self, value: Any, place: str) -> Any:
         self._left -= 1
@@ -60,7 +83,10 @@ class _Reader:
             raise ValueError(f"a template has at most {MOST_PLACES} values, {MOST_DEPTH} deep")
         match value:
             case {"$input": pointer}:
-                return _taken(value, pointer, place)
+                return _taken(value, INPUT, pointer, place)
+            case {"$each": pointer}:
+                self.each.append(_taken(value, EACH, pointer, place))
+                return self.each[-1]
             case dict():
                 return {name: self.read(part, f"{place}/{_escaped(name)}") for name, part in value.items()}
             case list():
@@ -77,29 +103,35 @@ def _escaped(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def _taken(value: dict[str, Any], pointer: Any, place: str) -> _Taken:
+def _taken(value: dict[str, Any], what: str, pointer: Any, place: str) -> _Taken:
     where = place or "its top"
-    if unknown := set(value) - {INPUT, DEFAULT}:
-        raise ValueError(f"at {where} beside {INPUT} is {min(map(str, unknown))!r}, where only {DEFAULT} can be")
+    if unknown := set(value) - {what, DEFAULT}:
+        raise ValueError(f"at {where} beside {what} is {min(map(str, unknown))!r}, where only {DEFAULT} can be")
     if not isinstance(pointer, str):
-        raise ValueError(f"at {where} {INPUT} is not a text")
+        raise ValueError(f"at {where} {what} is not a text")
     try:
-        return _Taken(Pointer(pointer), value.get(DEFAULT, msgspec.UNSET))
+        return _Taken(Pointer(pointer), value.get(DEFAULT, msgspec.UNSET), what == EACH)
     except ValueError as exc:
         raise ValueError(f"at {where}: {exc}") from exc
 
 
-def _filled(part: Any, given: Raw) -> Any:
+def _filled(part: Any, given: Raw, together: Sequence[Raw]) -> Any:
     match part:
+        case _Taken(is_each=True):
+            return [part.find(one) for one in together]
         case _Taken():
-            found = part.pointer.find(given)
-            return part.default if found is None else found
+            return part.find(given)
         case dict():
-            return {name: value for name, each in part.items() if (value := _filled(each, given)) is not msgspec.UNSET}
+            values = ((name, _filled(inner, given, together)) for name, inner in part.items())
+            return {name: value for name, value in values if value is not msgspec.UNSET}
         case list():
-            return [value for each in part if (value := _filled(each, given)) is not msgspec.UNSET]
+            return [value for inner in part if (value := _filled(inner, given, together)) is not msgspec.UNSET]
         case _:
             return part
+
+
+def _encoded(filled: Any) -> bytes:
+    return msgspec.json.encode(None if filled is msgspec.UNSET else filled)
 
 
 WHOLE_INPUT: Final = Template({INPUT: WHOLE.text})

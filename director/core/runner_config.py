@@ -18,6 +18,7 @@ from director.core.json_pointer import WHOLE, Pointer
 
 __all__ = (
     "TEMPLATES",
+    "BatchConfig",
     "CogConfig",
     "HttpConfig",
     "OpenAiConfig",
@@ -72,10 +73,43 @@ class _Mapped(_Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if "{model}" in self.path and not self.model:
             raise ValueError("`path` has {model} in it, and `model` is missing")
+        if self.input.has_each and not self._takes_batches:
+            raise ValueError("`input` has $each in it, which is for an http server with `batch`")
+
+    @property
+    def _takes_batches(self) -> bool:
+        return False
+
+
+class BatchConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How several predictions go in one request.
+
+    `most` of them. `items`: in an answer, the list with one item for each, in the order of the request; or in any
+    order, where `index` is where an item says its number, from 0.
+    """
+
+    most: Annotated[int, Meta(ge=1, le=64)] = 32
+    items: Pointer = WHOLE
+    index: Pointer | None = None
 
 
 class HttpConfig(_Mapped, frozen=True, kw_only=True, tag="http"):
-    """A server that answers a POST with the output."""
+    """A server that answers a POST with the output.
+
+    With `batch` one POST has several predictions, even where it has one: `input` says with `$each` where they stand,
+    and `output`, `error` and `metrics` are found in the item of each.
+    """
+
+    batch: BatchConfig | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self._takes_batches and not self.input.has_each:
+            raise ValueError("`batch` needs $each in `input`, where what is different in each prediction goes")
+
+    @property
+    def _takes_batches(self) -> bool:
+        return self.batch is not None
 
 
 class PollingConfig(_Mapped, frozen=True, kw_only=True, tag="polling"):

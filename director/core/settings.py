@@ -170,9 +170,15 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
         int, Meta(ge=0, description="Failed runs in a row on one server, after which it rests and starts anew; 0: any.")
     ] = 5
     batch_cost: Annotated[
-        float, Meta(ge=0, description="Most that all running here may cost together; one larger runs alone. 0: any.")
+        float,
+        Meta(ge=0, description="Most that runs here at once, or in one request, costs; one larger goes alone. 0: any."),
     ] = 0
-    batch_size: Annotated[int, Meta(ge=0, description="Most that run here at once; 0: as many as there are slots.")] = 0
+    batch_size: Annotated[
+        int, Meta(ge=0, description="Most that run here at once, or in one request; 0: as many as there are slots.")
+    ] = 0
+    batch_wait_ms: Annotated[
+        float, Meta(ge=0, le=100, description="Wait of the first in an empty queue for company in its request.")
+    ] = 2.0
     lease_s: Annotated[float, Meta(gt=0, description="Silence after which a claim may be taken back.")] = 15.0
     run_limit_s: Annotated[float, Meta(gt=0, description="Longest run of one attempt.")] = 1800.0
     attempts: Annotated[int, Meta(ge=1, le=20, description="Attempts before a prediction becomes a dead letter.")] = 3

@@ -78,6 +78,11 @@ class HttpRunner:
         return self._end(answer)
 
     def _end(self, answer: Answer) -> Ended:
+        document = self._document(answer)
+        return document if isinstance(document, Ended) else mapped_end(document, self._config)
+
+    def _document(self, answer: Answer) -> Raw | Ended:
+        """What was answered, or the end that an answer is which has no output."""
         if not answer.is_ok:
             return refused(answer, error=self._config.error)
         if not answer.complete:
@@ -90,4 +95,4 @@ class HttpRunner:
             return Ended(outcome=Outcome.LOST, error=f"The model server's answer is {exc}")
         if error := mapped_error(document, self._config.error):
             return Ended(outcome=Outcome.FAILED, error=error)
-        return mapped_end(document, self._config)
+        return document

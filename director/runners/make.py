@@ -4,6 +4,7 @@ from typing import assert_never
 
 from director.core.runner_config import CogConfig, HttpConfig, OpenAiConfig, PollingConfig, RunnerConfig
 from director.runners.cog import CogRunner
+from director.runners.http_batch import HttpBatchRunner
 from director.runners.http_sync import HttpRunner
 from director.runners.inbox import Inbox
 from director.runners.openai import OpenAiRunner
@@ -21,7 +22,8 @@ def make_runner(
         case CogConfig():
             return CogRunner(url, slots=slots, inbox=inbox, fast=config.fast, trains=trains)
         case HttpConfig():
-            return HttpRunner(url, config, slots=slots, max_body=max_output)
+            made = HttpRunner if config.batch is None else HttpBatchRunner
+            return made(url, config, slots=slots, max_body=max_output)
         case PollingConfig():
             return PollingRunner(url, config, slots=slots, max_body=max_output)
         case OpenAiConfig():

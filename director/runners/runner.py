@@ -11,6 +11,8 @@ from typing import Protocol
 import msgspec
 from msgspec import Raw, Struct
 
+from director.runners.batch import Place
+
 __all__ = (
     "Accepted",
     "Began",
@@ -60,12 +62,16 @@ class RunRequest(Struct, frozen=True, kw_only=True):
     """What a runner needs to start one run. `wants_progress`: somebody asked to see output or logs before the end.
 
     `remote`: what an earlier run of it told with `Accepted`. A runner that knows it follows that run and starts none.
+    `place`: in the batch that shares its slot, of a runner that sends several together; one that has to be `alone` goes
+    by itself even there, since an earlier run of it was lost, and it may be what took the others along.
     """
 
     id: str
     input: Raw
     wants_progress: bool = True
     remote: str = ""
+    place: Place | None = None
+    alone: bool = False
 
 
 class Outcome(StrEnum):
@@ -123,7 +129,7 @@ class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
     """The one last event. Fields the server did not tell are None: the tracker then keeps what progress showed.
 
     `retry_after_s`: the server's own wish on a refusal. `server_is_dead`: take no more work to it before a restart.
-    `has_no_slot`: it stayed full, though by our count a slot was free.
+    `has_no_slot`: it stayed full, though by our count a slot was free. `code`: instead of the outcome's.
     """
 
     outcome: Outcome
@@ -134,6 +140,7 @@ class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
     retry_after_s: float | None = None
     server_is_dead: bool = False
     has_no_slot: bool = False
+    code: str = ""
 
 
 RunEvent = Began | Accepted | Produced | Logged | Measured | Restarted | Ended
@@ -141,12 +148,14 @@ RunEvent = Began | Accepted | Produced | Logged | Measured | Restarted | Ended
 
 class Capabilities(Struct, frozen=True, kw_only=True):
     """What its kind of server can do. `streams`: output is seen before the end, if a model has it. `resumes`: a run
-    that was `Accepted` can be followed by another one. `idempotent`: asked twice for an id, the server runs it once.
+    was `Accepted` can be followed by another one. `idempotent`: asked twice for an id, the server runs it once.
+    `batches`: so many runs at most go in one request and use one slot; 0 where each is a request of its own.
     """
 
     streams: bool = False
     resumes: bool = False
     idempotent: bool = False
+    batches: int = 0
 
 
 class Runner(Protocol):

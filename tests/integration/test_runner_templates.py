@@ -9,9 +9,10 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from director.core.runner_config import TEMPLATES, HttpConfig, decode_runner_config
-from director.runners.http_sync import HttpRunner
-from director.runners.runner import HealthStatus, Outcome, RunRequest
+from director.core.runner_config import TEMPLATES, decode_runner_config
+from director.runners.inbox import Inbox
+from director.runners.make import make_runner
+from director.runners.runner import HealthStatus, Outcome, Runner, RunRequest
 from tests.support.model_server import ModelServer, model_server
 from tests.support.runner_conformance import MOST_BYTES, follow, opened, the_end
 
@@ -21,6 +22,8 @@ TENSOR = {"name": "x", "shape": [2], "datatype": "INT32", "data": [1, 2]}
 # template: what is configured beside it, an input, its output, an input that is wrong, and what is said of that
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Any, Any, Outcome, str]] = {
     "tei": ({}, {"inputs": ["a", "bcd"]}, [[1, 0.5], [3, 0.5]], {"inputs": [""]}, Outcome.INVALID, "cannot be empty"),
+    "tei_batch": ({}, {"inputs": "bcd"}, [3, 0.5], {"inputs": ""}, Outcome.INVALID, "cannot be empty"),
+    "openai_embeddings": ({}, {"input": "bcd"}, [3, 0.5], {"input": ""}, Outcome.INVALID, "cannot be empty"),
     "kserve": (
         {"model": "my model"},
         {"inputs": [TENSOR]},
@@ -38,10 +41,9 @@ async def server() -> AsyncGenerator[ModelServer, None]:
         yield server
 
 
-def runner_of(url: str, template: str, **given: Any) -> HttpRunner:
+def runner_of(url: str, template: str, **given: Any) -> Runner:
     config = decode_runner_config(json.dumps({"template": template, **given}))
-    assert isinstance(config, HttpConfig)
-    return HttpRunner(url, config, max_body=MOST_BYTES)
+    return make_runner(config, url, slots=1, inbox=Inbox("http://127.0.0.1:9"), max_output=MOST_BYTES)
 
 
 def request(given: Any) -> RunRequest:

@@ -46,12 +46,12 @@ class ModelServer(Struct, frozen=True, kw_only=True):
 
 
 @asynccontextmanager
-async def model_server(*, port: int | None = None) -> AsyncGenerator[ModelServer, None]:
-    """Serve on loopback until the test is done with it."""
+async def model_server(*, port: int | None = None, module: str = __name__) -> AsyncGenerator[ModelServer, None]:
+    """Serve on loopback until the test is done with it. `module`: a server like this one."""
     port = port or free_port()
     with tempfile.TemporaryFile() as log:
         process = await anyio.open_process(
-            [sys.executable, "-m", "tests.support.model_server", str(port)],
+            [sys.executable, "-m", module, str(port)],
             cwd=Path(__file__).parents[2],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -110,7 +110,17 @@ def _refusal(given: dict[str, Any]) -> Response | None:
 
 
 async def _predict(request: Request) -> Response:
-    given = (await request.json())["args"]
+    return await _predicted(request, (await request.json())["args"])
+
+
+async def _predict_all(request: Request) -> Response:
+    """One at a time will do: in a list go those that came together."""
+    [given] = (await request.json())["args"]
+    answer = await _predicted(request, given)
+    return JSONResponse([json.loads(bytes(answer.body))]) if answer.status_code == 200 and answer.body else answer
+
+
+async def _predicted(request: Request, given: dict[str, Any]) -> Response:
     if refusal := _refusal(given):
         return refusal
     if given.get("then") == "say failed":
@@ -218,7 +228,7 @@ async def _models(_: Request) -> Response:
     return JSONResponse({"object": "list", "data": [{"id": "tiny", "object": "model"}]})
 
 
-# ---- what TEI and KServe have ----
+# ---- what TEI, OpenAI and KServe have beside it ----
 
 
 async def _embed(request: Request) -> Response:
@@ -227,6 +237,14 @@ async def _embed(request: Request) -> Response:
     if not all(texts):
         return JSONResponse({"error": "`inputs` cannot be empty", "error_type": "Validation"}, 422)
     return JSONResponse([[len(text), 0.5] for text in texts])
+
+
+async def _embeddings(request: Request) -> Response:
+    texts = (await request.json())["input"]
+    if not all(texts):
+        return JSONResponse({"error": {"message": "input cannot be empty", "code": 400}}, 400)
+    data = [{"object": "embedding", "index": index, "embedding": [len(text), 0.5]} for index, text in enumerate(texts)]
+    return JSONResponse({"object": "list", "data": data, "usage": {"prompt_tokens": 5, "total_tokens": 5}})
 
 
 async def _infer(request: Request) -> Response:
@@ -248,6 +266,7 @@ def _app() -> Starlette:
             Route("/health", _ok),
             Route("/v2/health/ready", _ok),
             Route("/predict", _predict, methods=["POST"]),
+            Route("/predict_all", _predict_all, methods=["POST"]),
             Route("/jobs", jobs.submit, methods=["POST"]),
             Route("/jobs", jobs.count),
             Route("/jobs/{id:path}", jobs.poll),
@@ -256,6 +275,7 @@ def _app() -> Starlette:
             Route("/v1/chat/completions", _complete, methods=["POST"]),
             Route("/v1/completions", _complete, methods=["POST"]),
             Route("/embed", _embed, methods=["POST"]),
+            Route("/v1/embeddings", _embeddings, methods=["POST"]),
             Route("/v2/models/{model}/infer", _infer, methods=["POST"]),
         ]
     )

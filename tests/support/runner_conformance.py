@@ -75,6 +75,7 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "cog": {"kind": "cog"},
     "old cog": {"kind": "cog", "fast": True},
     "http": {"kind": "http", "path": "/predict", **MAPPED},
+    "http batch": {"kind": "http", "path": "/predict_all", **MAPPED, "input": {"args": {"$each": ""}}, "batch": {}},
     "openai": {"kind": "openai"},
     "polling": {
         "kind": "polling",
@@ -183,6 +184,9 @@ SUBJECTS: Final = {
         health_path="/health-check",
     ),
     "http": Kind(name="http", server="http", config=_config("http"), serve=_small, metrics={"units": 3}),
+    "http batch": Kind(
+        name="http batch", server="http", config=_config("http batch"), serve=_small, metrics={"units": 3}
+    ),
     "openai": Kind(
         name="openai",
         server="openai",

@@ -30,7 +30,7 @@ class Counter:
     brings, or why it brings none. `heard` counts the waits at the bell.
     """
 
-    def __init__(self, slots: int = 1, *, portions: Portions | None = None) -> None:
+    def __init__(self, slots: int = 1, *, portions: Portions | None = None, gather_s: float = 0) -> None:
         self.answers: list[int | Ceased | Exception | asyncio.Event] = []
         self.asked: list[tuple[str, int]] = []
         self.bounds: list[tuple[float | None, bool]] = []
@@ -53,6 +53,7 @@ class Counter:
             lease_s=15,
             register=self.register,
             portions=portions or Portions(),
+            gather_s=gather_s,
             **parts,
         )
 
@@ -150,6 +151,23 @@ async def test_every_claim_has_a_nonce_of_its_own() -> None:
     assert len({nonce for nonce, _ in counter.asked}) == 2
     counter.run_ends.set()
     await eventually(lambda: counter.servers.busy, "seats are left", until=(0).__eq__)
+
+
+async def test_what_comes_to_an_empty_queue_waits_for_company_and_what_waits_already_does_not() -> None:
+    counter = Counter(slots=4, gather_s=0.002)
+    counter.servers.all[0].places = 8
+    counter.answers = [1, 0, 2]
+    consuming = asyncio.create_task(counter.consumer.run())
+    await eventually(lambda: counter.heard, "the queue is empty", until=(1).__eq__)
+    assert len(counter.asked) == 2, "nobody waited before"
+    counter.bell.set()
+    await asyncio.sleep(0.01)
+    assert len(counter.asked) == 2
+    counter.clock.pass_time(0.002)
+    await eventually(lambda: len(counter.executed), "they run", until=(3).__eq__)
+    counter.consumer.stop()
+    counter.run_ends.set()
+    await asyncio.wait_for(consuming, 5)
 
 
 async def test_an_unknown_queue_is_registered_again_also_when_redis_is_away_just_then() -> None:

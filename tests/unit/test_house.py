@@ -44,6 +44,7 @@ PURE = (
     "director.ends",
     "director.inference",
     "director.media",
+    "director.runners.batch",
     "director.runners.runner",
     "director.tracker",
     "director.trust",

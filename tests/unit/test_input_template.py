@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from director.core.input_template import WHOLE_INPUT, Template
+from director.core.json_pointer import Pointer
 
 
 def filled(template: Any, given: bytes) -> bytes:
@@ -75,3 +76,21 @@ def test_templates_have_a_bound_in_depth() -> None:
 def test_the_whole_input_is_sent_as_it_came() -> None:
     assert WHOLE_INPUT.fill(Raw(b'{ "a" : 1 }')) == b'{ "a" : 1 }'
     assert msgspec.json.decode(WHOLE_INPUT.fill(Raw(b"{}"))) == {}
+
+
+def test_what_stands_for_each_is_a_list_of_what_is_in_each_and_the_rest_is_shared() -> None:
+    template = Template({"texts": {"$each": "/text"}, "k": {"$input": "/k"}, "fixed": [1]})
+    first, second = Raw(b'{"text": 1.50, "k": 2}'), Raw(b'{"text": {"a": null}, "k": 2}')
+    assert template.fill(first, second) == b'{"texts":[1.50,{"a": null}],"k":2,"fixed":[1]}'
+    assert template.fill(second) == b'{"texts":[{"a": null}],"k":2,"fixed":[1]}'
+    assert template.shared(first) == template.shared(second)
+    assert template.shared(Raw(b'{"text": 1.50, "k": 3}')) != template.shared(first)
+
+
+def test_an_input_that_has_nothing_for_each_is_named_unless_there_is_a_default() -> None:
+    lacking = Raw(b'{"k": 1}')
+    assert Template([{"$each": "/k"}, {"$each": "/text"}]).missing(lacking) == Pointer("/text")
+    defaulting = Template({"texts": {"$each": "/text", "$default": ""}})
+    assert defaulting.missing(lacking) is None
+    assert defaulting.fill(lacking, Raw(b'{"text": "a"}')) == b'{"texts":["","a"]}'
+    assert not Template({"texts": {"$input": "/text"}}).has_each

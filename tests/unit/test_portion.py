@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from director.core.schema import Claim
 from director.portion import MOST_SKIPS, Portion, Portions
+from director.runners.batch import Batch
 from director.runners.runner import Health, HealthStatus
 from director.servers import Seat, Server
 from tests.support.scripted_runner import ScriptedRunner
@@ -188,3 +189,18 @@ def test_in_flight_never_passes_the_batch_but_for_one_alone(
         for seat, _ in [each for each in running if dice.random() < 0.5]:
             leave(seat)
         running = [each for each in running if each[0].taken]
+
+
+def batch_seats(number: int) -> list[Seat]:
+    return [Seat(SERVER, "first", place=place) for place in Batch(number).places]
+
+
+def test_where_a_server_takes_batches_one_claim_fills_one_of_them_whatever_runs_beside_it() -> None:
+    portions = Portions(batch_cost=10, batch_size=3)
+    one, other = batch_seats(4), batch_seats(4)
+    assert portions.next([*one, *other]) == Portion(count=3, budget=10)
+    assert portions.take(Portion(count=3, budget=10), claims("", "", "", cost=3), [*one, *other]) == one[:3]
+    assert portions.next(other) == Portion(count=3, budget=10)
+    assert portions.figures["batch_fill"] == "0.900"
+    portions.take(Portion(count=3, budget=10), claims("", cost=1), other)
+    assert portions.figures["batch_fill"] == "0.500"

@@ -50,6 +50,12 @@ def test_every_template_is_complete_but_for_what_only_its_user_knows(name: str) 
     assert config.input_schema is not None
 
 
+def test_what_is_polled_is_not_sent_together() -> None:
+    polling = '{"kind": "polling", "path": "/a", "poll_endpoint_template": "/a/{id}", "input": {"$each": ""}}'
+    with pytest.raises(WrongRunnerConfig, match="which is for an http server with `batch`"):
+        decode_runner_config(polling)
+
+
 def test_what_is_said_beside_a_template_wins() -> None:
     config = decode_runner_config('{"template": "tei", "path": "/v2/embed"}')
     assert isinstance(config, HttpConfig)
@@ -72,6 +78,10 @@ def test_what_is_said_beside_a_template_wins() -> None:
         ('{"kind": "http", "path": "/a", "input": {"x": {"$input": "y"}}}', r"at /x.* `\$\.input`"),
         ('{"kind": "http", "path": "/a", "outptu": ""}', "unknown field `outptu`"),
         ('{"kind": "http", "path": "/{model}"}', "`model` is missing"),
+        ('{"kind": "http", "path": "/a", "batch": {}}', "`batch` needs .each in `input`"),
+        ('{"kind": "http", "path": "/a", "input": {"$each": ""}}', "which is for an http server with `batch`"),
+        ('{"kind": "http", "path": "/a", "input": {"$each": ""}, "batch": {"most": 65}}', r"`\$\.batch\.most`"),
+        ('{"kind": "http", "path": "/a", "input": {"$each": ""}, "batch": {"size": 5}}', "unknown field `size`"),
         ('{"template": "nope"}', "`template` is one of"),
         ('{"template": []}', "`template` is one of"),
         ('{"kind": "cog", "fast": "yes"}', r"`\$\.fast`"),

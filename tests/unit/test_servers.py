@@ -209,3 +209,35 @@ def test_slots_are_never_exceeded_in_any_order_of_taking_and_leaving(slots: list
             servers.leave(held.pop(step % len(held)))
         assert all(0 <= each.busy <= each.slots for each in servers.all)
         assert servers.busy == len(held)
+
+
+async def test_the_slot_of_a_batch_is_free_when_the_last_place_in_it_is_left() -> None:
+    one = server(2)
+    one.places = 3
+    servers = Servers([one])
+    seats = await taken(servers)
+    first, second = seats[:3], seats[3:]
+    assert [len({seat.batch for seat in each}) for each in (first, second, seats)] == [1, 1, 2]
+    assert (one.busy, servers.standing.slots) == (2, 6)
+    for seat in [*first[:2], first[0], *second]:
+        servers.leave(seat)
+    assert one.busy == 1
+    servers.leave(first[2])
+    assert one.busy == 0
+
+
+async def test_a_request_that_fails_is_one_failure_of_its_server_however_many_were_in_it() -> None:
+    one = server(1)
+    one.places, one.trust = 4, Trust(3)
+    servers = Servers([one])
+    for seat in await taken(servers):
+        servers.ended(seat, Ended(outcome=Outcome.FAILED), unasked=True)
+        servers.leave(seat)
+    assert one.trust.failures == 1
+
+
+async def test_a_server_on_trial_is_given_one_at_a_time_and_no_batch() -> None:
+    one = server(2)
+    one.places, one.trust = 4, Trust(1)
+    one.trust.note(Outcome.FAILED, since="first")
+    assert len(await taken(Servers([one]))) == 1

@@ -96,13 +96,21 @@ class HttpServer:
         await self._control.aclose()
 
 
-async def post(connection: Connection, path: str, body: bytes, feed: Feed, *, limit: int) -> Answer:
-    """Start a run and read the answer. Raises `httpx.TransportError` when the connection breaks."""
-    response = await connection.send("POST", path, content=body, sent=feed.sent)
+async def post(connection: Connection, path: str, body: bytes, *feeds: Feed, limit: int) -> Answer:
+    """Start a run, or several that go together, and read the answer. Raises `httpx.TransportError` when the connection
+    breaks.
+    """
+
+    def sent() -> None:
+        for feed in feeds:
+            feed.sent()
+
+    response = await connection.send("POST", path, content=body, sent=sent)
     async with aclosing(response):
-        feed.answered()
-        if response.is_success:
-            feed.begin()
+        for feed in feeds:
+            feed.answered()
+            if response.is_success:
+                feed.begin()
         return await read_answer(response, limit)
 
 

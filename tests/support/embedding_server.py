@@ -1,0 +1,121 @@
+"""A small real server for embeddings: a request has many texts, takes 5 ms and 0.2 ms for each, and goes one at a time.
+
+Answers as TEI and as OpenAI do; `/requests` tells what it was asked. What a text says is done: `empty`, `broken` and
+`busy` are refused with all that came along, `bad` has an error of its own, `exit` ends the process, `short` leaves one
+out, `twice` numbers two items the same, `garbage` answers no JSON, and `gate:PATH` waits for that file.
+"""
+
+import asyncio
+import hashlib
+import os
+import sys
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tests.support.model_server import LOOK_S, ModelServer, model_server
+
+__all__ = ("embedding", "embedding_server")
+
+REQUEST_S: Final = 0.005
+ITEM_S: Final = 0.0002
+REFUSALS: Final = {"empty": 422, "broken": 500, "busy": 503}
+
+
+def embedding(text: str) -> list[float]:
+    """That of a text, and of no other."""
+    return [byte / 256 for byte in hashlib.sha256(text.encode()).digest()[:8]]
+
+
+def embedding_server(*, port: int | None = None) -> AbstractAsyncContextManager[ModelServer]:
+    """Serve on loopback until the test is done with it."""
+    return model_server(port=port, module=__name__)
+
+
+class _Model:
+    """One GPU. `asked`: the texts of each request, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._one = asyncio.Lock()
+        self.asked: list[list[str]] = []
+        self.let_go: list[list[str]] = []
+
+    async def refused(self, request: Request, texts: list[str]) -> Response | None:
+        """Compute, unless nobody waits for it any more."""
+        self.asked.append(texts)
+        computing = asyncio.create_task(self._compute(texts))
+        leaving = asyncio.create_task(_left(request))
+        await asyncio.wait({computing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not computing.done():
+            self.let_go.append(texts)
+        for task in (computing, leaving):
+            task.cancel()
+        await asyncio.wait({computing, leaving})
+        for what, status in REFUSALS.items():
+            if what in texts:
+                return JSONResponse({"error": f"a text is {what}"}, status, headers={"retry-after": "1"})
+        return Response(b"{") if "garbage" in texts else None
+
+    async def _compute(self, texts: list[str]) -> None:
+        async with self._one:
+            for gate in (Path(text.removeprefix("gate:")) for text in texts if text.startswith("gate:")):
+                while not gate.exists():  # noqa: ASYNC110 - another process makes the file
+                    await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(REQUEST_S + ITEM_S * len(texts))
+        if "exit" in texts:
+            os._exit(1)
+
+    async def embed(self, request: Request) -> Response:
+        """As TEI has it."""
+        texts = (await request.json())["inputs"]
+        if refusal := await self.refused(request, texts):
+            return refusal
+        items: list[Any] = [{"error": "this one"} if text == "bad" else embedding(text) for text in texts]
+        return JSONResponse(items[1:] if "short" in texts else items)
+
+    async def embeddings(self, request: Request) -> Response:
+        """As OpenAI has it, the last first."""
+        body = await request.json()
+        texts = body["input"]
+        if refusal := await self.refused(request, texts):
+            return refusal
+        data = [
+            {"object": "embedding", "index": 0 if "twice" in texts else index, "embedding": embedding(text)}
+            for index, text in enumerate(texts)
+        ]
+        return JSONResponse({"object": "list", "data": data[::-1], "model": body.get("model", "tiny")})
+
+    async def requests(self, _: Request) -> Response:
+        """What it was asked, and which of it nobody waited for."""
+        return JSONResponse({"asked": self.asked, "let_go": self.let_go})
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _ok(_: Request) -> Response:
+    return Response()
+
+
+def _app() -> Starlette:
+    model = _Model()
+    return Starlette(
+        routes=[
+            Route("/health", _ok),
+            Route("/embed", model.embed, methods=["POST"]),
+            Route("/v1/embeddings", model.embeddings, methods=["POST"]),
+            Route("/requests", model.requests),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    uvicorn.run(_app(), host="127.0.0.1", port=int(sys.argv[1]), lifespan="off", ws="none", log_level="warning")

@@ -1,0 +1,51 @@
+"""What one answer says of each of those that went together: its own end, or nobody's where the numbers do not fit."""
+
+import json
+
+import msgspec
+import pytest
+from msgspec import Raw
+
+from director.core.runner_config import HttpConfig, decode_runner_config
+from director.runners.http.batch_answers import MISMATCH, ends_of
+from director.runners.runner import Ended, Outcome
+
+
+def ends(answer: object, count: int, **batch: object) -> list[Ended]:
+    given = {"kind": "http", "path": "/", "input": {"$each": ""}, "output": "/out", "error": "/error", "batch": batch}
+    config = decode_runner_config(json.dumps(given | {"metrics": {"n": "/n"}}))
+    assert isinstance(config, HttpConfig)
+    assert config.batch is not None
+    return ends_of(Raw(msgspec.json.encode(answer)), config, config.batch, count)
+
+
+def test_each_has_the_end_that_its_item_tells() -> None:
+    first, second, third = ends({"all": [{"out": 1, "n": 5}, {"error": "no"}, {}]}, 3, items="/all")
+    assert (first.outcome, first.output, first.metrics) == (Outcome.SUCCEEDED, Raw(b"1"), {"n": Raw(b"5")})
+    assert (second.outcome, second.error) == (Outcome.FAILED, "no")
+    assert (third.outcome, third.error) == (Outcome.FAILED, "The model server's answer has nothing at /out")
+
+
+def test_items_in_another_order_are_put_in_ours() -> None:
+    answer = [{"i": 2, "out": "c"}, {"i": 0, "out": "a"}, {"i": 1, "out": "b"}]
+    assert [msgspec.json.decode(end.output or b"") for end in ends(answer, 3, index="/i")] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "batch"),
+    [
+        ([{"out": 1}], {}),
+        ([{"out": 1}] * 3, {}),
+        ([], {}),
+        ({"out": 1}, {}),
+        (None, {}),
+        ({"all": [{"out": 1}] * 2}, {"items": "/data"}),
+        ([{"i": 0, "out": 1}, {"i": 0, "out": 2}], {"index": "/i"}),
+        ([{"i": 1, "out": 1}, {"i": 2, "out": 2}], {"index": "/i"}),
+        ([{"i": "0", "out": 1}, {"i": 1, "out": 2}], {"index": "/i"}),
+        ([{"out": 1}, {"i": 1, "out": 2}], {"index": "/i"}),
+    ],
+)
+def test_where_the_numbers_do_not_fit_nobody_gets_an_output(answer: object, batch: dict[str, object]) -> None:
+    found = ends(answer, 2, **batch)
+    assert [(end.outcome, end.code, end.output) for end in found] == [(Outcome.FAILED, MISMATCH, None)] * 2
