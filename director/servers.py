@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from director.core.scripts import Readiness
 from director.runners.batch import Batch, Place
-from director.runners.runner import Ended, Health, HealthStatus, Runner
+from director.runners.runner import Ended, Health, HealthStatus, Outcome, Runner
 from director.trust import Trust
 
 __all__ = ("Seat", "Server", "Servers", "Standing")
@@ -179,8 +179,10 @@ class Servers:
         counts = unasked and (seat.batch is None or ended.outcome not in seat.batch.ends)  # one request, one failure
         if seat.batch is not None and unasked:
             seat.batch.ends.add(ended.outcome)
+        # what fails while it rests began before: many runs that fail together are no reason to rest again and longer
+        counts = counts and (ended.outcome is Outcome.SUCCEEDED or not server.is_resting)
         rest = server.trust.note(ended.outcome, since=seat.since, is_dead=ended.server_is_dead) if counts else None
-        if rest is None or server.is_resting:
+        if rest is None:
             return
         facts = {"server": server.runner.url, "failures": server.trust.failures, "rest_s": rest.seconds}
         log.warning("a model server that keeps failing gets nothing for a while", extra=facts)

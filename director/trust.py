@@ -14,6 +14,7 @@ __all__ = ("Rest", "Trust")
 
 FIRST_S: Final = 1.0
 LONGEST_S: Final = 60.0
+MOST_DOUBLINGS: Final = 10  # long past LONGEST_S, and far from what a float can hold
 
 # What an end says against its server. A refused input says nothing of it, nor does a run that was asked to stop.
 AGAINST: Final = frozenset({Outcome.FAILED, Outcome.CANCELED, Outcome.LOST, Outcome.REFUSED})
@@ -54,5 +55,5 @@ class Trust:
         if self.failures < self._most and not self._rests:
             return None
         self._rests += 1
-        seconds = min(LONGEST_S, FIRST_S * 2.0 ** (self._rests - 1))
+        seconds = min(LONGEST_S, FIRST_S * 2.0 ** min(self._rests - 1, MOST_DOUBLINGS))
         return Rest(seconds=seconds, restart=outcome in MENDED_BY_A_START and not is_dead)

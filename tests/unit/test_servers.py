@@ -186,6 +186,19 @@ async def test_a_server_that_keeps_failing_rests_and_comes_back_with_one_run_at_
     assert [seat.server for seat in await taken(servers)] == [one, one]
 
 
+async def test_runs_that_fail_together_are_one_reason_to_rest(caplog: Any) -> None:
+    one = server(64)
+    one.trust = Trust(5)
+    servers = Servers([one])
+    for seat in await taken(servers):
+        servers.ended(seat, Ended(outcome=Outcome.REFUSED), unasked=True)
+        servers.leave(seat)
+    one.is_resting = False  # it is back, and refuses once more
+    [trial] = await taken(servers)
+    servers.ended(trial, Ended(outcome=Outcome.REFUSED), unasked=True)
+    assert [record.rest_s for record in caplog.records if hasattr(record, "rest_s")] == [1, 2]
+
+
 async def test_a_run_that_was_asked_to_stop_says_nothing_against_its_server() -> None:
     one = server(1)
     one.trust = Trust(1)

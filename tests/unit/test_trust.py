@@ -27,6 +27,10 @@ def test_on_trial_each_failure_is_one_too_many_and_the_rest_doubles_up_to_a_minu
     assert [rest.seconds for rest in rests if rest] == [1, 2, 4, 8, 16, 32, *[LONGEST_S] * 3]
 
 
+def test_one_that_fails_for_days_rests_as_long_each_time() -> None:
+    assert noted(Trust(1), *[FAILED] * 2000)[-1] == Rest(seconds=LONGEST_S, restart=True)
+
+
 def test_a_success_ends_the_trial_and_the_doubling() -> None:
     trust = Trust(1)
     noted(trust, FAILED, FAILED, Outcome.SUCCEEDED)
