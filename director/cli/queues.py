@@ -4,6 +4,7 @@ Reads Redis itself, so it works while no API does.
 """
 
 import argparse
+import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -28,7 +29,9 @@ MODES: Final = ("absorb", "bounded", "reject")
 def add(commands: Commands) -> None:
     """Add the commands of this file."""
     queues = commands.add_parser(
-        "queues", help="show what waits and runs; pause, bound or resize a queue", description="Show every queue."
+        "queues",
+        help="show what waits and runs; pause, bound, resize or migrate a queue",
+        description="Show every queue.",
     )
     add_json(queues)
     add_redis(queues)
@@ -41,6 +44,9 @@ def add(commands: Commands) -> None:
         paused = _action(actions, name, text, _pause)
         paused.add_argument("--account", default="", metavar="NAME", help="of this account only")
         paused.set_defaults(paused=name == "pause")
+    migrated = _action(actions, "migrate", "move what waits to the queue of another version", _migrate)
+    migrated.add_argument("to", metavar="TO", help="the other queue, of the same model")
+    migrated.add_argument("--dry-run", action="store_true", help="only say how many would be moved")
     bounded = _action(actions, "bound", "say what becomes of more than the queue can run", _bound)
     bounded.add_argument("mode", choices=MODES, help="take all, so many, or only what can start at once")
     bounded.add_argument("--max-queued", type=_number(), metavar="N", help="with bounded: most that may wait")
@@ -131,6 +137,40 @@ def _pause(given: argparse.Namespace) -> int:
     whose = f" of {tenant.name}, which has {tenant.waiting} waiting and {tenant.running} running" if tenant else ""
     print(f"{queue} {'hands out nothing' if given.paused else 'hands out again what waits'}{whose}")
     return 0
+
+
+def _migrate(given: argparse.Namespace) -> int:
+    import msgspec
+
+    from director.core.errors import SettingsError
+    from director.core.migration import Migration, Moved
+
+    async def act(backend: Backend, queue: "QueueName") -> "tuple[QueueName, QueueName, Moved]":
+        to = await backend.queues.named(given.to)
+        if to is None:
+            raise SettingsError(f"there is no queue {given.to}: `director queues` shows them.")
+        done = Moved()
+        async for done in Migration(backend.scripts, queue, to).steps(only_asks=given.dry_run):
+            _show_progress(done.moved)
+        return queue, to, done
+
+    queue, to, done = _on_one(given, act)
+    _show_progress(None)
+    if given.json:
+        print_json({"queue": queue, "to": to, "dry_run": given.dry_run, **msgspec.to_builtins(done)})
+        return 0
+    print(f"{done.moved} {'would be ' if given.dry_run else ''}moved from {queue} to {to}")
+    if done.claimed:
+        print(f"{done.claimed} run, and end where they are; what comes back to wait there, the same command moves")
+    if done.held:
+        print(f"{done.held} stay, since their accounts are paused there: `director queues resume` lets them go")
+    return 0
+
+
+def _show_progress(moved: int | None) -> None:
+    """Of a terminal one line, which goes at the end; to a file nothing."""
+    if sys.stderr.isatty():
+        print("\r\x1b[K" if moved is None else f"\r{moved} moved", end="", file=sys.stderr, flush=True)
 
 
 def _bound(given: argparse.Namespace) -> int:

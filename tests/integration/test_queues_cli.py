@@ -14,8 +14,9 @@ from director.cli.queue_text import report, table
 from director.cli.queues import MODES, MOST_STREAMS
 from director.core import keys
 from director.core.accounts import Accounts
-from director.core.catalog import Catalog
+from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.errors import QueueRefused
+from director.core.policy import Policy
 from director.core.queues import Queues, Tenant
 from director.core.scripts import Admission
 from director.core.shards import MAX_STREAMS
@@ -52,6 +53,26 @@ async def alive(driver: QueueDriver, *, slots: int = 2) -> None:
 
 
 # ── what is there ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_what_waits_is_moved_to_another_version_and_a_dry_run_moves_nothing(
+    run: Run, driver: QueueDriver, catalog: Catalog
+) -> None:
+    ids = [await driver.submit() for _ in range(3)]
+    to = await catalog.register(MODEL, "b2" * 32, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    await driver.claim_one()
+    assert await said(run, "migrate", driver.queue, MODEL, "--dry-run") == (
+        f"2 would be moved from {driver.queue} to {to}\n"
+        "1 run, and end where they are; what comes back to wait there, the same command moves\n"
+    )
+    assert (await driver.stats()).waiting == 2
+    told = json.loads(await said(run, "migrate", driver.queue, to, "--json"))
+    assert told == {"queue": driver.queue, "to": to, "dry_run": False, "moved": 2, "claimed": 1, "held": 0}
+    assert [await driver.field(each, "queue") for each in ids] == [driver.queue, to, to]
+    other = await catalog.register("acme/other", "c3" * 32, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    for wrong in (driver.queue, other, "acme/none"):
+        ended = await run("migrate", driver.queue, wrong)
+        assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
 
 
 async def test_a_line_tells_how_each_queue_stands(run: Run, driver: QueueDriver) -> None:

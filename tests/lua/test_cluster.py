@@ -17,10 +17,10 @@ from director.core.account_limits import Bucket
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
 from director.core.gatherer import Arg, Gatherer
-from director.core.ids import lowest_id_at, partition_of
+from director.core.ids import lowest_id_at, partition_of, queue_name
 from director.core.policy import Policy
 from director.core.redis_client import client
-from director.core.scripts import Scripts
+from director.core.scripts import Migrated, Scripts
 from director.keeper.registry import Registry
 from tests.lua.test_headers import NAMES
 from tests.support.cog import free_port
@@ -116,6 +116,11 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     assert await driver.reap() == {lost.id: "waiting"}
     assert await scripts.promote(queue, limit=9, now_ms=driver.now_ms) == 1
     assert await scripts.resize(queue, streams=4)
+    second = queue_name(MODEL, "b2" * 32)
+    assert await scripts.register(second, version="b2" * 32, policy=Policy())
+    for one, other in ((queue, second), (second, queue)):
+        moved = await scripts.migrate(one, to=other, start=0, count=9, only_asks=False, now_ms=driver.now_ms)
+        assert moved == Migrated(next=0, moved=2, claimed=0, held=0)
     assert (await scripts.stats(queue)).waiting == 2
     again = await driver.claim_one()
     assert await driver.cancel(again.id) == "asked"

@@ -10,7 +10,7 @@ from director.core.scripts.catalog import Amended, CatalogScripts, Withdrawn
 from director.core.scripts.holder import MOST_CLAIMS, Advanced, Ceased, Claims, Hold, HolderScripts, Readiness, Requeued
 from director.core.scripts.keeper import Delivered, KeeperScripts, Repair
 from director.core.scripts.letters import LetterScripts
-from director.core.scripts.queues import Admission, QueueScripts, QueueStats, Unregistered
+from director.core.scripts.queues import Admission, Migrated, QueueScripts, QueueStats, Unregistered
 
 __all__ = (
     "MOST_CLAIMS",
@@ -26,6 +26,7 @@ __all__ = (
     "Deployed",
     "Erased",
     "Hold",
+    "Migrated",
     "QueueStats",
     "Readiness",
     "Redelivered",

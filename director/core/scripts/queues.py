@@ -15,7 +15,7 @@ from director.core.schema import pairs
 from director.core.scripts.wire import Wire, ms, now
 from director.core.shards import MAX_STREAMS
 
-__all__ = ("Admission", "QueueScripts", "QueueStats", "Unregistered")
+__all__ = ("Admission", "Migrated", "QueueScripts", "QueueStats", "Unregistered")
 
 Admission = Literal["absorb", "bounded", "reject"]
 Unregistered = Literal["done", "live", "dead", "served"]
@@ -53,6 +53,15 @@ class QueueStats(Struct, frozen=True, kw_only=True):
         return self.high + self.normal + self.low
 
 
+class Migrated(Struct, frozen=True, kw_only=True):
+    """One slice: where the next one starts, 0 after the last; how many moved, and how many stay and why."""
+
+    next: int
+    moved: int
+    claimed: int
+    held: int
+
+
 class QueueScripts(Wire):
     """The calls about one queue as a whole."""
 
@@ -85,6 +94,14 @@ class QueueScripts(Wire):
         if not reply:
             raise UnknownQueue(queue)
         return reply[0], reply[1]
+
+    async def migrate(
+        self, queue: QueueName, *, to: QueueName, start: int, count: int, only_asks: bool, now_ms: int | None = None
+    ) -> Migrated | None:
+        """Move what waits of one slice to another queue of the model; None where nobody registered that."""
+        args: list[Arg] = [queue, to, start, count, "1" if only_asks else "", now(now_ms)]
+        reply = await self._call("migrate", [keys.live(queue)], args)
+        return Migrated(**dict(zip(Migrated.__struct_fields__, reply, strict=True))) if reply else None
 
     async def stats(self, queue: QueueName, *, alive_s: float = 15.0, now_ms: int | None = None) -> QueueStats:
         """How much waits, runs, is delayed and dead, and how many directors serve it."""

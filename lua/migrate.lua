@@ -1,0 +1,77 @@
+#!lua flags=allow-oom
+-- migrate: take one slice of what a queue accepted, and move what waits of it, or is delayed, to another queue of the
+-- same model. What is claimed stays, and so does what waits of an account that an operator paused here.
+-- Uses lib/keys lib/log lib/place lib/estimate lib/share
+--
+--   KEYS[1]  live    zset  {p}:q:<queue>:live
+--   ARGV[1]  queue
+--   ARGV[2]  to      the other queue
+--   ARGV[3]  from    rank of the first id of this slice
+--   ARGV[4]  most    ids in this slice
+--   ARGV[5]  asks    '1': only say what would be moved
+--   ARGV[6]  now_ms  '' for the server's clock
+--   Returns  {next, moved, claimed, held}  next: rank that the next slice starts from, 0 after the last one
+--                                          claimed, held: how many stay, and for which of the two
+--            {}                            nobody registered the other queue
+
+local live, queue, to, from, most = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local only_asks, now = ARGV[5] == '1', clock(ARGV[6])
+local OLDER = 1000000000000 -- more than any queue ever counts: what came over stands before what came there, in its order
+
+local version = redis.call('HGET', queue_key(to, 'meta'), 'version')
+if not version then return {} end
+
+-- Its limits go by the newer of what the two queues know.
+local function bring_what_is_known(tenant)
+  local text = has_any(queue, 'limits') and redis.call('HGET', queue_key(queue, 'limits'), tenant)
+  if not text then return end
+  local known = bring_limits(to, tenant, string.match(text, '^(%S+) (%S*) (%S+)$'))
+  if not known then return end
+  write_limits(to, tenant, known)
+  join_or_part(to, tenant)
+end
+
+local function move(id, r)
+  local due = r.mid == '' and redis.call('ZSCORE', queue_key(queue, 'delayed'), id)
+  unplace(id, r)
+  correct(r, 0)
+  count(queue, 'queued', r.account, r.arrival ~= '' and -1 or 0)
+  bring_what_is_known(r.account)
+  for _, index in ipairs({ 'live', 'deadline', 'delayed' }) do
+    local score = redis.call('ZSCORE', queue_key(queue, index), id)
+    if score then
+      redis.call('ZREM', queue_key(queue, index), id)
+      redis.call('ZADD', queue_key(to, index), score, id)
+    end
+  end
+  r.queue, r.version, r.mid, r.arrival = to, version, '', (tonumber(r.arrival) or 0) - OLDER
+  local placed = due and { 'stream', '', 'mid', '', 'charged', '' } or file(id, r)
+  count(to, 'queued', r.account, 1)
+  -- what it was told when it came was told of the other queue
+  redis.call('HSET', record_key(id), 'queue', to, 'version', version, 'arrival', string.format('%d', r.arrival),
+    'place', '', 'eta50', '', 'eta90', '', unpack(placed))
+  log('moved', id, queue, r.account, now, to)
+end
+
+local ids = redis.call('ZRANGE', live, from, from + most - 1)
+local waiting_here, moved, claimed, held = {}, 0, 0, 0
+for _, id in ipairs(ids) do
+  local r = read(id)
+  if r and not TERMINAL[r.status] and r.queue == queue then
+    if r.token ~= '' then
+      claimed = claimed + 1
+    elseif has_any(queue, 'held') and redis.call('SISMEMBER', queue_key(queue, 'held'), r.account) == 1 then
+      held = held + 1
+    else
+      waiting_here[#waiting_here + 1] = { id, r }
+    end
+  end
+end
+-- of one moment `live` orders by id, and turns go by arrival
+table.sort(waiting_here, function(one, other) return (tonumber(one[2].arrival) or 0) < (tonumber(other[2].arrival) or 0) end)
+for _, each in ipairs(waiting_here) do
+  moved = moved + 1
+  if not only_asks then move(each[1], each[2]) end
+end
+local following = #ids == most and from + #ids - (only_asks and 0 or moved) or 0
+return { following, moved, claimed, held }

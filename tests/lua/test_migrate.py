@@ -1,0 +1,297 @@
+"""migrate: what waits goes over with all that is known of it, in its order; what is claimed stays; nothing is lost."""
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from director.core import keys
+from director.core.errors import UnknownQueue
+from director.core.ids import PredictionId, QueueName, queue_name
+from director.core.migration import Migration, Moved
+from director.core.policy import Policy
+from director.core.schema import Claim
+from director.core.scripts import Migrated
+from director.core.states import TERMINAL
+from tests.properties.books import Books, read_books
+from tests.support.keyspace import dump
+from tests.support.queue_driver import MODEL, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+NEWER = "b2" * 32
+
+
+@pytest.fixture
+async def newer(driver: QueueDriver) -> QueueDriver:
+    """The queue of the next version, in the same hands."""
+    queue = queue_name(MODEL, NEWER)
+    await driver.scripts.register(queue, version=NEWER, policy=Policy(streams=4, size=1))
+    other = QueueDriver(driver.redis, driver.scripts, queue)
+    other._nonces = driver._nonces
+    return other
+
+
+async def migrate(
+    one: QueueDriver, to: QueueDriver, *, start: int = 0, count: int = 99, only_asks: bool = False
+) -> Migrated:
+    moved = await one.scripts.migrate(
+        one.queue, to=to.queue, start=start, count=count, only_asks=only_asks, now_ms=one.now_ms
+    )
+    assert moved is not None
+    return moved
+
+
+async def test_what_waits_in_a_stream_or_a_backlog_or_is_delayed_is_had_from_the_other_queue(
+    driver: QueueDriver, newer: QueueDriver
+) -> None:
+    delayed = await driver.submit()
+    await driver.release(await driver.claim_one(), spent=True, delay_s=5)
+    ids = [await driver.submit(lifetime_ms=60_000, data=b"[%d]" % number) for number in range(3)]
+    assert await migrate(driver, newer) == Migrated(next=0, moved=4, claimed=0, held=0)
+    assert await driver.claim_all() == []
+    claims = await newer.claim_all()
+    assert [claim.id for claim in claims] == ids
+    assert [bytes(claim.input) for claim in claims] == [b"[0]", b"[1]", b"[2]"]
+    assert {(claim.record.queue, claim.record.version) for claim in claims} == {(newer.queue, NEWER)}
+    newer.pass_time(6)
+    assert await newer.promote() == 1
+    again = await newer.claim_one()
+    assert (again.id, again.record.attempt) == (delayed, 2)
+    assert set(await newer.members(keys.deadline(newer.queue))) == set(ids)
+
+
+async def test_what_is_claimed_stays_and_ends_where_it_is(driver: QueueDriver, newer: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    waiting = await driver.submit()
+    assert await migrate(driver, newer) == Migrated(next=0, moved=1, claimed=1, held=0)
+    assert await driver.extend(claim) == ["held"]
+    assert await driver.finish(claim)
+    assert (await newer.claim_one()).id == waiting
+    assert await driver.members(keys.live(driver.queue)) == {}
+
+
+async def test_each_account_keeps_its_order_and_stands_before_what_it_has_there(
+    driver: QueueDriver, newer: QueueDriver
+) -> None:
+    there = [await newer.submit(account=account) for account in ("a", "b")]
+    here = [await driver.submit(account=account) for account in ("a", "b", "a", "b", "a")]
+    for start in (0, 0, 0):  # slices of two: the first ids of `live` are others each time
+        await migrate(driver, newer, start=start, count=2)
+    claims = [claim.id for claim in await newer.claim_all(at_once=1)]
+    ready = claims[:1]  # it stood in a stream before anybody came
+    assert ready == there[:1]
+    for account, own in (("a", here[::2]), ("b", here[1::2])):
+        of_it = [each for each in claims if await newer.field(each, "account") == account]
+        assert [each for each in of_it if each in here] == own, account
+    assert claims.index(there[1]) > max(claims.index(each) for each in here[1::2])
+
+
+async def test_one_that_came_over_twice_still_stands_in_its_order(driver: QueueDriver, newer: QueueDriver) -> None:
+    first = [await driver.submit() for _ in range(3)]
+    await migrate(driver, newer)
+    between = [await newer.submit() for _ in range(2)]
+    await migrate(newer, driver)
+    after = [await driver.submit()]
+    assert [claim.id for claim in await driver.claim_all()] == [*first, *between, *after]
+
+
+async def test_its_accounts_limits_go_with_it(driver: QueueDriver, newer: QueueDriver) -> None:
+    await driver.limit("a", weight=3, most_running=1)
+    ids = [await driver.submit(account="a", weight=3, most_running=1, limits_rev=0) for _ in range(3)]
+    await migrate(driver, newer)
+    assert await newer.counts(keys.limits(newer.queue)) == {"a": "3 1 0"}
+    [claim] = await newer.claim_all()
+    assert claim.id == ids[0]
+    await newer.finish(claim)
+    assert (await newer.claim_one()).id == ids[1]
+
+
+async def test_what_an_operator_paused_stays(driver: QueueDriver, newer: QueueDriver) -> None:
+    await driver.submit(account="paused")
+    other = await driver.submit(account="other")
+    await driver.pause(tenant="paused")
+    assert await migrate(driver, newer) == Migrated(next=0, moved=1, claimed=0, held=1)
+    assert [claim.id for claim in await newer.claim_all()] == [other]
+
+
+async def test_asking_writes_nothing(driver: QueueDriver, newer: QueueDriver) -> None:
+    for _ in range(3):
+        await driver.submit()
+    before = await dump(driver.redis)
+    assert await migrate(driver, newer, count=2, only_asks=True) == Migrated(next=2, moved=2, claimed=0, held=0)
+    assert await migrate(driver, newer, start=2, count=2, only_asks=True) == Migrated(
+        next=0, moved=1, claimed=0, held=0
+    )
+    assert await dump(driver.redis) == before
+
+
+async def test_once_all_has_gone_over_another_call_changes_nothing(driver: QueueDriver, newer: QueueDriver) -> None:
+    await driver.submit()
+    await migrate(driver, newer)
+    before = await dump(driver.redis)
+    assert await migrate(driver, newer) == Migrated(next=0, moved=0, claimed=0, held=0)
+    assert await dump(driver.redis) == before
+
+
+async def test_to_a_queue_that_is_none_nothing_goes(driver: QueueDriver) -> None:
+    await driver.submit()
+    before = await dump(driver.redis)
+    nowhere = QueueName(f"{MODEL}:000000000000")
+    with pytest.raises(UnknownQueue):
+        async for _ in Migration(driver.scripts, driver.queue, nowhere).steps():
+            pass
+    assert await dump(driver.redis) == before
+
+
+async def test_a_whole_queue_goes_over_in_slices_past_what_stays(driver: QueueDriver, newer: QueueDriver) -> None:
+    for _ in range(60):
+        await driver.submit(account="paused")
+    await driver.pause(tenant="paused")
+    ids = [await driver.submit(account=f"t{number % 7}") for number in range(130)]
+    steps = [step async for step in Migration(driver.scripts, driver.queue, newer.queue).steps()]
+    assert steps[-1] == Moved(moved=130, claimed=0, held=60)
+    assert {claim.id for claim in await newer.claim_all()} == set(ids)
+
+
+async def test_a_move_is_in_the_log_of_its_partition(driver: QueueDriver, newer: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    await migrate(driver, newer)
+    [(_, entry)] = await driver.redis.xrevrange(keys.log(keys.queue_partition(driver.queue)), count=1)
+    said = {name.decode(): value.decode() for name, value in entry.items()}
+    assert (said["id"], said["kind"], said["queue"], said["detail"]) == (
+        prediction_id,
+        "moved",
+        driver.queue,
+        newer.queue,
+    )
+
+
+# ── whatever happens between two slices, and whenever it is cut short ────────────────────────────────────────────
+
+
+class Play:
+    """Callers, directors and an operator who moves slices to and fro, in any order. Each step is one script."""
+
+    def __init__(self, driver: QueueDriver, newer: QueueDriver, seed: int) -> None:
+        self.queues = (driver, newer)
+        self.dice = random.Random(seed)
+        self.asked: list[PredictionId] = []
+        self.held: dict[PredictionId, tuple[QueueDriver, Claim]] = {}
+        self.ended: Counter[str] = Counter()
+
+    async def step(self) -> None:
+        acts = (self.submit, self.submit, self.claim, self.finish, self.release, self.cancel, self.migrate, self.limit)
+        await self.dice.choice(acts)()
+        for each in self.queues:
+            each.pass_time(0.5)
+
+    async def submit(self) -> None:
+        queue = self.dice.choice(self.queues)
+        wish: dict[str, Any] = {"lane": self.dice.choice(("high", "normal")), "cost": self.dice.choice((1, 3))}
+        if self.dice.random() < 0.2:
+            wish["lifetime_ms"] = 5_000_000
+        account = self.dice.choice(("whale", "ant", "bee"))
+        self.asked.append(await queue.submit(account=account, streams=[self.dice.randrange(6)], **wish))
+
+    async def claim(self) -> None:
+        queue = self.dice.choice(self.queues)
+        for claim in await queue.claim(self.dice.randint(1, 3)):
+            assert claim.id not in self.held, "handed out twice"
+            assert claim.record.queue == queue.queue
+            self.held[claim.id] = queue, claim
+
+    async def finish(self) -> None:
+        if self.held:
+            queue, claim = self.held.pop(self.dice.choice(list(self.held)))
+            assert await queue.finish(claim), "its claim was lost"
+            self.ended[claim.id] += 1
+
+    async def release(self) -> None:
+        if self.held:
+            queue, claim = self.held.pop(self.dice.choice(list(self.held)))
+            became = await queue.release(claim, spent=False, delay_s=self.dice.choice((0, 2)))
+            assert became in ("waiting", "delayed")
+
+    async def cancel(self) -> None:
+        name = self.dice.choice(self.asked) if self.asked else None
+        if name is not None and name not in self.held:
+            account = await self.queues[0].field(name, "account")
+            if await self.queues[0].cancel(name, account=account) == "canceled":
+                self.ended[name] += 1
+
+    async def migrate(self) -> None:
+        one, other = self.dice.sample(self.queues, 2)
+        await migrate(one, other, start=self.dice.choice((0, 0, 2)), count=self.dice.randint(1, 5))
+
+    async def limit(self) -> None:
+        most = self.dice.choice((None, 1, 2))
+        await self.dice.choice(self.queues).limit(self.dice.choice(("whale", "ant")), most_running=most)
+
+    async def books(self) -> list[Books]:
+        tenants = ("whale", "ant", "bee")
+        return [await read_books(each.redis, each.queue, self.asked, tenants) for each in self.queues]
+
+    async def look(self) -> None:
+        """Every one in one place, and every counter the truth."""
+        both = await self.books()
+        for one, other in zip(both, reversed(both), strict=True):
+            records = {name: one.records[name] for name in self.asked}
+            queue = self.queues[both.index(one)].queue
+            mine = {name for name, record in records.items() if record["queue"] == queue}
+            open_ = {name for name in mine if records[name]["status"] not in TERMINAL}
+            assert one.stray == []
+            assert one.indexes["live"].keys() == open_
+            assert not one.indexes["live"].keys() & other.indexes["live"].keys()
+            waiting = [name for name in open_ if records[name]["token"] == ""]
+            backlogged = [name for backlog in one.backlogs.values() for name in backlog]
+            for name in waiting:
+                places = len(one.entries.get(name, [])) + backlogged.count(name) + (name in one.indexes["delayed"])
+                assert places == 1, "it waits in one place"
+            assert set(backlogged) | one.indexes["delayed"].keys() <= set(waiting)
+            assert one.entries.keys() <= open_
+            assert one.counts["queued"] == Counter(records[name]["account"] for name in waiting)
+            assert one.counts["running"] == Counter(records[name]["account"] for name in open_ - set(waiting))
+            for lane in keys.LANES:
+                ready = [name for name in one.entries if name in waiting and records[name]["lane"] == lane]
+                assert one.number(f"ready:{lane}") == len(ready)
+                assert one.number(f"backlogged:{lane}") == one.backlogged(lane)
+                assert not one.turns[lane].keys() & one.debts[lane].keys()
+                turns = {tenant for (of, tenant), backlog in one.backlogs.items() if of == lane and backlog}
+                assert one.turns[lane].keys() <= turns, "a turn for nothing"
+
+    async def end(self) -> None:
+        """All that is left is had, and ends."""
+        for each in self.queues:
+            for tenant in ("whale", "ant"):
+                await each.limit(tenant, most_running=None)
+        for _ in range(len(self.asked) + 10):
+            while self.held:
+                await self.finish()
+            for each in self.queues:
+                each.pass_time(3)
+                await each.promote()
+                for claim in await each.claim(9):
+                    assert claim.id not in self.held
+                    self.held[claim.id] = each, claim
+            if not self.held:
+                break
+        assert self.ended == Counter(self.asked), "each ended once"
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_nothing_is_lost_or_had_twice_whatever_happens_between_two_slices(
+    driver: QueueDriver, newer: QueueDriver, seed: int
+) -> None:
+    play = Play(driver, newer, seed)
+    await driver.have_slots(seed % 3)
+    for _ in range(80):
+        await play.step()
+        await play.look()
+    await play.end()
+    await play.look()
+    for each in play.queues:
+        stats = await each.stats()
+        assert (stats.waiting, stats.claimed, stats.delayed, stats.live) == (0, 0, 0, 0)
