@@ -99,7 +99,8 @@ class Executor:
         tracker = Tracker(claim.record, self._limits, is_moderated=self._moderator is not None)
         waited_ms = 0 if claim.record.claimed is None else claim.record.claimed - claim.record.created
         setup_wait_s = self._servers.setup_wait_s(waited_ms / 1000)
-        held = Held(claim, tracker, self._servers.runner_for(claim.record.remote, seat), self._clock)
+        self._servers.move(seat, claim.record.remote)
+        held = Held(claim, tracker, seat.server.runner, self._clock)
         outbox = Outbox(claim.record, self._post, lambda started_ms: self._snapshot(held, started_ms))
         progress = Progress(held, self._scripts, self._clock, outbox if claim.record.webhook else None)
         performer = Performer(

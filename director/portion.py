@@ -88,15 +88,18 @@ class Portions:
         return {name: f"{part / whole:.3f}" for name, (part, whole) in shares.items() if whole}
 
     def _seated(self, claims: Sequence[Claim], seats: Sequence[Seat]) -> list[Seat]:
-        """On a server that is warm for it, where there is one; the others in the order of the seats."""
+        """On the server that runs it already, or on one that is warm for it, if there is one. The others in order."""
         free = _together(seats)
         seated: dict[int, Seat] = {}
-        for at, claim in enumerate(claims):
-            key = claim.record.affinity
-            if key and (seat := next((seat for seat in free if self._key(seat) == key), None)):
-                free.remove(seat)
-                seated[at] = seat
+        for suits in (_runs_already, self._is_warm):
+            for at, claim in enumerate(claims):
+                if at not in seated and (seat := next((seat for seat in free if suits(claim, seat)), None)):
+                    free.remove(seat)
+                    seated[at] = seat
         return [seated[at] if at in seated else free.pop(0) for at in range(len(claims))]
+
+    def _is_warm(self, claim: Claim, seat: Seat) -> bool:
+        return claim.record.affinity != "" and claim.record.affinity == self._key(seat)
 
     def _key(self, seat: Seat) -> str:
         """What its server ran last, since it was started."""
@@ -105,6 +108,10 @@ class Portions:
 
     def _running(self) -> list[tuple[Seat, float]]:
         return [(seat, cost) for seat, cost in self._taken if seat.taken]
+
+
+def _runs_already(claim: Claim, seat: Seat) -> bool:
+    return claim.record.remote != "" and seat.server.runner.knows(claim.record.remote)
 
 
 def _together(seats: Sequence[Seat]) -> list[Seat]:

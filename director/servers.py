@@ -145,10 +145,16 @@ class Servers:
         self._changed.clear()
         await self._changed.wait()
 
-    def runner_for(self, remote: str, seat: Seat) -> Runner:
-        """Who follows a run: the seat's, unless one of another server runs it already under this name."""
-        knowing = (server.runner for server in self.all if server.runner.knows(remote)) if remote else iter(())
-        return next(knowing, seat.server.runner)
+    def move(self, seat: Seat, remote: str) -> None:
+        """A run that another server runs already under this name uses a slot there, whether one is free or not: the
+        seat is of that server from now on.
+        """
+        there = next((server for server in self.all if remote and server.runner.knows(remote)), seat.server)
+        if there is seat.server:
+            return
+        self.leave(seat)
+        seat.server, seat.since, seat.place, seat.taken = there, there.since, None, True
+        there.busy += 1
 
     def leave(self, seat: Seat) -> None:
         """The slot is free again."""

@@ -43,6 +43,21 @@ def leave(*taken: Seat) -> None:
         seat.taken = False
 
 
+class Running(ScriptedRunner):
+    """It runs something under this name."""
+
+    def knows(self, remote: str) -> bool:
+        """That one."""
+        return remote == "job 7"
+
+
+def test_what_a_server_runs_already_gets_a_seat_there() -> None:
+    there = Server(Running(), 1, health=Health(status=HealthStatus.READY))
+    new, taken_over = Claim(RECORD, Raw(b"{}")), Claim(replace(RECORD, remote="job 7"), Raw(b"{}"))
+    free = [*seats(1, there), *seats(1)]
+    assert [seat.server for seat in Portions().take(Portion(count=2), [new, taken_over], free)] == [SERVER, there]
+
+
 def test_without_a_batch_there_is_no_bound_but_the_seats() -> None:
     assert asked(Portions(), 5) == Portion(count=5)
 

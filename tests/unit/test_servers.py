@@ -199,6 +199,35 @@ async def test_runs_that_fail_together_are_one_reason_to_rest(caplog: Any) -> No
     assert [record.rest_s for record in caplog.records if hasattr(record, "rest_s")] == [1, 2]
 
 
+class Running(ScriptedRunner):
+    """It runs something under this name."""
+
+    def knows(self, remote: str) -> bool:
+        """That one."""
+        return remote == "job 7"
+
+
+async def test_a_run_that_is_taken_over_uses_a_slot_of_the_server_where_it_runs() -> None:
+    here, there = server(1), Server(Running(), 2, health=READY, since="third")
+    servers = Servers([here, there])
+    seat, other, _ = sorted(await taken(servers), key=lambda each: each.server is there)
+    servers.move(seat, "job 7")
+    assert (seat.server, seat.since, seat.taken) == (there, "third", True)
+    assert (here.busy, there.busy) == (0, 3), "it runs there, whether there is room for it or not"
+    servers.leave(other)
+    assert there.free == 0
+    servers.leave(seat)
+    assert (here.free, there.free) == (1, 1)
+
+
+async def test_a_run_that_no_server_knows_stays_where_its_seat_is() -> None:
+    servers = Servers([server(1), Server(Running(), 1, health=READY)])
+    [seat, _] = await taken(servers)
+    for remote in ("", "job 8"):
+        servers.move(seat, remote)
+        assert seat.server is servers.all[0]
+
+
 async def test_a_run_that_was_asked_to_stop_says_nothing_against_its_server() -> None:
     one = server(1)
     one.trust = Trust(1)
