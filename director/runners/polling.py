@@ -6,6 +6,7 @@ the same run. Never sends a run twice, and believes no word for how it stands th
 
 import asyncio
 import hashlib
+import math
 import socket
 from collections.abc import AsyncGenerator
 from enum import Enum
@@ -129,21 +130,27 @@ class PollingRunner:
 
     async def _until_ended(self, connection: Connection, job: "_Job") -> Ended:
         now = asyncio.get_running_loop().time
-        config, heard_at = self._config, now()
-        until = heard_at + config.longest_s
-        while now() < until:
+        config, silent_since = self._config, math.inf
+        until = now() + config.longest_s
+        while (asked_at := now()) < until:
             path = self._path_of(config.poll_endpoint_template, job)
             answer = await self._server.ask(
                 "GET", path, connection=connection, limit=self._max_body, timeout_s=config.away_s
             )
+            pause_s = config.interval_s
             match self._read(answer):
                 case Ended() as ended:
                     return ended
-                case str() as trouble if now() - heard_at >= config.away_s:
-                    return self._given_up(trouble, is_away=isinstance(answer, str))
+                case str() as trouble:
+                    silent_since = min(
+                        silent_since, asked_at
+                    )  # not since the last answer, which may be an interval ago
+                    if now() - silent_since >= config.away_s:
+                        return self._given_up(trouble, is_away=isinstance(answer, str))
+                    pause_s = min(pause_s, config.away_s)
                 case None:
-                    heard_at = now()
-            await job.pause(min(config.interval_s, until - now()))
+                    silent_since = math.inf
+            await job.pause(min(pause_s, until - now()))
         await self._stop(job)
         return Ended(outcome=Outcome.FAILED, error=f"It ran for longer than {config.longest_s:g} s")
 

@@ -153,6 +153,15 @@ async def test_a_server_that_stumbles_for_a_moment_is_asked_again(scripted: Scri
         assert the_end(await follow(runner, request())).outcome is Outcome.SUCCEEDED
 
 
+@pytest.mark.parametrize("status", [500, 503])
+async def test_one_stumble_loses_no_run_that_is_asked_for_seldom(scripted: ScriptedCog, status: int) -> None:
+    done = answer(200, {"state": "ok", "result": {"items": []}})
+    scripted.on("GET", "/jobs/7", answer(200, {"state": "running"}), answer(status, b"busy"), done)
+    async with opened(runner_of(scripted.url, interval_s=0.3, away_s=0.2)) as runner:
+        assert the_end(await follow(runner, request())).outcome is Outcome.SUCCEEDED
+    assert len(scripted.asked("POST", "/jobs")) == 1
+
+
 async def test_a_server_that_only_stumbles_has_lost_the_run(scripted: ScriptedCog) -> None:
     scripted.on("GET", "/jobs/7", answer(500, b"oh no"))
     async with opened(runner_of(scripted.url, away_s=2)) as runner:
