@@ -116,26 +116,31 @@ class Held:
             self.unbegun = True
             self._cut()
             return
-        if self.tracker.stopped is Stop.DRAIN and self.tracker.is_accepted:
-            # the server needs nobody for it, and another director follows it further
-            self.left = True
-            self._cut()
-            return
         pauses = iter(CANCEL_AGAIN_S)
         pause = 0.0
         while self._clock.monotonic() < self._stop_until:
-            try:
-                async with asyncio.timeout(CANCEL_ANSWER_S):
-                    await self.runner.cancel(self.claim.id)
-            except TimeoutError:
-                pass
-            except Exception:
-                log.exception("asking a server to stop a run failed", extra={"prediction": self.claim.id})
+            is_drain = self.tracker.stopped is Stop.DRAIN
+            if is_drain and self.tracker.is_accepted:
+                # the server needs nobody for it, and another director follows it further
+                self.left = True
+                self._cut()
+                return
+            if not (is_drain and self.runner.capabilities.resumes):  # such a one is accepted soon, and then left
+                await self._ask_to_stop()
             pause = next(pauses, pause)
             await self._clock.sleep(pause)
         log.error("a run does not stop on its server", extra={"prediction": self.claim.id, "server": self.runner.url})
         self.stuck = True
         self._cut()
+
+    async def _ask_to_stop(self) -> None:
+        try:
+            async with asyncio.timeout(CANCEL_ANSWER_S):
+                await self.runner.cancel(self.claim.id)
+        except TimeoutError:
+            pass
+        except Exception:
+            log.exception("asking a server to stop a run failed", extra={"prediction": self.claim.id})
 
     def _cut(self) -> None:
         """Let go of the run, once: asked again, it would not even see to it that the server stops."""

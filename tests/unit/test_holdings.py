@@ -11,7 +11,7 @@ from director.director import HAND_BACK_S, TELL_S
 from director.ends import Limits, Stop
 from director.holdings import CANCEL_AGAIN_S, CANCEL_ANSWER_S, CANCEL_WAIT_S, DRAIN_WAIT_S, Held, Holdings
 from director.runners.cog import LET_GO_PATIENCE_S
-from director.runners.runner import Accepted, Began, Ended, Outcome, RunRequest
+from director.runners.runner import Accepted, Began, Capabilities, Ended, Outcome, RunRequest
 from director.tracker import Tracker
 from director.up import parts
 from tests.support.clock import FakeClock
@@ -151,6 +151,24 @@ async def test_a_drain_leaves_a_run_that_another_director_can_follow() -> None:
     run.held.stop(Stop.DRAIN)
     await run.following
     assert run.runner.let_go.is_set()
+    assert (run.runner.cancels, run.held.left, run.held.stuck) == (0, True, False)
+
+
+class Resuming(ScriptedRunner):
+    """Its runs can be followed by another director, once they are accepted."""
+
+    capabilities = Capabilities(resumes=True)
+
+
+async def test_a_drain_waits_for_the_name_of_a_run_and_cancels_nothing_that_another_director_would_follow() -> None:
+    run = Run(runner=Resuming())
+    await run.runner.started.wait()
+    run.held.stop(Stop.DRAIN)
+    await asyncio.sleep(0)
+    run.tracker.apply(Accepted("remote"), 0.0)
+    await asyncio.sleep(0)
+    run.clock.pass_time(CANCEL_AGAIN_S[0])
+    await run.over()
     assert (run.runner.cancels, run.held.left, run.held.stuck) == (0, True, False)
 
 
