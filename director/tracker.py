@@ -222,6 +222,7 @@ class Tracker:
 
     def _restart(self, why: str) -> list[Effect]:
         """Begin anew, and say so to all who saw the beginning: it need not be the same one again."""
+        self.outputs, self.first_output_at = 0, None
         self._uploads.restart()
         self._files_bytes = 0
         self._items.clear()

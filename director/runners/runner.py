@@ -148,7 +148,7 @@ RunEvent = Began | Accepted | Produced | Logged | Measured | Restarted | Ended
 
 class Capabilities(Struct, frozen=True, kw_only=True):
     """What its kind of server can do. `streams`: output is seen before the end, if a model has it. `resumes`: a run
-    was `Accepted` can be followed by another one. `idempotent`: asked twice for an id, the server runs it once.
+    that was `Accepted` can be followed by another one. `idempotent`: asked twice for an id, the server runs it once.
     `batches`: so many runs at most go in one request and use one slot; 0 where each is a request of its own.
     """
 

@@ -7,7 +7,7 @@ from director.core.schema import Record
 from director.core.states import Status
 from director.ends import Limits
 from director.inference import metrics_of, with_metrics
-from director.runners.runner import Began, Ended, Outcome, Produced
+from director.runners.runner import Began, Ended, Outcome, Produced, Restarted
 from director.tracker import Tracker
 
 RECORD = Record(
@@ -38,6 +38,18 @@ def test_times_are_told_from_the_claim_and_from_the_beginning_of_the_run() -> No
         "output_count": 3,
         "outputs_per_second": 2.0,
     }
+
+
+def test_of_a_run_that_its_server_began_anew_the_last_beginning_counts() -> None:
+    tracker = Tracker(RECORD, Limits())
+    tracker.apply(Began(), 10.0)
+    for index, at in enumerate((10.5, 11.0, 11.5)):
+        tracker.apply(Produced(item=msgspec.Raw(b"1"), index=index), at)
+    tracker.apply(Restarted("stream_lagged"), 12.0)
+    for index, at in enumerate((13.0, 15.0)):
+        tracker.apply(Produced(item=msgspec.Raw(b"1"), index=index), at)
+    found = metrics_of(RECORD, tracker, setup_wait_s=0)
+    assert (found["output_count"], found["time_to_first_output"], found["outputs_per_second"]) == (2, 3.0, 0.5)
 
 
 def test_of_a_run_that_never_began_there_is_no_time_but_that_in_the_queue() -> None:
