@@ -18,24 +18,19 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import anyio
-from redis.asyncio import Redis
 
 from director import process
-from director.bell import LONGEST_S, Bell
+from director.bell import Bell
 from director.configuring import Configuring
 from director.consumer import Consumer
 from director.core.accounts import Accounts
 from director.core.caller_files import CallerFiles
 from director.core.catalog import OPEN_SCHEMA, Catalog
-from director.core.clock import Clock, SystemClock
 from director.core.errors import BackendUnavailable, SettingsError
-from director.core.files import store_in
-from director.core.gatherer import Gatherer
 from director.core.ids import Kind, QueueName, version_id
 from director.core.kinds import Kinds
 from director.core.model_configs import ModelConfigs
 from director.core.policy import Policy
-from director.core.redis_client import blocking_client, client
 from director.core.removal import Removal
 from director.core.runner_config import runner_config
 from director.core.scripts import Scripts
@@ -46,26 +41,24 @@ from director.ends import Limits, Stop
 from director.executor import Executor
 from director.file_inputs import FileInputs
 from director.fleet import Driven, Fleet
-from director.health import Health, redis_check, serve_http
-from director.heartbeat import KICK_WAIT_S, Heartbeat
+from director.health import Health, redis_check
+from director.heartbeat import Heartbeat
 from director.holdings import Holdings
-from director.moderation import Moderator
 from director.portion import Portions
 from director.publishing import Publishing
 from director.runners.inbox import Inbox
 from director.runners.make import make_runner
 from director.runners.runner import Health as ServerHealth
 from director.servers import Server, Servers
+from director.shared import Shared, connections, serve_health
 from director.storing import Storing
 from director.trust import Trust
 from director.watch import Watch
-from director.webhooks.addresses import AllowList
 from director.webhooks.outbox import Post
 from director.webhooks.schedule import Schedule
-from director.webhooks.sender import Sender
 from director.webhooks.terminal import TerminalWebhooks
 
-__all__ = ("Director", "connected", "run", "serve")
+__all__ = ("Director", "check_settings", "connected", "made", "run", "serve")
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +94,25 @@ async def run(settings: DirectorSettings, *, started: Callable[[int], None] = la
 @asynccontextmanager
 async def connected(settings: DirectorSettings) -> AsyncGenerator["Director"]:
     """The director with its connections, which are let go afterwards."""
+    check_settings(settings)
+    async with connections(settings) as shared, made(settings, shared) as director:
+        yield director
+
+
+@asynccontextmanager
+async def made(settings: DirectorSettings, shared: Shared) -> AsyncGenerator["Director"]:
+    """The director, by connections of its process. What it holds of its own is let go afterwards."""
+    director = Director(settings, shared)
+    try:
+        yield director
+    finally:
+        with anyio.CancelScope(shield=True):
+            await director.abandon()
+            await director.fleet.aclose()
+
+
+def check_settings(settings: DirectorSettings) -> None:
+    """Raises SettingsError for what no director could start with."""
     if not settings.model or not (settings.servers or settings.kind == "prediction"):
         raise SettingsError(NEEDS)
     for url in settings.servers:
@@ -109,49 +121,23 @@ async def connected(settings: DirectorSettings) -> AsyncGenerator["Director"]:
         raise SettingsError("A --server URL is given twice: its slots would be counted twice.")
     if settings.kind == "training" and settings.runner != "cog":
         raise SettingsError("Trainings run on Cog servers only: leave --runner out, or --kind training.")
-    clock = SystemClock()
-    moderator = Moderator.of(settings, clock)
-    sender = Sender(AllowList.parse(settings.webhook_allow))
-    redis = client(settings.redis_url, name="director")
-    waits = blocking_client(settings.redis_url, block_s=max(LONGEST_S, KICK_WAIT_S))
-    gatherer = Gatherer(redis)
-    director = Director(settings, gatherer, waits, sender, clock, moderator)
-    try:
-        yield director
-    finally:
-        with anyio.CancelScope(shield=True):
-            await director.abandon()
-            await director.fleet.aclose()
-            await gatherer.aclose()
-            await redis.aclose()
-            await waits.aclose()
-            await sender.aclose()
-            if moderator is not None:
-                await moderator.aclose()
 
 
 class Director:
-    """The rooms of one process. Owns no connection: it is handed them."""
+    """The rooms of one queue. Owns no connection: it is handed them."""
 
-    def __init__(
-        self,
-        settings: DirectorSettings,
-        gatherer: Gatherer,
-        waits: Redis,
-        sender: Sender,
-        clock: Clock,
-        moderator: Moderator | None = None,
-    ) -> None:
+    def __init__(self, settings: DirectorSettings, shared: Shared) -> None:
+        clock, store = shared.clock, shared.store
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.health = Health()
         self.servers = Servers([], clock.monotonic)
         self.holdings = Holdings()
         self._settings = settings
-        self._redis = gatherer.redis
-        self._waits = waits
-        self._sender = sender
+        self._redis = shared.gatherer.redis
+        self._waits = shared.waits
+        self._sender = shared.sender
         self._clock = clock
-        self._scripts = Scripts(gatherer)
+        self._scripts = Scripts(shared.gatherer)
         self._catalog = Catalog(self._redis, self._scripts, clock)
         self._kinds = Kinds(self._redis, self._scripts, self._catalog)
         self._kind: Kind = "" if settings.kind == "prediction" else settings.kind
@@ -166,7 +152,6 @@ class Director:
         self._version = settings.version.removeprefix("sha256:")
         self._policy = _policy(settings)
         self._schedule = Schedule.parse(settings.webhook_schedule)
-        store = store_in(settings.files_dir, self._redis, clock, url=settings.files_url, writes=True)
         self._storing = (
             None
             if store is None
@@ -185,23 +170,30 @@ class Director:
         )
         removal = Removal(self._redis, self._scripts, self._catalog)
         self._trained = TrainedVersions(self._redis, self._catalog, removal, store=store)
-        self._moderator = moderator
+        self._moderator = shared.moderator
         self._queue: QueueName | None = None
         self._queue_known = asyncio.Event()
         self._registering = asyncio.Lock()
         self._schema = OPEN_SCHEMA
         self._server_kind = ""
-        self.health.checks = {"redis": redis_check(self._redis), "model": self._model_ready}
-        self.health.figures = lambda: self._portions.figures
+        self.health.checks = {"redis": redis_check(self._redis), "model": self.missing}
+        self.health.figures = lambda: self.figures
+        self._inbox = Inbox("")
 
     async def direct(self, started: Callable[[int], None]) -> None:
         """Everything, for ever."""
         await process.look_at_redis(self._redis, self._settings, self.health, self._clock)
+        async with anyio.create_task_group() as tasks:
+            port = await tasks.start(serve_health, self._settings, self.health, self._inbox)
+            await self.work(self._inbox, lambda: started(port))
+
+    async def work(self, inbox: Inbox, began: Callable[[], None] = lambda: None) -> None:
+        """All rooms, for ever, in a process that has looked at Redis and serves the inbox. `began`: it has servers."""
+        self._inbox = inbox
+        await self._begin()
         async with anyio.create_task_group() as rooms:
-            port = await rooms.start(self._serve_http)
-            await self._begin(port)
             await rooms.start(self.fleet.run)
-            started(port)
+            began()
             if not self._kind:
                 rooms.start_soon(self._configuring.run)
             rooms.start_soon(self._recognize)
@@ -235,15 +227,8 @@ class Director:
         if self._consumer is not None:
             await self._consumer.abandon()
 
-    async def _serve_http(self, *, task_status: anyio.abc.TaskStatus[int]) -> None:
-        self._inbox = Inbox("")
-        app = self.health.app(self._inbox.routes())
-        settings = self._settings
-        await serve_http(app, host=settings.health_host, port=settings.health_port, started=task_status.started)
-
-    async def _begin(self, port: int) -> None:
+    async def _begin(self) -> None:
         """What is written down of the model is in force from the start."""
-        self._inbox.base_url = f"http://127.0.0.1:{port}"
         if not self._kind:
             self._settings = await self._configuring.begin()
             self._policy = _policy(self._settings)
@@ -400,7 +385,12 @@ class Director:
             log.info("model registered", extra={"model": settings.model, "version": self._version})
             self._queue_known.set()
 
-    async def _model_ready(self) -> str:
+    @property
+    def figures(self) -> dict[str, str]:
+        """How its servers are used."""
+        return self._portions.figures
+
+    async def missing(self) -> str:
         """Ready when it can claim: why not, in the words of the server that is nearest to it."""
         if self._queue_known.is_set() and self.servers.any_ready():
             return ""

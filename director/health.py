@@ -5,7 +5,7 @@ Never judges by itself: each process hands in its own checks. Answers carry no s
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
@@ -41,7 +41,7 @@ class Health:
     def __init__(self) -> None:
         self.checks: dict[str, Check] = {}
         self.facts: dict[str, str] = {}
-        self.figures: Callable[[], dict[str, str]] = dict
+        self.figures: Callable[[], Mapping[str, Any]] = dict
 
     def app(self, routes: Sequence[BaseRoute] = ()) -> Starlette:
         """An application with /livez and /readyz, beside `routes` of the process's own."""

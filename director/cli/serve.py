@@ -6,11 +6,19 @@ Every setting is a DIRECTOR_ variable; the options here are the few that one typ
 import argparse
 import os
 import sys
+from pathlib import Path
+from typing import Final
 
 from director.cli.arguments import CommandParser, Commands, port_number
+from director.core.errors import SettingsError
 from director.core.limits import raise_descriptor_limit
 
 __all__ = ("add",)
+
+OF_ONE_MODEL: Final = (
+    *("model", "version", "kind", "server", "runner", "runner_config", "concurrency"),
+    *("batch_cost", "batch_size"),
+)
 
 
 def add(commands: Commands) -> None:
@@ -20,7 +28,8 @@ def add(commands: Commands) -> None:
     api.add_argument("--port", type=port_number, help="port to listen on")
     api.set_defaults(run=_api)
 
-    run = _serving(commands, "run", "run predictions of one model on its model servers", "DirectorSettings")
+    run = _serving(commands, "run", "run predictions of one model, or several, on model servers", "DirectorSettings")
+    run.add_argument("--config", metavar="FILE", type=Path, help="many models: a [[model]] table in TOML for each")
     run.add_argument("--model", metavar="OWNER/NAME", help="the model that the servers serve")
     run.add_argument("--version", metavar="ID", help="its version id, 64 hex digits")
     run.add_argument("--kind", choices=("prediction", "training", "procedure"), help="what it runs (prediction)")
@@ -58,6 +67,8 @@ def _run(given: argparse.Namespace) -> int:
     from director.core.settings import DirectorSettings, load
     from director.director import serve
 
+    if given.config is not None:
+        return _pool(given)
     settings = load(
         DirectorSettings,
         redis_url=given.redis,
@@ -73,6 +84,22 @@ def _run(given: argparse.Namespace) -> int:
     )
     raise_descriptor_limit()
     serve(settings)
+    return 0
+
+
+def _pool(given: argparse.Namespace) -> int:
+    from director.core.pool_file import read_pool
+    from director.core.settings import DirectorSettings, load
+    from director.pool import serve
+
+    for name in OF_ONE_MODEL:
+        if getattr(given, name) is not None:
+            option = name.replace("_", "-")
+            raise SettingsError(f"--{option} is of one model: with --config it stands in a table.")
+    settings = load(DirectorSettings, redis_url=given.redis)
+    models = read_pool(given.config, settings)
+    raise_descriptor_limit()
+    serve(settings, models)
     return 0
 
 

@@ -215,7 +215,7 @@ def _converted(fields: dict[str, Any], kind: str) -> RunnerConfig:
             raise WrongRunnerConfig(f"`template` is one of {', '.join(TEMPLATES)}")
         given = _template(template) | given
     if kind and given.setdefault("kind", kind) != kind:
-        raise WrongRunnerConfig(f"`kind` is {given['kind']!r}, and DIRECTOR_RUNNER says {kind!r}")
+        raise WrongRunnerConfig(f"`kind` is {given['kind']!r}, and the runner is {kind!r}")
     if given.get("kind") not in get_args(RunnerKind):
         raise WrongRunnerConfig(f"`kind` is one of {', '.join(get_args(RunnerKind))}")
     try:

@@ -26,6 +26,7 @@ __all__ = (
     "KeeperSettings",
     "described",
     "load",
+    "mistake",
 )
 
 PREFIX = "DIRECTOR_"
@@ -275,9 +276,14 @@ def load(cls: type[AnySettings], environ: Mapping[str, str] | None = None, **giv
     try:
         return msgspec.convert(values, cls, strict=False)
     except msgspec.ValidationError as exc:
-        reason, _, place = str(exc).partition(" - at `$.")
-        name = place.rstrip("`").partition("[")[0]
+        name, reason = mistake(exc)
         raise SettingsError(f"{PREFIX}{name.upper()}: {reason}") from exc
+
+
+def mistake(exc: msgspec.ValidationError) -> tuple[str, str]:
+    """The field that is wrong, and what it should be."""
+    reason, _, place = str(exc).partition(" - at `$.")
+    return place.rstrip("`").partition("[")[0], reason
 
 
 def described(cls: type[CommonSettings]) -> list[tuple[str, str, str]]:

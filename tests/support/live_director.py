@@ -46,6 +46,7 @@ __all__ = (
     "keeper_process",
     "keeping",
     "live_director",
+    "pool_process",
     "settings_for",
     "supervised_cog",
 )
@@ -80,13 +81,15 @@ class Tally(Gate):
 class Caller:
     """Who asks for predictions, as the API would for them."""
 
-    def __init__(self, redis: Any, scripts: Scripts) -> None:
+    def __init__(self, redis: Any, scripts: Scripts, *, model: str = MODEL, version: str = VERSION) -> None:
         self.redis = redis  # Any: its types say str or bytes, and ours answers in bytes
         self.scripts = scripts
-        self.queue: QueueName = queue_name(MODEL, VERSION)
+        self.model = model
+        self.version = version
+        self.queue: QueueName = queue_name(model, version)
 
     def new_id(self) -> PredictionId:
-        return new_prediction_id(model=MODEL, now_ms=SystemClock().now_ms())
+        return new_prediction_id(model=self.model, now_ms=SystemClock().now_ms())
 
     async def submit(self, prediction_id: PredictionId | None = None, **asked: Any) -> PredictionId:
         """Ask for one prediction. What is not an option of the queue is input."""
@@ -96,8 +99,8 @@ class Caller:
             prediction_id or self.new_id(),
             queue=self.queue,
             account=ACCOUNT,
-            model=MODEL,
-            version=VERSION,
+            model=self.model,
+            version=self.version,
             shard=shard(ACCOUNT, streams=16, size=2),
             input=msgspec.json.encode(asked),
             url=URL,
@@ -211,6 +214,13 @@ async def director_process(redis_url: str, *servers: str, **given: Any) -> Async
 
 
 @asynccontextmanager
+async def pool_process(redis_url: str, config: Path, **given: Any) -> AsyncGenerator[DirectorProcess]:
+    """One that serves the models of a file."""
+    async with _process("run", {"redis_url": redis_url, **given}, "--config", str(config)) as pool:
+        yield pool
+
+
+@asynccontextmanager
 async def keeper_process(redis_url: str, **given: Any) -> AsyncGenerator[None]:
     """`python -m director keeper`, killed with the block."""
     async with _process("keeper", {"redis_url": redis_url, **given}):
@@ -218,11 +228,11 @@ async def keeper_process(redis_url: str, **given: Any) -> AsyncGenerator[None]:
 
 
 @asynccontextmanager
-async def _process(role: str, variables: Mapping[str, Any]) -> AsyncGenerator[DirectorProcess]:
+async def _process(role: str, variables: Mapping[str, Any], *options: str) -> AsyncGenerator[DirectorProcess]:
     env = {f"DIRECTOR_{name.upper()}": str(value) for name, value in variables.items()}
     with tempfile.NamedTemporaryFile(prefix="dr-log-") as log:
         process = await anyio.open_process(
-            [sys.executable, "-m", "director", role],
+            [sys.executable, "-m", "director", role, *options],
             env=dict(os.environ) | env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -106,7 +106,7 @@ def test_it_may_be_in_a_file(tmp_path: Path, name: str) -> None:
     [
         ("/nowhere/runner.json", "No such file"),
         ("runner.yaml", "neither a JSON object nor"),
-        ('{"kind": "cog"}', "DIRECTOR_RUNNER says 'http'"),
+        ('{"kind": "cog"}', "the runner is 'http'"),
     ],
 )
 def test_settings_that_cannot_be_say_which_they_are(given: str, why: str) -> None:

@@ -1,0 +1,78 @@
+"""What the directors of one process share: connections, whom all of them ask and tell, the store of files, one port.
+
+Knows no queue and no model.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+import anyio
+from msgspec import Struct
+from redis.asyncio import Redis
+
+from director.bell import LONGEST_S
+from director.core.clock import Clock, SystemClock
+from director.core.files import LocalFiles, store_in
+from director.core.gatherer import Gatherer
+from director.core.redis_client import blocking_client, client
+from director.core.settings import DirectorSettings
+from director.health import Health, serve_http
+from director.heartbeat import KICK_WAIT_S
+from director.moderation import Moderator
+from director.runners.inbox import Inbox
+from director.webhooks.addresses import AllowList
+from director.webhooks.sender import Sender
+
+if TYPE_CHECKING:
+    from director.core.s3_files import S3Files
+
+__all__ = ("Shared", "connections", "serve_health")
+
+WAITS: Final = 2  # of one director at once: at its bell, and for whoever cancels
+
+
+class Shared(Struct, frozen=True, kw_only=True):
+    """Handed to each director. `waits` has connections for the bell and the cancels of every one of them."""
+
+    gatherer: Gatherer
+    waits: Redis
+    sender: Sender
+    clock: Clock
+    moderator: Moderator | None
+    store: "LocalFiles | S3Files | None"
+
+
+@asynccontextmanager
+async def connections(settings: DirectorSettings, *, directors: int = 1) -> AsyncGenerator[Shared]:
+    """All of it for so many directors, let go afterwards. Raises SettingsError for what cannot be."""
+    clock = SystemClock()
+    moderator = Moderator.of(settings, clock)
+    sender = Sender(AllowList.parse(settings.webhook_allow))
+    redis = client(settings.redis_url, name="director")
+    waits = blocking_client(settings.redis_url, block_s=max(LONGEST_S, KICK_WAIT_S), connections=WAITS * directors)
+    gatherer = Gatherer(redis)
+    try:
+        store = store_in(settings.files_dir, redis, clock, url=settings.files_url, writes=True)
+        yield Shared(gatherer=gatherer, waits=waits, sender=sender, clock=clock, moderator=moderator, store=store)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await gatherer.aclose()
+            await redis.aclose()
+            await waits.aclose()
+            await sender.aclose()
+            if moderator is not None:
+                await moderator.aclose()
+
+
+async def serve_health(
+    settings: DirectorSettings, health: Health, inbox: Inbox, *, task_status: anyio.abc.TaskStatus[int]
+) -> None:
+    """Answer /livez and /readyz, and take callbacks, for ever; tells the port once it listens."""
+
+    def started(port: int) -> None:
+        inbox.base_url = f"http://127.0.0.1:{port}"
+        task_status.started(port)
+
+    app = health.app(inbox.routes())
+    await serve_http(app, host=settings.health_host, port=settings.health_port, started=started)

@@ -1,0 +1,198 @@
+"""Many models in one process: each is served by itself, what befalls one befalls no other, and one drain ends all."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.errors import SettingsError
+from director.core.policy import Policy
+from director.core.scripts import Scripts
+from director.core.settings import DirectorSettings
+from director.pool import Pool, pooled
+from tests.support.cog import free_port
+from tests.support.eventually import eventually
+from tests.support.live_director import Caller, Gate, keeping, pool_process, settings_for, supervised_cog
+from tests.support.queue_driver import MODEL, VERSION
+from tests.support.servers import RedisServer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+
+PAINTER, PAINTED = "acme/painter", "b2" * 32
+ONE, OTHER = f"{MODEL}:{VERSION[:12]}", f"{PAINTER}:{PAINTED[:12]}"
+
+
+@pytest.fixture
+async def other_caller(redis: Redis, scripts: Scripts, catalog: Catalog, caller: Caller) -> Caller:
+    """Who asks for the other model."""
+    await catalog.register(PAINTER, PAINTED, schema=OPEN_SCHEMA, server="", policy=Policy())
+    return Caller(redis, scripts, model=PAINTER, version=PAINTED)
+
+
+def two(redis_url: str, one: str, other: str) -> list[DirectorSettings]:
+    return [
+        settings_for(redis_url, [one]),
+        settings_for(redis_url, [other], model=PAINTER, version=PAINTED, lease_s=6.0),
+    ]
+
+
+@asynccontextmanager
+async def at_work(models: Sequence[DirectorSettings]) -> AsyncGenerator[tuple[Pool, httpx.AsyncClient]]:
+    """A pool in this process, ended without a drain, and its health port."""
+    ports: list[int] = []
+    async with pooled(models[0], models) as pool, anyio.create_task_group() as tasks:
+        tasks.start_soon(pool.direct, ports.append)
+        [port] = await eventually(lambda: ports, "it listens")
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+            yield pool, http
+        tasks.cancel_scope.cancel()
+
+
+async def missing(http: httpx.AsyncClient) -> dict[str, str]:
+    """What /readyz says is missing."""
+    shown: dict[str, str] = (await http.get("/readyz")).json()["missing"]
+    return shown
+
+
+def pool_file(folder: Path, *urls: str) -> Path:
+    path = folder / "pool.toml"
+    names = [(MODEL, VERSION), (PAINTER, PAINTED)]
+    tables = [
+        f'[[model]]\nname = "{name}"\nversion = "{version}"\nservers = ["{url}"]\n'
+        for (name, version), url in zip(names, urls, strict=True)
+    ]
+    path.write_text("\n".join(tables))
+    return path
+
+
+async def test_each_model_is_run_on_its_own_servers_and_shown(
+    caller: Caller, other_caller: Caller, server: RedisServer, cog_url: str, second_cog_url: str, gate: Gate
+) -> None:
+    async with at_work(two(server.url, cog_url, second_cog_url)) as (pool, http):
+        held = await caller.submit(n=1, gate=str(gate))
+        await caller.shows(held, status="processing")
+        assert [(await other_caller.ended(await other_caller.submit(text=text, n=1)))["output"] for text in "xy"] == [
+            ["x0"],
+            ["y0"],
+        ]
+        shown = (await http.get("/readyz")).json()
+        gate.open()
+        assert (await caller.ended(held))["status"] == "succeeded"
+    assert (shown["status"], shown["missing"]) == ("ready", {})
+    assert {label: (model["status"], model["slots"], model["busy"]) for label, model in shown["models"].items()} == {
+        ONE: ("ready", 1, 1),
+        OTHER: ("ready", 1, 0),
+    }
+    names = {director.name for director in pool.directors.values()}
+    assert len(names) == 2, "each is a consumer of its own"
+
+
+async def test_a_model_whose_server_is_gone_holds_up_no_other_and_comes_back(
+    caller: Caller, other_caller: Caller, server: RedisServer, redis: Redis, folder: Path, cog_url: str, gate: Gate
+) -> None:
+    async with (
+        supervised_cog(folder) as cog,
+        at_work(two(server.url, cog.url, cog_url)),
+        keeping(redis, server.url),
+    ):
+        lost = await caller.submit(n=1, gate=str(gate))
+        await caller.shows(lost, status="processing")
+        kept = await other_caller.submit(n=1, gate=str(gate))
+        await other_caller.shows(kept, status="processing")
+        assert cog.server is not None
+        os.killpg(cog.server.pid, signal.SIGKILL)
+        await eventually(lambda: cog.starts, "it is started anew", until=lambda starts: starts > 1)
+        gate.open()
+        assert (await other_caller.ended(kept))["status"] == "succeeded"
+        assert (await caller.ended(lost))["status"] == "succeeded"
+        assert (await caller.record(lost)).attempt == 2
+        assert (await other_caller.record(kept)).attempt == 1
+
+
+async def test_a_model_that_has_no_server_is_named_and_the_other_one_works(
+    caller: Caller, other_caller: Caller, server: RedisServer, cog_url: str
+) -> None:
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    async with at_work(two(server.url, nowhere, cog_url)) as (_, http):
+        assert (await other_caller.ended(await other_caller.submit(n=1)))["status"] == "succeeded"
+        answer = await http.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json()["missing"].keys() == {ONE}
+    assert answer.json()["models"][OTHER]["status"] == "ready"
+
+
+async def test_a_model_that_cannot_be_served_ends_alone(
+    caller: Caller, other_caller: Caller, server: RedisServer, cog_url: str, second_cog_url: str
+) -> None:
+    twin = VERSION[:12] + "f" * 52  # another version with the first digits of one that there is
+    models = two(server.url, cog_url, second_cog_url)
+    models[0] = settings_for(server.url, [cog_url], version=twin)
+    async with at_work(models) as (_, http):
+        label = f"{MODEL}:{twin[:12]}"
+        await eventually(
+            lambda: missing(http), "it is told", until=lambda told: "first 12 digits" in told.get(label, "")
+        )
+        assert (await other_caller.ended(await other_caller.submit(n=1)))["status"] == "succeeded"
+        assert (await missing(http)).keys() == {label}
+
+
+async def test_a_signal_drains_all_of_them(
+    caller: Caller,
+    other_caller: Caller,
+    server: RedisServer,
+    cog_url: str,
+    second_cog_url: str,
+    gate: Gate,
+    tmp_path: Path,
+) -> None:
+    async with pool_process(server.url, pool_file(tmp_path, cog_url, second_cog_url)) as pool:
+        running = [(each, await each.submit(n=1, gate=str(gate))) for each in (caller, other_caller)]
+        for each, asked in running:
+            await each.shows(asked, status="processing")
+        waiting = [(each, await each.submit(n=1)) for each in (caller, other_caller)]
+        pool.send(signal.SIGTERM)
+        await eventually(lambda: len(pool.said("draining")), "both drain", until=(2).__eq__)
+        gate.open()
+        assert await pool.exit_code() == 0
+        assert pool.said("director ended")
+    for each, asked in running:
+        assert (await each.ended(asked))["status"] == "succeeded"
+    for each, asked in waiting:
+        record = await each.record(asked)
+        assert (record.status, record.claims) == ("starting", 0)
+
+
+async def test_what_no_director_could_start_with_is_told_with_the_model(server: RedisServer) -> None:
+    models = two(server.url, "http://gpu-1:5000", "http://gpu-2:5000")
+    models[1] = settings_for(
+        server.url, ["http://gpu-2:5000"], model=PAINTER, version="", kind="training", runner="openai"
+    )
+    with pytest.raises(SettingsError, match=f"^{PAINTER}~training: Trainings run on Cog"):
+        async with pooled(models[0], models):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        pytest.param(["--model", "acme/one"], "--model is of one model", id="two ways"),
+        pytest.param([], "`slotz` is no field of a model", id="wrong file"),
+    ],
+)
+async def test_a_wrong_start_is_one_line(options: Sequence[str], why: str, tmp_path: Path) -> None:
+    path = tmp_path / "pool.toml"
+    path.write_text('[[model]]\nname = "acme/one"\nservers = ["http://127.0.0.1:1"]\nslotz = 1\n')
+    command = [sys.executable, "-m", "director", "run", "--config", str(path), *options]
+    ended = await anyio.run_process(command, check=False, stdout=subprocess.DEVNULL)
+    assert ended.returncode == 1
+    [line] = ended.stderr.decode().splitlines()
+    assert why in line

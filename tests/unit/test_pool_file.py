@@ -1,0 +1,135 @@
+"""A pool file: what a table says of its model, and what is said of one that is wrong."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from director.core.errors import SettingsError
+from director.core.json_pointer import Pointer
+from director.core.pool_file import MOST_BYTES, MOST_MODELS, MOST_SERVERS, label_of, read_pool
+from director.core.runner_config import CogConfig, HttpConfig, runner_config
+from director.core.settings import DirectorSettings, load
+
+ONE = '[[model]]\nname = "acme/one"\nservers = ["http://gpu-1:5000"]\n'
+TWO = '[[model]]\nname = "acme/two"\nservers = ["http://gpu-2:5000"]\n'
+
+
+def read(tmp_path: Path, text: str, base: DirectorSettings | None = None) -> tuple[DirectorSettings, ...]:
+    path = tmp_path / "pool.toml"
+    path.write_text(text)
+    return read_pool(path, base or DirectorSettings())
+
+
+def test_a_table_is_the_settings_of_one_model(tmp_path: Path) -> None:
+    first = 'version = "' + "a" * 64 + '"\nkind = "procedure"\nslots = 3\nlease_s = 7\nattempts = 5\nbatch_cost = 1.5\n'
+    one, two = read(tmp_path, ONE + first + TWO)
+    assert one == DirectorSettings(
+        model="acme/one",
+        servers=("http://gpu-1:5000",),
+        version="a" * 64,
+        kind="procedure",
+        concurrent_predictions=3,
+        lease_s=7.0,
+        attempts=5,
+        batch_cost=1.5,
+    )
+    assert two == DirectorSettings(model="acme/two", servers=("http://gpu-2:5000",))
+    assert [label_of(one), label_of(two)] == ["acme/one:aaaaaaaaaaaa~procedure", "acme/two"]
+
+
+def test_what_a_table_does_not_say_is_as_the_environment_has_it(tmp_path: Path) -> None:
+    base = load(
+        DirectorSettings, {"DIRECTOR_LEASE_S": "9", "DIRECTOR_REDIS_URL": "redis://r:1", "DIRECTOR_ATTEMPTS": "2"}
+    )
+    one, two = read(tmp_path, ONE + "lease_s = 4\n" + TWO, base)
+    assert (one.lease_s, one.attempts, one.redis_url) == (4, 2, "redis://r:1")
+    assert (two.lease_s, two.attempts, two.redis_url) == (9, 2, "redis://r:1")
+
+
+def test_how_servers_are_driven_is_a_table_or_a_file_beside_this_one(tmp_path: Path) -> None:
+    (tmp_path / "kserve.json").write_text('{"template": "kserve", "model": "resnet"}')
+    table = '[model.runner_config]\nkind = "http"\npath = "/predict"\noutput = "/result"\n'
+    file = 'runner_config = "kserve.json"\n'
+    third = '[[model]]\nname = "acme/three"\nrunner = "cog"\nservers = ["http://gpu-3:5000"]\n'
+    configs = [
+        runner_config(each.runner, each.runner_config) for each in read(tmp_path, ONE + table + TWO + file + third)
+    ]
+    assert [type(config) for config in configs] == [HttpConfig, HttpConfig, CogConfig]
+    assert isinstance(configs[0], HttpConfig)
+    assert (configs[0].path, configs[0].output) == ("/predict", Pointer("/result"))
+
+
+def test_servers_that_have_several_models_may_be_of_several_tables(tmp_path: Path) -> None:
+    shared = '[[model]]\nname = "acme/{}"\nrunner = "openai"\nservers = ["http://gpu-1:8000"]\n'
+    assert len(read(tmp_path, shared.format("one") + shared.format("two"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        pytest.param("[[model]\n", "is not TOML", id="no toml"),
+        pytest.param("", "needs one", id="empty"),
+        pytest.param("[model]\n", "needs one", id="one table"),
+        pytest.param("model = [1]\n", "needs one", id="no tables"),
+        pytest.param('redis_url = "r"\n' + ONE, "`redis_url` is in no table", id="top level"),
+        pytest.param(ONE + "[other]\n", "`other` is in no table", id="other table"),
+        pytest.param(ONE + TWO + "leas_s = 1\n", r"2 \('acme/two'\): `leas_s` is no field", id="unknown"),
+        pytest.param(ONE + "redis_url = 'r'\n", "`redis_url` is of the whole process: set DIRECTOR_REDIS", id="shared"),
+        pytest.param(ONE + "health_port = 1\n", "`health_port` is of the whole process", id="port"),
+        pytest.param(ONE + "model = 'acme/x'\n", "`model` is called `name` here", id="long name"),
+        pytest.param(ONE + "lease_s = 0\n", r"1 \('acme/one'\): `lease_s`: .* > 0", id="bound"),
+        pytest.param(ONE + "lease_s = inf\n", "`lease_s`: expected a number with an end", id="infinite"),
+        pytest.param(ONE + "lease_s = nan\n", "`lease_s`: expected a number with an end", id="nan"),
+        pytest.param(ONE + "lease_s = 2020-01-01\n", "`lease_s`: .*date", id="date"),
+        pytest.param(ONE + 'attempts = "3"\n', "`attempts`: Expected `int`, got `str`", id="text"),
+        pytest.param(ONE + "slots = 0\n", "`slots`: .* >= 1", id="slots"),
+        pytest.param(ONE + 'kind = "party"\n', "`kind`: .*party", id="kind"),
+        pytest.param(ONE.replace("acme/one", "ONE"), r"1 \('ONE'\): `name`: ", id="bad name"),
+        pytest.param(ONE.replace("name", "#"), r"\[\[model\]\] 1: `name` is missing", id="no name"),
+        pytest.param(ONE.replace("servers", "#"), "`servers` is missing", id="no servers"),
+        pytest.param(ONE.replace('["http://gpu-1:5000"]', '"http://gpu-1:5000"'), "`servers`: .*array", id="one text"),
+        pytest.param(ONE.replace('"http://gpu-1:5000"', "1"), "`servers`: Expected `str`", id="no text"),
+        pytest.param(ONE + 'runner = "http"\n', "`runner_config`: .*`path`", id="no path"),
+        pytest.param(ONE + "runner = 1\n", "`runner`: expected a text", id="no kind"),
+        pytest.param(ONE + "runner_config = 1\n", "`runner_config`: expected a table", id="no config"),
+        pytest.param(ONE + 'runner_config = "no.json"\n', "`runner_config`: .*No such file", id="no file"),
+        pytest.param(ONE + 'runner_config = {kind = "cog", slow = 1}\n', "`runner_config`: .*slow", id="unknown in it"),
+        pytest.param(ONE + 'runner = "http"\nrunner_config = {kind = "cog"}\n', "the runner is 'http'", id="two kinds"),
+        pytest.param(ONE + ONE, r"2 \('acme/one'\): `name`: there is another table for acme/one", id="twice"),
+        pytest.param(ONE + TWO.replace("gpu-2:5000", "gpu-1:5000/"), "also of acme/one, and a Cog", id="one server"),
+        pytest.param(ONE * (MOST_MODELS + 1), f"at most {MOST_MODELS}", id="many"),
+        pytest.param(
+            ONE.replace('"http://gpu-1:5000"', ", ".join(f'"http://g{i}"' for i in range(MOST_SERVERS + 1))),
+            "`servers`: more than",
+            id="many servers",
+        ),
+        pytest.param(ONE.replace("http://gpu-1:5000", "gpu-1"), "`servers` URL .* in front", id="no scheme"),
+        pytest.param(ONE.replace("http://", "http://me:hush@"), "`servers` URL .* has a user", id="secret"),
+        pytest.param(ONE.replace('["', '["http://gpu-1:5000/", "'), "`servers`: one is given twice", id="server twice"),
+        pytest.param("#" * (MOST_BYTES + 1), "is longer than", id="long"),
+        pytest.param("a = " + "[" * 9999, "is not TOML", id="deep"),
+    ],
+)
+def test_a_wrong_file_is_told_in_one_line_with_its_table_and_field(text: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=rf"pool\.toml.*{why}") as told:
+        read(tmp_path, text)
+    assert "hush" not in str(told.value)
+    assert len(str(told.value).splitlines()) == 1
+
+
+def test_bytes_that_are_no_text_and_a_file_that_is_not_there_are_told_too(tmp_path: Path) -> None:
+    path = tmp_path / "pool.toml"
+    with pytest.raises(SettingsError, match="cannot be read: No such file"):
+        read_pool(path, DirectorSettings())
+    path.write_bytes(b"\xff")
+    with pytest.raises(SettingsError, match="is not TOML"):
+        read_pool(path, DirectorSettings())
+
+
+@pytest.mark.parametrize("field", ["model", "version", "kind", "latest", "servers", "runner", "runner_config"])
+def test_the_environment_names_no_model_beside_a_file(field: str, tmp_path: Path) -> None:
+    other = {"kind": "training", "latest": True, "servers": ("http://x",), "runner": "http"}.get(field, "acme/x")
+    base = msgspec.structs.replace(DirectorSettings(), **{field: other})
+    with pytest.raises(SettingsError, match=f"DIRECTOR_{field.upper()} is of one model"):
+        read(tmp_path, ONE, base)
