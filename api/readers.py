@@ -169,9 +169,10 @@ class Reader:
         if page is None or page.is_removed:
             await self._send(self._teller.tell_removed())
             return Next.LEAVE
-        if page.has_more and not page.events:
+        if page.has_more and not page.events and not has_room:
             return Next.TAKE_ROOM
-        has_more, is_over = page.has_more, page.is_terminal
+        # a log that says it has more and tells nothing would be asked for ever
+        has_more, is_over = page.has_more and bool(page.events), page.is_terminal
         told = self._teller.tell(page.events)
         del page
         await self._send(told)

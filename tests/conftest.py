@@ -1,9 +1,11 @@
 """What every test has: anyio on asyncio, and one real server for the whole run."""
 
+import inspect
 from collections.abc import AsyncIterator, Iterator
 
 import hypothesis
 import pytest
+import sniffio
 from redis.asyncio import Redis
 
 from director.core.catalog import OPEN_SCHEMA, Catalog
@@ -27,6 +29,17 @@ hypothesis.settings.load_profile("here")
 def anyio_backend() -> tuple[str, dict[str, bool]]:
     """Redis's client is asyncio-only, so that is the backend that is promised and tested."""
     return ("asyncio", {"use_uvloop": False})
+
+
+@pytest.fixture(autouse=True)
+def its_own_loop(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that is no coroutine may run a loop of its own, also while a module's fixture holds one open."""
+    if inspect.iscoroutinefunction(request.function):
+        yield
+        return
+    token = sniffio.current_async_library_cvar.set(None)
+    yield
+    sniffio.current_async_library_cvar.reset(token)
 
 
 @pytest.fixture(scope="session")

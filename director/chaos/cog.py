@@ -27,11 +27,12 @@ SLOW_CANCEL_S: Final = 1.0
 CALLBACK_S: Final = 2.0
 CRASHED: Final = 139
 JSON_OBJECT: Final = {"type": "object"}
+ITERATOR: Final = {"type": "array", "items": JSON_OBJECT, "x-cog-array-type": "iterator"}  # so it has event streams
 SCHEMA: Final = {
     "openapi": "3.0.2",
     "info": {"title": "Cog", "version": "0.1.0"},
     "paths": {"/predictions": {"post": {}}},
-    "components": {"schemas": {"Input": JSON_OBJECT, "Output": {"type": "array", "items": JSON_OBJECT}}},
+    "components": {"schemas": {"Input": JSON_OBJECT, "Output": ITERATOR}},
 }
 
 Outcome = Literal["ok", "fail", "crash", "hang", "slow_cancel"]

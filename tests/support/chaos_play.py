@@ -126,7 +126,7 @@ class PlayedReader:
             page = await self._play.driver.scripts.replay(self._id, after=len(events), count=2, most_bytes=10_000)
             assert page is not None
             events += [(event.seq, event.kind) for event in page.events]
-            has_more = page.has_more
+            has_more = page.has_more and bool(page.events)
         self._note(Listed(at=self._play.now_ms, id=self._id, events=events))
 
     def _note(self, line: Line) -> None:
