@@ -1,0 +1,137 @@
+"""The requests of one batch: never two at once, halves of what failed, and nobody held up by who is late or left."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from msgspec import Raw
+
+from director.runners.batch import Batch
+from director.runners.feed import Feed
+from director.runners.http.rounds import Rounds, Together
+from director.runners.runner import Ended, Outcome, RunRequest
+from tests.support.eventually import eventually
+
+pytestmark = pytest.mark.anyio
+
+DONE = Ended(outcome=Outcome.SUCCEEDED)
+FAILED = Ended(outcome=Outcome.FAILED, error="one of them")
+LOST = Ended(outcome=Outcome.LOST, error="it died")
+
+
+class Slot:
+    """A server that fails what has a poison in it. `sent`: what it was asked. It answers while `answers` is set."""
+
+    def __init__(self, places: int, *, poison: str = "", end: Ended = FAILED) -> None:
+        self.batch = Batch(places)
+        self.rounds = Rounds(self.batch, self._send)
+        self.sent: list[str] = []
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self._poison, self._end = poison, end
+        self._now = 0
+
+    async def _send(self, runs: Sequence[Together]) -> Sequence[Ended] | Ended:
+        self.sent.append("".join(run.request.id for run in runs))
+        self._now += 1
+        try:
+            assert self._now == 1, "two requests at once"
+            await self.answers.wait()
+        finally:
+            self._now -= 1
+        return self._end if self._poison and self._poison in self.sent[-1] else [DONE] * len(runs)
+
+    async def run(self, name: str, *, shared: str | None = "same", place: int) -> Ended:
+        feed, end = Feed(read_ahead=1), asyncio.get_running_loop().create_future()
+        run = Together(RunRequest(id=name, input=Raw(b"{}")), feed, shared, end)
+        self.batch.places[place].come()
+        try:
+            return await self.rounds.end_of(run)
+        finally:
+            await self.rounds.leave(run)
+
+    def start(self, names: str, *, first: int = 0, **given: str | None) -> list[asyncio.Task[Ended]]:
+        return [asyncio.create_task(self.run(name, place=first + at, **given)) for at, name in enumerate(names)]
+
+
+async def ends(runs: Sequence[asyncio.Task[Ended]]) -> list[Ended]:
+    found = await asyncio.wait_for(asyncio.gather(*runs), 10)
+    own = asyncio.current_task()
+    await eventually(
+        lambda: [task for task in asyncio.all_tasks() if task is not own and "Rounds" in repr(task)],
+        "nothing goes on",
+        until=lambda left: not left,
+    )
+    return found
+
+
+async def test_the_one_to_blame_is_found_by_halves_and_the_others_succeed() -> None:
+    slot = Slot(8, poison="f")
+    found = await ends(slot.start("abcdefgh"))
+    assert slot.sent == ["abcdefgh", "abcd", "efgh", "ef", "e", "f", "gh"]
+    assert found == [DONE] * 5 + [FAILED] + [DONE] * 2
+
+
+async def test_a_death_is_told_to_all_and_nothing_is_sent_again() -> None:
+    slot = Slot(4, poison="b", end=LOST)
+    assert await ends(slot.start("abcd")) == [LOST] * 4
+    assert slot.sent == ["abcd"]
+
+
+async def test_who_has_to_go_alone_goes_after_the_others() -> None:
+    slot = Slot(5)
+    runs = [*slot.start("ab", shared=None), *slot.start("cde", first=2)]
+    assert await ends(runs) == [DONE] * 5
+    assert slot.sent == ["cde", "a", "b"]
+
+
+async def test_it_waits_for_those_that_will_come_and_for_no_others() -> None:
+    slot = Slot(3)
+    first = slot.start("a")
+    await asyncio.sleep(0.01)
+    assert slot.sent == []
+    slot.batch.places[1].leave()
+    second = slot.start("b", first=2)
+    await ends([*first, *second])
+    assert slot.sent == ["ab"]
+
+
+async def test_who_is_late_goes_after_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("director.runners.http.rounds.LATE_S", 0)
+    slot = Slot(2)
+    slot.answers.clear()
+    first = slot.start("a")
+    await eventually(lambda: slot.sent, "it did not wait", until=["a"].__eq__)
+    second = slot.start("b", first=1)
+    await asyncio.sleep(0.01)
+    assert slot.sent == ["a"]
+    slot.answers.set()
+    await ends([*first, *second])
+    assert slot.sent == ["a", "b"]
+
+
+async def test_who_leaves_leaves_the_others_and_the_last_one_takes_the_request_along() -> None:
+    slot = Slot(4)
+    slot.answers.clear()
+    together, other = slot.start("ab"), slot.start("cd", first=2, shared="other")
+    await eventually(lambda: slot.sent, "the first request is sent", until=["ab"].__eq__)
+    together[0].cancel()
+    other[1].cancel()
+    await asyncio.sleep(0.01)
+    assert slot.sent == ["ab"]
+    together[1].cancel()
+    await eventually(lambda: slot.sent, "the next request is sent", until=["ab", "c"].__eq__)
+    slot.answers.set()
+    assert await ends(other[:1]) == [DONE]
+
+
+async def test_a_fault_of_ours_is_told_to_whoever_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    slot = Slot(2)
+
+    async def broken() -> bool:
+        raise ValueError("nobody foresaw it")
+
+    monkeypatch.setattr(slot.answers, "wait", broken)
+    for run in slot.start("ab"):
+        with pytest.raises(ValueError, match="nobody foresaw it"):
+            await run
