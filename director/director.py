@@ -273,6 +273,7 @@ class Director:
             inbox=self._inbox,
             max_output=most if self._storing is None else max(most, MOST_WITH_FILES),
             trains=self._kind == "training",
+            headers=self._settings.server_headers,
         )
         together = runner.capabilities.batches
         places = together and min(together, self._settings.batch_size or together)

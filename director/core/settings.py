@@ -166,6 +166,13 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     runner_config: Annotated[
         str, Meta(description="How they are driven: a JSON object, or the path of a .json or .toml file.")
     ] = ""
+    server_header: Annotated[
+        str,
+        Meta(
+            pattern=r"\A([A-Za-z0-9-]{1,64}: [\x21-\x7e]([\x20-\x7e]{0,4096}[\x21-\x7e])?)?\Z",
+            description="Secret header that model servers want on every request, as `authorization: Bearer KEY`.",
+        ),
+    ] = ""
     concurrent_predictions: Annotated[int, Meta(ge=1, description="Predictions one model server runs at once.")] = 1
     max_failures: Annotated[
         int, Meta(ge=0, description="Failed runs in a row on one server, after which it rests and starts anew; 0: any.")
@@ -230,6 +237,12 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     ] = "hold"
     moderation_timeout_s: Annotated[float, Meta(gt=0, description="Time to answer it.")] = 10.0
     webhook_interval_s: Annotated[float, Meta(ge=0, description="Least time between output or logs webhooks.")] = 0.5
+
+    @property
+    def server_headers(self) -> dict[str, str]:
+        """What is sent with every request to a model server."""
+        name, _, value = self.server_header.partition(": ")
+        return {name.lower(): value} if name else {}
 
 
 class KeeperSettings(CommonSettings, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ since asking for a run that is over starts it again.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from typing import Final
 
@@ -20,7 +20,7 @@ from director.runners.cog_health import Model, Sighting, read_health, read_model
 from director.runners.cog_put import Run
 from director.runners.cog_stream import put_stream
 from director.runners.cog_sync import put_sync
-from director.runners.connections import Connection, Connections, connection_lost, read_body
+from director.runners.connections import NO_HEADERS, Connection, Connections, connection_lost, read_body
 from director.runners.feed import Feed
 from director.runners.inbox import Inbox
 from director.runners.patience import Patience
@@ -88,6 +88,7 @@ class CogRunner:
         fast: bool = False,
         max_body: int = 64 * MIB,
         trains: bool = False,
+        headers: Mapping[str, str] = NO_HEADERS,
     ) -> None:
         self.url = url.rstrip("/")
         self._slots = slots
@@ -95,8 +96,8 @@ class CogRunner:
         self._fast = fast
         self._max_body = max_body
         self._trains = trains
-        self._connections = Connections(self.url, keep=slots)
-        self._control = Connection(self.url)
+        self._connections = Connections(self.url, keep=slots, headers=headers)
+        self._control = Connection(self.url, headers=headers)
         self._known: _Known | None = None
         self._open: set[asyncio.Task[None]] = set()
         self._may_hold_strangers = True

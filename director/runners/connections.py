@@ -7,7 +7,7 @@ from the environment, keeps no cookies, follows no redirects and unpacks no comp
 
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -15,7 +15,7 @@ import httpx
 
 from director.runners.runner import Ended, Outcome
 
-__all__ = ("Connection", "Connections", "connection_lost", "read_body")
+__all__ = ("NO_HEADERS", "Connection", "Connections", "connection_lost", "read_body")
 
 CONNECT_TIMEOUT_S: Final = 5.0
 # a Python server closes what was idle for 5 s: a request sent at that moment would look like a server that died
@@ -32,6 +32,7 @@ PROBES: Final = [
     ),
 ]
 
+NO_HEADERS: Final[Mapping[str, str]] = {}
 TIMEOUTS: Final = {"connect": CONNECT_TIMEOUT_S, "read": None, "write": None, "pool": None}
 
 
@@ -48,10 +49,14 @@ class _Body:
 
 
 class Connection:
-    """A transport to one server. Times only the connect: whoever calls knows how long an answer may take."""
+    """A transport to one server. Times only the connect: whoever calls knows how long an answer may take.
 
-    def __init__(self, url: str) -> None:
+    `headers`: secrets, which go with every request, and nowhere else.
+    """
+
+    def __init__(self, url: str, *, headers: Mapping[str, str] = NO_HEADERS) -> None:
         self._url = url
+        self._headers = headers
         # plain HTTP needs no certificates, and loading them takes longer than a prediction
         context = ssl.create_default_context() if url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         limits = httpx.Limits(keepalive_expiry=KEEP_ALIVE_S)
@@ -81,6 +86,7 @@ class Connection:
                 "content-length": str(len(content)),
                 "user-agent": "director",
                 "x-source": "director",  # so that a server can tell us from who calls it directly, and refuse us first
+                **self._headers,
             },
             content=_Body(content, sent),
             extensions={"timeout": TIMEOUTS},
@@ -95,15 +101,16 @@ class Connection:
 class Connections:
     """Lends connections, and keeps as many as there are slots."""
 
-    def __init__(self, url: str, *, keep: int) -> None:
+    def __init__(self, url: str, *, keep: int, headers: Mapping[str, str] = NO_HEADERS) -> None:
         self._url = url
+        self._headers = headers
         self._keep = keep
         self._idle: list[Connection] = []
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[Connection]:
         """A connection for one run. After an error it is still good: the transport drops what broke."""
-        connection = self._idle.pop() if self._idle else Connection(self._url)
+        connection = self._idle.pop() if self._idle else Connection(self._url, headers=self._headers)
         try:
             yield connection
         finally:

@@ -5,12 +5,13 @@ leaves the others as they are.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import httpx
 
 from director.core.runner_config import BatchConfig, HttpConfig
 from director.runners.batch import Batch
+from director.runners.connections import NO_HEADERS
 from director.runners.feed import Feed
 from director.runners.http.batch_answers import ends_of
 from director.runners.http.rounds import Rounds, Together
@@ -24,8 +25,10 @@ __all__ = ("HttpBatchRunner",)
 class HttpBatchRunner(HttpRunner):
     """One such server. A request that has no place in a batch is one of its own."""
 
-    def __init__(self, url: str, config: HttpConfig, *, slots: int = 1, max_body: int) -> None:
-        super().__init__(url, config, slots=slots, max_body=max_body)
+    def __init__(
+        self, url: str, config: HttpConfig, *, slots: int = 1, max_body: int, headers: Mapping[str, str] = NO_HEADERS
+    ) -> None:
+        super().__init__(url, config, slots=slots, max_body=max_body, headers=headers)
         self._batch = config.batch or BatchConfig()
         self.capabilities = Capabilities(batches=self._batch.most)
         self._rounds: dict[Batch, Rounds] = {}

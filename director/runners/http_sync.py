@@ -4,7 +4,7 @@ Sends what the template makes of the input, and takes output, error and metrics 
 Never sends a run twice, and shows nothing before its end. A run is stopped by hanging up.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Final
 from urllib.parse import quote
 
@@ -12,8 +12,9 @@ import httpx
 from msgspec import Raw
 
 from director.core.runner_config import HttpConfig
+from director.runners.connections import NO_HEADERS
 from director.runners.feed import Feed
-from director.runners.http.answers import Answer, mapped_end, mapped_error, read_document, refused, too_large
+from director.runners.http.answers import Answer, file_end, mapped_end, mapped_error, read_document, refused, too_large
 from director.runners.http.open_runs import OpenRuns
 from director.runners.http.openapi import openapi
 from director.runners.http.server import HttpServer, post
@@ -30,12 +31,14 @@ class HttpRunner:
 
     capabilities = Capabilities()
 
-    def __init__(self, url: str, config: HttpConfig, *, slots: int = 1, max_body: int) -> None:
+    def __init__(
+        self, url: str, config: HttpConfig, *, slots: int = 1, max_body: int, headers: Mapping[str, str] = NO_HEADERS
+    ) -> None:
         self.url = url.rstrip("/")
         self._config = config
         self._max_body = max_body
         self._path = config.path.replace("{model}", quote(config.model, safe=""))
-        self._server = HttpServer(self.url, slots=slots, name="http", health_paths=[config.health])
+        self._server = HttpServer(self.url, slots=slots, name="http", health_paths=[config.health], headers=headers)
         self._runs = OpenRuns(read_ahead=max_body)
 
     async def health(self) -> Health:
@@ -78,6 +81,8 @@ class HttpRunner:
         return self._end(answer)
 
     def _end(self, answer: Answer) -> Ended:
+        if answer.is_file:
+            return file_end(answer)
         document = self._document(answer)
         return document if isinstance(document, Ended) else mapped_end(document, self._config)
 

@@ -1,9 +1,11 @@
 """Make the runner of one model server: which class drives which kind is known here and nowhere else."""
 
+from collections.abc import Mapping
 from typing import assert_never
 
 from director.core.runner_config import CogConfig, HttpConfig, OpenAiConfig, PollingConfig, RunnerConfig
 from director.runners.cog import CogRunner
+from director.runners.connections import NO_HEADERS
 from director.runners.http_batch import HttpBatchRunner
 from director.runners.http_sync import HttpRunner
 from director.runners.inbox import Inbox
@@ -15,18 +17,27 @@ __all__ = ("make_runner",)
 
 
 def make_runner(
-    config: RunnerConfig, url: str, *, slots: int, inbox: Inbox, max_output: int, trains: bool = False
+    config: RunnerConfig,
+    url: str,
+    *,
+    slots: int,
+    inbox: Inbox,
+    max_output: int,
+    trains: bool = False,
+    headers: Mapping[str, str] = NO_HEADERS,
 ) -> Runner:
-    """The runner of the server at `url`. `inbox` and `trains` are for Cog, `max_output` bounds answers of others."""
+    """The runner of the server at `url`. `inbox` and `trains` are for Cog, `max_output` bounds answers of others.
+    `headers`: secrets that go with every request.
+    """
     match config:
         case CogConfig():
-            return CogRunner(url, slots=slots, inbox=inbox, fast=config.fast, trains=trains)
+            return CogRunner(url, slots=slots, inbox=inbox, fast=config.fast, trains=trains, headers=headers)
         case HttpConfig():
             made = HttpRunner if config.batch is None else HttpBatchRunner
-            return made(url, config, slots=slots, max_body=max_output)
+            return made(url, config, slots=slots, max_body=max_output, headers=headers)
         case PollingConfig():
-            return PollingRunner(url, config, slots=slots, max_body=max_output)
+            return PollingRunner(url, config, slots=slots, max_body=max_output, headers=headers)
         case OpenAiConfig():
-            return OpenAiRunner(url, config, slots=slots, max_body=max_output)
+            return OpenAiRunner(url, config, slots=slots, max_body=max_output, headers=headers)
         case _:
             assert_never(config)

@@ -5,7 +5,7 @@ takes a stream that breaks off for an end, and never sends a run twice.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from typing import Final
 
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from director.core.runner_config import OpenAiConfig
 from director.core.view import joined
-from director.runners.connections import Connection
+from director.runners.connections import NO_HEADERS, Connection
 from director.runners.feed import Feed
 from director.runners.http.answers import OUTCOMES, refused, too_large
 from director.runners.http.open_runs import OpenRuns
@@ -53,7 +53,9 @@ class OpenAiRunner:
 
     capabilities = Capabilities(streams=True)
 
-    def __init__(self, url: str, config: OpenAiConfig, *, slots: int = 1, max_body: int) -> None:
+    def __init__(
+        self, url: str, config: OpenAiConfig, *, slots: int = 1, max_body: int, headers: Mapping[str, str] = NO_HEADERS
+    ) -> None:
         self.url = url.rstrip("/")
         self._config = config
         self._max_body = max_body
@@ -61,7 +63,7 @@ class OpenAiRunner:
         self._path = base + PATHS[config.endpoint]
         self._models_path = f"{base}/models"
         paths = [config.health, self._models_path]
-        self._server = HttpServer(self.url, slots=slots, name="openai", health_paths=paths)
+        self._server = HttpServer(self.url, slots=slots, name="openai", health_paths=paths, headers=headers)
         self._runs = OpenRuns(read_ahead=max_body)
         self._model = config.model
         self._asked_at = ""

@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import math
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from enum import Enum
 from typing import Final
 from urllib.parse import quote, urlsplit
@@ -18,7 +18,7 @@ from msgspec import Raw
 
 from director.core.json_pointer import Pointer
 from director.core.runner_config import PollingConfig
-from director.runners.connections import Connection
+from director.runners.connections import NO_HEADERS, Connection
 from director.runners.feed import Feed
 from director.runners.http.answers import Answer, mapped_end, mapped_error, read_document, refused, too_large
 from director.runners.http.open_runs import OpenRuns
@@ -49,13 +49,15 @@ class PollingRunner:
 
     capabilities = Capabilities(resumes=True)
 
-    def __init__(self, url: str, config: PollingConfig, *, slots: int = 1, max_body: int) -> None:
+    def __init__(
+        self, url: str, config: PollingConfig, *, slots: int = 1, max_body: int, headers: Mapping[str, str] = NO_HEADERS
+    ) -> None:
         self.url = url.rstrip("/")
         self._config = config
         self._max_body = max_body
         self._path = config.path.replace("{model}", quote(config.model, safe=""))
         self._words = {word.casefold(): status for status in PollStatus for word in getattr(config, status.value)}
-        self._server = HttpServer(self.url, slots=slots, name="polling", health_paths=[config.health])
+        self._server = HttpServer(self.url, slots=slots, name="polling", health_paths=[config.health], headers=headers)
         self._runs = OpenRuns(read_ahead=max_body)
         self._jobs: dict[str, _Job] = {}
         self._scope = _scope(self.url)

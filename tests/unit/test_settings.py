@@ -30,6 +30,21 @@ def test_a_variable_is_read_as_its_type() -> None:
     assert (settings.lease_s, settings.attempts, settings.servers) == (3.0, 5, ("http://a:1", "http://b:2"))
 
 
+def test_the_header_for_model_servers_is_a_name_and_a_value() -> None:
+    settings = load(DirectorSettings, {"DIRECTOR_SERVER_HEADER": "Authorization: Bearer a: b"})
+    assert settings.server_headers == {"authorization": "Bearer a: b"}
+    assert DirectorSettings().server_headers == {}
+
+
+@pytest.mark.parametrize(
+    "wrong", ["s3cret", "x-key:s3cret", "x-key: s3cret\n", "x-key: s3\r\ncret: 1", "x key: s3cret"]
+)
+def test_a_header_that_cannot_be_sent_is_refused_and_not_repeated(wrong: str) -> None:
+    with pytest.raises(SettingsError, match="DIRECTOR_SERVER_HEADER") as refused:
+        load(DirectorSettings, {"DIRECTOR_SERVER_HEADER": wrong})
+    assert "cret" not in str(refused.value)
+
+
 def test_an_empty_variable_is_one_that_is_not_set() -> None:
     assert load(ApiSettings, {"DIRECTOR_PORT": ""}).port == ApiSettings().port
 

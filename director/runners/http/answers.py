@@ -3,6 +3,8 @@
 Pure, and never raises for what a server wrote.
 """
 
+import re
+from base64 import b64encode
 from typing import Final
 
 from msgspec import Raw, Struct
@@ -13,7 +15,17 @@ from director.runners.reasons import reason, seconds
 from director.runners.runner import Ended, Outcome
 from director.runners.untrusted import Unreadable, excerpt, one_line, read_json
 
-__all__ = ("OUTCOMES", "Answer", "mapped_end", "mapped_error", "read_document", "refused", "too_large")
+__all__ = (
+    "OUTCOMES",
+    "Answer",
+    "file_end",
+    "mapped_end",
+    "mapped_error",
+    "read_document",
+    "refused",
+    "said_of",
+    "too_large",
+)
 
 # 2xx is for whoever asked. What stands in no row: 3xx and 4xx FAILED, since asked again it would be the same; so is
 # 5xx, which is how most servers say that the model's own code raised
@@ -30,6 +42,13 @@ OUTCOMES: Final[dict[int, Outcome]] = {
     504: Outcome.LOST,
 }
 NULL: Final = Raw(b"null")
+# It does not let us in, and may repeat the secret that it was sent
+NO_ENTRY: Final = frozenset({401, 407})
+WRONG_KEY: Final = "whoever runs the model has to give its director the right key"
+# Answers that are the output itself. Never text: a page that says what went wrong is no output
+FILE: Final = re.compile(
+    r"(?:image|audio|video|model|font)/[a-z0-9][a-z0-9.+_-]{0,63}|application/(?:octet-stream|pdf|zip)"
+)
 
 
 class Answer(Struct, frozen=True, kw_only=True):
@@ -39,6 +58,17 @@ class Answer(Struct, frozen=True, kw_only=True):
     body: bytes = b""
     complete: bool = True
     retry_after: str | None = None
+    content_type: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The media type alone."""
+        return self.content_type.partition(";")[0].strip().lower()
+
+    @property
+    def is_file(self) -> bool:
+        """Is it an output as it is, and no JSON that has one?"""
+        return self.is_ok and self.complete and FILE.fullmatch(self.kind) is not None
 
     @property
     def is_ok(self) -> bool:
@@ -47,13 +77,25 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 def refused(answer: Answer, *, error: Pointer | None = None) -> Ended:
     """The end of a run that was answered with anything but 2xx."""
-    said = _error_at(answer.body, error) or reason(answer.body)
+    said = said_of(answer, error=error)
     outcome = OUTCOMES.get(answer.status, Outcome.FAILED)
     words = one_line(said) if outcome is Outcome.INVALID and said else f"The model server answered {answer.status}"
     return Ended(
         outcome=outcome,
         error=words if outcome is Outcome.INVALID or not said else f"{words}: {one_line(said)}",
         retry_after_s=seconds(answer.retry_after),
+    )
+
+
+def said_of(answer: Answer, *, error: Pointer | None = None) -> str:
+    """Why it is not 2xx, in words; '' where it says nothing."""
+    return WRONG_KEY if answer.status in NO_ENTRY else _error_at(answer.body, error) or reason(answer.body)
+
+
+def file_end(answer: Answer) -> Ended:
+    """The end of a run whose answer is a file: as a data URI, which is stored where files are."""
+    return Ended(
+        outcome=Outcome.SUCCEEDED, output=Raw(b'"data:%b;base64,%b"' % (answer.kind.encode(), b64encode(answer.body)))
     )
 
 

@@ -5,16 +5,15 @@ each break of a connection, and each wish for a restart, counts as a new start o
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Final
 
 import httpx
 
-from director.runners.connections import Connection, Connections, connection_lost, read_body
+from director.runners.connections import NO_HEADERS, Connection, Connections, connection_lost, read_body
 from director.runners.feed import Feed
-from director.runners.http.answers import Answer
-from director.runners.reasons import reason
+from director.runners.http.answers import Answer, said_of
 from director.runners.runner import Ended, Health, HealthStatus
 from director.runners.untrusted import one_line
 
@@ -30,14 +29,22 @@ NO_SUCH_PAGE: Final = frozenset({404, 405})
 
 
 class HttpServer:
-    """`health_paths`: the first of them that the server has is its health."""
+    """`health_paths`: the first of them that the server has is its health. `headers` go with every request."""
 
-    def __init__(self, url: str, *, slots: int, name: str, health_paths: Sequence[str]) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        slots: int,
+        name: str,
+        health_paths: Sequence[str],
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> None:
         self.url = url
         self._name = name
         self._health_paths = health_paths
-        self._connections = Connections(url, keep=slots)
-        self._control = Connection(url)
+        self._connections = Connections(url, keep=slots, headers=headers)
+        self._control = Connection(url, headers=headers)
         self._starts = 0
 
     async def health(self) -> Health:
@@ -53,7 +60,7 @@ class HttpServer:
             if answer.status not in NO_SUCH_PAGE:
                 break
         assert isinstance(answer, Answer)  # noqa: S101 - for the type checker: there is at least one path
-        said = f"The model server answered {answer.status} to a health check: {reason(answer.body)}".removesuffix(": ")
+        said = f"The model server answered {answer.status} to a health check: {said_of(answer)}".removesuffix(": ")
         status = HealthStatus.STARTING if answer.status in NOT_YET else HealthStatus.UNHEALTHY
         return Health(status=status, detail=said)
 
@@ -119,5 +126,9 @@ async def read_answer(response: httpx.Response, limit: int) -> Answer:
     is_ok = 200 <= response.status_code < 300
     body, complete = await read_body(response, limit if is_ok else min(limit, REFUSAL_BYTES))
     return Answer(
-        status=response.status_code, body=body, complete=complete, retry_after=response.headers.get("retry-after")
+        status=response.status_code,
+        body=body,
+        complete=complete,
+        retry_after=response.headers.get("retry-after"),
+        content_type=response.headers.get("content-type", ""),
     )

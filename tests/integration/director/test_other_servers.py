@@ -14,6 +14,7 @@ from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, director_process, keeping, live_director
 from tests.support.model_server import ModelServer, model_server
 from tests.support.runner_conformance import CONFIGS
+from tests.support.scripted_cog import answer, scripted_cog
 from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.anyio
@@ -72,6 +73,20 @@ async def test_text_is_shown_as_it_comes_and_its_numbers_are_kept(
     assert (ended["metrics"]["input_tokens"], ended["metrics"]["output_tokens"]) == (5, 2)
     assert ended["metrics"]["time_to_first_token"] >= 0
     assert (failed["status"], failed["output"], failed["error"]) == ("failed", ["a0", "a1", "a2"], "it went wrong")
+
+
+async def test_the_header_of_the_settings_reaches_the_server_and_no_log(
+    caller: Caller, server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with scripted_cog() as scripted:
+        scripted.on("GET", "/health", answer(200, b""))
+        scripted.on("POST", "/predict", answer(200, b"\x89P", content_type="image/png"))
+        with caplog.at_level("DEBUG"):
+            async with live_director(server.url, scripted.url, server_header="x-key: s3cret", **driven("http")):
+                ended = await caller.ended(await caller.submit())
+        assert {exchange.headers.get("x-key") for exchange in scripted.exchanges} == {"s3cret"}
+    assert (ended["status"], ended["output"]) == ("succeeded", "data:image/png;base64,iVA=")
+    assert "s3cret" not in caplog.text
 
 
 async def test_the_run_of_a_director_that_died_is_followed_by_the_next_one(

@@ -1,0 +1,79 @@
+"""The runner for servers that answer a POST, and what all servers that are no Cog are sent."""
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from director.core.runner_config import decode_runner_config
+from director.runners.inbox import Inbox
+from director.runners.make import make_runner
+from director.runners.runner import Outcome, Runner, RunRequest
+from tests.support.runner_conformance import CONFIGS, MOST_BYTES, follow, opened, the_end
+from tests.support.scripted_cog import ScriptedCog, answer, scripted_cog
+
+pytestmark = pytest.mark.anyio
+
+REQUEST = RunRequest(id="a" * 26, input=Raw(b'{"prompt": "Hi"}'))
+SECRET = {"authorization": "Bearer s3cret"}
+
+
+def runner_of(kind: str, scripted: ScriptedCog, **given: Any) -> Runner:
+    config = decode_runner_config(json.dumps(CONFIGS[kind]))
+    return make_runner(config, scripted.url, slots=1, inbox=Inbox("http://127.0.0.1:9"), max_output=MOST_BYTES, **given)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+async def test_the_secret_header_goes_with_every_request(kind: str) -> None:
+    async with scripted_cog() as scripted, opened(runner_of(kind, scripted, headers=SECRET)) as runner:
+        scripted.on("POST", "/jobs", answer(200, {"job": {"id": 7}}))
+        scripted.on("GET", "/jobs/7", answer(200, {"state": "failed"}))
+        scripted.on("PUT", f"/predictions/{REQUEST.id}", answer(422, b"{}"))
+        await runner.health()
+        await runner.openapi_schema()
+        await follow(runner, REQUEST)
+    assert len(scripted.exchanges) > 1
+    assert [exchange.headers.get("authorization") for exchange in scripted.exchanges] == ["Bearer s3cret"] * len(
+        scripted.exchanges
+    )
+
+
+@pytest.mark.parametrize("kind", ["http", "polling", "openai"])
+@pytest.mark.parametrize("status", [401, 407])
+async def test_a_server_that_does_not_let_us_in_may_repeat_the_secret_and_we_do_not(kind: str, status: int) -> None:
+    said = answer(status, {"error": {"message": "Incorrect API key: s3cret"}, "problem": "not s3cret"})
+    async with scripted_cog() as scripted, opened(runner_of(kind, scripted, headers=SECRET)) as runner:
+        for path in ("/predict", "/jobs", "/v1/chat/completions"):
+            scripted.on("POST", path, said)
+        scripted.on("GET", "/health", said)
+        health = await runner.health()
+        ended = the_end(await follow(runner, REQUEST))
+    assert ended.outcome is Outcome.FAILED
+    for words in (health.detail, ended.error or ""):
+        assert f"{status}" in words
+        assert "the right key" in words
+        assert "s3cret" not in words
+
+
+@pytest.mark.parametrize(
+    ("content_type", "output"),
+    [
+        ("image/png", b'"data:image/png;base64,iVAA/w=="'),
+        ("Audio/WAV; rate=8000", b'"data:audio/wav;base64,iVAA/w=="'),
+        ("application/octet-stream", b'"data:application/octet-stream;base64,iVAA/w=="'),
+    ],
+)
+async def test_an_answer_that_is_a_file_is_the_output(content_type: str, output: bytes) -> None:
+    async with scripted_cog() as scripted, opened(runner_of("http", scripted)) as runner:
+        scripted.on("POST", "/predict", answer(200, b"\x89P\x00\xff", content_type=content_type))
+        ended = the_end(await follow(runner, REQUEST))
+    assert (ended.outcome, ended.output) == (Outcome.SUCCEEDED, Raw(output))
+
+
+@pytest.mark.parametrize(("status", "size"), [(500, 4), (200, MOST_BYTES + 1)], ids=["failed", "too large"])
+async def test_a_file_that_is_no_success_or_no_whole_one_is_no_output(status: int, size: int) -> None:
+    async with scripted_cog() as scripted, opened(runner_of("http", scripted)) as runner:
+        scripted.on("POST", "/predict", answer(status, b"x" * size, content_type="image/png"))
+        ended = the_end(await follow(runner, REQUEST))
+    assert (ended.outcome, ended.output) == (Outcome.FAILED, None)
