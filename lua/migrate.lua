@@ -10,7 +10,7 @@
 --   ARGV[4]  most    ids in this slice
 --   ARGV[5]  asks    '1': only say what would be moved
 --   ARGV[6]  now_ms  '' for the server's clock
---   Returns  {next, moved, claimed, held}  next: rank that the next slice starts from, 0 after the last one
+--   Returns  {next, moved, claimed, held}  next: rank that the next slice starts from, -1 after the last one
 --                                          claimed, held: how many stay, and for which of the two
 --            {}                            nobody registered the other queue
 
@@ -44,7 +44,7 @@ local function move(id, r)
       redis.call('ZADD', queue_key(to, index), score, id)
     end
   end
-  r.queue, r.version, r.mid, r.arrival = to, version, '', (tonumber(r.arrival) or 0) - OLDER
+  r.queue, r.arrival = to, (tonumber(r.arrival) or 0) - OLDER
   local placed = due and { 'stream', '', 'mid', '', 'charged', '' } or file(id, r)
   count(to, 'queued', r.account, 1)
   -- what it was told when it came was told of the other queue
@@ -73,5 +73,5 @@ for _, each in ipairs(waiting_here) do
   moved = moved + 1
   if not only_asks then move(each[1], each[2]) end
 end
-local following = #ids == most and from + #ids - (only_asks and 0 or moved) or 0
+local following = #ids == most and from + #ids - (only_asks and 0 or moved) or -1
 return { following, moved, claimed, held }

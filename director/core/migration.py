@@ -16,7 +16,7 @@ from director.core.scripts import Scripts
 __all__ = ("Migration", "Moved")
 
 SLICE: Final = 50  # a few milliseconds of the server, which serves others too
-PASSES: Final = 100
+PASSES: Final = 10
 
 
 class Moved(Struct, frozen=True, kw_only=True):
@@ -42,7 +42,8 @@ class Migration:
     async def steps(self, *, only_asks: bool = False) -> AsyncIterator[Moved]:
         """Move all that waits, slice by slice; what was done by then. `only_asks`: what would be, and nothing is.
 
-        What comes while it goes on may be met or not: it looks again until it finds nothing more.
+        It looks through the queue again until it finds nothing more there, but ten times at most: what comes faster
+        than that has to be stopped first.
         """
         moved = 0
         for _ in range(PASSES):
@@ -57,7 +58,7 @@ class Migration:
                 moved, claimed, held = moved + found.moved, claimed + found.claimed, held + found.held
                 yield Moved(moved=moved, claimed=claimed, held=held)
                 start = found.next
-                if not start:
+                if start < 0:
                     break
             if only_asks or moved == before:
                 return

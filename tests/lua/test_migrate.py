@@ -49,7 +49,7 @@ async def test_what_waits_in_a_stream_or_a_backlog_or_is_delayed_is_had_from_the
     delayed = await driver.submit()
     await driver.release(await driver.claim_one(), spent=True, delay_s=5)
     ids = [await driver.submit(lifetime_ms=60_000, data=b"[%d]" % number) for number in range(3)]
-    assert await migrate(driver, newer) == Migrated(next=0, moved=4, claimed=0, held=0)
+    assert await migrate(driver, newer) == Migrated(next=-1, moved=4, claimed=0, held=0)
     assert await driver.claim_all() == []
     claims = await newer.claim_all()
     assert [claim.id for claim in claims] == ids
@@ -66,7 +66,7 @@ async def test_what_is_claimed_stays_and_ends_where_it_is(driver: QueueDriver, n
     await driver.submit()
     claim = await driver.claim_one()
     waiting = await driver.submit()
-    assert await migrate(driver, newer) == Migrated(next=0, moved=1, claimed=1, held=0)
+    assert await migrate(driver, newer) == Migrated(next=-1, moved=1, claimed=1, held=0)
     assert await driver.extend(claim) == ["held"]
     assert await driver.finish(claim)
     assert (await newer.claim_one()).id == waiting
@@ -113,7 +113,7 @@ async def test_what_an_operator_paused_stays(driver: QueueDriver, newer: QueueDr
     await driver.submit(account="paused")
     other = await driver.submit(account="other")
     await driver.pause(tenant="paused")
-    assert await migrate(driver, newer) == Migrated(next=0, moved=1, claimed=0, held=1)
+    assert await migrate(driver, newer) == Migrated(next=-1, moved=1, claimed=0, held=1)
     assert [claim.id for claim in await newer.claim_all()] == [other]
 
 
@@ -123,7 +123,7 @@ async def test_asking_writes_nothing(driver: QueueDriver, newer: QueueDriver) ->
     before = await dump(driver.redis)
     assert await migrate(driver, newer, count=2, only_asks=True) == Migrated(next=2, moved=2, claimed=0, held=0)
     assert await migrate(driver, newer, start=2, count=2, only_asks=True) == Migrated(
-        next=0, moved=1, claimed=0, held=0
+        next=-1, moved=1, claimed=0, held=0
     )
     assert await dump(driver.redis) == before
 
@@ -132,7 +132,7 @@ async def test_once_all_has_gone_over_another_call_changes_nothing(driver: Queue
     await driver.submit()
     await migrate(driver, newer)
     before = await dump(driver.redis)
-    assert await migrate(driver, newer) == Migrated(next=0, moved=0, claimed=0, held=0)
+    assert await migrate(driver, newer) == Migrated(next=-1, moved=0, claimed=0, held=0)
     assert await dump(driver.redis) == before
 
 
@@ -146,12 +146,26 @@ async def test_to_a_queue_that_is_none_nothing_goes(driver: QueueDriver) -> None
     assert await dump(driver.redis) == before
 
 
+async def test_a_slice_that_went_over_whole_is_not_the_last(driver: QueueDriver, newer: QueueDriver) -> None:
+    claimed = [await driver.submit()]
+    await driver.claim_one()
+    for _ in range(5):
+        driver.pass_time(1)
+        await driver.submit()
+    assert await migrate(driver, newer, start=1, count=2) == Migrated(next=1, moved=2, claimed=0, held=0)
+    assert await migrate(driver, newer, start=0, count=2) == Migrated(next=1, moved=1, claimed=1, held=0)
+    assert await migrate(driver, newer, start=1, count=2) == Migrated(next=1, moved=2, claimed=0, held=0)
+    assert await migrate(driver, newer, start=1, count=2) == Migrated(next=-1, moved=0, claimed=0, held=0)
+    assert list(await driver.members(keys.live(driver.queue))) == claimed
+
+
 async def test_a_whole_queue_goes_over_in_slices_past_what_stays(driver: QueueDriver, newer: QueueDriver) -> None:
     for _ in range(60):
         await driver.submit(account="paused")
     await driver.pause(tenant="paused")
     ids = [await driver.submit(account=f"t{number % 7}") for number in range(130)]
     steps = [step async for step in Migration(driver.scripts, driver.queue, newer.queue).steps()]
+    assert len(steps) == 4 + 2, "once through all of it, and once more through what stays"
     assert steps[-1] == Moved(moved=130, claimed=0, held=60)
     assert {claim.id for claim in await newer.claim_all()} == set(ids)
 

@@ -54,7 +54,7 @@ class QueueStats(Struct, frozen=True, kw_only=True):
 
 
 class Migrated(Struct, frozen=True, kw_only=True):
-    """One slice: where the next one starts, 0 after the last; how many moved, and how many stay and why."""
+    """One slice: where the next one starts, -1 after the last; how many moved, and how many stay and why."""
 
     next: int
     moved: int

@@ -64,12 +64,9 @@ async def test_the_policy_of_the_queue_is_changed_and_taken_back(
         await caller.ended(await caller.submit(n=1))
         assert await policy(caller.redis) == ["3", "retry", "hold", ""]
         await operator.says(attempts=7, on_lost="fail", breaker_mode="fail", lifetime_s=60)
-        with anyio.fail_after(5):
-            await eventually(
-                lambda: policy(caller.redis),
-                "in force",
-                until=lambda now: now == ["7", "fail", "fail", "60000"],
-            )
+        await eventually(
+            lambda: policy(caller.redis), "in force", until=lambda now: now == ["7", "fail", "fail", "60000"]
+        )
         await operator.configs.remove(MODEL, by="ops")
         await eventually(lambda: policy(caller.redis), "as before", until=lambda now: now == ["3", "retry", "hold", ""])
 
