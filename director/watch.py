@@ -81,7 +81,9 @@ class Watch:
         health = await server.runner.health()
         self._judge_start(health)
         self._judge_count(health, started)
-        if health.status is HealthStatus.DEFUNCT or (server.doubt.is_set() and health.can_run and not server.busy):
+        # where a start is no more than a word, nobody needs to wait for the runs beside it
+        in_peace = not server.busy or not server.runner.capabilities.restarts
+        if health.status is HealthStatus.DEFUNCT or (server.doubt.is_set() and health.can_run and in_peace):
             await self._end_server()
             health = replace(health, status=HealthStatus.DEFUNCT)
         elif health.can_run and not self._registered:

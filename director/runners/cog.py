@@ -77,7 +77,7 @@ class CogRunner:
     started to train (`--x-mode train`), and never streams.
     """
 
-    capabilities = Capabilities(streams=True, idempotent=True)
+    capabilities = Capabilities(streams=True, idempotent=True, restarts=True)
 
     def __init__(
         self,

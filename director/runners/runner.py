@@ -150,11 +150,13 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     """What its kind of server can do. `streams`: output is seen before the end, if a model has it. `resumes`: a run
     that was `Accepted` can be followed by another one. `idempotent`: asked twice for an id, the server runs it once.
     `batches`: so many runs at most go in one request and use one slot; 0 where each is a request of its own.
+    `restarts`: it ends when it is asked to, and a fresh one comes.
     """
 
     streams: bool = False
     resumes: bool = False
     idempotent: bool = False
+    restarts: bool = False
     batches: int = 0
 
 

@@ -18,7 +18,7 @@ class ScriptedRunner:
 
     url = "http://scripted"
 
-    capabilities = Capabilities()
+    capabilities = Capabilities(restarts=True)
 
     def __init__(self, *events: RunEvent, fault: Exception | None = None) -> None:
         self.events = list(events)

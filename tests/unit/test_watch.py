@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from director.core.errors import BackendUnavailable
-from director.runners.runner import Health, HealthStatus
+from director.runners.runner import Capabilities, Health, HealthStatus
 from director.servers import Server, Servers
 from director.watch import END_AGAIN_S, STRANGER_S, Watch
 from tests.support.clock import FakeClock
@@ -114,6 +114,28 @@ async def test_a_doubted_server_is_not_ended_under_another_run(watched: Watched)
     assert watched.runner.shutdowns == 0
     watched.server.busy = 0
     await watched.look(READY)
+    assert watched.runner.shutdowns == 1
+
+
+class Enduring(ScriptedRunner):
+    """It cannot be asked to end: each wish counts as a new start."""
+
+    capabilities = Capabilities()
+
+    async def shutdown(self) -> bool:
+        await super().shutdown()
+        self.now = replace(READY, since=f"wish {self.shutdowns}")
+        return False
+
+
+async def test_a_server_that_cannot_be_started_anew_gets_work_again_beside_its_other_runs(watched: Watched) -> None:
+    watched.server.runner = watched.runner = Enduring()
+    await watched.look(READY)
+    await watched.doubt()
+    watched.server.busy = 1  # for an hour
+    await watched.watch.run_once()
+    await watched.watch.run_once()
+    assert watched.servers.any_ready()
     assert watched.runner.shutdowns == 1
 
 
