@@ -71,6 +71,14 @@ async def test_an_answer_that_is_a_file_is_the_output(content_type: str, output:
     assert (ended.outcome, ended.output) == (Outcome.SUCCEEDED, Raw(output))
 
 
+@pytest.mark.parametrize("none", [None, False, 0, "", {}, []], ids=json.dumps)
+async def test_an_error_that_is_none_is_no_failure(none: object) -> None:
+    async with scripted_cog() as scripted, opened(runner_of("http", scripted)) as runner:
+        scripted.on("POST", "/predict", answer(200, {"result": {"items": [1]}, "problem": none}))
+        ended = the_end(await follow(runner, REQUEST))
+    assert (ended.outcome, ended.output) == (Outcome.SUCCEEDED, Raw(b"[1]"))
+
+
 @pytest.mark.parametrize(("status", "size"), [(500, 4), (200, MOST_BYTES + 1)], ids=["failed", "too large"])
 async def test_a_file_that_is_no_success_or_no_whole_one_is_no_output(status: int, size: int) -> None:
     async with scripted_cog() as scripted, opened(runner_of("http", scripted)) as runner:

@@ -42,6 +42,8 @@ OUTCOMES: Final[dict[int, Outcome]] = {
     504: Outcome.LOST,
 }
 NULL: Final = Raw(b"null")
+# What stands where an error would, while there is none
+NO_ERROR: Final = frozenset({b"null", b"false", b"0", b'""', b"{}", b"[]"})
 # It does not let us in, and may repeat the secret that it was sent
 NO_ENTRY: Final = frozenset({401, 407})
 WRONG_KEY: Final = "whoever runs the model has to give its director the right key"
@@ -123,7 +125,7 @@ def mapped_end(document: Raw, config: HttpConfig | PollingConfig) -> Ended:
 def mapped_error(document: Raw, error: Pointer | None) -> str:
     """The error that stands in an answer where the configuration points to; '' where none does."""
     found = error.find(document) if error is not None else None
-    if found is None or found == NULL:
+    if found is None or bytes(found) in NO_ERROR:
         return ""
     try:
         return one_line(read_json(bytes(found), str))
