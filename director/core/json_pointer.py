@@ -63,7 +63,7 @@ WHOLE: Final = Pointer("")
 
 
 def _step(document: Raw, step: str) -> Raw | None:
-    match bytes(document).lstrip(SPACE)[:1]:
+    match _first(document):
         case b"{":
             place = msgspec.json.decode(document, type=_member(step))
         case b"[" if INDEX.fullmatch(step) and int(step) <= MOST_INDEX:
@@ -72,6 +72,12 @@ def _step(document: Raw, step: str) -> Raw | None:
             return None
     found: Raw = place.found  # type: ignore[attr-defined]
     return None if found == NOTHING else found
+
+
+def _first(document: Raw) -> bytes:
+    """Its first character. Mostly there is no space before it, and nothing else is copied."""
+    first = memoryview(document)[:1].tobytes()
+    return first if first not in SPACE else bytes(document).lstrip(SPACE)[:1]
 
 
 # Structs that know one place only: the decoder skips all others without making anything of them
