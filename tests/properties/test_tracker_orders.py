@@ -14,7 +14,7 @@ from msgspec import Raw
 
 from director.core.states import TERMINAL, Status, WebhookEvent, may_follow
 from director.ends import Finish, GiveBack, Judged, Limits, Stop, Verdict
-from director.runners.runner import Began, Ended, Logged, Measured, Outcome, Produced
+from director.runners.runner import Accepted, Began, Ended, Logged, Measured, Outcome, Produced, Restarted
 from director.tracker import Ask, Effect, Halt, Happening, Tell, Tracker, Write
 from director.uploads import Upload, Uploaded
 from tests.unit.test_tracker import RECORD
@@ -38,6 +38,7 @@ def produced(index: int, item: Any) -> Produced:
 
 progress = st.one_of(
     st.just(Began()),
+    st.just(Accepted("job 7")),
     st.builds(produced, st.integers(0, 6), items),
     st.builds(Logged, st.text(max_size=20)),
     st.builds(Measured, st.just("n"), items.map(raw), st.sampled_from(["replace", "increment"])),
@@ -131,6 +132,14 @@ class AnyOrder(RuleBasedStateMachine):
     def an_event_comes_again(self, data: st.DataObject) -> None:
         self.tell(data.draw(st.sampled_from(self.seen)))
 
+    @precondition(lambda self: self.run.began_at is not None)
+    @rule()
+    def the_server_begins_anew(self) -> None:
+        if not self.run.is_over:
+            self.output, self.logs, self.turn = b"", "", 0
+            self.answered |= set(self.uploads)  # nothing comes of them any more
+        self.tell(Restarted("stream_lagged"))
+
     @precondition(lambda self: self.uploads)
     @rule(data=st.data(), works=st.booleans())
     def files_are_stored_or_not(self, data: st.DataObject, works: bool) -> None:
@@ -203,7 +212,8 @@ class AnyOrder(RuleBasedStateMachine):
         assert kinds.count("started") <= 1
         assert kinds[:1] in ([], ["started"])
         assert (self.run.began_at is not None) == ("started" in kinds) == (Tell(WebhookEvent.START) in self.effects)
-        outputs = [msgspec.json.decode(data) for kind, data in written if kind == "output"]
+        last = len(kinds) - kinds[::-1].index("restarted") if "restarted" in kinds else 0
+        outputs = [msgspec.json.decode(data) for kind, data in written[last:] if kind == "output"]
         shown = msgspec.json.decode(bytes(self.run.output or b"[]"))
         assert outputs == shown[: len(outputs)]
         assert [number for number, _ in shown] == list(range(len(shown)))
