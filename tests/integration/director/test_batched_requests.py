@@ -255,7 +255,7 @@ async def test_one_that_kills_its_server_takes_the_others_along_once_only(caller
 
         tasks.start_soon(supervise)
         async with (
-            live_director(server.url, f"http://127.0.0.1:{port}", backoff_s=0, max_failures=0, **driven()),
+            live_director(server.url, f"http://127.0.0.1:{port}", attempts=2, backoff_s=0, max_failures=0, **driven()),
             keeping(caller.redis, server.url),
         ):
             shown = dict(zip(texts, await ended(caller, asked), strict=True))
