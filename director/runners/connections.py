@@ -82,6 +82,7 @@ class Connection:
             self._url + path,
             headers={
                 "accept": accept,
+                "accept-encoding": "identity",  # without it a server may compress, and nothing here unpacks
                 "content-type": "application/json",
                 "content-length": str(len(content)),
                 "user-agent": "director",

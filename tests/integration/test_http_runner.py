@@ -37,6 +37,7 @@ async def test_the_secret_header_goes_with_every_request(kind: str) -> None:
     assert [exchange.headers.get("authorization") for exchange in scripted.exchanges] == ["Bearer s3cret"] * len(
         scripted.exchanges
     )
+    assert {exchange.headers.get("accept-encoding") for exchange in scripted.exchanges} == {"identity"}
 
 
 @pytest.mark.parametrize("kind", ["http", "polling", "openai"])
