@@ -37,6 +37,7 @@ class Trust:
         self._most = most
         self._rests = 0
         self._died = ""
+        self._is_restarted = False
 
     @property
     def is_on_trial(self) -> bool:
@@ -47,6 +48,7 @@ class Trust:
         """A run ended so on the server that was started at `since`. What one death takes with it is one failure."""
         if outcome is Outcome.SUCCEEDED:
             self.failures = self._rests = 0
+            self._is_restarted = False
             return None
         if outcome not in AGAINST or not self._most or (is_dead and since and self._died == since):
             return None
@@ -56,4 +58,7 @@ class Trust:
             return None
         self._rests += 1
         seconds = min(LONGEST_S, FIRST_S * 2.0 ** min(self._rests - 1, MOST_DOUBLINGS))
-        return Rest(seconds=seconds, restart=outcome in MENDED_BY_A_START and not is_dead)
+        # what one start did not mend another one will not; it may be somebody's inputs that fail
+        restart = outcome in MENDED_BY_A_START and not is_dead and not self._is_restarted
+        self._is_restarted |= restart
+        return Rest(seconds=seconds, restart=restart)

@@ -28,7 +28,13 @@ def test_on_trial_each_failure_is_one_too_many_and_the_rest_doubles_up_to_a_minu
 
 
 def test_one_that_fails_for_days_rests_as_long_each_time() -> None:
-    assert noted(Trust(1), *[FAILED] * 2000)[-1] == Rest(seconds=LONGEST_S, restart=True)
+    assert noted(Trust(1), *[FAILED] * 2000)[-1] == Rest(seconds=LONGEST_S, restart=False)
+
+
+def test_what_a_new_start_did_not_mend_gets_no_other_one_until_a_run_succeeds() -> None:
+    trust = Trust(1)
+    rests = noted(trust, Outcome.REFUSED, FAILED, FAILED, Outcome.LOST, Outcome.SUCCEEDED, FAILED)
+    assert [rest.restart for rest in rests if rest] == [False, True, False, False, True]
 
 
 def test_a_success_ends_the_trial_and_the_doubling() -> None:
