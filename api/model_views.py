@@ -5,7 +5,7 @@ A model is shown with its latest version's schema and an example, so many of the
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import Final
+from typing import Final, Literal
 
 from msgspec import Raw, Struct
 from starlette.requests import Request
@@ -15,9 +15,20 @@ from api.parts import Parts, parts_of
 from api.urls import base_url
 from director.core.catalog import Version
 from director.core.models import Model
+from director.core.setup_run import SetupRun
 from director.core.view import iso
 
-__all__ = ("ModelView", "VersionView", "fitting", "fitting_slice", "shown_models", "shown_version")
+__all__ = (
+    "ModelView",
+    "SetupRunView",
+    "VersionView",
+    "WholeVersionView",
+    "fitting",
+    "fitting_slice",
+    "shown_models",
+    "shown_version",
+    "whole_version",
+)
 
 HEAVY_BYTES: Final = 4 << 20  # of one answer
 
@@ -29,6 +40,21 @@ class VersionView(Struct, frozen=True):
     created_at: str
     cog_version: str
     openapi_schema: Raw
+
+
+class SetupRunView(Struct, frozen=True, kw_only=True):
+    """How the last setup of a version went, without where: addresses of servers are nobody's business."""
+
+    status: Literal["succeeded", "failed"]
+    started_at: str | None
+    completed_at: str | None
+    logs: str
+
+
+class WholeVersionView(VersionView, frozen=True):
+    """A version by itself. `setup_run` is null until a server told of one."""
+
+    setup_run: SetupRunView | None
 
 
 class ModelView(Struct, frozen=True, kw_only=True):
@@ -52,6 +78,17 @@ class ModelView(Struct, frozen=True, kw_only=True):
 
 def shown_version(version: Version) -> VersionView:
     return VersionView(version.id, iso(version.created_ms), version.server, version.schema)
+
+
+def whole_version(version: Version, setup: SetupRun | None) -> WholeVersionView:
+    shown = None if setup is None else _shown_setup(setup)
+    return WholeVersionView(version.id, iso(version.created_ms), version.server, version.schema, shown)
+
+
+def _shown_setup(setup: SetupRun) -> SetupRunView:
+    return SetupRunView(
+        status=setup.status, started_at=setup.started_at, completed_at=setup.completed_at, logs=setup.logs
+    )
 
 
 async def fitting(request: Request, models: Sequence[Model]) -> Sequence[Model]:

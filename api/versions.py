@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.answers import json_response
-from api.model_views import fitting_slice, shown_version
+from api.model_views import fitting_slice, shown_version, whole_version
 from api.models import own_model, seen_model
 from api.pages import cursor_of, link
 from api.parts import parts_of
@@ -52,7 +52,8 @@ async def get_version(request: Request) -> Response:
     version = await parts_of(request).lookups.version(model.name, version_id)
     if version is None:
         raise not_found()
-    return json_response(shown_version(version))
+    setup = await parts_of(request).catalog.setup_run(model.name, version_id)
+    return json_response(whole_version(version, setup))
 
 
 async def delete_version(request: Request) -> Response:

@@ -15,9 +15,10 @@ import signal
 import socket
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 import anyio
+import msgspec
 
 from director import process
 from director.bell import Bell
@@ -36,6 +37,7 @@ from director.core.runner_config import runner_config
 from director.core.scripts import Scripts
 from director.core.server_url import check_server_url
 from director.core.settings import DirectorSettings
+from director.core.setup_run import SetupRun, setup_run
 from director.core.trained import TrainedVersions
 from director.ends import Limits, Stop
 from director.executor import Executor
@@ -49,6 +51,7 @@ from director.publishing import Publishing
 from director.runners.inbox import Inbox
 from director.runners.make import make_runner
 from director.runners.runner import Health as ServerHealth
+from director.runners.runner import Setup
 from director.servers import Server, Servers
 from director.shared import Shared, connections, serve_health
 from director.storing import Storing
@@ -175,6 +178,7 @@ class Director:
         self._queue_known = asyncio.Event()
         self._registering = asyncio.Lock()
         self._schema = OPEN_SCHEMA
+        self._setup: SetupRun | None = None
         self._server_kind = ""
         self.health.checks = {"redis": redis_check(self._redis), "model": self.missing}
         self.health.figures = lambda: self.figures
@@ -262,7 +266,7 @@ class Director:
         self.fleet.want(wanted, slots=self._settings.concurrent_predictions)
 
     async def _watch(self, server: Server) -> None:
-        await Watch(server, self.servers, self._clock, self._introduce).run()
+        await Watch(server, self.servers, self._clock, self._introduce, self._note_setup).run()
 
     def _make_server(self, driven: Driven, slots: int) -> Server:
         most = self._settings.max_output_bytes
@@ -369,6 +373,22 @@ class Director:
         self._server_kind = health.server or self._server_kind
         await self._register()
 
+    async def _note_setup(self, server: Server, health: ServerHealth) -> bool:
+        """Put how a setup went beside its version; False where that is not in the catalogue yet."""
+        told = health.setup or Setup()
+        self._setup = setup_run(
+            "succeeded" if health.can_run else "failed",
+            started_at=told.started_at,
+            completed_at=told.completed_at,
+            logs=told.logs,
+            server=server.runner.url,
+        )
+        if self._kind:  # of the version it is the setup of what runs predictions
+            return True
+        if not self._version:
+            return False
+        return await self._catalog.note_setup(self._settings.model, self._version, self._setup)
+
     async def _register(self) -> None:
         """Put what is known of the model into the catalogue; the first time names the queue."""
         async with self._registering:
@@ -387,9 +407,12 @@ class Director:
             self._queue_known.set()
 
     @property
-    def figures(self) -> dict[str, str]:
-        """How its servers are used."""
-        return self._portions.figures
+    def figures(self) -> dict[str, Any]:
+        """How its servers are used, and how the last setup of one went; not what that printed, which may be secret."""
+        setup = {} if self._setup is None else {"setup_run": msgspec.to_builtins(self._setup)}
+        for shown in setup.values():
+            del shown["logs"]
+        return self._portions.figures | setup
 
     async def missing(self) -> str:
         """Ready when it can claim: why not, in the words of the server that is nearest to it."""

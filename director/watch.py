@@ -46,15 +46,25 @@ LEVELS: Final[dict[HealthStatus, int]] = {
 
 
 class Watch:
-    """The watch over one server. `register` is awaited each time the server becomes ready, before it is given work."""
+    """The watch over one server. `register` is awaited each time the server becomes ready, before it is given work.
+
+    `note_setup` is awaited when a setup has ended, well or not, until it returns True once.
+    """
 
     def __init__(
-        self, server: Server, servers: Servers, clock: Clock, register: Callable[[Server, Health], Awaitable[object]]
+        self,
+        server: Server,
+        servers: Servers,
+        clock: Clock,
+        register: Callable[[Server, Health], Awaitable[object]],
+        note_setup: Callable[[Server, Health], Awaitable[bool]],
     ) -> None:
         self._server = server
         self._servers = servers
         self._clock = clock
         self._register = register
+        self._note_setup = note_setup
+        self._noted: tuple[str, bool] | None = None  # of which start, and how it went
         self._seen: HealthStatus | None = None
         self._registered = False
         self._asked_to_end_at: float | None = None
@@ -91,7 +101,21 @@ class Watch:
             self._registered = True
         self._report(health)
         self._servers.saw(server, health)
+        await self._tell_setup(health)
         return health
+
+    async def _tell_setup(self, health: Health) -> None:
+        """Have the end of a setup noted, once for each start. Last of all: no work waits for it."""
+        setup = health.since, health.can_run
+        if health.setup is None or setup == self._noted:
+            return
+        if not health.can_run and health.status is not HealthStatus.SETUP_FAILED:
+            return
+        try:
+            if await self._note_setup(self._server, health):
+                self._noted = setup
+        except BackendUnavailable as exc:
+            log.warning("noting a setup failed", extra={"error": str(exc)})
 
     def _judge_start(self, health: Health) -> None:
         """Is this the server that we knew? Doubt and registration belong to one start of it."""
@@ -135,4 +159,6 @@ class Watch:
 
 def _setup_logs(health: Health) -> dict[str, str]:
     """The end of what setup printed, where it explains something: a model may print its secrets."""
-    return {"setup_logs": health.setup_logs[-SETUP_LOG_CHARS:]} if health.status is HealthStatus.SETUP_FAILED else {}
+    if health.status is not HealthStatus.SETUP_FAILED or health.setup is None:
+        return {}
+    return {"setup_logs": health.setup.logs[-SETUP_LOG_CHARS:]}

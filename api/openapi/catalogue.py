@@ -6,7 +6,7 @@ from msgspec import Meta, Raw
 
 from api.collections import CollectionView, Hardware, WholeCollection
 from api.deployments import DeploymentView
-from api.model_views import ModelView, VersionView
+from api.model_views import ModelView, VersionView, WholeVersionView
 from api.models import DIRECTIONS, ORDERS
 from api.openapi.bodies import DeploymentChange, ModelChange, NewDeployment, NewModel
 from api.openapi.operation import (
@@ -113,7 +113,7 @@ MODELS: Final[Operations] = {
         what="Get a version, with its schema",
         scopes=("read",),
         parameters=VERSION_OF_MODEL,
-        answers={200: Answer("The version.", VersionView)},
+        answers={200: Answer("The version, with how the last setup of a server of it went.", WholeVersionView)},
         refusals=TOKEN | PATH,
     ),
     ("DELETE", "/models/{owner}/{name}/versions/{id}"): Operation(

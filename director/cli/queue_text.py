@@ -8,6 +8,7 @@ from director.cli.words import share, span
 if TYPE_CHECKING:
     from director.core.queues import Tenant
     from director.core.scripts import QueueStats
+    from director.core.setup_run import SetupRun
 
 __all__ = ("report", "table")
 
@@ -15,6 +16,7 @@ LANES: Final = ("high", "normal", "low")
 COLUMNS: Final = ("queue", *LANES, "running", "slots", "delayed", "dead", "mode", "breaker", "oldest")
 ETA_ERROR: Final = "eta_error:"
 BATCH: Final = "batch_"
+LONGEST_LINE: Final = 300
 
 
 def table(found: "Sequence[tuple[str, QueueStats]]") -> list[str]:
@@ -30,7 +32,7 @@ def table(found: "Sequence[tuple[str, QueueStats]]") -> list[str]:
     ]
 
 
-def report(queue: str, stats: "QueueStats", tenants: "Sequence[Tenant]") -> list[str]:
+def report(queue: str, stats: "QueueStats", tenants: "Sequence[Tenant]", setup: "SetupRun | None" = None) -> list[str]:
     """All that is known of one queue."""
     takes = f"; one takes {span(stats.service_ms / 1000)}" if stats.service_ms else ""
     facts = {
@@ -45,6 +47,7 @@ def report(queue: str, stats: "QueueStats", tenants: "Sequence[Tenant]") -> list
         "estimates": _estimates(stats.tally),
         "warm hits": share(stats.tally.get("warm", 0), stats.tally.get("cold", 0)),
         "batches": _counted(stats.tally, BATCH) or "none",
+        "last setup": "none was told of" if setup is None else _setup(setup),
     }
     lines = [queue, *(f"  {name:<10} {fact}" for name, fact in facts.items())]
     return [*lines, *(_line(tenant) for tenant in tenants)]
@@ -78,6 +81,13 @@ def _estimates(tally: Mapping[str, int]) -> str:
     kept = share(tally.get("eta_kept", 0), tally.get("eta_missed", 0))
     errors = _counted(dict(sorted(tally.items(), key=_bucket)), ETA_ERROR, unit=" s").replace("inf s", "more")
     return f"{kept} began within the p90; off by at most {errors}" if errors else kept
+
+
+def _setup(setup: "SetupRun") -> str:
+    """One line: of a traceback the last one names the error. A server's own words are printed as such."""
+    last = setup.logs.rstrip().rpartition("\n")[2][:LONGEST_LINE]
+    why = f": {last!r}" if setup.status == "failed" and last else ""
+    return f"{setup.status} at {setup.completed_at or 'an unknown time'} on {setup.server}{why}"
 
 
 def _bucket(pair: tuple[str, int]) -> float:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from director.core.ids import QueueName
     from director.core.queues import Tenant
     from director.core.scripts import QueueStats
+    from director.core.setup_run import SetupRun
 
 __all__ = ("add",)
 
@@ -95,14 +96,16 @@ def _show(given: argparse.Namespace) -> int:
 
     from director.cli.queue_text import report
 
-    async def read(backend: Backend, queue: "QueueName") -> "tuple[str, QueueStats, list[Tenant]]":
-        return queue, await backend.scripts.stats(queue), await backend.queues.tenants(queue, most=MOST_TENANTS)
+    async def read(backend: Backend, queue: "QueueName") -> "tuple[str, QueueStats, list[Tenant], SetupRun | None]":
+        tenants = await backend.queues.tenants(queue, most=MOST_TENANTS)
+        return queue, await backend.scripts.stats(queue), tenants, await backend.catalog.setup_run_of(queue)
 
-    queue, stats, tenants = _on_one(given, read)
+    queue, stats, tenants, setup = _on_one(given, read)
     if given.json:
-        print_json({"queue": queue, **msgspec.to_builtins(stats), "tenants": msgspec.to_builtins(tenants)})
+        more = {"tenants": msgspec.to_builtins(tenants), "setup_run": msgspec.to_builtins(setup)}
+        print_json({"queue": queue, **msgspec.to_builtins(stats), **more})
     else:
-        print("\n".join(report(queue, stats, tenants)))
+        print("\n".join(report(queue, stats, tenants, setup)))
     return 0
 
 

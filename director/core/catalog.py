@@ -4,9 +4,10 @@ Nothing here is cached: the API keeps what it read for a few seconds by itself.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
 from msgspec import Raw, Struct
 from redis.asyncio import Redis
 
@@ -17,13 +18,17 @@ from director.core.ids import MODEL_NAME, VERSION_ID, Kind, Partition, QueueName
 from director.core.models import Model, Models
 from director.core.new_queues import list_queue
 from director.core.policy import Policy
-from director.core.redis_client import ask, text, texts
+from director.core.redis_client import ask, text
 from director.core.scripts import Scripts
+from director.core.setup_run import SetupRun, read_setup_run
 
 __all__ = ("OPEN_SCHEMA", "Catalog", "Version")
 
 OPEN_SCHEMA: Final = Raw(b'{"openapi":"3.0.2","info":{"title":"Cog","version":"0.1.0"},"paths":{}}')
 
+# Not all of a version: its last setup may have printed much, and is read where it is asked for
+SHOWN: Final = ("created", "server", "schema", "weights")
+REGISTERED: Final = ("created", "server", "schema", "announced")
 LISTED: Final = "2"  # how a version is marked that is announced; "1" did so before there was a registry of models
 
 
@@ -86,7 +91,7 @@ class Catalog:
         await list_queue(self._redis, self._scripts, queue)
 
         async def write() -> None:
-            known = texts(await self._redis.hgetall(key))
+            known = _named(REGISTERED, await self._redis.hmget(key, REGISTERED))
             stands = "created" in known  # a deletion may have come between two writes of another director
             if not stands or known.get("schema") != bytes(schema).decode() or known.get("server") != server:
                 pipe = self._redis.pipeline(transaction=True)
@@ -169,7 +174,7 @@ class Catalog:
         async def read() -> list[Any]:
             pipe = self._redis.pipeline(transaction=False)
             for model, version in named:
-                pipe.hgetall(keys.version(model, version))
+                pipe.hmget(keys.version(model, version), SHOWN)
                 pipe.hmget(keys.meta(queue_name(model, version)), ["streams", "size"])
             return await pipe.execute()
 
@@ -187,6 +192,22 @@ class Catalog:
 
         return await ask(read) if named else []
 
+    async def note_setup(self, model: str, version: str, setup: SetupRun) -> bool:
+        """Write how the last setup of its servers went; False where there is no such version yet."""
+        return await self._scripts.note_setup(model, version, msgspec.json.encode(setup))
+
+    async def setup_run(self, model: str, version: str) -> SetupRun | None:
+        """How the last setup of its servers went; None where none told."""
+        [stored] = await self._field_of_each([keys.version(model, version)], "setup_run")
+        return read_setup_run(stored)
+
+    async def setup_run_of(self, queue: QueueName) -> SetupRun | None:
+        """That of the version whose predictions are in a queue; None for the queue of another kind."""
+        [version] = await self._field_of_each([keys.meta(queue)], "version")
+        if version is None or not is_queue_of_predictions(queue):
+            return None
+        return await self.setup_run(queue.rpartition(":")[0], text(version))
+
     async def runs(self, queues: Sequence[QueueName]) -> list[int]:
         """How many predictions each of these accepted since ever."""
         return [int(count or 0) for count in await self._field_of_each([keys.meta(q) for q in queues], "arrivals")]
@@ -201,8 +222,12 @@ class Catalog:
         return await ask(read) if hashes else []
 
 
-def _version(model: str, version: str, fields: Mapping[bytes, bytes], meta: Sequence[bytes | None]) -> Version | None:
-    found, (streams, size) = texts(fields), meta
+def _named(names: Sequence[str], values: Sequence[bytes | str | None]) -> dict[str, str]:
+    return {name: text(value) for name, value in zip(names, values, strict=True) if value is not None}
+
+
+def _version(model: str, version: str, values: Sequence[bytes | None], meta: Sequence[bytes | None]) -> Version | None:
+    found, (streams, size) = _named(SHOWN, values), meta
     if "created" not in found or streams is None or size is None:
         return None
     return Version(

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from director.runners.runner import Health, HealthStatus
+from director.runners.runner import Health, HealthStatus, Setup
 from director.runners.untrusted import Unreadable, excerpt, one_line, read_json
 
 __all__ = ("Model", "Sighting", "read_health", "read_model")
@@ -49,6 +49,7 @@ class Model(Struct, frozen=True, kw_only=True):
 
 class _Setup(Struct):
     started_at: str | None = None
+    completed_at: Any = None
     logs: str | None = None
 
 
@@ -111,7 +112,7 @@ def read_health(status: int, body: bytes) -> Sighting:
     health = Health(
         status=said,
         detail=_detail(said, trouble=trouble, logs=setup.logs or ""),
-        setup_logs=setup.logs or "",
+        setup=_told(setup),
         server=f"coglet {one_line(coglet)}" if coglet else "",
         since=setup.started_at or "",
     )
@@ -132,6 +133,11 @@ def read_model(openapi: bytes) -> Model:
 
 def _unhealthy(detail: str) -> Sighting:
     return Sighting(health=Health(status=HealthStatus.UNHEALTHY, detail=detail))
+
+
+def _told(setup: _Setup) -> Setup:
+    completed = setup.completed_at if isinstance(setup.completed_at, str) else ""
+    return Setup(started_at=setup.started_at or "", completed_at=completed, logs=setup.logs or "")
 
 
 def _detail(status: HealthStatus, *, trouble: str, logs: str) -> str:

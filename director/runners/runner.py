@@ -28,6 +28,7 @@ __all__ = (
     "RunEvent",
     "RunRequest",
     "Runner",
+    "Setup",
 )
 
 
@@ -43,12 +44,20 @@ class HealthStatus(StrEnum):
     UNREACHABLE = "unreachable"
 
 
+class Setup(Struct, frozen=True, kw_only=True):
+    """What a server tells of its own start, in its own words; '' for what it does not."""
+
+    started_at: str = ""
+    completed_at: str = ""
+    logs: str = ""
+
+
 class Health(Struct, frozen=True, kw_only=True):
     """One look at a server. `detail` is for people: why it is not ready, in one line."""
 
     status: HealthStatus
     detail: str = ""
-    setup_logs: str = ""
+    setup: Setup | None = None  # None on servers that tell nothing of it
     server: str = ""  # e.g. "coglet 0.23.1"; empty while unknown
     since: str = ""  # tells one start of the server from the next; empty while unknown
 

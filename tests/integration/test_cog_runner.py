@@ -412,7 +412,7 @@ async def test_a_failed_setup_says_why(tmp_path: Path) -> None:
         (ended,) = await follow(runner, request())
         assert await runner.openapi_schema() is None
     assert (health.status, health.can_run) == (HealthStatus.SETUP_FAILED, False)
-    assert "no weights" in health.setup_logs
+    assert "no weights" in health.setup.logs
     assert isinstance(ended, Ended)
     assert ended.outcome is Outcome.REFUSED
 

@@ -18,7 +18,7 @@ NAMES = sorted(path.name.removesuffix(".lua") for path in LUA.iterdir() if path.
 PARTS = sorted(path.name.removesuffix(".lua") for path in LUA.joinpath("lib").iterdir())
 FLAGS = {
     # what accepts is refused when memory is full
-    "#!lua": {"amend", "configure", "deploy", "enqueue", "enlist", "revive"},
+    "#!lua": {"amend", "configure", "deploy", "enqueue", "enlist", "note_setup", "revive"},
     "#!lua flags=no-writes": {"get", "replay", "stats", "story"},
 }
 

@@ -40,7 +40,8 @@ def test_health_is_told_in_a_word_and_a_line(body: bytes, status: HealthStatus, 
 
 def test_what_setup_printed_and_which_server_it_is_are_kept() -> None:
     sighting = read_health(200, report("READY"))
-    assert sighting.health.setup_logs == SETUP["logs"]
+    assert sighting.health.setup is not None
+    assert (sighting.health.setup.logs, sighting.health.setup.started_at) == (SETUP["logs"], SETUP["started_at"])
     assert sighting.health.server == "coglet 0.23.1"
     assert sighting.since == SETUP["started_at"]
 

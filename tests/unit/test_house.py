@@ -34,6 +34,7 @@ PURE = (
     "director.core.search",
     "director.core.server_url",
     "director.core.settings",
+    "director.core.setup_run",
     "director.core.shards",
     "director.core.signing",
     "director.core.states",

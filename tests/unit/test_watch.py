@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from director.core.errors import BackendUnavailable
-from director.runners.runner import Capabilities, Health, HealthStatus
+from director.runners.runner import Capabilities, Health, HealthStatus, Setup
 from director.servers import Server, Servers
 from director.watch import END_AGAIN_S, STRANGER_S, Watch
 from tests.support.clock import FakeClock
@@ -28,14 +28,22 @@ class Watched:
         self.server = Server(self.runner, 1)
         self.servers = Servers([self.server])
         self.registered: list[str] = []
+        self.noted: list[tuple[str, bool]] = []
+        self.is_known = True
         self.redis_is_away = False
-        self.watch = Watch(self.server, self.servers, self.clock, self._register)
+        self.watch = Watch(self.server, self.servers, self.clock, self._register, self._note_setup)
 
     async def _register(self, server: Server, health: Health) -> None:
         assert not server.can_run or self.registered  # before it is given work
         if self.redis_is_away:
             raise BackendUnavailable("away")
         self.registered.append(health.server)
+
+    async def _note_setup(self, server: Server, health: Health) -> bool:
+        if self.redis_is_away:
+            raise BackendUnavailable("away")
+        self.noted.append((health.since, health.can_run))
+        return self.is_known
 
     async def look(self, health: Health) -> Health:
         self.runner.now = health
@@ -187,9 +195,37 @@ async def test_a_server_that_does_not_tell_its_starts_is_trusted_again_once_it_w
 
 
 async def test_it_says_why_a_server_is_not_ready(watched: Watched, caplog: Any) -> None:
-    failed = Health(status=HealthStatus.SETUP_FAILED, detail="no weights", setup_logs="Traceback …")
+    failed = Health(status=HealthStatus.SETUP_FAILED, detail="no weights", setup=Setup(logs="Traceback …"))
     await watched.look(failed)
     await watched.look(failed)
     [said] = [record for record in caplog.records if record.message == "model server is setup failed"]
     assert (said.levelname, said.detail) == ("ERROR", "no weights")
     assert watched.server.health == failed
+    assert said.setup_logs == "Traceback …"
+
+
+async def test_each_setup_is_noted_once_when_it_has_ended(watched: Watched) -> None:
+    first = replace(READY, setup=Setup())
+    await watched.look(replace(first, status=HealthStatus.STARTING))
+    assert watched.noted == []
+    for status in (HealthStatus.READY, HealthStatus.BUSY, HealthStatus.UNHEALTHY, HealthStatus.READY):
+        await watched.look(replace(first, status=status))
+    await watched.look(replace(first, since="second", status=HealthStatus.SETUP_FAILED))
+    assert watched.noted == [("first", True), ("second", False)]
+
+
+async def test_a_setup_is_noted_again_until_it_is_written_and_no_work_waits_for_that(watched: Watched) -> None:
+    failed = Health(status=HealthStatus.SETUP_FAILED, since="first", setup=Setup())
+    watched.redis_is_away = True
+    await watched.look(failed)
+    watched.redis_is_away = watched.is_known = False
+    await watched.look(failed)
+    watched.is_known = True
+    await watched.look(failed)
+    await watched.look(failed)
+    assert watched.noted == [("first", False)] * 2
+
+
+async def test_a_server_that_tells_nothing_of_its_setup_has_none_noted(watched: Watched) -> None:
+    await watched.look(READY)
+    assert watched.noted == []

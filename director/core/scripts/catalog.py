@@ -37,6 +37,10 @@ class CatalogScripts(Wire):
         word, *revision = await self._call("configure", [keys.model(model)], args)
         return cast(Configured, word.decode()), int(revision[0]) if revision else 0
 
+    async def note_setup(self, model: str, version: str, said: bytes) -> bool:
+        """Write how its last setup went; False where there is no such version."""
+        return bool(await self._call("note_setup", [keys.version(model, version)], [said]))
+
     async def withdraw(
         self,
         model: str,

@@ -373,6 +373,7 @@ async def test_a_model_and_its_versions(api: httpx.AsyncClient, hello: QueueName
     model = (await api.get("/v1/models/example/hello")).json()
     versions = (await api.get("/v1/models/example/hello/versions")).json()
     version = (await api.get(f"/v1/models/example/hello/versions/{'b2' * 32}")).json()
+    assert version.pop("setup_run") is None
     assert (model["owner"], model["name"], model["run_count"]) == ("example", "hello", 0)
     assert model["latest_version"] == version
     assert versions == {"next": None, "previous": None, "results": [version]}

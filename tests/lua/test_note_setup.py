@@ -1,0 +1,28 @@
+"""note_setup: a version has the last setup of its servers, and no version is made by one."""
+
+import pytest
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.scripts import Scripts
+from tests.support.keyspace import dump
+
+pytestmark = pytest.mark.anyio
+
+MODEL, VERSION = "acme/painter", "a" * 64
+
+
+async def test_the_last_one_takes_the_place_of_the_one_before(scripts: Scripts, redis: Redis) -> None:
+    key = keys.version(MODEL, VERSION)
+    await redis.hset(key, mapping={"created": "1", "schema": "{}"})
+    for said in (b"one", b"two", b"two"):
+        assert await scripts.note_setup(MODEL, VERSION, said)
+    assert await redis.hgetall(key) == {b"created": b"1", b"schema": b"{}", b"setup_run": b"two"}
+
+
+async def test_a_version_that_is_not_there_is_not_made(scripts: Scripts, redis: Redis) -> None:
+    assert not await scripts.note_setup(MODEL, VERSION, b"one")
+    await redis.hset(keys.version(MODEL, VERSION), "weights", "of one that is going")
+    before = await dump(redis)
+    assert not await scripts.note_setup(MODEL, VERSION, b"one")
+    assert await dump(redis) == before
