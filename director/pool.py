@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 
 from director import process
-from director.core.errors import DirectorError, SettingsError
+from director.core.errors import SettingsError
 from director.core.pool_file import label_of
 from director.core.settings import DirectorSettings
 from director.director import Director, check_settings, made
@@ -93,8 +93,8 @@ class Pool:
     async def drain(self) -> None:
         """All of them at once."""
         async with anyio.create_task_group() as tasks:
-            for director in self.directors.values():
-                tasks.start_soon(director.drain)
+            for label in self.directors.keys() - self._broken.keys():
+                tasks.start_soon(self.directors[label].drain)
 
     async def _work(self, label: str, inbox: Inbox) -> None:
         """One model, for ever. One that cannot be served ends alone, unless it was the last."""
@@ -102,7 +102,7 @@ class Pool:
         try:
             with process.one_error():
                 await director.work(inbox)
-        except DirectorError as exc:
+        except SettingsError as exc:
             self._broken[label] = str(exc)
             if len(self._broken) == len(self.directors):
                 raise

@@ -96,6 +96,17 @@ async def test_each_model_is_run_on_its_own_servers_and_shown(
     assert len(names) == 2, "each is a consumer of its own"
 
 
+async def test_connections_to_redis_are_shared_and_each_model_has_its_own_to_wait_by(
+    caller: Caller, other_caller: Caller, server: RedisServer, redis: Redis, cog_url: str, second_cog_url: str
+) -> None:
+    async def waiting() -> int:
+        return [client["name"] for client in await redis.client_list()].count("director-waits")
+
+    before = await waiting()
+    async with at_work(two(server.url, cog_url, second_cog_url)):
+        await eventually(waiting, "each waits at its bell, and for cancels", until=(before + 4).__eq__)
+
+
 async def test_a_model_whose_server_is_gone_holds_up_no_other_and_comes_back(
     caller: Caller, other_caller: Caller, server: RedisServer, redis: Redis, folder: Path, cog_url: str, gate: Gate
 ) -> None:
