@@ -127,7 +127,9 @@ def test_bytes_that_are_no_text_and_a_file_that_is_not_there_are_told_too(tmp_pa
         read_pool(path, DirectorSettings())
 
 
-@pytest.mark.parametrize("field", ["model", "version", "kind", "latest", "servers", "runner", "runner_config"])
+@pytest.mark.parametrize(
+    "field", ["model", "version", "kind", "latest", "servers", "server_header", "runner", "runner_config"]
+)
 def test_the_environment_names_no_model_beside_a_file(field: str, tmp_path: Path) -> None:
     other = {"kind": "training", "latest": True, "servers": ("http://x",), "runner": "http"}.get(field, "acme/x")
     base = msgspec.structs.replace(DirectorSettings(), **{field: other})
