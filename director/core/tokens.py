@@ -86,7 +86,7 @@ class Tokens:
         if expires_ms is not None and not now_ms < expires_ms <= now_ms + LONGEST_MS:
             raise SettingsError("A token expires in the future, within a hundred years, or never.")
         return NewToken(
-            secret=token or PREFIX + secrets.token_urlsafe(32),
+            secret=token or PREFIX + secrets.token_hex(20),
             label=label,
             scopes=tuple(dict.fromkeys(scopes)),
             lanes=tuple(dict.fromkeys(lanes)),
