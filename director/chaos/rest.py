@@ -1,6 +1,6 @@
 """What Redis holds once a run is over and all is at rest: the predictions, and what should not be there any more.
 
-Reads only, and asks no code that it is there to judge: plain commands on the keys as core/keys.py spells them. It walks
+Reads only, and asks no code that it is there to judge: plain commands on the keys as core/keys/ spells them. It walks
 the whole keyspace, which no path of the product does.
 """
 

@@ -1,5 +1,5 @@
 -- lib/keys: keys of ids and queues that a script meets on its way, and the server's clock.
--- core/keys.py owns the spelling; a test holds the two together. All keys carry the hash tag of KEYS[1].
+-- core/keys/ owns the spelling; a test holds the two together. All keys carry the hash tag of KEYS[1].
 
 local TAG = string.match(KEYS[1], '^{p%d+}')
 local GROUP = 'directors'
