@@ -7,7 +7,7 @@ from starlette.responses import Response
 from api.answers import json_response
 from api.auth import authenticate
 from api.parts import parts_of
-from api.problems import not_found
+from api.refusals import not_found
 from director.core.accounts import AccountType
 
 __all__ = ("AccountView", "get_account", "get_webhook_secret")

@@ -18,7 +18,8 @@ from api.body import decode_json, read_body
 from api.pages import PAGE_SIZE, Cursor, cursor_of, link
 from api.parts import parts_of
 from api.paths import prediction_id_of
-from api.problems import InvalidField, invalid_input, not_found
+from api.problems import InvalidField
+from api.refusals import invalid_input, not_found
 from director.core.dead import DeadLetter, DeadLetters, Done, Place
 from director.core.ids import PredictionId, QueueName, is_prediction_id
 from director.core.schema import Page

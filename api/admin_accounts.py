@@ -19,7 +19,8 @@ from api.auth import authenticate
 from api.body import decode_json, read_body
 from api.pages import PAGE_SIZE, Cursor, cursor_of, link
 from api.parts import parts_of
-from api.problems import InvalidField, account_exists, invalid_input, not_found
+from api.problems import InvalidField
+from api.refusals import account_exists, invalid_input, not_found
 from director.core.account_limits import DEFAULT, NO_LIMIT, AccountLimits
 from director.core.accounts import ACCOUNT_NAME, AccountType, Policy, Reason, Suspension, Usage
 from director.core.administration import Administration

@@ -15,7 +15,8 @@ from api.answers import json_response
 from api.auth import authenticate
 from api.body import decode_json, read_body
 from api.parts import parts_of
-from api.problems import InvalidField, config_changed, invalid_header, invalid_input, not_found
+from api.problems import InvalidField
+from api.refusals import config_changed, invalid_header, invalid_input, not_found
 from api.requests import parse_model
 from director.core.errors import SettingsError, UnknownModel
 from director.core.model_config import ModelConfig, StoredConfig

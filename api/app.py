@@ -14,8 +14,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from api.answers import carried
+from api.handlers import EXCEPTION_HANDLERS
 from api.parts import Clients, State, running
-from api.problems import EXCEPTION_HANDLERS
 from api.routes import PROBES, ROUTES, Handler
 from api.urls import proxy_networks
 from director.core.clock import Clock, SystemClock

@@ -7,7 +7,7 @@ from starlette.requests import Request
 
 from api.limits import admit
 from api.parts import parts_of
-from api.problems import account_suspended, forbidden, unauthenticated
+from api.refusals import account_suspended, forbidden, unauthenticated
 from director.core.account_limits import BucketName
 from director.core.accounts import Account
 

@@ -13,7 +13,7 @@ import anyio
 import msgspec
 from starlette.requests import Request
 
-from api.problems import malformed, too_large, too_slow
+from api.refusals import malformed, too_large, too_slow
 
 __all__ = ("MAX_NESTING", "decode_json", "read_body")
 

@@ -11,7 +11,7 @@ from api.auth import authenticate
 from api.model_views import ModelView, fitting, shown_models
 from api.pages import PAGE_SIZE, Cursor, cursor_of, link
 from api.parts import parts_of
-from api.problems import not_found
+from api.refusals import not_found
 from director.core.collections import SLUG
 from director.core.schema import Page
 

@@ -20,7 +20,8 @@ from api.intake import submit
 from api.members import Members
 from api.pages import cursor_of, link, slice_of
 from api.parts import parts_of
-from api.problems import InvalidField, invalid_input, invalid_version, not_found, unavailable
+from api.problems import InvalidField
+from api.refusals import invalid_input, invalid_version, not_found, unavailable
 from api.requests import MODEL, VERSION, VersionRef, parse_create
 from director.core.account_limits import BucketName
 from director.core.accounts import Account, AccountType

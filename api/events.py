@@ -13,7 +13,8 @@ from api.answers import json_response
 from api.auth import authenticate
 from api.parts import parts_of
 from api.paths import prediction_id_of
-from api.problems import InvalidField, invalid_input, not_found
+from api.problems import InvalidField
+from api.refusals import invalid_input, not_found
 from director.core.event_log import EventView, shown_event
 
 __all__ = ("get_events",)

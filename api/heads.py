@@ -9,7 +9,7 @@ from typing import Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from api.problems import head_too_large
+from api.refusals import head_too_large
 
 __all__ = ("MAX_HEAD_BYTES", "BoundedHttp")
 

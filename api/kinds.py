@@ -10,7 +10,7 @@ from api.answers import json_response
 from api.auth import authenticate
 from api.parts import parts_of
 from api.paths import prediction_id_of
-from api.problems import not_found
+from api.refusals import not_found
 from director.core.accounts import Account
 from director.core.ids import Kind
 from director.core.view import view

@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from api.answers import carry
 from api.parts import parts_of
-from api.problems import compute_exhausted, credit_exhausted, rate_limited
+from api.refusals import compute_exhausted, credit_exhausted, rate_limited
 from director.core.account_limits import Bucket, BucketName
 from director.core.accounts import Account
 from director.core.ids import PredictionId, QueueName

@@ -19,7 +19,7 @@ from api.glances import Glance
 from api.list_filters import Filters
 from api.pages import PAGE_SIZE, Cursor, cursor_of, link
 from api.parts import Parts, parts_of
-from api.problems import forbidden
+from api.refusals import forbidden
 from director.core.ids import Kind, PredictionId, is_prediction_id
 from director.core.schema import Page, Prediction, Stored
 from director.core.view import PATHS, view

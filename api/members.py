@@ -12,7 +12,8 @@ import msgspec
 from msgspec import Raw
 
 from api.body import decode_json
-from api.problems import MAX_INVALID_FIELDS, InvalidField, invalid_input, shown
+from api.problems import MAX_INVALID_FIELDS, InvalidField, shown
+from api.refusals import invalid_input
 
 __all__ = ("Members", "type_of", "wrong_type")
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Final, get_args
 
 from api.members import Members
-from api.problems import invalid_input
+from api.refusals import invalid_input
 from director.core.ids import MODEL_NAME
 from director.core.models import Visibility
 

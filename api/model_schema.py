@@ -13,7 +13,8 @@ from urllib.parse import unquote
 from jsonschema_rs import RegexOptions, ValidationError, validator_for
 
 from api.body import decode_json
-from api.problems import Problem, unusable_schema
+from api.problems import Problem
+from api.refusals import unusable_schema
 
 __all__ = ("PATTERN_OPTIONS", "Schema", "can_stream", "input_schema", "read_document")
 

@@ -18,7 +18,8 @@ from api.model_requests import parse_change, parse_make
 from api.model_views import fitting, fitting_slice, shown_models
 from api.pages import PAGE_SIZE, Cursor, cursor_of, link
 from api.parts import Parts, parts_of
-from api.problems import InvalidField, already_exists, forbidden, in_use, invalid_input, not_found
+from api.problems import InvalidField
+from api.refusals import already_exists, forbidden, in_use, invalid_input, not_found
 from api.requests import parse_model
 from director.core.accounts import Account
 from director.core.models import Model, Order

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.parts import parts_of
-from api.problems import forbidden, not_found
+from api.refusals import forbidden, not_found
 from api.stored import stored_response
 from director.core.files import FileName, OpenFile
 

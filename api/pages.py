@@ -10,7 +10,8 @@ from urllib.parse import urlencode
 from msgspec import Struct
 from starlette.requests import Request
 
-from api.problems import InvalidField, invalid_input
+from api.problems import InvalidField
+from api.refusals import invalid_input
 from api.urls import base_url
 
 __all__ = ("PAGE_SIZE", "Cursor", "cursor_of", "link", "slice_of")

@@ -2,7 +2,7 @@
 
 from starlette.requests import Request
 
-from api.problems import not_found
+from api.refusals import not_found
 from director.core.ids import PredictionId, is_prediction_id
 
 __all__ = ("prediction_id_of",)

@@ -15,7 +15,7 @@ from api.intake import submit
 from api.kinds import cancel_of_kind, get_of_kind
 from api.parts import parts_of
 from api.paths import prediction_id_of
-from api.problems import invalid_version, not_found, not_terminal
+from api.refusals import invalid_version, not_found, not_terminal
 from api.requests import VersionRef, parse_create, parse_model, parse_version
 from director.core.files import FileStore
 from director.core.ids import PredictionId

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from api.problems import invalid_header
+from api.refusals import invalid_header
 
 __all__ = (
     "LONGEST_WAIT_S",

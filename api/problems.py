@@ -1,79 +1,31 @@
-"""Own every refusal of the API: its HTTP status, its words and its shape (RFC 7807, as Replicate's clients read it).
+"""What a refusal of the API is: its codes, and its shape (RFC 7807, as Replicate's clients read it).
 
-Never repeats what a caller sent, save the names of fields, shortened; never shows what went wrong inside.
-Where Replicate's body for an error is known, it is kept to the letter; every other one carries a `code`.
+Never says why: `api/refusals.py` has the words of each.
 """
 
-import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
-from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from api.answers import carried
-from director.core.accounts import Reason
-from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, UnknownQueue
-
 __all__ = (
-    "EXCEPTION_HANDLERS",
     "MAX_INVALID_FIELDS",
     "Code",
     "InvalidField",
     "Problem",
     "ProblemDocument",
-    "account_exists",
-    "account_suspended",
-    "already_exists",
-    "compute_exhausted",
-    "config_changed",
-    "credit_exhausted",
-    "data_removed",
-    "file_not_found",
-    "file_not_stored",
-    "file_too_large",
-    "forbidden",
-    "head_too_large",
-    "idempotency_mismatch",
-    "in_use",
-    "internal",
-    "invalid_header",
-    "invalid_host",
-    "invalid_input",
-    "invalid_version",
-    "kind_not_served",
-    "malformed",
-    "method_not_allowed",
-    "no_destination",
-    "no_files",
-    "no_webhook",
-    "not_found",
-    "not_terminal",
-    "problem_of",
-    "queue_refused",
-    "rate_limited",
+    "problem",
+    "retry_after",
     "shown",
-    "too_large",
-    "too_many_streams",
-    "too_many_uploads",
-    "too_slow",
-    "unauthenticated",
-    "unavailable",
-    "unusable_schema",
 )
-
-log = logging.getLogger(__name__)
 
 MEDIA_TYPE: Final = "application/problem+json"
 MAX_INVALID_FIELDS: Final = 20
 MAX_NAME: Final = 100
 MAX_DESCRIPTION: Final = 500
-DO_NOT_RETRY: Final = {"x-should-retry": "false"}  # the newest official client takes a 409 for a passing one
 
 
 class Code(StrEnum):
@@ -153,343 +105,12 @@ def shown(text: str, limit: int = MAX_NAME) -> str:
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in cut)
 
 
-def malformed(detail: str) -> Problem:
-    """The body cannot be read at all."""
-    return _problem(400, detail, title="Malformed body", code=Code.MALFORMED)
-
-
-def unauthenticated(*, passed: bool) -> Problem:
-    """No token, or one that names no account. `passed`: was there an Authorization header?"""
-    token = "a valid authentication token" if passed else "an authentication token"
-    return _problem(401, f"You did not pass {token}", title="Unauthenticated", headers={"WWW-Authenticate": "Bearer"})
-
-
-def forbidden(detail: str = "You do not have permission to do this.") -> Problem:
-    return _problem(403, detail)
-
-
-WHY_SUSPENDED: Final[Mapping[Reason, str]] = {
-    "unpaid": "its bills are unpaid",
-    "abuse": "it was used against the rules of this service",
-    "security": "its tokens may be in the wrong hands",
-    "asked": "its owner asked for it",
-    "review": "it is being looked into",
-}
-
-
-def account_suspended(reason: Reason) -> Problem:
-    """It may look, and cancel, but have nothing run."""
-    detail = f"This account is suspended: {WHY_SUSPENDED[reason]}. Please ask whoever runs this service."
-    return _problem(403, detail, title="Account suspended", code=Code.ACCOUNT_SUSPENDED)
-
-
-def not_found() -> Problem:
-    """Unknown, or another account's: the two must look the same."""
-    return _problem(404, "The requested resource could not be found.")
-
-
-def method_not_allowed(headers: Mapping[str, str] | None = None) -> Problem:
-    return _problem(405, "This method is not allowed here.", code=Code.METHOD_NOT_ALLOWED, headers=headers)
-
-
-def no_such_part(size: int) -> Problem:
-    """Of a file of so many bytes."""
-    detail = f"The file has {size:,} bytes, and the Range asks for none of them."
-    return _problem(416, detail, headers={"Content-Range": f"bytes */{size}"})
-
-
-def too_large(max_bytes: int) -> Problem:
-    detail = f"The body is too large: at most {max_bytes:,} bytes are accepted"
-    return _problem(413, detail, title="Body too large", code=Code.TOO_LARGE, limit=max_bytes)
-
-
-def head_too_large(max_bytes: int) -> Problem:
-    detail = f"The request line and headers are too large: at most {max_bytes:,} bytes are accepted"
-    return _problem(431, detail, title="Headers too large", code=Code.TOO_LARGE, limit=max_bytes)
-
-
-def too_slow(seconds: float) -> Problem:
-    """The body did not come. What of it still comes would be read as another request, so the connection ends."""
-    detail = f"The body did not arrive within {seconds:g} seconds."
-    return _problem(408, detail, title="Body too slow", code=Code.TOO_SLOW, headers={"Connection": "close"})
-
-
-def invalid_version() -> Problem:
-    """422 and not 404, as on Replicate. The same for unknown, malformed and not permitted."""
-    return _problem(
-        422,
-        "The specified version does not exist (or perhaps you don't have permission to use it?)",
-        title="Invalid version or not permitted",
-    )
-
-
-def invalid_input(fields: Iterable[InvalidField]) -> Problem:
-    """Some of a body's fields are wrong. Says the first twenty, in `detail` too."""
-    first = tuple(
-        InvalidField(field.type, shown(field.field), shown(field.description, MAX_DESCRIPTION))
-        for field, _ in zip(fields, range(MAX_INVALID_FIELDS), strict=False)
-    )
-    detail = "".join(f"- {field.field}: {field.description}\n" for field in first)
-    return _problem(422, detail, title="Input validation failed", invalid_fields=first)
-
-
-def invalid_header(name: str, wanted: str) -> Problem:
-    """`wanted` finishes the sentence 'Cancel-After must be …'."""
-    return _problem(422, f"{name} must be {wanted}", title="Invalid header", code=Code.INVALID_HEADER)
-
-
-def invalid_host() -> Problem:
-    """400 and not 422, as RFC 9112 §3.2 asks."""
-    detail = "Host must be the name or address of this service"
-    return _problem(400, detail, title="Invalid header", code=Code.INVALID_HEADER)
-
-
-def file_not_found() -> Problem:
-    """Unknown, expired, or another account's: all look the same. Replicate's words."""
-    return _problem(404, "File not found")
-
-
-def file_too_large(max_bytes: int) -> Problem:
-    """Replicate's words."""
-    return _problem(413, "Files must be less than 100MB in size", code=Code.TOO_LARGE, limit=max_bytes)
-
-
-def file_not_stored(retry_after_s: int) -> Problem:
-    """The store failed. 5xx, since the JavaScript client then sends a data URI instead."""
-    return _problem(
-        503,
-        "The file could not be stored. Please try again.",
-        title="Service unavailable",
-        code=Code.UNAVAILABLE,
-        retry_after=retry_after_s,
-        headers=_retry_after(retry_after_s),
-    )
-
-
-def too_many_uploads(retry_after_s: int) -> Problem:
-    """As many files come in as this process takes at once, and none of them ended in time."""
-    return _problem(
-        503,
-        "Too many files are uploaded now. Please try again.",
-        title="Service unavailable",
-        code=Code.TOO_MANY_UPLOADS,
-        retry_after=retry_after_s,
-        headers=_retry_after(retry_after_s),
-    )
-
-
-def kind_not_served(kind: str) -> Problem:
-    """The version is there, and nobody runs such requests of it: its operator may start a director that does."""
-    return _problem(
-        422,
-        f"No director ever ran a {kind} of this version.",
-        title="Not served",
-        code=Code.KIND_NOT_SERVED,
-    )
-
-
-def no_destination() -> Problem:
-    """Unknown, malformed, or not the caller's to add a version to. Replicate's words."""
-    return _problem(404, "The specified training destination does not exist")
-
-
-def no_files() -> Problem:
-    return _problem(
-        501,
-        "This service stores no files: give an http, https or data URI as the input instead.",
-        title="Not implemented",
-        code=Code.NOT_IMPLEMENTED,
-    )
-
-
-def already_exists(what: str) -> Problem:
-    """`what` finishes 'There is already …'."""
-    return _problem(409, f"There is already {what}.", title="Conflict", code=Code.ALREADY_EXISTS, headers=DO_NOT_RETRY)
-
-
-def in_use(detail: str) -> Problem:
-    """It cannot be taken away as it stands. 422 and not 409, which some clients send again."""
-    return _problem(422, detail, title="In use", code=Code.IN_USE)
-
-
-def not_terminal(detail: str = "It has not ended yet: its webhook is sent when it has.") -> Problem:
-    return _problem(409, detail, title="Conflict", code=Code.NOT_TERMINAL, headers=DO_NOT_RETRY)
-
-
-def account_exists() -> Problem:
-    return _problem(409, "There is an account of this name.", title="Conflict", code=Code.ACCOUNT_EXISTS)
-
-
-def config_changed() -> Problem:
-    detail = "It was changed since that revision: read it again, and decide anew."
-    return _problem(412, detail, title="Precondition failed", code=Code.CONFIG_CHANGED)
-
-
-def no_webhook() -> Problem:
-    return _problem(
-        409,
-        "It was made without a webhook that is told of its end.",
-        title="Conflict",
-        code=Code.NO_WEBHOOK,
-        headers=DO_NOT_RETRY,
-    )
-
-
-def data_removed() -> Problem:
-    """What would be shown or sent is not what it was any more."""
-    return _problem(
-        410, "Its input and output were removed: there is nothing left to tell.", title="Gone", code=Code.DATA_REMOVED
-    )
-
-
-def idempotency_mismatch() -> Problem:
-    return _problem(
-        422,
-        "This Idempotency-Key was already used for a different request.",
-        title="Idempotency key reused",
-        code=Code.IDEMPOTENCY_MISMATCH,
-    )
-
-
-def internal() -> Problem:
-    """A fault of ours. The log has the traceback; the answer has nothing of it."""
-    return _problem(500, "Something went wrong on the server.", title="Internal server error", code=Code.INTERNAL)
-
-
-def unusable_schema(reason: str) -> Problem:
-    """The model's own schema is at fault: whoever runs the model must mend it. `reason` finishes 'it …'."""
-    return _problem(
-        500,
-        f"The schema of this model cannot be used: it {reason}.",
-        title="Unusable model schema",
-        code=Code.UNUSABLE_SCHEMA,
-    )
-
-
-def unavailable(retry_after_s: int) -> Problem:
-    """The store behind the API cannot answer now. What was asked of it may have been done: a reply may be lost."""
-    return _problem(
-        503,
-        "The service cannot answer now. Please try again. A prediction may have been accepted all the same: "
-        "where the request has an Idempotency-Key, repeating it makes no second one.",
-        title="Service unavailable",
-        code=Code.UNAVAILABLE,
-        retry_after=retry_after_s,
-        headers=_retry_after(retry_after_s),
-    )
-
-
-def too_many_streams(retry_after_s: int) -> Problem:
-    """As many are read as this process can serve. Nothing is lost by coming later: a stream begins at its start."""
-    return _problem(
-        503,
-        "Too many event streams are read now. Please try again.",
-        title="Service unavailable",
-        code=Code.TOO_MANY_STREAMS,
-        retry_after=retry_after_s,
-        headers=_retry_after(retry_after_s),
-    )
-
-
-def rate_limited(burst: int, *, retry_after_s: int, reset_s: int) -> Problem:
-    """Too many requests at once. Replicate's words; `retry_after_s` is when there is room for one again."""
-    return _problem(
-        429,
-        f"Request was throttled. Your rate limit resets in ~{max(reset_s, retry_after_s)}s.",
-        code=Code.RATE_LIMITED,
-        limit=burst,
-        retry_after=retry_after_s,
-        headers=_retry_after(retry_after_s),
-    )
-
-
-def compute_exhausted(seconds: int, *, retry_after_s: int) -> Problem:
-    """The account's compute of the day is spent, or reserved by what has not ended."""
-    return _problem(
-        429,
-        f"Request was throttled. Your {seconds:,} seconds of compute a day are used up, and come back "
-        f"in ~{retry_after_s}s.",
-        code=Code.COMPUTE_EXHAUSTED,
-        limit=seconds,
-        retry_after=retry_after_s,
-        headers=_retry_after(retry_after_s),
-    )
-
-
-def credit_exhausted(seconds: int) -> Problem:
-    """All that the account may ever spend is spent, or reserved by what has not ended. Title and status Replicate's."""
-    return _problem(
-        402,
-        f"You have insufficient credit: your {seconds:,} seconds of compute are used up, or set aside for what has not "
-        "ended yet. Please ask whoever runs this service for more.",
-        title="Insufficient credit",
-        code=Code.CREDIT_EXHAUSTED,
-        limit=seconds,
-    )
-
-
-REFUSALS: Final[Mapping[Code, tuple[int, str]]] = {
-    Code.QUEUE_FULL: (429, "Capacity temporarily exceeded"),
-    Code.NO_CAPACITY: (429, "Capacity temporarily exceeded"),
-    Code.TOO_MANY_QUEUED: (429, "Too many predictions of this account are waiting for this model."),
-    Code.CANNOT_START_IN_TIME: (429, "It would not start in the time that X-Start-By allows."),
-    Code.BREAKER_OPEN: (503, "The servers of this model fail at the moment. Please try again later."),
-}
-
-
-def queue_refused(exc: QueueRefused) -> Problem:
-    """The queue takes no more of this now, and wrote nothing."""
-    code = Code(exc.code)
-    status, detail = REFUSALS[code]
-    facts = {"limit": exc.limit, "eta_s": exc.eta_s, "retry_after": exc.retry_after_s}
-    return _problem(status, detail, code=code, headers=_retry_after(exc.retry_after_s), **facts)
-
-
-def _problem(status: int, detail: str, *, headers: Mapping[str, str] | None = None, **facts: Any) -> Problem:
+def problem(status: int, detail: str, *, headers: Mapping[str, str] | None = None, **facts: Any) -> Problem:
+    """A refusal of this status and these words, with other facts of the document."""
     return Problem(ProblemDocument(status=status, detail=detail, **facts), headers)
 
 
-def _retry_after(seconds: int) -> dict[str, str]:
+def retry_after(seconds: int) -> dict[str, str]:
+    """The header that says when to come again."""
     # whole seconds: the official Python client cannot read an HTTP date
     return {"Retry-After": str(seconds)}
-
-
-def _of_starlette(exc: HTTPException) -> Problem:
-    if exc.status_code == HTTPStatus.NOT_FOUND:
-        return not_found()
-    if exc.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        return method_not_allowed(exc.headers)
-    # the framework's own detail may quote the request, so only the status's name is said
-    return _problem(exc.status_code, HTTPStatus(exc.status_code).phrase, headers=exc.headers)
-
-
-def _of_backend(exc: BackendUnavailable) -> Problem:
-    log.warning("request refused: backend unavailable", extra={"reason": str(exc)})
-    return unavailable(exc.retry_after_s)
-
-
-PROBLEMS: Final[Mapping[Any, Callable[[Any], Problem]]] = {
-    Problem: lambda problem: problem,
-    HTTPException: _of_starlette,
-    BackendUnavailable: _of_backend,
-    UnknownQueue: lambda _: invalid_version(),
-    IdempotencyMismatch: lambda _: idempotency_mismatch(),
-    QueueRefused: queue_refused,
-    ClientDisconnect: lambda _: malformed("The request ended before its body did."),
-    # Starlette raises it again once this was sent, so that the server logs the traceback
-    Exception: lambda _: internal(),
-}
-
-
-def problem_of(exc: Exception) -> Problem:
-    """What a caller is told of this."""
-    return next(tell(exc) for kind, tell in PROBLEMS.items() if isinstance(exc, kind))
-
-
-async def _answer(request: Request, exc: Exception) -> Response:
-    return carried(request, problem_of(exc).response())
-
-
-EXCEPTION_HANDLERS: Final[Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]]] = dict.fromkeys(
-    PROBLEMS, _answer
-)

@@ -11,7 +11,7 @@ from api.intake import submit
 from api.kinds import cancel_of_kind, get_of_kind
 from api.listing import list_of_kind
 from api.parts import parts_of
-from api.problems import invalid_version, kind_not_served
+from api.refusals import invalid_version, kind_not_served
 from api.requests import parse_create, parse_version
 
 __all__ = ("cancel_procedure", "create_procedure", "get_procedure", "list_procedures")

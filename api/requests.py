@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from api.members import Members, type_of, wrong_type
-from api.problems import invalid_input, invalid_version, not_found
+from api.refusals import invalid_input, invalid_version, not_found
 from director.core.ids import MODEL_NAME, VERSION_ID
 from director.core.states import WebhookEvent
 from director.core.webhook_url import parse_webhook_url

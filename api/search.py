@@ -19,7 +19,8 @@ from api.collections import CollectionView
 from api.model_views import ModelView, fitting, shown_models
 from api.pages import PAGE_SIZE
 from api.parts import Parts, parts_of
-from api.problems import InvalidField, invalid_input, malformed
+from api.problems import InvalidField
+from api.refusals import invalid_input, malformed
 from director.core.accounts import Account
 from director.core.models import Model
 from director.core.schema import Page

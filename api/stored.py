@@ -11,7 +11,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from api.problems import no_such_part
+from api.refusals import no_such_part
 from director.core.files import OpenFile
 
 __all__ = ("part_of", "stored_response")

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from api.answers import carry
 from api.parts import Parts, parts_of
-from api.problems import data_removed, not_found, too_many_streams
+from api.refusals import data_removed, not_found, too_many_streams
 from api.stream_events import Mark
 from api.tickets import read_address
 from director.core.ids import PredictionId

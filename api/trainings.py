@@ -15,7 +15,7 @@ from api.intake import submit
 from api.kinds import cancel_of_kind, get_of_kind
 from api.listing import list_of_kind
 from api.parts import parts_of
-from api.problems import kind_not_served, no_destination, not_found
+from api.refusals import kind_not_served, no_destination, not_found
 from api.requests import VersionRef, parse_create, parse_model
 from director.core.accounts import Account
 from director.core.ids import MODEL_NAME, VERSION_ID

@@ -12,7 +12,7 @@ from typing import Final
 from starlette.requests import Request
 
 from api.parts import parts_of
-from api.problems import invalid_host
+from api.refusals import invalid_host
 from director.core.errors import SettingsError
 
 __all__ = ("base_url", "proxy_networks")

@@ -18,7 +18,8 @@ from msgspec import Raw
 
 from api.body import decode_json
 from api.model_schema import PATTERN_OPTIONS, Schema, can_stream, input_schema, read_document
-from api.problems import MAX_INVALID_FIELDS, InvalidField, shown, unusable_schema
+from api.problems import MAX_INVALID_FIELDS, InvalidField, shown
+from api.refusals import unusable_schema
 from director.core.ids import Kind
 
 __all__ = ("InputSchema",)

@@ -12,7 +12,7 @@ from api.model_views import fitting_slice, shown_version, whole_version
 from api.models import own_model, seen_model
 from api.pages import cursor_of, link
 from api.parts import parts_of
-from api.problems import in_use, not_found
+from api.refusals import in_use, not_found
 from director.core.ids import VERSION_ID
 from director.core.schema import Page
 

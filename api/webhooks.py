@@ -14,7 +14,8 @@ from api.answers import json_response
 from api.auth import authenticate
 from api.parts import parts_of
 from api.paths import prediction_id_of
-from api.problems import Problem, data_removed, no_webhook, not_found, not_terminal
+from api.problems import Problem
+from api.refusals import data_removed, no_webhook, not_found, not_terminal
 from director.core.accounts import Account
 from director.core.ids import PredictionId
 from director.core.scripts import Redelivered

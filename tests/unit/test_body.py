@@ -16,7 +16,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from api.body import MAX_NESTING, decode_json, read_body
-from api.problems import EXCEPTION_HANDLERS, Problem
+from api.handlers import EXCEPTION_HANDLERS
+from api.problems import Problem
 
 MAX_BYTES = 1_000
 

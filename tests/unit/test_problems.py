@@ -12,8 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from api import problems
-from api.problems import EXCEPTION_HANDLERS, Code, InvalidField, Problem
+from api import refusals
+from api.handlers import EXCEPTION_HANDLERS
+from api.problems import Code, InvalidField, Problem
 from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, UnknownQueue
 
 SECRET = "redis://:hunter2@10.0.0.1"
@@ -38,16 +39,16 @@ class TestReplicatesOwnBodiesAreKeptToTheLetter:
         ("problem", "body"),
         [
             (
-                problems.unauthenticated(passed=False),
+                refusals.unauthenticated(passed=False),
                 {"title": "Unauthenticated", "detail": "You did not pass an authentication token", "status": 401},
             ),
             (
-                problems.unauthenticated(passed=True),
+                refusals.unauthenticated(passed=True),
                 {"title": "Unauthenticated", "detail": "You did not pass a valid authentication token", "status": 401},
             ),
-            (problems.not_found(), {"detail": "The requested resource could not be found.", "status": 404}),
+            (refusals.not_found(), {"detail": "The requested resource could not be found.", "status": 404}),
             (
-                problems.invalid_version(),
+                refusals.invalid_version(),
                 {
                     "title": "Invalid version or not permitted",
                     "detail": "The specified version does not exist (or perhaps you don't have permission to use it?)",
@@ -61,7 +62,7 @@ class TestReplicatesOwnBodiesAreKeptToTheLetter:
         assert problem.response().status_code == body["status"]
 
     def test_of_invalid_fields(self) -> None:
-        problem = problems.invalid_input(
+        problem = refusals.invalid_input(
             [
                 InvalidField("required", "input", "prompt is required"),
                 InvalidField("number_lte", "input.num_inference_steps", "Must be less than or equal to 4"),
@@ -84,7 +85,7 @@ class TestReplicatesOwnBodiesAreKeptToTheLetter:
 
 class TestTooManyRequests:
     def test_are_refused_in_replicates_words(self) -> None:
-        problem = problems.rate_limited(600, retry_after_s=10, reset_s=30)
+        problem = refusals.rate_limited(600, retry_after_s=10, reset_s=30)
         assert body_of(problem) == {
             "detail": "Request was throttled. Your rate limit resets in ~30s.",
             "status": 429,
@@ -121,34 +122,34 @@ class TestTooManyRequests:
         }
 
     def test_of_a_queue_leave_out_what_is_not_known(self) -> None:
-        assert {"limit", "eta_s"}.isdisjoint(body_of(problems.queue_refused(QueueRefused("breaker_open"))))
+        assert {"limit", "eta_s"}.isdisjoint(body_of(refusals.queue_refused(QueueRefused("breaker_open"))))
 
 
 class TestFieldNames:
     def test_that_are_long_are_cut(self) -> None:
-        [field] = body_of(problems.invalid_input([InvalidField("enum", "x" * 5_000, "y" * 5_000)]))["invalid_fields"]
+        [field] = body_of(refusals.invalid_input([InvalidField("enum", "x" * 5_000, "y" * 5_000)]))["invalid_fields"]
         assert field["field"] == "x" * 99 + "…"
         assert len(field["description"]) == 500
 
     def test_cannot_forge_a_line_of_the_detail(self) -> None:
-        detail = body_of(problems.invalid_input([InvalidField("enum", "a\n- b: fine", "no\x1b[31m")]))["detail"]
+        detail = body_of(refusals.invalid_input([InvalidField("enum", "a\n- b: fine", "no\x1b[31m")]))["detail"]
         assert detail.count("\n") == 1
         assert "\x1b" not in detail
 
     def test_only_the_first_twenty_are_told(self) -> None:
-        body = body_of(problems.invalid_input(InvalidField("enum", str(n), "no") for n in range(1_000)))
+        body = body_of(refusals.invalid_input(InvalidField("enum", str(n), "no") for n in range(1_000)))
         assert len(body["invalid_fields"]) == 20
         assert body["detail"].count("\n") == 20
 
 
 class TestWhatATrialMayBeRepeatedAfter:
     def test_is_told_in_whole_seconds(self) -> None:
-        problem = problems.unavailable(7)
+        problem = refusals.unavailable(7)
         assert problem.response().headers["retry-after"] == "7"
         assert body_of(problem)["retry_after"] == 7
 
     def test_may_have_been_done_and_how_it_is_repeated_safely_is_said(self) -> None:
-        detail = body_of(problems.unavailable(7))["detail"]
+        detail = body_of(refusals.unavailable(7))["detail"]
         assert "may have been accepted" in detail
         assert "Idempotency-Key" in detail
 
@@ -156,7 +157,7 @@ class TestWhatATrialMayBeRepeatedAfter:
 @pytest.mark.parametrize(
     ("error", "status", "code"),
     [
-        (Problem(problems.forbidden().document), 403, None),
+        (Problem(refusals.forbidden().document), 403, None),
         (BackendUnavailable(SECRET, retry_after_s=4), 503, "unavailable"),
         (IdempotencyMismatch(SECRET), 422, "idempotency_mismatch"),
         (UnknownQueue(SECRET), 422, None),
@@ -184,7 +185,7 @@ async def test_an_unavailable_backend_says_when_to_come_back() -> None:
 @pytest.mark.anyio
 async def test_an_unknown_path_is_a_problem() -> None:
     answer = await answer_to(RuntimeError(), path="/nowhere")
-    assert (answer.status_code, answer.json()) == (404, body_of(problems.not_found()))
+    assert (answer.status_code, answer.json()) == (404, body_of(refusals.not_found()))
 
 
 @pytest.mark.anyio
@@ -208,26 +209,26 @@ async def test_a_fault_of_ours_still_reaches_the_server_which_logs_it() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        problems.internal,
-        problems.idempotency_mismatch,
-        problems.method_not_allowed,
-        lambda: problems.malformed("no"),
-        lambda: problems.too_large(5),
-        lambda: problems.head_too_large(5),
-        lambda: problems.too_slow(5),
-        problems.invalid_host,
-        problems.no_files,
-        problems.account_exists,
-        lambda: problems.file_too_large(5),
-        lambda: problems.file_not_stored(1),
-        lambda: problems.too_many_uploads(1),
-        lambda: problems.account_suspended("unpaid"),
-        lambda: problems.invalid_header("Cancel-After", "shorter"),
-        lambda: problems.unusable_schema("is odd"),
-        lambda: problems.unavailable(1),
-        lambda: problems.rate_limited(1, retry_after_s=1, reset_s=1),
-        lambda: problems.compute_exhausted(1, retry_after_s=1),
-        lambda: problems.credit_exhausted(1),
+        refusals.internal,
+        refusals.idempotency_mismatch,
+        refusals.method_not_allowed,
+        lambda: refusals.malformed("no"),
+        lambda: refusals.too_large(5),
+        lambda: refusals.head_too_large(5),
+        lambda: refusals.too_slow(5),
+        refusals.invalid_host,
+        refusals.no_files,
+        refusals.account_exists,
+        lambda: refusals.file_too_large(5),
+        lambda: refusals.file_not_stored(1),
+        lambda: refusals.too_many_uploads(1),
+        lambda: refusals.account_suspended("unpaid"),
+        lambda: refusals.invalid_header("Cancel-After", "shorter"),
+        lambda: refusals.unusable_schema("is odd"),
+        lambda: refusals.unavailable(1),
+        lambda: refusals.rate_limited(1, retry_after_s=1, reset_s=1),
+        lambda: refusals.compute_exhausted(1, retry_after_s=1),
+        lambda: refusals.credit_exhausted(1),
     ],
 )
 def test_what_replicate_has_no_body_for_carries_a_code(make: Callable[[], Problem]) -> None:
