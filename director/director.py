@@ -1,4 +1,4 @@
-"""Start, own and end the rooms of one director: who starts and stops whom is decided here and nowhere else.
+"""Own the rooms of one director: who starts and stops whom is decided here and nowhere else.
 
 Order of a start: Redis is looked at, the health port opens, each server is watched; the first one that is ready gives
 the queue its name, unless another director did before, and only then heartbeat and consumer begin. A drain follows the
@@ -11,7 +11,6 @@ import logging
 import os
 import random
 import secrets
-import signal
 import socket
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -31,7 +30,6 @@ from director.core.errors import BackendUnavailable, SettingsError
 from director.core.ids import Kind, QueueName, version_id
 from director.core.kinds import Kinds
 from director.core.model_configs import ModelConfigs
-from director.core.policy import Policy
 from director.core.removal import Removal
 from director.core.runner_config import runner_config
 from director.core.scripts import Scripts
@@ -53,7 +51,7 @@ from director.runners.make import make_runner
 from director.runners.runner import Health as ServerHealth
 from director.runners.runner import Setup
 from director.servers import Server, Servers
-from director.shared import Shared, connections, serve_health
+from director.shared import Shared, serve_health
 from director.storing import Storing
 from director.trust import Trust
 from director.watch import Watch
@@ -61,7 +59,7 @@ from director.webhooks.outbox import Post
 from director.webhooks.schedule import Schedule
 from director.webhooks.terminal import TerminalWebhooks
 
-__all__ = ("Director", "check_settings", "connected", "made", "run", "serve")
+__all__ = ("Director", "check_settings", "made")
 
 log = logging.getLogger(__name__)
 
@@ -72,34 +70,6 @@ LOOK_AGAIN_S: Final = 2.0
 NEEDS: Final = "A director needs --model owner/name and at least one --server URL."
 # Of one answer, where files are stored: they leave the output before it is measured
 MOST_WITH_FILES: Final = 64 << 20
-
-
-def serve(settings: DirectorSettings) -> None:
-    """Run a director until SIGTERM or SIGINT. What an operator has to mend ends it with one line."""
-    process.serve("director", "run", run, settings)
-
-
-async def run(settings: DirectorSettings, *, started: Callable[[int], None] = lambda port: None) -> None:
-    """Direct until SIGTERM, SIGINT or cancellation, then drain; a second signal leaves what is held to its leases.
-
-    `started` is told the port of health and inbox.
-
-    Raises UnsafeBackend when Redis would lose what it accepts, SettingsError for a setting that cannot be.
-    """
-    with process.one_error(), anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with connected(settings) as director, anyio.create_task_group() as tasks:
-            tasks.start_soon(director.direct, started)
-            await process.drained(signals, director.drain)
-            tasks.cancel_scope.cancel()
-    log.info("director ended")
-
-
-@asynccontextmanager
-async def connected(settings: DirectorSettings) -> AsyncGenerator["Director"]:
-    """The director with its connections, which are let go afterwards."""
-    check_settings(settings)
-    async with connections(settings) as shared, made(settings, shared) as director:
-        yield director
 
 
 @asynccontextmanager
@@ -153,7 +123,7 @@ class Director:
         self._executor: Executor | None = None
         self._portions = Portions(batch_cost=settings.batch_cost, batch_size=settings.batch_size)
         self._version = settings.version.removeprefix("sha256:")
-        self._policy = _policy(settings)
+        self._policy = settings.policy
         self._schedule = Schedule.parse(settings.webhook_schedule)
         self._storing = (
             None
@@ -235,7 +205,7 @@ class Director:
         """What is written down of the model is in force from the start."""
         if not self._kind:
             self._settings = await self._configuring.begin()
-            self._policy = _policy(self._settings)
+            self._policy = self._settings.policy
         if not self._settings.servers:
             raise SettingsError(NEEDS)
         self._set_run_limit()
@@ -245,7 +215,7 @@ class Director:
         """Have other settings in force: the queue's first, then those of its runs, then the servers."""
         if not settings.servers:
             raise SettingsError("No server is left to it: the ones that it has stay.")
-        policy = _policy(settings)
+        policy = settings.policy
         async with self._registering:
             if policy != self._policy and self._queue is not None:
                 await self._scripts.register(self._queue, version=self._version, policy=policy)
@@ -409,30 +379,14 @@ class Director:
     @property
     def figures(self) -> dict[str, Any]:
         """How its servers are used, and how the last setup of one went; not what that printed, which may be secret."""
-        setup = {} if self._setup is None else {"setup_run": msgspec.to_builtins(self._setup)}
-        for shown in setup.values():
-            del shown["logs"]
-        return self._portions.figures | setup
+        if self._setup is None:
+            return self._portions.figures
+        setup_run = msgspec.to_builtins(self._setup)
+        del setup_run["logs"]
+        return self._portions.figures | {"setup_run": setup_run}
 
     async def missing(self) -> str:
         """Ready when it can claim: why not, in the words of the server that is nearest to it."""
         if self._queue_known.is_set() and self.servers.any_ready():
             return ""
         return "; ".join(server.trouble for server in self.servers.all) or "not looked at yet"
-
-
-def _policy(settings: DirectorSettings) -> Policy:
-    return Policy(
-        streams=settings.streams,
-        size=settings.shard_size,
-        attempts=settings.attempts,
-        on_lost=settings.on_lost,
-        backoff_s=settings.backoff_s,
-        backoff_cap_s=settings.backoff_cap_s,
-        data_ttl_s=settings.data_ttl_s,
-        record_ttl_s=settings.record_ttl_s,
-        lifetime_s=settings.lifetime_s or None,
-        breaker_after=settings.breaker_after,
-        breaker_cool_s=settings.breaker_cool_s,
-        breaker_mode=settings.breaker_mode,
-    )

@@ -65,7 +65,7 @@ def _api(given: argparse.Namespace) -> int:
 
 def _run(given: argparse.Namespace) -> int:
     from director.core.settings import DirectorSettings, load
-    from director.director import serve
+    from director.single import serve
 
     if given.config is not None:
         return _pool(given)

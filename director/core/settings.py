@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from director.core.account_limits import AccountLimits, Compute, Count, Rate, Retention
 from director.core.errors import SettingsError
 from director.core.ids import MODEL_NAME
-from director.core.policy import BreakerMode, OnLost
+from director.core.policy import BreakerMode, OnLost, Policy
 from director.core.runner_config import RunnerKind
 
 __all__ = (
@@ -237,6 +237,24 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     ] = "hold"
     moderation_timeout_s: Annotated[float, Meta(gt=0, description="Time to answer it.")] = 10.0
     webhook_interval_s: Annotated[float, Meta(ge=0, description="Least time between output or logs webhooks.")] = 0.5
+
+    @property
+    def policy(self) -> Policy:
+        """What its queue is registered with."""
+        return Policy(
+            streams=self.streams,
+            size=self.shard_size,
+            attempts=self.attempts,
+            on_lost=self.on_lost,
+            backoff_s=self.backoff_s,
+            backoff_cap_s=self.backoff_cap_s,
+            data_ttl_s=self.data_ttl_s,
+            record_ttl_s=self.record_ttl_s,
+            lifetime_s=self.lifetime_s or None,
+            breaker_after=self.breaker_after,
+            breaker_cool_s=self.breaker_cool_s,
+            breaker_mode=self.breaker_mode,
+        )
 
     @property
     def server_headers(self) -> dict[str, str]:

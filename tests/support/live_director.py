@@ -27,9 +27,10 @@ from director.core.scripts import Scripts
 from director.core.settings import WEBHOOK_SCHEDULE, DirectorSettings, KeeperSettings
 from director.core.shards import shard
 from director.core.view import view
-from director.director import Director, connected
+from director.director import Director
 from director.keeper.breakers import INTERVAL_S, Breakers
 from director.keeper.keeper import Keeper
+from director.single import connected
 from director.webhooks.addresses import AllowList
 from director.webhooks.sender import Sender
 from tests.support.cog import CogServer, cog_process, free_port

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from director.core.ids import PredictionId
-from director.director import connected
 from director.portion import MOST_SKIPS
+from director.single import connected
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, live_director, settings_for
 from tests.support.servers import RedisServer
