@@ -21,6 +21,7 @@ if r.token == '' then
   settle(id, r, 'canceled', {}, now)
   return 'canceled'
 end
+if r.cancel ~= 'user' then log('asked', id, r.queue, account, now, r.holder) end
 redis.call('HSET', KEYS[1], 'cancel', 'user')
 redis.call('PUBLISH', kick_channel(r.holder), id)
 return 'asked'

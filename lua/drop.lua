@@ -1,18 +1,21 @@
 #!lua flags=allow-oom
 -- drop: let go of a dead letter: its data lives on as long as that of any prediction that has just ended.
--- Uses lib/keys
+-- Uses lib/keys lib/log
 --
 --   KEYS[1]  record  hash  {p}:rec:<id>
 --   ARGV[1]  id
 --   ARGV[2]  queue
+--   ARGV[3]  now_ms  '' for the server's clock
 --   Returns  1  dropped
 --            0  it is no dead letter: nothing was written
 
-local id, queue = ARGV[1], ARGV[2]
+local id, queue, now = ARGV[1], ARGV[2], clock(ARGV[3])
 
 if not redis.call('ZSCORE', queue_key(queue, 'dead'), id) then return 0 end
 
+local r = redis.call('HMGET', KEYS[1], 'data_ttl_ms', 'account')
 redis.call('ZREM', queue_key(queue, 'dead'), id)
-local data_ttl_ms = redis.call('HGET', KEYS[1], 'data_ttl_ms') or redis.call('HGET', queue_key(queue, 'meta'), 'data_ttl_ms')
+local data_ttl_ms = r[1] or redis.call('HGET', queue_key(queue, 'meta'), 'data_ttl_ms')
 for _, key in ipairs({ input_key(id), events_key(id) }) do redis.call('PEXPIRE', key, data_ttl_ms, 'LT') end
+if r[2] then log('dropped', id, queue, r[2], now) end -- else its record is gone, and it only leaves the list
 return 1

@@ -1,16 +1,17 @@
 #!lua flags=allow-oom
 -- erase: let go of a prediction that has ended, at once and whole: its caller wants it gone, and nobody is told of it any more.
--- Uses lib/keys
+-- Uses lib/keys lib/log
 --
 --   KEYS[1]  record   hash  {p}:rec:<id>
 --   KEYS[2]  owed     zset  {p}:owed
 --   ARGV[1]  id
 --   ARGV[2]  account  whose it must be
+--   ARGV[3]  now_ms   '' for the server's clock
 --   Returns  'erased'
 --            'unknown'  no such prediction of this account; what is of another kind is none
 --            'running'  it has not ended: nothing was written
 
-local id, account = ARGV[1], ARGV[2]
+local id, account, now = ARGV[1], ARGV[2], clock(ARGV[3])
 
 local r = redis.call('HMGET', KEYS[1], 'account', 'status', 'queue', 'kind')
 if r[1] ~= account or r[4] then return 'unknown' end
@@ -19,4 +20,5 @@ if not TERMINAL[r[2]] then return 'running' end
 redis.call('ZREM', KEYS[2], id)
 redis.call('ZREM', queue_key(r[3], 'dead'), id)
 redis.call('UNLINK', KEYS[1], input_key(id), output_key(id), events_key(id))
+log('erased', id, r[3], account, now)
 return 'erased'

@@ -29,7 +29,8 @@ class Cursor(Struct, frozen=True, array_like=True):
 class Entry(Struct, frozen=True, kw_only=True):
     """One step of a prediction. `entry` names it in its partition, and is never used twice; `at` in ms.
 
-    `kind` is accepted, claimed, retried, released, moved, ended, told or revived; what `detail` says depends on it.
+    `kind` is accepted, claimed, retried, released, moved, asked, ended, told, revived, dropped or erased; what `detail`
+    says depends on it.
     """
 
     partition: int

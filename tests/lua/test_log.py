@@ -84,6 +84,37 @@ async def test_what_a_keeper_takes_back_and_an_operator_revives_is_told(driver: 
     assert (await steps(driver))[-2:] == [("ended", "failed broken"), ("revived", "")]
 
 
+async def test_what_an_operator_drops_and_a_caller_erases_is_told(driver: QueueDriver) -> None:
+    dropped = await driver.die()
+    await driver.drop(dropped)
+    await driver.drop(dropped)
+    for account in ("rival", ACCOUNT, ACCOUNT):
+        await driver.scripts.erase(dropped, account=account, now_ms=driver.now_ms)
+    told = (await logged(driver))[-2:]
+    assert [(entry["kind"], entry["id"], entry["account"]) for entry in told] == [
+        ("dropped", dropped, ACCOUNT),
+        ("erased", dropped, ACCOUNT),
+    ]
+    assert {(entry["queue"], entry["at"]) for entry in told} == {(driver.queue, str(driver.now_ms))}
+
+
+async def test_a_letter_whose_record_is_gone_leaves_its_list_and_no_step(driver: QueueDriver) -> None:
+    prediction_id = await driver.die()
+    await driver.redis.delete(keys.record(prediction_id))
+    before = await logged(driver)
+    assert await driver.drop(prediction_id)
+    assert await logged(driver) == before
+
+
+async def test_a_run_that_is_asked_to_stop_is_told_of_once(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    claim = await driver.claim_one()
+    for account in ("rival", ACCOUNT, ACCOUNT):
+        await driver.cancel(prediction_id, account=account)
+    await driver.finish(claim, Status.CANCELED)
+    assert (await steps(driver))[-3:] == [("claimed", "d1 1"), ("asked", "d1"), ("ended", "canceled")]
+
+
 async def test_what_changes_nothing_is_no_step(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     claim = await driver.claim_one()

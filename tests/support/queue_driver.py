@@ -168,7 +168,7 @@ class QueueDriver:
         return await self.scripts.revive(prediction_id, now_ms=self.now_ms)
 
     async def drop(self, prediction_id: PredictionId) -> bool:
-        return await self.scripts.drop(prediction_id, self.queue)
+        return await self.scripts.drop(prediction_id, self.queue, now_ms=self.now_ms)
 
     async def die(self, **options: Any) -> PredictionId:
         """A dead letter: submitted, and failed as often as it may. For a queue where nothing else waits."""

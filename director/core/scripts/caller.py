@@ -240,10 +240,11 @@ class CallerScripts(Wire):
         answer = await self._call("cancel", [keys.record(prediction_id)], args)
         return cast(Canceled, answer.decode())
 
-    async def erase(self, prediction_id: PredictionId, *, account: str) -> Erased:
+    async def erase(self, prediction_id: PredictionId, *, account: str, now_ms: int | None = None) -> Erased:
         """Let go of one that has ended, with all that is known of it but its files. Safe to repeat."""
         owed = keys.owed(partition_of(prediction_id))
-        answer = await self._call("erase", [keys.record(prediction_id), owed], [prediction_id, account])
+        args: list[Arg] = [prediction_id, account, now(now_ms)]
+        answer = await self._call("erase", [keys.record(prediction_id), owed], args)
         return cast(Erased, answer.decode())
 
 

@@ -14,6 +14,6 @@ class LetterScripts(Wire):
         """Return a dead letter to its queue; False when it is none, or its input is gone."""
         return bool(await self._call("revive", [keys.record(prediction_id)], [prediction_id, now(now_ms)]))
 
-    async def drop(self, prediction_id: PredictionId, queue: QueueName) -> bool:
+    async def drop(self, prediction_id: PredictionId, queue: QueueName, *, now_ms: int | None = None) -> bool:
         """Let go of a dead letter; False when it is none."""
-        return bool(await self._call("drop", [keys.record(prediction_id)], [prediction_id, queue]))
+        return bool(await self._call("drop", [keys.record(prediction_id)], [prediction_id, queue, now(now_ms)]))
