@@ -9,12 +9,12 @@ from msgspec import Struct
 from redis.asyncio import Redis
 from starlette.requests import Request
 
+from api.files.turns import Turns
 from api.gate import Gate
-from api.glances import Glances
 from api.lookups import Lookups
-from api.readers import Readers
-from api.turns import Turns
-from api.waiters import SILENCE_S, Waiters
+from api.runs.glances import Glances
+from api.runs.waiters import SILENCE_S, Waiters
+from api.streams.readers import Readers
 from director.core.accounts import Accounts
 from director.core.administration import Administration
 from director.core.caller_files import CallerFiles

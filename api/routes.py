@@ -9,29 +9,15 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import (
-    accounts,
-    admin,
-    admin_accounts,
-    admin_models,
-    batches,
-    collections,
-    deployments,
-    events,
-    files,
-    health,
-    listing,
-    models,
-    outputs,
-    predictions,
-    procedures,
-    search,
-    streams,
-    trainings,
-    versions,
-    webhooks,
-)
+from api import accounts, health
+from api.catalogue import collections, deployments, models, search, versions
+from api.files import files, outputs
 from api.openapi import served
+from api.operators import accounts as admin_accounts
+from api.operators import dead as admin_dead
+from api.operators import models as admin_models
+from api.runs import batches, events, listing, predictions, procedures, trainings, webhooks
+from api.streams import streams
 
 __all__ = ("PROBES", "ROUTES", "Handler")
 
@@ -90,12 +76,12 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("GET", "/account", accounts.get_account),
     ("GET", "/webhooks/default/secret", accounts.get_webhook_secret),
     ("GET", "/openapi.json", served.get_document),
-    ("GET", "/admin/dead", admin.list_dead),
-    ("POST", "/admin/dead/revive", admin.revive_dead),
-    ("POST", "/admin/dead/drop", admin.drop_dead),
-    ("GET", "/admin/dead/{id}", admin.get_dead),
-    ("POST", "/admin/dead/{id}/revive", admin.revive_one_dead),
-    ("POST", "/admin/dead/{id}/drop", admin.drop_one_dead),
+    ("GET", "/admin/dead", admin_dead.list_dead),
+    ("POST", "/admin/dead/revive", admin_dead.revive_dead),
+    ("POST", "/admin/dead/drop", admin_dead.drop_dead),
+    ("GET", "/admin/dead/{id}", admin_dead.get_dead),
+    ("POST", "/admin/dead/{id}/revive", admin_dead.revive_one_dead),
+    ("POST", "/admin/dead/{id}/drop", admin_dead.drop_one_dead),
     ("GET", "/admin/accounts", admin_accounts.list_accounts),
     ("POST", "/admin/accounts", admin_accounts.create_account),
     ("GET", "/admin/accounts/{name}", admin_accounts.get_account_of_all),

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from api.model_requests import MOST_URL, SKU, TEXTS
+from api.catalogue.model_requests import MOST_URL, SKU, TEXTS
 from api.requests import MAX_FILTER
 from director.core.ids import MODEL_NAME, VERSION_ID
 from director.core.models import Visibility

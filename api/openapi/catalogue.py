@@ -4,10 +4,11 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Raw
 
-from api.collections import CollectionView, Hardware, WholeCollection
-from api.deployments import DeploymentView
-from api.model_views import ModelView, VersionView, WholeVersionView
-from api.models import DIRECTIONS, ORDERS
+from api.catalogue.collections import CollectionView, Hardware, WholeCollection
+from api.catalogue.deployments import DeploymentView
+from api.catalogue.model_views import ModelView, VersionView, WholeVersionView
+from api.catalogue.models import DIRECTIONS, ORDERS
+from api.catalogue.search import MOST_FOUND, SearchResults
 from api.openapi.bodies import DeploymentChange, ModelChange, NewDeployment, NewModel
 from api.openapi.operation import (
     BODY,
@@ -23,7 +24,6 @@ from api.openapi.operation import (
     Parameter,
 )
 from api.openapi.parameters import CURSOR, MODEL, SLUG_OF_COLLECTION, VERSION_OF_MODEL, one_of
-from api.search import MOST_FOUND, SearchResults
 from director.core.schema import Page
 
 __all__ = ("CATALOGUE",)

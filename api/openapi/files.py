@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 from msgspec import Meta
 
 from api.accounts import AccountView, WebhookSecret
-from api.files import File
+from api.files.files import File
 from api.openapi.bodies import FileUpload
 from api.openapi.operation import (
     BODY,

@@ -5,18 +5,6 @@ For tokens with the scope `admin` alone.
 
 from typing import Final
 
-from api.admin import ManyLetters, WholeLetter
-from api.admin_accounts import (
-    AccountChange,
-    AccountDetail,
-    AskedSuspension,
-    AskedToken,
-    MadeToken,
-    NewAccount,
-    SuspendedAccount,
-    TokenView,
-)
-from api.admin_models import ConfigView
 from api.openapi.operation import (
     BODY,
     NO_BODY,
@@ -30,6 +18,18 @@ from api.openapi.operation import (
     Parameter,
 )
 from api.openapi.parameters import ACCOUNT, CURSOR, MODEL, PREDICTION_ID, TOKEN_ID
+from api.operators.accounts import (
+    AccountChange,
+    AccountDetail,
+    AskedSuspension,
+    AskedToken,
+    MadeToken,
+    NewAccount,
+    SuspendedAccount,
+    TokenView,
+)
+from api.operators.dead import ManyLetters, WholeLetter
+from api.operators.models import ConfigView
 from director.core.dead import DeadLetter, Done
 from director.core.model_config import ModelConfig
 from director.core.schema import Page

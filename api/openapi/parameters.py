@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 from msgspec import Meta
 
 from api.openapi.operation import Parameter
-from api.prefer import LARGEST_COST, LONGEST_AFFINITY, LONGEST_LIFE_S, SMALLEST_COST
+from api.runs.prefer import LARGEST_COST, LONGEST_AFFINITY, LONGEST_LIFE_S, SMALLEST_COST
 from director.core.accounts import ACCOUNT_NAME
 from director.core.collections import SLUG
 from director.core.ids import MODEL_NAME, VERSION_ID

@@ -4,8 +4,6 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
-from api.batches import BatchResults
-from api.events import MOST_AFTER, MOST_IN_PAGE, Events
 from api.openapi.bodies import BatchRequest, PredictionRequest, TrainingRequest, VersionPredictionRequest
 from api.openapi.operation import (
     BODY,
@@ -22,7 +20,9 @@ from api.openapi.operation import (
     Parameter,
 )
 from api.openapi.parameters import FILTERS, HOW, MODEL, PREDICTION_ID, VERSION_OF_MODEL, WAIT
-from api.webhooks import Webhooks
+from api.runs.batches import BatchResults
+from api.runs.events import MOST_AFTER, MOST_IN_PAGE, Events
+from api.runs.webhooks import Webhooks
 from director.core.schema import Page, Prediction
 from director.core.story import Story
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from api.model_schema import can_stream
+from api.runs.model_schema import can_stream
 from director.core.runner_config import OpenAiConfig, decode_runner_config
 from director.runners.openai import OpenAiRunner
 from director.runners.runner import Began, HealthStatus, Measured, Outcome, Produced, RunRequest

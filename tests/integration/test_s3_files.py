@@ -123,7 +123,7 @@ async def test_nothing_is_kept_of_what_breaks_off(store: S3Files) -> None:
 async def test_an_upload_that_takes_too_long_leaves_no_pieces(
     api: httpx.AsyncClient, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.files.LONGEST_S", 1.0)
+    monkeypatch.setattr("api.files.files.LONGEST_S", 1.0)
 
     async def silent() -> AsyncIterator[bytes]:
         yield b'--b\r\ncontent-disposition: form-data; name="content"\r\n\r\n'
@@ -178,7 +178,7 @@ async def test_an_upload_by_the_api_is_in_the_bucket_until_it_is_deleted_or_swep
 async def test_why_a_form_is_refused_is_told_through_the_bucket(
     api: httpx.AsyncClient, store: S3Files, monkeypatch: pytest.MonkeyPatch, body: bytes | None, status: int
 ) -> None:
-    monkeypatch.setattr("api.files.MAX_FILE_BYTES", MIB)
+    monkeypatch.setattr("api.files.files.MAX_FILE_BYTES", MIB)
     given: Any = endless_form(2 * MIB) if body is None else body
     answer = await api.post("/v1/files", headers=BOUNDARY, content=given)
     assert answer.status_code == status, answer.text

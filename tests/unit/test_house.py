@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "api": ("api", "director.core", "lua"),
 }
 PURE = (
-    "api.stream_events",
+    "api.streams.stream_events",
     "director.bench.figures",
     "director.core.account_limits",
     "director.core.errors",

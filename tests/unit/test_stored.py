@@ -2,7 +2,7 @@
 
 import pytest
 
-from api.stored import part_of
+from api.files.stored import part_of
 
 
 @pytest.mark.parametrize(

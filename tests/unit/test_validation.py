@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import director
 from api.problems import Problem
-from api.validation import InputSchema
+from api.runs.validation import InputSchema
 
 FILE = {"type": "string", "format": "uri"}
 EXAMPLES = Path(director.__file__).parent / "examples"

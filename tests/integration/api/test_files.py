@@ -359,7 +359,7 @@ async def test_a_form_may_come_in_any_pieces(api: httpx.AsyncClient) -> None:
 async def test_a_file_above_the_limit_is_refused_in_replicates_words(
     api: httpx.AsyncClient, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.files.MAX_FILE_BYTES", 1_000_000)
+    monkeypatch.setattr("api.files.files.MAX_FILE_BYTES", 1_000_000)
     announced = await api.post("/v1/files", files={"content": b"x" * 1_500_000})
 
     async def unannounced() -> AsyncIterator[bytes]:
@@ -376,7 +376,7 @@ async def test_a_file_above_the_limit_is_refused_in_replicates_words(
 async def test_a_form_that_stops_coming_is_not_waited_for(
     api: httpx.AsyncClient, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.multipart.SILENCE_S", 0.05)
+    monkeypatch.setattr("api.files.multipart.SILENCE_S", 0.05)
 
     async def silent() -> AsyncIterator[bytes]:
         yield part("content", b"x" * 600_000)

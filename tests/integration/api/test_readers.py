@@ -10,10 +10,10 @@ import anyio
 import pytest
 from redis.asyncio import Redis
 
-from api import readers as api_readers
-from api.readers import Readers
-from api.stream_events import KEEP_ALIVE, REMOVED, Mark
-from api.waiters import Waiters
+from api.runs.waiters import Waiters
+from api.streams import readers as api_readers
+from api.streams.readers import Readers
+from api.streams.stream_events import KEEP_ALIVE, REMOVED, Mark
 from director.core import keys
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable

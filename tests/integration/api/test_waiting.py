@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from api import glances, intake
-from api import waiters as api_waiters
+from api.runs import glances, intake
+from api.runs import waiters as api_waiters
 from director.core import keys
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable

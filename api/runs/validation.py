@@ -17,9 +17,9 @@ from jsonschema_rs import ValidationError, validator_for
 from msgspec import Raw
 
 from api.body import decode_json
-from api.model_schema import PATTERN_OPTIONS, Schema, can_stream, input_schema, read_document
 from api.problems import MAX_INVALID_FIELDS, InvalidField, shown
 from api.refusals import unusable_schema
+from api.runs.model_schema import PATTERN_OPTIONS, Schema, can_stream, input_schema, read_document
 from director.core.ids import Kind
 
 __all__ = ("InputSchema",)

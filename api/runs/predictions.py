@@ -11,12 +11,12 @@ from starlette.responses import Response
 from api.answers import json_response
 from api.auth import authenticate
 from api.body import read_body
-from api.intake import submit
-from api.kinds import cancel_of_kind, get_of_kind
 from api.parts import parts_of
 from api.paths import prediction_id_of
 from api.refusals import invalid_version, not_found, not_terminal
 from api.requests import VersionRef, parse_create, parse_model, parse_version
+from api.runs.intake import submit
+from api.runs.kinds import cancel_of_kind, get_of_kind
 from director.core.files import FileStore
 from director.core.ids import PredictionId
 from director.core.story import tell

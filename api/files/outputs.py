@@ -9,9 +9,9 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.files.stored import stored_response
 from api.parts import parts_of
 from api.refusals import forbidden, not_found
-from api.stored import stored_response
 from director.core.files import FileName, OpenFile
 
 __all__ = ("get_output",)

@@ -16,12 +16,12 @@ from api.answers import json_response
 from api.auth import authenticate
 from api.body import read_body
 from api.handlers import problem_of
-from api.intake import accept
 from api.limits import take, taken_of
 from api.parts import parts_of
 from api.problems import Problem, ProblemDocument
 from api.refusals import internal, invalid_version
 from api.requests import parse_batch, parse_create, parse_version
+from api.runs.intake import accept
 from director.core.accounts import Account
 from director.core.errors import DirectorError
 from director.core.schema import Prediction

@@ -19,13 +19,13 @@ from starlette.responses import Response
 from api.answers import json_response
 from api.limits import Taken, give_back, reserve_compute, return_compute, taken_of
 from api.parts import Parts, parts_of
-from api.prefer import affinity_digest, applied, cancel_after_seconds, cost_units, start_by_seconds, wait_seconds
 from api.refusals import forbidden, invalid_header, invalid_input, not_found
 from api.requests import CreatePrediction
-from api.tickets import new_ticket
+from api.runs.prefer import affinity_digest, applied, cancel_after_seconds, cost_units, start_by_seconds, wait_seconds
+from api.runs.validation import InputSchema
+from api.runs.waiters import Waiters
+from api.streams.tickets import new_ticket
 from api.urls import base_url
-from api.validation import InputSchema
-from api.waiters import Waiters
 from director.core import crash
 from director.core.accounts import Account
 from director.core.catalog import Version

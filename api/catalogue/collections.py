@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from api.answers import json_response
 from api.auth import authenticate
-from api.model_views import ModelView, fitting, shown_models
+from api.catalogue.model_views import ModelView, fitting, shown_models
 from api.pages import PAGE_SIZE, Cursor, cursor_of, link
 from api.parts import parts_of
 from api.refusals import not_found

@@ -11,12 +11,12 @@ from starlette.responses import Response
 
 from api.auth import authenticate
 from api.body import read_body
-from api.intake import submit
-from api.kinds import cancel_of_kind, get_of_kind
-from api.listing import list_of_kind
 from api.parts import parts_of
 from api.refusals import kind_not_served, no_destination, not_found
 from api.requests import VersionRef, parse_create, parse_model
+from api.runs.intake import submit
+from api.runs.kinds import cancel_of_kind, get_of_kind
+from api.runs.listing import list_of_kind
 from director.core.accounts import Account
 from director.core.ids import MODEL_NAME, VERSION_ID
 

@@ -7,12 +7,12 @@ from starlette.responses import Response
 
 from api.auth import authenticate
 from api.body import read_body
-from api.intake import submit
-from api.kinds import cancel_of_kind, get_of_kind
-from api.listing import list_of_kind
 from api.parts import parts_of
 from api.refusals import invalid_version, kind_not_served
 from api.requests import parse_create, parse_version
+from api.runs.intake import submit
+from api.runs.kinds import cancel_of_kind, get_of_kind
+from api.runs.listing import list_of_kind
 
 __all__ = ("cancel_procedure", "create_procedure", "get_procedure", "list_procedures")
 

@@ -15,8 +15,8 @@ from typing import Final
 
 import anyio
 
-from api.stream_events import KEEP_ALIVE, Mark, Teller
-from api.waiters import Waiters
+from api.runs.waiters import Waiters
+from api.streams.stream_events import KEEP_ALIVE, Mark, Teller
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId

@@ -21,12 +21,12 @@ from starlette.responses import Response
 from api.answers import json_response
 from api.auth import authenticate, refuse_suspended
 from api.body import decode_json
-from api.multipart import Form, Part
+from api.files.multipart import Form, Part
+from api.files.stored import stored_response
 from api.pages import PAGE_SIZE, Cursor, cursor_of, link
 from api.parts import Parts, parts_of
 from api.problems import InvalidField, Problem, shown
 from api.refusals import file_not_found, file_not_stored, invalid_input, no_files, too_many_uploads, too_slow
-from api.stored import stored_response
 from api.urls import base_url
 from director.core.caller_files import GRACE_S, CallerFile
 from director.core.errors import BackendUnavailable

@@ -14,8 +14,8 @@ from starlette.responses import Response
 from api.answers import json_response
 from api.auth import Scope, authenticate
 from api.body import read_body
-from api.model_requests import parse_change, parse_make
-from api.model_views import fitting, fitting_slice, shown_models
+from api.catalogue.model_requests import parse_change, parse_make
+from api.catalogue.model_views import fitting, fitting_slice, shown_models
 from api.pages import PAGE_SIZE, Cursor, cursor_of, link
 from api.parts import Parts, parts_of
 from api.problems import InvalidField

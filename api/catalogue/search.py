@@ -15,8 +15,8 @@ from starlette.responses import Response
 from api.answers import json_response
 from api.auth import authenticate
 from api.body import read_body
-from api.collections import CollectionView
-from api.model_views import ModelView, fitting, shown_models
+from api.catalogue.collections import CollectionView
+from api.catalogue.model_views import ModelView, fitting, shown_models
 from api.pages import PAGE_SIZE
 from api.parts import Parts, parts_of
 from api.problems import InvalidField

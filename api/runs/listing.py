@@ -15,11 +15,11 @@ from starlette.responses import Response
 
 from api.answers import json_response
 from api.auth import authenticate
-from api.glances import Glance
-from api.list_filters import Filters
 from api.pages import PAGE_SIZE, Cursor, cursor_of, link
 from api.parts import Parts, parts_of
 from api.refusals import forbidden
+from api.runs.glances import Glance
+from api.runs.list_filters import Filters
 from director.core.ids import Kind, PredictionId, is_prediction_id
 from director.core.schema import Page, Prediction, Stored
 from director.core.view import PATHS, view

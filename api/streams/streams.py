@@ -17,8 +17,8 @@ from starlette.types import Receive, Scope, Send
 from api.answers import carry
 from api.parts import Parts, parts_of
 from api.refusals import data_removed, not_found, too_many_streams
-from api.stream_events import Mark
-from api.tickets import read_address
+from api.streams.stream_events import Mark
+from api.streams.tickets import read_address
 from director.core.ids import PredictionId
 
 __all__ = ("preflight", "stream")

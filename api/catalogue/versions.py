@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.answers import json_response
-from api.model_views import fitting_slice, shown_version, whole_version
-from api.models import own_model, seen_model
+from api.catalogue.model_views import fitting_slice, shown_version, whole_version
+from api.catalogue.models import own_model, seen_model
 from api.pages import cursor_of, link
 from api.parts import parts_of
 from api.refusals import in_use, not_found

@@ -16,13 +16,13 @@ from api.accounts import AccountView
 from api.answers import json_response
 from api.auth import Scope, authenticate
 from api.body import read_body
-from api.intake import submit
 from api.members import Members
 from api.pages import cursor_of, link, slice_of
 from api.parts import parts_of
 from api.problems import InvalidField
 from api.refusals import invalid_input, invalid_version, not_found, unavailable
 from api.requests import MODEL, VERSION, VersionRef, parse_create
+from api.runs.intake import submit
 from director.core.account_limits import BucketName
 from director.core.accounts import Account, AccountType
 from director.core.catalog import Version

@@ -10,9 +10,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from api.glances import Glance
 from api.problems import InvalidField
 from api.refusals import invalid_input
+from api.runs.glances import Glance
 from director.core.accounts import ACCOUNT_NAME
 from director.core.ids import MODEL_NAME, VERSION_ID, PredictionId, lowest_id_at
 from director.core.schema import Record

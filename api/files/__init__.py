@@ -1,0 +1,1 @@
+"""Files: taken from callers, handed out at signed addresses."""

@@ -1,0 +1,1 @@
+"""What operators do over HTTP, with tokens of the scope admin."""

@@ -1,0 +1,1 @@
+"""Predictions, trainings and procedures: taken in, shown, listed, cancelled, waited for."""

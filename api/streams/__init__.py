@@ -1,0 +1,1 @@
+"""Predictions as they happen: server-sent events that resume."""
