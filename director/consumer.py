@@ -1,7 +1,8 @@
 """Seats → claims → executors: ask the queue for as much as can run now, never for more.
 
 Holds the seats before it asks, so nothing is claimed that has to wait here. How much of them one claim may use is
-decided in `portion.py`. Never looks into a prediction.
+decided in `portion.py`. Queues that are read beside its own, as that of an older version, have their share of the
+seats. Never looks into a prediction.
 """
 
 import asyncio
@@ -9,7 +10,8 @@ import contextlib
 import logging
 import random
 import secrets
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 from director.bell import LEAST_S, LONGEST_S, Bell
@@ -33,7 +35,9 @@ Waited = TypeVar("Waited")
 
 
 class Consumer:
-    """Claims from one queue until it is told to stop. `register` makes the queue known again where Redis forgot it.
+    """Claims until it is told to stop, from its own queue and from others of its model.
+
+    `register` makes its own queue known again where Redis forgot it.
 
     `gather_s`: what comes to a queue that was empty waits so long for company, to go in one request.
     """
@@ -42,6 +46,7 @@ class Consumer:
         self,
         *,
         queue: QueueName,
+        also: Sequence[QueueName] = (),
         name: str,
         scripts: Scripts,
         servers: Servers,
@@ -54,6 +59,8 @@ class Consumer:
         gather_s: float = 0,
     ) -> None:
         self._queue = queue
+        self._turns = deque((queue, *also))
+        self._strange: set[QueueName] = set()
         self._name = name
         self._scripts = scripts
         self._servers = servers
@@ -95,23 +102,38 @@ class Consumer:
             self._task.cancel()
 
     async def run_once(self) -> int:
-        """Wait for a seat, then claim as many predictions as there is room for and start them; how many."""
+        """Wait for a seat, then claim as many predictions as there is room for and start them; how many.
+
+        Each queue is asked in turn for its share of the seats, and the next time another one goes first.
+        """
         self._is_full = False
         seats = await self._resting(self._servers.seats())
+        started = 0
         try:
-            portion = self._portions.next(seats)
-            claims = await self._claim(portion) if portion else Claims(why="budget")
-            self._is_full = claims.why == "budget"
-            if claims:
-                crash.at("after_claim")
-            taken = self._portions.take(portion, claims, seats) if portion else []
-            for claim, seat in zip(claims, taken, strict=True):
-                seats.remove(seat)
-                self._start(claim, seat)
-            return len(claims)
+            self._turns.rotate(-1)
+            for asked, queue in enumerate(self._turns):
+                share = -(-len(seats) // (len(self._turns) - asked))
+                fills_batch = seats[0].batch is not None
+                started += await self._fill(queue, seats, len(seats) if fills_batch else share)
+                if not seats or self._stopping or (started and fills_batch):
+                    break
+            return started
         finally:
             for seat in seats:
                 self._servers.leave(seat)
+
+    async def _fill(self, queue: QueueName, seats: list[Seat], share: int) -> int:
+        """Claim for so many of the seats; how many came, whose seats are not among them any more."""
+        portion = self._portions.next(seats[:share])
+        claims = await self._ask(queue, portion) if portion else Claims(why="budget")
+        self._is_full = self._is_full or claims.why == "budget"
+        if claims:
+            crash.at("after_claim")
+        taken = self._portions.take(portion, claims, seats[:share]) if portion else []
+        for claim, seat in zip(claims, taken, strict=True):
+            seats.remove(seat)
+            self._start(claim, seat)
+        return len(claims)
 
     async def over(self) -> None:
         """After `stop`: wait until no claim is under way, and what was claimed last has started."""
@@ -166,13 +188,27 @@ class Consumer:
             await self._resting(self._clock.sleep(AWAY_S))
         return 0
 
-    async def _claim(self, portion: Portion) -> Claims:
+    async def _ask(self, queue: QueueName, portion: Portion) -> Claims:
+        """What there is. Another one's queue may come and go, and nobody but its own directors makes it."""
+        try:
+            claims = await self._claim(queue, portion)
+        except UnknownQueue:
+            if queue == self._queue:
+                raise
+            if queue not in self._strange:
+                log.error("a queue that is to be read too is not known", extra={"queue": queue})
+            self._strange.add(queue)
+            return Claims()
+        self._strange.discard(queue)
+        return claims
+
+    async def _claim(self, queue: QueueName, portion: Portion) -> Claims:
         """The nonce stays until an answer came, and the seats too: a claim whose reply was lost is answered again."""
         nonce = secrets.token_hex(16)
         while True:
             try:
                 return await self._scripts.claim(
-                    self._queue,
+                    queue,
                     consumer=self._name,
                     nonce=nonce,
                     count=portion.count,
@@ -182,7 +218,7 @@ class Consumer:
                     warm=portion.warm,
                 )
             except BackendUnavailable as exc:
-                log.warning("claiming failed", extra={"queue": self._queue, "error": str(exc)})
+                log.warning("claiming failed", extra={"queue": queue, "error": str(exc)})
                 if self._stopping:  # what it may have claimed comes back by its lease
                     return Claims()
                 await self._resting(self._clock.sleep(AWAY_S))

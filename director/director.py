@@ -27,7 +27,7 @@ from director.core.accounts import Accounts
 from director.core.caller_files import CallerFiles
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.errors import BackendUnavailable, SettingsError
-from director.core.ids import Kind, QueueName, version_id
+from director.core.ids import Kind, QueueName, model_and_kind, version_id
 from director.core.kinds import Kinds
 from director.core.model_configs import ModelConfigs
 from director.core.removal import Removal
@@ -92,12 +92,14 @@ def check_settings(settings: DirectorSettings) -> None:
         check_server_url(url)
     if len({url.rstrip("/") for url in settings.servers}) < len(settings.servers):
         raise SettingsError("A --server URL is given twice: its slots would be counted twice.")
+    for name in settings.also:
+        _check_also(name, settings)
     if settings.kind == "training" and settings.runner != "cog":
         raise SettingsError("Trainings run on Cog servers only: leave --runner out, or --kind training.")
 
 
 class Director:
-    """The rooms of one queue. Owns no connection: it is handed them."""
+    """The rooms of one queue, and of those that are read beside it. Owns no connection: it is handed them."""
 
     def __init__(self, settings: DirectorSettings, shared: Shared) -> None:
         clock, store = shared.clock, shared.store
@@ -256,6 +258,7 @@ class Director:
     def _make_rooms(self) -> tuple[Heartbeat, Consumer]:
         settings, queue = self._settings, self._queue
         assert queue is not None  # noqa: S101 - for the type checker: the event is set after it
+        also = [QueueName(name) for name in dict.fromkeys(settings.also) if name != queue]
         accounts = Accounts(self._redis, clock=self._clock)
         post = Post(
             accounts=accounts,
@@ -285,7 +288,7 @@ class Director:
             publishing=Publishing(self._trained, self._clock),
         )
         heartbeat = Heartbeat(
-            queue=queue,
+            queues=(queue, *also),
             name=self.name,
             scripts=self._scripts,
             holdings=self.holdings,
@@ -296,11 +299,12 @@ class Director:
         )
         consumer = Consumer(
             queue=queue,
+            also=also,
             name=self.name,
             scripts=self._scripts,
             servers=self.servers,
             executor=executor,
-            bell=Bell(self._waits, queue, self._clock),
+            bell=Bell(self._waits, (queue, *also), self._clock),
             clock=self._clock,
             lease_s=settings.lease_s,
             register=self._register,
@@ -390,3 +394,11 @@ class Director:
         if self._queue_known.is_set() and self.servers.any_ready():
             return ""
         return "; ".join(server.trouble for server in self.servers.all) or "not looked at yet"
+
+
+def _check_also(name: str, settings: DirectorSettings) -> None:
+    own = settings.model, "" if settings.kind == "prediction" else settings.kind
+    if model_and_kind(QueueName(name)) != own:
+        raise SettingsError(
+            f"--also {name}: that is no queue of {settings.kind}s of {settings.model}. `director queues` shows them."
+        )

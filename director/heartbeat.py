@@ -1,4 +1,5 @@
-"""Keep every claim of this director alive with one call, tell how its servers stand, and hear which claims are lost.
+"""Keep every claim of this director alive with one call for each queue that it reads, tell how its servers stand, and
+hear which claims are lost.
 
 It stops last: a drain that takes long must not lose what it still runs. A caller's cancel rings here at once by its
 channel, and is told again with each beat, so a lost message costs one interval. What waits is promised a start by what
@@ -8,6 +9,7 @@ the beats tell, so a change of it is told at once.
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 import anyio
@@ -37,12 +39,14 @@ DRAINING: Final = Standing(0, "draining")
 
 
 class Heartbeat:
-    """The beat of one queue's claims. `redis` is a blocking client made for `KICK_WAIT_S`."""
+    """The beat of the claims of every queue that one consumer reads. `redis` is a blocking client made for
+    `KICK_WAIT_S`.
+    """
 
     def __init__(
         self,
         *,
-        queue: QueueName,
+        queues: Sequence[QueueName],
         name: str,
         scripts: Scripts,
         holdings: Holdings,
@@ -51,7 +55,7 @@ class Heartbeat:
         clock: Clock,
         lease_s: float,
     ) -> None:
-        self._queue = queue
+        self._queues = tuple(queues)
         self._name = name
         self._scripts = scripts
         self._holdings = holdings
@@ -74,15 +78,16 @@ class Heartbeat:
                 try:
                     await self.run_once()
                 except BackendUnavailable as exc:
-                    log.warning("extending leases failed", extra={"queue": self._queue, "error": str(exc)})
+                    log.warning("extending leases failed", extra={"queue": self._queues[0], "error": str(exc)})
                     await self._clock.sleep(min(AWAY_S, self._interval_s))
                     continue
                 except Exception:  # as soon again: without a beat every claim of this director is lost
-                    log.exception("the heartbeat broke", extra={"queue": self._queue})
+                    log.exception("the heartbeat broke", extra={"queue": self._queues[0]})
                     await self._clock.sleep(min(AWAY_S, self._interval_s))
                     continue
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._kicked.wait(), self._interval_s)
+                    async with asyncio.timeout(self._interval_s):
+                        await self._kicked.wait()
                 self._kicked.clear()
         finally:
             with anyio.CancelScope(shield=True):
@@ -92,29 +97,34 @@ class Heartbeat:
 
     async def run_once(self) -> list[Hold]:
         """Extend all leases, tell how the servers stand, and heed the answers."""
-        claims, standing = self._holdings.claims(), self._standing
-        holds = await self._scripts.extend(
-            self._queue,
-            consumer=self._name,
-            lease_s=self._lease_s,
-            claims=claims,
-            slots=standing.slots,
-            state=standing.state,
-        )
+        standing = self._standing
+        holds = await asyncio.gather(*(self._beat(queue, standing) for queue in self._queues))
         self._told = standing
         self._look()  # it may have changed, and back, while this was on its way
         if standing is DRAINING:
             self._drain_told.set()
-        for (prediction_id, token), hold in zip(claims, holds, strict=True):
-            if (held := self._holdings.find(prediction_id, token)) is not None:
-                heed(held, hold)
-        return holds
+        return [hold for of_one in holds for hold in of_one]
 
     async def drain(self) -> None:
         """From now on tell that nothing more is claimed here; wait until that was told."""
         self._draining = True
         self._kicked.set()
         await self._drain_told.wait()
+
+    async def _beat(self, queue: QueueName, standing: Standing) -> list[Hold]:
+        claims = self._holdings.claims(queue)
+        holds = await self._scripts.extend(
+            queue,
+            consumer=self._name,
+            lease_s=self._lease_s,
+            claims=claims,
+            slots=standing.slots,
+            state=standing.state,
+        )
+        for (prediction_id, token), hold in zip(claims, holds, strict=True):
+            if (held := self._holdings.find(prediction_id, token)) is not None:
+                heed(held, hold)
+        return holds
 
     @property
     def _standing(self) -> Standing:
@@ -136,5 +146,5 @@ class Heartbeat:
             except exceptions.RedisError:
                 pass  # each beat tells of a cancel too
             except Exception:
-                log.exception("listening for cancels failed", extra={"queue": self._queue})
+                log.exception("listening for cancels failed", extra={"queue": self._queues[0]})
             await self._clock.sleep(AWAY_S)

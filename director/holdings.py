@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from director.core.clock import Clock
-from director.core.ids import PredictionId
+from director.core.ids import PredictionId, QueueName
 from director.core.schema import Claim, Token
 from director.ends import Stop
 from director.runners.runner import Runner
@@ -182,9 +182,10 @@ class Holdings:
         """Wait until nothing is held."""
         await self._empty.wait()
 
-    def claims(self) -> list[tuple[PredictionId, Token]]:
-        """What to extend."""
-        return [(held.claim.id, held.claim.token) for held in self._held.values() if not held.is_lost]
+    def claims(self, queue: QueueName) -> list[tuple[PredictionId, Token]]:
+        """What to extend of a queue."""
+        held_of_it = [held for held in self._held.values() if held.claim.record.queue == queue]
+        return [(held.claim.id, held.claim.token) for held in held_of_it if not held.is_lost]
 
     def find(self, prediction_id: PredictionId, token: Token) -> Held | None:
         """The claim with this token, if it is still held."""

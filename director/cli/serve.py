@@ -16,7 +16,7 @@ from director.core.limits import raise_descriptor_limit
 __all__ = ("add",)
 
 OF_ONE_MODEL: Final = (
-    *("model", "version", "kind", "server", "runner", "runner_config", "concurrency"),
+    *("model", "version", "kind", "also", "server", "runner", "runner_config", "concurrency"),
     *("batch_cost", "batch_size"),
 )
 
@@ -33,6 +33,9 @@ def add(commands: Commands) -> None:
     run.add_argument("--model", metavar="OWNER/NAME", help="the model that the servers serve")
     run.add_argument("--version", metavar="ID", help="its version id, 64 hex digits")
     run.add_argument("--kind", choices=("prediction", "training", "procedure"), help="what it runs (prediction)")
+    run.add_argument(
+        "--also", action="append", metavar="QUEUE", help="an older version's queue, whose work they run too"
+    )
     run.add_argument("--server", action="append", metavar="URL", help="a model server; once for each GPU")
     run.add_argument("--runner", choices=("cog", "http", "polling", "openai"), help="what the servers are (cog)")
     run.add_argument("--runner-config", metavar="FILE", help="how they are driven: .json or .toml, or a JSON object")
@@ -75,6 +78,7 @@ def _run(given: argparse.Namespace) -> int:
         model=given.model,
         version=given.version,
         kind=given.kind,
+        also=given.also,
         servers=given.server,
         runner=given.runner,
         runner_config=given.runner_config,

@@ -16,6 +16,7 @@ from typing import Final, Literal, NewType
 __all__ = (
     "MODEL_NAME",
     "PARTITIONS",
+    "QUEUE_NAME",
     "VERSION_ID",
     "FileId",
     "Kind",
@@ -27,6 +28,7 @@ __all__ = (
     "is_prediction_id",
     "is_queue_of_predictions",
     "lowest_id_at",
+    "model_and_kind",
     "new_file_id",
     "new_prediction_id",
     "partition_of",
@@ -45,6 +47,7 @@ Kind = Literal["", "training", "procedure"]
 """Of a run; '' is a prediction."""
 
 MODEL_NAME: Final = r"^[a-z0-9][a-z0-9._-]{0,63}/[a-z0-9][a-z0-9._-]{0,63}$"
+QUEUE_NAME: Final = MODEL_NAME[:-1] + r":[0-9a-f]{12}(~[a-z]+)?$"
 VERSION_ID: Final = r"^[0-9a-f]{64}$"
 
 PARTITIONS: Final = 1024
@@ -106,6 +109,12 @@ def queue_name(model: str, version: str, kind: Kind = "") -> QueueName:
     Another kind than predictions stands behind them, so that all before the last colon is the model in any case.
     """
     return QueueName(f"{model}:{version[:12]}" + (f"~{kind}" if kind else ""))
+
+
+def model_and_kind(queue: QueueName) -> tuple[str, str]:
+    """Of which model and which kind is what runs from a queue? Those that agree differ by the version alone."""
+    model, _, rest = queue.rpartition(":")
+    return model, rest.partition("~")[2]
 
 
 def is_queue_of_predictions(queue: QueueName) -> bool:

@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from director.core.errors import SettingsError, UnknownQueue
-from director.core.ids import QueueName
+from director.core.ids import QueueName, model_and_kind
 from director.core.scripts import Scripts
 
 __all__ = ("Migration", "Moved")
@@ -33,7 +33,7 @@ class Migration:
     def __init__(self, scripts: Scripts, queue: QueueName, to: QueueName) -> None:
         if queue == to:
             raise SettingsError("That is the same queue twice.")
-        if _what_runs(queue) != _what_runs(to):
+        if model_and_kind(queue) != model_and_kind(to):
             raise SettingsError(f"{queue} and {to} are not of one model, or not for one kind of run.")
         self._scripts = scripts
         self._queue = queue
@@ -62,8 +62,3 @@ class Migration:
                     break
             if only_asks or moved == before:
                 return
-
-
-def _what_runs(queue: QueueName) -> tuple[str, str]:
-    model, _, rest = queue.rpartition(":")
-    return model, rest.partition("~")[2]

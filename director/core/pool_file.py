@@ -27,7 +27,7 @@ MOST_SERVERS: Final = 512  # of all together: each one is watched
 LONG: Final = {"name": "model", "slots": "concurrent_predictions"}
 SHORT: Final = {field: short for short, field in LONG.items()}
 # What makes a model that model: the environment has none of it for all. A header may hold the key of its servers
-OWN: Final = ("model", "version", "kind", "latest", "servers", "server_header", "runner", "runner_config")
+OWN: Final = ("model", "version", "kind", "latest", "also", "servers", "server_header", "runner", "runner_config")
 # Of the process: its connections, its port, and whom all its models ask and tell
 SHARED: Final = frozenset(field.name for field in msgspec.structs.fields(CommonSettings)) | {
     "health_host",

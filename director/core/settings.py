@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from director.core.account_limits import AccountLimits, Compute, Count, Rate, Retention
 from director.core.errors import SettingsError
-from director.core.ids import MODEL_NAME
+from director.core.ids import MODEL_NAME, QUEUE_NAME
 from director.core.policy import BreakerMode, OnLost, Policy
 from director.core.runner_config import RunnerKind
 
@@ -161,6 +161,10 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     ] = False
     servers: Annotated[
         tuple[str, ...], Meta(description="URLs of the model servers, one per GPU, separated by commas.")
+    ] = ()
+    also: Annotated[
+        tuple[Annotated[str, Meta(pattern=QUEUE_NAME)], ...],
+        Meta(max_length=8, description="Queues of other versions that its servers run too, separated by commas."),
     ] = ()
     runner: Annotated[RunnerKind, Meta(description="What they are: cog, http, polling or openai.")] = "cog"
     runner_config: Annotated[

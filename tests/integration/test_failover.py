@@ -132,7 +132,7 @@ async def test_a_master_that_is_frozen_is_left_by_commands_and_by_the_bell() -> 
     async with failover_group(replicas=1) as group:
         redis, waits = client(group.url), blocking_client(group.url, block_s=5)
         queue = queue_name(MODEL, VERSION)
-        bell = Bell(waits, queue, SystemClock())
+        bell = Bell(waits, [queue], SystemClock())
         try:
             assert await bell.wait() is False
             await ask(lambda: redis.wait(1, 5000))

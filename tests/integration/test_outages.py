@@ -128,7 +128,7 @@ async def test_a_bell_on_a_server_that_was_demoted_waits_at_the_new_one(server: 
         async with losing_proxy(server.port) as name:
             waits = blocking_client(name.url, block_s=5)
             queue = queue_name(MODEL, VERSION)
-            bell = Bell(waits, queue, SystemClock())
+            bell = Bell(waits, [queue], SystemClock())
             heard: list[bool] = []
 
             async def wait() -> None:

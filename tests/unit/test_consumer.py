@@ -1,6 +1,7 @@
 """How claims come in: never more than there are seats, never twice, and whole also at the end."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -23,16 +24,22 @@ from tests.unit.test_tracker import RECORD
 pytestmark = pytest.mark.anyio
 
 QUEUE = QueueName("acme/echo:a1a1a1a1a1a1")
+OLD = QueueName("acme/echo:b2b2b2b2b2b2")
 
 
 class Counter:
     """A queue, its bell and an executor, as a test wants them. `answers` are used up by one claim each: how many it
-    brings, or why it brings none. `heard` counts the waits at the bell.
+    brings, or why it brings none. `heard` counts the waits at the bell; `depth` is what waits in a queue, where a test
+    has it, instead of `answers`.
     """
 
-    def __init__(self, slots: int = 1, *, portions: Portions | None = None, gather_s: float = 0) -> None:
+    def __init__(
+        self, slots: int = 1, *, portions: Portions | None = None, gather_s: float = 0, also: Sequence[QueueName] = ()
+    ) -> None:
         self.answers: list[int | Ceased | Exception | asyncio.Event] = []
         self.asked: list[tuple[str, int]] = []
+        self.depth: dict[QueueName, int] = {}
+        self.queues: list[QueueName] = []
         self.bounds: list[tuple[float | None, bool]] = []
         self.cost = 1.0
         self.heard = 0
@@ -47,6 +54,7 @@ class Counter:
         parts: Any = {"scripts": self, "executor": self, "bell": self}
         self.consumer = Consumer(
             queue=QUEUE,
+            also=also,
             name="d1",
             servers=self.servers,
             clock=self.clock,
@@ -71,7 +79,11 @@ class Counter:
     ) -> Claims:
         self.asked.append((nonce, count))
         self.bounds.append((budget, alone))
+        self.queues.append(queue)
         answer = self.answers.pop(0) if self.answers else 0
+        if self.depth:
+            answer = min(count, self.depth[queue])
+            self.depth[queue] -= answer
         if isinstance(answer, asyncio.Event):
             await answer.wait()
             answer = 1
@@ -79,7 +91,7 @@ class Counter:
             raise answer
         if isinstance(answer, str):
             return Claims(why=answer)
-        record = replace(RECORD, cost=self.cost)
+        record = replace(RECORD, cost=self.cost, queue=queue)
         return Claims(Claim(replace(record, token=f"{nonce}-{number}"), Raw(b"{}")) for number in range(answer))
 
     async def execute(self, claim: Claim, seat: Seat) -> None:
@@ -328,3 +340,71 @@ async def test_what_is_abandoned_is_over_afterwards() -> None:
     await eventually(lambda: counter.executed, "it runs")
     await asyncio.wait_for(counter.consumer.abandon(), 5)
     await asyncio.wait_for(counter.consumer.abandon(), 5)  # safe to repeat
+
+
+# ── queues that are read beside its own ──────────────────────────────────────────────────────────────────────────
+
+
+async def test_free_seats_are_shared_between_the_queues_and_each_single_one_goes_to_them_in_turn() -> None:
+    counter = Counter(slots=4, also=[OLD])
+    counter.depth = {QUEUE: 9, OLD: 9}
+    assert await counter.consumer.run_once() == 4
+    assert counter.depth == {QUEUE: 7, OLD: 7}
+    await eventually(lambda: len(counter.executed), "they run", until=(4).__eq__)
+    counter.run_ends.set()
+    counter.servers.resize(counter.servers.all[0], 1)
+    await eventually(lambda: counter.servers.busy, "seats are left", until=(0).__eq__)
+    for _ in range(6):
+        assert await counter.consumer.run_once() == 1
+        await eventually(lambda: counter.servers.busy, "its seat is left", until=(0).__eq__)
+    ran = [claim.record.queue for claim in counter.executed[4:]]
+    assert ran in ([QUEUE, OLD] * 3, [OLD, QUEUE] * 3)
+
+
+@pytest.mark.parametrize("empty", [QUEUE, OLD])
+async def test_what_one_queue_has_no_use_for_the_other_gets(empty: QueueName) -> None:
+    counter = Counter(slots=4, also=[OLD])
+    counter.depth = {QUEUE: 9, OLD: 9} | {empty: 0}
+    consuming = asyncio.create_task(counter.consumer.run())
+    await eventually(lambda: len(counter.executed), "all seats are used", until=(4).__eq__)
+    assert {claim.record.queue for claim in counter.executed} == {QUEUE, OLD} - {empty}
+    counter.consumer.stop()
+    counter.run_ends.set()
+    await asyncio.wait_for(consuming, 5)
+
+
+async def test_a_batch_that_one_claim_fills_is_of_one_queue() -> None:
+    counter = Counter(slots=2, also=[OLD])
+    counter.servers.all[0].places = 4
+    counter.depth = {QUEUE: 2, OLD: 2}
+    batches = []
+    for _ in range(2):
+        assert await counter.consumer.run_once() == 2
+        batches.append(counter.queues[-1])
+    assert sorted(batches) == [QUEUE, OLD]
+    await eventually(lambda: len(counter.executed), "they run", until=(4).__eq__)
+    counter.run_ends.set()
+    await eventually(lambda: counter.servers.busy, "seats are left", until=(0).__eq__)
+
+
+async def test_another_queue_that_is_gone_is_told_once_and_holds_up_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    counter = Counter(also=[OLD])
+    for _ in range(2):
+        counter.queues.clear()
+        counter.answers = [0, UnknownQueue(OLD)] if counter.heard % 2 else [UnknownQueue(OLD), 0]
+        assert await counter.consumer.run_once() == 0
+        assert set(counter.queues) == {QUEUE, OLD}
+        counter.heard += 1
+    assert [record.message for record in caplog.records] == ["a queue that is to be read too is not known"]
+    assert (counter.registered, counter.servers.busy) == (0, 0)
+
+
+async def test_batches_of_both_queues_together_cost_no_more_than_one_may() -> None:
+    counter = Counter(slots=4, portions=Portions(batch_cost=4), also=[OLD])
+    counter.cost = 3
+    counter.answers = [1, "budget"]
+    assert await counter.consumer.run_once() == 1
+    assert counter.bounds == [(4, True), (1, False)]
+    await eventually(lambda: counter.executed, "it runs")
+    counter.run_ends.set()
+    await eventually(lambda: counter.servers.busy, "seats are left", until=(0).__eq__)

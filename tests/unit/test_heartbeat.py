@@ -38,7 +38,7 @@ class Beating:
         self.clock = FakeClock()
         parts: Any = {"scripts": self, "redis": self}
         self.heartbeat = Heartbeat(
-            queue=QueueName("acme/echo:a1a1a1a1a1a1"),
+            queues=[QueueName("acme/echo:a1a1a1a1a1a1")],
             name="d1",
             holdings=Holdings(),
             servers=self.servers,

@@ -6,6 +6,7 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
+from director.core.ids import QueueName
 from director.core.schema import Claim
 from director.director import HAND_BACK_S, TELL_S
 from director.ends import Limits, Stop
@@ -206,11 +207,12 @@ async def test_a_claim_that_is_lost_before_its_run_starts_starts_none() -> None:
 async def test_a_claim_is_found_by_its_token_while_it_is_held() -> None:
     run, holdings = Run(), Holdings()
     with holdings.holding(run.held):
-        assert holdings.claims() == [(CLAIM.id, "nonce-1")]
+        assert holdings.claims(CLAIM.record.queue) == [(CLAIM.id, "nonce-1")]
+        assert holdings.claims(QueueName("acme/echo:b2b2b2b2b2b2")) == []
         assert holdings.find(CLAIM.id, "nonce-1") is run.held
         assert holdings.find(CLAIM.id, "nonce-2") is None
         run.held.lose()
-        assert holdings.claims() == []  # there is nothing to extend any more
+        assert holdings.claims(CLAIM.record.queue) == []  # there is nothing to extend any more
     assert holdings.find(CLAIM.id, "nonce-1") is None
     await run.over()
 
@@ -225,7 +227,7 @@ async def test_a_newer_claim_of_the_same_prediction_takes_the_place_of_the_older
         await older.over()
         assert (older.held.is_lost, newer.held.is_lost) == (True, False)
         assert older.runner.let_go.is_set()
-    assert holdings.claims() == [(CLAIM.id, "nonce-2")]
+    assert holdings.claims(CLAIM.record.queue) == [(CLAIM.id, "nonce-2")]
     holding.__exit__(None, None, None)
     assert len(holdings) == 0
     for run in (older, newer):

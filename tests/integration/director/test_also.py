@@ -1,0 +1,91 @@
+"""A director whose servers run an older version's queue beside its own: both are served, held and let go of."""
+
+import signal
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.errors import SettingsError
+from director.core.ids import QueueName, queue_name
+from director.core.policy import Policy
+from director.core.scripts import Scripts
+from director.director import check_settings
+from tests.support.eventually import eventually
+from tests.support.live_director import Caller, Gate, director_process, live_director, settings_for
+from tests.support.queue_driver import MODEL, VERSION
+from tests.support.servers import RedisServer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+
+NEWER = "b2" * 32
+OLD, NEW = queue_name(MODEL, VERSION), queue_name(MODEL, NEWER)
+
+
+@pytest.fixture
+async def newer(redis: Redis, scripts: Scripts, catalog: Catalog, caller: Caller) -> Caller:
+    """Who asks for the newer version; `caller` asks for the old one, which nobody serves by itself any more."""
+    await catalog.register(MODEL, NEWER, schema=OPEN_SCHEMA, server="", policy=Policy())
+    return Caller(redis, scripts, version=NEWER)
+
+
+async def test_both_queues_are_run_in_turn_on_one_slot_and_each_is_told_of_it(
+    caller: Caller, newer: Caller, server: RedisServer, redis: Redis, cog_url: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "order"
+    asked = [await each.submit(n=0, count=str(log)) for each in (caller, newer) for _ in range(4)]
+    async with live_director(server.url, cog_url, version=NEWER, also=(OLD,)) as director:
+        for one in asked:
+            assert (await caller.ended(one))["status"] == "succeeded"
+        for queue in (OLD, NEW):
+            assert (await caller.scripts.stats(queue)).slots == 1
+            assert await redis.zscore(keys.directors(queue), director.name) is not None
+    records = [await caller.record(one) for one in asked]
+    ran = [record.queue for record in sorted(records, key=lambda record: record.started or 0)]
+    assert ran in ([OLD, NEW] * 4, [NEW, OLD] * 4)
+    assert {(record.queue, record.version) for record in records} == {(OLD, VERSION), (NEW, NEWER)}
+    for one in (caller, newer):
+        await one.nothing_is_left()
+
+
+async def test_what_comes_to_either_queue_rings_and_a_run_of_the_old_one_keeps_its_lease_and_heeds_its_cancel(
+    caller: Caller, newer: Caller, server: RedisServer, redis: Redis, cog_url: str, gate: Gate
+) -> None:
+    async with live_director(server.url, cog_url, version=NEWER, also=(OLD,), lease_s=0.6):
+        for one in (newer, caller, newer):
+            assert (await one.ended(await one.submit(n=1)))["status"] == "succeeded"
+        held = await caller.submit(n=1, gate=str(gate))
+        await caller.shows(held, status="processing")
+        first = await redis.zscore(keys.lease(OLD), held)
+        await eventually(
+            lambda: redis.zscore(keys.lease(OLD), held), "its lease is extended", until=lambda at: at > first
+        )
+        assert await caller.cancel(held) == "asked"
+        assert (await caller.ended(held))["status"] == "canceled"
+
+
+async def test_a_drain_leaves_both_queues(
+    caller: Caller, newer: Caller, server: RedisServer, cog_url: str, gate: Gate
+) -> None:
+    async with director_process(server.url, cog_url, version=NEWER, also=OLD, drain_s=0) as director:
+        held = await caller.submit(n=1, gate=str(gate))
+        await caller.shows(held, status="processing")
+        director.send(signal.SIGTERM)
+        assert await director.exit_code() == 0
+    record = await caller.record(held)
+    assert (record.token, record.attempt) == ("", 0), "handed back, unspent"
+    assert [(await caller.scripts.stats(queue)).slots for queue in (OLD, NEW)] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "queue",
+    [
+        pytest.param(QueueName("acme/other:a1a1a1a1a1a1"), id="another model"),
+        pytest.param(QueueName(f"{OLD}~training"), id="another kind"),
+    ],
+)
+def test_only_queues_of_its_own_model_and_kind_can_be_read_too(queue: QueueName) -> None:
+    with pytest.raises(SettingsError, match="is no queue of predictions of acme/echo"):
+        check_settings(settings_for("redis://r", ["http://m:1"], also=(queue,)))
