@@ -19,6 +19,7 @@ from director.core.accounts import Accounts
 from director.core.administration import Administration
 from director.core.caller_files import CallerFiles
 from director.core.catalog import Catalog
+from director.core.changes import Changes
 from director.core.clock import Clock
 from director.core.collections import Collections
 from director.core.dead import DeadLetters
@@ -72,6 +73,7 @@ class Parts(Struct, frozen=True, kw_only=True):
     accounts: Accounts
     administration: Administration
     catalog: Catalog
+    changes: Changes
     collections: Collections
     configs: ModelConfigs
     listing: Listing
@@ -115,7 +117,7 @@ async def running(
     gatherer = Gatherer(redis, at_once=WRITES_AT_ONCE)
     scripts = Scripts(gatherer)
     accounts, catalog = Accounts(redis, settings.account_limits, clock), Catalog(redis, scripts, clock)
-    descriptors = Descriptors(clock)
+    changes, descriptors = Changes(redis, scripts, clock), Descriptors(clock)
     waiters = Waiters(
         clients.subscriber, has_ended=glances.has_ended, read=scripts.get, clock=clock, most=settings.max_waits
     )
@@ -125,8 +127,9 @@ async def running(
         scripts=scripts,
         accounts=accounts,
         administration=Administration(
-            accounts, catalog, scripts, Suspensions(redis, accounts, catalog, scripts, clock)
+            accounts, catalog, scripts, Suspensions(redis, accounts, catalog, scripts, clock), changes
         ),
+        changes=changes,
         catalog=catalog,
         collections=Collections(redis),
         configs=ModelConfigs(redis, scripts, clock),

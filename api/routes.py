@@ -14,6 +14,7 @@ from api.catalogue import collections, deployments, models, search, versions
 from api.files import files, outputs
 from api.openapi import served
 from api.operators import accounts as admin_accounts
+from api.operators import audit as admin_audit
 from api.operators import dead as admin_dead
 from api.operators import models as admin_models
 from api.runs import batches, events, listing, predictions, procedures, trainings, webhooks
@@ -91,6 +92,7 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("GET", "/admin/accounts/{name}/tokens", admin_accounts.list_tokens),
     ("POST", "/admin/accounts/{name}/tokens", admin_accounts.create_token),
     ("DELETE", "/admin/accounts/{name}/tokens/{id}", admin_accounts.revoke_token),
+    ("GET", "/admin/audit", admin_audit.list_changes),
     ("GET", "/admin/models/{owner}/{name}/config", admin_models.get_config),
     ("PUT", "/admin/models/{owner}/{name}/config", admin_models.change_config),
     ("DELETE", "/admin/models/{owner}/{name}/config", admin_models.remove_config),

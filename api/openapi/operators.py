@@ -3,7 +3,9 @@
 For tokens with the scope `admin` alone.
 """
 
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta
 
 from api.openapi.operation import (
     BODY,
@@ -28,6 +30,7 @@ from api.operators.accounts import (
     SuspendedAccount,
     TokenView,
 )
+from api.operators.audit import MOST_IN_PAGE, ChangesView
 from api.operators.dead import ManyLetters, WholeLetter
 from api.operators.models import ConfigView
 from director.core.dead import DeadLetter, Done
@@ -202,4 +205,20 @@ MODELS: Final[Operations] = {
     ),
 }
 
-OPERATORS: Final[Operations] = {**DEAD_LETTERS, **ACCOUNTS, **MODELS}
+AUDIT: Final[Operations] = {
+    ("GET", "/admin/audit"): Operation(
+        name="admin.audit.list",
+        what="List what operators changed: who, when and what",
+        scopes=ADMIN,
+        parameters=(
+            Parameter(
+                "after", "The `next` of the page before.", Annotated[str, Meta(pattern="^[0-9]{1,15}-[0-9]{1,15}$")]
+            ),
+            Parameter("limit", "At most so many; 100 without.", Annotated[int, Meta(ge=1, le=MOST_IN_PAGE)]),
+        ),
+        answers={200: Answer("A page, oldest first.", ChangesView)},
+        refusals=TOKEN | {422},
+    ),
+}
+
+OPERATORS: Final[Operations] = {**DEAD_LETTERS, **ACCOUNTS, **MODELS, **AUDIT}

@@ -17,7 +17,10 @@ from api.problems import InvalidField
 from api.refusals import invalid_input, not_found
 from director.core.event_log import EventView, shown_event
 
-__all__ = ("get_events",)
+__all__ = (
+    "get_events",
+    "number_of",
+)
 
 PAGE: Final = 100
 MOST_IN_PAGE: Final = 1_000
@@ -37,8 +40,8 @@ async def get_events(request: Request) -> Response:
     """GET /predictions/{id}/events?after=&limit=. What an operator revived begins again with number 1."""
     account = await authenticate(request, "read")
     prediction_id = prediction_id_of(request)
-    after = _number(request, "after", default=0, least=0, most=MOST_AFTER)
-    limit = _number(request, "limit", default=PAGE, least=1, most=MOST_IN_PAGE)
+    after = number_of(request, "after", default=0, least=0, most=MOST_AFTER)
+    limit = number_of(request, "limit", default=PAGE, least=1, most=MOST_IN_PAGE)
     page = await parts_of(request).scripts.replay(prediction_id, after=after, count=limit, most_bytes=MOST_BYTES)
     if page is None or page.account != account.name:
         raise not_found()
@@ -48,7 +51,8 @@ async def get_events(request: Request) -> Response:
     return json_response(Events(events=tuple(map(shown_event, page.events)), next=following))
 
 
-def _number(request: Request, name: str, *, default: int, least: int, most: int) -> int:
+def number_of(request: Request, name: str, *, default: int, least: int, most: int) -> int:
+    """A number of the query; 422 where it is none of these."""
     text = request.query_params.get(name, "")
     if not text:
         return default

@@ -1,4 +1,4 @@
-"""Read the log of a partition from where somebody left off, and count what was cut before he came.
+"""Read the log of a partition, or that of changes, from where somebody left off, and count what was cut before.
 
 Reads only. Every sink has a cursor of its own, so none waits for another.
 """
@@ -14,8 +14,9 @@ from director.core import keys
 from director.core.ids import Partition, QueueName
 from director.core.redis_client import ask, text
 
-__all__ = ("AuditLog", "Batch", "Cursor", "Entry")
+__all__ = ("CHANGES", "AuditLog", "Batch", "Cursor", "Entry")
 
+CHANGES: Final = Partition(-1)  # stands for the log of what operators change, which is of no partition
 NO_KEY: Final = "no such key"  # nothing was ever logged there
 
 
@@ -26,11 +27,13 @@ class Cursor(Struct, frozen=True, array_like=True):
     number: int = 0
 
 
-class Entry(Struct, frozen=True, kw_only=True):
-    """One step of a prediction. `entry` names it in its partition, and is never used twice; `at` in ms.
+class Entry(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One step of a prediction, or one change by an operator: then `by` says who, and `id` is that of the change.
 
-    `kind` is accepted, claimed, retried, released, moved, asked, ended, told, revived, dropped or erased; what `detail`
-    says depends on it.
+    `entry` names it in its partition, and is never used twice; `at` in ms.
+
+    `kind` is accepted, claimed, retried, released, moved, asked, ended, told, revived, dropped or erased; or as
+    in `director.core.changes`. What `detail` says depends on it.
     """
 
     partition: int
@@ -41,6 +44,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     queue: str
     account: str
     detail: str
+    by: str = ""
 
 
 class Batch(Struct, frozen=True, kw_only=True):
@@ -81,9 +85,9 @@ class AuditLog:
         self._redis = redis
 
     async def partitions(self) -> list[Partition]:
-        """Those that have a queue."""
+        """That of changes, and those that have a queue."""
         queues = await ask(lambda: self._redis.smembers(keys.queues()))
-        return sorted({keys.queue_partition(QueueName(text(queue))) for queue in queues})
+        return sorted({CHANGES} | {keys.queue_partition(QueueName(text(queue))) for queue in queues})
 
     async def oldest(self, partition: Partition) -> Cursor:
         """Where somebody begins who never read it."""
@@ -108,7 +112,7 @@ class AuditLog:
         )
 
     async def _look(self, partition: Partition, after: str, count: int) -> Seen:
-        key = keys.log(partition)
+        key = keys.changes() if partition == CHANGES else keys.log(partition)
 
         async def look() -> list[Any]:
             # together: what is cut between two looks would be missed and not counted
@@ -137,6 +141,7 @@ def _entry(partition: int, name: bytes, fields: dict[bytes, bytes]) -> Entry:
         queue=told["queue"],
         account=told["account"],
         detail=told["detail"],
+        by=told.get("by", ""),
     )
 
 

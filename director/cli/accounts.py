@@ -189,14 +189,14 @@ def _resume(given: argparse.Namespace) -> int:
 def _rotate(given: argparse.Namespace) -> int:
     from director.core.clock import SystemClock
     from director.core.errors import SettingsError
-    from director.core.signing import new_secret
     from director.core.view import iso
 
     async def rotate(backend: Backend) -> "Rotated":
-        await backend.accounts.refuse_unknown(given.name)
-        return await backend.scripts.rotate(given.name, secret=new_secret(), keep_s=given.keep_hours * HOUR_S)
+        return await backend.administration.rotate_secret(given.name, keep_s=given.keep_hours * HOUR_S, by=by)
 
-    if on_backend(given, rotate) == "full":
+    with audited() as by:
+        rotated = on_backend(given, rotate)
+    if rotated == "full":
         raise SettingsError(
             f"{given.name} has too many secrets that still sign: wait until one has ended, or end them all now "
             "with --keep-hours 0."

@@ -1,4 +1,4 @@
-"""Who types a command that changes accounts, and the log of what it changed: a line of JSON on stderr for each.
+"""Who types a command that changes something, and a line of JSON on stderr for each change, beside the log of changes.
 
 Only names: a command never asks anybody who they are.
 """
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 __all__ = ("audited",)
 
-CHANGES = ("director.core.administration", "director.core.model_configs")
+CHANGES = "director.core.changes"
 
 
 @contextmanager
@@ -22,16 +22,15 @@ def audited() -> Iterator[str]:
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(process="cli"))
-    levels = [(changes, changes.level) for changes in map(logging.getLogger, CHANGES)]
-    for changes, _ in levels:
-        changes.addHandler(handler)
-        changes.setLevel(logging.INFO)
+    changes = logging.getLogger(CHANGES)
+    level = changes.level
+    changes.addHandler(handler)
+    changes.setLevel(logging.INFO)
     try:
         yield f"cli:{_user()}"
     finally:
-        for changes, level in levels:
-            changes.setLevel(level)
-            changes.removeHandler(handler)
+        changes.setLevel(level)
+        changes.removeHandler(handler)
 
 
 def _user() -> str:

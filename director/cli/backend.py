@@ -22,6 +22,7 @@ class Backend:
         from director.core.accounts import Accounts
         from director.core.administration import Administration
         from director.core.catalog import Catalog
+        from director.core.changes import Changes
         from director.core.clock import SystemClock
         from director.core.collections import Collections
         from director.core.dead import DeadLetters
@@ -36,6 +37,7 @@ class Backend:
         self._gatherer = Gatherer(redis)
         clock = SystemClock()
         self.scripts = Scripts(self._gatherer)
+        self.changes = Changes(redis, self.scripts, clock)
         self.catalog = Catalog(redis, self.scripts, clock)
         self.collections = Collections(redis)
         self.configs = ModelConfigs(redis, self.scripts, clock)
@@ -46,6 +48,7 @@ class Backend:
             self.catalog,
             self.scripts,
             Suspensions(redis, self.accounts, self.catalog, self.scripts, clock),
+            self.changes,
         )
         self.queues = Queues(redis, self.catalog)
         self.dead = DeadLetters(redis, self.scripts, clock)

@@ -19,7 +19,7 @@ from director.core.errors import SettingsError
 from director.core.keys import LANES
 from director.core.redis_client import ask, text, texts
 from director.core.signing import new_secret
-from director.core.tokens import Tokens
+from director.core.tokens import NewToken, Token, Tokens
 
 __all__ = (
     "ACCOUNT_NAME",
@@ -113,11 +113,7 @@ class Accounts:
     async def create(self, account: str, kind: AccountType = "organization") -> bool:
         """Make this account; False where there is one of this name, which stays as it is."""
         refuse_name(account)
-        is_new = not await self.exists(account)
-        await self._make(account)
-        if is_new:
-            await ask(lambda: self._redis.hset(keys.account(account), "type", kind))
-        return is_new
+        return await self._make(account, kind)
 
     async def set_type(self, account: str, kind: AccountType) -> None:
         """An organisation, or one person. Raises SettingsError where there is no such account."""
@@ -140,16 +136,31 @@ class Accounts:
         """
         refuse_name(account)
         made = self.tokens.new(lanes=lanes, scopes=scopes, label=label, expires_ms=expires_ms, token=token)
-        await self._make(account)
-        await self.tokens.add(account, made)
+        await self.give_token(account, made)
         return made.secret
 
-    async def _make(self, account: str) -> None:
-        async def write() -> None:
-            await self._redis.hsetnx(keys.account(account), "webhook_secret", new_secret())
-            await self._redis.sadd(keys.accounts(), account)
+    async def give_token(self, account: str, made: NewToken) -> Token:
+        """Let a new token speak for this account, which is made where it does not exist."""
+        refuse_name(account)
+        await self._make(account)
+        return await self.tokens.add(account, made)
 
-        await ask(write)
+    async def _make(self, account: str, kind: AccountType = TYPES[0]) -> bool:
+        """Whoever's secret stands there has made it, also where the reply to that was lost."""
+        key, secret = keys.account(account), new_secret()
+
+        async def write() -> bool:
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.hsetnx(key, "webhook_secret", secret)
+            pipe.hget(key, "webhook_secret")
+            pipe.sadd(keys.accounts(), account)
+            _, stands, _ = await pipe.execute()
+            is_ours = text(stands) == secret
+            if is_ours and kind != TYPES[0]:
+                await self._redis.hset(key, "type", kind)
+            return is_ours
+
+        return await ask(write)
 
     async def revoke(self, token: str) -> bool:
         """Make a token speak for nobody; False when it did not speak for anybody before."""

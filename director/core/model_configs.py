@@ -1,10 +1,9 @@
 """The configurations of models, as operators write them down and directors read them.
 
-Every change is a line in the log, with who made it and which fields it says; never with what they are, since a template
-may hold what is nobody's business. Judges nobody: whoever calls has asked whether the operator may.
+Every change is in the log of changes, with who made it and which fields it says; never with what they are, since a
+template may hold what is nobody's business. Judges nobody: whoever calls has asked whether the operator may.
 """
 
-import logging
 import secrets
 from typing import Any, Final
 
@@ -12,6 +11,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from director.core import keys
+from director.core.changes import Changes
 from director.core.clock import Clock
 from director.core.errors import SettingsError, UnknownModel
 from director.core.model_config import ModelConfig, StoredConfig, judge
@@ -19,8 +19,6 @@ from director.core.redis_client import ask
 from director.core.scripts import Scripts
 
 __all__ = ("ConfigChanged", "ModelConfigs")
-
-log = logging.getLogger(__name__)
 
 FIELDS: Final = ("created", "config_rev", "config", "config_at", "config_by")
 NOTHING: Final = ModelConfig()
@@ -37,6 +35,7 @@ class ModelConfigs:
         self._redis: Any = redis  # its types say str or bytes, and ours answers in bytes
         self._scripts = scripts
         self._clock = clock
+        self._changes = Changes(redis, scripts, clock)
 
     async def get(self, model: str) -> StoredConfig | None:
         """What is written down of a model; None where there is no such model.
@@ -64,16 +63,15 @@ class ModelConfigs:
         """
         judge(config)
         text = b"" if config == NOTHING else msgspec.json.encode(config)
-        word, revision = await self._scripts.configure(
-            model, text, by=by, at_ms=self._clock.now_ms(), was=was, nonce=secrets.token_hex(8)
-        )
-        if word == "unknown":
-            raise UnknownModel(model)
-        if word == "changed":
-            raise ConfigChanged(f"It is revision {revision} by now, and not {was}: read it again.")
         said = sorted(msgspec.to_builtins(config))
-        facts = {"model": model, "by": by, "revision": revision, "fields": said}
-        log.info("model configuration changed", extra=facts)
+        async with self._changes.noting("model_configured", by=by, model=model, was=was, fields=said):
+            word, revision = await self._scripts.configure(
+                model, text, by=by, at_ms=self._clock.now_ms(), was=was, nonce=secrets.token_hex(8)
+            )
+            if word == "unknown":
+                raise UnknownModel(model)
+            if word == "changed":
+                raise ConfigChanged(f"It is revision {revision} by now, and not {was}: read it again.")
         return revision
 
     async def remove(self, model: str, *, by: str, was: int | None = None) -> int:

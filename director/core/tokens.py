@@ -61,8 +61,12 @@ class NewToken(Struct, frozen=True, kw_only=True):
     created_ms: int
     expires_ms: int | None
 
+    @property
+    def id(self) -> str:
+        return digest(self.secret)[:ID_DIGITS]
+
     def __repr__(self) -> str:
-        return f"NewToken({digest(self.secret)[:ID_DIGITS]})"
+        return f"NewToken({self.id})"
 
 
 class Tokens:
@@ -73,7 +77,13 @@ class Tokens:
         self._clock = clock
 
     def new(
-        self, *, lanes: Sequence[str], scopes: Sequence[str], label: str, expires_ms: int | None, token: str | None
+        self,
+        *,
+        lanes: Sequence[str],
+        scopes: Sequence[str],
+        label: str,
+        expires_ms: int | None,
+        token: str | None = None,
     ) -> NewToken:
         """A token with a fresh secret, or with this one. Raises SettingsError that says what it may have."""
         now_ms = self._clock.now_ms()

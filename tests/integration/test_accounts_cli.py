@@ -244,8 +244,8 @@ async def test_a_change_is_a_line_on_stderr_with_who_typed_it_and_no_secret(
     assert await to_thread.run_sync(lambda: main(line)) == 0
     out, err = operator.capsys.readouterr()
     [written] = [json.loads(text) for text in err.splitlines()]
-    assert (written["message"], written["by"], written["account"]) == ("token created", "cli:ada", ACCOUNT)
-    assert written["label"] == "ci"
+    assert (written["change"], written["by"], written["account"]) == ("token_created", "cli:ada", ACCOUNT)
+    assert written["detail"]["label"] == "ci"
     assert out.strip() not in err
 
 

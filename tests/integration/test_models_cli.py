@@ -64,7 +64,7 @@ async def test_how_a_model_is_run_is_said_shown_and_taken_back(
         "  attempts = 5",
         '  on_lost = "fail"',
     ]
-    assert '"message":"model configuration changed"' in shown.err.replace(": ", ":")
+    assert '"change":"model_configured"' in shown.err.replace(": ", ":")
     assert "/run" not in shown.err, "a template may hold what is nobody's business"
     assert await types(server, *config, "--unset", "runner", "--unset", "on_lost") == 0
     capsys.readouterr()

@@ -341,7 +341,7 @@ async def test_an_operator_suspends_and_resumes_by_command(
     await driver.submit()
     code, said, logged = await types("account", "suspend", ACCOUNT, "--reason", "unpaid")
     assert (code, said.startswith(f"{ACCOUNT} is suspended")) == (0, True)
-    assert [json.loads(line)["reason"] for line in logged.splitlines()] == ["unpaid", "unpaid"]
+    assert [json.loads(line)["detail"]["reason"] for line in logged.splitlines()] == ["unpaid"]
     assert await driver.claim_all() == []
     assert "suspended          hold" in (await types("account", "show", ACCOUNT))[1]
     assert (await types("account", "resume", ACCOUNT))[0] == 0

@@ -173,6 +173,9 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     assert await scripts.configure("acme/said", b"{}", by="ops", at_ms=1, was=None, nonce="n") == ("done", 1)
     assert await scripts.withdraw("acme/said", "model") == "done"
 
+    noted = {"kind": "limits_set", "by": "ops", "account": ACCOUNT, "queue": "", "detail": b"{}", "at_ms": 1}
+    assert await scripts.note("n", **noted)  # type: ignore[arg-type]
+
     assert await scripts.unregister(queue) == "live"
 
     assert gatherer.called == set(NAMES), "a script that this walk leaves out"

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.anyio
 LUA = files("lua")
 NAMES = sorted(path.name.removesuffix(".lua") for path in LUA.iterdir() if path.name.endswith(".lua"))
 PARTS = sorted(path.name.removesuffix(".lua") for path in LUA.joinpath("lib").iterdir())
+LOGS = {"lib/log": "log_key()", "note": "changes"}
 FLAGS = {
     # what accepts is refused when memory is full
     "#!lua": {"amend", "configure", "deploy", "enqueue", "enlist", "note_setup", "revive"},
@@ -96,12 +97,13 @@ def test_each_part_names_itself_and_is_used(part: str) -> None:
 def test_it_walks_no_keyspace_and_decodes_no_payload(name: str) -> None:
     forbidden = r"'(?:KEYS|SCAN|[HSZ]SCAN|XTRIM|MAXLEN)'|cjson|cmsgpack|math\.random|BLOCK"
     found = re.findall(forbidden, code(name))
-    assert found == (["'MAXLEN'"] if name == "lib/log" else []), "and nothing is cut but the log"
+    assert found == (["'MAXLEN'"] if name in LOGS else []), "and nothing is cut but the logs"
 
 
-def test_the_log_alone_is_cut() -> None:
-    [cut] = re.findall(r"redis\.call\('XADD', ([^,]+), 'MAXLEN'", code("lib/log"))
-    assert cut == "log_key()"
+@pytest.mark.parametrize(("name", "key"), LOGS.items())
+def test_the_logs_alone_are_cut(name: str, key: str) -> None:
+    [cut] = re.findall(r"redis\.call\('XADD', ([^,]+), 'MAXLEN'", code(name))
+    assert cut == key
 
 
 @pytest.mark.parametrize("name", [*NAMES, *(f"lib/{part}" for part in PARTS)])

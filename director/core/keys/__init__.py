@@ -74,6 +74,7 @@ from director.core.keys.by_queue import (
     vtime,
 )
 from director.core.keys.by_service import (
+    changes,
     contact,
     kick_channel,
     partitions,
@@ -90,6 +91,7 @@ __all__ = (
     "accounts",
     "backlog",
     "bell",
+    "changes",
     "channel",
     "collection",
     "collections",
@@ -167,6 +169,7 @@ PERMANENT: Final = {
     "settling": "accounts that were suspended or resumed lately",
     "tally": "a closed set of counters",
     "log": "capped by whoever writes",
+    "changes": "capped by whoever writes",
     "sink": "one field per partition",
     "queues": "the registry that keepers sweep",
     "partitions": "as many members as there are partitions, at the most",

@@ -1,6 +1,7 @@
 """How the keys of the service as a whole are spelled: registries, secrets, and who reads how far."""
 
 __all__ = (
+    "changes",
     "contact",
     "kick_channel",
     "partitions",
@@ -13,6 +14,11 @@ __all__ = (
 def contact() -> str:
     """hash · how long keepers have heard this run of the server. Written by contact; outlives them shortly."""
     return "contact"
+
+
+def changes() -> str:
+    """stream · what operators change, about the last 10,000 entries. Written by note, before each change. Permanent."""
+    return "changes"
 
 
 def queues() -> str:

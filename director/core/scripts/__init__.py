@@ -10,6 +10,7 @@ from director.core.scripts.catalog import Amended, CatalogScripts, Withdrawn
 from director.core.scripts.holder import MOST_CLAIMS, Advanced, Ceased, Claims, Hold, HolderScripts, Readiness, Requeued
 from director.core.scripts.keeper import Delivered, KeeperScripts, Repair
 from director.core.scripts.letters import LetterScripts
+from director.core.scripts.operators import OperatorScripts
 from director.core.scripts.queues import Admission, Migrated, QueueScripts, QueueStats, Unregistered
 
 __all__ = (
@@ -40,5 +41,14 @@ __all__ = (
 )
 
 
-class Scripts(QueueScripts, LetterScripts, AccountScripts, CatalogScripts, CallerScripts, HolderScripts, KeeperScripts):
+class Scripts(
+    QueueScripts,
+    LetterScripts,
+    AccountScripts,
+    CatalogScripts,
+    CallerScripts,
+    HolderScripts,
+    KeeperScripts,
+    OperatorScripts,
+):
     """Every change of shared state. All raise BackendUnavailable while Redis cannot answer."""

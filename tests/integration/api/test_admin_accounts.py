@@ -213,18 +213,18 @@ async def test_an_account_that_there_is_not_has_nothing(admin: httpx.AsyncClient
 async def test_every_change_is_in_the_log_with_who_made_it_and_no_secret(
     admin: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, redis: Redis
 ) -> None:
-    with caplog.at_level(logging.INFO, logger="director.core.administration"):
+    with caplog.at_level(logging.INFO, logger="director.core.changes"):
         secret = await made(admin, label="ci")
         [token] = (await admin.get("/v1/admin/accounts/umbrella/tokens")).json()["results"]
         await admin.patch("/v1/admin/accounts/umbrella", json={"type": "user", "limits": {"rate": 1}})
         await admin.delete(f"/v1/admin/accounts/umbrella/tokens/{token['id']}")
-    lines = [record for record in caplog.records if record.name == "director.core.administration"]
-    assert [line.message for line in lines] == [
-        "account created",
-        "token created",
-        "account limits changed",
-        "account changed",
-        "token revoked",
+    lines = [record for record in caplog.records if record.name == "director.core.changes"]
+    assert [vars(line)["change"] for line in lines] == [
+        "account_created",
+        "token_created",
+        "limits_set",
+        "account_type_set",
+        "token_revoked",
     ]
     [operator] = await Accounts(redis).tokens.of(ADMIN)
     assert {vars(line)["by"] for line in lines} == {f"{ADMIN}/{operator.id}"}

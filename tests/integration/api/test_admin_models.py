@@ -40,8 +40,8 @@ async def test_what_is_written_is_what_is_read_with_who_wrote_it(
     assert shown == answer.json()
     assert (shown["revision"], shown["config"]) == (1, CONFIG)
     assert shown["changed_by"].startswith("operators/")
-    [line] = [each for each in caplog.records if each.message == "model configuration changed"]
-    assert (vars(line)["by"], vars(line)["fields"]) == (shown["changed_by"], sorted(CONFIG))
+    [line] = [each for each in caplog.records if vars(each).get("change") == "model_configured"]
+    assert (vars(line)["by"], vars(line)["detail"]["fields"]) == (shown["changed_by"], sorted(CONFIG))
 
 
 async def test_a_put_says_all_of_it_and_a_delete_takes_all_back(admin: httpx.AsyncClient) -> None:

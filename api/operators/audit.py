@@ -1,0 +1,72 @@
+"""What operators changed, over HTTP: who, when and what, in the order in which it was done.
+
+For tokens with the scope `admin` alone. Reads only; what became of predictions is in other logs, see `director audit`.
+"""
+
+import re
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.answers import json_response
+from api.auth import authenticate
+from api.parts import parts_of
+from api.problems import InvalidField
+from api.refusals import invalid_input
+from api.runs.events import number_of
+from director.core.changes import FIRST, Change
+from director.core.view import iso
+
+__all__ = ("MOST_IN_PAGE", "ChangeView", "ChangesView", "list_changes")
+
+PAGE: Final = 100
+MOST_IN_PAGE: Final = 1_000
+PLACE: Final = re.compile(r"[0-9]{1,15}-[0-9]{1,15}")
+
+
+class ChangeView(Struct, frozen=True, kw_only=True):
+    """One change on the wire. `entry` says where it stands; a `void` one takes back the other with its `id`."""
+
+    entry: str
+    id: str
+    at: str
+    by: str
+    kind: str
+    account: str | None
+    queue: str | None
+    detail: dict[str, Any]
+
+    @classmethod
+    def of(cls, change: Change) -> "ChangeView":
+        return cls(
+            entry=change.entry,
+            id=change.id,
+            at=iso(change.at),
+            by=change.by,
+            kind=change.kind,
+            account=change.account or None,
+            queue=change.queue or None,
+            detail=msgspec.json.decode(change.detail),
+        )
+
+
+class ChangesView(Struct, frozen=True, kw_only=True):
+    """One page, oldest first. `next`: what to ask for `after`, now or once there is more."""
+
+    changes: list[ChangeView]
+    next: str
+
+
+async def list_changes(request: Request) -> Response:
+    """GET /admin/audit?after=&limit=."""
+    await authenticate(request, "admin")
+    after = request.query_params.get("after") or FIRST
+    if not PLACE.fullmatch(after):
+        raise invalid_input([InvalidField("format", "after", "Is not the `next` of a page of this list")])
+    limit = number_of(request, "limit", default=PAGE, least=1, most=MOST_IN_PAGE)
+    found = await parts_of(request).changes.after(after, count=limit)
+    following = found[-1].entry if found else after
+    return json_response(ChangesView(changes=[ChangeView.of(change) for change in found], next=following))

@@ -1,0 +1,140 @@
+"""What operators change is in one log: before it is made, with who and when, taken back where nothing came of it."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from redis.asyncio import Redis
+
+from director.audit.feeder import Fed, Feeder
+from director.audit.log import CHANGES, AuditLog
+from director.core.accounts import Accounts
+from director.core.administration import Administration
+from director.core.catalog import Catalog
+from director.core.changes import FIRST, Changes
+from director.core.clock import SystemClock
+from director.core.errors import BackendUnavailable, SettingsError
+from director.core.ids import QueueName
+from director.core.model_config import ModelConfig
+from director.core.model_configs import ConfigChanged, ModelConfigs
+from director.core.scripts import Scripts
+from director.core.suspensions import Suspensions
+from tests.support.audit import KeptSink
+from tests.support.clock import FakeClock
+from tests.support.queue_driver import MODEL
+
+pytestmark = pytest.mark.anyio
+
+BY = "cli:root"
+
+
+@pytest.fixture
+def changes(redis: Redis, scripts: Scripts) -> Changes:
+    return Changes(redis, scripts, FakeClock())
+
+
+@pytest.fixture
+def administration(redis: Redis, scripts: Scripts, catalog: Catalog, changes: Changes) -> Administration:
+    accounts, clock = Accounts(redis), SystemClock()
+    return Administration(accounts, catalog, scripts, Suspensions(redis, accounts, catalog, scripts, clock), changes)
+
+
+async def told(changes: Changes) -> list[tuple[str, str, Any]]:
+    found = await changes.after(FIRST, count=100)
+    return [(change.kind, change.account, msgspec.json.decode(change.detail)) for change in found]
+
+
+async def test_what_is_done_with_an_account_is_there_in_order_and_without_a_secret(
+    administration: Administration, changes: Changes, queue: QueueName
+) -> None:
+    await administration.create("acme", "user", by=BY)
+    made = await administration.create_token("acme", scopes=["run"], lanes=["low"], label="ci", expires_ms=None, by=BY)
+    await administration.set_limits("acme", {"rate": "5", "weight": "default"}, by=BY)
+    await administration.set_type("acme", "organization", by=BY)
+    await administration.suspend("acme", "hold", "unpaid", by=BY, within_s=1)
+    await administration.resume("acme", by=BY)
+    await administration.rotate_secret("acme", keep_s=60, by=BY)
+    await administration.revoke(made.token, by=BY)
+    token = {"token": made.token.id, "label": "ci"}
+    assert await told(changes) == [
+        ("account_created", "acme", {"type": "user"}),
+        ("token_created", "acme", {**token, "expires_ms": None, "may": {"scopes": ["run"], "lanes": ["low"]}}),
+        ("limits_set", "acme", {"limits": {"rate": "5", "weight": "default"}}),
+        ("account_type_set", "acme", {"type": "organization"}),
+        ("account_suspended", "acme", {"policy": "hold", "reason": "unpaid"}),
+        ("account_resumed", "acme", {}),
+        ("secret_rotated", "acme", {"keep_s": 60}),
+        ("token_revoked", "acme", token),
+    ]
+    found = await changes.after(FIRST, count=100)
+    assert {change.by for change in found} == {BY}
+    assert {change.at for change in found} == {FakeClock().now_ms()}
+    secrets = [made.secret, *await administration.accounts.webhook_secrets("acme")]
+    assert not [secret for secret in secrets if secret in str(found)]
+
+
+async def test_a_change_that_was_refused_or_changed_nothing_is_void(
+    administration: Administration, changes: Changes
+) -> None:
+    assert await administration.create("acme", "user", by=BY)
+    assert not await administration.create("acme", "organization", by=BY)
+    with pytest.raises(SettingsError):
+        await administration.set_limits("acme", {"rate": "none at all"}, by=BY)
+    found = await changes.after(FIRST, count=100)
+    assert [change.kind for change in found] == ["account_created", "account_created", "void", "limits_set", "void"]
+    ids = [change.id for change in found]
+    assert (ids[1], ids[3]) == (ids[2], ids[4])
+    assert len(set(ids)) == 3
+
+
+async def test_a_change_whose_outcome_nobody_knows_stands(changes: Changes) -> None:
+    with pytest.raises(BackendUnavailable):
+        async with changes.noting("account_created", by=BY, account="acme"):
+            raise BackendUnavailable("Redis is away")
+    assert [kind for kind, _, _ in await told(changes)] == ["account_created"]
+
+
+async def test_what_cannot_be_written_down_is_not_done(
+    changes: Changes, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*args: Any, **options: Any) -> bool:
+        raise BackendUnavailable("Redis is away")
+
+    monkeypatch.setattr(scripts, "note", away)
+    with pytest.raises(BackendUnavailable):
+        async with changes.noting("account_created", by=BY, account="acme"):
+            pytest.fail("it was done")
+
+
+async def test_how_a_model_is_run_is_told_by_its_fields_alone(
+    redis: Redis, scripts: Scripts, changes: Changes, queue: QueueName
+) -> None:
+    configs = ModelConfigs(redis, scripts, SystemClock())
+    await configs.put(MODEL, ModelConfig(slots=2), by=BY)
+    with pytest.raises(ConfigChanged):
+        await configs.put(MODEL, ModelConfig(slots=3), by=BY, was=7)
+    assert await told(changes) == [
+        ("model_configured", "", {"model": MODEL, "was": None, "fields": ["slots"]}),
+        ("model_configured", "", {"model": MODEL, "was": 7, "fields": ["slots"]}),
+        ("void", "", {"model": MODEL, "was": 7, "fields": ["slots"]}),
+    ]
+
+
+async def test_it_is_read_a_page_at_a_time(administration: Administration, changes: Changes) -> None:
+    for name in ("a", "b", "c"):
+        await administration.create(name, "user", by=BY)
+    first = await changes.after(FIRST, count=2)
+    rest = await changes.after(first[-1].entry, count=2)
+    assert [change.account for change in [*first, *rest]] == ["a", "b", "c"]
+
+
+async def test_the_audit_carries_it_beside_the_logs_of_the_partitions(
+    administration: Administration, redis: Redis
+) -> None:
+    kept = KeptSink()
+    await administration.create("acme", "user", by=BY)
+    assert await Feeder(AuditLog(redis), kept, SystemClock()).run_once() == Fed(entries=1)
+    [batch] = kept.batches
+    assert batch.partition == CHANGES
+    [entry] = batch.entries
+    assert (entry.kind, entry.by, entry.account, entry.detail) == ("account_created", BY, "acme", '{"type":"user"}')

@@ -1,0 +1,63 @@
+"""note: what an operator is about to change, once, in a log that has an end."""
+
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.scripts import Scripts
+
+pytestmark = pytest.mark.anyio
+
+NOTED: dict[str, Any] = {
+    "kind": "limits_set",
+    "by": "cli:root",
+    "account": "acme",
+    "queue": "",
+    "detail": b'{"limits":[]}',
+    "at_ms": 7,
+}
+
+
+async def noted(redis: Redis) -> list[dict[str, str]]:
+    found: Any = await redis.xrange(keys.changes())
+    return [{name.decode(): value.decode() for name, value in fields.items()} for _, fields in found]
+
+
+async def test_a_change_is_kept_as_it_was_told(scripts: Scripts, redis: Redis) -> None:
+    assert await scripts.note("n", **NOTED)
+    assert await noted(redis) == [
+        {
+            "id": "n",
+            "kind": "limits_set",
+            "queue": "",
+            "account": "acme",
+            "at": "7",
+            "by": "cli:root",
+            "detail": '{"limits":[]}',
+        }
+    ]
+
+
+async def test_a_repeated_call_adds_nothing_and_what_follows_of_the_same_change_does(
+    scripts: Scripts, redis: Redis
+) -> None:
+    assert await scripts.note("n", **NOTED)
+    assert await scripts.note("other", **NOTED)
+    assert not await scripts.note("n", **NOTED)
+    assert await scripts.note("n", **{**NOTED, "kind": "void"})
+    assert [(entry["id"], entry["kind"]) for entry in await noted(redis)] == [
+        ("n", "limits_set"),
+        ("other", "limits_set"),
+        ("n", "void"),
+    ]
+
+
+async def test_the_log_has_an_end(scripts: Scripts, redis: Redis) -> None:
+    pipe = redis.pipeline()
+    for _ in range(10_500):
+        pipe.xadd(keys.changes(), {"id": "x", "kind": "x"})
+    await pipe.execute()
+    await scripts.note("n", **NOTED)
+    assert await redis.xlen(keys.changes()) <= 10_200, "whole blocks of a hundred are cut"
