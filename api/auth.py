@@ -11,7 +11,7 @@ from api.refusals import account_suspended, forbidden, unauthenticated
 from director.core.account_limits import BucketName
 from director.core.accounts import Account
 
-__all__ = ("Scope", "authenticate", "refuse_suspended")
+__all__ = ("Scope", "authenticate", "named", "refuse_suspended")
 
 Scope = Literal["read", "run", "admin"]
 
@@ -50,3 +50,8 @@ def refuse_suspended(account: Account) -> None:
     """403 where it is, with the reason."""
     if account.suspension is not None:
         raise account_suspended(account.suspension.reason)
+
+
+def named(operator: Account) -> str:
+    """Who changes something, as the log of changes has it: account and token, and of the token its id, no secret."""
+    return f"{operator.name}/{operator.token_id}"

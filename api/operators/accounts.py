@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.answers import json_response
-from api.auth import authenticate
+from api.auth import authenticate, named
 from api.body import decode_json, read_body
 from api.pages import PAGE_SIZE, Cursor, cursor_of, link
 from api.parts import parts_of
@@ -234,9 +234,8 @@ async def revoke_token(request: Request) -> Response:
 
 
 async def _entered(request: Request) -> tuple[Administration, str]:
-    """Who changes something is known by account and token: of the token its id, which is no secret."""
     operator = await authenticate(request, "admin")
-    return parts_of(request).administration, f"{operator.name}/{operator.token_id}"
+    return parts_of(request).administration, named(operator)
 
 
 async def _named(request: Request) -> str:

@@ -5,6 +5,7 @@ from where the next one goes on, so that no answer is waited for without end.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Annotated, Final
 
 from msgspec import Meta, Raw, Struct, field
@@ -13,14 +14,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.answers import json_response
-from api.auth import authenticate
+from api.auth import authenticate, named
 from api.body import decode_json, read_body
 from api.pages import PAGE_SIZE, Cursor, cursor_of, link
 from api.parts import parts_of
 from api.paths import prediction_id_of
 from api.problems import InvalidField
 from api.refusals import invalid_input, not_found
-from director.core.dead import DeadLetter, DeadLetters, Done, Place
+from director.core.dead import Asked, DeadLetter, DeadLetters, Done, Place
 from director.core.ids import PredictionId, QueueName, is_prediction_id
 from director.core.schema import Page
 
@@ -52,7 +53,7 @@ class WholeLetter(DeadLetter, frozen=True, kw_only=True):
 
 async def list_dead(request: Request) -> Response:
     """GET /admin/dead?queue=&cursor=: newest first."""
-    dead = await _entered(request)
+    dead, _ = await _entered(request)
     queue, cursor = request.query_params.get("queue", ""), cursor_of(request)
     before = None if cursor is None else _place(cursor.at)
     letters = await dead.page(await _queues(request, queue), before=before, count=PAGE_SIZE)
@@ -63,7 +64,7 @@ async def list_dead(request: Request) -> Response:
 
 async def get_dead(request: Request) -> Response:
     """GET /admin/dead/{id}: the letter, and the input that it would run on again."""
-    dead = await _entered(request)
+    dead, _ = await _entered(request)
     shown = await dead.show(prediction_id_of(request))
     if shown is None:
         raise not_found()
@@ -72,36 +73,37 @@ async def get_dead(request: Request) -> Response:
 
 async def revive_one_dead(request: Request) -> Response:
     """POST /admin/dead/{id}/revive."""
-    dead = await _entered(request)
-    return await _one(request, dead, dead.revive)
+    dead, by = await _entered(request)
+    return await _one(request, dead, partial(dead.revive, by=by))
 
 
 async def drop_one_dead(request: Request) -> Response:
     """POST /admin/dead/{id}/drop."""
-    dead = await _entered(request)
-    return await _one(request, dead, dead.drop)
+    dead, by = await _entered(request)
+    return await _one(request, dead, partial(dead.drop, by=by))
 
 
 async def revive_dead(request: Request) -> Response:
     """POST /admin/dead/revive: see `ManyLetters`."""
-    dead = await _entered(request)
-    return await _many(request, dead, dead.revive)
+    dead, by = await _entered(request)
+    return await _many(request, dead, partial(dead.revive, by=by))
 
 
 async def drop_dead(request: Request) -> Response:
     """POST /admin/dead/drop: see `ManyLetters`."""
-    dead = await _entered(request)
-    return await _many(request, dead, dead.drop)
+    dead, by = await _entered(request)
+    return await _many(request, dead, partial(dead.drop, by=by))
 
 
-async def _entered(request: Request) -> DeadLetters:
-    await authenticate(request, "admin")
-    return parts_of(request).dead
+async def _entered(request: Request) -> tuple[DeadLetters, str]:
+    operator = await authenticate(request, "admin")
+    return parts_of(request).dead, named(operator)
 
 
 async def _one(request: Request, dead: DeadLetters, act: Act) -> Response:
     """200 with what was done; 404 where that is no dead letter, or its input is gone."""
-    done = await act(_slices(await dead.named([prediction_id_of(request)])))
+    ids = [prediction_id_of(request)]
+    done = await act(_slices(await dead.named(ids)), asked=Asked(ids=ids))
     if not done.done:
         raise not_found()
     return json_response(done)
@@ -115,11 +117,13 @@ async def _many(request: Request, dead: DeadLetters, act: Act) -> Response:
     if bad := [f"ids.{place}" for place, name in enumerate(asked.ids) if not is_prediction_id(name)]:
         raise invalid_input([InvalidField("format", where, "Is not the id of a prediction") for where in bad])
     before = _place(asked.cursor) if asked.cursor else None
+    ids = [PredictionId(name) for name in dict.fromkeys(asked.ids)]
     if asked.is_all:
         slices = dead.every(await _queues(request, asked.queue), before=before)
     else:
-        slices = _slices(await dead.named([PredictionId(name) for name in dict.fromkeys(asked.ids)]))
-    return json_response(await act(slices, rate=asked.rate, within_s=LONGEST_S))
+        slices = _slices(await dead.named(ids))
+    which = Asked(ids=ids, queue=asked.queue if asked.is_all else "")
+    return json_response(await act(slices, asked=which, rate=asked.rate, within_s=LONGEST_S))
 
 
 async def _slices(places: list[Place]) -> Slices:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.answers import json_response
-from api.auth import authenticate
+from api.auth import authenticate, named
 from api.body import decode_json, read_body
 from api.parts import parts_of
 from api.problems import InvalidField
@@ -58,7 +58,7 @@ async def change_config(request: Request) -> Response:
     operator = await authenticate(request, "admin")
     model, was = _named(request), _was(request)
     config = decode_json(await read_body(request, max_bytes=MAX_BODY), ModelConfig)
-    await _write(request, model, config, by=f"{operator.name}/{operator.token_id}", was=was)
+    await _write(request, model, config, by=named(operator), was=was)
     return await _answer(request, model)
 
 
@@ -66,7 +66,7 @@ async def remove_config(request: Request) -> Response:
     """DELETE /admin/models/{owner}/{name}/config: directors go by their own settings again."""
     operator = await authenticate(request, "admin")
     model, was = _named(request), _was(request)
-    await _write(request, model, ModelConfig(), by=f"{operator.name}/{operator.token_id}", was=was)
+    await _write(request, model, ModelConfig(), by=named(operator), was=was)
     return Response(status_code=204)
 
 

@@ -7,7 +7,7 @@ import getpass
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ("audited",)
+__all__ = ("audited", "typist")
 
 CHANGES = "director.core.changes"
 
@@ -27,14 +27,15 @@ def audited() -> Iterator[str]:
     changes.addHandler(handler)
     changes.setLevel(logging.INFO)
     try:
-        yield f"cli:{_user()}"
+        yield typist()
     finally:
         changes.setLevel(level)
         changes.removeHandler(handler)
 
 
-def _user() -> str:
+def typist() -> str:
+    """Who types, as the log of changes has it."""
     try:
-        return getpass.getuser()
+        return f"cli:{getpass.getuser()}"
     except (KeyError, OSError):  # a container may run as a number that has no name
-        return "unknown"
+        return "cli:unknown"

@@ -29,6 +29,7 @@ class Backend:
         from director.core.examples import Examples
         from director.core.gatherer import Gatherer
         from director.core.model_configs import ModelConfigs
+        from director.core.queue_administration import QueueAdministration
         from director.core.queues import Queues
         from director.core.scripts import Scripts
         from director.core.suspensions import Suspensions
@@ -50,6 +51,7 @@ class Backend:
             Suspensions(redis, self.accounts, self.catalog, self.scripts, clock),
             self.changes,
         )
+        self.queue_administration = QueueAdministration(self.scripts, self.changes)
         self.queues = Queues(redis, self.catalog)
         self.dead = DeadLetters(redis, self.scripts, clock)
 

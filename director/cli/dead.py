@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Final
 
 from director.cli.arguments import CommandParser, Commands, add_json, add_redis
+from director.cli.audit import typist
 from director.cli.backend import Backend, on_backend
 from director.cli.pipe import print_json, printable
 
@@ -104,6 +105,7 @@ def _show(given: argparse.Namespace) -> int:
 
 
 def _do(given: argparse.Namespace) -> int:
+    from director.core.dead import Asked
     from director.core.errors import SettingsError
 
     if bool(given.ids) == given.all or (given.queue and not given.all):
@@ -115,7 +117,8 @@ def _do(given: argparse.Namespace) -> int:
         act = dead.revive if given.action == "revive" else dead.drop
         queues = await _queues(backend.catalog, given.queue)
         slices = dead.every(queues) if given.all else _slices(await dead.named(ids))
-        return await act(slices, rate=given.rate)
+        asked = Asked(ids=ids, queue=given.queue)
+        return await act(slices, by=typist(), asked=asked, rate=given.rate)
 
     done = on_backend(given, do)
     if given.json:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from director.cli.arguments import CommandParser, Commands, add_redis
-from director.cli.audit import audited
+from director.cli.audit import audited, typist
 from director.cli.backend import Backend, on_backend
 
 __all__ = ("add",)
@@ -92,7 +92,18 @@ def _set(given: argparse.Namespace) -> int:
         said["is_official"] = YES_NO[given.official]
     if not said:
         raise SettingsError("say what: --visibility, --official or a text.")
-    if not on_backend(given, lambda backend: backend.catalog.models.change(given.of, said)):
+
+    async def change(backend: Backend) -> bool:
+        seen = {"visibility": given.visibility} if given.visibility else {}
+        async with backend.changes.noting(
+            "model_changed", by=typist(), model=given.of, fields=sorted(said), **seen
+        ) as noted:
+            is_changed = await backend.catalog.models.change(given.of, said)
+            if not is_changed:
+                noted.void()
+        return is_changed
+
+    if not on_backend(given, change):
         raise SettingsError(f"there is no model {given.of}: `director model list` shows those that there are.")
     print(f"{given.of}: an API knows it once its cache is over")
     return 0
@@ -157,9 +168,23 @@ def _example(given: argparse.Namespace) -> int:
     if not is_prediction_id(given.prediction):
         raise SettingsError(f"{given.prediction} is no id of a prediction.")
     prediction_id = PredictionId(given.prediction)
+    shown = {"model": given.of, "prediction": prediction_id}
     if not given.remove:
-        return _done(given, lambda backend: backend.examples.show(given.of, prediction_id, is_default=given.default))
-    if not on_backend(given, lambda backend: backend.examples.hide(given.of, prediction_id)):
+
+        async def show(backend: Backend) -> None:
+            async with backend.changes.noting("example_shown", by=typist(), **shown):
+                await backend.examples.show(given.of, prediction_id, is_default=given.default)
+
+        return _done(given, show)
+
+    async def hide(backend: Backend) -> bool:
+        async with backend.changes.noting("example_hidden", by=typist(), **shown) as noted:
+            is_hidden = await backend.examples.hide(given.of, prediction_id)
+            if not is_hidden:
+                noted.void()
+        return is_hidden
+
+    if not on_backend(given, hide):
         raise SettingsError(f"{given.prediction} is not shown with {given.of}.")
     print(f"{given.of}: done")
     return 0
@@ -176,19 +201,36 @@ def _put(given: argparse.Namespace) -> int:
         collection = msgspec.convert(asked, Collection)
     except msgspec.ValidationError as exc:
         raise SettingsError(f"that is no collection: {exc}") from exc
-    return _done(given, lambda backend: backend.collections.put(given.of, collection))
+
+    async def put(backend: Backend) -> None:
+        async with backend.changes.noting("collection_written", by=typist(), slug=given.of, models=given.models):
+            await backend.collections.put(given.of, collection)
+
+    return _done(given, put)
 
 
 def _remove(given: argparse.Namespace) -> int:
-    return _done(given, lambda backend: backend.collections.remove(given.of))
+    async def remove(backend: Backend) -> None:
+        async with backend.changes.noting("collection_removed", by=typist(), slug=given.of):
+            await backend.collections.remove(given.of)
+
+    return _done(given, remove)
 
 
 def _put_hardware(given: argparse.Namespace) -> int:
-    return _done(given, lambda backend: backend.collections.put_hardware(given.of, given.name))
+    async def put(backend: Backend) -> None:
+        async with backend.changes.noting("hardware_written", by=typist(), sku=given.of, named=given.name):
+            await backend.collections.put_hardware(given.of, given.name)
+
+    return _done(given, put)
 
 
 def _remove_hardware(given: argparse.Namespace) -> int:
-    return _done(given, lambda backend: backend.collections.remove_hardware(given.of))
+    async def remove(backend: Backend) -> None:
+        async with backend.changes.noting("hardware_removed", by=typist(), sku=given.of):
+            await backend.collections.remove_hardware(given.of)
+
+    return _done(given, remove)
 
 
 def _done(given: argparse.Namespace, act: Callable[[Backend], Awaitable[None]]) -> int:

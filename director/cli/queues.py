@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from director.cli.arguments import CommandParser, Commands, add_json, add_redis
+from director.cli.audit import typist
 from director.cli.backend import Backend, on_backend
 from director.cli.pipe import print_json
 
@@ -111,7 +112,7 @@ def _show(given: argparse.Namespace) -> int:
 
 def _resize(given: argparse.Namespace) -> int:
     async def act(backend: Backend, queue: "QueueName") -> tuple[str, int, int]:
-        return (queue, *await backend.scripts.resize(queue, streams=given.streams))
+        return (queue, *await backend.queue_administration.resize(queue, streams=given.streams, by=typist()))
 
     queue, streams, read = _on_one(given, act)
     if given.json:
@@ -130,7 +131,8 @@ def _pause(given: argparse.Namespace) -> int:
     async def act(backend: Backend, queue: "QueueName") -> "tuple[str, Tenant | None]":
         if given.account:
             await backend.accounts.refuse_unknown(given.account)
-        await backend.scripts.pause(queue, paused=given.paused, tenant=given.account)
+        hand = backend.queue_administration
+        await (hand.pause if given.paused else hand.resume)(queue, account=given.account, by=typist())
         return queue, await backend.queues.tenant(queue, given.account) if given.account else None
 
     queue, tenant = _on_one(given, act)
@@ -146,14 +148,14 @@ def _migrate(given: argparse.Namespace) -> int:
     import msgspec
 
     from director.core.errors import SettingsError
-    from director.core.migration import Migration, Moved
+    from director.core.migration import Moved
 
     async def act(backend: Backend, queue: "QueueName") -> "tuple[QueueName, QueueName, Moved]":
         to = await backend.queues.named(given.to)
         if to is None:
             raise SettingsError(f"there is no queue {given.to}: `director queues` shows them.")
         done = Moved()
-        async for done in Migration(backend.scripts, queue, to).steps(only_asks=given.dry_run):
+        async for done in backend.queue_administration.migrate(queue, to, by=typist(), only_asks=given.dry_run):
             _show_progress(done.moved)
         return queue, to, done
 
@@ -183,7 +185,7 @@ def _bound(given: argparse.Namespace) -> int:
         raise SettingsError("--max-queued N goes with bounded, and with nothing else.")
 
     async def act(backend: Backend, queue: "QueueName") -> str:
-        await backend.scripts.bound(queue, mode=given.mode, max_queued=given.max_queued)
+        await backend.queue_administration.bound(queue, mode=given.mode, max_queued=given.max_queued, by=typist())
         return queue
 
     queue = _on_one(given, act)

@@ -14,6 +14,7 @@ from msgspec import Raw, Struct
 from redis.asyncio import Redis
 
 from director.core import keys
+from director.core.changes import Changes
 from director.core.clock import Clock
 from director.core.history import spent_attempts
 from director.core.ids import PredictionId, QueueName, is_prediction_id
@@ -22,9 +23,10 @@ from director.core.schema import Record
 from director.core.scripts import Scripts
 from director.core.view import iso
 
-__all__ = ("Attempt", "DeadLetter", "DeadLetters", "Done", "Letters", "Place", "Shown", "attempts_of")
+__all__ = ("Asked", "Attempt", "DeadLetter", "DeadLetters", "Done", "Letters", "Place", "Shown", "attempts_of")
 
 SLICE: Final = 100
+MOST_NOTED: Final = 20  # ids in the log of changes
 PLACE: Final = re.compile(r"(\d{13})([0-9a-z]{26})")
 
 
@@ -93,6 +95,18 @@ class Done(Struct, frozen=True):
     next: str | None = None
 
 
+class Asked(Struct, frozen=True, kw_only=True):
+    """Which letters an operator means: those of some ids, or all that there are, of one queue or of every one."""
+
+    ids: Sequence[PredictionId] = ()
+    queue: str = ""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is noted of it: the log of each partition has every letter."""
+        return {"ids": self.ids[:MOST_NOTED], "count": len(self.ids)} if self.ids else {"all": True}
+
+
 class DeadLetters:
     """The dead letters in Redis. All methods raise BackendUnavailable while it cannot answer."""
 
@@ -100,6 +114,7 @@ class DeadLetters:
         self._redis: Any = redis  # its types say str or bytes, and ours answers in bytes
         self._scripts = scripts
         self._clock = clock
+        self._changes = Changes(redis, scripts, clock)
 
     async def page(self, queues: Sequence[QueueName], *, before: Place | None = None, count: int = SLICE) -> Letters:
         """The `count` newest letters of these queues behind `before`. A page may be short and yet have a next one."""
@@ -142,16 +157,39 @@ class DeadLetters:
             before = places[-1]
 
     async def revive(
-        self, slices: AsyncIterator[list[Place]], *, rate: float | None = None, within_s: float = math.inf
+        self,
+        slices: AsyncIterator[list[Place]],
+        *,
+        by: str,
+        asked: Asked,
+        rate: float | None = None,
+        within_s: float = math.inf,
     ) -> Done:
-        """Return letters to their queues, at most `rate` in a second, until all are or the time is up."""
-        return await self._each(slices, lambda place: self._scripts.revive(place.id), rate, within_s)
+        """Return letters to their queues, at most `rate` in a second, until all are or the time is up.
+
+        `by`: who asks, and `asked`: for which letters, for the log of changes.
+        """
+        async with self._changes.noting("letters_revived", by=by, queue=asked.queue, **asked.facts) as noted:
+            done = await self._each(slices, lambda place: self._scripts.revive(place.id), rate, within_s)
+            if not done.done:
+                noted.void()
+        return done
 
     async def drop(
-        self, slices: AsyncIterator[list[Place]], *, rate: float | None = None, within_s: float = math.inf
+        self,
+        slices: AsyncIterator[list[Place]],
+        *,
+        by: str,
+        asked: Asked,
+        rate: float | None = None,
+        within_s: float = math.inf,
     ) -> Done:
         """Let go of letters, as `revive` does."""
-        return await self._each(slices, lambda place: self._scripts.drop(place.id, place.queue), rate, within_s)
+        async with self._changes.noting("letters_dropped", by=by, queue=asked.queue, **asked.facts) as noted:
+            done = await self._each(slices, lambda place: self._scripts.drop(place.id, place.queue), rate, within_s)
+            if not done.done:
+                noted.void()
+        return done
 
     async def _each(
         self,

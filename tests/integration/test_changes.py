@@ -10,18 +10,22 @@ from director.audit.feeder import Fed, Feeder
 from director.audit.log import CHANGES, AuditLog
 from director.core.accounts import Accounts
 from director.core.administration import Administration
-from director.core.catalog import Catalog
+from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.changes import FIRST, Changes
 from director.core.clock import SystemClock
-from director.core.errors import BackendUnavailable, SettingsError
-from director.core.ids import QueueName
+from director.core.dead import Asked, DeadLetters
+from director.core.errors import BackendUnavailable, SettingsError, UnknownQueue
+from director.core.ids import QueueName, queue_name
+from director.core.migration import Moved
 from director.core.model_config import ModelConfig
 from director.core.model_configs import ConfigChanged, ModelConfigs
+from director.core.policy import Policy
+from director.core.queue_administration import QueueAdministration
 from director.core.scripts import Scripts
 from director.core.suspensions import Suspensions
 from tests.support.audit import KeptSink
 from tests.support.clock import FakeClock
-from tests.support.queue_driver import MODEL
+from tests.support.queue_driver import MODEL, QueueDriver
 
 pytestmark = pytest.mark.anyio
 
@@ -117,6 +121,46 @@ async def test_how_a_model_is_run_is_told_by_its_fields_alone(
         ("model_configured", "", {"model": MODEL, "was": None, "fields": ["slots"]}),
         ("model_configured", "", {"model": MODEL, "was": 7, "fields": ["slots"]}),
         ("void", "", {"model": MODEL, "was": 7, "fields": ["slots"]}),
+    ]
+
+
+async def test_what_is_done_with_a_queue_is_told_with_its_name(
+    scripts: Scripts, changes: Changes, queue: QueueName, catalog: Catalog
+) -> None:
+    other = await catalog.register(MODEL, "b2" * 32, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    hand = QueueAdministration(scripts, changes)
+    await hand.pause(queue, account="acme", by=BY)
+    await hand.resume(queue, by=BY)
+    await hand.resize(queue, streams=3, by=BY)
+    await hand.bound(queue, mode="bounded", max_queued=9, by=BY)
+    assert [moved async for moved in hand.migrate(queue, other, by=BY, only_asks=True)] == [Moved()]
+    assert [moved async for moved in hand.migrate(queue, other, by=BY)] == [Moved()]
+    with pytest.raises(UnknownQueue):
+        await hand.pause(queue_name(MODEL, "c3" * 32), by=BY)
+    found = await changes.after(FIRST, count=100)
+    assert [change.queue for change in found[:5]] == [queue] * 5
+    assert await told(changes) == [
+        ("queue_paused", "acme", {}),
+        ("queue_resumed", "", {}),
+        ("queue_resized", "", {"streams": 3}),
+        ("queue_bounded", "", {"mode": "bounded", "max_queued": 9}),
+        ("queue_migrated", "", {"to": other}),
+        ("queue_paused", "", {}),
+        ("void", "", {}),
+    ]
+
+
+async def test_of_letters_it_says_which_were_meant_and_not_all_of_many(
+    redis: Redis, scripts: Scripts, changes: Changes, driver: QueueDriver
+) -> None:
+    dead = DeadLetters(redis, scripts, SystemClock())
+    letter = await driver.die()
+    await dead.revive(dead.every([driver.queue]), by=BY, asked=Asked(queue=driver.queue))
+    await dead.drop(dead.every([driver.queue]), by=BY, asked=Asked(ids=[letter] * 50))
+    assert await told(changes) == [
+        ("letters_revived", "", {"all": True}),
+        ("letters_dropped", "", {"ids": [letter] * 20, "count": 50}),
+        ("void", "", {"ids": [letter] * 20, "count": 50}),
     ]
 
 

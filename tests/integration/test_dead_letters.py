@@ -17,7 +17,7 @@ from director.core import keys
 from director.core.accounts import Accounts
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
-from director.core.dead import DeadLetters, Done, Place, attempts_of
+from director.core.dead import Asked, DeadLetters, Done, Place, attempts_of
 from director.core.ids import PredictionId, QueueName
 from director.core.policy import Policy
 from director.core.scripts import Scripts
@@ -31,6 +31,8 @@ from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.anyio
+
+ALL: dict[str, Any] = {"by": "ops", "asked": Asked()}
 
 DYING = """
     import os
@@ -164,7 +166,7 @@ async def test_what_dies_again_while_all_are_revived_is_not_revived_again(
             while await driver.release(await driver.claim_one(), spent=True, code="broken") != "dead":
                 pass
 
-    done = await dead.revive(every())
+    done = await dead.revive(every(), **ALL)
     assert (done.done, done.refused, done.next) == (3, (), None)
     assert walked == ids
     assert len(await driver.members(keys.dead(driver.queue))) == 1
@@ -178,7 +180,7 @@ async def test_what_cannot_be_revived_or_dropped_is_named(dead: DeadLetters, dri
     async def slices() -> AsyncIterator[list[Place]]:
         yield places
 
-    done = await dead.drop(slices())
+    done = await dead.drop(slices(), **ALL)
     assert (done.done, done.refused) == (1, (waiting,))
 
 
@@ -201,10 +203,10 @@ async def test_a_rate_is_kept_and_time_that_is_up_says_where_to_go_on(
     dead = DeadLetters(redis, scripts, clock)
     ids = await dying(driver, 6)
     [fourth] = await dead.named([PredictionId(ids[3])])
-    done = await dead.revive(dead.every([driver.queue]), rate=2, within_s=1.5)
+    done = await dead.revive(dead.every([driver.queue]), **ALL, rate=2, within_s=1.5)
     assert clock.slept == pytest.approx([0.5, 0.5, 0.5])
     assert done == Done(4, (), str(fourth))
-    rest = await dead.revive(dead.every([driver.queue], before=Place.parse(done.next or "")))
+    rest = await dead.revive(dead.every([driver.queue], before=Place.parse(done.next or "")), **ALL)
     assert (rest.done, rest.next) == (2, None)
 
 

@@ -1,5 +1,6 @@
 """`director model`, `collection` and `hardware`: what an operator types is what callers are shown."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +113,30 @@ async def test_an_example_is_a_copy_that_tells_nothing_of_who_made_it(
     assert (await api.get(f"/v1/models/{MODEL}")).json()["default_example"] is None
     assert await types(server, "model", "example", MODEL, made["id"], "--remove") == 1
     assert await types(server, "model", "example", "acme/other", made["id"]) == 1
+
+
+async def test_what_operators_say_of_the_catalogue_is_in_the_log_of_changes(
+    server: RedisServer, redis: Redis, queue: QueueName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("getpass.getuser", lambda: "ada")
+    for line in (
+        ("model", "set", MODEL, "--visibility", "private", "--description", "painter"),
+        ("model", "set", "acme/nothing", "--official", "yes"),
+        ("collection", "set", "best", "--name", "Best", "--models", MODEL),
+        ("collection", "remove", "best"),
+        ("hardware", "set", "gpu-a", "A"),
+        ("hardware", "remove", "gpu-a"),
+    ):
+        await types(server, *line)
+    found: Any = await redis.xrange(keys.changes())
+    told = [(fields[b"kind"].decode(), json.loads(fields[b"detail"])) for _, fields in found]
+    assert {fields[b"by"] for _, fields in found} == {b"cli:ada"}
+    assert told == [
+        ("model_changed", {"model": MODEL, "fields": ["description", "visibility"], "visibility": "private"}),
+        ("model_changed", {"model": "acme/nothing", "fields": ["is_official"]}),
+        ("void", {"model": "acme/nothing", "fields": ["is_official"]}),
+        ("collection_written", {"slug": "best", "models": [MODEL]}),
+        ("collection_removed", {"slug": "best"}),
+        ("hardware_written", {"sku": "gpu-a", "named": "A"}),
+        ("hardware_removed", {"sku": "gpu-a"}),
+    ]
