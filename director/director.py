@@ -51,7 +51,7 @@ from director.runners.make import make_runner
 from director.runners.runner import Health as ServerHealth
 from director.runners.runner import Setup
 from director.servers import Server, Servers
-from director.shared import Shared, serve_health
+from director.shared import Shared, inbox_of, serve_health
 from director.storing import Storing
 from director.trust import Trust
 from director.watch import Watch
@@ -94,6 +94,8 @@ def check_settings(settings: DirectorSettings) -> None:
         raise SettingsError("A --server URL is given twice: its slots would be counted twice.")
     for name in settings.also:
         _check_also(name, settings)
+    if settings.upload_secret and not (settings.files_dir or settings.files_url):
+        raise SettingsError("DIRECTOR_UPLOAD_SECRET needs DIRECTOR_FILES_DIR or DIRECTOR_FILES_URL: a place for files.")
     if settings.kind == "training" and settings.runner != "cog":
         raise SettingsError("Trainings run on Cog servers only: leave --runner out, or --kind training.")
 
@@ -160,8 +162,9 @@ class Director:
         """Everything, for ever."""
         await process.look_at_redis(self._redis, self._settings, self.health, self._clock)
         async with anyio.create_task_group() as tasks:
-            port = await tasks.start(serve_health, self._settings, self.health, self._inbox)
-            await self.work(self._inbox, lambda: started(port))
+            inbox = inbox_of(self._settings)
+            port = await tasks.start(serve_health, self._settings, self.health, inbox)
+            await self.work(inbox, lambda: started(port))
 
     async def work(self, inbox: Inbox, began: Callable[[], None] = lambda: None) -> None:
         """All rooms, for ever, in a process that has looked at Redis and serves the inbox. `began`: it has servers."""
@@ -247,6 +250,7 @@ class Director:
             driven.url,
             slots=slots,
             inbox=self._inbox,
+            max_files=self._settings.max_files_bytes,
             max_output=most if self._storing is None else max(most, MOST_WITH_FILES),
             trains=self._kind == "training",
             headers=self._settings.server_headers,

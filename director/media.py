@@ -1,4 +1,4 @@
-"""Find the files that an output carries as data URIs, and put their addresses in their place.
+"""Find the files that an output carries as data URIs or names, and put their addresses in their place.
 
 Pure. An output is JSON that was read before, and stays the bytes that it is but for what is replaced. A string that
 only looks like a data URI is left alone, and so are the names of an object's members.
@@ -6,17 +6,22 @@ only looks like a data URI is left alone, and so are the names of an object's me
 
 import base64
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 from msgspec import Raw, Struct
 
-__all__ = ("DataUri", "Found", "filled", "find")
+from director.runners.runner import ServerFile
+
+__all__ = ("NO_FILES", "DataUri", "Found", "filled", "find")
 
 # In valid JSON a quote that no backslash precedes and `data:` follows is the beginning of a string
-STRING: Final = re.compile(rb'(?<!\\)"(data:[^"\\]*+(?:\\.[^"\\]*+)*+)"(?!\s*+:)')
+STRING: Final = re.compile(
+    rb'(?<!\\)"(data:[^"\\]*+(?:\\.[^"\\]*+)*+|director-file:[0-9a-f]{32})"(?!\s*+:)'
+)  # the names are those of director.runners.arrivals
+NO_FILES: Final[Mapping[str, ServerFile]] = {}
 HEAD: Final = re.compile(
     r"data:(?P<type>[a-z0-9][a-z0-9.+_-]{0,63}/[a-z0-9][a-z0-9.+_-]{0,63})?"
     r"(?:;charset=(?P<charset>[a-z0-9-]{1,32})|;[a-z0-9-]{1,32}=[^;,]{0,128}){0,4}(?P<base64>;base64)?,",
@@ -33,6 +38,11 @@ class DataUri(Struct, frozen=True):
     is_base64: bool
     body: bytes
 
+    @property
+    def size(self) -> int:
+        """What it takes as it is written."""
+        return len(self.body)
+
     def decoded(self) -> bytes:
         """What is in it. ValueError where it is not what its head says."""
         data = unquote_to_bytes(self.body)
@@ -44,20 +54,25 @@ class DataUri(Struct, frozen=True):
 class Found(Struct, frozen=True):
     """The files of one output, in order, and where in it their strings stand, quotes included."""
 
-    uris: tuple[DataUri, ...]
+    files: tuple[DataUri | ServerFile, ...]
     places: tuple[tuple[int, int], ...]
 
 
-def find(output: Raw, *, inline: int) -> Found | None:
-    """The files in it, but for text of up to `inline` bytes; None where there are none."""
+def find(output: Raw, *, inline: int, received: Mapping[str, ServerFile] = NO_FILES) -> Found | None:
+    """The files in it, but for text of up to `inline` bytes; None where there are none.
+
+    `received`: those that came beside it, by the names that it has in their place.
+    """
     data = bytes(output)
-    uris, places = [], []
-    for match in STRING.finditer(data) if b'"data:' in data else ():
-        uri = _read(match[1])
-        if uri is not None and (not uri.content_type.startswith("text/") or len(uri.body) > inline):
-            uris.append(uri)
+    files: list[DataUri | ServerFile] = []
+    places = []
+    for match in STRING.finditer(data) if received or b'"data:' in data else ():
+        string = match[1]
+        file = _read(string, inline) if string.startswith(b"data:") else received.get(string.decode())
+        if file is not None:
+            files.append(file)
             places.append(match.span())
-    return Found(tuple(uris), tuple(places)) if uris else None
+    return Found(tuple(files), tuple(places)) if files else None
 
 
 def filled(output: Raw, found: Found, urls: Sequence[str | None]) -> Raw:
@@ -70,7 +85,7 @@ def filled(output: Raw, found: Found, urls: Sequence[str | None]) -> Raw:
     return Raw(b"".join([*parts, data[end:]]))
 
 
-def _read(string: bytes) -> DataUri | None:
+def _read(string: bytes, inline: int) -> DataUri | None:
     if b"\\" in string:
         try:
             string = msgspec.json.decode(b'"%b"' % string, type=str).encode()
@@ -81,4 +96,5 @@ def _read(string: bytes) -> DataUri | None:
         return None
     kind = (head["type"] or TEXT).lower()
     charset = f"; charset={head['charset'].lower()}" if head["charset"] and kind.startswith("text/") else ""
-    return DataUri(kind + charset, bool(head["base64"]), string[head.end() :])
+    uri = DataUri(kind + charset, bool(head["base64"]), string[head.end() :])
+    return None if kind.startswith("text/") and uri.size <= inline else uri

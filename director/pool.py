@@ -20,7 +20,7 @@ from director.core.settings import DirectorSettings
 from director.director import Director, check_settings, made
 from director.health import Health, redis_check
 from director.runners.inbox import Inbox
-from director.shared import Shared, connections, serve_health
+from director.shared import Shared, connections, inbox_of, serve_health
 
 __all__ = ("Pool", "pooled", "run", "serve")
 
@@ -84,7 +84,7 @@ class Pool:
     async def direct(self, started: Callable[[int], None]) -> None:
         """Everything, for ever."""
         await process.look_at_redis(self._redis, self._settings, self.health, self._clock)
-        inbox = Inbox("")
+        inbox = inbox_of(self._settings)
         async with anyio.create_task_group() as tasks:
             started(await tasks.start(serve_health, self._settings, self.health, inbox))
             for label in self.directors:

@@ -20,6 +20,7 @@ from director.core.settings import DirectorSettings
 from director.health import Health, serve_http
 from director.heartbeat import KICK_WAIT_S
 from director.moderation import Moderator
+from director.runners.arrivals import Arrivals
 from director.runners.inbox import Inbox
 from director.webhooks.addresses import AllowList
 from director.webhooks.sender import Sender
@@ -27,7 +28,7 @@ from director.webhooks.sender import Sender
 if TYPE_CHECKING:
     from director.core.s3_files import S3Files
 
-__all__ = ("Shared", "connections", "serve_health")
+__all__ = ("Shared", "connections", "inbox_of", "serve_health")
 
 WAITS: Final = 2  # of one director at once: at its bell, and for whoever cancels
 
@@ -63,6 +64,11 @@ async def connections(settings: DirectorSettings, *, directors: int = 1) -> Asyn
             await sender.aclose()
             if moderator is not None:
                 await moderator.aclose()
+
+
+def inbox_of(settings: DirectorSettings) -> Inbox:
+    """Where model servers call back and put files. It has no address before it is served."""
+    return Inbox("", arrivals=Arrivals(settings.upload_secret) if settings.upload_secret else None)
 
 
 async def serve_health(

@@ -7,17 +7,18 @@ a store does. Knows nothing of what a missing file means for its prediction.
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Final
 
 from anyio import to_thread
 
 from director.core.clock import Clock
-from director.core.files import FileName, FileStore, file_name
+from director.core.files import FileName, FileStore, file_name, name_of
 from director.core.ids import PredictionId
 from director.core.schema import Record
 from director.core.states import WebhookEvent
 from director.media import DataUri
+from director.runners.runner import ServerFile
 
 __all__ = ("Storing",)
 
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 
 PAUSES_S: Final = (0.2, 1.0, 3.0)
 PUT_S: Final = 30.0
+SLOWEST_BYTES_S: Final = 1 << 20  # a large file gets the time that it takes at this pace
 # As long as a webhook is owed that tells of them, the data lives, and so do its files: see lua/lib/settle.lua
 OWED_S: Final = 4 * 86400.0
 
@@ -41,7 +43,7 @@ class Storing:
         self._data_ttl_s = data_ttl_s
 
     async def store(
-        self, record: Record, files: Sequence[DataUri], known: dict[FileName, str]
+        self, record: Record, files: Sequence[DataUri | ServerFile], known: dict[FileName, str]
     ) -> tuple[str | None, ...] | None:
         """The addresses of these files; None for one that cannot be decoded, and None for all where the store failed.
 
@@ -49,13 +51,13 @@ class Storing:
         """
         urls: list[str | None] = []
         for file in files:
-            named = await to_thread.run_sync(_named, record.id, file, abandon_on_cancel=True)
-            if named is None:
+            keeping = await self._keeping(record.id, file)
+            if keeping is None:
                 urls.append(None)
                 continue
-            name, data = named
+            name, put = keeping
             if name not in known:
-                url = await self._until_put(record, name, data, file.content_type)
+                url = await self._until_put(record, name, put, limit_s=PUT_S + file.size / SLOWEST_BYTES_S)
                 if url is None:
                     return None
                 known[name] = url
@@ -70,11 +72,26 @@ class Storing:
         except Exception:
             log.warning("files are left to the keeper", extra={"prediction": prediction_id}, exc_info=True)
 
-    async def _until_put(self, record: Record, name: FileName, data: bytes, content_type: str) -> str | None:
+    async def _keeping(
+        self, prediction_id: PredictionId, file: DataUri | ServerFile
+    ) -> tuple[FileName, Callable[[], Coroutine[None, None, None]]] | None:
+        """What to call it and how to put it; None for what cannot be decoded."""
+        kind = file.content_type
+        if isinstance(file, ServerFile):
+            name = name_of(prediction_id, file.digest, content_type=kind)
+            return name, lambda: self._store.take(name, file.blocks(), content_type=kind)
+        decoded = await to_thread.run_sync(_named, prediction_id, file, abandon_on_cancel=True)
+        if decoded is None:
+            return None
+        return decoded[0], lambda: self._store.put(*decoded, content_type=kind)
+
+    async def _until_put(
+        self, record: Record, name: FileName, put: Callable[[], Coroutine[None, None, None]], *, limit_s: float
+    ) -> str | None:
         for pause in (*PAUSES_S, None):
             try:
+                await _within(limit_s, put())
                 async with asyncio.timeout(PUT_S):
-                    await self._store.put(name, data, content_type=content_type)
                     return await self._store.url(name, base=record.url, expires_s=self._expires_s(record))
             except Exception:  # a store is somebody else's: whatever it raises, it did not store
                 log.warning("storing a file failed", extra={"prediction": record.id}, exc_info=True)
@@ -88,6 +105,18 @@ class Storing:
         if record.wants(WebhookEvent.COMPLETED):
             kept_s = max(kept_s, OWED_S)
         return math.ceil(self._clock.now_ms() / 1000 + self.run_limit_s + kept_s)
+
+
+async def _within(limit_s: float, put: Coroutine[None, None, None]) -> None:
+    """Wait for so long and no longer, also for what a disk that hangs would keep from being canceled."""
+    putting = asyncio.create_task(put)
+    try:
+        done, _ = await asyncio.wait({putting}, timeout=limit_s)
+    finally:
+        putting.cancel()
+    if not done:
+        raise TimeoutError
+    putting.result()
 
 
 def _named(prediction_id: PredictionId, file: DataUri) -> tuple[FileName, bytes] | None:

@@ -25,8 +25,10 @@ from director.runners.runner import (
     Measured,
     Outcome,
     Produced,
+    Received,
     Restarted,
     RunEvent,
+    Unreceived,
 )
 from director.uploads import Upload, Uploaded, Uploads
 
@@ -150,6 +152,11 @@ class Tracker:
             case Produced():
                 self._count(event, at)
                 return self._begin(at) + self._put(event)
+            case Received():
+                self._uploads.receive(event)
+                return self._begin(at)
+            case Unreceived():
+                return self._begin(at) + self._give_up(Stop.TOO_LARGE if event.too_large else Stop.UNSTORED)
             case Logged():
                 return self._begin(at) + self._log(event)
             case Measured():

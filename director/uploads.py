@@ -12,7 +12,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from director.media import DataUri, Found, filled, find
-from director.runners.runner import Ended, Produced
+from director.runners.runner import Ended, Produced, Received, ServerFile
 
 __all__ = ("Upload", "Uploaded", "Uploads")
 
@@ -25,12 +25,12 @@ class Upload(Struct, frozen=True):
     """Store these files; the answer is an `Uploaded` with this number. Numbers count from 0 within a run."""
 
     number: int
-    files: tuple[DataUri, ...]
+    files: tuple[DataUri | ServerFile, ...]
 
     @property
     def size(self) -> int:
-        """What they take in memory and in the store, about: no file is smaller there than a block of a disk."""
-        return sum(max(len(file.body), BLOCK_BYTES) for file in self.files)
+        """What they take here and in the store, about: no file is smaller there than a block of a disk."""
+        return sum(max(file.size, BLOCK_BYTES) for file in self.files)
 
 
 class Uploaded(Struct, frozen=True):
@@ -59,19 +59,27 @@ class Uploads:
         self._line: deque[_Waiting] = deque()
         self._uploads = 0
         self._gave_up = False
+        self._received: dict[str, ServerFile] = {}
+
+    def receive(self, event: Received) -> None:
+        """This file came, and something that comes later names it."""
+        if not self._gave_up:
+            self._received[event.name] = event.file
 
     def take(self, event: Output) -> tuple[Upload | None, list[Output]]:
         """What to store because of this event, or what may go on now."""
         if self._gave_up:
             return None, [replace(event, output=None)] if isinstance(event, Ended) else []
         output = _output(event)
-        found = None if self._inline is None or output is None else find(output, inline=self._inline)
+        found = None
+        if self._inline is not None and output is not None:
+            found = find(output, inline=self._inline, received=self._received)
         waiting = _Waiting(event, found)
         self._line.append(waiting)
         if found is None:
             return None, list(self._ready())
         waiting.number, self._uploads = self._uploads, self._uploads + 1
-        return Upload(waiting.number, found.uris), []
+        return Upload(waiting.number, found.files), []
 
     def uploaded(self, answer: Uploaded) -> list[Output]:
         """What may go on, now that these files have addresses."""
@@ -94,6 +102,7 @@ class Uploads:
     def give_up(self) -> Ended | None:
         """Nothing that waits will go on, and nothing more comes but the end. The end of the run, where that waits."""
         self._gave_up = True
+        self._received.clear()
         ends = [waiting.event for waiting in self._line if isinstance(waiting.event, Ended)]
         self._line.clear()
         return ends[0] if ends else None

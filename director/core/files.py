@@ -37,6 +37,7 @@ __all__ = (
     "StoredName",
     "ending_of",
     "file_name",
+    "name_of",
     "store_in",
 )
 
@@ -128,9 +129,9 @@ class FileStore(Protocol):
         """Keep a file, for good once this returns. Safe to repeat."""
         ...
 
-    async def take(self, name: CallerFileName, blocks: AsyncIterator[bytes], *, content_type: str) -> None:
-        """Keep a caller's file as it comes, for good once this returns. Nobody sees it before, and where `blocks`
-        raises nothing of it is kept.
+    async def take(self, name: StoredName, blocks: AsyncIterator[bytes], *, content_type: str) -> None:
+        """Keep a file as it comes, for good once this returns. Nobody sees it before, and where `blocks` raises nothing
+        of it is kept.
         """
         ...
 
@@ -165,10 +166,15 @@ class FileStore(Protocol):
 
 def file_name(prediction_id: PredictionId, data: bytes, *, content_type: str) -> FileName:
     """The name that these bytes have among the prediction's files."""
+    return name_of(prediction_id, hashlib.sha256(data).hexdigest(), content_type=content_type)
+
+
+def name_of(prediction_id: PredictionId, digest: str, *, content_type: str) -> FileName:
+    """The same, of what is known to have this SHA-256."""
     kind = content_type.partition(";")[0]
     own = kind.rpartition("/")[2].removeprefix("x-")
     ending = ENDINGS.get(kind) or (own if re.fullmatch(r"[a-z0-9]{1,8}", own) else "bin")
-    return FileName(prediction_id, hashlib.sha256(data).hexdigest()[:32], ending)
+    return FileName(prediction_id, digest[:32], ending)
 
 
 def ending_of(shown: str) -> str:
@@ -226,10 +232,10 @@ class LocalFiles:
         """Written beside its place, brought to the disk, then moved there: nobody ever sees half of it."""
         await _in_thread(self._put, name, data, content_type)
 
-    async def take(self, name: CallerFileName, blocks: AsyncIterator[bytes], *, content_type: str) -> None:
+    async def take(self, name: StoredName, blocks: AsyncIterator[bytes], *, content_type: str) -> None:
         path = self._path(name)
         await _in_thread(_make_folder, path.parent)
-        new = self._path(replace(name, ending=PARTIAL))
+        new = _beside(path) if isinstance(name, FileName) else self._path(replace(name, ending=PARTIAL))
         # nothing of it is left behind running: what it writes to is closed and gone when this returns
         file = await to_thread.run_sync(new.open, "xb")
         try:
@@ -286,7 +292,7 @@ class LocalFiles:
         path = self._path(name)
         if not path.exists():
             _make_folder(path.parent)
-            new = path.with_name(f".{secrets.token_hex(8)}")
+            new = _beside(path)
             try:
                 with new.open("xb") as file:
                     file.write(_head(content_type) + data)
@@ -324,6 +330,10 @@ async def _chunks(path: Path, begin: int, start: int, stop: int) -> AsyncGenerat
         while left > 0 and (chunk := await _in_thread(file.read, min(left, READ_BYTES))):
             left -= len(chunk)
             yield chunk
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{secrets.token_hex(8)}")
 
 
 def _head(content_type: str) -> bytes:

@@ -36,6 +36,7 @@ SHARED: Final = frozenset(field.name for field in msgspec.structs.fields(CommonS
     "moderation_secret",
     "moderation_timeout_s",
     "moderation_url",
+    "upload_secret",
     "webhook_allow",
     "webhook_schedule",
 }

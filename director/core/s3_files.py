@@ -80,7 +80,7 @@ class S3Files:
     async def put(self, name: FileName, data: bytes, *, content_type: str) -> None:
         await obstore.put_async(self._bucket, _key(name), data, attributes={"Content-Type": content_type})
 
-    async def take(self, name: CallerFileName, blocks: AsyncIterator[bytes], *, content_type: str) -> None:
+    async def take(self, name: StoredName, blocks: AsyncIterator[bytes], *, content_type: str) -> None:
         await obstore.put_async(
             self._bucket,
             _key(name),

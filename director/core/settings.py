@@ -218,8 +218,15 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     record_ttl_s: Annotated[float, Meta(ge=1, description="Life of the record after the end.")] = 7 * 86400.0
     max_output_bytes: Annotated[int, Meta(ge=1024, description="Largest output kept; a larger one fails.")] = 8 << 20
     max_files_bytes: Annotated[
-        int, Meta(ge=4096, description="All files of an output together, as base64; beyond it, it fails.")
+        int, Meta(ge=4096, description="All files of an output together, as they come; beyond it, it fails.")
     ] = 1 << 30
+    upload_secret: Annotated[
+        str,
+        Meta(
+            pattern=r"^$|^[A-Za-z0-9_-]{16,128}$",
+            description="Files come from Cog servers with `--upload-url http://127.0.0.1:PORT/uploads/SECRET/`.",
+        ),
+    ] = ""
     max_log_bytes: Annotated[int, Meta(ge=1024, description="Log text kept of a prediction: its end.")] = 2 << 20
     webhook_allow: Annotated[
         str, Meta(description="Receivers that are allowed though private: hosts, networks, the word loopback.")

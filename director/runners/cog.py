@@ -8,7 +8,7 @@ since asking for a run that is over starts it again.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing, suppress
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from typing import Final
 
 import httpx
@@ -73,8 +73,9 @@ class CogRunner:
     `inbox`: where it can call back; without one, runs that are not streamed show no progress. `fast`: ask for no
     callbacks at all. They cost the server 5 ms each and time quadratic in the length of output and logs, so a model
     that yields or prints tens of thousands of times and is not streamed needs it; failures then have no logs.
-    `max_body`: the most that is read of one answer, one event, or one run ahead of its reader. `trains`: the server was
-    started to train (`--x-mode train`), and never streams.
+    `max_body`: the most that is read of one answer, one event, or one run ahead of its reader. `max_files`: of all
+    files together that a run puts to the inbox. `trains`: the server was started to train (`--x-mode train`), and never
+    streams.
     """
 
     capabilities = Capabilities(streams=True, idempotent=True, restarts=True)
@@ -87,6 +88,7 @@ class CogRunner:
         inbox: Inbox | None = None,
         fast: bool = False,
         max_body: int = 64 * MIB,
+        max_files: int = 1024 * MIB,
         trains: bool = False,
         headers: Mapping[str, str] = NO_HEADERS,
     ) -> None:
@@ -95,6 +97,8 @@ class CogRunner:
         self._inbox = None if fast else inbox
         self._fast = fast
         self._max_body = max_body
+        self._max_files = max_files
+        self._arrivals = None if inbox is None else inbox.arrivals
         self._trains = trains
         self._connections = Connections(self.url, keep=slots, headers=headers)
         self._control = Connection(self.url, headers=headers)
@@ -168,7 +172,8 @@ class CogRunner:
     async def _follow(self, request: RunRequest, feed: Feed) -> None:
         """Top of the task that follows one run: whatever happens in it, the reader gets an end."""
         try:
-            ended = LET_GO if self._closed else await self._until_ended(request, feed)
+            with self._expecting(request, feed):
+                ended = LET_GO if self._closed else await self._until_ended(request, feed)
         except asyncio.CancelledError:
             self._may_hold_strangers = True
             # the connection is closed by now, but a Python server goes on without its client, and coglet does when the
@@ -183,6 +188,11 @@ class CogRunner:
         if ended.outcome is Outcome.LOST:
             self._may_hold_strangers = True
         feed.end(ended)
+
+    def _expecting(self, request: RunRequest, feed: Feed) -> AbstractContextManager[None]:
+        if self._arrivals is None:
+            return nullcontext()
+        return self._arrivals.expect(request.id, feed.add, most=self._max_files)
 
     def _gone(self, following: asyncio.Task[None], feed: Feed) -> None:
         self._open.discard(following)

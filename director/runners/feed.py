@@ -16,8 +16,10 @@ from director.runners.runner import (
     Measured,
     Outcome,
     Produced,
+    Received,
     Restarted,
     RunEvent,
+    Unreceived,
 )
 
 __all__ = ("RAN", "Feed")
@@ -26,6 +28,9 @@ BEGAN_AFTER_S: Final = 0.03  # a refusal takes a millisecond: who is silent for 
 EVENT_BYTES: Final = 200  # what an event costs in memory beside its data
 
 RAN: Final = frozenset({Outcome.SUCCEEDED, Outcome.FAILED, Outcome.CANCELED})  # ends that only a run can have
+
+
+Progress = Accepted | Produced | Received | Unreceived | Logged | Measured | Restarted
 
 
 class Feed:
@@ -63,7 +68,7 @@ class Feed:
             self._began = True
             self._put(Began(), 0)
 
-    def add(self, event: Accepted | Produced | Logged | Measured | Restarted, *, size: int = 0) -> None:
+    def add(self, event: Progress, *, size: int = 0) -> None:
         """More progress, `size` bytes of it."""
         self.begin()
         self._put(event, size)

@@ -15,6 +15,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from director.runners.arrivals import Arrivals
+
 __all__ = ("Inbox", "Mailbox")
 
 MAX_BODY: Final = 64 * 1024 * 1024
@@ -49,10 +51,14 @@ class Mailbox:
 
 
 class Inbox:
-    """The open mailboxes of this process. `base_url` is where its routes are mounted, as the container sees it."""
+    """The open mailboxes of this process. `base_url` is where its routes are mounted, as the container sees it.
 
-    def __init__(self, base_url: str, *, max_body: int = MAX_BODY) -> None:
+    `arrivals`: where it may put files, if it may.
+    """
+
+    def __init__(self, base_url: str, *, max_body: int = MAX_BODY, arrivals: Arrivals | None = None) -> None:
         self.base_url = base_url.rstrip("/")
+        self.arrivals = arrivals
         self._max_body = max_body
         self._secret = secrets.token_urlsafe(24)
         self._mailboxes: dict[str, Mailbox] = {}
@@ -73,7 +79,8 @@ class Inbox:
 
     def routes(self) -> list[Route]:
         """To be mounted on a listener that only the container can reach."""
-        return [Route("/inbox/{secret}/{key}", self._receive, methods=["POST"])]
+        files = [] if self.arrivals is None else self.arrivals.routes()
+        return [Route("/inbox/{secret}/{key}", self._receive, methods=["POST"]), *files]
 
     async def _receive(self, request: Request) -> Response:
         if not secrets.compare_digest(request.path_params["secret"].encode(), self._secret.encode()):

@@ -23,15 +23,25 @@ def make_runner(
     slots: int,
     inbox: Inbox,
     max_output: int,
+    max_files: int = 1 << 30,
     trains: bool = False,
     headers: Mapping[str, str] = NO_HEADERS,
 ) -> Runner:
-    """The runner of the server at `url`. `inbox` and `trains` are for Cog, `max_output` bounds answers of others.
+    """The runner of the server at `url`. `inbox`, `max_files` and `trains` are for Cog, `max_output` bounds answers of
+    others.
     `headers`: secrets that go with every request.
     """
     match config:
         case CogConfig():
-            return CogRunner(url, slots=slots, inbox=inbox, fast=config.fast, trains=trains, headers=headers)
+            return CogRunner(
+                url,
+                slots=slots,
+                inbox=inbox,
+                fast=config.fast,
+                max_files=max_files,
+                trains=trains,
+                headers=headers,
+            )
         case HttpConfig():
             made = HttpRunner if config.batch is None else HttpBatchRunner
             return made(url, config, slots=slots, max_body=max_output, headers=headers)

@@ -4,7 +4,7 @@ A runner owns one model server. It never decides what a prediction becomes: it r
 ends with exactly one `Ended`. It never talks to Redis and never learns a caller's URL.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from enum import StrEnum
 from typing import Protocol
 
@@ -24,11 +24,14 @@ __all__ = (
     "Measured",
     "Outcome",
     "Produced",
+    "Received",
     "Restarted",
     "RunEvent",
     "RunRequest",
     "Runner",
+    "ServerFile",
     "Setup",
+    "Unreceived",
 )
 
 
@@ -111,6 +114,30 @@ class Produced(Struct, frozen=True, tag="produced"):
     index: int
 
 
+class ServerFile(Struct, frozen=True, kw_only=True, eq=False):
+    """A file that the server gave us beside its output. `digest`: SHA-256 of it. `blocks` has it from its beginning, as
+    often as it is called.
+    """
+
+    content_type: str
+    size: int
+    digest: str
+    blocks: Callable[[], AsyncGenerator[bytes, None]]
+
+
+class Received(Struct, frozen=True, tag="received"):
+    """The server gave this file, and has `name` in its output where the file is to be."""
+
+    name: str
+    file: ServerFile
+
+
+class Unreceived(Struct, frozen=True, tag="unreceived"):
+    """A file that it gave could not be taken: its output will lack it, whatever the server says of it."""
+
+    too_large: bool = False
+
+
 class Logged(Struct, frozen=True, tag="logged"):
     """More text that the model printed."""
 
@@ -152,7 +179,7 @@ class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
     code: str = ""
 
 
-RunEvent = Began | Accepted | Produced | Logged | Measured | Restarted | Ended
+RunEvent = Began | Accepted | Produced | Received | Unreceived | Logged | Measured | Restarted | Ended
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ Starts nothing. Each part is the command that one would run by hand, with DIRECT
 
 import importlib.util
 import os
+import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -62,7 +63,7 @@ def missing_for_examples() -> list[str]:
 
 def _served(home: Home, example: Example, redis_url: str) -> Served:
     short = example.name.rpartition("/")[2]
-    port, health_port = free_port(), free_port()
+    port, health_port, upload_secret = free_port(), free_port(), secrets.token_urlsafe(24)
     url = f"http://{LOOPBACK}:{port}"
     version = version_id(example.name, example.schema_file.read_bytes(), example.predictor_file.read_bytes())
     return Served(
@@ -73,7 +74,10 @@ def _served(home: Home, example: Example, redis_url: str) -> Served:
         server=Part(
             name=f"model-{short}",
             # SIGTERM is the director's to heed; the server ends when it is told to, after it
-            command=[sys.executable, "-m", "cog.server.http", "--host", LOOPBACK, "--await-explicit-shutdown=true"],
+            command=[
+                *(sys.executable, "-m", "cog.server.http", "--host", LOOPBACK, "--await-explicit-shutdown=true"),
+                *("--upload-url", f"http://{LOOPBACK}:{health_port}/uploads/{upload_secret}/"),
+            ],
             env=_model_environment(example, port),
             cwd=example.folder,
             shutdown_url=f"{url}/shutdown",
@@ -90,6 +94,7 @@ def _served(home: Home, example: Example, redis_url: str) -> Served:
             drain_s=str(DRAIN_S),
             health_host=LOOPBACK,
             health_port=str(health_port),
+            upload_secret=upload_secret,
         ),
     )
 

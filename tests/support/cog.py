@@ -60,12 +60,13 @@ async def cog_server(
     env: Mapping[str, str] | None = None,
     slots: int = 1,
     until: str = "READY",
+    upload_url: str = "",
 ) -> AsyncGenerator[str, None]:
     """Serve the model in `folder` on loopback and give its URL, once its health is `until`.
 
     `until="SETUP_FAILED"` is for a model that cannot start, "STARTING" for one that takes its time.
     """
-    async with cog_process(folder, stub=stub, env=env, slots=slots, until=until) as server:
+    async with cog_process(folder, stub=stub, env=env, slots=slots, until=until, upload_url=upload_url) as server:
         yield server.url
 
 
@@ -80,11 +81,12 @@ async def cog_process(
     port: int | None = None,
     trains: bool = False,
     python: str = sys.executable,
+    upload_url: str = "",
 ) -> AsyncGenerator[CogServer, None]:
     """The same as `cog_server`, for a test that kills the process, or starts it again on the port it had.
 
     `trains`: the stub is a function that trains, and the server runs nothing else. `python`: of the environment that
-    has Cog.
+    has Cog. `upload_url`: where it puts the files of its outputs.
     """
     port = port or free_port()
     with tempfile.TemporaryFile() as log:
@@ -93,6 +95,7 @@ async def cog_process(
             [
                 *(python, "-m", "cog.server.http", "--host", "127.0.0.1", "--await-explicit-shutdown=true"),
                 *(("--x-mode", "train") if trains else ()),
+                *(("--upload-url", upload_url) if upload_url else ()),
             ],
             cwd=folder,
             env=_environment(stub=stub, port=port, slots=slots, python=python) | dict(env or {}),

@@ -23,7 +23,7 @@ def stored(value: Any, *, inline: int = 100, **options: Any) -> Any:
     """The output with an address for each of its files."""
     output = raw(value, **options)
     found = find(output, inline=inline)
-    return value if found is None else json.loads(bytes(filled(output, found, [URL] * len(found.uris))))
+    return value if found is None else json.loads(bytes(filled(output, found, [URL] * len(found.files))))
 
 
 def test_files_are_found_wherever_they_stand() -> None:
@@ -70,7 +70,7 @@ def test_text_becomes_a_file_once_it_is_long() -> None:
     assert stored([short, long], inline=0) == [URL, URL]
     found = find(raw(long), inline=20)
     assert found is not None
-    assert found.uris[0].content_type == "text/plain; charset=utf-8"
+    assert found.files[0].content_type == "text/plain; charset=utf-8"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_file_is_read_as_its_head_says(uri: str, kind: str, data: bytes) -> No
     for output in (raw(uri), Raw(json.dumps(uri).replace("/", "\\/").encode())):
         found = find(output, inline=0)
         assert found is not None
-        [file] = found.uris
+        [file] = found.files
         assert (file.content_type, file.decoded()) == (kind, data)
 
 
@@ -95,7 +95,7 @@ def test_what_is_not_base64_though_it_says_so_cannot_be_decoded() -> None:
     found = find(raw("data:image/png;base64,*** no ***"), inline=0)
     assert found is not None
     with pytest.raises(ValueError):
-        found.uris[0].decoded()
+        found.files[0].decoded()
 
 
 texts = st.text(max_size=20) | st.sampled_from(

@@ -1,0 +1,134 @@
+"""Files that a server puts here are told in the order in which they began, once whole, and only to their run."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from director.runners.arrivals import Arrivals
+from director.runners.runner import Received, Unreceived
+
+pytestmark = pytest.mark.anyio
+
+PATH = "/uploads/secret/out.png"
+
+
+class Run:
+    """Who follows a run, and what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[Received | Unreceived] = []
+
+    async def contents(self) -> list[bytes]:
+        files = [event.file for event in self.told if isinstance(event, Received)]
+        return [b"".join([block async for block in file.blocks()]) for file in files]
+
+
+def client_of(arrivals: Arrivals) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app=Starlette(routes=list(arrivals.routes())))
+    return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", trust_env=False)
+
+
+async def put(
+    client: httpx.AsyncClient, content: bytes | AsyncIterator[bytes], *, run: str = "one", kind: str = "image/png"
+) -> httpx.Response:
+    return await client.put(PATH, content=content, headers={"x-prediction-id": run, "content-type": kind})
+
+
+async def test_the_name_that_the_server_is_told_is_the_name_of_the_file() -> None:
+    arrivals, run = Arrivals("secret"), Run()
+    async with client_of(arrivals) as client:
+        with arrivals.expect("one", run.told.append, most=10):
+            answer = await put(client, b"0123456789")
+    [received] = run.told
+    assert isinstance(received, Received)
+    assert (answer.status_code, answer.headers["location"]) == (201, received.name)
+    assert (received.file.content_type, received.file.size) == ("image/png", 10)
+    assert await run.contents() == [b"0123456789"]
+
+
+async def test_one_that_began_later_is_told_later_though_it_is_whole_first() -> None:
+    arrivals, run = Arrivals("secret"), Run()
+    begun, rest = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"first, "
+        begun.set()
+        await rest.wait()
+        yield b"slowly"
+
+    async def quick() -> AsyncIterator[bytes]:
+        yield b"second"
+        rest.set()  # only now, with all of this one sent, may the other one end
+
+    async with client_of(arrivals) as client:
+        with arrivals.expect("one", run.told.append, most=100):
+            first = asyncio.create_task(put(client, slow()))
+            await begun.wait()
+            await put(client, quick())
+            await first
+    assert await run.contents() == [b"first, slowly", b"second"]
+
+
+async def test_files_that_come_at_once_are_kept_apart() -> None:
+    arrivals, run = Arrivals("secret"), Run()
+    large = [bytes([i]) * (3 << 20) for i in range(3)]
+    async with client_of(arrivals) as client:
+        with arrivals.expect("one", run.told.append, most=10 << 20):
+            await asyncio.gather(*(put(client, data) for data in large))
+    assert await run.contents() == large
+
+
+async def test_all_files_of_a_run_together_have_a_bound() -> None:
+    arrivals, run, other = Arrivals("secret"), Run(), Run()
+    async with client_of(arrivals) as client:
+        with (
+            arrivals.expect("one", run.told.append, most=10),
+            arrivals.expect("two", other.told.append, most=10),
+        ):
+            answers = [await put(client, b"x" * 6, run=name) for name in ("one", "one", "two")]
+    assert [answer.status_code for answer in answers] == [201, 413, 201]
+    assert run.told[1:] == [Unreceived(too_large=True)]
+    assert len(other.told) == 1
+
+
+async def test_a_file_of_a_run_that_is_over_is_nobody_s() -> None:
+    arrivals, run = Arrivals("secret"), Run()
+    async with client_of(arrivals) as client:
+        with arrivals.expect("one", run.told.append, most=10):
+            pass
+        assert (await put(client, b"x")).status_code == 404
+    assert run.told == []
+
+
+async def test_a_server_that_does_not_say_whose_a_file_is_may_have_one_run() -> None:
+    arrivals, run = Arrivals("secret"), Run()
+    async with client_of(arrivals) as client:
+        with arrivals.expect("one", run.told.append, most=10):
+            assert (await client.put(PATH, content=b"x")).status_code == 201
+            with arrivals.expect("two", run.told.append, most=10):
+                assert (await client.put(PATH, content=b"x")).status_code == 404
+    assert len(run.told) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("Image/PNG", "image/png"),
+        ('text/plain; charset="UTF-8"', "text/plain; charset=utf-8"),
+        ("image/png; charset=utf-8", "image/png"),
+        ("nonsense", "application/octet-stream"),
+        ("text/html\x01", "application/octet-stream"),
+        ("a/" + "b" * 5000, "application/octet-stream"),
+    ],
+)
+async def test_of_a_media_type_only_what_is_one_is_kept(said: str, kept: str) -> None:
+    arrivals, run = Arrivals("secret"), Run()
+    async with client_of(arrivals) as client:
+        with arrivals.expect("one", run.told.append, most=10):
+            await put(client, b"x", kind=said)
+    [received] = run.told
+    assert isinstance(received, Received)
+    assert received.file.content_type == kept
