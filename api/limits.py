@@ -71,10 +71,9 @@ async def reserve_compute(
     *,
     queue: QueueName,
     cost: float,
-    taken: Taken | None,
 ) -> None:
     """Set aside what this prediction will probably spend of its account's day and credit; else 429, or 402 where no
-    waiting helps, and its token is back.
+    waiting helps. Then its token is still taken.
 
     At least a mean run, whatever cost its caller names: that may ask for more, and for less only at the end.
     """
@@ -88,7 +87,6 @@ async def reserve_compute(
         account.name, limits.compute_s_per_day, in_all=limits.compute_s_total, id=prediction_id, asked_s=asked_s
     )
     if not allowance.allowed:
-        await give_back(request, account, prediction_id, taken)
         if allowance.limit == "credit":
             raise credit_exhausted(allowance.most)
         raise compute_exhausted(allowance.most, retry_after_s=_seconds(allowance.retry_after_ms))

@@ -27,6 +27,7 @@ from director.core.deployments import Deployments
 from director.core.errors import UnsafeBackend
 from director.core.files import FileStore, store_in
 from director.core.gatherer import Gatherer
+from director.core.idempotency import IdempotencyKeys
 from director.core.kinds import Kinds
 from director.core.limits import Descriptors
 from director.core.links import Links
@@ -78,6 +79,7 @@ class Parts(Struct, frozen=True, kw_only=True):
     configs: ModelConfigs
     listing: Listing
     glances: Glances
+    idempotency: IdempotencyKeys
     dead: DeadLetters
     deployments: Deployments
     kinds: Kinds
@@ -135,6 +137,7 @@ async def running(
         configs=ModelConfigs(redis, scripts, clock),
         listing=Listing(redis),
         glances=glances,
+        idempotency=IdempotencyKeys(redis),
         dead=DeadLetters(redis, scripts, clock),
         deployments=Deployments(redis, scripts, clock),
         kinds=Kinds(redis, scripts, catalog),

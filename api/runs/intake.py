@@ -19,6 +19,7 @@ from starlette.responses import Response
 from api.answers import json_response
 from api.limits import Taken, give_back, reserve_compute, return_compute, taken_of
 from api.parts import Parts, parts_of
+from api.problems import Problem
 from api.refusals import forbidden, invalid_header, invalid_input, not_found
 from api.requests import CreatePrediction
 from api.runs.prefer import affinity_digest, applied, cancel_after_seconds, cost_units, start_by_seconds, wait_seconds
@@ -32,7 +33,7 @@ from director.core.catalog import Version
 from director.core.errors import BackendUnavailable, QueueError
 from director.core.ids import PredictionId, lowest_id_at, new_prediction_id
 from director.core.keys import LANES
-from director.core.schema import Outlook, Record, Stored
+from director.core.schema import Outlook, Prediction, Record, Stored
 from director.core.scripts import Accepted
 from director.core.shards import shard
 from director.core.states import Status, WebhookEvent
@@ -98,10 +99,11 @@ async def submit(
         deployment=deployment,
         taken=taken_of(request),
     )
-    headers = {"Location": view(stored).urls.get}
+    shown = view(stored)
+    headers = {"Location": shown.urls.get}
     if accepted.replayed:
         headers["Idempotency-Replayed"] = "true"
-    return await _answer(request, stored, headers, asked_at=asked_at)
+    return await _answer(request, stored, shown, headers, asked_at=asked_at)
 
 
 async def accept(
@@ -116,7 +118,7 @@ async def accept(
     place: str = "",
 ) -> tuple[Accepted, Stored]:
     """Judge and file one prediction. `place` tells it from others of its request, which have the same key."""
-    schema = InputSchema.from_openapi(bytes(version.schema), version.kind)
+    schema = InputSchema.of(version)
     if faults := schema.check(asked.input):
         raise invalid_input(faults)
     submission = _judged(
@@ -211,9 +213,13 @@ async def _file(request: Request, submission: Submission) -> tuple[Accepted, Sto
     listed_s = max(parts.settings.listing_ttl_s, account.limits.data_ttl_s or 0)
     oldest = lowest_id_at(now_ms - int(listed_s * 1000))
     try:
-        await reserve_compute(
-            request, account, prediction_id, queue=version.queue, cost=submission.cost, taken=submission.taken
-        )
+        await reserve_compute(request, account, prediction_id, queue=version.queue, cost=submission.cost)
+    except (Problem, QueueError):
+        await give_back(request, account, prediction_id, submission.taken)
+        if (stored := await _accepted_before(parts, submission)) is not None:
+            return Accepted(stored.record.id, replayed=True), stored
+        raise
+    try:
         _, accepted = await asyncio.gather(
             parts.scripts.enlist(prediction_id, account=account.name, oldest=oldest, kind=version.kind),
             _enqueue(parts, prediction_id, submission),
@@ -232,6 +238,16 @@ async def _file(request: Request, submission: Submission) -> tuple[Accepted, Sto
     if stored is None:  # its record had a shorter life than the idempotency key
         raise not_found()
     return accepted, stored
+
+
+async def _accepted_before(parts: Parts, submission: Submission) -> Stored | None:
+    """What the same request made when it was first sent: it asks for nothing more, so no limit is in its way."""
+    if submission.idempotency is None:
+        return None
+    digest, fingerprint = submission.idempotency
+    model, account = submission.version.model, submission.account
+    known = await parts.idempotency.stands_for(account.name, model=model, digest=digest, fingerprint=fingerprint)
+    return None if known is None else await parts.scripts.get(known)
 
 
 async def _enqueue(parts: Parts, prediction_id: PredictionId, submission: Submission) -> Accepted:
@@ -292,7 +308,9 @@ def _as_enqueued(submission: Submission, accepted: Accepted) -> Stored:
     return Stored(record=record, input=Raw(submission.input), outlook=accepted.outlook)
 
 
-async def _answer(request: Request, stored: Stored, headers: dict[str, str], *, asked_at: float) -> Response:
+async def _answer(
+    request: Request, stored: Stored, shown: Prediction, headers: dict[str, str], *, asked_at: float
+) -> Response:
     """201 with the prediction; where the caller waits, once it has ended, or 202 as if it had not begun.
 
     The caller's time runs since `asked_at`: what it took to file the prediction is part of it.
@@ -302,10 +320,10 @@ async def _answer(request: Request, stored: Stored, headers: dict[str, str], *, 
     seconds = wait_seconds(prefer)
     weight = len(stored.input or b"")
     if seconds is None or not waiters.has_room(weight):
-        return json_response(view(stored), 201, headers)
+        return json_response(shown, 201, headers)
     headers["Preference-Applied"] = applied(prefer) or ""
     if stored.record.is_terminal:
-        return json_response(view(stored), 201, headers)
+        return json_response(shown, 201, headers)
     left_s = max(0.0, asked_at + seconds - parts.clock.monotonic())
     ended = await _hold(request, waiters, stored.record.id, seconds=left_s, weight=weight)
     if ended is not None:

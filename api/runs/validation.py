@@ -20,6 +20,7 @@ from api.body import decode_json
 from api.problems import MAX_INVALID_FIELDS, InvalidField, shown
 from api.refusals import unusable_schema
 from api.runs.model_schema import PATTERN_OPTIONS, Schema, can_stream, input_schema, read_document
+from director.core.catalog import Version
 from director.core.ids import Kind
 
 __all__ = ("InputSchema",)
@@ -68,6 +69,7 @@ TYPE_NAMES: Final[Mapping[type, str]] = {
 INPUTS: Final[Mapping[Kind, str]] = {"": "Input", "training": "TrainingInput", "procedure": "Input"}
 
 _compiled: OrderedDict[bytes, "InputSchema"] = OrderedDict()
+_of_versions: OrderedDict[tuple[str, str, Kind], tuple[Raw, "InputSchema"]] = OrderedDict()
 
 
 class InputSchema:
@@ -81,6 +83,17 @@ class InputSchema:
         # what is left speaks of the object as a whole; it must still know which keys are not additional
         rest = {word: value for word, value in schema.items() if word != "required"}
         self._whole = _Validator({**rest, "properties": dict.fromkeys(properties, True)})
+
+    @classmethod
+    def of(cls, version: Version) -> "InputSchema":
+        """That of a version as the catalogue has it. A document that is the very one of lately is not even hashed."""
+        place = (version.model, version.id, version.kind)
+        known = _of_versions.get(place)
+        if known is None or known[0] is not version.schema:
+            known = _of_versions[place] = version.schema, cls.from_openapi(bytes(version.schema), version.kind)
+            if len(_of_versions) > MAX_CACHED:
+                _of_versions.popitem(last=False)
+        return known[1]
 
     @classmethod
     def from_openapi(cls, document: bytes, kind: Kind = "") -> "InputSchema":

@@ -7,10 +7,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Raw
+from msgspec.structs import replace
 
 import director
 from api.problems import Problem
 from api.runs.validation import InputSchema
+from director.core.catalog import OPEN_SCHEMA, Version
+from tests.support.queue_driver import MODEL, VERSION
 
 FILE = {"type": "string", "format": "uri"}
 EXAMPLES = Path(director.__file__).parent / "examples"
@@ -415,3 +419,13 @@ def test_whatever_a_schema_says_an_input_is_judged_or_the_schema_refused(
     for fault in checked.check(json.dumps(value).encode()):
         assert fault.field.startswith("input")
         assert fault.description
+
+
+def test_the_schema_of_a_version_is_found_again_by_the_very_document_and_anew_where_it_changed() -> None:
+    version = Version(model=MODEL, id=VERSION, created_ms=1, server="", schema=OPEN_SCHEMA, streams=1, size=1)
+    first = InputSchema.of(version)
+    assert InputSchema.of(version) is first
+    assert InputSchema.of(replace(version, kind="training")) is not first
+    narrow = Raw(b'{"components":{"schemas":{"Input":{"required":["a"],"type":"object"}}}}')
+    assert InputSchema.of(replace(version, schema=narrow)).check(b"{}")
+    assert InputSchema.of(version).check(b"{}") == []

@@ -311,6 +311,24 @@ class TestCompute:
             assert [(await create(api, key)).status_code for _ in range(3)] == [201] * 3
         assert await self.used(redis) == (0, 4)
 
+    @pytest.mark.parametrize("limit", ["compute_s_per_day", "compute_s_total"])
+    async def test_that_is_used_up_keeps_nobody_from_what_was_accepted_before(
+        self, door: Door, redis: Redis, limit: str
+    ) -> None:
+        key = {"Idempotency-Key": "k", "X-Cost": "10"}
+        async with door(**{limit: "10"}) as api:
+            first = await create(api, key)
+            again = await create(api, key)
+            assert (first.status_code, again.status_code) == (201, 201)
+            assert (again.json()["id"], again.headers["idempotency-replayed"]) == (first.json()["id"], "true")
+            assert (await create(api, key, input={"other": 1})).json()["code"] == "idempotency_mismatch"
+            assert (await create(api, {**key, "Idempotency-Key": "new"})).status_code in (402, 429)
+            batch = {"predictions": [{"version": VERSION, "input": {}}]}
+            refused = await api.post("/v1/predictions/batch", json=batch, headers=key)
+            assert refused.json()["results"][0]["status"] in (402, 429)
+            listed = (await api.get("/v1/predictions")).json()["results"]
+            assert [one["id"] for one in listed] == [first.json()["id"]]
+
     async def test_is_not_counted_for_an_account_without_a_limit(
         self, door: Door, redis: Redis, director: PlayedDirector
     ) -> None:
