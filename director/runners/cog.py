@@ -2,7 +2,8 @@
 
 The end of a run is taken only from the answer to a PUT that is held open: an event stream where the server and the
 model have one, else one answer at the end. Never POSTs a prediction, since a server runs that twice; never polls,
-since asking for a run that is over starts it again.
+since asking for a run that is over starts it again. Only a server that would hear nothing else meanwhile tells the end
+by its last callback instead.
 """
 
 import asyncio
@@ -16,7 +17,9 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from director.runners.cog_answers import Again
+from director.runners.cog_called import put_called
 from director.runners.cog_health import Model, Sighting, read_health, read_model
+from director.runners.cog_kinds import COGLET, Kind, python_kind
 from director.runners.cog_put import Run
 from director.runners.cog_stream import put_stream
 from director.runners.cog_sync import put_sync
@@ -37,6 +40,7 @@ CONTROL_TIMEOUT_S: Final = 5.0
 SLOT_PATIENCE_S: Final = 5.0
 STRANGER_PATIENCE_S: Final = 30.0
 LET_GO_PATIENCE_S: Final = 2.0
+FIRST_CANCEL_AFTER_S: Final = 0.1
 MAX_HEALTH_BODY: Final = 8 * MIB  # mostly what setup printed
 MAX_OPENAPI_BODY: Final = 1 * MIB
 
@@ -45,6 +49,7 @@ LET_GO: Final = Ended(outcome=Outcome.LOST, error="The director let go of the ru
 NO_SLOT: Final = Ended(
     outcome=Outcome.REFUSED, error="The model server had no free slot", server_is_dead=True, has_no_slot=True
 )
+DEAF: Final = "It runs, and hears nothing meanwhile"
 NOT_STREAMED: Final = Ended(outcome=Outcome.LOST, error="The model server answered 406 to a request for JSON")
 STRANGER_STAYS: Final = Ended(
     outcome=Outcome.LOST,
@@ -59,12 +64,14 @@ class _Known(Struct, frozen=True, kw_only=True):
     since: str
     name: str
     coglet: bool
+    kind: Kind
     streams: bool
     is_array: bool
+    may_have_files: bool
 
 
 # what is safe to assume of a server that has not been READY yet
-UNKNOWN: Final = _Known(since="", name="", coglet=True, streams=False, is_array=False)
+UNKNOWN: Final = _Known(since="", name="", coglet=True, kind=COGLET, streams=False, is_array=False, may_have_files=True)
 
 
 class CogRunner:
@@ -104,18 +111,26 @@ class CogRunner:
         self._control = Connection(self.url, headers=headers)
         self._known: _Known | None = None
         self._open: set[asyncio.Task[None]] = set()
+        self._sent_at: dict[str, float] = {}
+        self._deaf_for = 0
         self._may_hold_strangers = True
         self._closed = False
 
     async def health(self) -> Health:
         """Look once. A server that hangs is waited for 12 s, then it is `UNREACHABLE`."""
-        answer = await self._ask("GET", "/health-check", limit=MAX_HEALTH_BODY, timeout_s=HEALTH_TIMEOUT_S)
-        if isinstance(answer, str):
-            return Health(status=HealthStatus.UNREACHABLE, detail=answer)
-        sighting = read_health(*answer)
+        if self._deaf_for and self._known is not None:  # the run's connection tells whether it is there
+            known = self._known
+            return Health(status=HealthStatus.BUSY, detail=DEAF, server=known.name, since=known.since)
+        sighting = await self._look()
         if sighting.health.can_run:
             return replace(sighting.health, server=(await self._learn(sighting)).name)
         return sighting.health
+
+    async def _look(self) -> Sighting:
+        answer = await self._ask("GET", "/health-check", limit=MAX_HEALTH_BODY, timeout_s=HEALTH_TIMEOUT_S)
+        if isinstance(answer, str):
+            return Sighting(health=Health(status=HealthStatus.UNREACHABLE, detail=answer))
+        return read_health(*answer)
 
     async def openapi_schema(self) -> Raw | None:
         """The server's OpenAPI document as it is, if it has one, and it is JSON of at most 1 MB."""
@@ -151,6 +166,9 @@ class CogRunner:
 
     async def cancel(self, prediction_id: str) -> bool:
         """Ask the server to stop a run. Repeat it until the run has ended: a cancel in its first ms can get lost."""
+        if self._known is not None and not self._known.kind.cancels_again:  # then a lost one would be the only one
+            now = asyncio.get_running_loop().time()
+            await asyncio.sleep(self._sent_at.get(prediction_id, 0.0) + FIRST_CANCEL_AFTER_S - now)
         answer = await self._ask("POST", f"{self._path(prediction_id)}/cancel")
         return not isinstance(answer, str) and answer[0] == 200
 
@@ -208,9 +226,11 @@ class CogRunner:
             while True:
                 known = self._known or UNKNOWN
                 streamed = known.streams and not lagged and (request.wants_progress or not self._fast)
-                if streamed and self._may_hold_strangers and not await self._evict(request.id, with_a_stranger):
+                called = not known.kind.hears_meanwhile and not known.may_have_files and self._inbox is not None
+                is_quiet = streamed or called  # about a run of this id that is there already
+                if is_quiet and self._may_hold_strangers and not await self._evict(request.id, with_a_stranger):
                     return STRANGER_STAYS
-                match await self._put(connection, request, feed, known, streamed=streamed):
+                match await self._put(connection, request, feed, known, streamed=streamed, called=called):
                     case Ended() as ended:
                         return ended
                     case Again.NO_SLOT:
@@ -231,21 +251,32 @@ class CogRunner:
                         self._known = replace(known, streams=False)
 
     async def _put(
-        self, connection: Connection, request: RunRequest, feed: Feed, known: _Known, *, streamed: bool
+        self, connection: Connection, request: RunRequest, feed: Feed, known: _Known, *, streamed: bool, called: bool
     ) -> Ended | Again:
         run = Run(
             request=request,
             coglet=known.coglet,
+            kind=known.kind,
             is_array=known.is_array,
             max_body=self._max_body,
             path=self._path(request.id),
         )
+        is_deaf = not (known.kind.hears_meanwhile or called)
+        self._deaf_for += is_deaf
+        self._sent_at[request.id] = asyncio.get_running_loop().time()
         try:
             if streamed:
                 return await put_stream(connection, run, feed, accepted=self._accepted)
+            if called and self._inbox is not None:
+                return await put_called(
+                    connection, run, feed, inbox=self._inbox, look=self._look, accepted=self._accepted
+                )
             return await put_sync(connection, run, feed, inbox=self._inbox)
         except httpx.TransportError as exc:
             return connection_lost(exc, has_begun=feed.has_begun)
+        finally:
+            self._deaf_for -= is_deaf
+            self._sent_at.pop(request.id, None)
 
     def _path(self, prediction_id: str) -> str:
         return f"/{'trainings' if self._trains else 'predictions'}/{prediction_id}"
@@ -268,24 +299,28 @@ class CogRunner:
             return known
         answer = await self._ask("GET", "/openapi.json", limit=MAX_OPENAPI_BODY)
         model = read_model(answer[1]) if not isinstance(answer, str) and answer[0] == 200 else Model()
+        is_coglet = sighting.coglet is not None
+        version = "" if is_coglet else await self._python_version()
         learned = _Known(
             since=sighting.since,
-            name=sighting.health.server or await self._python_server(),
-            coglet=sighting.coglet is not None,
+            name=sighting.health.server or f"cog {version}".strip() + " (python)",
+            coglet=is_coglet,
+            kind=COGLET if is_coglet else python_kind(version),
             streams=model.streams and sighting.can_stream and not self._trains,
             is_array=model.is_array and not self._trains,
+            may_have_files=model.may_have_files or self._trains,
         )
         if not isinstance(answer, str):  # no answer is not the answer that there is no schema: ask again next time
             self._known = learned
         return learned
 
-    async def _python_server(self) -> str:
+    async def _python_version(self) -> str:
         answer = await self._ask("GET", "/")
         try:
             index = read_json(answer[1], _Index) if not isinstance(answer, str) else _Index()
         except Unreadable:
             index = _Index()
-        return f"cog {one_line(index.cog_version)} (python)" if index.cog_version else "cog (python)"
+        return one_line(index.cog_version)
 
     async def _ask(
         self, method: str, path: str, *, limit: int = 64 * 1024, timeout_s: float = CONTROL_TIMEOUT_S

@@ -39,6 +39,12 @@ SERVER_FAULTS: Final = (
 )
 
 
+# … and what the Python servers say of theirs, whatever the model is: the whole text, since a model's comes bare there
+PYTHON_FAULT: Final = re.compile(
+    r"(?:Prediction|Training) failed for an unknown reason\. It might have run out of memory\? \(exitcode -?\d+\)"
+)
+
+
 class Again(Enum):
     """The run has to be put once more, and why."""
 
@@ -120,8 +126,8 @@ def _terminal(answer: Answer) -> Ended:
 
 def _unsuccessful(snapshot: Snapshot, *, coglet: bool) -> Ended:
     error = snapshot.error or ""
-    # the Python servers give a model's error bare, so there these words could be the model's own
-    server_fault = coglet and snapshot.status == "failed" and error.startswith(SERVER_FAULTS)
+    is_fault = error.startswith(SERVER_FAULTS) if coglet else PYTHON_FAULT.fullmatch(error) is not None
+    server_fault = snapshot.status == "failed" and is_fault
     if prefixes := PREFIXES.match(error):
         error = error[prefixes.end() :]
     if not error and snapshot.status == "failed":

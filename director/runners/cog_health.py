@@ -7,7 +7,7 @@ import re
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from director.runners.runner import Health, HealthStatus, Setup
 from director.runners.untrusted import Unreadable, excerpt, one_line, read_json
@@ -23,6 +23,7 @@ STATUSES: Final = {
     "DEFUNCT": HealthStatus.DEFUNCT,
 }
 WORKER_IS_DEAD: Final = ("protocol error", "channel closed")  # coglet never says DEFUNCT: this is how it shows
+MAY_BE_A_FILE: Final = (b'"uri"', b'"$ref"')
 FIRST_STREAMING: Final = (0, 21)
 
 
@@ -41,10 +42,13 @@ class Sighting(Struct, frozen=True, kw_only=True):
 
 
 class Model(Struct, frozen=True, kw_only=True):
-    """What the schema says: may its runs be streamed, and is its output an array, which comes item by item?"""
+    """What the schema says: may its runs be streamed, is its output an array, which comes item by item, and may there
+    be files in it? Those are told where they are on the server's disk, unless it is asked for one whole answer.
+    """
 
     streams: bool = False
     is_array: bool = False
+    may_have_files: bool = True
 
 
 class _Setup(Struct):
@@ -82,7 +86,7 @@ class _Output(Struct):
 
 
 class _Schemas(Struct):
-    output: _Output = msgspec.field(name="Output", default_factory=_Output)
+    output: Raw = msgspec.field(name="Output", default=Raw(b"{}"))
 
 
 class _Components(Struct):
@@ -123,11 +127,14 @@ def read_model(openapi: bytes) -> Model:
     """What an OpenAPI document says of the model. A document that makes no sense says nothing."""
     try:
         document = read_json(openapi, _OpenApi)
+        output = bytes(document.components.schemas.output)
+        is_array = read_json(output, _Output).type == "array"
     except Unreadable:
         return Model()
     return Model(
         streams=document.paths.predictions.post.streaming is True,
-        is_array=document.components.schemas.output.type == "array",
+        is_array=is_array,
+        may_have_files=b'"type"' not in output or any(sign in output for sign in MAY_BE_A_FILE),
     )
 
 

@@ -3,6 +3,7 @@
 Never decides which transport a run takes, and never sends anything.
 """
 
+import secrets
 from typing import Final
 
 import httpx
@@ -10,6 +11,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from director.runners.cog_answers import Again, Answer, read_answer, too_large
+from director.runners.cog_kinds import Kind
 from director.runners.connections import read_body
 from director.runners.runner import Ended, RunRequest
 
@@ -23,9 +25,16 @@ class Run(Struct, frozen=True, kw_only=True):
 
     request: RunRequest
     coglet: bool
+    kind: Kind
     is_array: bool
     max_body: int
     path: str
+    attempt: str = msgspec.field(default_factory=lambda: secrets.token_hex(4))
+
+    @property
+    def key(self) -> str:
+        """A name for callbacks of this attempt alone: what an earlier one of the same id still sends is nobody's."""
+        return f"{self.request.id}.{self.attempt}"
 
 
 class _Create(Struct, omit_defaults=True):

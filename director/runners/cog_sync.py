@@ -5,7 +5,6 @@ the logs and the partial output that coglet leaves out of its answer.
 """
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Final
@@ -40,7 +39,8 @@ async def put_sync(connection: Connection, run: Run, feed: Feed, *, inbox: Inbox
             answer = await read_whole(run, response)
         if isinstance(answer, Again):
             return answer
-        ended = await callbacks.complete(answer) if run.coglet and response.status_code == 200 else answer
+        whole = run.kind.tells_all_at_end or response.status_code != 200
+        ended = answer if whole else await callbacks.complete(answer)
     if progress is not None and ended.outcome in RAN:
         for event in progress.news(output=ended.output, logs=ended.logs):  # what the callbacks were too late for
             feed.add(event, size=0)
@@ -92,10 +92,8 @@ async def _callbacks(run: Run, feed: Feed, progress: Progress | None, inbox: Inb
     if inbox is None or not _events(run):
         yield _Callbacks(run, feed, progress)
         return
-    # a name for this attempt alone: what an earlier one of the same id still sends belongs to nobody
-    key = f"{run.request.id}.{secrets.token_hex(4)}"
-    with inbox.subscribe(key) as mailbox:
-        callbacks = _Callbacks(run, feed, progress, url=inbox.url_for(key))
+    with inbox.subscribe(run.key) as mailbox:
+        callbacks = _Callbacks(run, feed, progress, url=inbox.url_for(run.key))
         reading = asyncio.create_task(callbacks.read(mailbox), name=f"callbacks of {run.request.id}")
         try:
             yield callbacks
@@ -106,6 +104,5 @@ async def _callbacks(run: Run, feed: Feed, progress: Progress | None, inbox: Inb
 
 def _events(run: Run) -> tuple[str, ...]:
     """What to be called back for: each callback costs the server, and holds the slot of a Python one."""
-    if run.request.wants_progress:
-        return ("output", "logs", "completed")
-    return ("completed",) if run.coglet else ()
+    on_the_way = ("output", "logs") if run.request.wants_progress else ()
+    return on_the_way if run.kind.tells_all_at_end else (*on_the_way, "completed")

@@ -71,6 +71,7 @@ class Connection:
         *,
         content: bytes = b"",
         accept: str = "application/json",
+        prefer: str = "",
         sent: Callable[[], None] = lambda: None,
     ) -> httpx.Response:
         """Send a request and wait for the head of the answer. The caller closes the response.
@@ -87,6 +88,7 @@ class Connection:
                 "content-length": str(len(content)),
                 "user-agent": "director",
                 "x-source": "director",  # so that a server can tell us from who calls it directly, and refuse us first
+                **({"prefer": prefer} if prefer else {}),
                 **self._headers,
             },
             content=_Body(content, sent),

@@ -13,9 +13,7 @@ import anyio
 import httpx
 import msgspec
 import pytest
-import uvicorn
 from msgspec import Raw
-from starlette.applications import Starlette
 
 from director.runners import cog
 from director.runners.cog import CONTROL_TIMEOUT_S, CogRunner
@@ -33,6 +31,7 @@ from director.runners.runner import (
     RunRequest,
 )
 from tests.support.cog import cog_process, cog_server, write_model
+from tests.support.inbox import serving
 from tests.support.scripted_cog import Exchange, Script, ScriptedCog, answer, frame, scripted_cog, stream
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cog]
@@ -160,14 +159,8 @@ async def runner_for(url: str, **options: Any) -> AsyncGenerator[CogRunner, None
 
 @pytest.fixture(scope="module")
 async def inbox() -> AsyncGenerator[Inbox, None]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:  # it listens from here on, so nobody need wait for it
-        inbox = Inbox(f"http://127.0.0.1:{listener.getsockname()[1]}")
-        config = uvicorn.Config(Starlette(routes=list(inbox.routes())), lifespan="off", ws="none", log_level="warning")
-        server = uvicorn.Server(config)
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
+    async with serving(Inbox("")) as inbox:
         yield inbox
-        server.should_exit = True
-        await serving
 
 
 @pytest.fixture(scope="module")

@@ -17,23 +17,30 @@ from director.core.view import joined
 from director.runners.inbox import Inbox
 from director.runners.runner import Began, Ended, Health, HealthStatus, Outcome, Produced, RunEvent, Runner
 from tests.support.cog import free_port
-from tests.support.runner_conformance import MOST_BYTES, SUBJECTS, Kind, LiveServer, follow, opened, the_end
+from tests.support.inbox import serving
+from tests.support.runner_conformance import MOST_BYTES, OLD_COGS, SUBJECTS, Kind, LiveServer, follow, opened, the_end
 from tests.support.scripted_cog import answer, scripted_cog
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cog]
 
 ID = "a" * 26
-INBOX = Inbox("http://127.0.0.1:9")  # nobody calls back: what is promised here needs no callbacks
+INBOX = Inbox("")  # served below
 
 
-# an environment of its own is made for it
-HEAVY = {"old cog"}
+# an environment of its own is made for each
+HEAVY = {f"cog {version}" for version in OLD_COGS}
 PARAMS = [pytest.param(name, marks=[pytest.mark.heavy] if name in HEAVY else []) for name in SUBJECTS]
 
 
 @pytest.fixture(scope="module", params=PARAMS)
 def kind(request: pytest.FixtureRequest) -> Kind:
     return SUBJECTS[request.param]
+
+
+@pytest.fixture(scope="module", autouse=True)
+async def served() -> AsyncGenerator[None, None]:
+    async with serving(INBOX):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +125,7 @@ async def test_what_it_puts_out_is_seen_before_the_end_where_it_can_be(kind: Kin
     with anyio.fail_after(30):
         async with aclosing(runner.run(kind.request(n=2, gate=str(gate)))) as events:
             seen: list[RunEvent] = []
-            if runner.capabilities.streams and not kind.is_quiet:
+            if runner.capabilities.streams:
                 while not isinstance(event := await anext(events), Produced) or event.index < 1:
                     seen.append(event)
                 seen.append(event)
@@ -272,6 +279,14 @@ async def test_a_server_that_is_killed_loses_its_run_and_is_another_one_when_it_
             assert before.since
             assert after.since not in ("", before.since)
             assert the_end(await follow(runner, kind.request(n=1))).outcome is Outcome.SUCCEEDED
+
+
+async def test_a_model_that_ends_its_process_loses_the_run_and_the_server_with_it(kind: Kind, tmp_path: Path) -> None:
+    async with kind.serve(folder=tmp_path) as server, opened(kind.runner(server.url, INBOX)) as runner:
+        await healthy(runner)
+        events = await follow(runner, kind.request(n=1, then="exit"))
+    assert is_well_formed(events)
+    assert (the_end(events).outcome, the_end(events).server_is_dead) == (Outcome.LOST, True)
 
 
 @asynccontextmanager

@@ -98,7 +98,7 @@ async def cog_process(
                 *(("--upload-url", upload_url) if upload_url else ()),
             ],
             cwd=folder,
-            env=_environment(stub=stub, port=port, slots=slots, python=python) | dict(env or {}),
+            env=_environment(stub=stub, port=port, slots=slots, python=python, trains=trains) | dict(env or {}),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -126,14 +126,14 @@ def free_port() -> int:
         return port
 
 
-def _environment(*, stub: str, port: int, slots: int, python: str) -> dict[str, str]:
+def _environment(*, stub: str, port: int, slots: int, python: str, trains: bool) -> dict[str, str]:
     # Cog starts its worker as `python` from PATH: it has to be the interpreter that has cog and the model's packages
     path = os.pathsep.join([str(Path(python).parent), os.environ.get("PATH", os.defpath)])
     return dict(os.environ) | {
         "PATH": path,
         "PORT": str(port),
         "COG_PREDICT_TYPE_STUB": stub,
-        "COG_TRAIN_TYPE_STUB": stub,
+        **({"COG_TRAIN_TYPE_STUB": stub} if trains else {}),  # a server in Python starts with none that it cannot call
         "COG_MAX_CONCURRENCY": str(slots),
         "PYTHONDONTWRITEBYTECODE": "1",  # leave no __pycache__ in the folder that is served
     }

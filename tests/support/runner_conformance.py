@@ -11,7 +11,7 @@ import tempfile
 import venv
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,10 +27,14 @@ from director.runners.runner import Ended, RunEvent, Runner, RunRequest
 from tests.support.cog import cog_process, write_model
 from tests.support.model_server import model_server
 
-__all__ = ("MOST_BYTES", "SUBJECTS", "Kind", "LiveServer", "follow", "opened", "the_end")
+__all__ = ("MOST_BYTES", "OLD_COGS", "SUBJECTS", "Kind", "LiveServer", "follow", "opened", "the_end")
 
 MOST_BYTES: Final = 256 * 1024
 LIMIT_S: Final = 30.0
+
+# Those that were written in Python, from the first one on that is driven; each needs an environment of its own
+OLD_COGS: Final = ("0.9", "0.12", "0.14", "0.16")
+NAMELESS: Final = ("0.9",)  # they do not tell their version
 
 COG_MODEL: Final = """
     import os, time
@@ -51,6 +55,8 @@ COG_MODEL: Final = """
                 raise
             if then == "raise":
                 raise ValueError("it went wrong")
+            if then == "exit":
+                os._exit(1)
 """
 COG_INPUTS: Final = {"text": "string", "n": "integer", "size": "integer", "gate": "string", "then": "string"}
 COG_SCHEMA: Final = {
@@ -73,7 +79,6 @@ MAPPED: Final = {
 }
 CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "cog": {"kind": "cog"},
-    "old cog": {"kind": "cog", "fast": True},
     "http": {"kind": "http", "path": "/predict", **MAPPED},
     "http batch": {"kind": "http", "path": "/predict_all", **MAPPED, "input": {"args": {"$each": ""}}, "batch": {}},
     "openai": {"kind": "openai"},
@@ -107,7 +112,6 @@ class Kind(Struct, frozen=True, kw_only=True):
     serve: Callable[..., AbstractAsyncContextManager[LiveServer]]
     asked: Callable[[dict[str, object]], dict[str, object]] = dict
     invalid: dict[str, object] = msgspec.field(default_factory=lambda: {"then": "invalid"})
-    is_quiet: bool = False  # it was asked for no callbacks, so nothing is seen before the end
     refuses: bool = True  # its server can be made to refuse by an input
     metrics: dict[str, object] = msgspec.field(default_factory=dict)
     starting: tuple[int, bytes] = (503, b"{}")  # how its server says that it is not ready yet
@@ -136,29 +140,43 @@ async def _coglet(*, folder: Path, port: int | None = None) -> AsyncGenerator[Li
 
 
 @cache
-def _old_python() -> str:
-    """Of an environment with the last Cog that was written in Python, made once for all tests of this process."""
-    folder = Path(tempfile.mkdtemp(prefix="old-cog-"))
+def _python_with(version: str) -> str:
+    """Of an environment with the last Cog of a version that was written in Python, made once in this process."""
+    folder = Path(tempfile.mkdtemp(prefix=f"cog-{version}-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     venv.create(folder, with_pip=True)
     python = str(folder / "bin" / "python")
-    done = subprocess.run([python, "-m", "pip", "install", "-q", "cog==0.16.*"], capture_output=True, text=True)
+    done = subprocess.run([python, "-m", "pip", "install", "-q", f"cog=={version}.*"], capture_output=True, text=True)
     if done.returncode:
-        pytest.skip(f"Cog 0.16 cannot be installed here: {done.stderr[-300:]}")
+        pytest.skip(f"Cog {version} cannot be installed here: {done.stderr[-300:]}")
     return python
 
 
 @asynccontextmanager
-async def _old_cog(*, folder: Path, port: int | None = None) -> AsyncGenerator[LiveServer, None]:
-    python = await anyio.to_thread.run_sync(_old_python)
+async def _old_cog(version: str, *, folder: Path, port: int | None = None) -> AsyncGenerator[LiveServer, None]:
+    python = await anyio.to_thread.run_sync(_python_with, version)
     model = write_model(folder / "model", COG_MODEL)
     (model / "cog.yaml").write_text('predict: "predict.py:Predictor"\n')
-    async with cog_process(model, port=port, python=python) as server:
+    every = {"COG_THROTTLE_RESPONSE_INTERVAL": "0"}  # else it tells of the output no more than twice a second
+    async with cog_process(model, port=port, python=python, env=every) as server:
         yield LiveServer(url=server.url, kill=server.kill)
 
 
 def _config(name: str) -> RunnerConfig:
     return decode_runner_config(json.dumps(CONFIGS[name]))
+
+
+def _old_kind(version: str) -> Kind:
+    return Kind(
+        name=f"cog {version}",
+        server="cog (python)" if version in NAMELESS else f"cog {version}.",
+        config=_config("cog"),
+        serve=partial(_old_cog, version),
+        invalid={"n": "three"},
+        refuses=False,
+        starting=(200, b'{"status": "STARTING"}'),
+        health_path="/health-check",
+    )
 
 
 SUBJECTS: Final = {
@@ -172,17 +190,7 @@ SUBJECTS: Final = {
         starting=(200, b'{"status": "STARTING"}'),
         health_path="/health-check",
     ),
-    "old cog": Kind(
-        name="cog 0.16",
-        server="cog 0.16.",
-        config=_config("old cog"),
-        is_quiet=True,
-        serve=_old_cog,
-        invalid={"n": "three"},
-        refuses=False,
-        starting=(200, b'{"status": "STARTING"}'),
-        health_path="/health-check",
-    ),
+    **{f"cog {version}": _old_kind(version) for version in OLD_COGS},
     "http": Kind(name="http", server="http", config=_config("http"), serve=_small, metrics={"units": 3}),
     "http batch": Kind(
         name="http batch", server="http", config=_config("http batch"), serve=_small, metrics={"units": 3}

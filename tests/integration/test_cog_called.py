@@ -1,0 +1,168 @@
+"""Runs on Cog servers that hear nothing while they hold a PUT open, 0.9 to 0.12; scripted, so that they misbehave."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import anyio
+import httpx
+import msgspec
+import pytest
+from msgspec import Raw
+
+from director.runners import cog_called
+from director.runners.cog import CogRunner
+from director.runners.inbox import Inbox
+from director.runners.runner import Began, Ended, HealthStatus, Outcome, Produced, RunEvent, RunRequest
+from tests.support.inbox import serving
+from tests.support.scripted_cog import Exchange, Script, ScriptedCog, answer, scripted_cog
+
+pytestmark = pytest.mark.anyio
+
+ID = "a" * 26
+PATH = f"/predictions/{ID}"
+REQUEST = RunRequest(id=ID, input=Raw(b'{"text":"a"}'))
+TAKEN: dict[str, Any] = {"id": ID, "status": "processing", "output": None, "logs": ""}
+
+
+def health(status: str) -> Script:
+    return answer(200, {"status": status, "setup": {"started_at": "then"}})
+
+
+@pytest.fixture(scope="module")
+async def inbox() -> AsyncGenerator[Inbox, None]:
+    async with serving(Inbox("")) as inbox:
+        yield inbox
+
+
+@pytest.fixture
+async def old() -> AsyncGenerator[ScriptedCog, None]:
+    """READY, from before they told their version, and with nothing under way."""
+    async with scripted_cog(streams=False) as cog:
+        cog.on("GET", "/health-check", health("READY"))
+        cog.on("POST", f"{PATH}/cancel", answer(404, b"{}"))
+        cog.on("PUT", PATH, answer(202, TAKEN))
+        yield cog
+
+
+@pytest.fixture
+async def runner(old: ScriptedCog, inbox: Inbox) -> AsyncGenerator[CogRunner, None]:
+    runner = CogRunner(old.url, inbox=inbox)
+    await runner.health()
+    yield runner
+    await runner.aclose()
+
+
+async def callbacks(old: ScriptedCog, *snapshots: dict[str, Any]) -> None:
+    """What the server tells of the run that it took last."""
+    with anyio.fail_after(10):
+        while not old.asked("PUT"):  # noqa: ASYNC110 - another task asks
+            await anyio.sleep(0.002)
+    asked = msgspec.json.decode(old.asked("PUT")[-1].body)
+    async with httpx.AsyncClient(trust_env=False) as client:
+        for snapshot in snapshots:
+            await client.post(asked["webhook"], json={**TAKEN, **snapshot})
+
+
+async def follow(runner: CogRunner) -> list[RunEvent]:
+    with anyio.fail_after(30):
+        async with aclosing(runner.run(REQUEST)) as events:
+            return [event async for event in events]
+
+
+async def test_the_last_callback_is_the_end_and_the_server_is_not_held(old: ScriptedCog, runner: CogRunner) -> None:
+    told = [{"output": ["a"]}, {"output": ["a", "b"], "status": "succeeded", "metrics": {"predict_time": 1}}]
+    events, _ = await asyncio.gather(follow(runner), callbacks(old, *told))
+    assert events[:3] == [Began(), Produced(Raw(b'"a"'), 0), Produced(Raw(b'"b"'), 1)]
+    assert events[3] == Ended(
+        outcome=Outcome.SUCCEEDED, output=Raw(b'["a","b"]'), logs="", metrics={"predict_time": Raw(b"1")}
+    )
+    [put] = old.asked("PUT")
+    assert put.headers["prefer"] == "respond-async"
+    assert [exchange.path for exchange in old.asked("POST")] == [f"{PATH}/cancel"], "what a dead director left is ended"
+
+
+async def test_what_is_no_callback_of_this_run_is_passed_over(old: ScriptedCog, runner: CogRunner) -> None:
+    told = [{"id": "b" * 26, "status": "failed"}, {"status": 7}, {"status": "canceled"}]
+    events, _ = await asyncio.gather(follow(runner), callbacks(old, *told))
+    assert [type(event) for event in events] == [Began, Ended]
+    assert events[-1] == Ended(outcome=Outcome.CANCELED)
+
+
+async def test_an_input_that_is_refused_is_answered_and_not_waited_for(old: ScriptedCog, runner: CogRunner) -> None:
+    old.on("PUT", PATH, answer(422, {"detail": [{"loc": ["body", "input", "n"], "msg": "no integer"}]}))
+    assert await follow(runner) == [Ended(outcome=Outcome.INVALID, error="n: no integer")]
+
+
+async def test_a_worker_that_died_has_lost_the_run(old: ScriptedCog, runner: CogRunner) -> None:
+    error = "Prediction failed for an unknown reason. It might have run out of memory? (exitcode -9)"
+    events, _ = await asyncio.gather(follow(runner), callbacks(old, {"status": "failed", "error": error}))
+    assert events[-1] == Ended(outcome=Outcome.LOST, error=error, server_is_dead=True)
+
+
+@pytest.mark.parametrize("status", ["DEFUNCT", "SETUP_FAILED"])
+async def test_a_server_that_went_away_under_the_run_has_lost_it(
+    old: ScriptedCog, runner: CogRunner, monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    monkeypatch.setattr(cog_called, "LOOK_AFTER_S", 0.01)
+    old.on("GET", "/health-check", health("BUSY"), health(status))
+    ended = (await follow(runner))[-1]
+    assert isinstance(ended, Ended)
+    assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, True)
+
+
+async def test_a_server_that_is_ready_again_and_told_no_end_has_lost_the_run(
+    old: ScriptedCog, runner: CogRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cog_called, "LOOK_AFTER_S", 0.01)
+    monkeypatch.setattr(cog_called, "TOLD_WITHIN_S", 0.05)
+    old.on("GET", "/health-check", health("READY"), health("BUSY"), health("READY"))
+    assert (await follow(runner))[-1] == cog_called.UNTOLD
+
+
+async def test_the_first_cancel_waits_until_the_run_can_hear_it_since_no_other_one_is_heard(
+    old: ScriptedCog, runner: CogRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("director.runners.cog.FIRST_CANCEL_AFTER_S", 0.3)
+    async with aclosing(runner.run(REQUEST)) as events:
+        assert await anext(events) == Began()
+        before = len(old.asked("POST"))
+        canceling = asyncio.create_task(runner.cancel(ID))
+        await asyncio.sleep(0.05)
+        assert len(old.asked("POST")) == before
+        await canceling
+        assert len(old.asked("POST")) == before + 1
+
+
+@pytest.mark.parametrize("fast", [False, True])
+async def test_a_run_that_has_to_be_held_open_leaves_the_server_busy_and_asks_it_nothing(
+    old: ScriptedCog, inbox: Inbox, fast: bool
+) -> None:
+    """Of a model whose output may be files, which are in the answer alone; or where no callbacks are wanted."""
+    output: dict[str, Any] = {"type": "string"} if fast else {"type": "string", "format": "uri"}
+    old.on("GET", "/openapi.json", answer(200, {"components": {"schemas": {"Output": output}}}))
+    released = asyncio.Event()
+
+    async def act(exchange: Exchange) -> None:
+        await released.wait()
+        await answer(200, {"status": "succeeded", "output": "x"}).act(exchange)
+
+    old.on("PUT", PATH, Script(act))
+    runner = CogRunner(old.url, inbox=inbox, fast=fast)
+    try:
+        ready = await runner.health()
+        async with aclosing(runner.run(REQUEST)) as events:
+            assert await anext(events) == Began()
+            looks = len(old.asked("GET", "/health-check"))
+            busy = await runner.health()
+            assert (busy.status, busy.since, busy.server) == (HealthStatus.BUSY, ready.since, ready.server)
+            assert len(old.asked("GET", "/health-check")) == looks
+            released.set()
+            assert [event async for event in events][-1] == Ended(
+                outcome=Outcome.SUCCEEDED, output=Raw(b'"x"'), logs=""
+            )
+        assert "prefer" not in old.asked("PUT")[0].headers
+        assert (await runner.health()).status is HealthStatus.READY
+    finally:
+        await runner.aclose()
