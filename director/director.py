@@ -51,7 +51,7 @@ from director.runners.make import make_runner
 from director.runners.runner import Health as ServerHealth
 from director.runners.runner import Setup
 from director.servers import Server, Servers
-from director.shared import Shared, inbox_of, serve_health
+from director.shared import Shared, clear_up, inbox_of, serve_health
 from director.storing import Storing
 from director.trust import Trust
 from director.watch import Watch
@@ -164,6 +164,7 @@ class Director:
         async with anyio.create_task_group() as tasks:
             inbox = inbox_of(self._settings)
             port = await tasks.start(serve_health, self._settings, self.health, inbox)
+            tasks.start_soon(clear_up, self._settings, self._redis, self._clock)
             await self.work(inbox, lambda: started(port))
 
     async def work(self, inbox: Inbox, began: Callable[[], None] = lambda: None) -> None:

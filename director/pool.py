@@ -20,7 +20,7 @@ from director.core.settings import DirectorSettings
 from director.director import Director, check_settings, made
 from director.health import Health, redis_check
 from director.runners.inbox import Inbox
-from director.shared import Shared, connections, inbox_of, serve_health
+from director.shared import Shared, clear_up, connections, inbox_of, serve_health
 
 __all__ = ("Pool", "pooled", "run", "serve")
 
@@ -87,6 +87,7 @@ class Pool:
         inbox = inbox_of(self._settings)
         async with anyio.create_task_group() as tasks:
             started(await tasks.start(serve_health, self._settings, self.health, inbox))
+            tasks.start_soon(clear_up, self._settings, self._redis, self._clock)
             for label in self.directors:
                 tasks.start_soon(self._work, label, inbox)
 

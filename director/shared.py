@@ -5,6 +5,7 @@ Knows no queue and no model.
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -19,6 +20,7 @@ from director.core.redis_client import blocking_client, client
 from director.core.settings import DirectorSettings
 from director.health import Health, serve_http
 from director.heartbeat import KICK_WAIT_S
+from director.leftovers import Leftovers
 from director.moderation import Moderator
 from director.runners.arrivals import Arrivals
 from director.runners.inbox import Inbox
@@ -28,7 +30,7 @@ from director.webhooks.sender import Sender
 if TYPE_CHECKING:
     from director.core.s3_files import S3Files
 
-__all__ = ("Shared", "connections", "inbox_of", "serve_health")
+__all__ = ("Shared", "clear_up", "connections", "inbox_of", "serve_health")
 
 WAITS: Final = 2  # of one director at once: at its bell, and for whoever cancels
 
@@ -69,6 +71,12 @@ async def connections(settings: DirectorSettings, *, directors: int = 1) -> Asyn
 def inbox_of(settings: DirectorSettings) -> Inbox:
     """Where model servers call back and put files. It has no address before it is served."""
     return Inbox("", arrivals=Arrivals(settings.upload_secret) if settings.upload_secret else None)
+
+
+async def clear_up(settings: DirectorSettings, redis: Redis, clock: Clock) -> None:
+    """Delete what model servers leave of their runs, for ever, where the settings say so."""
+    if settings.coglet_dir:
+        await Leftovers(Path(settings.coglet_dir), redis, clock).run()
 
 
 async def serve_health(

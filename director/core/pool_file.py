@@ -30,6 +30,7 @@ SHORT: Final = {field: short for short, field in LONG.items()}
 OWN: Final = ("model", "version", "kind", "latest", "also", "servers", "server_header", "runner", "runner_config")
 # Of the process: its connections, its port, and whom all its models ask and tell
 SHARED: Final = frozenset(field.name for field in msgspec.structs.fields(CommonSettings)) | {
+    "coglet_dir",
     "health_host",
     "health_port",
     "moderation_on_failure",

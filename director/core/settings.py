@@ -227,6 +227,13 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
             description="Files come from Cog servers with `--upload-url http://127.0.0.1:PORT/uploads/SECRET/`.",
         ),
     ] = ""
+    coglet_dir: Annotated[
+        str,
+        Meta(
+            pattern=r"^$|^/[^/]+/(.*[^/])?$",
+            description="Folder /tmp/coglet/predictions of its servers, as seen here, to clear up; empty: none.",
+        ),
+    ] = ""
     max_log_bytes: Annotated[int, Meta(ge=1024, description="Log text kept of a prediction: its end.")] = 2 << 20
     webhook_allow: Annotated[
         str, Meta(description="Receivers that are allowed though private: hosts, networks, the word loopback.")

@@ -23,6 +23,7 @@ from director.up.supervisor import Part
 __all__ = ("Served", "api", "keeper", "missing_for_examples", "served_examples")
 
 LOOPBACK: Final = "127.0.0.1"
+COGLET_DIR: Final = "/tmp/coglet/predictions"  # noqa: S108 - coglet's own, whatever TMPDIR says
 DRAIN_S: Final = 10  # Ctrl-C is answered by somebody who watches: do not let them wait for a long run
 HAND_BACK_S: Final = 13.0  # … but a director that is killed before it has handed back a run costs it an attempt
 NEEDED_BY_EXAMPLES: Final = {"cog": "cog", "PIL": "pillow"}
@@ -95,6 +96,7 @@ def _served(home: Home, example: Example, redis_url: str) -> Served:
             health_host=LOOPBACK,
             health_port=str(health_port),
             upload_secret=upload_secret,
+            coglet_dir=COGLET_DIR,
         ),
     )
 

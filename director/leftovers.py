@@ -1,0 +1,134 @@
+"""Delete what coglet leaves of runs that have ended: a folder for each, for ever, with any output above 8 MiB in it.
+
+Never deletes what may still be used: the folder is named after a prediction that Redis says has ended, or has not
+known for a day, and nothing was written to it for a while. The model server writes there and is untrusted, so no link
+is followed, and what is no such folder is left alone.
+"""
+
+import logging
+import os
+import shutil
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from typing import Final, NoReturn
+
+from anyio import to_thread
+from msgspec import Struct
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.clock import Clock
+from director.core.ids import PredictionId, is_prediction_id
+from director.core.redis_client import ask, text
+from director.core.states import TERMINAL
+from director.keeper.sweep import LIMIT, repeat
+
+__all__ = ("Leftovers",)
+
+log = logging.getLogger(__name__)
+
+SWEEP_S: Final = 60.0
+QUIET_S: Final = 300.0  # since the last write, of one that has ended: a server may heed a cancel late
+UNKNOWN_S: Final = 86_400.0  # … of one that Redis does not know: it may be of a caller who asks the server directly
+
+
+class _Leftover(Struct, frozen=True):
+    id: PredictionId
+    quiet_s: float
+
+
+class Leftovers:
+    """Those in one folder: `/tmp/coglet/predictions` of the servers, as it is seen here."""
+
+    def __init__(self, folder: Path, redis: Redis, clock: Clock) -> None:
+        self._folder = folder
+        self._redis = redis
+        self._clock = clock
+        self._told = False
+
+    async def run(self) -> NoReturn:
+        """Sweep, for ever."""
+        await repeat(self.run_once, role="leftovers", tick_s=SWEEP_S, clock=self._clock)
+
+    async def run_once(self) -> int:
+        """Delete what may be deleted, and say how many there were."""
+        deleted = 0
+        quiet = self._quiet()
+        try:
+            while found := await to_thread.run_sync(lambda: list(islice(quiet, LIMIT))):
+                deleted += await to_thread.run_sync(self._delete, await self._over(found))
+        except FileNotFoundError:  # no server has run anything yet
+            return deleted
+        except OSError:
+            self._warn()
+        finally:
+            quiet.close()
+        if deleted:
+            log.info("leftovers of model servers deleted", extra={"deleted": deleted})
+        return deleted
+
+    async def _over(self, found: Sequence[_Leftover]) -> list[PredictionId]:
+        async def read() -> list[bytes | None]:
+            pipe = self._redis.pipeline(transaction=False)
+            for each in found:
+                pipe.hget(keys.record(each.id), "status")
+            return list(await pipe.execute())
+
+        statuses = await ask(read)
+        return [
+            each.id
+            for each, status in zip(found, statuses, strict=True)
+            if (each.quiet_s > UNKNOWN_S if status is None else text(status) in TERMINAL)
+        ]
+
+    def _quiet(self) -> Generator[_Leftover, None, None]:
+        """What nobody has written to for long enough, as far as the disk tells."""
+        with _opened(self._folder) as folder, os.scandir(folder) as entries:
+            for entry in entries:
+                if is_prediction_id(entry.name) and entry.is_dir(follow_symlinks=False):
+                    quiet_s = self._clock.now_ms() / 1000 - _last_write_s(entry.name, folder)
+                    if quiet_s > QUIET_S:
+                        yield _Leftover(PredictionId(entry.name), quiet_s)
+
+    def _delete(self, leftovers: Sequence[PredictionId]) -> int:
+        deleted = 0
+        with _opened(self._folder) as folder:
+            for name in leftovers:
+                try:
+                    shutil.rmtree(name, dir_fd=folder)
+                    deleted += 1
+                except OSError:
+                    self._warn()
+        return deleted
+
+    def _warn(self) -> None:
+        """Once: the same is wrong with all of them."""
+        if not self._told:
+            log.warning("leftovers of model servers cannot be deleted", exc_info=True)
+        self._told = True
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    """The folder itself, and nothing that somebody put in its place or its parent's."""
+    links = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    opened = os.open(folder.parent.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for name in (folder.parent.name, folder.name):
+            below = os.open(name, links, dir_fd=opened)
+            os.close(opened)
+            opened = below
+        yield opened
+    finally:
+        os.close(opened)
+
+
+def _last_write_s(name: str, folder: int) -> float:
+    """When something was last written to it, or to a folder in it, as a unix time."""
+    last = 0.0
+    for path in (name, f"{name}/inputs", f"{name}/outputs"):
+        with suppress(OSError):
+            last = max(last, os.stat(path, dir_fd=folder, follow_symlinks=False).st_mtime)
+    return last

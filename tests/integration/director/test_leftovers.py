@@ -1,0 +1,144 @@
+"""What coglet leaves of a run is deleted once the run has certainly ended, and nothing else ever is."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.clock import SystemClock
+from director.core.ids import PredictionId
+from director.leftovers import QUIET_S, UNKNOWN_S, Leftovers
+from tests.support.clock import FakeClock
+from tests.support.eventually import eventually
+from tests.support.live_director import Caller, Gate, live_director
+from tests.support.servers import RedisServer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+
+COGLET: Final = Path("/tmp/coglet/predictions")
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    runs = tmp_path / "coglet" / "predictions"
+    runs.mkdir(parents=True)
+    return runs
+
+
+def leave(runs: Path, name: str, *, quiet_s: float = 0, size: int = 0) -> Path:
+    """As coglet does."""
+    home = runs / name
+    for part in ("inputs", "outputs"):
+        (home / part).mkdir(parents=True)
+    (home / "outputs" / "spill_1.json").write_bytes(b"x" * size)
+    at = SystemClock().now_ms() / 1000 - quiet_s
+    for path in (home / "inputs", home / "outputs", home):
+        os.utime(path, (at, at))
+    return home
+
+
+async def test_this_is_what_coglet_leaves_and_all_of_it_goes(
+    caller: Caller, server: RedisServer, redis: Redis, cog_url: str, runs: Path
+) -> None:
+    async with live_director(server.url, cog_url, max_output_bytes=64 << 20):
+        asked = await caller.submit(n=1, size=9 << 20)
+        assert (await caller.ended(asked))["status"] == "succeeded"
+    left = COGLET / asked
+    assert sorted(path.name for path in left.iterdir()) == ["inputs", "outputs"]
+    [spilled] = (left / "outputs").iterdir()
+    assert spilled.stat().st_size > 9 << 20
+    shutil.move(left, runs)  # the folder itself is of all servers of this machine
+    clock = FakeClock(now_ms=SystemClock().now_ms())
+    leftovers = Leftovers(runs, redis, clock)
+    assert await leftovers.run_once() == 0, "it may be too soon"
+    clock.pass_time(QUIET_S + 10)
+    assert await leftovers.run_once() == 1
+    assert list(runs.iterdir()) == []
+
+
+async def test_nothing_of_a_run_that_has_not_ended_goes(
+    caller: Caller, server: RedisServer, redis: Redis, cog_url: str, runs: Path, gate: Gate
+) -> None:
+    async with live_director(server.url, cog_url):
+        asked = await caller.submit(n=1, gate=str(gate))
+        await caller.shows(asked, status="processing")
+        home = leave(runs, asked, quiet_s=10 * UNKNOWN_S)
+        assert await Leftovers(runs, redis, SystemClock()).run_once() == 0
+        assert (home / "outputs" / "spill_1.json").exists()
+        gate.open()
+        await caller.ended(asked)
+    assert await Leftovers(runs, redis, SystemClock()).run_once() == 1
+
+
+async def test_one_that_redis_does_not_know_goes_after_a_day(caller: Caller, redis: Redis, runs: Path) -> None:
+    young, old = (leave(runs, caller.new_id(), quiet_s=quiet_s) for quiet_s in (UNKNOWN_S - 60, UNKNOWN_S + 60))
+    assert await Leftovers(runs, redis, SystemClock()).run_once() == 1
+    assert young.exists()
+    assert not old.exists()
+
+
+async def test_what_was_written_to_lately_stays_though_its_folder_is_old(
+    caller: Caller, redis: Redis, runs: Path
+) -> None:
+    home = leave(runs, caller.new_id(), quiet_s=2 * UNKNOWN_S)
+    (home / "outputs" / "spill_2.json").touch()
+    assert await Leftovers(runs, redis, SystemClock()).run_once() == 0
+
+
+async def test_strangers_and_links_are_left_alone(caller: Caller, redis: Redis, runs: Path, tmp_path: Path) -> None:
+    leave(runs, "somebody-elses", quiet_s=2 * UNKNOWN_S)
+    precious = leave(tmp_path / "elsewhere", caller.new_id(), quiet_s=2 * UNKNOWN_S)
+    (runs / precious.name).symlink_to(precious)
+    home = leave(runs, caller.new_id(), quiet_s=2 * UNKNOWN_S)
+    (home / "inputs" / "link").symlink_to(precious)
+    os.utime(home / "inputs", (0, 0))
+    assert await Leftovers(runs, redis, SystemClock()).run_once() == 1
+    assert (precious / "outputs" / "spill_1.json").exists()
+    assert (runs / "somebody-elses").exists()
+    assert not home.exists()
+
+
+@pytest.mark.parametrize("link", ["coglet", "coglet/predictions"])
+async def test_a_folder_that_was_put_in_its_place_is_not_entered(
+    caller: Caller, redis: Redis, tmp_path: Path, link: str, caplog: Any
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    precious = leave(elsewhere / ("predictions" if link == "coglet" else ""), caller.new_id(), quiet_s=2 * UNKNOWN_S)
+    (tmp_path / link).parent.mkdir(exist_ok=True)
+    (tmp_path / link).symlink_to(elsewhere)
+    leftovers = Leftovers(tmp_path / "coglet" / "predictions", redis, SystemClock())
+    for _ in range(2):
+        assert await leftovers.run_once() == 0
+    assert precious.exists()
+    assert caplog.messages.count("leftovers of model servers cannot be deleted") == 1
+
+
+async def test_many_are_gone_through_and_none_that_stays_keeps_another(
+    caller: Caller, redis: Redis, runs: Path
+) -> None:
+    ids = [caller.new_id() for _ in range(250)]
+    for number, name in enumerate(ids):
+        leave(runs, name, quiet_s=2 * UNKNOWN_S)
+        if number % 2:
+            await redis.hset(keys.record(PredictionId(name)), "status", "processing")
+    assert await Leftovers(runs, redis, SystemClock()).run_once() == 125
+    assert sorted(path.name for path in runs.iterdir()) == sorted(ids[1::2])
+    for name in ids[1::2]:
+        await redis.delete(keys.record(name))
+
+
+async def test_where_no_server_ran_anything_there_is_nothing_to_say(redis: Redis, tmp_path: Path, caplog: Any) -> None:
+    assert await Leftovers(tmp_path / "none" / "yet", redis, SystemClock()).run_once() == 0
+    assert caplog.messages == []
+
+
+async def test_a_director_that_is_told_the_folder_clears_it_up(
+    caller: Caller, server: RedisServer, cog_url: str, runs: Path
+) -> None:
+    home = leave(runs, caller.new_id(), quiet_s=2 * UNKNOWN_S)
+    async with live_director(server.url, cog_url, coglet_dir=str(runs)):
+        await eventually(lambda: not home.exists(), "it is deleted")
