@@ -10,7 +10,7 @@ from api.parts import parts_of
 from api.refusals import not_found
 from director.core.accounts import AccountType
 
-__all__ = ("AccountView", "get_account", "get_webhook_secret")
+__all__ = ("AccountView", "OwnAccountView", "get_account", "get_webhook_secret")
 
 
 class AccountView(Struct, frozen=True):
@@ -23,6 +23,12 @@ class AccountView(Struct, frozen=True):
     avatar_url: str | None = None
 
 
+class OwnAccountView(AccountView, frozen=True):
+    """The account of whoever asks. `scopes`: what its token may do."""
+
+    scopes: tuple[str, ...] = ()
+
+
 class WebhookSecret(Struct, frozen=True):
     """`whsec_` and standard base64."""
 
@@ -32,7 +38,9 @@ class WebhookSecret(Struct, frozen=True):
 async def get_account(request: Request) -> Response:
     """GET /account."""
     account = await authenticate(request, "read")
-    return json_response(AccountView(username=account.name, name=account.name, type=account.type))
+    return json_response(
+        OwnAccountView(username=account.name, name=account.name, type=account.type, scopes=account.scopes)
+    )
 
 
 async def get_webhook_secret(request: Request) -> Response:

@@ -14,9 +14,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from api.answers import carried
+from api.dashboard.page import elsewhere
 from api.handlers import EXCEPTION_HANDLERS
 from api.parts import Clients, State, running
-from api.routes import PROBES, ROUTES, Handler
+from api.routes import PAGES, PROBES, ROUTES, Handler
 from api.urls import proxy_networks
 from director.core.clock import Clock, SystemClock
 from director.core.errors import UnsafeBackend
@@ -45,8 +46,10 @@ def create_app(
 
     routes = [_route(base + path, handlers) for base in BASES for path, handlers in _by_path().items()]
     routes += [Route(path, handler, methods=["GET"]) for path, handler in PROBES]
+    routes += [Route(path, handler, methods=["GET"]) for path, handler in PAGES]
     app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS, lifespan=lifespan)
     app.router.redirect_slashes = False
+    app.router.default = elsewhere
     return app
 
 

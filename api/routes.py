@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from api import accounts, health
 from api.catalogue import collections, deployments, models, search, versions
+from api.dashboard import page
 from api.files import files, outputs
 from api.openapi import served
 from api.operators import accounts as admin_accounts
@@ -20,7 +21,7 @@ from api.operators import models as admin_models
 from api.runs import batches, events, listing, predictions, procedures, trainings, webhooks
 from api.streams import streams
 
-__all__ = ("PROBES", "ROUTES", "Handler")
+__all__ = ("PAGES", "PROBES", "ROUTES", "Handler")
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -98,3 +99,9 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("DELETE", "/admin/models/{owner}/{name}/config", admin_models.remove_config),
 )
 PROBES: Final[tuple[tuple[str, Handler], ...]] = (("/livez", health.livez), ("/readyz", health.readyz))
+# For browsers, without the bases
+PAGES: Final[tuple[tuple[str, Handler], ...]] = (
+    ("/", page.page),
+    ("/p/{id}", page.page),
+    ("/dashboard/{path:path}", page.asset),
+)

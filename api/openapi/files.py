@@ -4,7 +4,7 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
-from api.accounts import AccountView, WebhookSecret
+from api.accounts import OwnAccountView, WebhookSecret
 from api.files.files import File
 from api.openapi.bodies import FileUpload
 from api.openapi.operation import (
@@ -114,7 +114,7 @@ ACCOUNTS_OWN: Final[Operations] = {
         name="account.get",
         what="Tell who the caller is",
         scopes=("read",),
-        answers={200: Answer("The account.", AccountView)},
+        answers={200: Answer("The account.", OwnAccountView)},
         refusals=TOKEN,
     ),
     ("GET", "/webhooks/default/secret"): Operation(

@@ -17,7 +17,8 @@ INPUT = {"text": "hello", "n": 3}
 
 def banner(*, program: str, url: str, token: str, redis_url: str, home: str, promise: str, has_examples: bool) -> str:
     """The text. `program`: how this command is called; `promise`: what durability means for what is accepted."""
-    parts = [f"\nDirector is up at {url}\n  token  {token}\n  data   {home} ({promise})"]
+    facts = {"token": token, "page": f"{url}/ (log in with the token)", "data": f"{home} ({promise})"}
+    parts = ["\n".join((f"\nDirector is up at {url}", *(f"  {name:<6} {value}" for name, value in facts.items())))]
     if has_examples:
         parts += [_curl(url, token), _python(url, token), f"Or: {_predict(program, home)}"]
     else:

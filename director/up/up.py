@@ -26,6 +26,7 @@ from director.core.errors import BackendUnavailable, DirectorError
 from director.core.limits import raise_descriptor_limit
 from director.core.redis_client import client, describe
 from director.core.settings import CommonSettings, load
+from director.core.tokens import SCOPES
 from director.up import DEFAULT_HOME, parts
 from director.up.banner import banner
 from director.up.down import end_leftovers
@@ -138,7 +139,7 @@ class Up:
             tasks.start_soon(follow, self._home, self._say)
         redis_url, server = await self._start_server()
         async with _connected(redis_url) as redis:
-            token = await Accounts(redis).create_token(ACCOUNT, token=self._state.token or None)
+            token = await Accounts(redis).create_token(ACCOUNT, scopes=SCOPES, token=self._state.token or None)
             served = self._examples(redis_url)
             servers = {one.example.name: one.url for one in served}
             self._state = msgspec.structs.replace(self._state, token=token, redis_url=redis_url, servers=servers)

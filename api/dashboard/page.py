@@ -1,0 +1,109 @@
+"""Serve the page for operators: its files as they are, with the headers that keep everything else out.
+
+Asks nothing of Redis and knows no account: the page logs in like any other client, with a token that it keeps.
+"""
+
+import hashlib
+import re
+from importlib.resources import files
+from pathlib import PurePosixPath
+from typing import Final
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from api.refusals import not_found
+
+__all__ = ("asset", "elsewhere", "page")
+
+TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+# Everything comes from here, and no text becomes HTML or code: what a model put out is shown by this page.
+# Pictures of outputs may be data of the answer itself.
+POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+HEADERS: Final = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",  # asked for each time, and answered with 304: an upgrade shows at once
+}
+
+
+MODEL_PATH: Final = re.compile("/[a-z0-9][a-z0-9._-]*/[a-z0-9][a-z0-9._-]*")
+
+
+class Asset(Struct, frozen=True):
+    """One file of the page."""
+
+    body: bytes
+    media_type: str
+    etag: str
+
+
+def _assets() -> dict[str, Asset]:
+    """All of them by their path, read once: they are small, and part of the program."""
+    found: dict[str, Asset] = {}
+    folder = files("api.dashboard") / "static"
+    waiting = [(PurePosixPath(), folder)]
+    while waiting:
+        path, place = waiting.pop()
+        for entry in place.iterdir():
+            if entry.is_dir():
+                waiting.append((path / entry.name, entry))
+            elif (kind := TYPES.get(PurePosixPath(entry.name).suffix)) is not None:
+                body = entry.read_bytes()
+                found[str(path / entry.name)] = Asset(body, kind, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+    return found
+
+
+ASSETS: Final = _assets()
+
+
+async def page(request: Request) -> Response:
+    """GET /, and /p/{id}, the address of a prediction for people."""
+    return _served(request, ASSETS["index.html"])
+
+
+async def elsewhere(scope: Scope, receive: Receive, send: Send) -> None:
+    """What no route fits: /{owner}/{name}, the address of a model for people, or nothing that there is."""
+    request = Request(scope, receive)
+    wants_page = request.method in ("GET", "HEAD") and "text/html" in request.headers.get("accept", "")
+    if not wants_page or not MODEL_PATH.fullmatch(request.url.path):
+        raise not_found()
+    await (await page(request))(scope, receive, send)
+
+
+async def asset(request: Request) -> Response:
+    """GET /dashboard/{path}: one of its files."""
+    found = ASSETS.get(request.path_params["path"])
+    if found is None:
+        raise not_found()
+    return _served(request, found)
+
+
+def _served(request: Request, found: Asset) -> Response:
+    headers = {**HEADERS, "ETag": found.etag}
+    if found.etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(found.body, headers=headers, media_type=found.media_type)

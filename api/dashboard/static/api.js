@@ -1,0 +1,116 @@
+// Ask the service. The token stays in this tab: it is in no cookie and no address, and gone when the tab is closed.
+
+const KEPT = "director.token";
+
+export const token = {
+  get: () => sessionStorage.getItem(KEPT) ?? "",
+  set: (value) => sessionStorage.setItem(KEPT, value),
+  drop: () => sessionStorage.removeItem(KEPT),
+};
+
+/** What the service refused: its status, and its own words. */
+export class Refused extends Error {
+  constructor(status, problem, retryAfter) {
+    super(problem.detail ?? `The service answered ${status}.`);
+    this.status = status;
+    this.code = problem.code ?? "";
+    this.fields = problem.invalid_fields ?? [];
+    this.retryAfter = Number(retryAfter) || null;
+  }
+}
+
+/** Ask for JSON. Raises Refused for what the service refuses, and a plain Error while it cannot be reached. */
+export async function ask(path, { method = "GET", body, signal, headers = {} } = {}) {
+  const response = await call(path, { method, body, signal, headers: { Accept: "application/json", ...headers } });
+  if (response.status === 204) return null;
+  return response.json();
+}
+
+/** The pages of a list, one by one: `{results, next}`; `next` is what to give for the following one. */
+export async function page(path, next = null) {
+  const found = await ask(next ?? path);
+  return { results: found.results, next: found.next ? ours(found.next) : null };
+}
+
+/** The same address at the service that this page came from, whatever its public name is. */
+export function ours(url) {
+  const { pathname, search } = new URL(url, location.origin);
+  const at = pathname.lastIndexOf("/v1/");
+  return (at < 0 ? pathname : pathname.slice(at)) + search;
+}
+
+/**
+ * Read server-sent events until the end, or until `signal` is aborted: `{event, data, id}`, and comments as `{comment}`.
+ * Comes back with Last-Event-ID after a break; `onState` hears "live" and "broken". Raises Refused.
+ */
+export async function* follow(path, { signal, onState = () => {}, last = "" } = {}) {
+  for (let tries = 0; !signal.aborted; tries += 1) {
+    try {
+      const headers = { Accept: "text/event-stream", ...(last ? { "Last-Event-ID": last } : {}) };
+      const response = await call(path, { method: "GET", signal, headers });
+      if (response.status === 204) return;
+      onState("live");
+      for await (const told of frames(response.body)) {
+        tries = 0;
+        if (told.id) last = told.id;
+        yield told;
+        if (told.event === "done") return;
+      }
+    } catch (error) {
+      if (signal.aborted) return;
+      if (error instanceof Refused && error.status < 500 && error.status !== 429) throw error;
+    }
+    onState("broken");
+    await pause(Math.min(10_000, 500 * 2 ** Math.min(tries, 5)), signal);
+  }
+}
+
+async function* frames(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const blocks = (rest + value).split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) yield frame(block);
+  }
+}
+
+function frame(block) {
+  const told = { event: "message", data: [], id: "", comment: "" };
+  for (const line of block.split("\n")) {
+    const at = line.indexOf(":");
+    const [name, text] = at < 0 ? [line, ""] : [line.slice(0, at), line.slice(at + 1).replace(/^ /, "")];
+    if (name === "") told.comment = text;
+    else if (name === "data") told.data.push(text);
+    else if (name === "event" || name === "id") told[name] = text;
+  }
+  return { ...told, data: told.data.join("\n") };
+}
+
+async function call(path, { method, body, signal, headers }) {
+  const form = body instanceof FormData;
+  const response = await fetch(path, {
+    method,
+    signal,
+    cache: "no-store",
+    credentials: "omit",
+    headers: {
+      ...headers,
+      ...(token.get() ? { Authorization: `Bearer ${token.get()}` } : {}),
+      ...(body === undefined || form ? {} : { "Content-Type": "application/json" }),
+    },
+    body: body === undefined || form ? body : JSON.stringify(body),
+  });
+  if (!response.ok) throw new Refused(response.status, await problem(response), response.headers.get("Retry-After"));
+  return response;
+}
+
+const problem = (response) => response.json().catch(() => ({}));
+
+/** Wait, or until it is called off. */
+export const pause = (ms, signal) => new Promise((done) => {
+  const timer = setTimeout(done, ms);
+  signal?.addEventListener("abort", () => { clearTimeout(timer); done(); }, { once: true });
+});

@@ -1,0 +1,58 @@
+// Make elements. Text is only ever set as text: nothing that a model or a caller wrote is read as HTML.
+
+/** An element. `given`: attributes; `on` has listeners, `class` a list of names, and what is null or false is left out. */
+export function h(tag, given = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(given)) {
+    if (name === "on") for (const [event, act] of Object.entries(value)) element.addEventListener(event, act);
+    else if (name === "value") element.value = value;
+    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : value);
+  }
+  fill(element, ...children);
+  return element;
+}
+
+/** Replace what is inside. Strings become text. */
+export function fill(element, ...children) {
+  element.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+/** Set a text where it changed: a page that is read aloud, or selected from, is not disturbed by what stays. */
+export function say(element, text) {
+  const wanted = String(text);
+  if (element.textContent !== wanted) element.textContent = wanted;
+}
+
+/**
+ * Keep the children of `parent` in line with `items`: made once for each key, updated after, in this order.
+ * `make(item)` returns {node, update(item)}.
+ */
+export function keyed(parent, key, make) {
+  const known = new Map();
+  return (items) => {
+    const wanted = new Set(items.map(key));
+    for (const [name, part] of known) if (!wanted.has(name)) { part.node.remove(); known.delete(name); }
+    let before = parent.firstChild;
+    for (const item of items) {
+      const name = key(item);
+      let part = known.get(name);
+      if (!part) known.set(name, (part = make(item)));
+      part.update(item);
+      if (part.node === before) before = before.nextSibling;
+      else parent.insertBefore(part.node, before);
+    }
+  };
+}
+
+/** Tell it to who listens to the page instead of looking at it. */
+export function announce(text) {
+  say(document.getElementById("said"), text);
+}
+
+/** A table with a name, in a region of its own that can be scrolled by keyboard where the window is narrow. */
+export function table(name, heads, body) {
+  const row = h("tr", {}, heads.map((head) => (head instanceof Node ? head : h("th", { scope: "col" }, head))));
+  return h("div", { class: "wide", role: "region", tabindex: "0", "aria-label": name },
+    h("table", {}, h("caption", { class: "unseen" }, name), h("thead", {}, row), body));
+}

@@ -1,0 +1,60 @@
+// Follow one prediction to its end: its output piece by piece where it has a stream, and its record either way.
+
+import { ask, follow, ours, pause } from "./api.js";
+import { fill, h, say } from "./dom.js";
+import { output, piece } from "./output.js";
+import { isTerminal } from "./views/parts.js";
+
+const LOOK_MS = 1000;
+
+/**
+ * Where the output and the logs of a prediction appear as they come. `onChange(prediction)` is called with the record as
+ * it is now, each second until the end. `node` is to be put into the page.
+ */
+export function followed(first, { signal, onChange }) {
+  const pieces = h("div", { class: "live", "aria-label": "Output", role: "region", tabindex: "0" });
+  const logs = h("pre", { class: "logs", tabindex: "0", "aria-label": "Logs" });
+  const error = h("p", { class: "trouble", role: "alert" });
+  const node = h("div", {}, error, h("h2", {}, "Output"), pieces, h("details", { open: true }, h("summary", {}, "Logs"), logs));
+
+  let isOver = false; // what the stream still tells then is in the record already
+
+  function settle(prediction) {
+    isOver = isTerminal(prediction.status);
+    say(logs, prediction.logs ?? "");
+    say(error, prediction.error ?? "");
+    if (isOver) fill(pieces, prediction.data_removed ? h("p", { class: "hint" }, "Its data was removed.") : output(prediction.output));
+    else if (!prediction.urls.stream && prediction.output !== null) fill(pieces, output(prediction.output));
+    onChange(prediction);
+  }
+
+  async function look() {
+    let seen = first;
+    settle(seen);
+    while (!signal.aborted && !isTerminal(seen.status)) {
+      await pause(LOOK_MS, signal);
+      try { seen = await ask(`/v1/predictions/${first.id}`, { signal }); } catch { continue; }
+      if (!signal.aborted) settle(seen);
+    }
+  }
+
+  async function read() {
+    if (!first.urls.stream || isTerminal(first.status)) return;
+    for await (const told of follow(ours(first.urls.stream), { signal })) {
+      if (told.comment === "retried" || told.comment === "restarted") fill(pieces);
+      if (told.event === "output" && !isOver) add(told.data);
+    }
+  }
+
+  function add(data) {
+    const last = pieces.lastChild;
+    const isText = !/^(data:|https?:)/.test(data);
+    if (isText && last?.tagName === "PRE") last.append(data);
+    else pieces.append(isText ? h("pre", { class: "out" }, data) : piece(data));
+    pieces.scrollTop = pieces.scrollHeight;
+  }
+
+  look();
+  read().catch(() => {});
+  return node;
+}

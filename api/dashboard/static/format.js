@@ -1,0 +1,32 @@
+// Numbers and times as people read them.
+
+const UNITS = [[86400, "d"], [3600, "h"], [60, "min"]];
+const COUNT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const CLOCK = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+
+/** Seconds, in the unit that suits: 0.25 s, 12 s, 3.5 min, 2 d. */
+export function seconds(value) {
+  if (value === null || value === undefined) return "–";
+  for (const [size, unit] of UNITS) if (value >= size * 1.5) return `${trimmed(value / size)} ${unit}`;
+  return value < 0.0995 ? `${Math.round(value * 1000)} ms` : `${trimmed(value)} s`;
+}
+
+const trimmed = (value) => (value < 10 ? value.toFixed(1).replace(/\.0$/, "") : Math.round(value).toString());
+
+/** A count: 950, 1.2K, 3M. */
+export const count = (value) => (value < 1000 ? String(value) : COUNT.format(value));
+
+/** A moment: date and time of the reader's place. */
+export const moment = (iso) => (iso ? CLOCK.format(new Date(iso)) : "–");
+
+/** How long ago a moment was. */
+export const ago = (iso, now = Date.now()) => (iso ? `${seconds(Math.max(0, (now - Date.parse(iso)) / 1000))} ago` : "–");
+
+/** Seconds between two moments; null where one is not known. */
+export const between = (from, to) => (from && to ? Math.max(0, (Date.parse(to) - Date.parse(from)) / 1000) : null);
+
+/** A part of a whole, in per cent. */
+export const share = (part, whole) => (whole ? `${Math.round((100 * part) / whole)} %` : "–");
+
+/** JSON, laid out. */
+export const json = (value) => JSON.stringify(value, null, 2);

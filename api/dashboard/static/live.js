@@ -1,0 +1,59 @@
+// What goes on in the whole service, as the operators' feed tells it: one connection, however many parts of the page look.
+
+import { follow } from "./api.js";
+
+const KEPT = 120; // snapshots whose numbers are kept for the small curves until the service's own history is there
+
+/** The feed of a session. `hear(act)` calls `act(snapshot)` for each one, the last known at once; returns how to stop. */
+export class Live {
+  constructor(onState) {
+    this.last = null;
+    this.failed = null;
+    this._ears = new Set();
+    this._onState = onState;
+    this._ending = new AbortController();
+    this._curves = new Map();
+  }
+
+  async run() {
+    try {
+      for await (const told of follow("/v1/admin/live", { signal: this._ending.signal, onState: this._onState })) {
+        if (told.event === "snapshot") this._take(JSON.parse(told.data));
+      }
+    } catch (error) {
+      this.failed = error;
+      this._onState("refused");
+    }
+  }
+
+  stop() {
+    this._ending.abort();
+    this._ears.clear();
+  }
+
+  hear(act) {
+    this._ears.add(act);
+    if (this.last) act(this.last);
+    return () => this._ears.delete(act);
+  }
+
+  /** The last numbers of this queue that were seen, oldest first. */
+  curve(name) {
+    return this._curves.get(name) ?? [];
+  }
+
+  _take(snapshot) {
+    const seen = new Map();
+    for (const queue of snapshot.queues) {
+      seen.set(queue.name, [...this.curve(queue.name), sample(queue, snapshot.at)].slice(-KEPT));
+    }
+    this._curves = seen;
+    this.last = snapshot;
+    for (const ear of this._ears) ear(snapshot);
+  }
+}
+
+const sample = (queue, at) => ({ at, waiting: waiting(queue), started: queue.started ?? 0, oldest: queue.oldest_s });
+
+/** All that waits in a queue, whatever its lane. */
+export const waiting = (queue) => queue.waiting.high + queue.waiting.normal + queue.waiting.low;

@@ -1,0 +1,141 @@
+// The frame of the page: who is logged in, which view is shown, the theme, and the feed of what goes on.
+
+import { ask, token } from "./api.js";
+import { announce, fill, h, say } from "./dom.js";
+import { Live } from "./live.js";
+import { audit } from "./views/audit.js";
+import { dead } from "./views/dead.js";
+import { directors } from "./views/directors.js";
+import { login } from "./views/login.js";
+import { models, run } from "./views/run.js";
+import { overview } from "./views/overview.js";
+import { prediction } from "./views/prediction.js";
+import { predictions } from "./views/predictions.js";
+import { queue } from "./views/queue.js";
+import { tenants } from "./views/tenants.js";
+
+// address -> view, and whether it takes the scope admin. The first that fits is shown; groups become its parameters
+const VIEWS = [
+  [/^\/$/, overview, true],
+  [/^\/queues\/(.+)$/, queue, true],
+  [/^\/directors$/, directors, true],
+  [/^\/tenants(?:\/(.+))?$/, tenants, true],
+  [/^\/dead$/, dead, true],
+  [/^\/audit$/, audit, true],
+  [/^\/predictions$/, predictions, false],
+  [/^\/predictions\/([a-z0-9]+)$/, prediction, false],
+  [/^\/run$/, models, false],
+  [/^\/run\/([^/]+)\/([^/]+)$/, run, false],
+];
+const SECTIONS = [
+  ["/", "Queues", true],
+  ["/directors", "Directors", true],
+  ["/predictions", "Predictions", false],
+  ["/run", "Try a model", false],
+  ["/tenants", "Tenants", true],
+  ["/dead", "Dead letters", true],
+  ["/audit", "Changes", true],
+];
+const FEED = { live: "live", broken: "reconnecting…", refused: "no feed" };
+const THEMES = ["auto", "light", "dark"];
+
+const main = document.getElementById("main");
+const session = { who: null, isAdmin: false, live: null };
+let shown = null;
+
+/** Show the view of the address. What the last one had going on is ended first. */
+function show() {
+  shown?.abort();
+  shown = new AbortController();
+  if (!session.who) return put(login({ enter }), "Log in");
+  const path = address();
+  const [pattern, view, wantsAdmin] = VIEWS.find(([one]) => one.test(path)) ?? [/()/, overview, true];
+  if (wantsAdmin && !session.isAdmin) return location.replace("#/predictions");
+  const params = pattern.exec(path).slice(1).map((part) => part && decodeURIComponent(part));
+  const made = view({ params, session, signal: shown.signal, refresh: show, query: query() });
+  put(made.node, made.title);
+  for (const link of document.querySelectorAll("#nav a")) {
+    const isHere = link.dataset.path === "/" ? path === "/" || path.startsWith("/queues") : path.startsWith(link.dataset.path);
+    if (isHere) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+}
+
+function put(node, title) {
+  document.title = `${title} · Director`;
+  fill(main, node);
+  window.scrollTo(0, 0);
+  main.focus({ preventScroll: true });
+  announce(title);
+}
+
+const address = () => location.hash.slice(1).split("?")[0] || "/";
+const query = () => new URLSearchParams(location.hash.split("?")[1] ?? "");
+
+/** Log in with what is kept. Raises Refused for a token that is no good. */
+async function enter() {
+  session.who = await ask("/v1/account");
+  session.isAdmin = session.who.scopes.includes("admin");
+  if (session.isAdmin) {
+    session.live = new Live((state) => {
+      const feed = document.getElementById("feed");
+      feed.dataset.state = state;
+      say(feed, FEED[state]);
+    });
+    session.live.run();
+  }
+  frame();
+  show();
+}
+
+function leave() {
+  token.drop();
+  session.live?.stop();
+  Object.assign(session, { who: null, isAdmin: false, live: null });
+  frame();
+  show();
+}
+
+function frame() {
+  const sections = session.who ? SECTIONS.filter(([, , wantsAdmin]) => session.isAdmin || !wantsAdmin) : [];
+  fill(document.getElementById("nav"), sections.map(([path, name]) => h("a", { href: `#${path}`, "data-path": path }, name)));
+  document.getElementById("leave").hidden = !session.who;
+  document.getElementById("find").hidden = !session.who;
+  if (!session.live) say(document.getElementById("feed"), "");
+}
+
+function themed(name) {
+  document.documentElement.dataset.theme = name;
+  localStorage.setItem("director.theme", name);
+  const button = document.getElementById("theme");
+  say(button, { auto: "Theme: auto", light: "Theme: light", dark: "Theme: dark" }[name]);
+}
+
+function begin() {
+  themed(THEMES.includes(localStorage.getItem("director.theme")) ? localStorage.getItem("director.theme") : "auto");
+  document.getElementById("theme").addEventListener("click", () => {
+    themed(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length]);
+  });
+  document.getElementById("leave").addEventListener("click", leave);
+  document.getElementById("find").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const id = document.getElementById("find-id").value.trim().toLowerCase();
+    if (/^[a-z0-9]+$/.test(id)) location.hash = `#/predictions/${id}`;
+  });
+  document.addEventListener("keydown", (event) => {
+    const isTyping = event.target.closest("input, textarea, select");
+    if (event.key === "/" && !isTyping && session.who) {
+      event.preventDefault();
+      document.getElementById("find-id").focus();
+    }
+  });
+  // addresses that the service hands out lead here: /p/<id> of a prediction, /<owner>/<name> of a model
+  const [, first, second] = location.pathname.split("/");
+  if (first === "p") history.replaceState(null, "", `/#/predictions/${second}`);
+  else if (first && second) history.replaceState(null, "", `/#/run/${first}/${second}`);
+  window.addEventListener("hashchange", show);
+  if (token.get()) enter().catch(() => { session.who = null; frame(); show(); });
+  else { frame(); show(); }
+}
+
+begin();

@@ -1,0 +1,42 @@
+// The directors that are alive, and how their servers do.
+
+import { fill, h, keyed, say, table } from "../dom.js";
+import { ago } from "../format.js";
+import { queueLink } from "./parts.js";
+
+export function directors({ session, signal }) {
+  const body = h("tbody", {});
+  const none = h("p", { class: "hint", role: "status" });
+  const show = keyed(body, (one) => one.name, line);
+  const stop = session.live.hear((snapshot) => {
+    show(snapshot.directors);
+    const alive = snapshot.directors.filter((one) => one.alive).length;
+    say(none, alive ? `${alive} alive` : "No director is alive: nothing is run.");
+  });
+  signal.addEventListener("abort", stop, { once: true });
+  return {
+    title: "Directors",
+    node: h("section", {}, h("h1", {}, "Directors"), none,
+      table("Directors", ["Director", "State", "Holds", "Slots", "Queues", "Servers", "Last sign", "Since", "Version"], body)),
+  };
+}
+
+function line(first) {
+  const state = h("span", {});
+  const [holds, slots, queues, servers, sign, since, version] = Array.from({ length: 7 }, () => h("td", {}));
+  const node = h("tr", {}, h("th", { scope: "row", class: "mono" }, first.name), h("td", {}, state), holds, slots, queues, servers, sign, since, version);
+  return {
+    node,
+    update(one) {
+      say(state, one.alive ? one.state : "silent");
+      state.className = `chip ${one.alive ? (one.state === "ready" ? "good" : "warn") : "bad"}`;
+      say(holds, one.held ?? "–");
+      say(slots, one.slots);
+      fill(queues, one.queues.map((beat) => h("div", {}, queueLink(beat.queue))));
+      fill(servers, (one.servers ?? []).map((server) => h("div", { title: server.detail || null }, `${server.url}: ${server.state}${server.detail ? ` (${server.detail})` : ""}`)));
+      say(sign, ago(one.seen_at));
+      say(since, one.since ? ago(one.since) : "–");
+      say(version, one.version ?? "–");
+    },
+  };
+}

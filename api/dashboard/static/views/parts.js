@@ -1,0 +1,87 @@
+// Pieces that several views show.
+
+import { announce, h } from "../dom.js";
+
+const TERMINAL = new Set(["succeeded", "failed", "canceled", "aborted"]);
+
+export const isTerminal = (status) => TERMINAL.has(status);
+
+/** The state of a prediction, in a word and a colour. */
+export const chip = (status) => h("span", { class: `chip ${status}` }, status);
+
+/** A link to a prediction. */
+export const predictionLink = (id) => h("a", { href: `#/predictions/${id}`, class: "mono" }, id);
+
+/** A link to a queue. */
+export const queueLink = (name) => h("a", { href: `#/queues/${name.split("/").map(encodeURIComponent).join("/")}` }, name);
+
+/** Where a queue stands in the admin API: its name, with the version as a part of its own. */
+export const queuePath = (name) => {
+  const at = name.lastIndexOf(":");
+  return `/v1/admin/queues/${name.slice(0, at)}/${encodeURIComponent(name.slice(at + 1))}`;
+};
+
+/** A button that does something on the service: it says how that went, and is off meanwhile. `act` returns what to say. */
+export function action(name, act, { kind = "", confirm = "" } = {}) {
+  const button = h("button", { type: "button", class: kind }, name);
+  button.addEventListener("click", async () => {
+    if (confirm && !window.confirm(confirm)) return;
+    button.disabled = true;
+    try {
+      const said = await act();
+      if (said) notice(said);
+    } catch (error) {
+      notice(error.message, "trouble");
+    } finally {
+      button.disabled = false;
+    }
+  });
+  return button;
+}
+
+let shown = null;
+
+/** A line at the foot of the page that goes away by itself. */
+export function notice(text, kind = "done") {
+  shown?.remove();
+  shown = h("div", { class: `notice ${kind}` }, text);
+  document.body.append(shown);
+  announce(text);
+  const mine = shown;
+  setTimeout(() => mine.remove(), 6000);
+}
+
+/** A list of names and values. Values that are not known are left out. */
+export const facts = (pairs) => h("dl", { class: "facts" }, pairs
+  .filter(([, value]) => value !== null && value !== undefined && value !== "")
+  .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+
+/** What went wrong with a view, in its place. */
+export const failure = (error) => h("p", { class: "trouble", role: "alert" }, error.message);
+
+/** A list that goes on as long as there is more: `more(next)` returns {results, next}. `row(item)` makes a line of it. */
+export function endless(body, more, row, { signal, empty }) {
+  const button = h("button", { type: "button", hidden: true }, "Show more");
+  const foot = h("p", { class: "foot" }, button);
+  let next = null;
+  let any = false;
+  async function load() {
+    button.disabled = true;
+    try {
+      const found = await more(next);
+      if (signal.aborted) return;
+      any ||= found.results.length > 0;
+      body.append(...found.results.map(row));
+      next = found.next;
+      button.hidden = !next;
+      if (!any && !next) foot.replaceChildren(h("span", { class: "hint" }, empty));
+    } catch (error) {
+      if (!signal.aborted) foot.replaceChildren(failure(error));
+    } finally {
+      button.disabled = false;
+    }
+  }
+  button.addEventListener("click", load);
+  load();
+  return foot;
+}
