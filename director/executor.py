@@ -190,7 +190,8 @@ class Executor:
                     crash.at("after_put")
                     log.info("prediction started", extra=_facts(held.claim))
                 elif isinstance(event, Ended):
-                    self._servers.ended(seat, event, unasked=held.tracker.stopped is None)
+                    unasked = held.tracker.stopped is None
+                    self._servers.ended(seat, event, unasked=unasked, account=record.account)
                 performer.feed(event)
                 await performer.room()
 

@@ -6,6 +6,7 @@ keeps failing gets none for a while (`trust.py`), and neither that nor one that 
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Final
@@ -15,6 +16,7 @@ from msgspec import Struct
 
 from director.core.scripts import Readiness
 from director.runners.batch import Batch, Place
+from director.runners.reasons import SERVER_AUTH
 from director.runners.runner import Ended, Health, HealthStatus, Outcome, Runner
 from director.trust import Trust
 
@@ -23,6 +25,7 @@ __all__ = ("Seat", "Server", "Servers", "Standing")
 log = logging.getLogger(__name__)
 
 SOON_AGAIN: Final = 100  # runs
+ALONE_S: Final = 3600.0
 
 
 class Standing(Struct, frozen=True):
@@ -38,7 +41,8 @@ class Server(Struct, eq=False):
     `doubt` is set when a run showed that it needs a new start: it gets no work until the watch has seen to that.
     `since` is the start of it that was seen last; `fewer`, the slots it has where these are less than we were told.
     `runs` counts what was ever started on it, `running` is what of that has not ended. `full_at`: what had been started
-    when it was found full though by our count it was not. `places`: in a batch; 0 without.
+    when it was found full though by our count it was not. `places`: in a batch; 0 without. `lock`: it rests since it
+    does not let the director in, as its last refusal said; '' where it does.
     """
 
     runner: Runner
@@ -49,6 +53,7 @@ class Server(Struct, eq=False):
     doubt: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     trust: Trust = msgspec.field(default_factory=Trust)
     is_resting: bool = False
+    lock: str = ""
     fewer: int | None = None
     runs: int = 0
     running: int = 0
@@ -71,10 +76,17 @@ class Server(Struct, eq=False):
         return self.health.can_run and not self.is_resting and not self.doubt.is_set()
 
     @property
+    def is_locked(self) -> bool:
+        """Does it not let the director in, as far as we know?"""
+        return self.health.is_locked or (self.is_resting and bool(self.lock))
+
+    @property
     def trouble(self) -> str:
         """Why it is given no work, in words for people; '' where it is."""
         if self.can_run:
             return ""
+        if self.is_locked:
+            return f"{SERVER_AUTH}: {self.lock or self.health.detail}"
         if self.is_resting:
             return f"resting: {self.trust.failures} runs in a row failed on it"
         return f"{self.health.status}: {self.health.detail}"
@@ -105,6 +117,8 @@ class Servers:
         self._now = now
         self._away_at = now()
         self._back_at: float | None = None
+        self._last_account = ""
+        self._alone_since = -math.inf
         self.on_news: Callable[[], None] = lambda: None
         self._changed = asyncio.Event()
 
@@ -126,12 +140,15 @@ class Servers:
 
     @property
     def standing(self) -> Standing:
-        """How they stand. A setup that failed is told only where no other server may still become ready."""
+        """How they stand. What somebody has to mend is told only where no other server may still become ready."""
         if self.any_ready():
             return Standing(sum(server.usable * (server.places or 1) for server in self.all if server.can_run), "ready")
         seen = {server.health.status for server in self.all}
-        has_failed = HealthStatus.SETUP_FAILED in seen and HealthStatus.STARTING not in seen
-        return Standing(0, "setup_failed" if has_failed else "starting")
+        if HealthStatus.STARTING in seen:
+            return Standing(0, "starting")
+        if any(server.is_locked for server in self.all):
+            return Standing(0, SERVER_AUTH)
+        return Standing(0, "setup_failed" if HealthStatus.SETUP_FAILED in seen else "starting")
 
     async def seats(self) -> list[Seat]:
         """Every free seat, at least one: waits for it."""
@@ -177,8 +194,8 @@ class Servers:
         seat.server.runs += 1
         seat.server.running += 1
 
-    def ended(self, seat: Seat, ended: Ended, *, unasked: bool) -> None:
-        """How a run ended, and whether nobody had asked it to: what that says of its server."""
+    def ended(self, seat: Seat, ended: Ended, *, unasked: bool, account: str = "") -> None:
+        """How a run of an account ended, and whether nobody had asked it to: what that says of its server."""
         if ended.server_is_dead and not (ended.has_no_slot and self._found_fewer(seat)):
             self.doubt(seat)
         server = seat.server
@@ -187,16 +204,43 @@ class Servers:
             seat.batch.ends.add(ended.outcome)
         # what fails while it rests began before: many runs that fail together are no reason to rest again and longer
         counts = counts and (ended.outcome is Outcome.SUCCEEDED or not server.is_resting)
-        rest = server.trust.note(ended.outcome, since=seat.since, is_dead=ended.server_is_dead) if counts else None
+        account = self._others_than(account)
+        if ended.outcome is Outcome.SUCCEEDED:
+            for other in self.all:
+                other.trust.went_well_elsewhere(account)
+        if ended.is_locked:
+            if not server.is_resting:
+                self._lock(server, ended.error or "")
+            return
+        dead = ended.server_is_dead
+        rest = server.trust.note(ended.outcome, since=seat.since, is_dead=dead, account=account) if counts else None
         if rest is None:
             return
         facts = {"server": server.runner.url, "failures": server.trust.failures, "rest_s": rest.seconds}
         log.warning("a model server that keeps failing gets nothing for a while", extra=facts)
-        server.is_resting = True
-        asyncio.get_running_loop().call_later(rest.seconds, self._rested, server)
+        server.lock = ""
+        self._rest(server, rest.seconds)
         if rest.restart:
             self.doubt(seat)
+
+    def _lock(self, server: Server, said: str) -> None:
+        rest = server.trust.rest()
+        facts = {"server": server.runner.url, "why": said, "code": SERVER_AUTH, "rest_s": rest.seconds}
+        log.error("a model server does not let the director in, and gets nothing for a while", extra=facts)
+        server.lock = said
+        self._rest(server, rest.seconds)
+
+    def _rest(self, server: Server, seconds: float) -> None:
+        server.is_resting = True
+        asyncio.get_running_loop().call_later(seconds, self._rested, server)
         self.on_news()
+
+    def _others_than(self, account: str) -> str:
+        """The account, unless no other one had a run here for long: then nobody else suffers by what fails for it."""
+        if account != self._last_account:
+            self._alone_since = self._now() if self._last_account else -math.inf
+            self._last_account = account
+        return "" if self._now() - self._alone_since >= ALONE_S else account
 
     def doubt(self, seat: Seat) -> None:
         """A run showed that its server needs a new start, unless it had one meanwhile."""

@@ -2,6 +2,8 @@
 
 Some servers answer health checks well and fail every run at once: one with a broken GPU would drain a queue. It rests
 after so many failures in a row, each time twice as long, and comes back with one run at a time until one succeeds.
+What fails one after the other for a single account may be what that account sends: it counts once, so that nobody can
+have a server rest for all the others.
 """
 
 from typing import Final
@@ -37,6 +39,7 @@ class Trust:
         self._most = most
         self._rests = 0
         self._died = ""
+        self._accused_by = ""
         self._is_restarted = False
 
     @property
@@ -44,21 +47,37 @@ class Trust:
         """It rested, and no run of it has succeeded since."""
         return self._rests > 0
 
-    def note(self, outcome: Outcome, *, since: str, is_dead: bool = False) -> Rest | None:
-        """A run ended so on the server that was started at `since`. What one death takes with it is one failure."""
+    def note(self, outcome: Outcome, *, since: str, is_dead: bool = False, account: str = "") -> Rest | None:
+        """A run ended so on the server that was started at `since`. What one death takes with it is one failure.
+
+        `account`: whose it was; '' where nobody else is there that could suffer by it.
+        """
         if outcome is Outcome.SUCCEEDED:
             self.failures = self._rests = 0
             self._is_restarted = False
+            self._accused_by = ""
             return None
+        if outcome is Outcome.FAILED and account:
+            if account == self._accused_by:
+                return None
+            self._accused_by = account
         if outcome not in AGAINST or not self._most or (is_dead and since and self._died == since):
             return None
         self._died = since if is_dead else ""
         self.failures += 1
         if self.failures < self._most and not self._rests:
             return None
-        self._rests += 1
-        seconds = min(LONGEST_S, FIRST_S * 2.0 ** min(self._rests - 1, MOST_DOUBLINGS))
         # what one start did not mend another one will not; it may be somebody's inputs that fail
         restart = outcome in MENDED_BY_A_START and not is_dead and not self._is_restarted
         self._is_restarted |= restart
-        return Rest(seconds=seconds, restart=restart)
+        return self.rest(restart=restart)
+
+    def rest(self, *, restart: bool = False) -> Rest:
+        """It rests now, each time longer than the last."""
+        self._rests += 1
+        return Rest(seconds=min(LONGEST_S, FIRST_S * 2.0 ** min(self._rests - 1, MOST_DOUBLINGS)), restart=restart)
+
+    def went_well_elsewhere(self, account: str) -> None:
+        """A run of that account succeeded on another server: what failed for it here may not be what it sends."""
+        if account == self._accused_by:
+            self._accused_by = ""

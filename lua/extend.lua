@@ -8,7 +8,7 @@
 --   ARGV[3]  lease_ms
 --   ARGV[4]  now_ms     '' for the server's clock
 --   ARGV[5]  slots      that this consumer has, busy or free
---   ARGV[6]  state      of its servers: 'ready', 'starting' or 'setup_failed'; or 'draining': it claims nothing more
+--   ARGV[6]  state      of its servers: 'ready', 'starting', 'setup_failed' or 'server_auth'; or 'draining': it claims nothing
 --   ARGV[7…] id, token  for each claim; none is a sign of life alone
 --   Returns  per claim  'held', 'lost', 'user' (its caller asked to cancel) or 'deadline' (its time is up)
 
@@ -39,12 +39,13 @@ redis.call('ZADD', KEYS[1], now, consumer)
 local changed = redis.call('HGET', queue_key(queue, 'slots'), consumer) ~= mine
 if changed then redis.call('HSET', queue_key(queue, 'slots'), consumer, mine) end
 if changed or now - (redis.call('HGET', meta, 'recounted') or 0) >= RECOUNT_MS then
-  local sums = { ready = 0, starting = 0, setup_failed = 0 }
+  local sums = { ready = 0, starting = 0, setup_failed = 0, server_auth = 0 }
   for _, alive in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], now - ALIVE_MS, '+inf')) do
     local count, kind = string.match(redis.call('HGET', queue_key(queue, 'slots'), alive) or '', '^(%d+) (%S+)$')
     if sums[kind] then sums[kind] = sums[kind] + math.max(1, tonumber(count)) end
   end
   if sums.ready > 0 and (redis.call('HGET', meta, 'slots') or '0') == '0' then redis.call('HSET', meta, 'moved_at', now) end
-  redis.call('HSET', meta, 'slots', sums.ready, 'starting', sums.starting, 'setup_failed', sums.setup_failed, 'recounted', now)
+  redis.call('HSET', meta, 'slots', sums.ready, 'starting', sums.starting, 'setup_failed', sums.setup_failed,
+    'server_auth', sums.server_auth, 'recounted', now)
 end
 return answers

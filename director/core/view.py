@@ -59,6 +59,7 @@ REASONS: Final = {
     "no_director": "No director serves this model now.",
     "servers_starting": "The model's servers are starting.",
     "setup_failed": "The model's servers failed to start: whoever runs the model must mend it.",
+    "server_auth": "The model's servers refuse the key of their director: whoever runs the model must mend it.",
     "paused": "An operator paused this queue.",
     "account_paused": "An operator paused this account in this queue.",
     "account_suspended": "This account is suspended.",

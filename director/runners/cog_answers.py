@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import Raw, Struct
 
-from director.runners.reasons import reason, seconds
+from director.runners.reasons import NO_ENTRY, locked, reason, seconds
 from director.runners.runner import Ended, Outcome
 from director.runners.untrusted import Unreadable, one_line, read_json
 
@@ -177,4 +177,5 @@ ANSWERS: Final[dict[int, Callable[[Answer], Ended | Again]]] = {
     422: _invalid,
     500: _crashed,
     503: _not_ready,
+    **dict.fromkeys(NO_ENTRY, lambda answer: locked(answer.status)),
 }

@@ -8,7 +8,9 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
+from director.runners.reasons import NO_ENTRY, WRONG_KEY
 from director.runners.runner import Health, HealthStatus, Setup
 from director.runners.untrusted import Unreadable, excerpt, one_line, read_json
 
@@ -101,7 +103,9 @@ class _OpenApi(Struct):
 def read_health(status: int, body: bytes) -> Sighting:
     """The answer to GET /health-check. An answer that makes no sense is UNHEALTHY: somebody is there, after all."""
     if status != 200:
-        return _unhealthy(f"The model server answered {status} to a health check: {excerpt(body)}")
+        why = WRONG_KEY if status in NO_ENTRY else excerpt(body)
+        health = _unhealthy(f"The model server answered {status} to a health check: {why}").health
+        return Sighting(health=replace(health, is_locked=status in NO_ENTRY))
     try:
         report = read_json(body, _Report)
     except Unreadable as exc:

@@ -24,6 +24,7 @@ from director.runners.http.answers import Answer, mapped_end, mapped_error, read
 from director.runners.http.open_runs import OpenRuns
 from director.runners.http.openapi import openapi
 from director.runners.http.server import HttpServer, post
+from director.runners.reasons import NO_ENTRY, locked
 from director.runners.runner import Accepted, Capabilities, Ended, Health, Outcome, RunEvent, RunRequest
 from director.runners.untrusted import Unreadable, one_line, read_json
 
@@ -162,6 +163,8 @@ class PollingRunner:
             return answer
         if answer.status in FORGOTTEN:
             return Ended(outcome=Outcome.LOST, error=f"{refused(answer).error}: the run is not known there any more")
+        if answer.status in NO_ENTRY:  # the run goes on, for whoever has the right key
+            return locked(answer.status)
         if not answer.is_ok:
             return refused(answer).error or ""
         if not answer.complete:

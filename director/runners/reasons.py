@@ -8,12 +8,17 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from director.runners.runner import Ended, Outcome
 from director.runners.untrusted import Unreadable, excerpt, one_line, read_json
 
-__all__ = ("reason", "seconds")
+__all__ = ("NO_ENTRY", "SERVER_AUTH", "WRONG_KEY", "locked", "reason", "seconds")
 
 RETRY_AFTER_MAX_S: Final = 3600.0
 COMPLAINTS_MAX: Final = 20
+# It does not let us in, which nothing that a caller sends can change. It may repeat the secret that it was sent
+NO_ENTRY: Final = frozenset({401, 403, 407})
+SERVER_AUTH: Final = "server_auth"  # also how servers stand that are all locked
+WRONG_KEY: Final = "whoever runs the model has to give its director the right key"
 
 
 class _Complaint(Struct):
@@ -29,6 +34,12 @@ class _Refusal(Struct):
     detail: str | list[_Complaint] | None = None
     error: str | _Error | None = None
     message: str | None = None
+
+
+def locked(status: int) -> Ended:
+    """The end of a run that was answered with one of NO_ENTRY."""
+    error = f"The model server answered {status}: {WRONG_KEY}"
+    return Ended(outcome=Outcome.REFUSED, error=error, is_locked=True, code=SERVER_AUTH)
 
 
 def reason(body: bytes) -> str:

@@ -56,13 +56,16 @@ class Setup(Struct, frozen=True, kw_only=True):
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """One look at a server. `detail` is for people: why it is not ready, in one line."""
+    """One look at a server. `detail` is for people: why it is not ready, in one line. `is_locked`: it does not let the
+    director in.
+    """
 
     status: HealthStatus
     detail: str = ""
     setup: Setup | None = None  # None on servers that tell nothing of it
     server: str = ""  # e.g. "coglet 0.23.1"; empty while unknown
     since: str = ""  # tells one start of the server from the next; empty while unknown
+    is_locked: bool = False
 
     @property
     def can_run(self) -> bool:
@@ -165,7 +168,8 @@ class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
     """The one last event. Fields the server did not tell are None: the tracker then keeps what progress showed.
 
     `retry_after_s`: the server's own wish on a refusal. `server_is_dead`: take no more work to it before a restart.
-    `has_no_slot`: it stayed full, though by our count a slot was free. `code`: instead of the outcome's.
+    `has_no_slot`: it stayed full, though by our count a slot was free. `is_locked`: it does not let the director in, so
+    nothing is to be sent there. `code`: instead of the outcome's.
     """
 
     outcome: Outcome
@@ -176,6 +180,7 @@ class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
     retry_after_s: float | None = None
     server_is_dead: bool = False
     has_no_slot: bool = False
+    is_locked: bool = False
     code: str = ""
 
 

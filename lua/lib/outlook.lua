@@ -62,6 +62,7 @@ local function stoppage(m, now)
   if now - m.recounted > ALIVE_MS then return 'no_director' end
   if tonumber(m.slots) > 0 then return nil end
   if tonumber(m.starting) > 0 then return 'servers_starting' end
+  if tonumber(m.server_auth) > 0 then return 'server_auth' end
   return tonumber(m.setup_failed) > 0 and 'setup_failed' or 'no_director'
 end
 
@@ -80,7 +81,7 @@ local function wait_of(starts, slots, m)
 end
 
 local FIELDS = { 'streams', 'mode', 'max_queued', 'lifetime_ms', 'breaker_mode', 'open_until', 'paused', 'breaker',
-  'slots', 'starting', 'setup_failed', 'recounted', 'service_ms', 'service_dev', 'scale50', 'scale90',
+  'slots', 'starting', 'setup_failed', 'server_auth', 'recounted', 'service_ms', 'service_dev', 'scale50', 'scale90',
   'mask:high', 'mask:normal', 'mask:low', 'ready:high', 'ready:normal', 'ready:low',
   'backlogged:high', 'backlogged:normal', 'backlogged:low',
   'next:high', 'next:normal', 'next:low' }

@@ -9,7 +9,7 @@ from msgspec import Raw
 from director.core.runner_config import decode_runner_config
 from director.runners.inbox import Inbox
 from director.runners.make import make_runner
-from director.runners.runner import Outcome, Runner, RunRequest
+from director.runners.runner import HealthStatus, Outcome, Runner, RunRequest
 from tests.support.runner_conformance import CONFIGS, MOST_BYTES, follow, opened, the_end
 from tests.support.scripted_cog import ScriptedCog, answer, scripted_cog
 
@@ -40,17 +40,22 @@ async def test_the_secret_header_goes_with_every_request(kind: str) -> None:
     assert {exchange.headers.get("accept-encoding") for exchange in scripted.exchanges} == {"identity"}
 
 
-@pytest.mark.parametrize("kind", ["http", "polling", "openai"])
-@pytest.mark.parametrize("status", [401, 407])
-async def test_a_server_that_does_not_let_us_in_may_repeat_the_secret_and_we_do_not(kind: str, status: int) -> None:
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("status", [401, 403, 407])
+async def test_a_server_that_does_not_let_us_in_is_no_end_and_its_repeating_the_secret_no_news(
+    kind: str, status: int
+) -> None:
     said = answer(status, {"error": {"message": "Incorrect API key: s3cret"}, "problem": "not s3cret"})
     async with scripted_cog() as scripted, opened(runner_of(kind, scripted, headers=SECRET)) as runner:
-        for path in ("/predict", "/jobs", "/v1/chat/completions"):
+        for path in ("/predict", "/predict_all", "/jobs", "/v1/chat/completions"):
             scripted.on("POST", path, said)
-        scripted.on("GET", "/health", said)
+        scripted.on("PUT", f"/predictions/{REQUEST.id}", said)
+        for path in ("/health", "/health-check"):
+            scripted.on("GET", path, said)
         health = await runner.health()
         ended = the_end(await follow(runner, REQUEST))
-    assert ended.outcome is Outcome.FAILED
+    assert (ended.outcome, ended.is_locked, ended.code) == (Outcome.REFUSED, True, "server_auth")
+    assert (health.status, health.is_locked) == (HealthStatus.UNHEALTHY, True)
     for words in (health.detail, ended.error or ""):
         assert f"{status}" in words
         assert "the right key" in words

@@ -63,7 +63,7 @@ async def test_no_director_is_left(driver: QueueDriver) -> None:
     assert await reason(driver, prediction_id) == ("no_director", None)
 
 
-@pytest.mark.parametrize("state", ["starting", "setup_failed"])
+@pytest.mark.parametrize("state", ["starting", "setup_failed", "server_auth"])
 async def test_no_director_that_starts_or_failed_hides_one_that_is_ready(driver: QueueDriver, state: Readiness) -> None:
     await served_by(driver)
     await driver.scripts.extend(
@@ -78,9 +78,11 @@ async def test_no_director_that_starts_or_failed_hides_one_that_is_ready(driver:
         (["starting"], "servers_starting"),
         (["setup_failed"], "setup_failed"),
         (["setup_failed", "starting"], "servers_starting"),
+        (["server_auth", "setup_failed"], "server_auth"),
+        (["server_auth", "starting"], "servers_starting"),
     ],
 )
-async def test_servers_are_starting_or_their_setup_failed(
+async def test_servers_are_starting_or_their_setup_failed_or_they_let_nobody_in(
     driver: QueueDriver, states: list[Readiness], why: str
 ) -> None:
     for number, state in enumerate(states):

@@ -28,7 +28,7 @@ async def write_with(driver: QueueDriver, claim: Claim, token: str) -> dict[str,
     }
 
 
-RECOUNTED = (b"slots", b"starting", b"setup_failed", b"recounted", b"moved_at")
+RECOUNTED = (b"slots", b"starting", b"setup_failed", b"server_auth", b"recounted", b"moved_at")
 LOST = {"extend": "lost", "advance": "lost", "release": "lost", "finish": False}
 
 

@@ -82,11 +82,14 @@ class Tally(Gate):
 class Caller:
     """Who asks for predictions, as the API would for them."""
 
-    def __init__(self, redis: Any, scripts: Scripts, *, model: str = MODEL, version: str = VERSION) -> None:
+    def __init__(
+        self, redis: Any, scripts: Scripts, *, model: str = MODEL, version: str = VERSION, account: str = ACCOUNT
+    ) -> None:
         self.redis = redis  # Any: its types say str or bytes, and ours answers in bytes
         self.scripts = scripts
         self.model = model
         self.version = version
+        self.account = account
         self.queue: QueueName = queue_name(model, version)
 
     def new_id(self) -> PredictionId:
@@ -99,10 +102,10 @@ class Caller:
         accepted = await self.scripts.enqueue(
             prediction_id or self.new_id(),
             queue=self.queue,
-            account=ACCOUNT,
+            account=self.account,
             model=self.model,
             version=self.version,
-            shard=shard(ACCOUNT, streams=16, size=2),
+            shard=shard(self.account, streams=16, size=2),
             input=msgspec.json.encode(asked),
             url=URL,
             **options,
@@ -110,7 +113,7 @@ class Caller:
         return accepted.id
 
     async def cancel(self, prediction_id: PredictionId) -> str:
-        return await self.scripts.cancel(prediction_id, account=ACCOUNT)
+        return await self.scripts.cancel(prediction_id, account=self.account)
 
     async def get(self, prediction_id: PredictionId) -> dict[str, Any]:
         """What GET answers."""

@@ -7,6 +7,7 @@ import atexit
 import json
 import shutil
 import subprocess
+import sys
 import tempfile
 import venv
 from collections.abc import AsyncGenerator, Callable
@@ -144,9 +145,10 @@ def _python_with(version: str) -> str:
     """Of an environment with the last Cog of a version that was written in Python, made once in this process."""
     folder = Path(tempfile.mkdtemp(prefix=f"cog-{version}-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    venv.create(folder, with_pip=True)
+    venv.create(folder)
     python = str(folder / "bin" / "python")
-    done = subprocess.run([python, "-m", "pip", "install", "-q", f"cog=={version}.*"], capture_output=True, text=True)
+    install = (sys.executable, "-m", "pip", "--python", python, "install", "-q", f"cog=={version}.*")
+    done = subprocess.run(install, capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"Cog {version} cannot be installed here: {done.stderr[-300:]}")
     return python

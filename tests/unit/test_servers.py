@@ -283,3 +283,74 @@ async def test_a_server_on_trial_is_given_one_at_a_time_and_no_batch() -> None:
     one.places, one.trust = 4, Trust(1)
     one.trust.note(Outcome.FAILED, since="first")
     assert len(await taken(Servers([one]))) == 1
+
+
+FAILED = Ended(outcome=Outcome.FAILED)
+LOCKED = Ended(outcome=Outcome.REFUSED, is_locked=True, error="it answered 401")
+
+
+async def run(servers: Servers, server: Server, ended: Ended, account: str) -> None:
+    """One run on that server, of all seats there are."""
+    seats = await taken(servers)
+    seat = next(seat for seat in seats if seat.server is server)
+    servers.starts(seat)
+    servers.ended(seat, ended, unasked=True, account=account)
+    for each in seats:
+        servers.leave(each)
+
+
+async def test_one_account_s_failures_have_no_server_rest_while_others_use_it() -> None:
+    one = server(1)
+    one.trust = Trust(2)
+    servers = Servers([one])
+    await run(servers, one, Ended(outcome=Outcome.SUCCEEDED), "b")
+    for _ in range(10):
+        await run(servers, one, FAILED, "a")
+    assert one.can_run
+    await run(servers, one, FAILED, "b")
+    assert not one.can_run, "it fails for whoever comes"
+
+
+async def test_where_nobody_else_comes_for_an_hour_each_failure_counts() -> None:
+    clock = FakeClock()
+    one = server(1)
+    one.trust = Trust(3)
+    servers = Servers([one], clock.monotonic)
+    await run(servers, one, FAILED, "b")
+    await run(servers, one, FAILED, "a")
+    clock.pass_time(3600)
+    await run(servers, one, FAILED, "a")
+    assert not one.can_run
+
+
+async def test_a_server_on_which_alone_an_account_fails_rests() -> None:
+    bad, good = server(1), server(1)
+    bad.trust = Trust(3)
+    servers = Servers([bad, good])
+    await run(servers, good, Ended(outcome=Outcome.SUCCEEDED), "b")
+    for _ in range(3):
+        assert bad.can_run
+        await run(servers, bad, FAILED, "a")
+        await run(servers, good, Ended(outcome=Outcome.SUCCEEDED), "a")
+    assert not bad.can_run
+
+
+async def test_a_server_that_does_not_let_us_in_rests_at_once_and_says_why(caplog: Any) -> None:
+    one, other = server(2), server(1)
+    servers = Servers([one, other])
+    one.trust = Trust(0)
+    await run(servers, one, LOCKED, "a")
+    assert one.trouble == "server_auth: it answered 401"
+    assert servers.standing == Standing(1, "ready"), "the other one goes on"
+    await run(servers, other, LOCKED, "a")
+    assert servers.standing == Standing(0, "server_auth")
+    [said, _] = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert (said.code, said.why) == ("server_auth", "it answered 401")
+
+
+def test_who_is_locked_out_of_a_health_check_is_told_so_unless_another_server_starts() -> None:
+    locked = replace(READY, status=HealthStatus.UNHEALTHY, detail="it answered 403", is_locked=True)
+    one = server(1, health=locked)
+    assert one.trouble == "server_auth: it answered 403"
+    assert Servers([one]).standing == Standing(0, "server_auth")
+    assert Servers([one, server(1, health=Health(status=HealthStatus.STARTING))]).standing == Standing(0, "starting")

@@ -58,6 +58,29 @@ def test_what_one_death_takes_with_it_is_one_failure() -> None:
     assert trust.note(Outcome.LOST, since="second", is_dead=True) == Rest(seconds=1, restart=False)
 
 
+def test_what_fails_for_one_account_alone_counts_once_however_often() -> None:
+    trust = Trust(2)
+    assert [trust.note(FAILED, since="first", account="a") for _ in range(20)] == [None] * 20
+    assert trust.note(FAILED, since="first", account="b") == Rest(seconds=1, restart=True)
+    assert trust.note(FAILED, since="first", account="b") is None, "nor does it lengthen the rest"
+    assert trust.note(FAILED, since="first", account="a") == Rest(seconds=2, restart=False)
+
+
+def test_what_fails_here_for_an_account_and_goes_well_elsewhere_counts_each_time() -> None:
+    trust = Trust(3)
+    rests = []
+    for _ in range(3):
+        rests.append(trust.note(FAILED, since="first", account="a"))
+        trust.went_well_elsewhere("a")
+    assert rests == [None, None, Rest(seconds=1, restart=True)]
+
+
+@pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.REFUSED, Outcome.CANCELED])
+def test_what_no_input_can_bring_about_counts_whoever_it_befalls(outcome: Outcome) -> None:
+    trust = Trust(2)
+    assert [trust.note(outcome, since="first", account="a") is None for _ in range(2)] == [True, False]
+
+
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_without_a_bound_it_never_rests(outcome: Outcome) -> None:
     assert noted(Trust(0), *[outcome] * 20) == [None] * 20

@@ -20,7 +20,7 @@ Hold = Literal["held", "lost", "user", "deadline"]
 
 Requeued = Literal["waiting", "delayed", "dead", "canceled", "late", "gone", "lost"]
 
-Readiness = Literal["ready", "starting", "setup_failed", "draining"]
+Readiness = Literal["ready", "starting", "setup_failed", "server_auth", "draining"]
 """Of a director: it has a server that can run; it has none yet; none will come; it claims nothing more."""
 
 Ceased = Literal["count", "empty", "budget", "bound", "paused", "open"]

@@ -11,7 +11,7 @@ from msgspec import Raw, Struct
 
 from director.core.json_pointer import Pointer
 from director.core.runner_config import HttpConfig, PollingConfig
-from director.runners.reasons import reason, seconds
+from director.runners.reasons import NO_ENTRY, WRONG_KEY, locked, reason, seconds
 from director.runners.runner import Ended, Outcome
 from director.runners.untrusted import Unreadable, excerpt, one_line, read_json
 
@@ -44,9 +44,6 @@ OUTCOMES: Final[dict[int, Outcome]] = {
 NULL: Final = Raw(b"null")
 # What stands where an error would, while there is none
 NO_ERROR: Final = frozenset({b"null", b"false", b"0", b'""', b"{}", b"[]"})
-# It does not let us in, and may repeat the secret that it was sent
-NO_ENTRY: Final = frozenset({401, 407})
-WRONG_KEY: Final = "whoever runs the model has to give its director the right key"
 # Answers that are the output itself. Never text: a page that says what went wrong is no output
 FILE: Final = re.compile(
     r"(?:image|audio|video|model|font)/[a-z0-9][a-z0-9.+_-]{0,63}|application/(?:octet-stream|pdf|zip)"
@@ -79,6 +76,8 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 def refused(answer: Answer, *, error: Pointer | None = None) -> Ended:
     """The end of a run that was answered with anything but 2xx."""
+    if answer.status in NO_ENTRY:
+        return locked(answer.status)
     said = said_of(answer, error=error)
     outcome = OUTCOMES.get(answer.status, Outcome.FAILED)
     words = one_line(said) if outcome is Outcome.INVALID and said else f"The model server answered {answer.status}"

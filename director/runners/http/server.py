@@ -14,6 +14,7 @@ import httpx
 from director.runners.connections import NO_HEADERS, Connection, Connections, connection_lost, read_body
 from director.runners.feed import Feed
 from director.runners.http.answers import Answer, said_of
+from director.runners.reasons import NO_ENTRY
 from director.runners.runner import Ended, Health, HealthStatus
 from director.runners.untrusted import one_line
 
@@ -62,7 +63,7 @@ class HttpServer:
         assert isinstance(answer, Answer)  # noqa: S101 - for the type checker: there is at least one path
         said = f"The model server answered {answer.status} to a health check: {said_of(answer)}".removesuffix(": ")
         status = HealthStatus.STARTING if answer.status in NOT_YET else HealthStatus.UNHEALTHY
-        return Health(status=status, detail=said)
+        return Health(status=status, detail=said, is_locked=answer.status in NO_ENTRY)
 
     def lend(self) -> AbstractAsyncContextManager[Connection]:
         """A connection for one run."""

@@ -66,6 +66,51 @@ async def test_a_server_that_fails_every_run_rests_and_the_other_does_the_work(
         assert broken.asked("POST", "/shutdown"), "a new start may help it"
 
 
+async def test_one_account_s_failing_inputs_hold_up_nobody_else(
+    caller: Caller, server: RedisServer, cog_url: str
+) -> None:
+    other = Caller(caller.redis, caller.scripts, account="other")
+    async with live_director(server.url, cog_url, max_failures=2) as director:
+        await caller.ended(await caller.submit(n=1))
+        await other.ended(await other.submit(n=1))
+        failing = [await caller.submit(then="raise") for _ in range(6)]
+        assert {(await caller.ended(each))["code"] for each in failing} == {"model_failed"}
+        assert director.servers.all[0].can_run
+        assert (await other.ended(await other.submit(n=1)))["status"] == "succeeded"
+
+
+async def test_a_server_that_lets_the_director_in_no_more_is_not_ready_and_costs_no_prediction_anything(
+    caller: Caller, server: RedisServer, redis: Redis
+) -> None:
+    async with scripted_cog() as cog:
+        asked = [caller.new_id() for _ in range(3)]
+        paths = [f"/predictions/{each}" for each in asked]
+        for path in paths:
+            cog.on("PUT", path, answer(401, {"error": "key sk-123 is of the past"}))
+        async with keeping(redis, server.url), live_director(server.url, cog.url, max_failures=0) as director:
+            for each in asked:
+                await caller.submit(each)
+            await eventually(
+                director.health.missing,
+                "it is not ready",
+                until=lambda missing: missing.get("model", "").startswith("server_auth: The model server answered 401"),
+            )
+            latest = await caller.submit()
+            await eventually(
+                lambda: caller.get(latest),
+                "who waits is told why",
+                until=lambda shown: shown["queue"]["reason"] == "server_auth",
+            )
+            assert "sk-123" not in str(await director.health.missing())
+            for path in [*paths, f"/predictions/{latest}"]:
+                cog.on("PUT", path, answer(200, {"status": "succeeded", "output": ["x"]}))
+            assert {(await caller.ended(each))["status"] for each in asked} == {"succeeded"}
+        records = [await caller.record(each) for each in asked]
+        assert {record.attempt for record in records} == {1}
+        assert sum(record.claims for record in records) > len(asked), "one was given back at least once"
+        assert not cog.asked("POST", "/shutdown")
+
+
 async def test_a_server_that_refuses_all_uses_up_no_claims_and_no_attempts(
     caller: Caller, server: RedisServer, redis: Redis
 ) -> None:
