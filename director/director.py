@@ -51,6 +51,7 @@ from director.runners.make import make_runner
 from director.runners.runner import Health as ServerHealth
 from director.runners.runner import Setup
 from director.servers import Server, Servers
+from director.setup_webhook import SetupWebhook
 from director.shared import Shared, clear_up, inbox_of, serve_health
 from director.storing import Storing
 from director.trust import Trust
@@ -153,6 +154,7 @@ class Director:
         self._registering = asyncio.Lock()
         self._schema = OPEN_SCHEMA
         self._setup: SetupRun | None = None
+        self._setup_webhook = SetupWebhook.of(settings, shared.sender, clock)
         self._server_kind = ""
         self.health.checks = {"redis": redis_check(self._redis), "model": self.missing}
         self.health.figures = lambda: self.figures
@@ -177,6 +179,8 @@ class Director:
             if not self._kind:
                 rooms.start_soon(self._configuring.run)
             rooms.start_soon(self._recognize)
+            if self._setup_webhook is not None:
+                rooms.start_soon(self._setup_webhook.run)
             await self._queue_known.wait()
             self._heartbeat, self._consumer = self._make_rooms()
             rooms.start_soon(self._heartbeat.run)
@@ -362,6 +366,8 @@ class Director:
             logs=told.logs,
             server=server.runner.url,
         )
+        if self._setup_webhook is not None:
+            self._setup_webhook.add(self._setup, model=self._settings.model, version=self._version)
         if self._kind:  # of the version it is the setup of what runs predictions
             return True
         if not self._version:

@@ -37,6 +37,8 @@ SHARED: Final = frozenset(field.name for field in msgspec.structs.fields(CommonS
     "moderation_secret",
     "moderation_timeout_s",
     "moderation_url",
+    "setup_webhook",
+    "setup_webhook_secret",
     "upload_secret",
     "webhook_allow",
     "webhook_schedule",

@@ -254,6 +254,12 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
         OnSilence, Meta(description="An output that nobody judges: hold it and ask until the run limit, or release it.")
     ] = "hold"
     moderation_timeout_s: Annotated[float, Meta(gt=0, description="Time to answer it.")] = 10.0
+    setup_webhook: Annotated[
+        str, Meta(description="Told (POST) how each setup of a model server went, with its logs; empty: nobody is.")
+    ] = ""
+    setup_webhook_secret: Annotated[
+        str, Meta(description="What those are signed with, as webhooks are: whsec_ and base64.")
+    ] = ""
     webhook_interval_s: Annotated[float, Meta(ge=0, description="Least time between output or logs webhooks.")] = 0.5
 
     @property

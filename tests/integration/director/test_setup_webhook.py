@@ -1,0 +1,136 @@
+"""An operator's receiver is told how each setup of a real server went, once, signed, and nothing waits for it."""
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from standardwebhooks import Webhook
+
+from director import setup_webhook
+from director.core import signing
+from director.core.clock import SystemClock
+from director.core.errors import SettingsError
+from director.core.settings import DirectorSettings
+from director.core.setup_run import SetupRun, setup_run
+from director.setup_webhook import SetupWebhook
+from director.webhooks.addresses import AllowList
+from director.webhooks.sender import Sender
+from tests.support.cog import cog_server
+from tests.support.eventually import eventually
+from tests.support.live_director import Caller, live_director
+from tests.support.queue_driver import MODEL, VERSION
+from tests.support.servers import RedisServer
+from tests.support.sink import Answer, sink
+
+pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+
+SECRET = signing.new_secret()
+
+
+def settings(url: str, **given: Any) -> dict[str, Any]:
+    return {"setup_webhook": url, "setup_webhook_secret": SECRET, "webhook_allow": "loopback", **given}
+
+
+def ended(status: Any = "succeeded", started_at: str = "2026-01-01T00:00:00Z") -> SetupRun:
+    return setup_run(status, started_at=started_at, completed_at="", logs="ready", server="http://127.0.0.1:5000")
+
+
+@asynccontextmanager
+async def running(url: str, *, allow: str = "loopback") -> AsyncGenerator[SetupWebhook]:
+    """One by itself, at work."""
+    sender = Sender(AllowList.parse(allow))
+    webhook = SetupWebhook(url, secret=SECRET, sender=sender, clock=SystemClock())
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(webhook.run)
+        yield webhook
+        tasks.cancel_scope.cancel()
+    await sender.aclose()
+
+
+async def test_a_setup_that_went_well_is_told_with_its_logs(server: RedisServer, caller: Caller, cog_url: str) -> None:
+    async with sink() as receiver, live_director(server.url, cog_url, **settings(receiver.url)):
+        await receiver.arrived(1)
+        await caller.ended(await caller.submit())
+        [(headers, body)] = receiver.received
+    Webhook(SECRET).verify(body, dict(headers))
+    told = json.loads(body)
+    assert {name: told[name] for name in ("model", "version", "server", "status")} == {
+        "model": MODEL,
+        "version": VERSION,
+        "server": cog_url,
+        "status": "succeeded",
+    }
+    assert told["started_at"] < told["completed_at"]
+    assert "Server ready" in told["logs"]
+
+
+async def test_so_is_one_that_failed(server: RedisServer, folder: Path) -> None:
+    async with (
+        sink() as receiver,
+        cog_server(folder, stub="predict.py:Broken", until="SETUP_FAILED") as url,
+        live_director(server.url, url, **settings(receiver.url)),
+    ):
+        await receiver.arrived(1)
+        [(_, body)] = receiver.received
+    told = json.loads(body)
+    assert told["status"] == "failed"
+    assert "no weights" in told["logs"]
+
+
+async def test_a_receiver_that_never_answers_keeps_nothing_waiting(
+    server: RedisServer, caller: Caller, cog_url: str
+) -> None:
+    async with sink() as receiver:
+        receiver.answer = Answer(delay_s=3600)
+        async with live_director(server.url, cog_url, **settings(receiver.url)):
+            await receiver.arrived(1)
+            assert (await caller.ended(await caller.submit()))["status"] == "succeeded"
+
+
+async def test_it_is_told_again_until_it_is_taken_with_the_same_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup_webhook, "PAUSES_S", (0.0, 0.0, 0.0))
+    async with sink() as receiver, running(receiver.url) as webhook:
+        receiver.answers.extend([Answer(status=500), Answer(reset=True)])
+        webhook.add(ended(), model=MODEL, version="")
+        webhook.add(ended(), model=MODEL, version="")  # a watch that has to note it again
+        await receiver.arrived(3)
+        webhook.add(ended(started_at="2026-01-02T00:00:00Z"), model=MODEL, version=VERSION)
+        await receiver.arrived(4)
+        ids = [headers["webhook-id"] for headers, _ in receiver.received]
+        assert json.loads(receiver.received[0].body)["version"] is None
+    assert ids[0] == ids[1] == ids[2] != ids[3]
+
+
+async def test_one_that_refuses_or_may_not_be_asked_is_left_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr(setup_webhook, "PAUSES_S", (0.0,))
+    said = "a setup could not be told: see DIRECTOR_SETUP_WEBHOOK"
+    async with sink() as receiver, running(receiver.url) as webhook:
+        receiver.answer = Answer(status=500)
+        webhook.add(ended(), model=MODEL, version="")
+        await eventually(lambda: caplog.messages.count(said), "it gives up")
+        assert len(receiver.received) == 2
+    async with sink() as receiver, running(receiver.url, allow="") as webhook:
+        webhook.add(ended(), model=MODEL, version="")
+        await eventually(lambda: caplog.messages.count(said) == 2, "it gives up at once")
+        assert receiver.received == []
+
+
+@pytest.mark.parametrize(
+    ("url", "secret", "named"),
+    [
+        ("nonsense", SECRET, "DIRECTOR_SETUP_WEBHOOK:"),
+        ("https://a.example/hook", "", "DIRECTOR_SETUP_WEBHOOK_SECRET:"),
+        ("https://a.example/hook", "whsec_short", "DIRECTOR_SETUP_WEBHOOK_SECRET:"),
+    ],
+    ids=["no URL", "no secret", "a secret that is none"],
+)
+def test_what_could_never_be_told_is_refused_at_the_start(url: str, secret: str, named: str) -> None:
+    given = DirectorSettings(setup_webhook=url, setup_webhook_secret=secret)
+    with pytest.raises(SettingsError, match=named):
+        SetupWebhook.of(given, Sender(AllowList.parse("")), SystemClock())
