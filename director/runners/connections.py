@@ -1,12 +1,9 @@
 """Connections to one model server: one for each slot, kept and lent out.
 
-Each is an httpx transport of its own, since httpx's pool looks at every connection it has for every request. A bare
-transport also has nothing that could carry over from one answer to the next request: it reads no proxy or `.netrc`
-from the environment, keeps no cookies, follows no redirects and unpacks no compressed body.
+What every request to a model server has is said here, and what it means when one breaks; how it is sent, in
+`transport.py`.
 """
 
-import socket
-import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Final
@@ -14,55 +11,29 @@ from typing import Final
 import httpx
 
 from director.runners.runner import Ended, Outcome
+from director.runners.transport import OneServer
 
 __all__ = ("NO_HEADERS", "Connection", "Connections", "connection_lost", "read_body")
 
-CONNECT_TIMEOUT_S: Final = 5.0
-# a Python server closes what was idle for 5 s: a request sent at that moment would look like a server that died
-KEEP_ALIVE_S: Final = 3.0
-
-# A run may be silent for as long as it likes. A machine that is gone says nothing either, and is asked: after 20 s its
-# connections break, and what it ran is lost now and not at the end of some lease
-PROBES: Final = [
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    *(
-        (socket.IPPROTO_TCP, getattr(socket, option), value)
-        for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
-        if hasattr(socket, option)
-    ),
-]
-
 NO_HEADERS: Final[Mapping[str, str]] = {}
-TIMEOUTS: Final = {"connect": CONNECT_TIMEOUT_S, "read": None, "write": None, "pool": None}
-
-
-class _Body:
-    """A request's body that says when it has left, which no answer tells."""
-
-    def __init__(self, content: bytes, sent: Callable[[], None]) -> None:
-        self._content = content
-        self._sent = sent
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield self._content
-        self._sent()
 
 
 class Connection:
-    """A transport to one server. Times only the connect: whoever calls knows how long an answer may take.
+    """A transport to one server. Whoever calls knows how long an answer may take.
 
     `headers`: secrets, which go with every request, and nowhere else.
     """
 
     def __init__(self, url: str, *, headers: Mapping[str, str] = NO_HEADERS) -> None:
         self._url = url
-        self._headers = headers
-        # plain HTTP needs no certificates, and loading them takes longer than a prediction
-        context = ssl.create_default_context() if url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        limits = httpx.Limits(keepalive_expiry=KEEP_ALIVE_S)
-        self._transport = httpx.AsyncHTTPTransport(
-            verify=context, trust_env=False, limits=limits, socket_options=PROBES
-        )
+        self._headers = {
+            "accept-encoding": "identity",  # without it a server may compress, and nothing here unpacks
+            "content-type": "application/json",
+            "user-agent": "director",
+            "x-source": "director",  # so that a server can tell us from who calls it directly, and refuse us first
+            **headers,
+        }
+        self._transport = OneServer(httpx.URL(url))
 
     async def send(
         self,
@@ -78,21 +49,13 @@ class Connection:
 
         Raises `httpx.TransportError` when the server is away or breaks the connection.
         """
+        asked = {"accept": accept, "content-length": str(len(content))} | ({"prefer": prefer} if prefer else {})
         request = httpx.Request(
             method,
             self._url + path,
-            headers={
-                "accept": accept,
-                "accept-encoding": "identity",  # without it a server may compress, and nothing here unpacks
-                "content-type": "application/json",
-                "content-length": str(len(content)),
-                "user-agent": "director",
-                "x-source": "director",  # so that a server can tell us from who calls it directly, and refuse us first
-                **({"prefer": prefer} if prefer else {}),
-                **self._headers,
-            },
-            content=_Body(content, sent),
-            extensions={"timeout": TIMEOUTS},
+            headers=asked | self._headers,
+            content=content,
+            extensions={"sent": sent},
         )
         return await self._transport.handle_async_request(request)
 

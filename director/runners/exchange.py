@@ -1,0 +1,219 @@
+"""One request on one connection, and its answer as it comes in: HTTP/1.1, for `transport.py`.
+
+The server is untrusted: what it says beside the body has a bound, and the body comes only as fast as it is taken.
+Never sends a request twice, and never opens a connection.
+"""
+
+import asyncio
+import select
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final, cast
+
+import httptools
+import httpx
+
+__all__ = ("Exchange", "Wire")
+
+MOST_BESIDE: Final = 100 * 1024  # of heads, trailers and what frames the chunks, before more of the body comes
+MOST_WAITING: Final = 256 * 1024  # of the body; beyond it the server has to wait
+FIRST_OK: Final = 200  # what comes before it are hints that an answer is under way
+FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
+HUNG_UP: Final = "Server disconnected without sending a response."
+CUT_OFF: Final = "peer closed connection without sending complete message body"
+
+
+class Exchange(httpx.AsyncByteStream):
+    """An answer: its head once `head` is done, then its body, once. `over` is called when it is read or given up, with
+    whether the connection can be used again.
+    """
+
+    def __init__(self, wire: "Wire", over: Callable[[bool], None]) -> None:
+        self.head: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self._wire = wire
+        self._over: Callable[[bool], None] | None = over
+        self._parser = httptools.HttpResponseParser(self)
+        self._beside = 0
+        self._chunks: deque[bytes] = deque()
+        self._waiting = 0
+        self._news = asyncio.Event()
+        self._is_complete = False
+        self._keeps_alive = False
+        self._fault: httpx.TransportError | None = None
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            while self._chunks:
+                chunk = self._chunks.popleft()
+                self._waiting -= len(chunk)
+                yield chunk
+            if self._fault is not None:
+                raise self._fault
+            if self._is_complete:
+                return
+            self._wire.resume()
+            self._news.clear()
+            await self._news.wait()
+
+    async def aclose(self) -> None:
+        """Nobody reads further. Unless it was read to its end, the server sees the connection close."""
+        if self._over is not None:
+            over, self._over = self._over, None
+            over(self._is_complete and self._keeps_alive and self._fault is None)
+
+    def feed(self, data: bytes) -> None:
+        """This came in."""
+        self._beside += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
+            self.fail(httpx.RemoteProtocolError(f"The answer is no HTTP: {type(exc).__name__}"))
+        if self._beside > MOST_BESIDE:
+            self.fail(httpx.RemoteProtocolError("The head of the answer is too large"))
+        if self._waiting > MOST_WAITING:
+            self._wire.pause()
+
+    def lost(self, exc: Exception | None) -> None:
+        """The connection is gone. An answer that says nothing of its length ends so."""
+        if self._is_complete:
+            self._keeps_alive = False
+        elif exc is not None:
+            self.fail(httpx.ReadError(""))
+        elif not self.head.done():
+            self.fail(httpx.RemoteProtocolError(HUNG_UP))
+        elif any(name.lower() in FRAMING for name, _ in self.headers):
+            self.fail(httpx.RemoteProtocolError(CUT_OFF))
+        else:
+            self._is_complete = True
+            self._news.set()
+
+    def fail(self, fault: httpx.TransportError) -> None:
+        """Nothing more of it can be believed."""
+        if self._fault is None and not self._is_complete:
+            self._fault = fault
+            if not self.head.done():
+                self.head.set_exception(fault)
+        self._keeps_alive = False
+        self._news.set()
+        self._wire.abort()
+
+    # What follows is called by the parser.
+
+    def on_message_begin(self) -> None:
+        if self._is_complete:  # nobody asked for a second answer
+            self._keeps_alive = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.head.done():  # else it is a trailer
+            self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        if self._is_complete or self.head.done():
+            return
+        self.status = self._parser.get_status_code()
+        if self.status < FIRST_OK:
+            self.headers.clear()
+            return
+        self._keeps_alive = self._parser.should_keep_alive()
+        self.head.set_result(None)
+
+    def on_body(self, body: bytes) -> None:
+        self._beside = 0
+        if not self._is_complete:
+            self._chunks.append(body)
+            self._waiting += len(body)
+            self._news.set()
+
+    def on_message_complete(self) -> None:
+        if self.status >= FIRST_OK:
+            self._is_complete = True
+            self._news.set()
+
+
+class Wire(asyncio.Protocol):
+    """One open connection, with one exchange at a time."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.idle_since = 0.0
+        self._transport: asyncio.Transport | None = None
+        self._exchange: Exchange | None = None
+        self._is_slow = False
+        self._on_sent: Callable[[], None] | None = None
+
+    def ask(self, request: bytes, *, sent: Callable[[], None], over: Callable[[bool], None]) -> Exchange:
+        """Send a request. `sent` is called when it has left, or all but its last bytes."""
+        assert self._transport is not None  # noqa: S101 - for the type checker: it is open
+        self._exchange = exchange = Exchange(self, over)
+        self._transport.write(request)
+        if self._is_slow:
+            self._on_sent = sent
+        else:
+            sent()
+        return exchange
+
+    def rest(self, now: float) -> bool:
+        """Its answer was read. Is it good for another request?"""
+        self._exchange = None
+        self.idle_since = now
+        self.resume()
+        return self.is_open and not self._is_slow
+
+    @property
+    def is_silent(self) -> bool:
+        """Nobody asked it anything: what it has to read can only be that the server has hung up."""
+        sock = self.get_extra_info("socket")
+        if not self.is_open or sock is None:
+            return False
+        poll = select.poll()
+        poll.register(sock.fileno(), select.POLLIN)
+        return not poll.poll(0)
+
+    def get_extra_info(self, name: str) -> Any:
+        """Of its transport, as httpx's network streams have it."""
+        return None if self._transport is None else self._transport.get_extra_info(name)
+
+    def pause(self) -> None:
+        """Read nothing more for now."""
+        if self._transport is not None and self.is_open and self._transport.is_reading():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self._transport is not None and self.is_open and not self._transport.is_reading():
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        """Close it now, whatever is on its way."""
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    # What follows is called by the loop.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self.is_open = True
+
+    def data_received(self, data: bytes) -> None:
+        self._on_sent = None  # from here on its words count, and not its silence
+        if self._exchange is None:
+            self.abort()
+        else:
+            self._exchange.feed(data)
+
+    def pause_writing(self) -> None:
+        self._is_slow = True
+
+    def resume_writing(self) -> None:
+        self._is_slow = False
+        if self._on_sent is not None:
+            on_sent, self._on_sent = self._on_sent, None
+            on_sent()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        if self._exchange is not None:
+            self._exchange.lost(exc)

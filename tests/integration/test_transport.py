@@ -1,0 +1,196 @@
+"""The transport to a model server: what it makes of every way to answer, and when it uses a connection again."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+import httpx
+import pytest
+
+from director.runners.exchange import MOST_WAITING
+from director.runners.transport import OneServer
+from tests.support.eventually import eventually
+
+pytestmark = pytest.mark.anyio
+
+Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+
+class Server:
+    """Answers each request as it is told to, and counts connections."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.url = ""
+        self.heads: list[bytes] = []
+        self.opened = self.closed = 0
+        self._answer = answer
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.opened += 1
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            while not writer.is_closing():
+                self.heads.append(await reader.readuntil(b"\r\n\r\n"))
+                await self._answer(reader, writer)
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+        self.closed += 1
+
+
+@asynccontextmanager
+async def serving(answer: bytes | Answer) -> AsyncGenerator[tuple[Server, OneServer]]:
+    """A server, and a transport to it. Bytes are its answer to whatever is asked."""
+
+    async def as_told(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert isinstance(answer, bytes)
+        writer.write(answer)
+
+    server = Server(as_told if isinstance(answer, bytes) else answer)
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    server.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    transport = OneServer(httpx.URL(server.url))
+    try:
+        yield server, transport
+    finally:
+        await transport.aclose()
+        listening.close()
+        await eventually(lambda: server.closed, "all connections closed", until=lambda closed: closed == server.opened)
+
+
+async def ask(server: Server, transport: OneServer) -> bytes:
+    """The whole answer."""
+    response = await transport.handle_async_request(httpx.Request("GET", server.url + "/x"))
+    return b"".join([chunk async for chunk in response.aiter_raw()])
+
+
+ANSWERS = {
+    "with a length": (OK, 1),
+    "in chunks": (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\no\r\n1\r\nk\r\n0\r\na: b\r\n\r\n", 1),
+    "after a hint": (b"HTTP/1.1 103 Early\r\nlink: x\r\n\r\n" + OK, 1),
+    "and closes": (b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok", 2),
+    "with more than was asked for": (OK + OK, 2),
+}
+
+
+@pytest.mark.parametrize(("answer", "connections"), ANSWERS.values(), ids=ANSWERS)
+async def test_an_answer_is_read_whole_and_its_connection_kept_where_it_is_good(
+    answer: bytes, connections: int
+) -> None:
+    async with serving(answer) as (server, transport):
+        assert await ask(server, transport) == b"ok"
+        assert await ask(server, transport) == b"ok"
+        assert server.opened == connections
+
+
+async def test_an_answer_without_a_length_ends_with_its_connection() -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\nok")
+        writer.close()
+
+    async with serving(answer) as (server, transport):
+        assert await ask(server, transport) == b"ok"
+
+
+BROKEN = {
+    "no HTTP": b"220 mail.example ESMTP\r\n\r\n",
+    "an upgrade": b"HTTP/1.1 101 Switching\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
+    "an endless head": b"HTTP/1.1 200 OK\r\na: " + b"x" * 200_000,
+    "endless trailers": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\na: " + b"x" * 200_000,
+}
+
+
+@pytest.mark.parametrize("answer", BROKEN.values(), ids=BROKEN)
+async def test_what_is_no_answer_breaks_the_connection(answer: bytes) -> None:
+    async with serving(answer) as (server, transport):
+        with pytest.raises(httpx.RemoteProtocolError):
+            await ask(server, transport)
+        await eventually(lambda: server.closed, "hung up", until=(1).__eq__)
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nok"], ids=["nothing", "half"])
+async def test_a_server_that_hangs_up_is_no_end_of_an_answer(said: bytes) -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(said)
+        writer.close()
+
+    async with serving(answer) as (server, transport):
+        with pytest.raises(httpx.RemoteProtocolError):
+            await ask(server, transport)
+
+
+async def test_a_kept_connection_that_the_server_closed_is_not_used() -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(OK)
+        writer.close()  # which the head does not say
+
+    async with serving(answer) as (server, transport):
+        assert await ask(server, transport) == b"ok"
+        await eventually(lambda: server.closed, "closed", until=(1).__eq__)
+        assert await ask(server, transport) == b"ok"
+
+
+async def test_who_lets_go_of_a_request_is_seen_to_hang_up() -> None:
+    async def answer(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await reader.readexactly(1)
+
+    async with serving(answer) as (server, transport):
+        asking = asyncio.create_task(ask(server, transport))
+        await eventually(lambda: len(server.heads), "asked", until=(1).__eq__)
+        asking.cancel()
+        await eventually(lambda: server.closed, "hung up", until=(1).__eq__)
+
+
+async def test_a_body_that_nobody_takes_keeps_the_server_waiting() -> None:
+    sent = 0
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100000000\r\n\r\n")
+        for _chunk in range(1000):
+            writer.write(b"x" * 100_000)
+            await writer.drain()
+            sent += 100_000
+
+    async with serving(answer) as (server, transport):
+        response = await transport.handle_async_request(httpx.Request("GET", server.url + "/x"))
+        size = 0
+        async for chunk in response.aiter_raw():
+            if size == 0:  # what the kernel holds for both is some MB
+                await eventually(lambda: sent, "stuck", until=lambda at: at > MOST_WAITING)
+                for _ in range(100):
+                    await asyncio.sleep(0)
+                assert sent < 50_000_000
+            size += len(chunk)
+        assert size == 100_000_000
+
+
+async def test_a_server_that_is_away_is_told_without_its_address() -> None:
+    async with serving(OK) as (server, _):
+        pass
+    with pytest.raises(httpx.ConnectError) as caught:
+        await OneServer(httpx.URL(server.url)).handle_async_request(httpx.Request("GET", server.url))
+    assert "127.0.0.1" not in str(caught.value)
+
+
+async def test_a_header_is_one_line() -> None:
+    async with serving(OK) as (server, transport):
+        request = httpx.Request("GET", server.url, headers={"x-key": "a\r\nx-other: b"})
+        with pytest.raises(httpx.LocalProtocolError):
+            await transport.handle_async_request(request)
+
+
+async def test_a_request_that_is_answered_early_is_not_taken_for_sent_later() -> None:
+    calls = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(OK)
+        await reader.readexactly(50_000_000)
+
+    async with serving(answer) as (server, transport):
+        request = httpx.Request(
+            "POST", server.url, content=b"x" * 50_000_000, extensions={"sent": lambda: calls.append("sent")}
+        )
+        response = await transport.handle_async_request(request)
+        assert await response.aread() == b"ok"
+        assert calls == []
