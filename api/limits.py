@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from api.answers import carry
 from api.parts import parts_of
-from api.refusals import compute_exhausted, credit_exhausted, rate_limited
+from api.refusals import compute_exhausted, credit_exhausted, rate_limited, storage_full
 from director.core.account_limits import Bucket, BucketName
 from director.core.accounts import Account
 from director.core.ids import PredictionId, QueueName
@@ -24,6 +24,7 @@ __all__ = (
     "Taken",
     "admit",
     "give_back",
+    "refuse_full",
     "reserve_compute",
     "return_compute",
     "take",
@@ -90,6 +91,13 @@ async def reserve_compute(
         if allowance.limit == "credit":
             raise credit_exhausted(allowance.most)
         raise compute_exhausted(allowance.most, retry_after_s=_seconds(allowance.retry_after_ms))
+
+
+async def refuse_full(request: Request, account: Account) -> None:
+    """402 where its account keeps as many bytes of files as it may: what it puts out would have no room."""
+    most = account.limits.max_files_bytes
+    if most is not None and (await parts_of(request).scripts.stow(account.name)).total >= most:
+        raise storage_full(402, most)
 
 
 async def give_back(request: Request, account: Account, prediction_id: PredictionId, taken: Taken | None) -> None:

@@ -53,6 +53,7 @@ class Code(StrEnum):
     NOT_TERMINAL = "not_terminal"
     QUEUE_FULL = "queue_full"
     RATE_LIMITED = "rate_limited"
+    STORAGE_FULL = "storage_full"
     TOO_LARGE = "too_large"
     TOO_MANY_QUEUED = "too_many_queued"
     TOO_MANY_STREAMS = "too_many_streams"

@@ -42,6 +42,7 @@ __all__ = (
     "not_terminal",
     "queue_refused",
     "rate_limited",
+    "storage_full",
     "too_large",
     "too_many_streams",
     "too_many_uploads",
@@ -326,6 +327,18 @@ def credit_exhausted(seconds: int) -> Problem:
         title="Insufficient credit",
         code=Code.CREDIT_EXHAUSTED,
         limit=seconds,
+    )
+
+
+def storage_full(status: int, limit: int) -> Problem:
+    """The account keeps as many bytes of files as it may. Not 429: it does not pass by waiting a moment."""
+    return problem(
+        status,
+        f"Your files, with those of outputs, may take {limit:,} bytes, and there is no room for more. Please delete "
+        "some, wait until some expire, or ask whoever runs this service for more.",
+        title="Storage full",
+        code=Code.STORAGE_FULL,
+        limit=limit,
     )
 
 

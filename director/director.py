@@ -133,7 +133,7 @@ class Director:
         self._storing = (
             None
             if store is None
-            else Storing(store, clock, run_limit_s=settings.run_limit_s, data_ttl_s=settings.data_ttl_s)
+            else Storing(store, self._scripts, clock, run_limit_s=settings.run_limit_s, data_ttl_s=settings.data_ttl_s)
         )
         self._file_inputs = (
             None

@@ -127,7 +127,7 @@ class Executor:
             if finished:
                 await self._tell(outbox)
             if self._storing and finished and performer.has_files and _leaves_files_unnamed(claim, end):
-                await self._storing.remove(claim.id)
+                await self._storing.remove(claim.record)
         except Exception:
             log.exception("a claim is left to its lease", extra={"prediction": claim.id})
         finally:

@@ -16,7 +16,7 @@ from director.ends import Finish, GiveBack, Judged
 from director.holdings import Held
 from director.moderation import Moderator
 from director.progress import Progress
-from director.storing import Storing
+from director.storing import Kept, Storing
 from director.tracker import Ask, Halt, Happening, Remember, Tell, Write
 from director.uploads import Upload, Uploaded
 
@@ -52,7 +52,7 @@ class Performer:
         self._storing = storing
         self._moderator = moderator
         self._run_limit_s = run_limit_s
-        self._known: dict[FileName, str] = {}
+        self._known: dict[FileName, Kept] = {}
         self._waiting: deque[Upload | Ask] = deque()
         self._ahead = 0
         self._caught_up = asyncio.Event()

@@ -11,16 +11,19 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Final
 
 from anyio import to_thread
+from msgspec import Struct
 
 from director.core.clock import Clock
+from director.core.errors import BackendUnavailable
 from director.core.files import FileName, FileStore, file_name, name_of
 from director.core.ids import PredictionId
 from director.core.schema import Record
+from director.core.scripts import Scripts
 from director.core.states import WebhookEvent
 from director.media import DataUri
 from director.runners.runner import ServerFile
 
-__all__ = ("Storing",)
+__all__ = ("Kept", "Storing")
 
 log = logging.getLogger(__name__)
 
@@ -31,59 +34,81 @@ SLOWEST_BYTES_S: Final = 1 << 20  # a large file gets the time that it takes at 
 OWED_S: Final = 4 * 86400.0
 
 
+class Kept(Struct, frozen=True):
+    """A file that is in the store: where it is, and how large."""
+
+    url: str
+    size: int
+
+
 class Storing:
     """One for all of a director's claims. An address is good until the data is gone for certain: at the latest a whole
     run and `data_ttl_s` from now.
     """
 
-    def __init__(self, store: FileStore, clock: Clock, *, run_limit_s: float, data_ttl_s: float) -> None:
+    def __init__(
+        self, store: FileStore, scripts: Scripts, clock: Clock, *, run_limit_s: float, data_ttl_s: float
+    ) -> None:
         self._store = store
+        self._scripts = scripts
         self._clock = clock
         self.run_limit_s = run_limit_s
         self._data_ttl_s = data_ttl_s
 
     async def store(
-        self, record: Record, files: Sequence[DataUri | ServerFile], known: dict[FileName, str]
+        self, record: Record, files: Sequence[DataUri | ServerFile], known: dict[FileName, Kept]
     ) -> tuple[str | None, ...] | None:
         """The addresses of these files; None for one that cannot be decoded, and None for all where the store failed.
 
-        `known`: addresses that this run's files have already, and get here. A file that is seen again keeps its own.
+        `known`: this run's files that are stored already, or get to be here. One that is seen again keeps its address.
         """
         urls: list[str | None] = []
+        before = len(known)
         for file in files:
             keeping = await self._keeping(record.id, file)
             if keeping is None:
                 urls.append(None)
                 continue
-            name, put = keeping
+            name, put, size = keeping
             if name not in known:
                 url = await self._until_put(record, name, put, limit_s=PUT_S + file.size / SLOWEST_BYTES_S)
                 if url is None:
                     return None
-                known[name] = url
-            urls.append(known[name])
+                known[name] = Kept(url, size)
+            urls.append(known[name].url)
+        if len(known) > before:
+            await self._count(record, sum(file.size for file in known.values()))
         return tuple(urls)
 
-    async def remove(self, prediction_id: PredictionId) -> None:
+    async def remove(self, record: Record) -> None:
         """Delete its files now. What cannot be deleted is left to the keeper."""
         try:
             async with asyncio.timeout(PUT_S):
-                await self._store.remove(prediction_id)
+                await self._store.remove(record.id)
+                await self._count(record, 0)
         except Exception:
-            log.warning("files are left to the keeper", extra={"prediction": prediction_id}, exc_info=True)
+            log.warning("files are left to the keeper", extra={"prediction": record.id}, exc_info=True)
+
+    async def _count(self, record: Record, size: int) -> None:
+        """Its account keeps so much because of it. What a run has made is not thrown away for want of room."""
+        until_ms = self._expires_s(record) * 1000
+        try:
+            await self._scripts.stow(record.account, record.id, size, until_ms=until_ms)
+        except BackendUnavailable as exc:
+            log.warning("files are not counted", extra={"prediction": record.id, "reason": str(exc)})
 
     async def _keeping(
         self, prediction_id: PredictionId, file: DataUri | ServerFile
-    ) -> tuple[FileName, Callable[[], Coroutine[None, None, None]]] | None:
-        """What to call it and how to put it; None for what cannot be decoded."""
+    ) -> tuple[FileName, Callable[[], Coroutine[None, None, None]], int] | None:
+        """What to call it, how to put it and how large it is; None for what cannot be decoded."""
         kind = file.content_type
         if isinstance(file, ServerFile):
             name = name_of(prediction_id, file.digest, content_type=kind)
-            return name, lambda: self._store.take(name, file.blocks(), content_type=kind)
+            return name, lambda: self._store.take(name, file.blocks(), content_type=kind), file.size
         decoded = await to_thread.run_sync(_named, prediction_id, file, abandon_on_cancel=True)
         if decoded is None:
             return None
-        return decoded[0], lambda: self._store.put(*decoded, content_type=kind)
+        return decoded[0], lambda: self._store.put(*decoded, content_type=kind), len(decoded[1])
 
     async def _until_put(
         self, record: Record, name: FileName, put: Callable[[], Coroutine[None, None, None]], *, limit_s: float

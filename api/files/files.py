@@ -8,6 +8,7 @@ import hashlib
 import logging
 import re
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Final
 from urllib.parse import quote
 
@@ -22,12 +23,14 @@ from api.answers import json_response
 from api.auth import authenticate, refuse_suspended
 from api.body import decode_json
 from api.files.multipart import Form, Part
+from api.files.quota import Room
 from api.files.stored import stored_response
 from api.pages import PAGE_SIZE, Cursor, cursor_of, link
 from api.parts import Parts, parts_of
 from api.problems import InvalidField, Problem, shown
 from api.refusals import file_not_found, file_not_stored, invalid_input, no_files, too_many_uploads, too_slow
 from api.urls import base_url
+from director.core.accounts import Account
 from director.core.caller_files import GRACE_S, CallerFile
 from director.core.errors import BackendUnavailable
 from director.core.files import CallerFileName, FileStore, ending_of
@@ -88,7 +91,7 @@ async def create_file(request: Request) -> Response:
     form = Form(request, max_bytes=MAX_FILE_BYTES, longest_s=LONGEST_S)
     try:
         async with parts.uploading.taken(account.name):
-            file = await _received(parts, store, form, account.name)
+            file = await _received(parts, store, form, account)
     except TimeoutError as exc:
         raise too_many_uploads(RETRY_S) from exc
     log.info("file stored", extra={"file": file.id, "size": file.size})
@@ -128,6 +131,7 @@ async def delete_file(request: Request) -> Response:
     parts = parts_of(request)
     file = await _asked(request, account.name)
     await parts.caller_files.remove(file)
+    await parts.scripts.stow(account.name, file.id)
     if parts.files is not None:
         await _discard(parts.files, file.stored_as)
     return Response(status_code=204)
@@ -153,13 +157,15 @@ async def download_file(request: Request) -> Response:
     return stored_response(request, opened, digest=file.md5, headers=headers)
 
 
-async def _received(parts: Parts, store: FileStore, form: Form, account: str) -> CallerFile:
+async def _received(parts: Parts, store: FileStore, form: Form, account: Account) -> CallerFile:
     """The file, stored and known. What was stored of one that is refused is deleted."""
-    upload = _Upload(store, form, CallerFileName(account, new_file_id(created := parts.clock.now_ms()), "bin"))
+    name = CallerFileName(account.name, new_file_id(created := parts.clock.now_ms()), "bin")
+    upload = _Upload(store, form, name, room := Room(parts, account, name.id))
     try:
         with anyio.fail_after(LONGEST_S + STORING_S):
             await upload.take()
             file = upload.judged(created=created, life_ms=int(parts.settings.files_ttl_s * 1000))
+            await room.keep(file)
             await parts.caller_files.add(file)
     except BackendUnavailable:
         raise  # it may be known by now: the keeper sees whether it is
@@ -175,7 +181,8 @@ async def _received(parts: Parts, store: FileStore, form: Form, account: str) ->
 class _Upload:
     """One that comes in: its content on its way to the store, counted and summed, and the fields beside it."""
 
-    def __init__(self, store: FileStore, form: Form, name: CallerFileName) -> None:
+    def __init__(self, store: FileStore, form: Form, name: CallerFileName, room: Room) -> None:
+        self._room = room
         self._store = store
         self._form = form
         self._name = name
@@ -228,6 +235,8 @@ class _Upload:
         if self._content is not None:
             with anyio.CancelScope(shield=True):
                 await _discard(self._store, self._name)
+                with suppress(BackendUnavailable):  # then it is free within an hour
+                    await self._room.free()
 
     async def _keep(self, part: Part) -> None:
         self._name = replace(self._name, ending=ending_of(self._fields.get("filename") or part.filename or ""))
@@ -243,6 +252,7 @@ class _Upload:
         try:
             async for block in self._form.blocks():
                 self._size += len(block)
+                await self._room.reach(self._size)
                 await to_thread.run_sync(self._sum, block)
                 yield block
         except Exception as exc:

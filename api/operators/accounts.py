@@ -5,7 +5,7 @@ and in no other.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Final, Literal
 
@@ -152,7 +152,7 @@ async def list_accounts(request: Request) -> Response:
     names = [name for name in await administration.accounts.names() if cursor is None or name > cursor.at]
     page, more = names[:PAGE_SIZE], names[PAGE_SIZE:]
     following = link(request, PATH, Cursor(page[-1])) if more else None
-    return json_response(Page(next=following, previous=None, results=[await _view(request, name) for name in page]))
+    return json_response(Page(next=following, previous=None, results=await _views(request, page)))
 
 
 async def create_account(request: Request) -> Response:
@@ -247,16 +247,23 @@ async def _named(request: Request) -> str:
 
 
 async def _view(request: Request, name: str) -> AccountDetail:
+    [view] = await _views(request, [name])
+    return view
+
+
+async def _views(request: Request, names: Sequence[str]) -> list[AccountDetail]:
     parts = parts_of(request)
-    usage = await parts.accounts.usage(name, day=parts.clock.now_ms() // DAY_MS)
-    written = await parts.accounts.written(name)
-    return AccountDetail(
-        name=name,
-        type=written.type,
-        suspension=None if written.suspension is None else SuspensionView.of(written.suspension),
-        limits=await parts.accounts.limits(name),
-        usage=usage,
-    )
+    seen = await parts.accounts.seen(names, day=parts.clock.now_ms() // DAY_MS)
+    return [
+        AccountDetail(
+            name=name,
+            type=written.type,
+            suspension=None if written.suspension is None else SuspensionView.of(written.suspension),
+            limits=parts.accounts.limits_of(written),
+            usage=usage,
+        )
+        for name, (written, usage) in zip(names, seen, strict=True)
+    ]
 
 
 def _written(limits: Mapping[str, Limit]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.answers import json_response
-from api.limits import Taken, give_back, reserve_compute, return_compute, taken_of
+from api.limits import Taken, give_back, refuse_full, reserve_compute, return_compute, taken_of
 from api.parts import Parts, parts_of
 from api.problems import Problem
 from api.refusals import forbidden, invalid_header, invalid_input, not_found
@@ -213,6 +213,7 @@ async def _file(request: Request, submission: Submission) -> tuple[Accepted, Sto
     listed_s = max(parts.settings.listing_ttl_s, account.limits.data_ttl_s or 0)
     oldest = lowest_id_at(now_ms - int(listed_s * 1000))
     try:
+        await refuse_full(request, account)
         await reserve_compute(request, account, prediction_id, queue=version.queue, cost=submission.cost)
     except (Problem, QueueError):
         await give_back(request, account, prediction_id, submission.taken)

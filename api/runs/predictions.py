@@ -83,6 +83,7 @@ async def delete(request: Request) -> Response:
             await parts.listing.remove(account.name, prediction_id)
     if parts.files is not None:
         await _remove_files(parts.files, prediction_id)
+        await parts.scripts.stow(account.name, prediction_id)
     return Response(status_code=204)
 
 

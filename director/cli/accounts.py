@@ -36,6 +36,7 @@ LIMITS: Final = {  # the fields of AccountLimits, which is imported only when a 
     "compute_s_per_day": "seconds of compute in a UTC day",
     "compute_s_total": "seconds of compute in all",
     "data_ttl_s": "seconds that the data of what has ended is kept",
+    "max_files_bytes": "bytes of files that it keeps, outputs too",
     "weight": "its share of a queue, where 1 is everybody's",
 }
 
@@ -134,6 +135,7 @@ def _show(given: argparse.Namespace) -> int:
         print(f"{name:<18} {written.limits.get(name, 'default'):<10} {text}")
     denied = ", ".join(f"{count} of {name}" for name, count in sorted(usage.bursts.items())) or "none"
     print(f"denied bursts      {denied}")
+    print(f"files              {usage.stored_bytes:,} bytes")
     print(f"compute today      {usage.spent_s:.1f} s spent, {usage.reserved_s:.1f} s reserved")
     print(f"compute in all     {usage.total_spent_s:.1f} s spent, {usage.total_reserved_s:.1f} s reserved")
     return 0

@@ -1,5 +1,5 @@
 """What an account may use: a rate of creates and one of all else, how much may wait and run, compute of a day
-and in all, and how long the data of what it ran is kept.
+and in all, how long the data of what it ran is kept, and how many bytes of files.
 
 Only says what the limits are and how they are written down. Who holds them: `lua/reserve.lua` over all queues, each
 queue's own scripts what waits and runs there.
@@ -21,6 +21,7 @@ __all__ = (
     "AccountLimits",
     "Bucket",
     "BucketName",
+    "Bytes",
     "Compute",
     "Count",
     "Rate",
@@ -37,6 +38,7 @@ Rate = Annotated[float, Meta(ge=0.00001, le=100_000)]
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 Compute = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 Retention = Annotated[int, Meta(ge=1, le=366 * 86400)]
+Bytes = Annotated[int, Meta(ge=1, le=100_000_000_000_000)]
 
 
 class Bucket(Struct, frozen=True):
@@ -61,6 +63,7 @@ class AccountLimits(Struct, frozen=True, kw_only=True):
     compute_s_per_day: Compute | None = None
     compute_s_total: Compute | None = None
     data_ttl_s: Retention | None = None
+    max_files_bytes: Bytes | None = None
     weight: Annotated[float, Meta(ge=0.001, le=1000)] = 1.0
 
     @property

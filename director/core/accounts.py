@@ -6,7 +6,7 @@ they are, since signing takes them: whoever reads them can sign as we do.
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal, cast, get_args
+from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
 from msgspec import Struct
@@ -43,6 +43,9 @@ Reason = Literal["unpaid", "abuse", "security", "asked", "review"]
 """A closed set, so that whoever is refused is told in words of ours."""
 ACCOUNT_NAME: Final = r"^[a-z0-9][a-z0-9_-]{0,63}$(?!\n)"  # `$` is before a last line break too
 FORMER: Final = "webhook_secret_until:"
+OF_LIMITS: Final = AccountLimits.__struct_fields__
+WRITTEN: Final = (*OF_LIMITS, "limits_rev", "type", "suspended", "suspension_rev")
+MOST_OVER: Final = 1_000  # files that expired and are still counted: the next one that comes forgets them
 
 
 class Suspension(Struct, frozen=True, kw_only=True):
@@ -84,7 +87,7 @@ class Written(Struct, frozen=True):
 
 class Usage(Struct, frozen=True, kw_only=True):
     """What became of an account's limits lately: denied bursts of each, and seconds of compute of one day, and in all
-    since that has a limit.
+    since that has a limit; bytes of files that it keeps.
     """
 
     bursts: dict[str, int]
@@ -92,6 +95,7 @@ class Usage(Struct, frozen=True, kw_only=True):
     reserved_s: float
     total_spent_s: float
     total_reserved_s: float
+    stored_bytes: int
 
     @property
     def compute_s(self) -> float:
@@ -177,7 +181,7 @@ class Accounts:
             name=found.account,
             lanes=found.lanes,
             scopes=found.scopes,
-            limits=self._defaults.over(written.limits),
+            limits=self.limits_of(written),
             limits_rev=written.revision,
             type=written.type,
             token_id=found.id,
@@ -202,25 +206,14 @@ class Accounts:
                 "`director account create` makes one."
             )
 
-    async def limits(self, account: str) -> AccountLimits:
-        """What this account may use. Raises SettingsError where what is written down is none."""
-        return self._defaults.over((await self.written(account)).limits)
-
     async def written(self, account: str) -> Written:
         """What differs from everybody's."""
-        names = AccountLimits.__struct_fields__
-        fields = [*names, "limits_rev", "type", "suspended", "suspension_rev"]
-        *found, revision, kind, suspended, suspension_rev = await ask(
-            lambda: self._redis.hmget(keys.account(account), fields)
-        )
-        limits = {name: text(value) for name, value in zip(names, found, strict=True) if value is not None}
-        return Written(
-            limits,
-            int(revision or 0),
-            cast(AccountType, text(kind or TYPES[0])),
-            msgspec.json.decode(suspended, type=Suspension) if suspended else None,
-            int(suspension_rev or 0),
-        )
+        found: Any = await ask(lambda: self._redis.hmget(keys.account(account), WRITTEN))
+        return _written(found)
+
+    def limits_of(self, written: Written) -> AccountLimits:
+        """What an account may use of which this is written down. Raises SettingsError where that is none."""
+        return self._defaults.over(written.limits)
 
     async def set_suspension(self, account: str, suspension: Suspension | None) -> None:
         """Write down that it is suspended, or no more. `Suspensions` sees to its queues."""
@@ -260,21 +253,44 @@ class Accounts:
         await ask(write)
 
     async def usage(self, account: str, *, day: int) -> Usage:
-        """What was denied lately, and the compute of a day, which is counted in days since 1970, and in all."""
-        usage = texts(await ask(lambda: self._redis.hgetall(keys.usage(account))))
-        names = ("day", "spent", "reserved")
-        found = await ask(lambda: self._redis.hmget(keys.compute(account), names))
-        of_day, spent_ms, reserved_ms = (int(value or 0) for value in found)
-        in_all = await ask(lambda: self._redis.hmget(keys.credit(account), names[1:]))
-        total_spent_ms, total_reserved_ms = (int(value or 0) for value in in_all)
-        is_today = of_day == day
-        return Usage(
-            bursts={name.removesuffix(":bursts"): int(count) for name, count in usage.items() if ":bursts" in name},
-            spent_s=spent_ms / 1000 if is_today else 0,
-            reserved_s=reserved_ms / 1000 if is_today else 0,
-            total_spent_s=total_spent_ms / 1000,
-            total_reserved_s=total_reserved_ms / 1000,
-        )
+        """What was denied lately, the compute of a day, which is counted in days since 1970, and in all, and files."""
+        [(_, usage)] = await self.seen([account], day=day)
+        return usage
+
+    async def seen(self, names: Sequence[str], *, day: int) -> list[tuple[Written, Usage]]:
+        """What is written down of each of these, and what became of its limits, by one write to the socket."""
+        now_ms = self._clock.now_ms()
+
+        async def read() -> list[Any]:
+            pipe = self._redis.pipeline(transaction=False)
+            for name in names:
+                pipe.hmget(keys.account(name), WRITTEN)
+                pipe.hgetall(keys.usage(name))
+                pipe.hmget(keys.compute(name), ["day", "spent", "reserved"])
+                pipe.hmget(keys.credit(name), ["spent", "reserved"])
+                pipe.hget(keys.stored(name), "total")
+                pipe.zrangebyscore(keys.stored_until(name), "-inf", now_ms, start=0, num=MOST_OVER)
+            return list(await pipe.execute())
+
+        replies = await ask(read) if names else []
+        found = [replies[start : start + 6] for start in range(0, len(replies), 6)]
+        over = await self._bytes_of({name: each[5] for name, each in zip(names, found, strict=True) if each[5]})
+        return [
+            (_written(each[0]), _usage(each[1:5], day=day, over=over.get(name, 0)))
+            for name, each in zip(names, found, strict=True)
+        ]
+
+    async def _bytes_of(self, files: Mapping[str, Sequence[bytes]]) -> dict[str, int]:
+        """Of each account, what these of its files take together."""
+
+        async def read() -> list[list[bytes | None]]:
+            pipe = self._redis.pipeline(transaction=False)
+            for name, ids in files.items():
+                pipe.hmget(keys.stored(name), list(ids))
+            return list(await pipe.execute())
+
+        sizes = await ask(read) if files else []
+        return {name: sum(int(size or 0) for size in each) for name, each in zip(files, sizes, strict=True)}
 
     async def webhook_secrets(self, account: str) -> list[str]:
         """The secrets that this account's webhooks are signed with; the first is the current one.
@@ -289,6 +305,31 @@ class Accounts:
             await ask(lambda: self._redis.hdel(keys.account(account), *over))
         living = sorted(set(former) - set(over), key=lambda field: -former[field])
         return [found[field] for field in ("webhook_secret", *living) if field in found]
+
+
+def _written(found: Sequence[bytes | None]) -> Written:
+    *limits, revision, kind, suspended, suspension_rev = found
+    return Written(
+        {name: text(value) for name, value in zip(OF_LIMITS, limits, strict=True) if value is not None},
+        int(revision or 0),
+        cast(AccountType, text(kind or TYPES[0])),
+        msgspec.json.decode(suspended, type=Suspension) if suspended else None,
+        int(suspension_rev or 0),
+    )
+
+
+def _usage(found: Sequence[Any], *, day: int, over: int) -> Usage:
+    usage, compute, credit, stored = found
+    of_day, spent_ms, reserved_ms, total_spent_ms, total_reserved_ms = (int(part or 0) for part in (*compute, *credit))
+    is_today = of_day == day
+    return Usage(
+        bursts={name.removesuffix(":bursts"): int(count) for name, count in texts(usage).items() if ":bursts" in name},
+        spent_s=spent_ms / 1000 if is_today else 0,
+        reserved_s=reserved_ms / 1000 if is_today else 0,
+        total_spent_s=total_spent_ms / 1000,
+        total_reserved_s=total_reserved_ms / 1000,
+        stored_bytes=max(0, int(stored or 0) - over),
+    )
 
 
 def refuse_name(account: str) -> None:

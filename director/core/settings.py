@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
-from director.core.account_limits import AccountLimits, Compute, Count, Rate, Retention
+from director.core.account_limits import AccountLimits, Bytes, Compute, Count, Rate, Retention
 from director.core.errors import SettingsError
 from director.core.ids import MODEL_NAME, QUEUE_NAME
 from director.core.policy import BreakerMode, OnLost, Policy
@@ -117,6 +117,9 @@ class ApiSettings(CommonSettings, frozen=True, kw_only=True):
     account_data_ttl_s: Annotated[
         Retention | None, Meta(description="Life of an account's data after the end; empty: as the model has it.")
     ] = None
+    account_max_files_bytes: Annotated[
+        Bytes | None, Meta(description="Bytes of files that an account keeps, outputs too; empty: no limit.")
+    ] = None
 
     @property
     def account_limits(self) -> AccountLimits:
@@ -131,6 +134,7 @@ class ApiSettings(CommonSettings, frozen=True, kw_only=True):
             compute_s_per_day=self.account_compute_s_per_day,
             compute_s_total=self.account_compute_s_total,
             data_ttl_s=self.account_data_ttl_s,
+            max_files_bytes=self.account_max_files_bytes,
         )
 
 

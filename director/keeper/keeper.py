@@ -120,7 +120,7 @@ class Keeper:
         self.courier = Courier(self._redis, scripts, registry, webhooks, clock, breakers=breakers)
         self.warden = Warden(Suspensions(self._redis, accounts, catalog, scripts, clock), clock)
         store = store_in(settings.files_dir, self._redis, clock, url=settings.files_url)
-        self.tidier = None if store is None else Tidier(self._redis, store, clock)
+        self.tidier = None if store is None else Tidier(self._redis, scripts, store, clock)
         self.health = Health()
         self.health.checks = {"redis": redis_check(self._redis), "durability": self._durability_known}
 

@@ -8,7 +8,7 @@ Never deletes anything while Redis cannot be asked, and never looks at more than
 
 import logging
 from collections.abc import Awaitable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from msgspec import Struct
 from redis.asyncio import Redis
@@ -19,6 +19,7 @@ from director.core.clock import Clock
 from director.core.files import CallerFileName, FileStore
 from director.core.ids import PredictionId, created_ms_of
 from director.core.redis_client import ask, text
+from director.core.scripts import Scripts
 from director.core.states import TERMINAL
 from director.core.trained import whose_weights_are_kept
 from director.keeper.sweep import LIMIT, repeat
@@ -38,8 +39,9 @@ class Tidied(Struct, frozen=True):
 class Tidier:
     """Sweeps a whole store."""
 
-    def __init__(self, redis: Redis, store: FileStore, clock: Clock) -> None:
+    def __init__(self, redis: Redis, scripts: Scripts, store: FileStore, clock: Clock) -> None:
         self._redis = redis
+        self._scripts = scripts
         self._callers = CallerFiles(redis)
         self._store = store
         self._clock = clock
@@ -53,8 +55,11 @@ class Tidier:
         seen = removed = 0
         async for holders in self._store.holders(LIMIT):
             seen += len(holders)
-            for prediction_id in await self._gone(holders):
-                removed += await self._deleted(self._store.remove(prediction_id), prediction_id)
+            for prediction_id, account in await self._gone(holders):
+                if await self._deleted(self._store.remove(prediction_id), prediction_id):
+                    removed += 1
+                    if account:  # else its record is gone too, and it counts no more once its time is over
+                        await self._scripts.stow(account, prediction_id)
         async for names in self._store.callers(LIMIT):
             seen += len(names)
             for name in await self._callers.unknown([name for name in names if self._has_come(name)]):
@@ -74,21 +79,27 @@ class Tidier:
     def _has_come(self, name: CallerFileName) -> bool:
         return self._clock.now_ms() - created_ms_of(name.id) > GRACE_S * 1000
 
-    async def _gone(self, holders: Sequence[PredictionId]) -> list[PredictionId]:
-        async def read() -> list[bytes | int | None]:
+    async def _gone(self, holders: Sequence[PredictionId]) -> list[tuple[PredictionId, str]]:
+        """With the account of each, as far as that is known."""
+
+        async def read() -> list[Any]:
             pipe = self._redis.pipeline(transaction=False)
             for prediction_id in holders:
-                pipe.hget(keys.record(prediction_id), "status")
+                pipe.hmget(keys.record(prediction_id), ["status", "account"])
                 pipe.exists(keys.output_data(prediction_id))
             return list(await pipe.execute())
 
         replies = iter(await ask(read) if holders else [])
         found = zip(holders, replies, replies, strict=True)
-        gone = [each for each, status, has_output in found if not has_output and not _may_end(status)]
-        kept = await whose_weights_are_kept(self._redis, gone)
-        return [each for each in gone if each not in kept]
+        gone = {
+            each: text(account or b"")
+            for each, (status, account), has_output in found
+            if not has_output and not _may_end(status)
+        }
+        kept = await whose_weights_are_kept(self._redis, list(gone))
+        return [(each, account) for each, account in gone.items() if each not in kept]
 
 
-def _may_end(status: bytes | int | None) -> bool:
+def _may_end(status: bytes | None) -> bool:
     """Is it known, and not terminal?"""
-    return isinstance(status, bytes) and text(status) not in TERMINAL
+    return status is not None and text(status) not in TERMINAL

@@ -73,9 +73,9 @@ def test_every_limit_can_be_set() -> None:
 async def test_none_and_default_are_not_the_same(operator: Operator, redis: Redis) -> None:
     accounts = Accounts(redis, AccountLimits(rate=1.0, max_queued=9))
     await operator.types("account", "set", ACCOUNT, "--rate", "none", "--max-queued", "4")
-    assert await accounts.limits(ACCOUNT) == AccountLimits(rate=None, max_queued=4)
+    assert accounts.limits_of(await accounts.written(ACCOUNT)) == AccountLimits(rate=None, max_queued=4)
     await operator.types("account", "set", ACCOUNT, "--rate", "default", "--max-queued", "default")
-    assert await accounts.limits(ACCOUNT) == AccountLimits(rate=1.0, max_queued=9)
+    assert accounts.limits_of(await accounts.written(ACCOUNT)) == AccountLimits(rate=1.0, max_queued=9)
 
 
 @pytest.mark.usefixtures("token")
@@ -146,8 +146,9 @@ async def test_one_account_is_shown_with_what_was_denied_and_the_days_compute(
     shown = (await operator.types("account", "show", ACCOUNT)).splitlines()
     assert shown[0] == "rate               0.01       creates a second"
     assert "max_queued         default    predictions that wait in one queue" in shown
-    assert shown[-3:] == [
+    assert shown[-4:] == [
         "denied bursts      1 of create",
+        "files              0 bytes",
         "compute today      0.0 s spent, 12.5 s reserved",
         "compute in all     0.0 s spent, 12.5 s reserved",
     ]
@@ -157,6 +158,7 @@ async def test_one_account_is_shown_with_what_was_denied_and_the_days_compute(
         "reserved_s": 12.5,
         "total_spent_s": 0.0,
         "total_reserved_s": 12.5,
+        "stored_bytes": 0,
     }
 
 
@@ -252,7 +254,7 @@ async def test_a_change_is_a_line_on_stderr_with_who_typed_it_and_no_secret(
 async def test_a_limit_that_somebody_wrote_by_hand_and_that_is_none_is_named(redis: Any, token: str) -> None:
     await redis.hset(f"account:{ACCOUNT}", "rate", "soon")
     with pytest.raises(SettingsError, match="rate: a number from"):
-        await Accounts(redis).limits(ACCOUNT)
+        Accounts(redis).limits_of(await Accounts(redis).written(ACCOUNT))
 
 
 # ── webhook secrets ──────────────────────────────────────────────────────────────────────────────────────────────

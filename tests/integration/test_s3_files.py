@@ -14,6 +14,7 @@ from director.core.clock import SystemClock
 from director.core.files import CallerFileName, FileName, OpenFile, file_name, store_in
 from director.core.ids import PredictionId, new_file_id, new_prediction_id
 from director.core.s3_files import S3Files
+from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
 from director.keeper.tidier import Tidied, Tidier
 from tests.support.api import api_client, live_api
@@ -153,7 +154,7 @@ async def test_outputs_are_kept_by_their_prediction(store: S3Files) -> None:
 
 
 async def test_an_upload_by_the_api_is_in_the_bucket_until_it_is_deleted_or_swept(
-    api: httpx.AsyncClient, store: S3Files, redis: Redis
+    api: httpx.AsyncClient, store: S3Files, redis: Redis, scripts: Scripts
 ) -> None:
     await empty(store)
     data = bytes(range(256)) * 4_000
@@ -166,7 +167,7 @@ async def test_an_upload_by_the_api_is_in_the_bucket_until_it_is_deleted_or_swep
     assert [name.id for name in await callers(store)] == [second["id"]]
     await redis.flushall()
     clock = FakeClock(now_ms=SystemClock().now_ms() + 3_700_000)
-    assert await Tidier(redis, store, clock).run_once() == Tidied(seen=1, removed=1)
+    assert await Tidier(redis, scripts, store, clock).run_once() == Tidied(seen=1, removed=1)
     assert await callers(store) == []
 
 

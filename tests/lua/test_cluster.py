@@ -173,6 +173,7 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     assert await scripts.configure("acme/said", b"{}", by="ops", at_ms=1, was=None, nonce="n") == ("done", 1)
     assert await scripts.withdraw("acme/said", "model") == "done"
 
+    assert (await scripts.stow(ACCOUNT, "f", 9, most=9, until_ms=2**42)).total == 9
     noted = {"kind": "limits_set", "by": "ops", "account": ACCOUNT, "queue": "", "detail": b"{}", "at_ms": 1}
     assert await scripts.note("n", **noted)  # type: ignore[arg-type]
 

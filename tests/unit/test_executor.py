@@ -305,8 +305,8 @@ def store() -> SlowStore:
     return SlowStore()
 
 
-def storing(store: SlowStore) -> Storing:
-    return Storing(store, SystemClock(), run_limit_s=60, data_ttl_s=60)
+def storing(store: SlowStore, driver: QueueDriver) -> Storing:
+    return Storing(store, driver.scripts, SystemClock(), run_limit_s=60, data_ttl_s=60)
 
 
 async def test_files_are_stored_off_the_slot_and_the_end_waits_for_them(
@@ -314,7 +314,7 @@ async def test_files_are_stored_off_the_slot_and_the_end_waits_for_them(
 ) -> None:
     runner = ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED, output=PNG))
     server = Server(runner, 1, busy=1, health=Health(status=HealthStatus.READY))
-    executor = bench.executor(Servers([server]), storing=storing(store))
+    executor = bench.executor(Servers([server]), storing=storing(store, driver))
     claim = await claimed(driver)
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
         tasks.create_task(executor.execute(claim, Seat(server, server.since)))
@@ -332,7 +332,7 @@ async def test_a_store_slower_than_the_runs_slows_them(
     monkeypatch.setattr("director.executor.MOST_ENDING", 1)
     runner = ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED, output=PNG))
     server = Server(runner, 2, busy=2, health=Health(status=HealthStatus.READY))
-    executor = bench.executor(Servers([server]), storing=storing(store))
+    executor = bench.executor(Servers([server]), storing=storing(store, driver))
     claims = [await claimed(driver), await claimed(driver)]
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
         for claim in claims:
@@ -350,7 +350,7 @@ async def test_a_run_is_not_followed_further_than_its_store_can_take(
     produced = [Produced(PNG, index) for index in range(50)]
     runner = ScriptedRunner(Began(), *produced, Ended(outcome=Outcome.SUCCEEDED))
     server = Server(runner, 1, busy=1, health=Health(status=HealthStatus.READY))
-    executor = bench.executor(Servers([server]), storing=storing(store))
+    executor = bench.executor(Servers([server]), storing=storing(store, driver))
     claim = await claimed(driver)
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
         tasks.create_task(executor.execute(claim, Seat(server, server.since)))
@@ -369,7 +369,7 @@ async def test_a_claim_that_is_lost_while_files_are_stored_ends_without_a_word(
 ) -> None:
     runner = ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED, output=PNG))
     server = Server(runner, 1, busy=1, health=Health(status=HealthStatus.READY))
-    executor = bench.executor(Servers([server]), storing=storing(store))
+    executor = bench.executor(Servers([server]), storing=storing(store, driver))
     claim = await claimed(driver)
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
         tasks.create_task(executor.execute(claim, Seat(server, server.since)))

@@ -13,6 +13,8 @@ __all__ = (
     "files",
     "listing",
     "settling",
+    "stored",
+    "stored_until",
     "suspensions",
     "taken",
     "token",
@@ -98,3 +100,13 @@ def compute(account: str) -> str:
 def credit(account: str) -> str:
     """hash · as `compute`, of all days together, while there is a limit of that. By reserve and spend. Permanent."""
     return f"{{a:{account}}}:credit"
+
+
+def stored(account: str) -> str:
+    """hash · id of a file, or of a prediction with files → its bytes, and `total`. By stow; until the last is over."""
+    return f"{{a:{account}}}:stored"
+
+
+def stored_until(account: str) -> str:
+    """zset · of `stored`, each id → when it is over, ms. Written by stow; until the last one is over."""
+    return f"{{a:{account}}}:stored_until"

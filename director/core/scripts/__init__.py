@@ -4,7 +4,7 @@ One method per file of lua/, named after it; what a script promises stands in it
 Without `now_ms` scripts ask the server's clock: tests walk time with it.
 """
 
-from director.core.scripts.accounts import AccountScripts, Allowance, Deployed, Rotated
+from director.core.scripts.accounts import AccountScripts, Allowance, Deployed, Rotated, Stowed
 from director.core.scripts.caller import Accepted, CallerScripts, Canceled, Erased, Redelivered, Replayed
 from director.core.scripts.catalog import Amended, CatalogScripts, Withdrawn
 from director.core.scripts.holder import MOST_CLAIMS, Advanced, Ceased, Claims, Hold, HolderScripts, Readiness, Requeued
@@ -36,6 +36,7 @@ __all__ = (
     "Requeued",
     "Rotated",
     "Scripts",
+    "Stowed",
     "Unregistered",
     "Withdrawn",
 )

@@ -11,7 +11,7 @@ from director.core.gatherer import Arg
 from director.core.ids import PredictionId
 from director.core.scripts.wire import Wire, ms, now
 
-__all__ = ("MOST_FORMER", "AccountScripts", "Allowance", "Deployed", "Reserved", "Rotated")
+__all__ = ("MOST_FORMER", "AccountScripts", "Allowance", "Deployed", "Reserved", "Rotated", "Stowed")
 
 Reserved = Literal["create", "read", "compute", "credit"]
 """credit: compute of all days together."""
@@ -34,6 +34,13 @@ class Allowance(Struct, frozen=True, kw_only=True):
     remaining: int
     reset_ms: int
     retry_after_ms: int
+
+
+class Stowed(Struct, frozen=True):
+    """Whether an account had room for it, and the bytes that it keeps then."""
+
+    fits: bool
+    total: int
 
 
 class AccountScripts(Wire):
@@ -89,6 +96,27 @@ class AccountScripts(Wire):
         args: list[Arg] = [taken_by, bucket.burst, _fill(bucket.rate), prediction_id or "", ms(spent_s), now(now_ms)]
         returned, corrected = await self._call("spend", _keys(account), args)
         return bool(returned), bool(corrected)
+
+    async def stow(
+        self,
+        account: str,
+        name: str = "",
+        size: int = 0,
+        *,
+        most: int | None = None,
+        until_ms: int = 0,
+        now_ms: int | None = None,
+    ) -> Stowed:
+        """Count what one file, or all files of one prediction, take until then; 0: nothing any more.
+
+        Without a name it only tells what there is. Safe to repeat.
+        """
+        written = [keys.stored(account), keys.stored_until(account)]
+        args: list[Arg] = [name, size, "" if most is None else most, until_ms, now(now_ms)]
+        fits, total, more = await self._call("stow", written, args)
+        while more and not fits:
+            fits, total, more = await self._call("stow", written, args)
+        return Stowed(fits=bool(fits), total=total)
 
     async def rotate(self, account: str, *, secret: str, keep_s: float, now_ms: int | None = None) -> Rotated:
         """Sign with this secret from now on, and with the former one too for `keep_s`; 0: with no former one at all."""

@@ -196,6 +196,27 @@ async def test_accounts_are_listed_by_name_over_pages(admin: httpx.AsyncClient, 
     assert [one["name"] for one in first["results"] + second["results"]] == [ADMIN, *names]
 
 
+async def test_a_page_of_accounts_is_read_at_once_and_says_of_each_what_it_says_alone(
+    admin: httpx.AsyncClient, redis: Redis, scripts: Scripts
+) -> None:
+    names = [f"a{number:02d}" for number in range(60)]
+    for name in names:
+        await redis.hset(keys.account(name), mapping={"webhook_secret": "whsec_x", "rate": "5"})
+        await scripts.stow(name, "f", int(name[1:]) + 1, until_ms=2**42)
+    await redis.zadd(keys.stored_until("a07"), {"f": 1})
+    await redis.sadd(keys.accounts(), *names)
+    await admin.get("/v1/account")
+    before = (await redis.info("stats"))["total_reads_processed"]
+    page = (await admin.get("/v1/admin/accounts")).json()["results"]
+    assert (await redis.info("stats"))["total_reads_processed"] - before <= 8
+    shown = {one["name"]: one for one in page}
+    assert [shown[name]["usage"]["stored_bytes"] for name in names] == [
+        0 if name == "a07" else int(name[1:]) + 1 for name in names
+    ], "what has expired counts no more"
+    assert {shown[name]["limits"]["rate"] for name in names} == {5.0}
+    assert shown["a31"] == (await admin.get("/v1/admin/accounts/a31")).json()
+
+
 async def test_an_account_that_there_is_not_has_nothing(admin: httpx.AsyncClient, redis: Redis) -> None:
     for name in ("nobody", "No%20Name", "x" * 100):
         for method, path in (

@@ -1,10 +1,11 @@
 """Files that callers upload: both official shapes of the form, whose they are, how long they live, what is refused."""
 
+import asyncio
 import base64
 import hashlib
 import hmac
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,6 +22,7 @@ from director.core.clock import SystemClock
 from director.core.files import LocalFiles, store_in
 from director.core.ids import new_file_id
 from director.core.links import Links
+from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
 from director.keeper.tidier import Tidied, Tidier
 from tests.support.api import api_client, live_api
@@ -407,10 +409,10 @@ async def test_a_bucket_that_is_away_is_a_503(server: RedisServer, token: str, m
 
 
 async def test_expired_and_abandoned_files_are_swept_and_no_others(
-    api: httpx.AsyncClient, folder: Path, redis: Redis, store: LocalFiles
+    api: httpx.AsyncClient, folder: Path, redis: Redis, scripts: Scripts, store: LocalFiles
 ) -> None:
     clock = FakeClock(now_ms=SystemClock().now_ms())
-    tidier = Tidier(redis, store, clock)
+    tidier = Tidier(redis, scripts, store, clock)
     expired, living = await upload(api), await upload(api)
     cut_off = new_file_id(clock.now_ms())
     half = folder / "uploads" / ACCOUNT / cut_off[-2:] / f"{cut_off}.part~"
@@ -489,3 +491,73 @@ async def grown_by(server: RedisServer, redis: Redis, token: str, folder: Path, 
         digest, grew_down = await growth_of(live.process.pid, down)
         assert digest == file["checksums"]["sha256"]
         return Growth(up=grew_up, down=grew_down)
+
+
+# ---- as many as an account may keep ----
+
+
+@pytest.fixture
+def limited(redis: Redis, api: httpx.AsyncClient) -> Callable[[int | None], Awaitable[httpx.AsyncClient]]:
+    """A caller whose account may keep so many bytes, known to the API at once."""
+
+    async def limit(most: int | None) -> httpx.AsyncClient:
+        written = "none" if most is None else str(most)
+        await Accounts(redis).set_limits(ACCOUNT, {"max_files_bytes": written})
+        return api
+
+    return limit
+
+
+Limited = Callable[[int | None], Awaitable[httpx.AsyncClient]]
+
+
+async def refused(api: httpx.AsyncClient, data: bytes) -> dict[str, Any]:
+    answer = await api.post("/v1/files", files={"content": data})
+    assert (answer.status_code, answer.json()["code"]) == (413, "storage_full"), answer.text
+    problem: dict[str, Any] = answer.json()
+    return problem
+
+
+async def test_a_file_that_there_is_no_room_for_is_refused_and_leaves_nothing(
+    limited: Limited, folder: Path, scripts: Scripts
+) -> None:
+    api = await limited(1_000_000)
+    await upload(api, bytes(600_000))
+    problem = await refused(api, bytes(400_001))
+    assert (problem["limit"], "delete some" in problem["detail"]) == (1_000_000, True)
+    assert len(kept(folder)) == 1
+    assert (await scripts.stow(ACCOUNT)).total == 600_000
+    await upload(api, bytes(400_000))
+    assert (await scripts.stow(ACCOUNT)).total == 1_000_000
+
+
+async def test_a_file_that_is_deleted_makes_room(limited: Limited) -> None:
+    api = await limited(10)
+    first = await upload(api, bytes(10))
+    await refused(api, b"x")
+    assert (await api.delete(f"/v1/files/{first['id']}")).status_code == 204
+    await upload(api, bytes(10))
+
+
+async def test_uploads_at_once_get_no_more_room_than_there_is(limited: Limited, scripts: Scripts) -> None:
+    api = await limited(1_000_000)
+    answers = await asyncio.gather(*(api.post("/v1/files", files={"content": bytes(300_000)}) for _ in range(4)))
+    assert sorted(answer.status_code for answer in answers) == [201, 201, 201, 413]
+    assert (await scripts.stow(ACCOUNT)).total == 900_000
+
+
+async def test_who_has_no_limit_is_counted_and_not_refused(
+    limited: Limited, scripts: Scripts, stranger: httpx.AsyncClient
+) -> None:
+    api = await limited(None)
+    await upload(api, bytes(1000))
+    assert (await scripts.stow(ACCOUNT)).total == 1000
+    await upload(stranger, bytes(7))
+    assert (await scripts.stow("other")).total == 7
+
+
+async def test_an_upload_that_is_wrong_takes_no_room(limited: Limited, scripts: Scripts) -> None:
+    api = await limited(1_000_000)
+    answer = await api.post("/v1/files", files={"content": bytes(1000)}, data={"metadata": "no object"})
+    assert answer.status_code == 422
+    assert (await scripts.stow(ACCOUNT)).total == 0

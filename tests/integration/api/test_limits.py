@@ -431,3 +431,21 @@ class TestCostAndAffinity:
         name = keys.idempotency(account=ACCOUNT, model=MODEL, digest=hashlib.sha256(b"k").hexdigest())
         _, fingerprint = (await redis.get(name)).decode().split()
         assert fingerprint == hashlib.sha256(f"{MODEL}\n\nlow\n\n".encode() + body).hexdigest()
+
+
+class TestFiles:
+    async def test_that_are_as_many_as_an_account_may_keep_refuse_creates_until_some_go(
+        self, door: Door, scripts: Scripts
+    ) -> None:
+        async with door(max_files_bytes="10", rate="0.001", burst="3") as api:
+            await scripts.stow(ACCOUNT, "f", 10, until_ms=2**42)
+            refused = await create(api)
+            assert (refused.status_code, refused.json()["code"], refused.json()["limit"]) == (402, "storage_full", 10)
+            await scripts.stow(ACCOUNT, "f", 9, until_ms=2**42)
+            accepted = await create(api)
+            assert (accepted.status_code, limit_headers(accepted)[:2]) == (201, ("3", "2")), "the refused one's is back"
+
+    async def test_are_no_matter_for_an_account_without_that_limit(self, door: Door, scripts: Scripts) -> None:
+        async with door() as api:
+            await scripts.stow(ACCOUNT, "f", 10**12, until_ms=2**42)
+            assert (await create(api)).status_code == 201

@@ -15,12 +15,14 @@ from director.core import keys
 from director.core.clock import SystemClock
 from director.core.files import store_in
 from director.core.ids import partition_of
+from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
 from director.keeper.tidier import Tidied, Tidier
 from tests.support.api import api_client
 from tests.support.cog import cog_server, write_model
 from tests.support.eventually import eventually
 from tests.support.live_director import URL, Caller, Gate, live_director
+from tests.support.queue_driver import ACCOUNT
 from tests.support.servers import RedisServer
 from tests.support.sink import sink
 
@@ -212,19 +214,28 @@ async def test_a_store_that_hangs_hangs_nobody(
 
 
 async def test_files_are_deleted_with_the_data_and_no_sooner(
-    caller: Caller, server: RedisServer, redis: Redis, files_url: str, folder: Path, api: httpx.AsyncClient, gate: Gate
+    caller: Caller,
+    server: RedisServer,
+    redis: Redis,
+    scripts: Scripts,
+    files_url: str,
+    folder: Path,
+    api: httpx.AsyncClient,
+    gate: Gate,
 ) -> None:
     store = store_in(str(folder), redis, SystemClock())
     assert store is not None
-    tidier = Tidier(redis, store, SystemClock())
+    tidier = Tidier(redis, scripts, store, SystemClock())
     async with live_director(server.url, files_url, **settings(folder)):
         removed = await caller.ended(await caller.submit(n=2, size=5_000))
+        assert (await scripts.stow(ACCOUNT)).total == 10_000
         kept = await caller.ended(await caller.submit(n=1))
         running = await caller.submit(n=1, gate=str(gate))
         await eventually(lambda: caller.get(running), "it shows one", until=lambda shown: shown["output"])
         assert await tidier.run_once() == Tidied(seen=3)
         await redis.delete(keys.output_data(removed["id"]))  # as its lifetime does
         assert await tidier.run_once() == Tidied(seen=3, removed=1)
+        assert (await scripts.stow(ACCOUNT)).total == 20
         gate.open()
         ended = await caller.ended(running)
     for url in removed["output"]:

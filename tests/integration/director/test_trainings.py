@@ -181,7 +181,7 @@ async def test_the_weights_live_as_long_as_the_version_and_not_with_the_training
     done = await ended(api, await train(api, data="poems"))
     store = store_in(str(tmp_path / "files"), redis, SystemClock())
     assert store is not None
-    tidier = Tidier(redis, store, SystemClock())
+    tidier = Tidier(redis, scripts, store, SystemClock())
     weights = done["output"]["weights"]
     for gone in (keys.output_data(done["id"]), keys.input_data(done["id"]), keys.record(done["id"])):  # as they end
         await redis.delete(gone)
