@@ -246,7 +246,9 @@ class Director:
         self.fleet.want(wanted, slots=self._settings.concurrent_predictions)
 
     async def _watch(self, server: Server) -> None:
-        await Watch(server, self.servers, self._clock, self._introduce, self._note_setup).run()
+        retry_s = self._settings.setup_retry_s
+        watch = Watch(server, self.servers, self._clock, self._introduce, self._note_setup, setup_retry_s=retry_s)
+        await watch.run()
 
     def _make_server(self, driven: Driven, slots: int) -> Server:
         most = self._settings.max_output_bytes
@@ -394,11 +396,14 @@ class Director:
     @property
     def figures(self) -> dict[str, Any]:
         """How its servers are used, and how the last setup of one went; not what that printed, which may be secret."""
-        if self._setup is None:
-            return self._portions.figures
-        setup_run = msgspec.to_builtins(self._setup)
-        del setup_run["logs"]
-        return self._portions.figures | {"setup_run": setup_run}
+        figures: dict[str, Any] = dict(self._portions.figures)
+        if fewer := {server.runner.url: server.fewer for server in self.servers.all if server.fewer is not None}:
+            figures |= {"fewer_slots": fewer}
+        if self._setup is not None:
+            setup_run = msgspec.to_builtins(self._setup)
+            del setup_run["logs"]
+            figures |= {"setup_run": setup_run}
+        return figures
 
     async def missing(self) -> str:
         """Ready when it can claim: why not, in the words of the server that is nearest to it."""

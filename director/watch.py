@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
+from director.recovery import UNHEALTHY_S, Recovery
 from director.runners.runner import Health, HealthStatus
 from director.servers import Server, Servers
 
@@ -48,7 +49,8 @@ LEVELS: Final[dict[HealthStatus, int]] = {
 class Watch:
     """The watch over one server. `register` is awaited each time the server becomes ready, before it is given work.
 
-    `note_setup` is awaited when a setup has ended, well or not, until it returns True once.
+    `note_setup` is awaited when a setup has ended, well or not, until it returns True once. `setup_retry_s`: how long
+    after a failed one the server is asked to end; 0 where it is left as it is.
     """
 
     def __init__(
@@ -58,12 +60,15 @@ class Watch:
         clock: Clock,
         register: Callable[[Server, Health], Awaitable[object]],
         note_setup: Callable[[Server, Health], Awaitable[bool]],
+        *,
+        setup_retry_s: float = 0,
     ) -> None:
         self._server = server
         self._servers = servers
         self._clock = clock
         self._register = register
         self._note_setup = note_setup
+        self._recovery = Recovery({HealthStatus.SETUP_FAILED: setup_retry_s, HealthStatus.UNHEALTHY: UNHEALTHY_S})
         self._noted: tuple[str, bool] | None = None  # of which start, and how it went
         self._seen: HealthStatus | None = None
         self._registered = False
@@ -96,6 +101,10 @@ class Watch:
         if health.status is HealthStatus.DEFUNCT or (server.doubt.is_set() and health.can_run and in_peace):
             await self._end_server()
             health = replace(health, status=HealthStatus.DEFUNCT)
+        elif server.runner.capabilities.restarts and self._recovery.is_due(
+            health, self._clock.monotonic(), is_idle=not server.busy
+        ):
+            await self._end_server()
         elif health.can_run and not self._registered:
             await self._register(server, health)
             self._registered = True

@@ -185,6 +185,9 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     max_failures: Annotated[
         int, Meta(ge=0, description="Failed runs in a row on one server, after which it rests and starts anew; 0: any.")
     ] = 5
+    setup_retry_s: Annotated[
+        float, Meta(ge=0, description="Time after which a Cog server whose setup failed is started anew; 0: never.")
+    ] = 0
     batch_cost: Annotated[
         float,
         Meta(ge=0, description="Most that runs here at once, or in one request, costs; one larger goes alone. 0: any."),

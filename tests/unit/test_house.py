@@ -45,6 +45,7 @@ PURE = (
     "director.ends",
     "director.inference",
     "director.media",
+    "director.recovery",
     "director.runners.batch",
     "director.runners.runner",
     "director.tracker",

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from director.core.errors import BackendUnavailable
+from director.recovery import UNHEALTHY_S
 from director.runners.runner import Capabilities, Health, HealthStatus, Setup
 from director.servers import Server, Servers
 from director.watch import END_AGAIN_S, STRANGER_S, Watch
@@ -229,3 +230,32 @@ async def test_a_setup_is_noted_again_until_it_is_written_and_no_work_waits_for_
 async def test_a_server_that_tells_nothing_of_its_setup_has_none_noted(watched: Watched) -> None:
     await watched.look(READY)
     assert watched.noted == []
+
+
+async def test_a_setup_that_failed_is_left_as_it_is_unless_a_retry_is_asked_for(watched: Watched) -> None:
+    failed = Health(status=HealthStatus.SETUP_FAILED, since="first")
+    for _ in range(3):
+        await watched.look(failed)
+        watched.clock.pass_time(86_400)
+    assert watched.runner.shutdowns == 0
+
+
+async def test_a_server_that_stays_unhealthy_with_nothing_to_do_is_asked_to_end(watched: Watched) -> None:
+    ill = Health(status=HealthStatus.UNHEALTHY, since="first")
+    await watched.look(READY)
+    await watched.look(ill)
+    watched.clock.pass_time(UNHEALTHY_S - 1)
+    await watched.look(ill)
+    assert watched.runner.shutdowns == 0
+    watched.clock.pass_time(2)
+    await watched.look(ill)
+    assert watched.runner.shutdowns == 1
+
+
+async def test_of_a_kind_that_does_not_start_anew_none_is_asked_to_end(watched: Watched) -> None:
+    watched.runner.capabilities = Capabilities(restarts=False)
+    ill = Health(status=HealthStatus.UNHEALTHY, since="first")
+    for _ in range(3):
+        await watched.look(ill)
+        watched.clock.pass_time(10 * UNHEALTHY_S)
+    assert watched.runner.shutdowns == 0

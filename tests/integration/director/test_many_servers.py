@@ -144,6 +144,7 @@ async def test_of_a_server_with_fewer_slots_than_we_were_told_no_more_are_used_a
         asked = [await caller.submit(text="a") for _ in range(12)]
         assert {(await caller.ended(each))["status"] for each in asked} == {"succeeded"}
         await eventually(lambda: director.servers.standing.slots, "they are counted right", until=(2).__eq__)
+        assert director.figures["fewer_slots"] == {cog.url: 2}
         assert cog.starts == 2
         assert {(await caller.record(each)).attempt for each in asked} == {1}
 
@@ -157,3 +158,13 @@ async def test_a_server_that_a_stranger_keeps_busy_is_found_though_nobody_asks_f
         cog.on("GET", "/health-check", answer(200, {**HEALTHY, "status": "BUSY"}))
         async with live_director(server.url, cog.url):
             await eventually(lambda: cog.asked("POST", "/shutdown"), "it is asked to end")
+
+
+async def test_a_server_whose_setup_failed_is_started_anew_where_that_is_asked_for(
+    server: RedisServer, folder: Path
+) -> None:
+    async with (
+        supervised_cog(folder, stub="predict.py:Broken", until="SETUP_FAILED") as cog,
+        live_director(server.url, cog.url, setup_retry_s=0.05),
+    ):
+        await eventually(lambda: cog.starts == 2, "it was started anew", limit_s=60)
