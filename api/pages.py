@@ -17,7 +17,7 @@ from api.urls import base_url
 __all__ = ("PAGE_SIZE", "Cursor", "cursor_of", "link", "slice_of")
 
 PAGE_SIZE: Final = 100
-PLACE: Final = re.compile(r"([np])([0-9a-z._/-]{1,160})")
+PLACE: Final = re.compile(r"([np])([0-9A-Za-z._/:~-]{1,300})")
 
 
 class Cursor(Struct, frozen=True):

@@ -24,6 +24,7 @@ from director.core.clock import Clock
 from director.core.collections import Collections
 from director.core.dead import DeadLetters
 from director.core.deployments import Deployments
+from director.core.directors import Directors
 from director.core.errors import UnsafeBackend
 from director.core.files import FileStore, store_in
 from director.core.gatherer import Gatherer
@@ -32,7 +33,10 @@ from director.core.kinds import Kinds
 from director.core.limits import Descriptors
 from director.core.links import Links
 from director.core.listing import Listing
+from director.core.living import Living
 from director.core.model_configs import ModelConfigs
+from director.core.owed import Owed
+from director.core.queues import Queues
 from director.core.redis_client import blocking_client, client
 from director.core.removal import Removal
 from director.core.scripts import Scripts
@@ -75,6 +79,10 @@ class Parts(Struct, frozen=True, kw_only=True):
     administration: Administration
     catalog: Catalog
     changes: Changes
+    queues: Queues
+    living: Living
+    directors: Directors
+    owed: Owed
     collections: Collections
     configs: ModelConfigs
     listing: Listing
@@ -132,6 +140,10 @@ async def running(
             accounts, catalog, scripts, Suspensions(redis, accounts, catalog, scripts, clock), changes
         ),
         changes=changes,
+        queues=Queues(redis, catalog, scripts),
+        living=Living(redis),
+        directors=Directors(redis),
+        owed=Owed(redis, catalog, clock),
         catalog=catalog,
         collections=Collections(redis),
         configs=ModelConfigs(redis, scripts, clock),

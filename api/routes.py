@@ -17,7 +17,10 @@ from api.openapi import served
 from api.operators import accounts as admin_accounts
 from api.operators import audit as admin_audit
 from api.operators import dead as admin_dead
+from api.operators import directors as admin_directors
 from api.operators import models as admin_models
+from api.operators import owed as admin_owed
+from api.operators import queues as admin_queues
 from api.runs import batches, events, listing, predictions, procedures, trainings, webhooks
 from api.streams import streams
 
@@ -93,6 +96,11 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("GET", "/admin/accounts/{name}/tokens", admin_accounts.list_tokens),
     ("POST", "/admin/accounts/{name}/tokens", admin_accounts.create_token),
     ("DELETE", "/admin/accounts/{name}/tokens/{id}", admin_accounts.revoke_token),
+    ("GET", "/admin/queues", admin_queues.list_queues),
+    ("GET", "/admin/queues/{owner}/{name}/{version}", admin_queues.get_queue),
+    ("GET", "/admin/queues/{owner}/{name}/{version}/predictions", admin_queues.list_live),
+    ("GET", "/admin/directors", admin_directors.list_directors),
+    ("GET", "/admin/owed", admin_owed.get_owed),
     ("GET", "/admin/audit", admin_audit.list_changes),
     ("GET", "/admin/models/{owner}/{name}/config", admin_models.get_config),
     ("PUT", "/admin/models/{owner}/{name}/config", admin_models.change_config),

@@ -20,6 +20,7 @@ from api.openapi.operation import (
     Parameter,
 )
 from api.openapi.parameters import ACCOUNT, CURSOR, MODEL, PREDICTION_ID, TOKEN_ID
+from api.openapi.queues import QUEUES
 from api.operators.accounts import (
     AccountChange,
     AccountDetail,
@@ -221,4 +222,4 @@ AUDIT: Final[Operations] = {
     ),
 }
 
-OPERATORS: Final[Operations] = {**DEAD_LETTERS, **ACCOUNTS, **MODELS, **AUDIT}
+OPERATORS: Final[Operations] = {**DEAD_LETTERS, **ACCOUNTS, **MODELS, **AUDIT, **QUEUES}

@@ -8,7 +8,7 @@ from api.openapi.operation import Parameter
 from api.runs.prefer import LARGEST_COST, LONGEST_AFFINITY, LONGEST_LIFE_S, SMALLEST_COST
 from director.core.accounts import ACCOUNT_NAME
 from director.core.collections import SLUG
-from director.core.ids import MODEL_NAME, VERSION_ID
+from director.core.ids import MODEL_NAME, QUEUE_END, VERSION_ID
 from director.core.keys import LANES
 from director.core.states import Status
 
@@ -20,6 +20,7 @@ __all__ = (
     "HOW",
     "MODEL",
     "PREDICTION_ID",
+    "QUEUE",
     "SLUG_OF_COLLECTION",
     "TOKEN_ID",
     "VERSION_OF_MODEL",
@@ -48,6 +49,15 @@ VERSION_OF_MODEL: Final = (
     Parameter("id", "The id of a version.", Annotated[str, Meta(pattern=VERSION_ID)], "path"),
 )
 SLUG_OF_COLLECTION: Final = (Parameter("slug", "The collection.", Annotated[str, Meta(pattern=SLUG)], "path"),)
+QUEUE: Final = (
+    *MODEL,
+    Parameter(
+        "version",
+        "The first 12 digits of a version, and behind a `~` the kind of its runs where they are no predictions.",
+        Annotated[str, Meta(pattern=QUEUE_END)],
+        "path",
+    ),
+)
 ACCOUNT: Final = (Parameter("name", "The account.", Annotated[str, Meta(pattern=ACCOUNT_NAME)], "path"),)
 TOKEN_ID: Final = (*ACCOUNT, Parameter("id", "The id of a token, which is no secret.", str, "path"))
 

@@ -52,7 +52,7 @@ class Backend:
             self.changes,
         )
         self.queue_administration = QueueAdministration(self.scripts, self.changes)
-        self.queues = Queues(redis, self.catalog)
+        self.queues = Queues(redis, self.catalog, self.scripts)
         self.dead = DeadLetters(redis, self.scripts, clock)
 
     async def aclose(self) -> None:

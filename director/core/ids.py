@@ -16,6 +16,7 @@ from typing import Final, Literal, NewType
 __all__ = (
     "MODEL_NAME",
     "PARTITIONS",
+    "QUEUE_END",
     "QUEUE_NAME",
     "VERSION_ID",
     "FileId",
@@ -49,6 +50,7 @@ Kind = Literal["", "training", "procedure"]
 MODEL_NAME: Final = r"^[a-z0-9][a-z0-9._-]{0,63}/[a-z0-9][a-z0-9._-]{0,63}$"
 QUEUE_NAME: Final = MODEL_NAME[:-1] + r":[0-9a-f]{12}(~[a-z]+)?$"
 VERSION_ID: Final = r"^[0-9a-f]{64}$"
+QUEUE_END: Final = r"^[0-9a-f]{12}(~(training|procedure))?$"  # what stands behind the colon of a queue's name
 
 PARTITIONS: Final = 1024
 FORMAT: Final = 0

@@ -119,6 +119,8 @@ async def test_one_queue_is_shown_with_who_waits_in_it(run: Run, driver: QueueDr
         "running": 0,
         "is_paused": False,
         "is_suspended": False,
+        "weight": 1.0,
+        "max_running": None,
     }
 
 
@@ -152,7 +154,9 @@ async def test_of_many_accounts_those_with_the_most_and_all_that_are_paused_are_
         await driver.scripts.pause(driver.queue, paused=True, tenant=account)
     claim = await driver.claim_one()
     assert claim.record.account != "t0"
-    tenants = {tenant.name: tenant for tenant in await Queues(redis, catalog).tenants(driver.queue, most=2)}
+    tenants = {
+        tenant.name: tenant for tenant in await Queues(redis, catalog, driver.scripts).tenants(driver.queue, most=2)
+    }
     assert list(tenants)[2:] == ["nobody", "t0"]
     assert set(tenants) == {"t4", "t3", "nobody", "t0"}
     assert (tenants["t0"], tenants["nobody"]) == (Tenant("t0", 1, 0, True), Tenant("nobody", 0, 0, True))
@@ -167,7 +171,7 @@ async def test_accounts_that_are_suspended_are_marked_and_shown_where_they_have_
         await driver.pause(tenant=account, revision=1)
     await driver.pause(tenant="small")
     assert "account    small (paused, suspended): 1 waiting, 0 running" in await said(run, "show", driver.queue)
-    tenants = await Queues(redis, catalog).tenants(driver.queue, most=1)
+    tenants = await Queues(redis, catalog, driver.scripts).tenants(driver.queue, most=1)
     assert tenants == [Tenant("large", 2, 0, False), Tenant("small", 1, 0, True, True)]
     await driver.pause(paused=False, tenant="small", revision=2)
     assert "account    small (paused): 1 waiting, 0 running" in await said(run, "show", driver.queue)

@@ -19,7 +19,7 @@ from director.core.clock import SystemClock
 from director.core.collections import Collection, Collections
 from director.core.files import FileName, LocalFiles
 from director.core.gatherer import Gatherer
-from director.core.ids import FileId, PredictionId
+from director.core.ids import FileId, PredictionId, QueueName
 from director.core.kinds import Kinds
 from director.core.links import Links
 from director.core.policy import Policy
@@ -96,7 +96,15 @@ async def _runs(redis: Redis, scripts: Scripts, caller: httpx.AsyncClient) -> di
         "predictions": tuple(Real(path={"id": one["id"]}) for one in (ended, running, waiting)),
         "streams": (Real(path={"address": ended["urls"]["stream"].rpartition("/")[2]}),),
         "admin/dead": tuple(Real(path={"id": one}) for one in dead),
+        "admin/queues": (Real(path=_parts(queue), query={"state": "waiting"}), Real(path=_parts(queue))),
     }
+
+
+def _parts(queue: QueueName) -> dict[str, str]:
+    """As a path of the API names it."""
+    model, _, version = queue.rpartition(":")
+    owner, _, name = model.partition("/")
+    return {"owner": owner, "name": name, "version": version}
 
 
 async def _things(redis: Redis, caller: httpx.AsyncClient) -> dict[str, tuple[Real, ...]]:

@@ -26,7 +26,7 @@ from director.core.scripts import Scripts
 from tests.support.api import BASE, PlayedDirector
 from tests.support.queue_driver import MODEL, VERSION
 
-__all__ = ("OWNER", "REPEATED", "STRANGER", "Maker", "Possessions")
+__all__ = ("HIDDEN_VERSION", "OWNER", "REPEATED", "STRANGER", "Maker", "Possessions")
 
 OWNER: Final = "amber"
 STRANGER: Final = "basalt"

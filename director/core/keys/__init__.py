@@ -53,6 +53,7 @@ from director.core.keys.by_prediction import (
     weights,
 )
 from director.core.keys.by_queue import (
+    about,
     backlog,
     bell,
     dead,
@@ -89,6 +90,7 @@ __all__ = (
     "GROUP",
     "LANES",
     "PERMANENT",
+    "about",
     "account",
     "accounts",
     "backlog",

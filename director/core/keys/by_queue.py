@@ -4,6 +4,7 @@ from director.core.ids import Partition, QueueName, partition_of_model
 from director.core.keys.by_partition import tag
 
 __all__ = (
+    "about",
     "backlog",
     "bell",
     "dead",
@@ -110,6 +111,11 @@ def suspended(queue: QueueName) -> str:
 def slots(queue: QueueName) -> str:
     """hash · director → `<slots> <state of its servers>`. Written by extend; removed with its consumer."""
     return _of_queue(queue, "slots")
+
+
+def about(queue: QueueName, director: str) -> str:
+    """string · what a director said of itself with its last beat, as JSON. Written by extend; an hour."""
+    return _of_queue(queue, f"about:{director}")
 
 
 def tally(queue: QueueName) -> str:

@@ -22,6 +22,7 @@ from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
 from tests.support.api import api_client
 from tests.support.keyspace import Keyspace, dump
+from tests.support.possessions import HIDDEN_VERSION as HIDDEN_VERSION_ID
 from tests.support.possessions import OWNER, REPEATED, STRANGER, Maker, Possessions
 from tests.support.queue_driver import MODEL, VERSION
 from tests.support.servers import RedisServer
@@ -58,6 +59,7 @@ HIDDEN: Final = {"owner": OWNER, "name": "hidden-model"}
 SHOWN: Final = {"owner": OWNER, "name": "shown-model"}
 DESK: Final = {"owner": OWNER, "name": "$desk"}
 HIDDEN_VERSION: Final = {**HIDDEN, "id": "$hidden_version"}
+HIDDEN_QUEUE: Final = {**HIDDEN, "version": HIDDEN_VERSION_ID[:12]}
 OF_HIDDEN: Final = ("$hidden", "$hidden_version", "$hidden:$hidden_version")
 AMBER: Final = {"name": OWNER}
 RUNS: Final[dict[str, Any]] = {"input": {}}
@@ -151,6 +153,11 @@ TRIES: Final[Mapping[Route, Sequence[Try]]] = {
     ],
     ("GET", "/account"): LIST,
     ("GET", "/webhooks/default/secret"): LIST,
+    ("GET", "/admin/queues"): FOR_OPERATORS,
+    ("GET", "/admin/queues/{owner}/{name}/{version}"): [Try(answer=403, at=HIDDEN_QUEUE)],
+    ("GET", "/admin/queues/{owner}/{name}/{version}/predictions"): [Try(answer=403, at=HIDDEN_QUEUE)],
+    ("GET", "/admin/directors"): FOR_OPERATORS,
+    ("GET", "/admin/owed"): FOR_OPERATORS,
     ("GET", "/admin/dead"): FOR_OPERATORS,
     ("POST", "/admin/dead/revive"): [Try(answer=403, body={"ids": ["$dead"]})],
     ("POST", "/admin/dead/drop"): [Try(answer=403, body={"ids": ["$dead"]})],

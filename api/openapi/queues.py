@@ -1,0 +1,65 @@
+"""What operators see of queues, directors and owed webhooks. For tokens with the scope `admin` alone."""
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from api.openapi.operation import PAGED, PATH, TOKEN, Answer, Operation, Operations, Parameter
+from api.openapi.parameters import CURSOR, QUEUE, one_of
+from api.operators.directors import DirectorView
+from api.operators.owed import LONGEST_HOST
+from api.operators.queues import LONGEST_FILTER, STATES, QueueDetail
+from director.core.living import LiveView
+from director.core.owed import OwedView
+from director.core.queue_view import QueueView
+from director.core.schema import Page
+
+__all__ = ("QUEUES",)
+
+ADMIN: Final = ("admin",)
+
+QUEUES: Final[Operations] = {
+    ("GET", "/admin/queues"): Operation(
+        name="admin.queues.list",
+        what="List queues with their numbers",
+        scopes=ADMIN,
+        parameters=(
+            CURSOR,
+            Parameter("q", "Only those with this in their names.", Annotated[str, Meta(max_length=LONGEST_FILTER)]),
+        ),
+        answers={200: Answer("A page, by name.", Page[QueueView])},
+        refusals=TOKEN | PAGED,
+    ),
+    ("GET", "/admin/queues/{owner}/{name}/{version}"): Operation(
+        name="admin.queues.get",
+        what="Get a queue, with its streams, its accounts and how its model is run",
+        scopes=ADMIN,
+        parameters=QUEUE,
+        answers={200: Answer("The queue.", QueueDetail)},
+        refusals=TOKEN | PATH,
+    ),
+    ("GET", "/admin/queues/{owner}/{name}/{version}/predictions"): Operation(
+        name="admin.queues.predictions",
+        what="List what is live in a queue, of all accounts",
+        scopes=ADMIN,
+        parameters=(*QUEUE, CURSOR, Parameter("state", "Only what is so.", one_of(*STATES))),
+        answers={200: Answer("A page, oldest first; of what is delayed, who is due first.", Page[LiveView])},
+        refusals=TOKEN | PATH | PAGED,
+    ),
+    ("GET", "/admin/directors"): Operation(
+        name="admin.directors.list",
+        what="List directors, with their servers and what they hold",
+        scopes=ADMIN,
+        parameters=(CURSOR, Parameter("queue", "Only of this queue.")),
+        answers={200: Answer("A page, by name.", Page[DirectorView])},
+        refusals=TOKEN | PAGED,
+    ),
+    ("GET", "/admin/owed"): Operation(
+        name="admin.owed.get",
+        what="Get the webhooks that are owed",
+        scopes=ADMIN,
+        parameters=(Parameter("host", "Only to this host.", Annotated[str, Meta(max_length=LONGEST_HOST)]),),
+        answers={200: Answer("What is owed, those whose next attempt comes first.", OwedView)},
+        refusals=TOKEN | {422},
+    ),
+}

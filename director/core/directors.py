@@ -1,0 +1,133 @@
+"""The directors that there are, as their beats tell: since when, how their servers stand, what they hold.
+
+Knows what was written lately, and asks no director. One that is silent is shown as such until a keeper forgets it.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.ids import QueueName
+from director.core.redis_client import ask, text
+
+__all__ = ("ALIVE_S", "About", "Beat", "DirectorFound", "Directors", "ServerFound")
+
+ALIVE_S: Final = 15.0  # as stats counts them
+MOST_OF_A_QUEUE: Final = 200
+AT_ONCE: Final = 100  # queues of one write
+
+
+class ServerFound(Struct, frozen=True, kw_only=True):
+    """One model server as its director sees it. `detail`: why it is given no work, in words for people."""
+
+    url: str
+    state: str
+    since_ms: int
+    slots: int
+    detail: str = ""
+
+
+class About(Struct, frozen=True, kw_only=True):
+    """What a director says of itself with each beat. `servers` are at most some; `more` is how many it left out."""
+
+    version: str = ""
+    since_ms: int | None = None
+    held: int | None = None
+    servers: tuple[ServerFound, ...] = ()
+    more: int = 0
+
+
+class Beat(Struct, frozen=True, kw_only=True):
+    """What a director last told one queue."""
+
+    queue: QueueName
+    at_ms: int
+    slots: int
+    state: str
+    about: About
+
+
+class DirectorFound(Struct, frozen=True, kw_only=True):
+    """One director, with the queues that it claims from. `silent_ms`: since its last sign of life."""
+
+    name: str
+    beats: tuple[Beat, ...]
+    silent_ms: int
+
+    @property
+    def last(self) -> Beat:
+        """The newest sign of life."""
+        return _newest(self.beats)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.silent_ms <= ALIVE_S * 1000
+
+
+class Directors:
+    """All methods raise BackendUnavailable while Redis cannot answer."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis: Any = redis  # its types say str or bytes, and ours answers in bytes
+
+    async def of(self, queues: Sequence[QueueName]) -> list[DirectorFound]:
+        """Those of these queues, by name; of one queue at most the 200 that gave the newest signs of life."""
+        seconds, micros = await ask(self._redis.time)
+        now_ms = seconds * 1000 + micros // 1000  # beats have the server's time, and ours may be another
+        beats: dict[str, list[Beat]] = {}
+        for start in range(0, len(queues), AT_ONCE):
+            for name, beat in await self._beats(queues[start : start + AT_ONCE]):
+                beats.setdefault(name, []).append(beat)
+        return [
+            DirectorFound(name=name, beats=tuple(told), silent_ms=max(0, now_ms - _newest(told).at_ms))
+            for name, told in sorted(beats.items())
+        ]
+
+    async def _beats(self, queues: Sequence[QueueName]) -> Iterable[tuple[str, Beat]]:
+        async def heard() -> list[list[tuple[bytes, float]]]:
+            pipe = self._redis.pipeline(transaction=False)
+            for queue in queues:
+                pipe.zrange(keys.directors(queue), 0, MOST_OF_A_QUEUE - 1, desc=True, withscores=True)
+            replies: list[Any] = await pipe.execute()
+            return replies
+
+        signs = [
+            (queue, text(name), int(at_ms))
+            for queue, found in zip(queues, await ask(heard), strict=True)
+            for name, at_ms in found
+        ]
+
+        async def told() -> list[bytes | None]:
+            pipe = self._redis.pipeline(transaction=False)
+            for queue, name, _ in signs:
+                pipe.hget(keys.slots(queue), name)
+                pipe.get(keys.about(queue, name))
+            replies: list[Any] = await pipe.execute()
+            return replies
+
+        replies = iter(await ask(told) if signs else [])
+        return [
+            (name, _beat(queue, at_ms, text(standing or b""), about))
+            for (queue, name, at_ms), standing, about in zip(signs, replies, replies, strict=True)
+        ]
+
+
+def _newest(beats: Sequence[Beat]) -> Beat:
+    return max(beats, key=lambda beat: beat.at_ms)
+
+
+def _beat(queue: QueueName, at_ms: int, standing: str, about: bytes | None) -> Beat:
+    slots, _, state = standing.partition(" ")
+    return Beat(queue=queue, at_ms=at_ms, slots=int(slots or 0), state=state or "starting", about=_about(about))
+
+
+def _about(written: bytes | None) -> About:
+    """Nothing where its director is of a release that does not write it, or not in these words."""
+    try:
+        return msgspec.json.decode(written, type=About) if written else About()
+    except msgspec.DecodeError:
+        return About()

@@ -1,0 +1,242 @@
+"""Operators see every queue and what is in it: its numbers, its streams, its accounts, what is live there."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from msgspec.structs import replace
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.accounts import Accounts
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.ids import QueueName
+from director.core.policy import Policy
+from director.core.settings import ApiSettings
+from tests.support.api import api_client
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+QUEUES = "/v1/admin/queues"
+ONE = f"{QUEUES}/{MODEL}/{VERSION[:12]}"
+
+
+@pytest.fixture
+async def admin(settings: ApiSettings, redis: Redis, queue: QueueName) -> AsyncIterator[httpx.AsyncClient]:
+    token = await Accounts(redis).create_token("operators", scopes=("admin",))
+    async with api_client(replace(settings, cache_s=0), token=token) as client:
+        yield client
+
+
+async def read(admin: httpx.AsyncClient, path: str, **query: Any) -> Any:
+    answer = await admin.get(path, params=query or None)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def pages(admin: httpx.AsyncClient, path: str, **query: Any) -> list[list[dict[str, Any]]]:
+    found, page = [], await read(admin, path, **query)
+    while True:
+        found.append(page["results"])
+        if page["next"] is None:
+            return found
+        page = await read(admin, page["next"].removeprefix("http://director.test"))
+
+
+async def test_a_queue_is_shown_with_its_numbers(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+    for lane, many in (("high", 2), ("normal", 3), ("low", 1)):
+        for _ in range(many):
+            await driver.submit(lane=lane)
+    await driver.claim_one()
+    [shown] = (await read(admin, QUEUES))["results"]
+    assert (shown["name"], shown["model"], shown["state"]) == (driver.queue, MODEL, "no_director")
+    assert shown["waiting"] == {"high": 1, "normal": 3, "low": 1}
+    assert (shown["claimed"], shown["delayed"], shown["dead"], shown["live"]) == (1, 0, 0, 6)
+
+
+@pytest.mark.parametrize(
+    ("stands", "state"),
+    [
+        ({}, "no_director"),
+        ({"state": "ready", "slots": 2}, "serving"),
+        ({"state": "starting", "slots": 0}, "servers_starting"),
+        ({"state": "setup_failed", "slots": 0}, "setup_failed"),
+        ({"state": "draining", "slots": 0}, "no_director"),
+    ],
+    ids=["nobody", "ready", "starting", "setup_failed", "draining"],
+)
+async def test_its_state_says_why_nothing_starts(
+    admin: httpx.AsyncClient, driver: QueueDriver, stands: dict[str, Any], state: str
+) -> None:
+    if stands:
+        await driver.scripts.extend(driver.queue, consumer="d1", lease_s=15, claims=[], **stands)
+    assert (await read(admin, ONE))["state"] == state
+    await driver.pause()
+    shown = await read(admin, ONE)
+    assert (shown["state"], shown["paused"]) == ("paused", True)
+
+
+async def test_queues_come_in_pages_by_name_and_can_be_looked_for(
+    admin: httpx.AsyncClient, catalog: Catalog, queue: QueueName
+) -> None:
+    made = [f"acme/many-{number:03d}" for number in range(205)]
+    for name in made:
+        await catalog.register(name, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    found = await pages(admin, QUEUES)
+    assert [len(page) for page in found] == [100, 100, 6]
+    names = [one["name"] for page in found for one in page]
+    assert names == sorted([queue, *(f"{name}:{VERSION[:12]}" for name in made)])
+    assert [[one["model"] for one in page] for page in await pages(admin, QUEUES, q="MANY-20")] == [made[200:]]
+
+
+async def test_one_queue_shows_where_in_its_lanes_what_waits_stands(
+    admin: httpx.AsyncClient, driver: QueueDriver
+) -> None:
+    await driver.have_slots(9)  # else it would wait for its account's turn, and in no stream
+    for number in (3, 3, 5):
+        await driver.submit(streams=[number])
+    await driver.claim_one()
+    heat = (await read(admin, ONE))["heat"]
+    assert {lane: len(streams) for lane, streams in heat.items()} == {"high": 16, "normal": 16, "low": 16}
+    assert sum(heat["normal"]) == 2
+    assert {number for number, many in enumerate(heat["normal"]) if many} in ({3}, {3, 5})
+
+
+async def test_one_queue_shows_who_waits_there_and_what_each_may_have(
+    admin: httpx.AsyncClient, driver: QueueDriver
+) -> None:
+    await driver.submit(account="amber")
+    await driver.submit(account="amber")
+    await driver.submit(account="basalt")
+    await driver.limit("amber", weight=2.5, most_running=7)
+    await driver.pause(tenant="basalt")
+    amber, basalt = (await read(admin, ONE))["tenants"]
+    assert amber == {
+        "account": "amber",
+        "waiting": 2,
+        "running": 0,
+        "paused": False,
+        "suspended": False,
+        "weight": 2.5,
+        "max_running": 7,
+    }
+    assert (basalt["account"], basalt["paused"], basalt["max_running"]) == ("basalt", True, None)
+
+
+async def test_one_queue_shows_how_its_model_is_run(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+    assert (await read(admin, ONE))["config"] is None
+    await admin.put(f"/v1/admin/models/{MODEL}/config", json={"attempts": 5})
+    assert (await read(admin, ONE))["config"]["config"] == {"attempts": 5}
+
+
+async def test_what_is_live_is_listed_by_where_it_stands(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+    ids = [await driver.submit(account=name, streams=[0]) for name in ("amber", "basalt", "cobalt")]
+    running, delayed = await driver.claim(2, consumer="d7")
+    await driver.begin(running)
+    await driver.release(delayed, spent=True, delay_s=60, error="It broke.", code="server_lost")
+    [[row]] = await pages(admin, f"{ONE}/predictions", state="running")
+    assert (row["id"], row["state"], row["status"], row["director"]) == (running.id, "running", "processing", "d7")
+    assert row["claimed_at"]
+    assert row["started_at"]
+    [[row]] = await pages(admin, f"{ONE}/predictions", state="delayed")
+    assert (row["id"], row["state"], row["code"], row["director"]) == (delayed.id, "delayed", "server_lost", None)
+    assert row["due_at"] > row["created_at"]
+    [[row]] = await pages(admin, f"{ONE}/predictions", state="waiting")
+    [waiting] = set(ids) - {running.id, delayed.id}
+    assert (row["id"], row["state"], row["lane"], row["attempt"]) == (waiting, "waiting", "normal", 0)
+    [rows] = await pages(admin, f"{ONE}/predictions")
+    assert {each["id"] for each in rows} == set(ids)
+
+
+@pytest.mark.parametrize("state", ["", "waiting", "running", "delayed"])
+async def test_what_is_live_comes_in_pages_oldest_first(
+    admin: httpx.AsyncClient, driver: QueueDriver, redis: Redis, state: str
+) -> None:
+    wanted = []
+    for _ in range(230):
+        wanted.append(await driver.submit(streams=[0]))
+        driver.pass_time(0.001)
+    if state in ("running", "delayed"):
+        for claim in [claim for _ in range(12) for claim in await driver.claim(20)]:
+            if state == "delayed":
+                await driver.release(claim, delay_s=60)
+                driver.pass_time(0.001)
+    found = await pages(admin, f"{ONE}/predictions", state=state)
+    assert [len(page) for page in found] == [100, 100, 30]
+    assert [one["id"] for page in found for one in page] == wanted
+
+
+async def test_a_page_goes_on_where_the_last_one_ended_though_that_one_is_gone(
+    admin: httpx.AsyncClient, driver: QueueDriver
+) -> None:
+    ids = []
+    for _ in range(150):
+        ids.append(await driver.submit())
+        driver.pass_time(0.001)
+    page = await read(admin, f"{ONE}/predictions")
+    for gone in (ids[10], ids[99]):
+        await driver.cancel(gone, account=ACCOUNT)
+    rest = await read(admin, page["next"].removeprefix("http://director.test"))
+    assert [one["id"] for one in rest["results"]] == ids[100:]
+
+
+async def test_an_id_without_a_record_is_passed_over(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+    lost, kept = await driver.submit(), await driver.submit()
+    await driver.redis.delete(keys.record(lost))
+    [rows] = await pages(admin, f"{ONE}/predictions")
+    assert [each["id"] for each in rows] == [kept]
+    await driver.redis.flushall()  # what is left of the lost one has no lifetime: a keeper would have seen to it
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"{QUEUES}/{MODEL}/000000000000",
+        f"{QUEUES}/{MODEL}/000000000000/predictions",
+        f"{QUEUES}/{MODEL}/{VERSION[:12]}~dance",
+        f"{QUEUES}/{MODEL}/nothing",
+        f"{QUEUES}/a b/c/{VERSION[:12]}",
+    ],
+)
+async def test_a_queue_that_there_is_not_is_not_found(admin: httpx.AsyncClient, path: str) -> None:
+    assert (await admin.get(path)).status_code == 404
+
+
+async def test_what_cannot_be_asked_for_is_refused(admin: httpx.AsyncClient) -> None:
+    for path in (f"{ONE}/predictions?state=asleep", f"{ONE}/predictions?cursor=bmE=", f"{QUEUES}?q={'a' * 300}"):
+        assert (await admin.get(path)).status_code == 422
+
+
+async def test_directors_are_shown_with_their_slots_and_whether_they_are_there(
+    admin: httpx.AsyncClient, driver: QueueDriver, redis: Redis
+) -> None:
+    await driver.scripts.extend(driver.queue, consumer="host-1-aa", lease_s=15, claims=[], slots=4, state="ready")
+    await driver.scripts.extend(driver.queue, consumer="host-2-bb", lease_s=15, claims=[], slots=0, state="draining")
+    await redis.zadd(keys.directors(driver.queue), {"host-0-cc": 1_000})
+    for query in ({}, {"queue": driver.queue}):
+        [found] = await pages(admin, "/v1/admin/directors", **query)
+        assert [(one["name"], one["alive"], one["state"], one["slots"]) for one in found] == [
+            ("host-0-cc", False, "starting", 0),
+            ("host-1-aa", True, "ready", 4),
+            ("host-2-bb", True, "draining", 0),
+        ]
+        assert [queue["queue"] for one in found for queue in one["queues"]] == [driver.queue] * 3
+    assert (await admin.get("/v1/admin/directors?queue=nowhere")).status_code == 422
+
+
+async def test_webhooks_that_are_owed_are_counted_and_shown_by_their_hosts(
+    admin: httpx.AsyncClient, driver: QueueDriver
+) -> None:
+    assert (await read(admin, "/v1/admin/owed"))["count"] == 0
+    told = {"webhook": "https://receiver.example/secret?token=1", "events": "completed"}
+    for host in ("receiver.example", "receiver.example", "other.example"):
+        await driver.submit(**{**told, "webhook": f"https://{host}/secret?token=1"})
+        await driver.finish(await driver.claim_one(), grace_s=60)
+    found = await read(admin, "/v1/admin/owed")
+    assert (found["count"], found["late"], found["looked_at"]) == (3, 0, 3)
+    assert [(each["host"], each["count"]) for each in found["hosts"]] == [("receiver.example", 2), ("other.example", 1)]
+    assert "secret" not in str(found)
+    [one] = (await read(admin, "/v1/admin/owed", host="other.example"))["results"]
+    assert (one["queue"], one["account"], one["attempts"], one["outcome"]) == (driver.queue, ACCOUNT, 0, None)
