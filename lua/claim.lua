@@ -37,7 +37,8 @@ end
 local state = redis.call('HMGET', meta, 'streams', 'paused', 'probe', 'breaker', 'open_until',
   'mask:high', 'mask:normal', 'mask:low', 'next:high', 'next:normal', 'next:low',
   'ready:high', 'ready:normal', 'ready:low',
-  'backlogged:high', 'backlogged:normal', 'backlogged:low', 'credit:high', 'credit:normal', 'credit:low')
+  'backlogged:high', 'backlogged:normal', 'backlogged:low', 'credit:high', 'credit:normal', 'credit:low',
+  'within:high', 'within:normal', 'within:low')
 if not state[1] then return { 'unknown' } end
 
 -- The reply to this very call was lost: answer it again. Claims that were lost meanwhile are left out.
@@ -57,10 +58,11 @@ local is_probe = (state[4] == 'open' and past(state[5], now))
 if not is_probe and (state[4] or '') ~= '' then return { 'open' } end
 if is_probe then most = 1 end
 
-local mask, next_stream, ready, backlogged, credit = {}, {}, {}, {}, {}
+local mask, next_stream, ready, backlogged, credit, within = {}, {}, {}, {}, {}, {}
 for i, lane in ipairs(LANES) do
   mask[lane], next_stream[lane] = tonumber(state[5 + i] or 0), tonumber(state[8 + i] or 0)
   ready[lane], backlogged[lane], credit[lane] = state[11 + i] or '0', state[14 + i] or '0', tonumber(state[17 + i] or 0)
+  within[lane] = tonumber(state[20 + i])
 end
 local scanned, spent, stopped = 0, 0, nil
 
@@ -214,6 +216,19 @@ local function take_any()
   end
 end
 
+-- What is counted of those that start for the first time. A dead letter that was revived was promised nothing.
+local tallied = {}
+local function note_start(r)
+  if r.claims ~= '0' then return end
+  local waited_ms = math.max(0, now - r.created)
+  tallied.started = (tallied.started or 0) + 1
+  if r.revivals ~= '' then return end
+  tallied.waited_ms = (tallied.waited_ms or 0) + waited_ms
+  if not within[r.lane] then return end
+  local verdict = (waited_ms <= within[r.lane] and 'met:' or 'missed:') .. r.lane
+  tallied[verdict] = (tallied[verdict] or 0) + 1
+end
+
 local reply, remembered = { 'ok', 'count' }, { nonce }
 for index = 1, most do
   local id, r = take_any()
@@ -223,6 +238,7 @@ for index = 1, most do
   end
   spent = spent + r.cost
   score(r, now)
+  note_start(r)
   if r.affinity ~= '' then tally(queue, r.affinity == warm and 'warm' or 'cold') end
   count_ready(r, -1)
   if r.arrival ~= '' then count(queue, 'queued', r.account, -1) end
@@ -239,6 +255,7 @@ for index = 1, most do
   remembered[#remembered + 1] = index .. ':' .. id
   reply[#reply + 1] = handed(id, r)
 end
+for what, by in pairs(tallied) do tally(queue, what, by) end
 if budget and #reply > 2 then tally(queue, 'batch_' .. (spent > budget and 'oversize' or reply[2])) end
 
 -- An idle poll writes nothing: with AOF always that would be a sync of the disk.

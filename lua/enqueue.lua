@@ -101,6 +101,7 @@ end
 
 for _, part in ipairs(file(id, r, lane_of(m, r.lane))) do fields[#fields + 1] = part end
 count(queue, 'queued', tenant, 1)
+tally(queue, 'accepted:' .. r.lane)
 redis.call('HSET', KEYS[1], unpack(fields))
 redis.call('SET', KEYS[2], input)
 redis.call('ZADD', queue_key(queue, 'live'), now, id)

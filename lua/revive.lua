@@ -19,6 +19,7 @@ if redis.call('EXISTS', input_key(id)) == 0 then return 0 end
 r.claims, r.begun, r.deadline, r.start_by = 0, '', '', ''
 local placed = file(id, r)
 count(r.queue, 'queued', r.account, 1)
+tally(r.queue, 'accepted:' .. r.lane) -- as it starts and ends again
 redis.call('DEL', events_key(id), output_key(id)) -- the list begins anew: it may be gone by now, and numbers are places
 append(id, 'revived', now, '')
 log('revived', id, r.queue, r.account, now)

@@ -33,7 +33,7 @@ if redis.call('EXISTS', queue_key(queue, 'dead')) == 1 then return 'dead' end
 if redis.call('ZCOUNT', queue_key(queue, 'directors'), now - alive_ms, '+inf') > 0 then return 'served' end
 if only_asks then return 'done' end
 
-for _, what in ipairs({ 'bell', 'last', 'queued', 'running', 'limits', 'held', 'suspended', 'slots', 'tally', 'deadline', 'directors' }) do
+for _, what in ipairs({ 'bell', 'last', 'queued', 'running', 'limits', 'held', 'suspended', 'slots', 'tally', 'samples', 'deadline', 'directors' }) do
   gone[#gone + 1] = queue_key(queue, what)
 end
 redis.call('DEL', unpack(gone))

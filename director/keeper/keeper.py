@@ -33,6 +33,7 @@ from director.keeper.reconciler import Reconciler
 from director.keeper.recoverer import Recoverer
 from director.keeper.registry import Registry
 from director.keeper.retirer import Retirer
+from director.keeper.sampler import Sampler
 from director.keeper.server_time import ServerTime
 from director.keeper.tidier import Tidier
 from director.keeper.warden import Warden
@@ -116,6 +117,7 @@ class Keeper:
         self.retirer = Retirer(scripts, registry, clock)
         self.promoter = Promoter(scripts, registry, clock)
         self.expirer = Expirer(scripts, registry, clock)
+        self.sampler = Sampler(scripts, registry, clock)
         self.cashier = Cashier(self._redis, scripts, registry, clock)
         self.courier = Courier(self._redis, scripts, registry, webhooks, clock, breakers=breakers)
         self.warden = Warden(Suspensions(self._redis, accounts, catalog, scripts, clock), clock)
@@ -129,7 +131,7 @@ class Keeper:
         await process.look_at_redis(self._redis, self._settings, self.health, self._clock)
         async with anyio.create_task_group() as roles:
             sweeping = (self.reaper, self.recoverer, self.reconciler, self.retirer, self.promoter, self.expirer)
-            for role in (*sweeping, self.cashier, self.warden):
+            for role in (*sweeping, self.sampler, self.cashier, self.warden):
                 roles.start_soon(role.run)
             roles.start_soon(self.courier.run)
             if self.tidier is not None:

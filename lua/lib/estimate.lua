@@ -28,7 +28,7 @@ local function expected_s(r)
   return math.max(0.001, m[1] / 1000) * r.cost / m[2]
 end
 
-local function tally(queue, what) redis.call('HINCRBY', queue_key(queue, 'tally'), what, 1) end
+local function tally(queue, what, by) redis.call('HINCRBY', queue_key(queue, 'tally'), what, by or 1) end
 
 -- Who submits later may go before, and nobody can tell how many will. So what is told is scaled by what came of it: up a
 -- step after each that waited longer, down after each other, in a ratio that leaves half above p50 and a tenth above p90.

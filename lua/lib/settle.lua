@@ -1,5 +1,5 @@
 -- lib/settle: make a prediction terminal, in one way for every script that may end one.
--- Needs lib/keys, lib/log, lib/place, lib/share, lib/breaker.
+-- Needs lib/keys, lib/log, lib/place, lib/estimate, lib/share, lib/breaker.
 
 -- ms that its runs took so far, with the one that ends now. A holder that went silent may have stopped at any time
 -- before its lease ran out: that is when it did.
@@ -10,11 +10,17 @@ local function ran_in_all(id, r, started, now)
   return before + math.max(0, until_ms - started)
 end
 
+-- It ends without ever having started, and later than its lane's objective: no claim will count it.
+local function is_late_start(r, within_ms, now)
+  return r.claims == '0' and r.revivals == '' and r.token == '' and (within_ms or '') ~= '' and now - r.created > tonumber(within_ms)
+end
+
 -- end_: error, code, output, logs, metrics, ran_ms, ended (token of the holder that finishes), grace_ms (time that
 -- the holder has to deliver the webhook itself), served_s (what it took of a slot),
 -- over_ms (how long ago the run was over, where it is). Removals come first: a full server still lets go of its entries.
 local function settle(id, r, status, end_, now)
-  local ttl = redis.call('HMGET', queue_key(r.queue, 'meta'), 'data_ttl_ms', 'record_ttl_ms', 'probe')
+  local ttl = redis.call('HMGET', queue_key(r.queue, 'meta'), 'data_ttl_ms', 'record_ttl_ms', 'probe',
+    'within:' .. r.lane)
   local data_ttl = tonumber(r.data_ttl_ms) or tonumber(ttl[1] or DATA_TTL_MS) -- its account's, before its queue's
   local record_ttl = math.max(tonumber(ttl[2] or RECORD_TTL_MS), data_ttl)
   local is_owed = wants_end(r)
@@ -32,6 +38,8 @@ local function settle(id, r, status, end_, now)
   for _, index in ipairs({ 'live', 'lease', 'deadline', 'delayed' }) do
     redis.call('ZREM', queue_key(r.queue, index), id)
   end
+  tally(r.queue, 'ended')
+  if is_late_start(r, ttl[4], now) then tally(r.queue, 'missed:' .. r.lane) end
   local seq = r.seq + 1
   redis.call('HSET', record_key(id), 'status', status, 'completed', now, 'started', started, 'seq', seq,
     'token', '', 'mid', '', 'cancel', '', 'charged', '', 'error', end_.error or '', 'code', end_.code or '',

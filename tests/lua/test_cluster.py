@@ -177,6 +177,9 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     noted = {"kind": "limits_set", "by": "ops", "account": ACCOUNT, "queue": "", "detail": b"{}", "at_ms": 1}
     assert await scripts.note("n", **noted)  # type: ignore[arg-type]
 
+    assert await scripts.sample(queue, period_s=10, most=9)
+    assert (await scripts.demand(queue, soon_s=60)).runnable == 1
+
     assert await scripts.unregister(queue) == "live"
 
     assert gatherer.called == set(NAMES), "a script that this walk leaves out"

@@ -20,7 +20,7 @@ LOGS = {"lib/log": "log_key()", "note": "changes"}
 FLAGS = {
     # what accepts is refused when memory is full
     "#!lua": {"amend", "configure", "deploy", "enqueue", "enlist", "note_setup", "revive"},
-    "#!lua flags=no-writes": {"get", "replay", "stats", "story"},
+    "#!lua flags=no-writes": {"demand", "get", "replay", "stats", "story"},
 }
 
 

@@ -41,7 +41,8 @@ async def test_counters_are_numbers(driver: QueueDriver) -> None:
     assert (await driver.scripts.stats(driver.queue)).tally == {}
     await driver.submit(affinity="0" * 16)
     await driver.claim_one()
-    assert (await driver.scripts.stats(driver.queue)).tally == {"cold": 1}
+    tally = (await driver.scripts.stats(driver.queue)).tally
+    assert tally == {"accepted:normal": 1, "started": 1, "waited_ms": 0, "cold": 1}
 
 
 async def test_a_silent_director_is_not_counted(driver: QueueDriver) -> None:

@@ -21,6 +21,7 @@ __all__ = (
     "queue_partition",
     "queued",
     "running",
+    "samples",
     "slots",
     "stream",
     "suspended",
@@ -119,8 +120,17 @@ def about(queue: QueueName, director: str) -> str:
 
 
 def tally(queue: QueueName) -> str:
-    """hash · counters since ever: how good estimates were, warm hits, how batches ended. Permanent."""
+    """hash · counters since ever: what was accepted, started and ended, and what started within its lane's objective or
+    not; how good estimates were, warm hits, how batches ended.
+
+    Permanent.
+    """
     return _of_queue(queue, "tally")
+
+
+def samples(queue: QueueName) -> str:
+    """list · how it stood, newest first, and what happened in between. Written by sample; an hour after the last."""
+    return _of_queue(queue, "samples")
 
 
 def delayed(queue: QueueName) -> str:

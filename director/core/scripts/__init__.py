@@ -11,7 +11,7 @@ from director.core.scripts.holder import MOST_CLAIMS, Advanced, Ceased, Claims, 
 from director.core.scripts.keeper import Delivered, KeeperScripts, Repair
 from director.core.scripts.letters import LetterScripts
 from director.core.scripts.operators import OperatorScripts
-from director.core.scripts.queues import Admission, Migrated, QueueScripts, QueueStats, Unregistered
+from director.core.scripts.queues import Admission, Demand, Migrated, QueueScripts, QueueStats, Unregistered
 
 __all__ = (
     "MOST_CLAIMS",
@@ -24,6 +24,7 @@ __all__ = (
     "Ceased",
     "Claims",
     "Delivered",
+    "Demand",
     "Deployed",
     "Erased",
     "Hold",

@@ -113,6 +113,13 @@ class KeeperScripts(Wire):
         owed = [keys.owed(partition), keys.owed_to(partition, host)]
         return DELIVERED[int(await self._call("deliver", [keys.record(prediction_id), *owed], args))]
 
+    async def sample(self, queue: QueueName, *, period_s: float, most: int, now_ms: int | None = None) -> bool:
+        """Note how a queue stands, unless somebody did within this period; False where it is idle.
+
+        `most` of them are kept.
+        """
+        return bool(await self._call("sample", [keys.meta(queue)], [queue, ms(period_s), most, now(now_ms)]))
+
     async def forward(self, partition: Partition, host: str, *, limit: int, now_ms: int | None = None) -> int:
         """Make due what waits for its next attempt at a host that answers again; how many."""
         owed = [keys.owed(partition), keys.owed_to(partition, host)]

@@ -15,7 +15,7 @@ from director.core.schema import pairs
 from director.core.scripts.wire import Wire, ms, now
 from director.core.shards import MAX_STREAMS
 
-__all__ = ("Admission", "Migrated", "QueueScripts", "QueueStats", "Unregistered")
+__all__ = ("Admission", "Demand", "Migrated", "QueueScripts", "QueueStats", "Unregistered")
 
 Admission = Literal["absorb", "bounded", "reject"]
 Unregistered = Literal["done", "live", "dead", "served"]
@@ -53,6 +53,37 @@ class QueueStats(Struct, frozen=True, kw_only=True):
     @property
     def waiting(self) -> int:
         return self.high + self.normal + self.low
+
+    @property
+    def accepted(self) -> int:
+        """Since ever, as are these; a dead letter that was revived is accepted, starts and ends once more."""
+        return sum(self.tally.get(f"accepted:{lane}", 0) for lane in keys.LANES)
+
+    @property
+    def started(self) -> int:
+        """Handed out for the first time."""
+        return self.tally.get("started", 0)
+
+    @property
+    def ended(self) -> int:
+        return self.tally.get("ended", 0)
+
+
+class Demand(Struct, frozen=True, kw_only=True):
+    """What a queue could run now or soon, at `now_ms` of the server's, and what it runs; and all that waits per lane.
+
+    `slots_each` of a director, and `service_ms` of a run: 0 while nobody knows.
+    """
+
+    now_ms: int
+    runnable: int
+    running: int
+    high: int
+    normal: int
+    low: int
+    slots_each: float
+    service_ms: float
+    paused: bool
 
 
 class Migrated(Struct, frozen=True, kw_only=True):
@@ -118,6 +149,17 @@ class QueueScripts(Wire):
         fields["mode"] = fields["mode"] or "absorb"
         fields["tally"] = {name.decode(): int(value) for name, value in pairs(reply[-1])}
         return msgspec.convert(fields, QueueStats, strict=False)
+
+    async def demand(self, queue: QueueName, *, soon_s: float, now_ms: int | None = None) -> Demand:
+        """What it could run now, or has due within `soon_s`, and what it runs."""
+        reply = await self._call("demand", [keys.meta(queue)], [queue, ms(soon_s), now(now_ms)])
+        if not reply:
+            raise UnknownQueue(queue)
+        fields = {
+            name: text(value) if isinstance(value, bytes) else value
+            for name, value in zip(Demand.__struct_fields__, reply, strict=True)
+        }
+        return msgspec.convert(fields, Demand, strict=False)
 
     async def pause(
         self,

@@ -1,0 +1,69 @@
+#!lua flags=no-writes
+-- demand: what a queue has that could run now or soon, what it runs, and what it learned of its runs.
+-- Uses lib/keys lib/place lib/estimate lib/share
+--
+--   KEYS[1]  meta     hash  {p}:q:<queue>:meta
+--   ARGV[1]  queue
+--   ARGV[2]  soon_ms  a retry that is due later is left out
+--   ARGV[3]  now_ms   '' for the server's clock
+--   Returns  {now, runnable, running, high, normal, low, slots_each, service_ms, paused}
+--            runnable: nothing of a paused queue or of an account that is paused or suspended, nor what an account's limit
+--                      keeps from running. Never too few: where more are looked at than LOOK, the rest counts
+--            high, normal, low: all that waits in each lane; service_ms, slots_each: 0 while nobody knows
+--            {}  nobody registered this queue
+
+local meta, queue, soon_ms, now = KEYS[1], ARGV[1], tonumber(ARGV[2]), clock(ARGV[3])
+local LOOK = 500
+
+local m = redis.call('HMGET', meta, 'streams', 'paused', 'slots_each', 'service_ms', 'ready:high', 'ready:normal', 'ready:low',
+  'backlogged:high', 'backlogged:normal', 'backlogged:low')
+if not m[1] then return {} end
+
+-- All that waits of accounts that may run nothing, or no more; and whose it is.
+local function withheld()
+  local sum, whose = 0, {}
+  local function keep_back(tenant, may)
+    local stays = counted(queue, 'queued', tenant) - may
+    if whose[tenant] or stays <= 0 then return end
+    sum, whose[tenant] = sum + stays, true
+  end
+  if has_any(queue, 'held') then
+    for _, tenant in ipairs(redis.call('SRANDMEMBER', queue_key(queue, 'held'), LOOK)) do keep_back(tenant, 0) end
+  end
+  if has_any(queue, 'suspended') then
+    for _, tenant in ipairs(redis.call('HRANDFIELD', queue_key(queue, 'suspended'), LOOK)) do keep_back(tenant, 0) end
+  end
+  if has_any(queue, 'limits') then
+    for _, tenant in ipairs(redis.call('HRANDFIELD', queue_key(queue, 'limits'), LOOK)) do
+      local _, most = limits_of(queue, tenant)
+      if most then keep_back(tenant, math.max(0, most - counted(queue, 'running', tenant))) end
+    end
+  end
+  return sum, whose
+end
+
+-- Retries that are due later, but for those of accounts that were left out already.
+local function due_later(whose)
+  local later = '(' .. now + soon_ms
+  local count = redis.call('ZCOUNT', queue_key(queue, 'delayed'), later, '+inf')
+  if count == 0 or not next(whose) then return count end
+  local others = 0
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', queue_key(queue, 'delayed'), later, '+inf', 'LIMIT', 0, LOOK)) do
+    local account = redis.call('HGET', record_key(id), 'account')
+    if account and not whose[account] then others = others + 1 end
+  end
+  return others
+end
+
+local running = redis.call('ZCARD', queue_key(queue, 'lease'))
+local runnable = 0
+if m[2] ~= '1' then
+  local kept_back, whose = withheld()
+  runnable = math.max(0, redis.call('ZCARD', queue_key(queue, 'live')) - running - kept_back - due_later(whose))
+end
+local answer = { now, runnable, running }
+for i = 1, 3 do
+  answer[#answer + 1] = math.max(0, tonumber(m[4 + i] or 0)) + math.max(0, tonumber(m[7 + i] or 0))
+end
+for _, fraction in ipairs({ m[3] or '0', m[4] or '0', m[2] == '1' and '1' or '0' }) do answer[#answer + 1] = fraction end
+return answer

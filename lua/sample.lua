@@ -1,0 +1,88 @@
+#!lua flags=allow-oom
+-- sample: note once in a while how a queue stands, and what happened in it since the last time. The first keeper to come
+-- does it; a queue where nothing happens is noted idle once, and costs no write from then on.
+-- Uses lib/keys
+--
+--   KEYS[1]  meta       hash  {p}:q:<queue>:meta
+--   ARGV[1]  queue
+--   ARGV[2]  period_ms  between two samples
+--   ARGV[3]  most       samples that are kept
+--   ARGV[4]  now_ms     '' for the server's clock
+--   Returns  1  something waits, runs or happened lately: there will be more to note
+--            0  it is idle, or nobody registered it
+--
+-- A sample is one line: its time, what waits per lane, claimed, delayed, age of the oldest, late (of what waits, how much is
+-- past its objective: per lane), and then what was counted since the one before, in the order of COUNTED.
+-- meta: sampled     when, whether it was busy, and the counters as they were then
+--       slots_each  of a director, as long as any is ready and after
+
+local meta, queue, period_ms, most, now = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), clock(ARGV[4])
+local LANES = { 'high', 'normal', 'low' }
+local COUNTED = { 'accepted:high', 'accepted:normal', 'accepted:low', 'started', 'ended', 'waited_ms',
+  'met:high', 'met:normal', 'met:low', 'missed:high', 'missed:normal', 'missed:low' }
+local ALIVE_MS, LOOK = 20000, 64
+
+local m = redis.call('HMGET', meta, 'streams', 'sampled', 'slots_each', 'ready:high', 'ready:normal', 'ready:low',
+  'backlogged:high', 'backlogged:normal', 'backlogged:low', 'within:high', 'within:normal', 'within:low')
+if not m[1] then return 0 end
+local before = {}
+for number in string.gmatch(m[2] or '', '%S+') do before[#before + 1] = tonumber(number) end
+local at, was_busy = before[1] or 0, before[2] == 1
+-- not where the clock went back for long, after a failover: nothing would be noted until it has caught up
+local is_noted = math.floor(now / period_ms) <= math.floor(at / period_ms) and at - now < 6 * period_ms
+if is_noted then return was_busy and 1 or 0 end
+
+local counters, since, has_any = redis.call('HMGET', queue_key(queue, 'tally'), unpack(COUNTED)), {}, false
+for i = 1, #COUNTED do
+  counters[i] = tonumber(counters[i] or 0)
+  since[i] = counters[i] - (before[2 + i] or 0)
+  if since[i] < 0 then since[i] = counters[i] end -- they were lost, and began anew
+  has_any = has_any or since[i] > 0
+end
+local live = redis.call('ZCARD', queue_key(queue, 'live'))
+local is_busy = live > 0 or has_any
+if not is_busy and not was_busy then return 0 end
+
+local function waiting_in(i) return math.max(0, tonumber(m[3 + i] or 0)) + math.max(0, tonumber(m[6 + i] or 0)) end
+
+-- Of what waits in each lane, how much is past the lane's objective. `live` knows no lanes and no claims, so it is at least
+-- so much: claims count as old, and the lanes that are served last have the oldest.
+local function late_per_lane(claimed)
+  local late, taken = { 0, 0, 0 }, 0
+  for i = #LANES, 1, -1 do
+    local within = tonumber(m[9 + i])
+    if within then
+      local old = redis.call('ZCOUNT', queue_key(queue, 'live'), '-inf', '(' .. (now - within)) - claimed - taken
+      late[i] = math.min(waiting_in(i), math.max(0, old))
+    end
+    taken = taken + (within and late[i] or waiting_in(i))
+  end
+  return late
+end
+
+-- Of the directors that are ready, how many slots one has: what to reckon with while there is none.
+local function slots_each()
+  local sum, ready = 0, 0
+  for _, alive in ipairs(redis.call('ZRANGEBYSCORE', queue_key(queue, 'directors'), now - ALIVE_MS, '+inf', 'LIMIT', 0, LOOK)) do
+    local slots = string.match(redis.call('HGET', queue_key(queue, 'slots'), alive) or '', '^(%d+) ready$')
+    if slots then sum, ready = sum + math.max(1, tonumber(slots)), ready + 1 end
+  end
+  return ready > 0 and string.format('%.2f', sum / ready) or m[3]
+end
+
+local oldest = redis.call('ZRANGE', queue_key(queue, 'live'), 0, 0, 'WITHSCORES')
+local claimed = redis.call('ZCARD', queue_key(queue, 'lease'))
+local late = late_per_lane(claimed)
+local line = { now, waiting_in(1), waiting_in(2), waiting_in(3), claimed, redis.call('ZCARD', queue_key(queue, 'delayed')),
+  oldest[2] and math.max(0, now - oldest[2]) or 0, late[1], late[2], late[3], unpack(since) }
+for i, number in ipairs(line) do line[i] = string.format('%.0f', number) end
+for i, number in ipairs(counters) do counters[i] = string.format('%.0f', number) end
+local each = slots_each()
+
+local samples = queue_key(queue, 'samples')
+redis.call('LPUSH', samples, table.concat(line, ' '))
+redis.call('LTRIM', samples, 0, most - 1)
+redis.call('PEXPIRE', samples, most * period_ms)
+redis.call('HSET', meta, 'sampled', string.format('%.0f %d ', now, is_busy and 1 or 0) .. table.concat(counters, ' '))
+if each and each ~= m[3] then redis.call('HSET', meta, 'slots_each', each) end
+return is_busy and 1 or 0

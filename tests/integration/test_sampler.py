@@ -1,0 +1,120 @@
+"""The sampler: a history of queues where anything happens, whoever keeps it, and next to nothing for idle ones."""
+
+import pytest
+from redis.asyncio import Redis
+
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.ids import QueueName
+from director.core.policy import Policy
+from director.core.samples import PERIOD_S, Sample, Samples
+from director.core.scripts import Scripts
+from director.keeper.registry import Registry
+from director.keeper.sampler import LOOK_S, Sampler
+from tests.support.clock import FakeClock
+from tests.support.queue_driver import MODEL, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+MANY = 50
+
+
+class Server:
+    """The scripts by a clock that a test walks."""
+
+    def __init__(self, scripts: Scripts, clock: FakeClock) -> None:
+        self._scripts = scripts
+        self._clock = clock
+        self.asked = 0
+
+    async def sample(self, queue: QueueName, *, period_s: float, most: int) -> bool:
+        self.asked += 1
+        now_ms = self._clock.now_ms()
+        return await self._scripts.sample(queue, period_s=period_s, most=most, now_ms=now_ms)
+
+
+class Keeping(Sampler):
+    """A sampler, and how often it asked."""
+
+    def __init__(self, redis: Redis, catalog: Catalog, scripts: Scripts, clock: FakeClock) -> None:
+        self.server = Server(scripts, clock)
+        super().__init__(self.server, Registry(redis, catalog, clock), clock)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def clock(driver: QueueDriver) -> FakeClock:
+    clock = FakeClock()
+    driver.now_ms = clock.now_ms()
+    return clock
+
+
+@pytest.fixture
+async def queues(catalog: Catalog, queue: QueueName) -> list[QueueName]:
+    versions = [f"{number:012x}" + 52 * "0" for number in range(MANY)]
+    made = [
+        await catalog.register(MODEL, each, schema=OPEN_SCHEMA, server="echo", policy=Policy()) for each in versions
+    ]
+    return [queue, *made]
+
+
+@pytest.fixture
+def keeping(redis: Redis, catalog: Catalog, scripts: Scripts, clock: FakeClock, queues: list[QueueName]) -> Keeping:
+    return Keeping(redis, catalog, scripts, clock)
+
+
+async def look(keeping: Keeping, clock: FakeClock, *, seconds: float) -> dict[QueueName, bool]:
+    """Look once a second for so long; what the last sampling found."""
+    found: dict[QueueName, bool] = {}
+    for _ in range(int(seconds / LOOK_S)):
+        clock.pass_time(LOOK_S)
+        found = await keeping.run_once() or found
+    return found
+
+
+async def history(driver: QueueDriver) -> list[Sample]:
+    return await Samples(driver.redis).of(driver.queue)
+
+
+async def test_idle_queues_are_asked_about_once_a_minute_at_the_most(
+    keeping: Keeping, clock: FakeClock, queues: list[QueueName]
+) -> None:
+    assert set(await keeping.run_once()) == set(queues)
+    await look(keeping, clock, seconds=50)
+    assert keeping.server.asked == len(queues)
+
+
+async def test_a_queue_is_sampled_every_ten_seconds_until_it_is_noted_idle(
+    keeping: Keeping, clock: FakeClock, driver: QueueDriver
+) -> None:
+    await keeping.run_once()
+    await driver.submit()
+    await look(keeping, clock, seconds=30)
+    assert await driver.finish(await driver.claim_one())
+    await look(keeping, clock, seconds=30)
+    assert [(each.waiting["normal"], each.ended) for each in await history(driver)] == [(1, 0)] * 3 + [(0, 1), (0, 0)]
+
+
+async def test_two_keepers_write_one_history(
+    keeping: Keeping, redis: Redis, catalog: Catalog, scripts: Scripts, clock: FakeClock, driver: QueueDriver
+) -> None:
+    other = Keeping(redis, catalog, scripts, clock)
+    await driver.submit()
+    await keeping.run_once()
+    clock.pass_time(PERIOD_S / 2)
+    await other.run_once()
+    for _ in range(6):
+        await look(keeping, clock, seconds=PERIOD_S / 2)
+        await look(other, clock, seconds=PERIOD_S / 2)
+    times = [each.at_ms for each in await history(driver)]
+    slots = [at // 10_000 for at in times]
+    assert slots == list(range(slots[0], slots[0] + len(slots))), "one in each period, and none left out"
+
+
+async def test_one_that_takes_over_goes_on_where_the_other_was(
+    keeping: Keeping, redis: Redis, catalog: Catalog, scripts: Scripts, clock: FakeClock, driver: QueueDriver
+) -> None:
+    await driver.submit()
+    await keeping.run_once()
+    clock.pass_time(40)
+    await driver.submit()
+    await Keeping(redis, catalog, scripts, clock).run_once()
+    assert [each.accepted["normal"] for each in await history(driver)] == [1, 1]

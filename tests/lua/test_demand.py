@@ -1,0 +1,104 @@
+"""demand: what a queue could run now or soon. Too much now and then, but never too little."""
+
+import pytest
+
+from director.core import keys
+from director.core.errors import UnknownQueue
+from director.core.ids import QueueName
+from tests.support.keyspace import dump
+from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+SOON_S = 60.0
+
+
+async def runnable(driver: QueueDriver) -> int:
+    return (await driver.scripts.demand(driver.queue, soon_s=SOON_S, now_ms=driver.now_ms)).runnable
+
+
+async def test_it_tells_what_waits_and_runs(driver: QueueDriver) -> None:
+    for lane in ("high", "normal", "normal", "low"):
+        await driver.submit(lane=lane)
+    await driver.run(await driver.claim_one(), 2)
+    await driver.claim_one()
+    told = await driver.scripts.demand(driver.queue, soon_s=SOON_S, now_ms=driver.now_ms)
+    assert (told.runnable, told.running, told.high, told.normal, told.low) == (2, 1, 0, 1, 1)
+    assert (told.now_ms, told.service_ms, told.slots_each, told.paused) == (driver.now_ms, 2000, 0, False)
+
+
+async def test_nothing_of_a_paused_queue_is_runnable_and_what_runs_is_told(driver: QueueDriver) -> None:
+    for _ in range(2):
+        await driver.submit()
+    await driver.claim_one()
+    await driver.pause()
+    told = await driver.scripts.demand(driver.queue, soon_s=SOON_S, now_ms=driver.now_ms)
+    assert (told.runnable, told.running, told.paused) == (0, 1, True)
+    await driver.pause(paused=False)
+    assert await runnable(driver) == 1
+
+
+@pytest.mark.parametrize("revision", [None, 1], ids=["paused", "suspended"])
+async def test_what_waits_of_an_account_that_may_not_run_is_left_out(driver: QueueDriver, revision: int | None) -> None:
+    for account in ("a", "a", "b"):
+        await driver.submit(account=account)
+    await driver.pause(tenant="a", revision=revision)
+    assert await runnable(driver) == 1
+    await driver.pause(tenant="b", revision=revision)
+    assert await runnable(driver) == 0
+    await driver.pause(tenant="a", paused=False, revision=None if revision is None else revision + 1)
+    assert await runnable(driver) == 2
+
+
+async def test_an_account_that_is_paused_and_suspended_is_left_out_once(driver: QueueDriver) -> None:
+    for account in ("a", "a", "b"):
+        await driver.submit(account=account)
+    await driver.pause(tenant="a")
+    await driver.pause(tenant="a", revision=1)
+    assert await runnable(driver) == 1
+
+
+async def test_an_account_counts_for_no_more_than_it_may_run(driver: QueueDriver) -> None:
+    await driver.limit(ACCOUNT, most_running=2)
+    for _ in range(5):
+        await driver.submit(most_running=2)
+    assert await runnable(driver) == 2
+    await driver.claim_one()
+    assert await runnable(driver) == 1
+
+
+async def test_a_retry_counts_once_it_is_due_within_a_minute(driver: QueueDriver) -> None:
+    await driver.submit()
+    await driver.release(await driver.claim_one(), delay_s=SOON_S + 10)
+    assert await runnable(driver) == 0
+    driver.pass_time(10)
+    assert await runnable(driver) == 1
+
+
+async def test_a_late_retry_of_a_paused_account_takes_nothing_from_others(driver: QueueDriver) -> None:
+    for _ in range(3):
+        await driver.submit(account="a")
+    for claim in await driver.claim(3):
+        await driver.release(claim, delay_s=600)
+    await driver.pause(tenant="a")
+    await driver.submit(account="b")
+    assert await runnable(driver) == 1
+
+
+async def test_looking_changes_nothing(driver: QueueDriver) -> None:
+    await driver.submit()
+    await driver.pause(tenant=ACCOUNT)
+    before = await dump(driver.redis)
+    assert await runnable(driver) == 0
+    assert await dump(driver.redis) == before
+
+
+async def test_a_lost_count_of_what_waits_makes_it_no_less(driver: QueueDriver) -> None:
+    await driver.submit()
+    await driver.redis.hset(keys.meta(driver.queue), mapping={"ready:normal": 0, "backlogged:normal": 0})
+    assert await runnable(driver) == 1
+
+
+async def test_an_unknown_queue_is_an_error(driver: QueueDriver) -> None:
+    with pytest.raises(UnknownQueue):
+        await driver.scripts.demand(QueueName(f"{MODEL}:000000000000"), soon_s=SOON_S)

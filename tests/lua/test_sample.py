@@ -1,0 +1,166 @@
+"""sample: how a queue stands, once in each period, and what happened since."""
+
+import pytest
+
+from director.core import keys
+from director.core.ids import QueueName
+from director.core.samples import MOST, PERIOD_S, Sample, Samples
+from tests.support.keyspace import dump
+from tests.support.queue_driver import MODEL, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+NONE = {"high": 0, "normal": 0, "low": 0}
+
+
+async def sample(driver: QueueDriver, *, most: int = MOST) -> bool:
+    return await driver.scripts.sample(driver.queue, period_s=PERIOD_S, most=most, now_ms=driver.now_ms)
+
+
+async def history(driver: QueueDriver) -> list[Sample]:
+    return await Samples(driver.redis).of(driver.queue)
+
+
+async def test_it_notes_what_stands_there_and_what_happened(driver: QueueDriver) -> None:
+    for lane in ("high", "normal", "normal", "low"):
+        await driver.submit(lane=lane)
+    driver.pass_time(3)
+    ended, delayed = await driver.claim(2)
+    assert await driver.finish(ended)
+    assert await driver.release(delayed, delay_s=60) == "delayed"
+    await driver.claim_one()
+    assert await sample(driver)
+    waiting = {"high": 0, "normal": 1, "low": 0}
+    assert await history(driver) == [
+        Sample(
+            at_ms=driver.now_ms,
+            waiting=waiting,
+            claimed=1,
+            delayed=1,
+            oldest_ms=3000,
+            late=NONE,
+            accepted={"high": 1, "normal": 2, "low": 1},
+            started=3,
+            ended=1,
+            waited_ms=9000,
+            met=NONE,
+            missed=NONE,
+        )
+    ]
+
+
+async def test_a_sample_tells_what_happened_since_the_one_before(driver: QueueDriver) -> None:
+    await driver.submit()
+    assert await sample(driver)
+    for _ in range(3):
+        driver.pass_time(PERIOD_S)
+        await driver.submit()
+        await driver.submit()
+        assert await sample(driver)
+    samples = await history(driver)
+    assert [each.accepted["normal"] for each in samples] == [1, 2, 2, 2]
+    assert [each.waiting["normal"] for each in samples] == [1, 3, 5, 7]
+
+
+async def test_two_keepers_note_a_period_once(driver: QueueDriver) -> None:
+    await driver.submit()
+    assert await sample(driver)
+    before = await dump(driver.redis)
+    driver.pass_time(0.5)
+    assert await sample(driver), "the second one hears too that there is more to note"
+    assert await dump(driver.redis) == before
+
+
+async def test_a_queue_is_noted_idle_once_and_then_left_alone(driver: QueueDriver) -> None:
+    assert not await sample(driver)
+    assert await history(driver) == []
+    await driver.submit()
+    assert await sample(driver)
+    assert await driver.finish(await driver.claim_one())
+    driver.pass_time(PERIOD_S)
+    assert await sample(driver), "it ended something"
+    driver.pass_time(PERIOD_S)
+    assert not await sample(driver)
+    assert [each.ended for each in await history(driver)] == [0, 1, 0]
+    before = await dump(driver.redis)
+    driver.pass_time(PERIOD_S)
+    assert not await sample(driver)
+    assert await dump(driver.redis) == before
+
+
+async def test_what_came_and_went_between_two_looks_is_told(driver: QueueDriver) -> None:
+    await driver.submit()
+    assert await driver.finish(await driver.claim_one())
+    assert await sample(driver)
+    [told] = await history(driver)
+    assert (told.accepted["normal"], told.started, told.ended, told.claimed) == (1, 1, 1, 0)
+
+
+async def test_no_more_than_an_hour_is_kept_and_none_for_longer(driver: QueueDriver) -> None:
+    await driver.submit()
+    for _ in range(5):
+        assert await sample(driver, most=3)
+        driver.pass_time(PERIOD_S)
+    assert len(await history(driver)) == 3
+    assert await driver.lifetime_s(keys.samples(driver.queue)) == 3 * PERIOD_S
+
+
+async def test_counters_that_were_lost_begin_anew(driver: QueueDriver) -> None:
+    for _ in range(3):
+        await driver.submit()
+    assert await sample(driver)
+    await driver.redis.delete(keys.tally(driver.queue))
+    await driver.submit()
+    driver.pass_time(PERIOD_S)
+    assert await sample(driver)
+    assert [each.accepted["normal"] for each in await history(driver)] == [3, 1]
+
+
+async def test_a_clock_that_went_back_for_long_stops_nothing(driver: QueueDriver) -> None:
+    await driver.submit()
+    assert await sample(driver)
+    driver.pass_time(-3600)
+    assert await sample(driver)
+    assert len(await history(driver)) == 2
+
+
+async def test_it_tells_how_much_waits_past_its_objective(driver: QueueDriver) -> None:
+    await driver.redis.hset(keys.meta(driver.queue), "within:normal", 10_000)
+    for _ in range(3):
+        await driver.submit()
+    driver.pass_time(10)
+    await driver.submit()
+    driver.now_ms += 1
+    await driver.claim_one()
+    await driver.submit(lane="high")
+    assert await sample(driver)
+    [told] = await history(driver)
+    assert told.late == {"high": 0, "normal": 2, "low": 0}
+
+
+async def test_late_ones_of_a_lane_without_an_objective_are_nobody_elses(driver: QueueDriver) -> None:
+    await driver.redis.hset(keys.meta(driver.queue), "within:high", 10_000)
+    for _ in range(4):
+        await driver.submit(lane="low")
+    driver.pass_time(60)
+    await driver.submit(lane="high")
+    assert await sample(driver)
+    assert (await history(driver))[0].late == NONE
+
+
+async def test_it_keeps_how_many_slots_a_director_has_beyond_the_last_one(driver: QueueDriver) -> None:
+    for consumer, slots in (("d1", 4), ("d2", 1)):
+        await driver.have_slots(slots, consumer=consumer)
+    await driver.submit()
+    assert await sample(driver)
+    assert await driver.meta("slots_each") == "2.50"
+    driver.pass_time(60)
+    assert await sample(driver)
+    assert await driver.meta("slots_each") == "2.50"
+
+
+async def test_nobodys_queue_has_no_history(driver: QueueDriver) -> None:
+    unknown = QueueName(f"{MODEL}:000000000000")
+    before = await dump(driver.redis)
+    assert not await driver.scripts.sample(unknown, period_s=PERIOD_S, most=MOST)
+    assert await dump(driver.redis) == before
