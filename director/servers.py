@@ -17,7 +17,7 @@ from msgspec import Struct
 from director.core.scripts import Readiness
 from director.runners.batch import Batch, Place
 from director.runners.reasons import SERVER_AUTH
-from director.runners.runner import Ended, Health, HealthStatus, Outcome, Runner
+from director.runners.runner import Ended, Health, HealthStatus, Lasting, Outcome, Runner
 from director.trust import Trust
 
 __all__ = ("Seat", "Server", "Servers", "Standing")
@@ -198,6 +198,8 @@ class Servers:
         """How a run of an account ended, and whether nobody had asked it to: what that says of its server."""
         if ended.server_is_dead and not (ended.has_no_slot and self._found_fewer(seat)):
             self.doubt(seat)
+        if ended.goes_on is not None:
+            self._keep(seat, ended.goes_on)
         server = seat.server
         counts = unasked and (seat.batch is None or ended.outcome not in seat.batch.ends)  # one request, one failure
         if seat.batch is not None and unasked:
@@ -222,6 +224,19 @@ class Servers:
         self._rest(server, rest.seconds)
         if rest.restart:
             self.doubt(seat)
+
+    def _keep(self, seat: Seat, goes_on: Lasting) -> None:
+        """Its slot is used for longer than the seat."""
+        server = seat.server
+
+        def is_over(_: object) -> None:
+            server.busy -= 1
+            server.running -= 1
+            self._changed.set()
+
+        server.busy += 1
+        server.running += 1
+        goes_on.add_done_callback(is_over)
 
     def _lock(self, server: Server, said: str) -> None:
         rest = server.trust.rest()

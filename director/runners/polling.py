@@ -1,7 +1,8 @@
 """Run predictions on a server that answers a POST with an id, and is asked again and again what became of it.
 
-The slot is held for the whole run. The id is told as soon as it is known: whoever takes the prediction over asks for
-the same run. Never sends a run twice, and believes no word for how it stands that the configuration does not know.
+The slot is held for the whole run, also where it is canceled for whoever asked for it and its server goes on. The id is
+told as soon as it is known: whoever takes the prediction over asks for the same run. Never sends a run twice, and
+believes no word for how it stands that the configuration does not know.
 """
 
 import asyncio
@@ -15,13 +16,14 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 from msgspec import Raw
+from msgspec.structs import replace
 
 from director.core.json_pointer import Pointer
 from director.core.runner_config import PollingConfig
 from director.runners.connections import NO_HEADERS, Connection
 from director.runners.feed import Feed
 from director.runners.http.answers import Answer, mapped_end, mapped_error, read_document, refused, too_large
-from director.runners.http.open_runs import OpenRuns
+from director.runners.http.open_runs import HUNG_UP, OpenRuns
 from director.runners.http.openapi import openapi
 from director.runners.http.server import HttpServer, post
 from director.runners.reasons import NO_ENTRY, locked
@@ -31,6 +33,7 @@ from director.runners.untrusted import Unreadable, one_line, read_json
 __all__ = ("PollStatus", "PollingRunner")
 
 MOST_ID_CHARS: Final = 256
+UNHEEDED_S: Final = 20.0  # a server that was asked to stop a run for so long does not; less than a holder's patience
 # A server that knows no such run, or no longer, has lost it
 FORGOTTEN: Final = frozenset({404, 410})
 LOOPBACK: Final = ("localhost", "127.", "::1")
@@ -61,6 +64,7 @@ class PollingRunner:
         self._server = HttpServer(self.url, slots=slots, name="polling", health_paths=[config.health], headers=headers)
         self._runs = OpenRuns(read_ahead=max_body)
         self._jobs: dict[str, _Job] = {}
+        self._left: set[asyncio.Task[Ended | None]] = set()
         self._scope = _scope(self.url)
 
     async def health(self) -> Health:
@@ -80,16 +84,16 @@ class PollingRunner:
         return remote.startswith(self._scope)
 
     async def cancel(self, prediction_id: str) -> bool:
-        """Ask the server to stop it, where it can be asked. Else nobody follows it further, and it ends as canceled."""
+        """Ask the server to stop it. Where it cannot be asked, or does not, the run ends as canceled for its holder."""
         job = self._jobs.get(prediction_id)
-        if job is None or not self._config.cancel_endpoint_template:
+        if job is None:
             return self._runs.hang_up(prediction_id)
-        job.is_unwanted = True
+        job.unwanted_since = min(job.unwanted_since, asyncio.get_running_loop().time())
         if not job.id:  # it is being sent, and cannot be stopped before its id is known
             return True
         heard = await self._stop(job)
         job.wake.set()
-        return heard
+        return heard or not self._config.cancel_endpoint_template
 
     async def shutdown(self) -> bool:
         """Such a server cannot be asked."""
@@ -99,11 +103,16 @@ class PollingRunner:
     async def aclose(self) -> None:
         """Let go of every run and every connection."""
         await self._runs.aclose()
+        if left := set(self._left):
+            for each in left:
+                each.cancel()
+            await asyncio.wait(left)
         await self._server.aclose()
 
     async def _follow(self, request: RunRequest, feed: Feed) -> Ended:
         job = self._jobs[request.id] = _Job(
-            request.remote.removeprefix(self._scope) if self.knows(request.remote) else ""
+            request.remote.removeprefix(self._scope) if self.knows(request.remote) else "",
+            until=asyncio.get_running_loop().time() + self._config.longest_s,
         )
         try:
             async with self._server.lend() as connection:
@@ -112,7 +121,7 @@ class PollingRunner:
                 feed.add(Accepted(self._scope + job.id), size=len(job.id))
                 if job.is_unwanted:
                     await self._stop(job)
-                return await self._until_ended(connection, job)
+                return await self._until_ended(connection, job) or self._leave(job)
         finally:
             if self._jobs.get(request.id) is job:
                 del self._jobs[request.id]
@@ -131,11 +140,29 @@ class PollingRunner:
             return Ended(outcome=Outcome.LOST, error=f"The model server's answer is {exc}")
         return None
 
-    async def _until_ended(self, connection: Connection, job: "_Job") -> Ended:
+    def _leave(self, job: "_Job") -> Ended:
+        """It is over for its holder, and not for its slot."""
+        job.is_left = True
+        rest = asyncio.create_task(self._rest_of(job), name=f"rest of {job.id}")
+        self._left.add(rest)
+        rest.add_done_callback(self._left.discard)
+        return replace(HUNG_UP, goes_on=rest)
+
+    async def _rest_of(self, job: "_Job") -> Ended | None:
+        async with self._server.lend() as connection:
+            return await self._until_ended(connection, job)
+
+    def _does_not_stop(self, job: "_Job") -> bool:
+        patience_s = UNHEEDED_S if self._config.cancel_endpoint_template else 0.0
+        return not job.is_left and asyncio.get_running_loop().time() - job.unwanted_since >= patience_s
+
+    async def _until_ended(self, connection: Connection, job: "_Job") -> Ended | None:
+        """None: it is to be stopped and does not."""
         now = asyncio.get_running_loop().time
         config, silent_since = self._config, math.inf
-        until = now() + config.longest_s
-        while (asked_at := now()) < until:
+        while (asked_at := now()) < job.until:
+            if self._does_not_stop(job):
+                return None
             path = self._path_of(config.poll_endpoint_template, job)
             answer = await self._server.ask(
                 "GET", path, connection=connection, limit=self._max_body, timeout_s=config.away_s
@@ -153,7 +180,7 @@ class PollingRunner:
                     pause_s = min(pause_s, config.away_s)
                 case None:
                     silent_since = math.inf
-            await job.pause(min(pause_s, until - now()))
+            await job.pause(min(pause_s, job.until - now()))
         await self._stop(job)
         return Ended(outcome=Outcome.FAILED, error=f"It ran for longer than {config.longest_s:g} s")
 
@@ -212,12 +239,20 @@ class PollingRunner:
 
 
 class _Job:
-    """A run under the name that its server gave it, '' before it did. `wake`: ask now, and not when it is time."""
+    """A run under the name that its server gave it, '' before it did. `until`: it may last. `is_left`: by its holder.
+    `wake`: ask now, and not when it is time.
+    """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, until: float) -> None:
         self.id = name
-        self.is_unwanted = False
+        self.until = until
+        self.unwanted_since = math.inf
+        self.is_left = False
         self.wake = asyncio.Event()
+
+    @property
+    def is_unwanted(self) -> bool:
+        return self.unwanted_since < math.inf
 
     async def pause(self, seconds: float) -> None:
         """Until it is time to ask again."""

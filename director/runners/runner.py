@@ -6,7 +6,7 @@ ends with exactly one `Ended`. It never talks to Redis and never learns a caller
 
 from collections.abc import AsyncGenerator, Callable
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Raw, Struct
@@ -20,6 +20,7 @@ __all__ = (
     "Ended",
     "Health",
     "HealthStatus",
+    "Lasting",
     "Logged",
     "Measured",
     "Outcome",
@@ -164,12 +165,21 @@ class Restarted(Struct, frozen=True, tag="restarted"):
     why: str
 
 
+class Lasting(Protocol):
+    """What takes its time, and says when it is over."""
+
+    def add_done_callback(self, call: Callable[[Any], object], /) -> None:
+        """Call it then."""
+        ...
+
+
 class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
     """The one last event. Fields the server did not tell are None: the tracker then keeps what progress showed.
 
     `retry_after_s`: the server's own wish on a refusal. `server_is_dead`: take no more work to it before a restart.
     `has_no_slot`: it stayed full, though by our count a slot was free. `is_locked`: it does not let the director in, so
-    nothing is to be sent there. `code`: instead of the outcome's.
+    nothing is to be sent there. `code`: instead of the outcome's. `goes_on`: nobody waits for it any more, and yet it
+    uses its slot on the server until this is done.
     """
 
     outcome: Outcome
@@ -182,6 +192,7 @@ class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
     has_no_slot: bool = False
     is_locked: bool = False
     code: str = ""
+    goes_on: Lasting | None = None
 
 
 RunEvent = Began | Accepted | Produced | Received | Unreceived | Logged | Measured | Restarted | Ended

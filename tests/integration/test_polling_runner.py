@@ -82,17 +82,76 @@ async def test_a_run_that_the_server_forgot_is_lost_and_the_server_is_not(server
     assert "not known there any more" in (ended.error or "")
 
 
-async def test_a_server_that_cannot_be_asked_to_stop_is_not_followed_further(
+async def test_a_run_that_nobody_can_stop_is_canceled_at_once_and_uses_its_slot_to_its_end(
     server: ModelServer, tmp_path: Path
 ) -> None:
+    gate = tmp_path / "gate"
+    async with (
+        opened(runner_of(server.url, cancel_endpoint_template="", interval_s=0.02)) as runner,
+        aclosing(runner.run(request(gate=str(gate)))) as run,
+    ):
+        assert [type(await anext(run)) for _ in range(2)] == [Began, Accepted]
+        assert await runner.cancel(ID)
+        ended = the_end([event async for event in run])
+        assert ended.outcome is Outcome.CANCELED
+        assert isinstance(ended.goes_on, asyncio.Task)
+        await asyncio.wait({ended.goes_on}, timeout=0.1)
+        assert not ended.goes_on.done()
+        gate.touch()
+        async with asyncio.timeout(20):
+            await ended.goes_on
+
+
+@pytest.mark.parametrize("given", [{"longest_s": 0.3}, {"away_s": 0.1}], ids=str)
+async def test_such_a_slot_is_free_again_after_the_longest_time_or_with_the_server(
+    scripted: ScriptedCog, given: dict[str, Any]
+) -> None:
+    scripted.on("GET", "/jobs/7", answer(200, {"state": "running"}))
+    async with (
+        opened(runner_of(scripted.url, cancel_endpoint_template="", **given)) as runner,
+        asyncio.timeout(20),
+        aclosing(runner.run(request())) as run,
+    ):
+        assert [type(await anext(run)) for _ in range(2)] == [Began, Accepted]
+        assert await runner.cancel(ID)
+        goes_on = the_end([event async for event in run]).goes_on
+        assert isinstance(goes_on, asyncio.Task)
+        if "away_s" in given:
+            scripted.on("GET", "/jobs/7", answer(500, b""))
+        await goes_on
+
+
+async def test_a_server_that_hears_a_cancel_and_does_not_heed_it_keeps_the_slot(
+    scripted: ScriptedCog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("director.runners.polling.UNHEEDED_S", 0.05)
+    scripted.on("GET", "/jobs/7", answer(200, {"state": "running"}))
+    scripted.on("POST", "/cancel/7", answer(200, {}))
+    async with (
+        opened(runner_of(scripted.url)) as runner,
+        asyncio.timeout(20),
+        aclosing(runner.run(request())) as run,
+    ):
+        assert [type(await anext(run)) for _ in range(2)] == [Began, Accepted]
+        assert await runner.cancel(ID)
+        ended = the_end([event async for event in run])
+        assert (ended.outcome, ended.goes_on is None) == (Outcome.CANCELED, False)
+        assert isinstance(ended.goes_on, asyncio.Task)
+        scripted.on("GET", "/jobs/7", answer(200, {"state": "done", "result": {"items": []}}))
+        await ended.goes_on
+
+
+async def test_what_goes_on_when_the_runner_closes_is_let_go_of(server: ModelServer, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     async with (
         opened(runner_of(server.url, cancel_endpoint_template="")) as runner,
         aclosing(runner.run(request(gate=str(gate)))) as run,
     ):
         assert [type(await anext(run)) for _ in range(2)] == [Began, Accepted]
-        assert await runner.cancel(ID)
-        assert the_end([event async for event in run]).outcome is Outcome.CANCELED
+        await runner.cancel(ID)
+        goes_on = the_end([event async for event in run]).goes_on
+    assert isinstance(goes_on, asyncio.Task)
+    assert goes_on.cancelled()
     gate.touch()
 
 

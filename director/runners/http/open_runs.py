@@ -11,7 +11,7 @@ from typing import Final
 from director.runners.feed import Feed
 from director.runners.runner import Ended, Outcome, RunEvent, RunRequest
 
-__all__ = ("Follow", "OpenRuns")
+__all__ = ("HUNG_UP", "Follow", "OpenRuns")
 
 log = logging.getLogger(__name__)
 

@@ -48,6 +48,24 @@ async def test_predictions_run_fail_and_are_refused_as_on_cog(
     assert (invalid["status"], invalid["code"]) == ("failed", "invalid_input")
 
 
+async def test_a_run_that_nobody_can_stop_is_canceled_at_once_and_no_other_one_uses_its_slot(
+    caller: Caller, server: RedisServer, model: ModelServer, gate: Gate
+) -> None:
+    async with live_director(server.url, model.url, **driven("polling", cancel_endpoint_template="")) as director:
+        first = await caller.submit(gate=str(gate))
+        await caller.shows(first, status="processing")
+        before = await jobs(model.url)
+        await caller.cancel(first)
+        assert (await caller.ended(first))["status"] == "canceled"
+        second = await caller.submit(n=1)
+        assert director.servers.busy == 1
+        assert director.servers.all[0].free == 0
+        assert (await jobs(model.url), (await caller.get(second))["status"]) == (before, "starting")
+        gate.open()
+        assert (await caller.ended(second))["status"] == "succeeded"
+        assert not Path(f"{gate}.stopped").exists()
+
+
 @pytest.mark.parametrize("kind", ["http", "polling"])
 async def test_a_cancel_reaches_the_server(
     caller: Caller, server: RedisServer, model: ModelServer, gate: Gate, kind: str
