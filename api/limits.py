@@ -6,6 +6,7 @@ the keeper once it has ended.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Final
 from uuid import uuid4
 
@@ -31,6 +32,12 @@ __all__ = (
     "taken_of",
 )
 
+# On every answer of Replicate's, and a program may pace itself by them: these are its own, when nothing was used
+# lately. Without RateLimit-Limit, since there is none.
+WITHOUT_RATE: Final[Mapping[BucketName, Mapping[str, str]]] = {
+    "create": {"RateLimit-Remaining": "599", "RateLimit-Reset": "1"},
+    "read": {"RateLimit-Remaining": "2999", "RateLimit-Reset": "1"},
+}
 UNKNOWN_S: Final = 1.0  # what a run is taken to be while a queue has finished none
 
 
@@ -56,6 +63,7 @@ async def take(request: Request, account: Account, name: BucketName) -> Taken | 
     """A token for one more thing that a request asks for; else 429."""
     bucket = account.limits.bucket(name)
     if bucket is None:
+        carry(request, WITHOUT_RATE[name])
         return None
     taken = Taken(bucket, uuid4().hex)
     allowance = await parts_of(request).scripts.reserve(account.name, bucket, id=taken.id)

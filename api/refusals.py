@@ -47,6 +47,7 @@ __all__ = (
     "too_many_streams",
     "too_many_uploads",
     "too_slow",
+    "trickled",
     "unauthenticated",
     "unavailable",
     "unusable_schema",
@@ -113,6 +114,12 @@ def head_too_large(max_bytes: int) -> Problem:
 def too_slow(seconds: float) -> Problem:
     """The body did not come. What of it still comes would be read as another request, so the connection ends."""
     detail = f"The body did not arrive within {seconds:g} seconds."
+    return problem(408, detail, title="Body too slow", code=Code.TOO_SLOW, headers={"Connection": "close"})
+
+
+def trickled(bytes_s: int) -> Problem:
+    """The body comes, and would keep others from their turn for a quarter of an hour."""
+    detail = f"The body comes with less than {bytes_s:,} bytes a second."
     return problem(408, detail, title="Body too slow", code=Code.TOO_SLOW, headers={"Connection": "close"})
 
 
@@ -204,9 +211,9 @@ def no_files() -> Problem:
     )
 
 
-def already_exists(what: str) -> Problem:
+def already_exists(what: str, *, code: Code = Code.ALREADY_EXISTS) -> Problem:
     """`what` finishes 'There is already …'."""
-    return problem(409, f"There is already {what}.", title="Conflict", code=Code.ALREADY_EXISTS, headers=DO_NOT_RETRY)
+    return problem(409, f"There is already {what}.", title="Conflict", code=code, headers=DO_NOT_RETRY)
 
 
 def in_use(detail: str) -> Problem:
@@ -219,7 +226,7 @@ def not_terminal(detail: str = "It has not ended yet: its webhook is sent when i
 
 
 def account_exists() -> Problem:
-    return problem(409, "There is an account of this name.", title="Conflict", code=Code.ACCOUNT_EXISTS)
+    return already_exists("an account of this name", code=Code.ACCOUNT_EXISTS)
 
 
 def config_changed() -> Problem:

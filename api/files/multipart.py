@@ -1,6 +1,7 @@
 """Read a multipart/form-data body part by part while it comes, with every part of it bounded.
 
-Never holds more than a piece of it, whatever its size, and never waits long for the next piece. Raises nothing but
+Never holds more than a piece of it, whatever its size, and never waits long for the next piece, nor for pieces that
+only trickle. Raises nothing but
 Problems and Starlette's ClientDisconnect.
 """
 
@@ -15,13 +16,16 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
 from api.problems import Problem
-from api.refusals import file_too_large, malformed, too_slow
+from api.refusals import file_too_large, malformed, too_slow, trickled
 
 __all__ = ("Form", "Part")
 
 MOST_PARTS: Final = 16
 LONGEST_TYPE: Final = 1024
 SILENCE_S: Final = 30.0
+# Slower than any line that a file is sent over, and fast enough that few turns are held by those who only trickle
+LEAST_BYTES_S: Final = 16 << 10
+JUDGED_S: Final = 30.0  # of waiting: what the store takes is not the caller's
 FRAMING_BYTES: Final = 256 << 10  # of a body, beside its largest part: boundaries, headers and the other parts
 BLOCK_BYTES: Final = 256 << 10
 
@@ -63,6 +67,8 @@ class Form:
         self._found: deque[Part | bytes | type[_End]] = deque()
         self._parts = 0
         self._is_over = False
+        self._waited_s = 0.0
+        self._came = 0
         self._header = [b"", b""]
         self._headers: dict[bytes, bytes] = {}
         try:
@@ -122,9 +128,20 @@ class Form:
         left_s = self._over_at - now_s
         try:
             with anyio.fail_after(max(0.0, min(SILENCE_S, left_s))):
-                return await anext(self._body, None)
+                piece = await anext(self._body, None)
         except TimeoutError as exc:
             raise too_slow(SILENCE_S if left_s > SILENCE_S else self._longest_s) from exc
+        self._judge(len(piece or b""), anyio.current_time() - now_s)
+        return piece
+
+    def _judge(self, size: int, waited_s: float) -> None:
+        """408 for a body that came too slowly over the last half a minute that was waited for it."""
+        self._came, self._waited_s = self._came + size, self._waited_s + waited_s
+        if self._waited_s < JUDGED_S:
+            return
+        if self._came < LEAST_BYTES_S * self._waited_s:
+            raise trickled(LEAST_BYTES_S)
+        self._came, self._waited_s = 0, 0.0
 
     def _callbacks(self) -> dict[str, object]:
         return {

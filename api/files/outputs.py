@@ -29,7 +29,7 @@ async def get_output(request: Request) -> Response:
     if name is None or parts.files is None:
         raise not_found()
     expires, signature = query.get("expires", ""), query.get("signature", "")
-    if not await parts.links.are_good(str(name), expires=expires, signature=signature):
+    if not await parts.links.are_good(str(name), of=name.prediction_id, expires=expires, signature=signature):
         raise forbidden("This address is not good, or not good any more.")
     file = await parts.files.open(name)
     if file is None:

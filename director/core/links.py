@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from director.core import keys
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
-from director.core.ids import FileId
+from director.core.ids import FileId, PredictionId
 from director.core.redis_client import ask, text
 
 __all__ = ("Links",)
@@ -39,9 +39,17 @@ class Links:
         signature = _signature(await self._known(), name, str(expires_s))
         return f"{base}/v1/outputs/{name}?expires={expires_s}&signature={signature}"
 
-    async def are_good(self, name: str, *, expires: str, signature: str) -> bool:
-        """Was this signed by us, and is it not over? Raises BackendUnavailable while the secret is not known."""
-        return self._holds(_signature(await self._known(), name, expires), signature, expires)
+    async def are_good(self, name: str, *, of: PredictionId, expires: str, signature: str) -> bool:
+        """Was this signed by us, and is it not over? Raises BackendUnavailable while that cannot be known.
+
+        It is not over before the data of its prediction is, which may come to be kept for longer than it was to be.
+        """
+        if not _is_right(_signature(await self._known(), name, expires), signature):
+            return False
+        return self._is_to_come(expires) or await self._has_data(of)
+
+    async def _has_data(self, prediction_id: PredictionId) -> bool:
+        return bool(await ask(lambda: self._redis.exists(keys.output_data(prediction_id))))
 
     async def download(self, owner: str, file_id: FileId, *, name: str, base: str, expires_s: int) -> str:
         """Where a caller's file is had until then, under an address that ends with `name`: model servers look at it.
@@ -55,11 +63,9 @@ class Links:
     async def may_download(self, owner: str, file_id: FileId, *, expiry: str, signature: str) -> bool:
         """As `are_good`, for the address of a caller's file."""
         right = _download_signature(await self._known(), owner, file_id, expiry)
-        return self._holds(right, signature, expiry)
+        return _is_right(right, signature) and self._is_to_come(expiry)
 
-    def _holds(self, right: str, signature: str, expires: str) -> bool:
-        if not hmac.compare_digest(right.encode(), signature.encode(errors="replace")):
-            return False
+    def _is_to_come(self, expires: str) -> bool:
         return int(expires) * 1000 > self._clock.now_ms()  # a number, since we signed it
 
     async def _known(self) -> str:
@@ -83,6 +89,10 @@ class Links:
         if not found:  # it was emptied this very moment; never sign with nothing
             raise BackendUnavailable("the secret of files is not there")
         return text(found)
+
+
+def _is_right(right: str, signature: str) -> bool:
+    return hmac.compare_digest(right.encode(), signature.encode(errors="replace"))
 
 
 def _signature(secret: str, name: str, expires: str) -> str:

@@ -169,7 +169,7 @@ async def test_an_address_is_good_until_it_expires_and_for_its_file_alone(redis:
     assert start == f"http://x/v1/outputs/a.png?expires={expires_s}"
 
     async def good(name: str = "a.png", expires: str = str(expires_s), signature: str = signature) -> bool:
-        return await Links(redis, clock).are_good(name, expires=expires, signature=signature)
+        return await Links(redis, clock).are_good(name, of=MINE, expires=expires, signature=signature)
 
     assert await good()
     assert not await good(name="b.png")
@@ -181,6 +181,10 @@ async def test_an_address_is_good_until_it_expires_and_for_its_file_alone(redis:
     assert not await good(signature="")
     clock.pass_time(61)
     assert not await good()
+    await redis.hset(keys.output_data(MINE), "output", "1")
+    await redis.expire(keys.output_data(MINE), 60)
+    assert await good(), "the data came to be kept for longer"
+    assert not await good(name="b.png")
 
 
 async def test_all_processes_sign_with_one_secret_that_outlives_an_emptied_server(redis: Redis) -> None:

@@ -216,6 +216,7 @@ async def test_a_fault_of_ours_still_reaches_the_server_which_logs_it() -> None:
         lambda: refusals.too_large(5),
         lambda: refusals.head_too_large(5),
         lambda: refusals.too_slow(5),
+        lambda: refusals.trickled(5),
         refusals.invalid_host,
         refusals.no_files,
         refusals.account_exists,

@@ -54,6 +54,7 @@ async def test_an_account_is_made_once_and_shown_with_its_limits(admin: httpx.As
     assert set(shown["limits"]) == set(AccountLimits.__struct_fields__)
     again = await admin.post("/v1/admin/accounts", json={"name": "umbrella", "type": "organization"})
     assert (again.status_code, again.json()["code"]) == (409, "account_exists")
+    assert again.headers["x-should-retry"] == "false"
     assert (await admin.get("/v1/admin/accounts/umbrella")).json()["type"] == "user"
 
 

@@ -19,7 +19,7 @@ from redis.asyncio import Redis
 from director.core import keys
 from director.core.accounts import Accounts
 from director.core.clock import SystemClock
-from director.core.files import LocalFiles, store_in
+from director.core.files import CallerFileName, LocalFiles, store_in
 from director.core.ids import new_file_id
 from director.core.links import Links
 from director.core.scripts import Scripts
@@ -387,6 +387,43 @@ async def test_a_form_that_stops_coming_is_not_waited_for(
     answer = await api.post("/v1/files", headers=BOUNDARY, content=silent())
     assert (answer.status_code, answer.json()["code"]) == (408, "too_slow")
     assert kept(folder) == []
+
+
+async def test_a_form_that_only_trickles_is_not_waited_for(
+    api: httpx.AsyncClient, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.files.multipart.JUDGED_S", 0.05)
+
+    async def trickle() -> AsyncIterator[bytes]:
+        yield part("content", b"x" * 100)[:-2]
+        while True:
+            await anyio.sleep(0.01)
+            yield b"x"
+
+    answer = await api.post("/v1/files", headers=BOUNDARY, content=trickle())
+    assert (answer.status_code, answer.json()["code"]) == (408, "too_slow")
+    assert "16,384 bytes a second" in answer.json()["detail"]
+    assert kept(folder) == []
+
+
+async def test_the_time_that_a_store_takes_is_not_held_against_the_caller(
+    api: httpx.AsyncClient, store: LocalFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.files.multipart.JUDGED_S", 0.5)
+    take = LocalFiles.take
+
+    async def slowly(
+        self: LocalFiles, name: CallerFileName, blocks: AsyncIterator[bytes], *, content_type: str
+    ) -> None:
+        async def dawdling() -> AsyncIterator[bytes]:
+            async for block in blocks:
+                await anyio.sleep(0.6)
+                yield block
+
+        await take(self, name, dawdling(), content_type=content_type)
+
+    monkeypatch.setattr(LocalFiles, "take", slowly)
+    await upload(api, b"x" * 300_000)
 
 
 async def test_a_store_that_cannot_be_written_is_a_503(api: httpx.AsyncClient, folder: Path) -> None:
