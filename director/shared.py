@@ -69,8 +69,8 @@ async def connections(settings: DirectorSettings, *, directors: int = 1) -> Asyn
 
 
 def inbox_of(settings: DirectorSettings) -> Inbox:
-    """Where model servers call back and put files. It has no address before it is served."""
-    return Inbox("", arrivals=Arrivals(settings.upload_secret) if settings.upload_secret else None)
+    """Where model servers call back and put files. It has no address before it is served. Raises SettingsError."""
+    return Inbox("", arrivals=Arrivals.of(settings.upload_secret))
 
 
 async def clear_up(settings: DirectorSettings, redis: Redis, clock: Clock) -> None:

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from director.core.errors import SettingsError
 from director.runners.runner import Received, Unreceived
 from director.runners.spool import Spool
 
@@ -87,6 +88,17 @@ class Arrivals:
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()
         self._runs: dict[str, _Run] = {}
+
+    @classmethod
+    def of(cls, secret: str) -> "Arrivals | None":
+        """Those that are set; None where no secret is. Raises SettingsError where there is no place for a file."""
+        if not secret:
+            return None
+        try:
+            Spool()
+        except OSError as exc:
+            raise SettingsError(f"DIRECTOR_UPLOAD_SECRET needs a TMPDIR that can be written ({exc.strerror}).") from exc
+        return cls(secret)
 
     @contextmanager
     def expect(self, prediction_id: str, tell: Tell, *, most: int) -> Iterator[None]:

@@ -14,10 +14,21 @@ from msgspec import Raw
 
 from director.core.states import TERMINAL, Status, WebhookEvent, may_follow
 from director.ends import Finish, GiveBack, Judged, Limits, Stop, Verdict
-from director.runners.runner import Accepted, Began, Ended, Logged, Measured, Outcome, Produced, Restarted
+from director.runners.runner import (
+    Accepted,
+    Began,
+    Ended,
+    Logged,
+    Measured,
+    Outcome,
+    Produced,
+    Received,
+    Restarted,
+    Unreceived,
+)
 from director.tracker import Ask, Effect, Halt, Happening, Tell, Tracker, Write
 from director.uploads import Upload, Uploaded
-from tests.unit.test_tracker import RECORD
+from tests.unit.test_tracker import NAME, RECEIVED, RECORD
 
 FILE = "data:image/png;base64,iVBORw=="
 TEXT = "data:text/plain;base64,aGk="
@@ -60,7 +71,7 @@ def has_file(value: Any) -> bool:
         case dict():
             return any(map(has_file, value.values()))
         case _:
-            return bool(value == FILE)
+            return value in (FILE, NAME)
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -76,6 +87,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.turn = 0
         self.is_allowed = False
         self.has_failed = False
+        self.was_given = False
         self.answered: set[int] = set()
         self.output = b""
         self.logs = ""
@@ -116,6 +128,21 @@ class AnyOrder(RuleBasedStateMachine):
         """Outputs in turn: those at random are mostly passed over, and would never get far."""
         self.the_run_shows_something(produced(self.turn, item))
         self.turn += 1
+
+    @rule()
+    def the_server_gives_a_file(self) -> None:
+        self.was_given = True
+        self.the_run_shows_something(Received(NAME, RECEIVED))
+
+    @precondition(lambda self: self.was_given)
+    @rule()
+    def the_next_output_names_it(self) -> None:
+        self.the_next_output({"a": NAME})
+
+    @rule(too_large=st.booleans())
+    def a_file_cannot_be_taken(self, too_large: bool) -> None:
+        self.has_failed |= not self.run.is_over
+        self.the_run_shows_something(Unreceived(too_large=too_large))
 
     @rule(item=items)
     def the_run_succeeds(self, item: Any) -> None:

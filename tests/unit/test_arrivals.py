@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import pytest
 from starlette.applications import Starlette
 
+from director.core.errors import SettingsError
 from director.runners.arrivals import Arrivals
 from director.runners.runner import Received, Unreceived
 
@@ -132,3 +134,11 @@ async def test_of_a_media_type_only_what_is_one_is_kept(said: str, kept: str) ->
     [received] = run.told
     assert isinstance(received, Received)
     assert received.file.content_type == kept
+
+
+def test_without_a_place_for_a_file_none_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert Arrivals.of("") is None
+    assert Arrivals.of("secret") is not None
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    with pytest.raises(SettingsError, match="TMPDIR"):
+        Arrivals.of("secret")

@@ -1,12 +1,13 @@
 """What the tracker promises, for each row of its tables and for any order of what can happen."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
+from msgspec.structs import replace
 
 from director import tracker as tracker_module
 from director.core.ids import PredictionId, QueueName
@@ -14,7 +15,19 @@ from director.core.retry import RULES, ErrorClass
 from director.core.schema import Record
 from director.core.states import TERMINAL, Status, WebhookEvent, may_follow
 from director.ends import CODES, FAULTS, STOPS, VERDICTS, Finish, GiveBack, Judged, Limits, Stop, Verdict
-from director.runners.runner import Began, Ended, Logged, Measured, Outcome, Produced, Restarted, RunEvent
+from director.runners.runner import (
+    Began,
+    Ended,
+    Logged,
+    Measured,
+    Outcome,
+    Produced,
+    Received,
+    Restarted,
+    RunEvent,
+    ServerFile,
+    Unreceived,
+)
 from director.tracker import Ask, Effect, Halt, Tell, Tracker, Write
 from director.uploads import Upload, Uploaded
 
@@ -366,6 +379,52 @@ def test_an_end_whose_file_cannot_be_stored_is_a_failure(outcome: Outcome, code:
     [end] = run.apply(Uploaded(upload(effects).number, None), 0.0)
     assert isinstance(end, Finish)
     assert (end.status, end.code, end.output) == (Status.FAILED, code, b"")
+
+
+async def contents() -> AsyncGenerator[bytes, None]:
+    yield b"of a file"
+
+
+NAME = "director-file:" + "0" * 32
+OTHER = Raw(b'"director-file:%b"' % (b"1" * 32))
+NAMED = Raw(b'"%b"' % NAME.encode())
+RECEIVED = ServerFile(content_type="image/png", size=9, digest="0" * 64, blocks=contents)
+
+
+def test_a_file_that_came_beside_the_output_is_stored_once_something_names_it() -> None:
+    run = storing()
+    assert follow(run, Received(NAME, RECEIVED)) == [STARTED, Tell(WebhookEvent.START)]
+    assert upload(follow(run, Produced(NAMED, 0))).files == (RECEIVED,)
+    assert run.apply(Uploaded(0, (URL,)), 0.0) == [Write((("output", bytes(FILE)),)), Tell(WebhookEvent.OUTPUT)]
+    assert upload(follow(run, Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"[%b]" % NAMED)))).files == (RECEIVED,)
+
+
+def test_a_name_that_no_file_came_with_is_a_text_like_any_other() -> None:
+    run = storing()
+    assert written(follow(run, Received(NAME, RECEIVED), Produced(OTHER, 0)), "output") == [bytes(OTHER)]
+
+
+@pytest.mark.parametrize(
+    ("event", "why", "code"),
+    [
+        (Unreceived(), Stop.UNSTORED, "output_not_stored"),
+        (Unreceived(too_large=True), Stop.TOO_LARGE, "output_too_large"),
+    ],
+    ids=["no room", "too large"],
+)
+def test_a_run_whose_file_could_not_be_taken_fails_whatever_the_server_says(
+    event: Unreceived, why: Stop, code: str
+) -> None:
+    run = storing()
+    assert follow(run, Began(), event)[-1] == Halt(why)
+    end = finish(run, Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"null")))
+    assert (end.status, end.code) == (Status.FAILED, code)
+
+
+def test_files_that_came_beside_the_output_count_as_any_other() -> None:
+    large = replace(RECEIVED, size=4000)
+    effects = follow(filing(10_000), Received(NAME, large), *(Produced(NAMED, number) for number in range(3)))
+    assert effects[-1] == Halt(Stop.TOO_LARGE)
 
 
 LARGE = Raw(b'"data:image/png;base64,%b"' % (b"AAAA" * 2000))
