@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -16,6 +17,7 @@ from starlette.routing import Route
 from api.answers import carried
 from api.dashboard.page import elsewhere
 from api.handlers import EXCEPTION_HANDLERS
+from api.metering import Metering, Meters
 from api.parts import Clients, State, running
 from api.routes import PAGES, PROBES, ROUTES, Handler
 from api.urls import proxy_networks
@@ -36,18 +38,20 @@ def create_app(
     Raises SettingsError where the address of Redis is none, or that of a proxy.
     """
     proxy_networks(settings.trusted_proxies)
-    clients = Clients.of(settings)
+    clients, meters = Clients.of(settings), Meters()
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[State]:
         time, told = clock or SystemClock(), on_unsafe or _refuse
-        async with running(settings, clients, clock=time, on_unsafe=told) as parts:
+        async with running(settings, clients, meters, clock=time, on_unsafe=told) as parts:
             yield {"parts": parts}
 
     routes = [_route(base + path, handlers) for base in BASES for path, handlers in _by_path().items()]
     routes += [Route(path, handler, methods=["GET"]) for path, handler in PROBES]
     routes += [Route(path, handler, methods=["GET"]) for path, handler in PAGES]
-    app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS, lifespan=lifespan)
+    templates = {route.endpoint: _template(route.path) for route in routes}
+    metering = Middleware(Metering, meters=meters, routes=templates)
+    app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS, lifespan=lifespan, middleware=[metering])
     app.router.redirect_slashes = False
     app.router.default = elsewhere
     return app
@@ -72,6 +76,11 @@ def _route(path: str, handlers: Mapping[str, Handler]) -> Route:
         return carried(request, await handler(request))
 
     return Route(path, answer, methods=allowed)
+
+
+def _template(path: str) -> str:
+    """Without its base: whichever of them a client uses, it asks for the same."""
+    return path[path.rindex("/v1/") + len("/v1") :] if "/v1/" in path else path
 
 
 def _refuse(exc: UnsafeBackend) -> None:

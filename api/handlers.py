@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from api.answers import carried
+from api.parts import parts_of
 from api.problems import Problem, problem
 from api.refusals import (
     idempotency_mismatch,
@@ -67,7 +68,9 @@ def problem_of(exc: Exception) -> Problem:
 
 
 async def _answer(request: Request, exc: Exception) -> Response:
-    return carried(request, problem_of(exc).response())
+    problem = problem_of(exc)
+    parts_of(request).meters.refused(problem)
+    return carried(request, problem.response())
 
 
 EXCEPTION_HANDLERS: Final[Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]]] = dict.fromkeys(

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from api.files.turns import Turns
 from api.gate import Gate
 from api.lookups import Lookups
+from api.metering import Meters
 from api.runs.glances import Glances
 from api.runs.waiters import SILENCE_S, Waiters
 from api.streams.readers import Readers
@@ -34,6 +35,7 @@ from director.core.limits import Descriptors
 from director.core.links import Links
 from director.core.listing import Listing
 from director.core.living import Living
+from director.core.metrics.pulse import Pulse
 from director.core.model_configs import ModelConfigs
 from director.core.owed import Owed
 from director.core.queues import Queues
@@ -90,6 +92,7 @@ class Parts(Struct, frozen=True, kw_only=True):
     idempotency: IdempotencyKeys
     dead: DeadLetters
     deployments: Deployments
+    meters: Meters
     kinds: Kinds
     removal: Removal
     lookups: Lookups
@@ -120,11 +123,11 @@ def parts_of(request: Request) -> Parts:
 
 @asynccontextmanager
 async def running(
-    settings: ApiSettings, clients: Clients, *, clock: Clock, on_unsafe: Callable[[UnsafeBackend], None]
+    settings: ApiSettings, clients: Clients, meters: Meters, *, clock: Clock, on_unsafe: Callable[[UnsafeBackend], None]
 ) -> AsyncIterator[Parts]:
     """All parts, with their loops running. Closes the clients at the end."""
     redis, glances = clients.redis, Glances(clients.redis)
-    gatherer = Gatherer(redis, at_once=WRITES_AT_ONCE)
+    gatherer = Gatherer(redis, at_once=WRITES_AT_ONCE, meter=meters.redis)
     scripts = Scripts(gatherer)
     accounts, catalog = Accounts(redis, settings.account_limits, clock), Catalog(redis, scripts, clock)
     changes, descriptors = Changes(redis, scripts, clock), Descriptors(clock)
@@ -152,6 +155,7 @@ async def running(
         idempotency=IdempotencyKeys(redis),
         dead=DeadLetters(redis, scripts, clock),
         deployments=Deployments(redis, scripts, clock),
+        meters=meters,
         kinds=Kinds(redis, scripts, catalog),
         removal=Removal(redis, scripts, catalog),
         lookups=Lookups(accounts, catalog, scripts, clock=clock, cache_s=settings.cache_s),
@@ -164,9 +168,11 @@ async def running(
         uploading=Turns(MOST_UPLOADS, each=MOST_UPLOADS_EACH, patience_s=UPLOAD_PATIENCE_S),
         gate=Gate(redis, settings, clock=clock, on_unsafe=on_unsafe),
     )
+    meters.watch(held=lambda: waiters.waiting, readers=lambda: parts.readers.reading)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(parts.gate.run)
         tasks.start_soon(parts.waiters.run)
+        tasks.start_soon(Pulse(meters.registry, meters.redis, redis).run)
         # where Redis is there, the first request finds the gate open
         await parts.gate.opened(within_s=FIRST_CHECK_S)
         try:

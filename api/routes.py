@@ -18,6 +18,7 @@ from api.operators import accounts as admin_accounts
 from api.operators import audit as admin_audit
 from api.operators import dead as admin_dead
 from api.operators import directors as admin_directors
+from api.operators import metrics as admin_metrics
 from api.operators import models as admin_models
 from api.operators import owed as admin_owed
 from api.operators import queues as admin_queues
@@ -106,7 +107,11 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("PUT", "/admin/models/{owner}/{name}/config", admin_models.change_config),
     ("DELETE", "/admin/models/{owner}/{name}/config", admin_models.remove_config),
 )
-PROBES: Final[tuple[tuple[str, Handler], ...]] = (("/livez", health.livez), ("/readyz", health.readyz))
+PROBES: Final[tuple[tuple[str, Handler], ...]] = (
+    ("/livez", health.livez),
+    ("/readyz", health.readyz),
+    ("/metrics", admin_metrics.get_metrics),
+)
 # For browsers, without the bases
 PAGES: Final[tuple[tuple[str, Handler], ...]] = (
     ("/", page.page),

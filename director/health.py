@@ -7,6 +7,7 @@ import asyncio
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -20,6 +21,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from director.core.errors import BackendUnavailable, SettingsError
+from director.core.metrics.registry import Registry
 from director.core.redis_client import ask
 
 __all__ = ("Check", "Health", "redis_check", "serve_http")
@@ -35,17 +37,21 @@ class Health:
     """What /livez and /readyz of one process answer.
 
     `checks`: name → what has to hold before it is ready. `facts`: told beside them, such as the durability level.
-    Both may change while the process runs. `figures`: more of the same, asked for at each look.
+    Both may change while the process runs. `figures`: more of the same, asked for at each look. `metrics`: what
+    /metrics shows, in a process that has any.
     """
 
     def __init__(self) -> None:
         self.checks: dict[str, Check] = {}
         self.facts: dict[str, str] = {}
         self.figures: Callable[[], Mapping[str, Any]] = dict
+        self.metrics: Registry | None = None
 
     def app(self, routes: Sequence[BaseRoute] = ()) -> Starlette:
-        """An application with /livez and /readyz, beside `routes` of the process's own."""
+        """An application with /livez, /readyz and /metrics, beside `routes` of the process's own."""
         own = [Route("/livez", self._livez), Route("/readyz", self._readyz)]
+        if self.metrics is not None:
+            own.append(Route("/metrics", partial(_scraped, self.metrics)))
         return Starlette(routes=[*own, *routes])
 
     async def missing(self) -> dict[str, str]:
@@ -123,6 +129,11 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as exc:
         raise SettingsError(f"Cannot listen on {host} port {port}: {exc}. Choose another, or 0 for any.") from exc
+
+
+async def _scraped(metrics: Registry, request: Request) -> Response:
+    text, kind = await metrics.page(request.headers.get("accept", ""))
+    return Response(text, headers={"Content-Type": kind})
 
 
 async def _asked(check: Check) -> str:

@@ -231,6 +231,7 @@ async def _file(request: Request, submission: Submission) -> tuple[Accepted, Sto
         raise
     crash.at("after_enqueue")
     if not accepted.replayed:
+        parts.meters.accepted(version.kind, submission.lane)
         log.info("prediction accepted", extra={"prediction": prediction_id, "queue": version.queue})
         return accepted, _as_enqueued(submission, accepted)
     await parts.listing.remove(account.name, prediction_id, version.kind)

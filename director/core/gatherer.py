@@ -7,9 +7,10 @@ A caller that is canceled abandons its answer, never the call: state-changing wo
 import asyncio
 import hashlib
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from msgspec import Struct
 from redis import exceptions
@@ -18,7 +19,7 @@ from redis.asyncio import Redis
 from director.core.errors import BackendUnavailable
 from director.core.redis_client import GIVE_UP_S, PAUSE_S, TRIES, unavailable
 
-__all__ = ("Arg", "Gatherer", "source")
+__all__ = ("Arg", "Gatherer", "Meter", "source")
 
 log = logging.getLogger(__name__)
 
@@ -36,16 +37,25 @@ def source(name: str) -> str:
     return "\n".join([shebang, *parts, body])
 
 
+class Meter(Protocol):
+    """Hears of each round trip: that it came back with the answers of these scripts, or did not."""
+
+    def answered(self, took_s: float, scripts: Iterable[str] = ()) -> None: ...
+
+    def failed(self, error: Exception) -> None: ...
+
+
 class Script(Struct, frozen=True):
     """A script as the server knows it."""
 
+    name: str
     text: str
     sha: str
 
     @classmethod
     def load(cls, name: str) -> "Script":
         text = source(name)
-        return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+        return cls(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 class Call(Struct):
@@ -64,8 +74,9 @@ class Gatherer:
     shares a few large writes, instead of waiting for a connection each until that takes too long.
     """
 
-    def __init__(self, redis: Redis, *, at_once: int | None = None) -> None:
+    def __init__(self, redis: Redis, *, at_once: int | None = None, meter: Meter | None = None) -> None:
         self.redis = redis
+        self._meter = meter
         self._at_once = at_once
         self._scripts: dict[str, Script] = {}
         self._waiting: list[Call] = []
@@ -116,6 +127,8 @@ class Gatherer:
                 calls = await self._send_once(calls)
             except Exception as exc:  # noqa: BLE001 - every caller must hear of it, whatever it is
                 away = unavailable(exc)
+                if away is not None and self._meter is not None:
+                    self._meter.failed(exc)
                 if away is None or attempt == TRIES or asyncio.get_running_loop().time() > give_up:
                     for call in calls:
                         _fail(call, away or exc)
@@ -134,7 +147,9 @@ class Gatherer:
         pipe = self.redis.pipeline(transaction=False)
         for call in calls:
             pipe.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
+        began = time.perf_counter()
         replies = await pipe.execute(raise_on_error=False)
+        took_s = time.perf_counter() - began
         unknown = []
         for call, reply in zip(calls, replies, strict=True):
             if isinstance(reply, exceptions.NoScriptError):
@@ -143,6 +158,9 @@ class Gatherer:
                 _fail(call, unavailable(reply) or reply)
             elif not call.answer.done():
                 call.answer.set_result(reply)
+        if self._meter is not None:
+            left = set(map(id, unknown))
+            self._meter.answered(took_s, [call.script.name for call in calls if id(call) not in left])
         for text in {call.script.text for call in unknown}:
             await self.redis.script_load(text)
         return unknown

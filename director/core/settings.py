@@ -90,6 +90,13 @@ class ApiSettings(CommonSettings, frozen=True, kw_only=True):
     max_batch_bytes: Annotated[int, Meta(ge=1024, description="Largest body of a batch of predictions.")] = 16 << 20
     max_waits: Annotated[int, Meta(ge=1, description="Held responses (Prefer: wait) at once; beyond, 201.")] = 10_000
     max_streams: Annotated[int, Meta(ge=1, description="Readers of event streams at once; beyond, 503.")] = 10_000
+    metrics_token: Annotated[
+        str,
+        Meta(
+            pattern=r"\A([\x21-\x7e]{16,})?\Z",
+            description="Token for GET /metrics, at least 16 characters; those with the scope admin do too.",
+        ),
+    ] = ""
     listing_ttl_s: Annotated[
         float,
         Meta(ge=1, description="Age at which a prediction leaves the lists; more than any wait and record lives."),
@@ -297,8 +304,11 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
 class KeeperSettings(CommonSettings, frozen=True, kw_only=True):
     """The process that looks after queues nobody holds."""
 
-    host: Annotated[str, Meta(description="Address of /livez and /readyz.")] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535, description="Port of /livez and /readyz; 0: any free.")] = 0
+    host: Annotated[str, Meta(description="Address of /livez, /readyz and /metrics.")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="Port of /livez, /readyz and /metrics; 0: any free.")] = 0
+    metrics_queues: Annotated[
+        int, Meta(ge=0, le=10_000, description="Queues named in metrics; the others are shown together.")
+    ] = 500
     lease_s: Annotated[float, Meta(gt=0, description="Lease of the directors; sets the reaper's pace.")] = 15.0
     webhook_allow: Annotated[
         str, Meta(description="Receivers that are allowed though private: hosts, networks, the word loopback.")

@@ -9,6 +9,7 @@ interval finds out whether it still is (breakers.py).
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Callable
 from itertools import compress
 from operator import not_
 from typing import Final
@@ -99,6 +100,7 @@ class Courier:
         self._shares = Shares()
         self._breakers = breakers or Breakers(clock)
         self._is_draining = False
+        self.on_put_off: Callable[[int], None] = lambda count: None
 
     async def run(self) -> None:
         """Begin a round every second, without waiting for the last: a silent receiver delays only its own."""
@@ -137,6 +139,7 @@ class Courier:
                 joined = [owed for owed in compress(due, may_try) if self._shares.join(owed.host)]
                 taken += joined
                 put_off += may_try.count(False)
+                self.on_put_off(may_try.count(False))
                 await asyncio.gather(*map(self._put_off, compress(due, map(not_, may_try))))
                 if len(joined) == len(due):
                     break

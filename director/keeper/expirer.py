@@ -4,6 +4,7 @@ Never ends a run itself: its holder stops it and finishes.
 """
 
 import logging
+from collections.abc import Callable
 from typing import Final, NoReturn
 
 from msgspec import Struct
@@ -35,6 +36,7 @@ class Expirer:
         self._scripts = scripts
         self._registry = registry
         self._clock = clock
+        self.on_expired: Callable[[int, int], None] = lambda ended, told: None
 
     async def run(self) -> NoReturn:
         """Sweep twice a second."""
@@ -54,5 +56,6 @@ class Expirer:
     async def _expire(self, queue: QueueName) -> tuple[int, int]:
         ended, told = await self._scripts.expire(queue, limit=LIMIT)
         if ended or told:
+            self.on_expired(ended, told)
             log.info("deadlines passed", extra={"queue": queue, "ended": ended, "told": told})
         return ended, told

@@ -18,6 +18,7 @@ from director.core.catalog import Catalog
 from director.core.clock import Clock, SystemClock
 from director.core.files import store_in
 from director.core.gatherer import Gatherer
+from director.core.metrics.pulse import Pulse
 from director.core.redis_client import client
 from director.core.scripts import Scripts
 from director.core.settings import KeeperSettings
@@ -27,6 +28,8 @@ from director.keeper.breakers import Breakers
 from director.keeper.cashier import Cashier
 from director.keeper.courier import Courier
 from director.keeper.expirer import Expirer
+from director.keeper.metering import Metering
+from director.keeper.observer import Observer
 from director.keeper.promoter import Promoter
 from director.keeper.reaper import Reaper
 from director.keeper.reconciler import Reconciler
@@ -69,6 +72,7 @@ async def run(settings: KeeperSettings, *, started: Callable[[int], None]) -> No
     with process.one_error(), anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with _keeper(settings) as keeper, anyio.create_task_group() as tasks:
             tasks.start_soon(keeper.keep)
+            tasks.start_soon(keeper.measure)
             tasks.start_soon(keeper.serve_health, started)
             await process.drained(signals, keeper.drain)
             tasks.cancel_scope.cancel()
@@ -80,9 +84,11 @@ async def _keeper(settings: KeeperSettings) -> AsyncGenerator["Keeper"]:
     """The keeper with its connections, which are let go afterwards."""
     sender = Sender(AllowList.parse(settings.webhook_allow))
     redis = client(settings.redis_url, name="director-keeper")
-    gatherer = Gatherer(redis)
+    metering = Metering(most_queues=settings.metrics_queues)
+    gatherer = Gatherer(redis, meter=metering.redis)
+    sender.on_sent = metering.webhooks.sent
     try:
-        yield Keeper(settings, gatherer, sender, SystemClock())
+        yield Keeper(settings, gatherer, sender, SystemClock(), metering=metering)
     finally:
         with anyio.CancelScope(shield=True):
             await gatherer.aclose()
@@ -101,8 +107,10 @@ class Keeper:
         clock: Clock,
         *,
         breakers: Breakers | None = None,
+        metering: Metering | None = None,
     ) -> None:
         self._settings = settings
+        self._metering = metering = metering or Metering(most_queues=settings.metrics_queues)
         self._clock = clock
         self._redis = gatherer.redis
         scripts = Scripts(gatherer)
@@ -123,7 +131,10 @@ class Keeper:
         self.warden = Warden(Suspensions(self._redis, accounts, catalog, scripts, clock), clock)
         store = store_in(settings.files_dir, self._redis, clock, url=settings.files_url)
         self.tidier = None if store is None else Tidier(self._redis, scripts, store, clock)
+        self.observer = Observer(self._redis, scripts, registry, metering.names, settings, clock)
+        self._tell(webhooks)
         self.health = Health()
+        self.health.metrics = metering.registry
         self.health.checks = {"redis": redis_check(self._redis), "durability": self._durability_known}
 
     async def keep(self) -> None:
@@ -131,14 +142,18 @@ class Keeper:
         await process.look_at_redis(self._redis, self._settings, self.health, self._clock)
         async with anyio.create_task_group() as roles:
             sweeping = (self.reaper, self.recoverer, self.reconciler, self.retirer, self.promoter, self.expirer)
-            for role in (*sweeping, self.sampler, self.cashier, self.warden):
+            for role in (*sweeping, self.sampler, self.cashier, self.warden, self.observer):
                 roles.start_soon(role.run)
             roles.start_soon(self.courier.run)
             if self.tidier is not None:
                 roles.start_soon(self.tidier.run)
 
+    async def measure(self) -> None:
+        """How the loop and Redis do, for ever, whether Redis answers or not."""
+        await Pulse(self._metering.registry, self._metering.redis, self._redis).run()
+
     async def serve_health(self, started: Callable[[int], None]) -> None:
-        """Answer /livez and /readyz for ever."""
+        """Answer /livez, /readyz and /metrics for ever."""
         await serve_http(self.health.app(), host=self._settings.host, port=self._settings.port, started=started)
 
     async def drain(self) -> None:
@@ -146,6 +161,15 @@ class Keeper:
         log.info("draining")
         with anyio.move_on_after(DRAIN_S):
             await self.courier.drain()
+
+    def _tell(self, webhooks: TerminalWebhooks) -> None:
+        """Have the roles tell of what they do."""
+        metering = self._metering
+        metering.show(self.observer)
+        self.reaper.on_reaped, self.recoverer.on_recovered = metering.reaped, metering.recovered
+        self.reconciler.on_repaired, self.promoter.on_promoted = metering.repaired, metering.promoted
+        self.expirer.on_expired, self.courier.on_put_off = metering.expired, metering.put_off
+        webhooks.on_told = metering.webhooks.told
 
     async def _durability_known(self) -> str:
         return "" if "durability" in self.health.facts else "not looked at yet"

@@ -4,6 +4,7 @@ Never decides whether or when there is a retry: whoever gave the claim back did.
 """
 
 import logging
+from collections.abc import Callable
 from typing import Final, NoReturn
 
 from msgspec import Struct
@@ -34,6 +35,7 @@ class Promoter:
         self._scripts = scripts
         self._registry = registry
         self._clock = clock
+        self.on_promoted: Callable[[QueueName, int], None] = lambda queue, count: None
 
     async def run(self) -> NoReturn:
         """Sweep twice a second: the shortest backoff is about one."""
@@ -50,5 +52,6 @@ class Promoter:
                 if count:
                     retries[queue] = retries.get(queue, 0) + count
         for queue, count in retries.items():
+            self.on_promoted(queue, count)
             log.info("retries are due", extra={"queue": queue, "count": count})
         return Promoted(retries)

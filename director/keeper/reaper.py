@@ -4,6 +4,7 @@ Never runs a prediction, and never touches a claim whose lease was still good wh
 """
 
 import logging
+from collections.abc import Callable
 from typing import Final, NoReturn
 
 from msgspec import Struct
@@ -32,7 +33,10 @@ class Reaped(Struct, frozen=True):
 
 
 class Reaper:
-    """Sweeps the leases of all queues. Several keepers may: what one took back, the other finds gone."""
+    """Sweeps the leases of all queues. Several keepers may: what one took back, the other finds gone.
+
+    `on_reaped` hears of each claim, and what became of it.
+    """
 
     def __init__(self, scripts: Scripts, registry: Registry, time: ServerTime, clock: Clock, *, lease_s: float) -> None:
         self._scripts = scripts
@@ -40,6 +44,7 @@ class Reaper:
         self._time = time
         self._clock = clock
         self._lease_s = lease_s
+        self.on_reaped: Callable[[QueueName, Requeued], None] = lambda queue, became: None
         self._tick_s = min(SLOWEST_TICK_S, lease_s / TICKS_PER_LEASE)
 
     async def run(self) -> NoReturn:
@@ -66,5 +71,6 @@ class Reaper:
     async def _reap(self, queue: QueueName, now_ms: int) -> list[tuple[PredictionId, Requeued]]:
         batch = await self._scripts.reap(queue, limit=LIMIT, now_ms=now_ms)
         for prediction_id, became in batch:
+            self.on_reaped(queue, became)
             log.info("claim taken back", extra={"prediction": prediction_id, "queue": queue, "became": became})
         return batch

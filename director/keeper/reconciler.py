@@ -5,6 +5,7 @@ Never touches what is well, and never ends or runs anything: what it finds is pu
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from typing import Final, NoReturn
 
 from msgspec import Struct
@@ -42,6 +43,7 @@ class Reconciler:
         self._lease_s = lease_s
         self._next: dict[QueueName, int] = {}
         self.repaired: Counter[Repair] = Counter()
+        self.on_repaired: Callable[[Repair], None] = lambda repair: None
 
     async def run(self) -> NoReturn:
         """Compare everything, rest for half a minute, and again."""
@@ -66,5 +68,6 @@ class Reconciler:
         following, batch = await self._scripts.reconcile(queue, start=start, count=SLICE, lease_s=self._lease_s)
         for prediction_id, repair in batch:
             self.repaired[repair] += 1
+            self.on_repaired(repair)
             log.warning("repaired", extra={"prediction": prediction_id, "queue": queue, "repair": repair})
         return following, batch

@@ -5,6 +5,7 @@ are gone, its lease and the idle time of its entry.
 """
 
 import logging
+from collections.abc import Callable
 from typing import Final, NoReturn
 
 from msgspec import Struct
@@ -86,6 +87,7 @@ class Recoverer:
         self._time = time
         self._clock = clock
         self._lease_s = lease_s
+        self.on_recovered: Callable[[QueueName, Requeued], None] = lambda queue, became: None
         self._walks: dict[QueueName, Walk] = {}
 
     async def run(self) -> NoReturn:
@@ -136,6 +138,7 @@ class Recoverer:
         )
         walk.went_to(cursor)
         for prediction_id, became in batch:
+            self.on_recovered(queue, became)
             facts = {"prediction": prediction_id, "queue": queue, "became": became}
             log.warning("claim without a lease taken back", extra=facts)
         return batch

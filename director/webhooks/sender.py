@@ -7,7 +7,7 @@ uses a proxy, and never raises for what a receiver does.
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -81,7 +81,7 @@ class Delivery(Struct, frozen=True, kw_only=True):
 class Sender:
     """Sends for many callers at once. Waiting for a place is no failure and uses up none of an attempt's time.
 
-    `tls`: whom it trusts, else the public authorities.
+    `tls`: whom it trusts, else the public authorities. `on_sent` hears whether each one arrived, and what it took.
     """
 
     def __init__(
@@ -94,6 +94,7 @@ class Sender:
     ) -> None:
         self.allow = allow
         self.timeout_s = timeout_s
+        self.on_sent: Callable[[bool, float], None] = lambda ok, took_s: None
         self._resolve = resolve
         self._places = Places()
         # the transport below httpx's client: it has no redirects, cookies, proxies or .netrc that could leak from
@@ -117,7 +118,10 @@ class Sender:
             # receivers refuse a timestamp that is five minutes old, and the wait for a place may be longer
             sent_at_s = now_s + clock() - asked_at_s
             headers = signing.headers(secrets, message_id=message_id, timestamp_s=int(sent_at_s), body=body)
-            return await self._attempt(url, headers, body, sent_at_s)
+            began_s = clock()
+            delivery = await self._attempt(url, headers, body, sent_at_s)
+            self.on_sent(delivery.ok, clock() - began_s)
+            return delivery
 
     async def aclose(self) -> None:
         """Let go of connections. Deliveries still under way fail."""

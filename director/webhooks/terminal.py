@@ -6,6 +6,7 @@ repeats by itself: the note in Redis says when the next one is.
 
 import logging
 import random
+from collections.abc import Callable
 from typing import Final
 
 from director.core import crash
@@ -17,7 +18,7 @@ from director.core.scripts import Scripts
 from director.core.states import WebhookEvent
 from director.core.webhook_url import host_of
 from director.webhooks.messages import body, message_id
-from director.webhooks.schedule import SCHEDULE, Noted, Schedule
+from director.webhooks.schedule import SCHEDULE, Noted, Outcome, Schedule
 from director.webhooks.sender import Delivery, Sender
 
 __all__ = ("TerminalWebhooks",)
@@ -33,7 +34,10 @@ REVIVED: Final = Noted("revived")
 
 
 class TerminalWebhooks:
-    """Delivers what `finish` made owed. All methods raise BackendUnavailable while Redis cannot answer."""
+    """Delivers what `finish` made owed. All methods raise BackendUnavailable while Redis cannot answer.
+
+    `on_told` hears what was noted of each attempt.
+    """
 
     def __init__(
         self, scripts: Scripts, accounts: Accounts, sender: Sender, clock: Clock, schedule: Schedule = SCHEDULE
@@ -43,12 +47,18 @@ class TerminalWebhooks:
         self._sender = sender
         self._clock = clock
         self._schedule = schedule
+        self.on_told: Callable[[Outcome], None] = lambda outcome: None
 
     async def deliver(self, prediction_id: PredictionId) -> Noted:
         """Try once, note it, and say what was noted.
 
         Only for who holds the attempt: by `due`, or within the grace of `finish`.
         """
+        noted = await self._deliver(prediction_id)
+        self.on_told(noted.outcome)
+        return noted
+
+    async def _deliver(self, prediction_id: PredictionId) -> Noted:
         stored = await self._scripts.get(prediction_id)
         if stored is None:
             await self._scripts.deliver(prediction_id, outcome=REMOVED.outcome, delay_s=None)

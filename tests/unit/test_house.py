@@ -26,6 +26,8 @@ PURE = (
     "director.core.input_template",
     "director.core.json_pointer",
     "director.core.keys",
+    "director.core.metrics.names",
+    "director.core.metrics.table",
     "director.core.model_config",
     "director.core.policy",
     "director.core.retry",

@@ -1,0 +1,93 @@
+"""Count what the API is asked and what it answers, for `GET /metrics`.
+
+Requests are counted by the template of their route, so no caller's text becomes a label. Time is taken up to the head
+of an answer: an event stream may last for hours.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from prometheus_client import Counter, Histogram
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.problems import Problem
+from director.core.metrics.redis_meter import RedisMeter
+from director.core.metrics.registry import Registry
+
+__all__ = ("NO_ROUTE", "Metering", "Meters")
+
+NO_ROUTE: Final = "none"
+METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "QUERY"})
+OTHER: Final = "other"
+
+
+class Meters:
+    """All that this process shows."""
+
+    def __init__(self) -> None:
+        self.registry: Final = Registry("api")
+        self.redis: Final = RedisMeter(self.registry)
+        self._requests = self.registry.counter("director_api_requests_total")
+        self._seconds = self.registry.histogram("director_api_request_seconds")
+        self._refusals = self.registry.counter("director_api_refusals_total")
+        self._accepted = self.registry.counter("director_api_accepted_total")
+        self._by_answer: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+
+    def answered(self, route: str, method: str, status: int, took_s: float) -> None:
+        """A request has the head of its answer."""
+        found = self._by_answer.get((route, method, status))
+        if found is None:
+            found = self._requests.labels(route, method, str(status)), self._seconds.labels(route, method)
+            self._by_answer[route, method, status] = found
+        counter, seconds = found
+        counter.inc()
+        seconds.observe(took_s)
+
+    def refused(self, problem: Problem) -> None:
+        """A caller was refused so."""
+        self._refusals.labels(problem.document.code or str(problem.status)).inc()
+
+    def accepted(self, kind: str, lane: str) -> None:
+        """A run was taken in that was not there before."""
+        self._accepted.labels(kind or "prediction", lane).inc()
+
+    def watch(self, *, held: Callable[[], float], readers: Callable[[], float]) -> None:
+        """Ask these at each scrape."""
+        self.registry.gauge("director_api_held_responses").set_function(held)
+        self.registry.gauge("director_api_stream_readers").set_function(readers)
+
+
+class Metering:
+    """Around the application. `routes`: what answers → the template that leads to it."""
+
+    def __init__(self, app: ASGIApp, *, meters: Meters, routes: Mapping[Any, str]) -> None:
+        self._app = app
+        self._meters = meters
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        is_answered = False
+
+        def count(status: int) -> None:
+            nonlocal is_answered
+            is_answered = True
+            route = self._routes.get(scope.get("endpoint", NO_ROUTE), NO_ROUTE)  # set by the router, once it knows
+            method = scope["method"] if scope["method"] in METHODS else OTHER
+            self._meters.answered(route, method, status, time.perf_counter() - began)
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                count(message["status"])
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counted)
+        except Exception:
+            if not is_answered:  # the answer to a fault is made around us
+                count(500)
+            raise

@@ -1,0 +1,58 @@
+"""Everything that a keeper shows at /metrics: what its roles did, what its observer saw, how Redis answers it.
+
+Decides nothing: roles tell of each act, and nothing of them waits for it.
+"""
+
+from typing import Final
+
+from director.core.ids import QueueName
+from director.core.metrics.names import QueueNames
+from director.core.metrics.redis_meter import RedisMeter
+from director.core.metrics.registry import Registry
+from director.core.metrics.webhook_meter import WebhookMeter
+from director.core.scripts import Repair, Requeued
+from director.keeper.observer import Observer
+from director.keeper.state import StateCollector
+
+__all__ = ("Metering",)
+
+
+class Metering:
+    """One per keeper. `most_queues`: of so many the name is a label, the others are shown together."""
+
+    def __init__(self, *, most_queues: int) -> None:
+        self.registry: Final = Registry("keeper")
+        self.redis: Final = RedisMeter(self.registry)
+        self.webhooks: Final = WebhookMeter(self.registry)
+        self.names: Final = QueueNames(most_queues, on_gone=self.registry.forget)
+        self._reaped = self.registry.counter("director_reaped_total")
+        self._recovered = self.registry.counter("director_recovered_total")
+        self._repaired = self.registry.counter("director_repaired_total")
+        self._promoted = self.registry.counter("director_promoted_total")
+        self._expired = self.registry.counter("director_expired_total")
+        self._put_off = self.registry.counter("director_webhooks_put_off_total")
+
+    def show(self, observer: Observer) -> None:
+        """Show what it sees."""
+        collector = StateCollector(lambda: observer.state)
+        self.registry.add(collector.names, collector)
+        self.registry.gauge("director_state_age_seconds").set_function(lambda: observer.age_s)
+
+    def reaped(self, queue: QueueName, became: Requeued) -> None:
+        self._reaped.labels(self.names.of(queue), became).inc()
+
+    def recovered(self, queue: QueueName, became: Requeued) -> None:
+        self._recovered.labels(self.names.of(queue), became).inc()
+
+    def repaired(self, repair: Repair) -> None:
+        self._repaired.labels(repair).inc()
+
+    def promoted(self, queue: QueueName, count: int) -> None:
+        self._promoted.labels(self.names.of(queue)).inc(count)
+
+    def expired(self, ended: int, told: int) -> None:
+        self._expired.labels("ended").inc(ended)
+        self._expired.labels("told").inc(told)
+
+    def put_off(self, count: int) -> None:
+        self._put_off.inc(count)

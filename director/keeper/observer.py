@@ -1,0 +1,188 @@
+"""Look at all queues for /metrics, so that no scrape has to: a bounded question every ten seconds.
+
+Takes about a hundredth of the server's time at most: the longer a look takes, the later is the next, up to a minute.
+Changes nothing.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import anyio
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.clock import Clock
+from director.core.durability import check
+from director.core.errors import UnknownQueue, UnsafeBackend
+from director.core.ids import Partition, PredictionId, QueueName
+from director.core.metrics.names import QueueNames
+from director.core.redis_client import ask
+from director.core.scripts import QueueStats, Scripts
+from director.core.settings import CommonSettings
+from director.keeper.registry import Registry
+from director.keeper.state import Seen, State, folded
+from director.keeper.sweep import repeat, sweep
+
+__all__ = ("Observer",)
+
+LOOK_S: Final = 10.0
+LONGEST_S: Final = 60.0  # however much there is to look at: an alert has to fire
+SHARE: Final = 0.01
+STALE_S: Final = 60.0
+STALE_LOOKS: Final = 3
+# Queues that one write asks about: the server serves others between two
+AT_ONCE: Final = 50
+CROWD: Final = 20  # waiting: below it nobody is crowded out
+MOST_TENANTS: Final = 1_000  # whose counts are read
+OWED_READ: Final = 50  # at either end of a partition's list
+
+
+class Observer:
+    """What it saw last is `state`, while it holds. `pause_s`: until it looks again."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        scripts: Scripts,
+        registry: Registry,
+        names: QueueNames,
+        settings: CommonSettings,
+        clock: Clock,
+    ) -> None:
+        self._redis: Any = redis  # its types say str or bytes, and ours answers in bytes
+        self._scripts = scripts
+        self._registry = registry
+        self._names = names
+        self._settings = settings
+        self._clock = clock
+        self._seen: dict[QueueName, Seen] = {}
+        self._state: State | None = None
+        self._began_s = clock.monotonic()
+        self._looked_s: float | None = None
+        self.pause_s = LOOK_S
+        self._next_s = float("-inf")
+
+    @property
+    def age_s(self) -> float:
+        """How old the last look is; before the first, how long there was none."""
+        return self._clock.monotonic() - (self._began_s if self._looked_s is None else self._looked_s)
+
+    @property
+    def state(self) -> State | None:
+        """None before the first look, and once the last one is too old to go by."""
+        return None if self.age_s > max(STALE_S, STALE_LOOKS * self.pause_s) else self._state
+
+    async def run(self) -> None:
+        """For ever."""
+        await repeat(self._in_time, role="observer", tick_s=1.0, clock=self._clock)
+
+    async def run_once(self) -> State:
+        """Look now. Raises BackendUnavailable."""
+        began = time.perf_counter()
+        queues = await self._registry.queues()
+        self._names.keep(queues)
+        awake = set(await self._registry.awake("observer"))
+        asked = [queue for queue in queues if queue in awake or queue not in self._seen or _is_busy(self._seen[queue])]
+        for start in range(0, len(asked), AT_ONCE):
+            await self._look(asked[start : start + AT_ONCE])
+        there = set(queues)
+        self._seen = {queue: seen for queue, seen in self._seen.items() if queue in there}
+        whole = {"director_queues": float(len(queues)), **await self._owed(), **await self._server()}
+        took_s = time.perf_counter() - began
+        self.pause_s = min(max(LOOK_S, took_s / SHARE), LONGEST_S)
+        whole["director_state_look_seconds"] = took_s
+        self._state, self._looked_s = folded(self._seen, self._names, whole), self._clock.monotonic()
+        return self._state
+
+    async def _in_time(self) -> None:
+        if self._clock.monotonic() >= self._next_s:
+            await self.run_once()
+            self._next_s = self._clock.monotonic() + self.pause_s
+
+    async def _look(self, queues: Sequence[QueueName]) -> None:
+        """At a slice of them, in one write or three."""
+        found = {queue: stats for queue, stats in (await sweep(queues, self._stats)).items() if stats is not None}
+        crowded = [queue for queue, stats in found.items() if stats.waiting + stats.delayed >= CROWD]
+        tenants = await self._tenants(crowded)
+        largest = await self._largest([queue for queue, count in tenants.items() if count <= MOST_TENANTS])
+        for queue, stats in found.items():
+            self._seen[queue] = Seen(stats, tenants.get(queue), largest.get(queue))
+        await anyio.lowlevel.checkpoint()
+
+    async def _stats(self, queue: QueueName) -> QueueStats | None:
+        try:
+            return await self._scripts.stats(queue)
+        except UnknownQueue:  # it went meanwhile
+            return None
+
+    async def _tenants(self, queues: Sequence[QueueName]) -> dict[QueueName, int]:
+        async def read() -> list[int]:
+            pipe = self._redis.pipeline(transaction=False)
+            for queue in queues:
+                pipe.hlen(keys.queued(queue))
+            return list(await pipe.execute())
+
+        return dict(zip(queues, await ask(read), strict=True)) if queues else {}
+
+    async def _largest(self, queues: Sequence[QueueName]) -> dict[QueueName, int]:
+        async def read() -> list[list[bytes]]:
+            pipe = self._redis.pipeline(transaction=False)
+            for queue in queues:
+                pipe.hvals(keys.queued(queue))
+            return list(await pipe.execute())
+
+        replies = await ask(read) if queues else []
+        return {queue: max(map(int, counts), default=0) for queue, counts in zip(queues, replies, strict=True)}
+
+    async def _owed(self) -> dict[str, float]:
+        """How many ends are owed, and since when: the oldest ones have their next attempt last, or first of all."""
+        partitions = await self._registry.owing()
+        counts, ids = await self._owed_ids(partitions) if partitions else (0, [])
+        now_ms = self._clock.now_ms()
+        since = await self._owed_since(ids) if ids else []
+        oldest_ms = max((now_ms - at_ms for at_ms in since), default=0)
+        return {
+            "director_webhooks_owed": float(counts),
+            "director_webhooks_owed_oldest_seconds": max(0.0, oldest_ms / 1000),
+        }
+
+    async def _owed_ids(self, partitions: Sequence[Partition]) -> tuple[int, list[PredictionId]]:
+        async def read() -> list[Any]:
+            pipe = self._redis.pipeline(transaction=False)
+            for partition in partitions:
+                pipe.zcard(keys.owed(partition))
+                pipe.zrange(keys.owed(partition), 0, OWED_READ - 1)
+                pipe.zrange(keys.owed(partition), -OWED_READ, -1)
+            return list(await pipe.execute())
+
+        replies = await ask(read)
+        ids = {PredictionId(member.decode()) for members in (*replies[1::3], *replies[2::3]) for member in members}
+        return sum(replies[::3]), sorted(ids)
+
+    async def _owed_since(self, ids: Sequence[PredictionId]) -> list[int]:
+        async def read() -> list[list[bytes | None]]:
+            pipe = self._redis.pipeline(transaction=False)
+            for prediction_id in ids:
+                pipe.hmget(keys.record(prediction_id), ("owed_since", "completed"))
+            return list(await pipe.execute())
+
+        return [int(since or completed or 0) for since, completed in await ask(read) if since or completed]
+
+    async def _server(self) -> dict[str, float]:
+        memory = await ask(lambda: self._redis.info("memory"))
+        try:
+            await check(self._redis, self._settings)
+        except UnsafeBackend:
+            is_durable = False
+        else:
+            is_durable = True
+        return {
+            "director_redis_memory_bytes": float(memory["used_memory"]),
+            "director_redis_memory_limit_bytes": float(memory.get("maxmemory", 0)),
+            "director_redis_durable": float(is_durable),
+        }
+
+
+def _is_busy(seen: Seen) -> bool:
+    return seen.stats.live > 0

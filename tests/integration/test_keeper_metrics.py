@@ -1,0 +1,234 @@
+"""What a keeper shows at /metrics: the truth about all queues, by a look that costs little, and its age."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+
+import anyio
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from director.core.accounts import Accounts
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.gatherer import Gatherer
+from director.core.ids import QueueName
+from director.core.metrics.names import QueueNames
+from director.core.policy import Policy
+from director.core.scripts import Scripts
+from director.core.settings import KeeperSettings
+from director.keeper import keeper
+from director.keeper.observer import CROWD, LOOK_S, SHARE, STALE_S, Observer
+from director.keeper.registry import Registry
+from tests.support.clock import FakeClock
+from tests.support.eventually import eventually
+from tests.support.queue_driver import MODEL, QueueDriver
+from tests.support.scrape import Scrape, scrape
+from tests.support.servers import RedisServer, redis_server
+from tests.support.sink import Answer, sink
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def keeper_at(url: str, **given: object) -> AsyncGenerator[httpx.AsyncClient]:
+    """A keeper in this loop, and a client of its health port."""
+    ports: list[int] = []
+    async with anyio.create_task_group() as tasks:
+        settings = KeeperSettings(redis_url=url, **given)  # type: ignore[arg-type]
+        tasks.start_soon(lambda: keeper.run(settings, started=ports.append))
+        [port] = await eventually(lambda: ports, "it has begun")
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+            yield http
+        tasks.cancel_scope.cancel()
+
+
+async def shows(http: httpx.AsyncClient, name: str, value: float, **labels: str) -> Scrape:
+    """The scrape in which this series has this value."""
+
+    async def look() -> Scrape:
+        await anyio.sleep(0.05)
+        return await scrape(http)
+
+    return await eventually(look, f"{name} is {value}", until=lambda shown: shown.value(name, **labels) == value)
+
+
+@pytest.fixture
+def present(driver: QueueDriver) -> QueueDriver:
+    driver.now_ms = time.time_ns() // 1_000_000
+    return driver
+
+
+def observer_of(
+    redis: Redis, scripts: Scripts, catalog: Catalog, clock: FakeClock, url: str, most: int = 500
+) -> Observer:
+    registry = Registry(redis, catalog, clock, keep_s=0)
+    return Observer(redis, scripts, registry, QueueNames(most), KeeperSettings(redis_url=url), clock)
+
+
+async def test_it_shows_what_waits_runs_and_is_owed_and_what_it_did(server: RedisServer, present: QueueDriver) -> None:
+    await Accounts(present.redis).create_token("its-caller")
+    queue = present.queue
+    async with sink() as away:
+        away.answer = Answer(status=500)
+        present.now_ms -= 60_000
+        await present.submit(account="its-caller", webhook=away.url, events="completed")
+        await present.have_slots(3)
+        assert await present.finish(await present.claim_one())
+        await present.submit()
+        await present.claim_one(lease_s=1)  # long over
+        for lane in ("high", "low", "low"):
+            await present.submit(lane=lane)
+        await present.pause()
+        async with keeper_at(server.url, lease_s=3, webhook_allow="loopback", webhook_schedule="1h") as http:
+            await shows(http, "director_reaped_total", 1, queue=queue, became="waiting")
+            shown = await shows(http, "director_queue_waiting", 2, queue=queue, lane="low")
+            assert shown.value("director_queue_waiting", queue=queue, lane="high") == 1
+            assert shown.value("director_queue_paused", queue=queue) == 1
+            assert shown.value("director_queue_directors", queue=queue) == 0, "its last sign is a minute old"
+            assert 59 < (shown.value("director_queue_oldest_seconds", queue=queue) or 0) < 90
+            assert shown.value("director_queues") == 1
+            assert shown.value("director_webhooks_owed") == 1
+            assert 59 < (shown.value("director_webhooks_owed_oldest_seconds") or 0) < 90
+            assert shown.value("director_redis_durable") == 1
+            assert (shown.value("director_redis_memory_bytes") or 0) > 100_000
+            assert (shown.value("director_state_age_seconds") or 99) < 30
+            told = await shows(http, "director_webhooks_total", 1, outcome="failed")
+            assert told.value("director_webhook_seconds_count", ok="no") == 1
+            assert told.value("director_redis_up") == 1
+            for private in ("its-caller", away.url, "127.0.0.1", "loopback"):
+                assert private not in told.text
+
+
+@pytest.fixture
+def lone() -> Iterator[RedisServer]:
+    """One of its own: it is killed here."""
+    with redis_server() as started:
+        yield started
+
+
+async def test_while_redis_is_away_it_answers_says_so_and_heals(lone: RedisServer) -> None:
+    async with keeper_at(lone.url) as http:
+        await shows(http, "director_queues", 0)
+        lone.kill()
+        shown = await shows(http, "director_redis_up", 0)
+        assert shown.total("director_redis_errors_total") >= 1
+        lone.start()
+        await shows(http, "director_redis_up", 1)
+
+
+async def test_a_state_that_is_too_old_is_not_shown(
+    server: RedisServer, redis: Redis, scripts: Scripts, catalog: Catalog, queue: QueueName
+) -> None:
+    clock = FakeClock()
+    observer = observer_of(redis, scripts, catalog, clock, server.url)
+    assert observer.state is None
+    clock.pass_time(5)
+    assert observer.age_s == 5
+    await observer.run_once()
+    clock.pass_time(STALE_S)
+    assert (observer.age_s, observer.state is None) == (STALE_S, False)
+    clock.pass_time(1)
+    assert observer.state is None
+    await observer.run_once()
+    assert observer.state is not None
+
+
+async def test_who_has_most_of_a_crowd_is_a_share_and_no_name(
+    server: RedisServer, redis: Redis, scripts: Scripts, catalog: Catalog, present: QueueDriver
+) -> None:
+    observer = observer_of(redis, scripts, catalog, FakeClock(), server.url)
+    for number in range(CROWD):
+        await present.submit(account="loud" if number % 4 else f"quiet{number}")
+    state = await observer.run_once()
+    assert state.values["director_queue_largest_share"] == {(present.queue,): 0.75}
+    assert state.values["director_queue_tenants"] == {(present.queue,): 1 + CROWD / 4}
+    assert "loud" not in repr(state)
+
+
+# ── many queues ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Counting(Gatherer):
+    """Counts what is asked about queues."""
+
+    asked = 0
+
+    async def call(self, name, *given):  # type: ignore[no-untyped-def]
+        self.asked += name == "stats"
+        return await super().call(name, *given)
+
+
+async def make_queues(catalog: Catalog, count: int) -> list[QueueName]:
+    versions = [f"{number:012x}" + 52 * "0" for number in range(count)]
+    made: list[QueueName] = []
+    for start in range(0, count, 100):
+        registering = (
+            catalog.register(MODEL, version, schema=OPEN_SCHEMA, server="", policy=Policy())
+            for version in versions[start : start + 100]
+        )
+        made += await asyncio.gather(*registering)
+    return made
+
+
+async def used_s(redis: Redis) -> float:
+    """Time that the server spent so far. What a script calls is part of the script."""
+    stats = await redis.info("commandstats")
+    outer = (
+        "cmdstat_evalsha",
+        "cmdstat_hlen",
+        "cmdstat_hvals",
+        "cmdstat_smembers",
+        "cmdstat_exists",
+        "cmdstat_config|get",
+    )
+    return sum(stats[name]["usec"] for name in outer if name in stats) / 1e6
+
+
+async def test_idle_queues_are_asked_about_once_a_minute_and_those_with_work_each_time(
+    server: RedisServer, redis: Redis, catalog: Catalog, present: QueueDriver
+) -> None:
+    await make_queues(catalog, 100)
+    clock, gatherer = FakeClock(), Counting(redis)
+    observer = observer_of(redis, Scripts(gatherer), catalog, clock, server.url)
+    await observer.run_once()
+    assert gatherer.asked == 101
+    await present.submit()
+    for _ in range(3):
+        clock.pass_time(LOOK_S)
+        state = await observer.run_once()
+        assert state.values["director_queue_waiting"][present.queue, "normal"] == 1
+    assert gatherer.asked == 101 + 3
+    assert await present.finish(await present.claim_one())
+    clock.pass_time(LOOK_S)
+    state = await observer.run_once()
+    assert state.values["director_queue_waiting"][present.queue, "normal"] == 0, "it fell asleep, and is seen once more"
+    assert gatherer.asked == 101 + 4
+    clock.pass_time(60)
+    await observer.run_once()
+    assert gatherer.asked == 101 + 4 + 101
+    await gatherer.aclose()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("count", [200, 1000, 2000])
+async def test_a_look_takes_a_hundredth_of_the_servers_time_however_many_queues_have_work(
+    server: RedisServer, redis: Redis, scripts: Scripts, catalog: Catalog, count: int
+) -> None:
+    queues = await make_queues(catalog, count)
+    now_ms = time.time_ns() // 1_000_000
+    for start in range(0, count, 100):
+        drivers = [QueueDriver(redis, scripts, queue) for queue in queues[start : start + 100]]
+        for driver in drivers:
+            driver.now_ms = now_ms
+        await asyncio.gather(*(driver.submit() for driver in drivers))
+    observer = observer_of(redis, scripts, catalog, FakeClock(), server.url)
+    await observer.run_once()
+    before = await used_s(redis)
+    state = await observer.run_once()
+    took = await used_s(redis) - before
+    assert sum(state.values["director_queue_waiting"].values()) == count
+    assert len(state.values["director_queue_claimed"]) == min(count, 501)
+    print(f"{count} queues: {1000 * took:.1f} ms of the server's time, each {observer.pause_s:.1f} s")
+    assert took <= SHARE * observer.pause_s
