@@ -47,6 +47,7 @@ class Code(StrEnum):
     KIND_NOT_SERVED = "kind_not_served"
     MALFORMED = "malformed"
     METHOD_NOT_ALLOWED = "method_not_allowed"
+    MOVED = "moved"
     NO_CAPACITY = "no_capacity"
     NO_WEBHOOK = "no_webhook"
     NOT_IMPLEMENTED = "not_implemented"

@@ -34,6 +34,7 @@ __all__ = (
     "kind_not_served",
     "malformed",
     "method_not_allowed",
+    "moved",
     "no_destination",
     "no_files",
     "no_such_part",
@@ -53,6 +54,7 @@ __all__ = (
     "unusable_schema",
 )
 
+MOVED_RETRY_S: Final = 5  # callers are sent to the other site by whoever moves its queues
 DO_NOT_RETRY: Final = {"x-should-retry": "false"}  # the newest official client takes a 409 for a passing one
 
 
@@ -272,6 +274,18 @@ def unusable_schema(reason: str) -> Problem:
         f"The schema of this model cannot be used: it {reason}.",
         title="Unusable model schema",
         code=Code.UNUSABLE_SCHEMA,
+    )
+
+
+def moved() -> Problem:
+    """It moved to another Redis server with its queue, and waits, runs or has ended there."""
+    return problem(
+        503,
+        "It was moved to another site of this service, which answers for it. Please ask there, or again later.",
+        title="Moved",
+        code=Code.MOVED,
+        retry_after=MOVED_RETRY_S,
+        headers=retry_after(MOVED_RETRY_S),
     )
 
 

@@ -8,8 +8,10 @@
 --   ARGV[3]  kind     that it must be of, '' for a prediction
 --   ARGV[4]  now_ms   '' for the server's clock
 --   Returns  'canceled'  it waited, and has ended
---            'asked'     it runs; its holder was told, and is told again with each heartbeat
+--            'asked'     it runs; its holder was told, and is told again with each heartbeat. Or it leaves for another
+--                        server, and is canceled there
 --            'over'      it had ended before
+--            'moved'     it is at another server
 --            'unknown'   nothing such of this account
 
 local id, account, kind, now = ARGV[1], ARGV[2], ARGV[3], clock(ARGV[4])
@@ -17,7 +19,8 @@ local id, account, kind, now = ARGV[1], ARGV[2], ARGV[3], clock(ARGV[4])
 local r = read(id)
 if not r or r.account ~= account or r.kind ~= kind then return 'unknown' end
 if TERMINAL[r.status] then return 'over' end
-if r.token == '' then
+if r.moved ~= '' then return 'moved' end
+if r.leaving == '' and r.token == '' then
   settle(id, r, 'canceled', {}, now)
   return 'canceled'
 end

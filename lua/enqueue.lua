@@ -107,6 +107,9 @@ redis.call('SET', KEYS[2], input)
 redis.call('ZADD', queue_key(queue, 'live'), now, id)
 if soonest(r) then redis.call('ZADD', queue_key(queue, 'deadline'), soonest(r), id) end
 redis.call('RPUSH', events_key(id), 'created ' .. now .. ' ')
-if fingerprint ~= '' then redis.call('SET', KEYS[3], id .. ' ' .. fingerprint, 'PX', idem_ttl_ms) end
+if fingerprint ~= '' then
+  redis.call('HSET', KEYS[1], 'idem', string.match(KEYS[3], '[^:]+$')) -- for whoever moves it
+  redis.call('SET', KEYS[3], id .. ' ' .. fingerprint, 'PX', idem_ttl_ms)
+end
 log('accepted', id, queue, tenant, now, r.lane)
 return { 'created', now, r.deadline, hope }

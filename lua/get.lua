@@ -20,6 +20,6 @@ if #flat == 0 then return {} end
 local r = as_record(flat)
 local input = redis.call('GET', input_key(id)) or ''
 if TERMINAL[r.status] then return { flat, input, redis.call('HGETALL', output_key(id)), {}, {} } end
-if r.token == '' then return { flat, input, {}, {}, hope and outlook(id, r, clock(ARGV[2])) or {} } end
+if r.token == '' then return { flat, input, {}, {}, hope and r.leaving == '' and r.moved == '' and outlook(id, r, clock(ARGV[2])) or {} } end
 local events = r.status == 'processing' and redis.call('LRANGE', events_key(id), 0, -1) or {}
 return { flat, input, {}, events, {} }

@@ -10,7 +10,7 @@
 --   ARGV[5]  now_ms   '' for the server's clock
 --   Returns  {next, id, repair, …}
 --            next    rank that the next slice starts from, 0 after the last one
---            repair  'forgotten' (no record, or a terminal one), 'leased', 'offered' (no claim would have looked into
+--            repair  'forgotten' (no record, a terminal one, or one at another server), 'leased', 'offered' (no claim would have looked into
 --                    its stream or its backlog), 'timed' (its deadline was in no index) or 'placed'
 
 local live, queue, from, count, lease_ms = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
@@ -67,7 +67,7 @@ end
 
 local function repair(id)
   local r = read(id)
-  if not r or TERMINAL[r.status] then
+  if not r or TERMINAL[r.status] or r.leaving ~= '' or r.moved ~= '' then
     redis.call('ZREM', live, id)
     return 'forgotten'
   end

@@ -7,9 +7,10 @@
 --   ARGV[2]  alive_ms  a director silent for longer is not counted
 --   ARGV[3]  now_ms    '' for the server's clock
 --   Returns  {high, normal, low, claimed, delayed, dead, live, oldest_ms, directors, streams, read, paused,
---             slots, service_ms, service_cost, mode, max_queued, breaker, starting, setup_failed, tally as a flat list}
+--             slots, service_ms, service_cost, mode, max_queued, breaker, starting, setup_failed, leaving,
+--             tally as a flat list}
 --            counts waiting per lane; oldest_ms: how long ago the oldest live one was accepted; starting, setup_failed: directors
---            whose servers are, by the last beat of one
+--            whose servers are, by the last beat of one; leaving: for another server
 --            {}  nobody registered this queue
 
 local meta, queue, alive_ms, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
@@ -37,5 +38,6 @@ counts[#counts + 1] = tonumber(m[5] or 0)
 counts[#counts + 1] = m[9] or '1' -- a fraction: numbers are cut in replies
 for i = 6, 8 do counts[#counts + 1] = m[i] or '' end
 for i = 10, 11 do counts[#counts + 1] = tonumber(m[i] or 0) end
+counts[#counts + 1] = redis.call('ZCARD', queue_key(queue, 'leaving'))
 counts[#counts + 1] = redis.call('HGETALL', queue_key(queue, 'tally'))
 return counts

@@ -36,7 +36,7 @@ if length > LOOK then look(math.max(LOOK, length - LOOK), -1) end
 
 local function at(index) return redis.call('ZSCORE', index, id) or '' end
 
-local waits = not TERMINAL[r.status] and r.token == ''
+local waits = not TERMINAL[r.status] and r.token == '' and r.leaving == '' and r.moved == ''
 return {
   now, flat, events, waits and outlook(id, r, now) or {},
   redis.call('HGET', queue_key(r.queue, 'meta'), 'attempts') or '',

@@ -26,7 +26,7 @@ for _, lane in ipairs({ 'high', 'normal', 'low' }) do
   gone[#gone + 1] = queue_key(queue, 'vtime:' .. lane)
   gone[#gone + 1] = queue_key(queue, 'debt:' .. lane)
 end
-for _, index in ipairs({ 'live', 'lease', 'delayed' }) do
+for _, index in ipairs({ 'live', 'lease', 'delayed', 'leaving' }) do
   if redis.call('EXISTS', queue_key(queue, index)) == 1 then return 'live' end
 end
 if redis.call('EXISTS', queue_key(queue, 'dead')) == 1 then return 'dead' end

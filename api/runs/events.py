@@ -14,7 +14,7 @@ from api.auth import authenticate
 from api.parts import parts_of
 from api.paths import prediction_id_of
 from api.problems import InvalidField
-from api.refusals import invalid_input, not_found
+from api.refusals import invalid_input, moved, not_found
 from director.core.event_log import EventView, shown_event
 
 __all__ = (
@@ -45,6 +45,8 @@ async def get_events(request: Request) -> Response:
     page = await parts_of(request).scripts.replay(prediction_id, after=after, count=limit, most_bytes=MOST_BYTES)
     if page is None or page.account != account.name:
         raise not_found()
+    if page.moved:
+        raise moved()
     if not page.last:
         return json_response(Events(events=(), next=after, data_removed=True))
     following = page.events[-1].seq if page.events else after

@@ -20,7 +20,7 @@ from api.answers import json_response
 from api.limits import Taken, give_back, refuse_full, reserve_compute, return_compute, taken_of
 from api.parts import Parts, parts_of
 from api.problems import Problem
-from api.refusals import forbidden, invalid_header, invalid_input, not_found
+from api.refusals import forbidden, invalid_header, invalid_input, moved, not_found
 from api.requests import CreatePrediction
 from api.runs.prefer import affinity_digest, applied, cancel_after_seconds, cost_units, start_by_seconds, wait_seconds
 from api.runs.validation import InputSchema
@@ -239,6 +239,8 @@ async def _file(request: Request, submission: Submission) -> tuple[Accepted, Sto
     stored = await parts.scripts.get(accepted.id)
     if stored is None:  # its record had a shorter life than the idempotency key
         raise not_found()
+    if stored.record.moved:
+        raise moved()
     return accepted, stored
 
 

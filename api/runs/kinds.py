@@ -10,7 +10,7 @@ from api.answers import json_response
 from api.auth import authenticate
 from api.parts import parts_of
 from api.paths import prediction_id_of
-from api.refusals import not_found
+from api.refusals import moved, not_found
 from director.core.accounts import Account
 from director.core.ids import Kind
 from director.core.view import view
@@ -37,4 +37,6 @@ async def _shown(request: Request, account: Account, kind: Kind) -> Response:
     stored = await parts_of(request).scripts.get(prediction_id_of(request))
     if stored is None or stored.record.account != account.name or stored.record.kind != kind:
         raise not_found()
+    if stored.record.moved:
+        raise moved()
     return json_response(view(stored))

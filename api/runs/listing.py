@@ -141,7 +141,7 @@ async def _read(parts: Parts, ids: Sequence[PredictionId], filters: Filters) -> 
     # why each of a hundred waits is nothing to a list, and the dear part of a look
     looks = [parts.scripts.get(prediction_id, outlook=False) for prediction_id in ids]
     found = [stored for stored in await asyncio.gather(*looks) if stored is not None]
-    return [stored for stored in found if filters.match(stored.record)]
+    return [stored for stored in found if not stored.record.moved and filters.match(stored.record)]
 
 
 def _weight(one: Glance, filters: Filters) -> int | None:

@@ -13,7 +13,7 @@ from api.auth import authenticate
 from api.body import read_body
 from api.parts import parts_of
 from api.paths import prediction_id_of
-from api.refusals import invalid_version, not_found, not_terminal
+from api.refusals import invalid_version, moved, not_found, not_terminal
 from api.requests import VersionRef, parse_create, parse_model, parse_version
 from api.runs.intake import submit
 from api.runs.kinds import cancel_of_kind, get_of_kind
@@ -62,6 +62,8 @@ async def explain(request: Request) -> Response:
     known = await parts_of(request).scripts.story(prediction_id_of(request))
     if known is None or (known.record.account != account.name and "admin" not in account.scopes):
         raise not_found()
+    if known.record.moved:
+        raise moved()
     return json_response(tell(known))
 
 

@@ -15,7 +15,7 @@ from api.auth import authenticate
 from api.parts import parts_of
 from api.paths import prediction_id_of
 from api.problems import Problem
-from api.refusals import data_removed, no_webhook, not_found, not_terminal
+from api.refusals import data_removed, moved, no_webhook, not_found, not_terminal
 from director.core.accounts import Account
 from director.core.ids import PredictionId
 from director.core.scripts import Redelivered
@@ -60,4 +60,6 @@ async def _shown(request: Request, account: Account) -> Response:
     known = await parts_of(request).scripts.story(prediction_id)
     if known is None or (known.record.account != account.name and "admin" not in account.scopes):
         raise not_found()
+    if known.record.moved:
+        raise moved()
     return json_response(Webhooks(prediction_id, tell(known).webhook, data_removed=not known.events))

@@ -166,6 +166,8 @@ class Reader:
     async def _tell_more(self, *, has_room: bool = False) -> Next:
         """Send what comes next. Nothing of it is held by whoever waits for more."""
         page = await self._look(whole=has_room)
+        if page is not None and page.moved:
+            return Next.LEAVE  # who comes again is told where it is
         if page is None or page.is_removed:
             await self._send(self._teller.tell_removed())
             return Next.LEAVE

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from api.answers import carry
 from api.parts import Parts, parts_of
-from api.refusals import data_removed, not_found, too_many_streams
+from api.refusals import data_removed, moved, not_found, too_many_streams
 from api.streams.stream_events import Mark
 from api.streams.tickets import read_address
 from director.core.ids import PredictionId
@@ -54,6 +54,8 @@ async def stream(request: Request) -> Response:
     known = await parts.readers.standing(address.id)
     if known is None or not address.opens(known.ticket):
         raise not_found()
+    if known.moved:
+        raise moved()
     if known.is_removed:
         raise data_removed()
     if mark.end == "done" and known.is_terminal:

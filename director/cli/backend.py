@@ -4,13 +4,14 @@ Decides nothing. The API is not asked, so these commands work while none runs.
 """
 
 import argparse
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-__all__ = ("Backend", "on_backend")
+__all__ = ("Backend", "connected", "on_backend")
 
 Done = TypeVar("Done")
 
@@ -34,7 +35,7 @@ class Backend:
         from director.core.scripts import Scripts
         from director.core.suspensions import Suspensions
 
-        self._redis = redis
+        self.redis = redis
         self._gatherer = Gatherer(redis)
         clock = SystemClock()
         self.scripts = Scripts(self._gatherer)
@@ -58,7 +59,7 @@ class Backend:
     async def aclose(self) -> None:
         """Let go of the connection."""
         await self._gatherer.aclose()
-        await self._redis.aclose()
+        await self.redis.aclose()
 
 
 def on_backend(given: argparse.Namespace, act: Callable[[Backend], Awaitable[Done]]) -> Done:
@@ -67,14 +68,20 @@ def on_backend(given: argparse.Namespace, act: Callable[[Backend], Awaitable[Don
 
     from director.cli.where import redis_url
 
-    return anyio.run(_connected, redis_url(given), act)
+    async def run() -> Done:
+        async with connected(redis_url(given)) as backend:
+            return await act(backend)
+
+    return anyio.run(run)
 
 
-async def _connected(url: str, act: Callable[[Backend], Awaitable[Done]]) -> Done:
+@asynccontextmanager
+async def connected(url: str) -> AsyncGenerator[Backend]:
+    """One server, let go of afterwards."""
     from director.core.redis_client import client
 
     backend = Backend(client(url, name="director-cli"))
     try:
-        return await act(backend)
+        yield backend
     finally:
         await backend.aclose()

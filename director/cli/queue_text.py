@@ -40,6 +40,7 @@ def report(queue: str, stats: "QueueStats", tenants: "Sequence[Tenant]", setup: 
         "running": f"{stats.claimed} in {_slots(stats)} slots; directors: {stats.directors}{takes}",
         "delayed": str(stats.delayed),
         "dead": str(stats.dead),
+        "leaving": f"{stats.leaving} for another Redis server" if stats.leaving else "nothing",
         "paused": "yes" if stats.paused else "no",
         "mode": _mode(stats),
         "breaker": stats.breaker or "closed",

@@ -4,10 +4,10 @@ Reads Redis itself, so it works while no API does.
 """
 
 import argparse
-import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from director.cli import departing
 from director.cli.arguments import CommandParser, Commands, add_json, add_redis
 from director.cli.audit import typist
 from director.cli.backend import Backend, on_backend
@@ -46,9 +46,10 @@ def add(commands: Commands) -> None:
         paused = _action(actions, name, text, _pause)
         paused.add_argument("--account", default="", metavar="NAME", help="of this account only")
         paused.set_defaults(paused=name == "pause")
-    migrated = _action(actions, "migrate", "move what waits to the queue of another version", _migrate)
-    migrated.add_argument("to", metavar="TO", help="the other queue, of the same model")
+    migrated = _action(actions, "migrate", "move what waits to the queue of another version, or server", _migrate)
+    migrated.add_argument("to", metavar="TO", nargs="?", default="", help="the other queue, of the same model")
     migrated.add_argument("--dry-run", action="store_true", help="only say how many would be moved")
+    departing.add_options(migrated)
     bounded = _action(actions, "bound", "say what becomes of more than the queue can run", _bound)
     bounded.add_argument("mode", choices=MODES, help="take all, so many, or only what can start at once")
     bounded.add_argument("--max-queued", type=_number(), metavar="N", help="with bounded: most that may wait")
@@ -150,17 +151,22 @@ def _migrate(given: argparse.Namespace) -> int:
     from director.core.errors import SettingsError
     from director.core.migration import Moved
 
+    if given.to_redis:
+        return departing.depart(given)
+    if given.put_back or not given.to:
+        raise SettingsError("--put-back goes with --to-redis." if given.put_back else "TO, or --to-redis, is missing.")
+
     async def act(backend: Backend, queue: "QueueName") -> "tuple[QueueName, QueueName, Moved]":
         to = await backend.queues.named(given.to)
         if to is None:
             raise SettingsError(f"there is no queue {given.to}: `director queues` shows them.")
         done = Moved()
         async for done in backend.queue_administration.migrate(queue, to, by=typist(), only_asks=given.dry_run):
-            _show_progress(done.moved)
+            departing.progress(done.moved)
         return queue, to, done
 
     queue, to, done = _on_one(given, act)
-    _show_progress(None)
+    departing.progress(None)
     if given.json:
         print_json({"queue": queue, "to": to, "dry_run": given.dry_run, **msgspec.to_builtins(done)})
         return 0
@@ -170,12 +176,6 @@ def _migrate(given: argparse.Namespace) -> int:
     if done.held:
         print(f"{done.held} stay, since their accounts are paused there: `director queues resume` lets them go")
     return 0
-
-
-def _show_progress(moved: int | None) -> None:
-    """Of a terminal one line, which goes at the end; to a file nothing."""
-    if sys.stderr.isatty():
-        print("\r\x1b[K" if moved is None else f"\r{moved} moved", end="", file=sys.stderr, flush=True)
 
 
 def _bound(given: argparse.Namespace) -> int:

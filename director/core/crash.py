@@ -11,7 +11,7 @@ from typing import Final, Literal, get_args
 
 from director.core.errors import SettingsError
 
-__all__ = ("API_POINTS", "DIRECTOR_POINTS", "Point", "at")
+__all__ = ("API_POINTS", "DIRECTOR_POINTS", "MOVER_POINTS", "Point", "at")
 
 Point = Literal[
     "after_claim",  # predictions are claimed, none is started
@@ -26,9 +26,16 @@ Point = Literal[
     "before_release",  # the claim is to be given back
     "after_release",  # it was given back
     "after_enqueue",  # accepted, and whoever asked has no answer
+    "after_depart",  # they left their queue for another server, and are nowhere else
+    "after_arrive",  # one is there, and here too
+    "after_cancel_there",  # its caller's cancel was told there, here it still leaves
+    "after_vacate",  # it has moved, others have not
 ]
 API_POINTS: Final[tuple[Point, ...]] = ("after_enqueue",)
-DIRECTOR_POINTS: Final[tuple[Point, ...]] = tuple(point for point in get_args(Point) if point not in API_POINTS)
+MOVER_POINTS: Final[tuple[Point, ...]] = ("after_depart", "after_arrive", "after_cancel_there", "after_vacate")
+DIRECTOR_POINTS: Final[tuple[Point, ...]] = tuple(
+    point for point in get_args(Point) if point not in (*API_POINTS, *MOVER_POINTS)
+)
 
 KILLED: Final = 137  # as a shell tells of SIGKILL
 

@@ -84,6 +84,10 @@ class Record(Struct, frozen=True, kw_only=True):
     place: str = ""  # position and how many were ahead when it was accepted; eta50 and eta90: ms that it was told then
     eta50: int | None = None
     eta90: int | None = None
+    idem: str = ""  # digest of its idempotency key
+    leaving: str = ""  # site of the Redis server that it is on its way to
+    moved: str = ""  # site of the one that it is at: all else of it is there
+    moves: int = 0  # how often it left for another server
     history: str = ""  # the attempts that did not end it: see director.core.history
 
     @property

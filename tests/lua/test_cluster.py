@@ -122,6 +122,17 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
         moved = await scripts.migrate(one, to=other, start=0, count=9, only_asks=False, now_ms=driver.now_ms)
         assert moved == Migrated(next=-1, moved=2, claimed=0, held=0)
     assert (await scripts.stats(queue)).waiting == 2
+    away = await driver.submit(idempotency=("away", "body"))
+    assert await scripts.depart(queue, [(away, ACCOUNT)], site="far", now_ms=driver.now_ms) == ["leaving"]
+    assert await scripts.stay(away, site="far", now_ms=driver.now_ms) == "waiting"
+    assert await scripts.depart(queue, [(away, ACCOUNT)], site="far", now_ms=driver.now_ms) == ["leaving"]
+    flat = [part for pair in (await driver.redis.hgetall(keys.record(away))).items() for part in pair]
+    assert await scripts.vacate(away, site="far", now_ms=driver.now_ms) == "moved"
+    held = (keys.idempotency(account=ACCOUNT, model=MODEL, digest="again"), b"held", 9)
+    assert (
+        await scripts.arrive(away, queue, move=3, record=flat, events=[b"e"], idempotency=held, limits_rev=1) == "here"
+    )
+    assert await driver.cancel(away) == "canceled"
     again = await driver.claim_one()
     assert await driver.cancel(again.id) == "asked"
     driver.pass_time(60)

@@ -15,7 +15,9 @@ Keyspace = dict[str, tuple[int, bytes]]
 """key -> (moment it expires or -1, its value as DUMP gives it)"""
 
 OF_PREDICTION: Final = re.compile(r"^(\{p\d+\}):(?:rec|in|out|ev):(\w{26})$")
-INDEX: Final = re.compile(r"^(\{p\d+\}):(?:q:.+:(?:live|lease|delayed|deadline|backlog:[a-z]+:[^:]+)|owed|unspent)$")
+INDEX: Final = re.compile(
+    r"^(\{p\d+\}):(?:q:.+:(?:live|leaving|lease|delayed|deadline|backlog:[a-z]+:[^:]+)|owed|unspent)$"
+)
 COUNTS: Final = re.compile(r"^(\{p\d+\}:q:.+):(?:queued|running|(?:vtime|debt):[a-z]+)$")
 OF_QUEUE: Final = re.compile(r"^\{p\d+\}:q:.+:([a-z]+)\d*$")
 OUTSIDE: Final = re.compile(r"^(?:\{(?:a:[^}]+|p\d+)\}:)?([a-z]+)(?::.*)?$")

@@ -44,6 +44,7 @@ from director.core.keys.by_partition import (
     unspent,
 )
 from director.core.keys.by_prediction import (
+    came,
     channel,
     events,
     idempotency,
@@ -64,6 +65,7 @@ from director.core.keys.by_queue import (
     held,
     last,
     lease,
+    leaving,
     limits,
     live,
     meta,
@@ -85,6 +87,7 @@ from director.core.keys.by_service import (
     queues,
     secret,
     sink,
+    site,
 )
 
 __all__ = (
@@ -96,6 +99,7 @@ __all__ = (
     "accounts",
     "backlog",
     "bell",
+    "came",
     "changes",
     "channel",
     "collection",
@@ -121,6 +125,7 @@ __all__ = (
     "kick_channel",
     "last",
     "lease",
+    "leaving",
     "limits",
     "listing",
     "live",
@@ -141,6 +146,7 @@ __all__ = (
     "secret",
     "settling",
     "sink",
+    "site",
     "slots",
     "stored",
     "stored_until",
@@ -199,5 +205,6 @@ PERMANENT: Final = {
     "weights": "as long as the version that was made of them",
     "listing": "trimmed by every submit",
     "dead": "dead letters wait for a person",
+    "site": "one",
     "secret": "what it signed would be good no more",
 }

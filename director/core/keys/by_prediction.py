@@ -4,6 +4,7 @@ from director.core.ids import PredictionId, partition_of, partition_of_model
 from director.core.keys.by_partition import tag
 
 __all__ = (
+    "came",
     "channel",
     "events",
     "idempotency",
@@ -35,6 +36,11 @@ def events(prediction_id: PredictionId) -> str:
     Not a stream: a stream takes 4.3 KB for its first entry (measured on Valkey 9.1 and Redis 7.0), a list 0.1 KB.
     """
     return f"{tag(partition_of(prediction_id))}:ev:{prediction_id}"
+
+
+def came(prediction_id: PredictionId) -> str:
+    """string · `<number of the move> here|refused`, so that it arrives once. Written by arrive; 30 days."""
+    return f"{tag(partition_of(prediction_id))}:came:{prediction_id}"
 
 
 def channel(prediction_id: PredictionId) -> str:

@@ -15,6 +15,7 @@ __all__ = (
     "held",
     "last",
     "lease",
+    "leaving",
     "limits",
     "live",
     "meta",
@@ -57,6 +58,11 @@ def bell(queue: QueueName) -> str:
 def live(queue: QueueName) -> str:
     """zset · every accepted and not yet terminal id → created, ms. Emptied as predictions end."""
     return _of_queue(queue, "live")
+
+
+def leaving(queue: QueueName) -> str:
+    """zset · id → when it left for another Redis server, ms. Emptied by vacate and stay."""
+    return _of_queue(queue, "leaving")
 
 
 def lease(queue: QueueName) -> str:

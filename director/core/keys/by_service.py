@@ -8,6 +8,7 @@ __all__ = (
     "queues",
     "secret",
     "sink",
+    "site",
 )
 
 
@@ -39,6 +40,11 @@ def secret(purpose: str) -> str:
 def sink(name: str) -> str:
     """hash · partition → how far a sink has read its log: entry and number. Written by `director audit`. Permanent."""
     return f"sink:{name}"
+
+
+def site() -> str:
+    """string · what this server is called by those that send predictions to it. Made by the first. Permanent."""
+    return "site"
 
 
 def kick_channel(consumer: str) -> str:

@@ -10,6 +10,7 @@ from director.core.scripts.catalog import Amended, CatalogScripts, Withdrawn
 from director.core.scripts.holder import MOST_CLAIMS, Advanced, Ceased, Claims, Hold, HolderScripts, Readiness, Requeued
 from director.core.scripts.keeper import Delivered, KeeperScripts, Repair
 from director.core.scripts.letters import LetterScripts
+from director.core.scripts.mover import Arrived, Departed, MoverScripts, Stayed, Vacated
 from director.core.scripts.operators import OperatorScripts
 from director.core.scripts.queues import Admission, Demand, Migrated, QueueScripts, QueueStats, Unregistered
 
@@ -20,11 +21,13 @@ __all__ = (
     "Advanced",
     "Allowance",
     "Amended",
+    "Arrived",
     "Canceled",
     "Ceased",
     "Claims",
     "Delivered",
     "Demand",
+    "Departed",
     "Deployed",
     "Erased",
     "Hold",
@@ -37,8 +40,10 @@ __all__ = (
     "Requeued",
     "Rotated",
     "Scripts",
+    "Stayed",
     "Stowed",
     "Unregistered",
+    "Vacated",
     "Withdrawn",
 )
 
@@ -51,6 +56,7 @@ class Scripts(
     CallerScripts,
     HolderScripts,
     KeeperScripts,
+    MoverScripts,
     OperatorScripts,
 ):
     """Every change of shared state. All raise BackendUnavailable while Redis cannot answer."""

@@ -18,7 +18,7 @@ from director.core.view import fold
 
 __all__ = ("Accepted", "CallerScripts", "Canceled", "Erased", "Redelivered", "Replayed")
 
-Canceled = Literal["canceled", "asked", "over", "unknown"]
+Canceled = Literal["canceled", "asked", "over", "moved", "unknown"]
 
 Erased = Literal["erased", "unknown", "running"]
 
@@ -40,12 +40,14 @@ class Accepted(Struct, frozen=True):
 class Replayed(Struct, frozen=True, kw_only=True):
     """Some events of a prediction of `account`, and how it stood then.
 
-    `last`: number of the newest there is; `next`: of the one that follows these.
+    `last`: number of the newest there is; `next`: of the one that follows these. `moved`: to which server, '' where it
+    did not.
     """
 
     account: str
     status: Status
     ticket: str
+    moved: str
     last: int
     next: int
     events: tuple[Event, ...]
@@ -213,11 +215,12 @@ class CallerScripts(Wire):
         reply = await self._call("replay", [keys.record(prediction_id)], args)
         if not reply:
             return None
-        account, status, ticket, last, first, *entries = reply
+        account, status, ticket, moved, last, first, *entries = reply
         return Replayed(
             account=account.decode(),
             status=Status(status.decode()),
             ticket=ticket.decode(),
+            moved=moved.decode(),
             last=last,
             next=first + len(entries),
             events=tuple(event(seq, entry) for seq, entry in enumerate(entries, start=first)),

@@ -25,7 +25,8 @@ class QueueStats(Struct, frozen=True, kw_only=True):
     """One queue at one moment. `oldest_ms`: how long ago the oldest that has not ended was accepted.
 
     `service_ms`: how long a run has a slot, lately, 0 while nobody knows; `service_cost`: what such a run was declared
-    to cost. `starting`, `setup_failed`: directors whose servers are. `tally`: counters since ever.
+    to cost. `starting`, `setup_failed`: directors whose servers are. `leaving`: what is on its way to another server.
+    `tally`: counters since ever.
     """
 
     high: int
@@ -48,6 +49,7 @@ class QueueStats(Struct, frozen=True, kw_only=True):
     breaker: str
     starting: int
     setup_failed: int
+    leaving: int
     tally: dict[str, int]
 
     @property

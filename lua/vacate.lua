@@ -1,0 +1,38 @@
+#!lua flags=allow-oom
+-- vacate: what left has arrived at another Redis server: here only a tombstone stays, which says that it moved. Not before
+-- its caller's cancel, if there was one meanwhile, was told there.
+-- Uses lib/keys lib/log
+--
+--   KEYS[1]  record    hash  {p}:rec:<id>
+--   ARGV[1]  id
+--   ARGV[2]  site      of the server where it arrived
+--   ARGV[3]  canceled  '1': a cancel was told there
+--   ARGV[4]  now_ms    '' for the server's clock
+--   Returns  'moved'   also when it had before
+--            'cancel'  its caller asked to cancel it: tell that there first. Nothing was written
+--            'stays'   it does not leave for there: nothing was written
+
+local id, site, canceled, now = ARGV[1], ARGV[2], ARGV[3] == '1', clock(ARGV[4])
+local KEPT = { account = true, model = true, version = true, queue = true, kind = true, lane = true, status = true,
+  created = true, seq = true, ticket = true, moves = true }
+
+local r = read(id)
+if not r then return 'stays' end
+if r.moved == site then return 'moved' end
+if r.leaving ~= site then return 'stays' end
+if r.cancel == 'user' and not canceled then return 'cancel' end
+
+local dropped = {}
+for field in pairs(r) do
+  if not KEPT[field] then dropped[#dropped + 1] = field end
+end
+redis.call('ZREM', queue_key(r.queue, 'leaving'), id)
+redis.call('UNLINK', input_key(id), output_key(id), events_key(id))
+redis.call('HDEL', KEYS[1], unpack(dropped))
+redis.call('HSET', KEYS[1], 'moved', site)
+redis.call('PEXPIRE', KEYS[1], redis.call('HGET', queue_key(r.queue, 'meta'), 'record_ttl_ms') or RECORD_TTL_MS)
+-- nothing of what was reserved is used here
+if r.metered ~= '' then redis.call('ZADD', unspent_key(), 0, id .. ' ' .. r.account) end
+log('moved', id, r.queue, r.account, now, 'site', site)
+redis.call('PUBLISH', channel(id), r.seq)
+return 'moved'

@@ -1,0 +1,84 @@
+"""What callers at the old place see of a prediction on its way to another Redis server, and once it is there."""
+
+from typing import Any
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.accounts import Accounts
+from director.core.ids import PredictionId, QueueName
+from director.core.scripts import Scripts
+from tests.support.queue_driver import ACCOUNT, VERSION
+
+pytestmark = pytest.mark.anyio
+
+KEY = {"idempotency-key": "once"}
+
+
+@pytest.fixture
+async def leaving(api: httpx.AsyncClient, scripts: Scripts, queue: QueueName) -> PredictionId:
+    made = await api.post("/v1/predictions", json={"version": VERSION, "input": {}}, headers=KEY)
+    prediction_id = PredictionId(made.json()["id"])
+    assert await scripts.depart(queue, [(prediction_id, ACCOUNT)], site="far") == ["leaving"]
+    return prediction_id
+
+
+@pytest.fixture
+async def moved(leaving: PredictionId, scripts: Scripts) -> PredictionId:
+    assert await scripts.vacate(leaving, site="far") == "moved"
+    return leaving
+
+
+async def test_while_it_leaves_it_shows_that_it_starts_and_a_cancel_is_taken(
+    api: httpx.AsyncClient, leaving: PredictionId, scripts: Scripts
+) -> None:
+    path = f"/v1/predictions/{leaving}"
+    shown = (await api.get(path)).json()
+    assert (shown["status"], shown["input"]) == ("starting", {})
+    assert "queue" not in shown
+    assert (await api.post(f"{path}/cancel")).status_code == 200
+    assert (await api.get(f"{path}/explain")).status_code == 200
+    assert await scripts.stay(leaving, site="far") == "canceled"
+
+
+@pytest.mark.parametrize(
+    ("method", "rest"),
+    [
+        ("GET", ""),
+        ("POST", "/cancel"),
+        ("GET", "/events"),
+        ("GET", "/explain"),
+        ("GET", "/webhooks"),
+    ],
+)
+async def test_what_has_moved_is_answered_for_elsewhere_and_to_a_stranger_it_is_nothing(
+    api: httpx.AsyncClient, moved: PredictionId, redis: Redis, method: str, rest: str
+) -> None:
+    answer = await api.request(method, f"/v1/predictions/{moved}{rest}")
+    assert (answer.status_code, answer.json()["code"], answer.headers["retry-after"]) == (503, "moved", "5")
+    token = await Accounts(redis).create_token("stranger")
+    other = await api.request(method, f"/v1/predictions/{moved}{rest}", headers={"authorization": f"Bearer {token}"})
+    assert other.status_code == 404
+
+
+async def test_its_event_stream_is_elsewhere_too(
+    api: httpx.AsyncClient, leaving: PredictionId, scripts: Scripts
+) -> None:
+    address = (await api.get(f"/v1/predictions/{leaving}")).json()["urls"].get("stream")
+    assert address is not None
+    await scripts.vacate(leaving, site="far")
+    answer = await api.get(httpx.URL(address).raw_path.decode())
+    assert (answer.status_code, answer.json()["code"]) == (503, "moved")
+
+
+async def test_lists_leave_it_out_and_its_idempotency_key_makes_no_second_one(
+    api: httpx.AsyncClient, moved: PredictionId, redis: Redis
+) -> None:
+    listed: dict[str, Any] = (await api.get("/v1/predictions")).json()
+    assert listed["results"] == []
+    again = await api.post("/v1/predictions", json={"version": VERSION, "input": {}}, headers=KEY)
+    assert (again.status_code, again.json()["code"]) == (503, "moved")
+    assert (await api.delete(f"/v1/predictions/{moved}")).status_code == 409
+    assert await redis.exists(keys.input_data(moved)) == 0
