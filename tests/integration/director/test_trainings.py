@@ -28,7 +28,7 @@ from director.core.settings import ApiSettings
 from director.core.trained import TrainedVersions
 from director.keeper.tidier import Tidied, Tidier
 from tests.support.api import api_client, live_api
-from tests.support.cog import cog_process, write_model
+from tests.support.cog import cog_process, free_port, write_model
 from tests.support.eventually import eventually
 from tests.support.live_director import live_director
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
@@ -52,8 +52,14 @@ SOURCE = """
         weights = Path(tempfile.mkdtemp()) / "weights.bin"
         weights.write_bytes(b"learned " + data.encode())
         return TrainingOutput(weights=weights)
+
+    def train_large(size: int = 1) -> Path:
+        weights = Path(tempfile.mkdtemp()) / "weights.bin"
+        weights.write_bytes(bytes(size))
+        return weights
 """
-INPUT = {"type": "object", "properties": {name: {"type": "string"} for name in ("data", "gate", "then")}}
+NAMES = {"data": "string", "gate": "string", "then": "string", "size": "integer"}
+INPUT = {"type": "object", "properties": {name: {"type": kind} for name, kind in NAMES.items()}}
 SCHEMA = {
     "openapi": "3.0.2",
     "info": {"title": "Cog", "version": "0.1.0"},
@@ -93,7 +99,7 @@ async def api(
         yield client
 
 
-async def train(api: httpx.AsyncClient, **given: str) -> dict[str, Any]:
+async def train(api: httpx.AsyncClient, **given: str | int) -> dict[str, Any]:
     async def made() -> httpx.Response:
         return await api.post(TRAININGS, json={"destination": DESTINATION, "input": given})
 
@@ -260,3 +266,24 @@ async def test_the_official_client_creates_gets_lists_and_cancels(
         await to_thread.run_sync(waits.reload)
         assert waits.destination == DESTINATION
         official._client.close()  # it has no close of its own
+
+
+async def test_weights_that_are_all_of_an_output_may_be_put_beside_it_and_be_of_any_size(
+    server: RedisServer, token: str, catalog: Catalog, tmp_path: Path
+) -> None:
+    files, secret, port, size = str(tmp_path / "files"), "a-secret-of-the-test", free_port(), 70 << 20
+    folder = write_model(tmp_path / "model", SOURCE, SCHEMA)
+    url = f"http://127.0.0.1:{port}/uploads/{secret}/"
+    given = {"kind": "training", "files_dir": files, "health_port": port, "upload_secret": secret}
+    async with (
+        cog_process(folder, stub="predict.py:train_large", trains=True, upload_url=url) as trainer,
+        live_director(server.url, trainer.url, **given) as director,
+        api_client(ApiSettings(redis_url=server.url, files_dir=files), token=token) as api,
+    ):
+        await eventually(director.servers.any_ready, "the trainer is ready")
+        done = await ended(api, await train(api, size=size))
+        assert done["status"] == "succeeded"
+        assert len((await api.get(done["output"]["weights"])).content) == size
+    version = await catalog.version(DESTINATION, done["output"]["version"].partition(":")[2])
+    assert version is not None
+    assert version.weights == done["output"]["weights"]
