@@ -27,13 +27,17 @@ class Load(Struct, frozen=True):
 
 
 class Readiness(Struct, frozen=True, kw_only=True):
-    """`durability` is the level of the server behind us; `reasons` say why we are not ready."""
+    """`durability` is the level of the server behind us; `reasons` say why we are not ready.
+
+    `files`: what is wrong with their store. All that needs none is answered nevertheless.
+    """
 
     ready: bool
     load: Load
     reasons: tuple[str, ...] = ()
     durability: str | UnsetType = UNSET
     server: str | UnsetType = UNSET
+    files: str | UnsetType = UNSET
 
 
 async def livez(_request: Request) -> Response:
@@ -50,4 +54,5 @@ async def readyz(request: Request) -> Response:
     except (BackendUnavailable, UnsafeBackend) as exc:
         return json_response(Readiness(ready=False, load=load, reasons=(str(exc),)), 503)
     found = f"{server.kind} {server.version}"
-    return json_response(Readiness(ready=True, load=load, durability=server.level, server=found))
+    files = (await parts.store_check.missing() if parts.store_check else "") or UNSET
+    return json_response(Readiness(ready=True, load=load, durability=server.level, server=found, files=files))

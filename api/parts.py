@@ -43,6 +43,7 @@ from director.core.redis_client import blocking_client, client
 from director.core.removal import Removal
 from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
+from director.core.store_check import StoreCheck
 from director.core.suspensions import Suspensions
 
 __all__ = ("Clients", "Parts", "State", "parts_of", "running")
@@ -102,6 +103,7 @@ class Parts(Struct, frozen=True, kw_only=True):
     gate: Gate
     links: Links
     files: FileStore | None
+    store_check: StoreCheck | None
     caller_files: CallerFiles
     uploading: Turns
 
@@ -131,6 +133,7 @@ async def running(
     scripts = Scripts(gatherer)
     accounts, catalog = Accounts(redis, settings.account_limits, clock), Catalog(redis, scripts, clock)
     changes, descriptors = Changes(redis, scripts, clock), Descriptors(clock)
+    files = store_in(settings.files_dir, redis, clock, url=settings.files_url)
     waiters = Waiters(
         clients.subscriber, has_ended=glances.has_ended, read=scripts.get, clock=clock, most=settings.max_waits
     )
@@ -163,7 +166,8 @@ async def running(
         readers=Readers(scripts, waiters, clock=clock, descriptors=descriptors, most=settings.max_streams),
         descriptors=descriptors,
         links=Links(redis, clock),
-        files=store_in(settings.files_dir, redis, clock, url=settings.files_url),
+        files=files,
+        store_check=None if files is None else StoreCheck(files, clock),
         caller_files=CallerFiles(redis),
         uploading=Turns(MOST_UPLOADS, each=MOST_UPLOADS_EACH, patience_s=UPLOAD_PATIENCE_S),
         gate=Gate(redis, settings, clock=clock, on_unsafe=on_unsafe),
@@ -172,6 +176,8 @@ async def running(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(parts.gate.run)
         tasks.start_soon(parts.waiters.run)
+        if parts.store_check is not None:
+            tasks.start_soon(parts.store_check.missing)
         tasks.start_soon(Pulse(meters.registry, meters.redis, redis).run)
         # where Redis is there, the first request finds the gate open
         await parts.gate.opened(within_s=FIRST_CHECK_S)

@@ -36,6 +36,7 @@ from director.core.scripts import Scripts
 from director.core.server_url import check_server_url
 from director.core.settings import DirectorSettings
 from director.core.setup_run import SetupRun, setup_run
+from director.core.store_check import StoreCheck
 from director.core.trained import TrainedVersions
 from director.ends import Limits, Stop
 from director.executor import Executor
@@ -157,6 +158,8 @@ class Director:
         self._setup_webhook = SetupWebhook.of(settings, shared.sender, clock)
         self._server_kind = ""
         self.health.checks = {"redis": redis_check(self._redis), "model": self.missing}
+        if store is not None:
+            self.health.checks["files"] = StoreCheck(store, clock).missing
         self.health.figures = lambda: self.figures
         self._inbox = Inbox("")
 
@@ -167,6 +170,7 @@ class Director:
             inbox = inbox_of(self._settings)
             port = await tasks.start(serve_health, self._settings, self.health, inbox)
             tasks.start_soon(clear_up, self._settings, self._redis, self._clock)
+            tasks.start_soon(self.health.missing)  # a store that does not work is in the log before anybody asks
             await self.work(inbox, lambda: started(port))
 
     async def work(self, inbox: Inbox, began: Callable[[], None] = lambda: None) -> None:

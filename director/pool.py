@@ -17,6 +17,7 @@ from director import process
 from director.core.errors import SettingsError
 from director.core.pool_file import label_of
 from director.core.settings import DirectorSettings
+from director.core.store_check import StoreCheck
 from director.director import Director, check_settings, made
 from director.health import Health, redis_check
 from director.runners.inbox import Inbox
@@ -79,6 +80,8 @@ class Pool:
             "redis": redis_check(self._redis),
             **{label: partial(self._missing, label) for label in directors},
         }
+        if shared.store is not None:
+            self.health.checks["files"] = StoreCheck(shared.store, shared.clock).missing
         self.health.figures = self._figures
 
     async def direct(self, started: Callable[[int], None]) -> None:
@@ -88,6 +91,7 @@ class Pool:
         async with anyio.create_task_group() as tasks:
             started(await tasks.start(serve_health, self._settings, self.health, inbox))
             tasks.start_soon(clear_up, self._settings, self._redis, self._clock)
+            tasks.start_soon(self.health.missing)  # a store that does not work is in the log before anybody asks
             for label in self.directors:
                 tasks.start_soon(self._work, label, inbox)
 

@@ -125,6 +125,10 @@ class FileStore(Protocol):
     sweep_s: float
     """How often it is looked through for what is to be deleted."""
 
+    async def probe(self) -> str:
+        """What is wrong with it, in words for whoever runs it, without a secret; '' when nothing is."""
+        ...
+
     async def put(self, name: FileName, data: bytes, *, content_type: str) -> None:
         """Keep a file, for good once this returns. Safe to repeat."""
         ...
@@ -227,6 +231,10 @@ class LocalFiles:
             probe.unlink()
         except OSError as exc:
             raise SettingsError(f"DIRECTOR_FILES_DIR: {self._folder} cannot be written ({exc.strerror}).") from exc
+
+    async def probe(self) -> str:
+        is_good = await _in_thread(os.access, _nearest(self._folder), os.R_OK | os.W_OK | os.X_OK)
+        return "" if is_good else f"DIRECTOR_FILES_DIR: {self._folder} cannot be written"
 
     async def put(self, name: FileName, data: bytes, *, content_type: str) -> None:
         """Written beside its place, brought to the disk, then moved there: nobody ever sees half of it."""
@@ -334,6 +342,11 @@ async def _chunks(path: Path, begin: int, start: int, stop: int) -> AsyncGenerat
 
 def _beside(path: Path) -> Path:
     return path.with_name(f".{secrets.token_hex(8)}")
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, or the one that it would be made in."""
+    return next(each for each in (folder, *folder.parents) if each.is_dir() or each.exists())
 
 
 def _head(content_type: str) -> bytes:

@@ -9,6 +9,7 @@ A file is seen once its upload is complete. What a process that dies leaves behi
 bucket's own rule (AbortIncompleteMultipartUpload) should end after a day; so is one that is called off.
 """
 
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from datetime import timedelta
 from functools import partial
@@ -37,6 +38,17 @@ OPTIONS: Final = ("endpoint", "region", "virtual_hosted_style_request")
 # a whole file may take its time, but never be silent
 CLIENT: Final = {"connect_timeout": "5s", "read_timeout": "30s", "timeout": "15m"}
 RETRIES: Final = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
+PROBED: Final = "probe"  # nothing is ever there
+CODE: Final = re.compile(r"<Code>(\w{1,64})</Code>")
+UNREACHED: Final = "it cannot be reached"
+REFUSED: Final = "its bucket may not be listed with these credentials"
+SAID: Final = {
+    "NoSuchBucket": "there is no such bucket",
+    "AccessDenied": REFUSED,
+    "InvalidAccessKeyId": REFUSED,
+    "SignatureDoesNotMatch": REFUSED,
+    "ExpiredToken": REFUSED,
+}
 
 
 def bucket_of(url: str) -> S3Store:
@@ -76,6 +88,16 @@ class S3Files:
         self._bucket = bucket
         self._links = links
         self._clock = clock
+
+    async def probe(self) -> str:
+        try:
+            async for _ in self._pages(PROBED):
+                break
+        except Exception as exc:  # noqa: BLE001 - what it says has addresses in it: only S3's own word is told
+            found = CODE.search(str(exc))
+            code = found[1] if found else ""
+            return f"DIRECTOR_FILES_URL: {SAID.get(code) or (f'it answers {code}' if code else UNREACHED)}"
+        return ""
 
     async def put(self, name: FileName, data: bytes, *, content_type: str) -> None:
         await obstore.put_async(self._bucket, _key(name), data, attributes={"Content-Type": content_type})

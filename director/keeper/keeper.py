@@ -22,6 +22,7 @@ from director.core.metrics.pulse import Pulse
 from director.core.redis_client import client
 from director.core.scripts import Scripts
 from director.core.settings import KeeperSettings
+from director.core.store_check import StoreCheck
 from director.core.suspensions import Suspensions
 from director.health import Health, redis_check, serve_http
 from director.keeper.breakers import Breakers
@@ -136,11 +137,14 @@ class Keeper:
         self.health = Health()
         self.health.metrics = metering.registry
         self.health.checks = {"redis": redis_check(self._redis), "durability": self._durability_known}
+        if store is not None:
+            self.health.checks["files"] = StoreCheck(store, clock).missing
 
     async def keep(self) -> None:
         """Look at the server, then run every role for ever."""
         await process.look_at_redis(self._redis, self._settings, self.health, self._clock)
         async with anyio.create_task_group() as roles:
+            roles.start_soon(self.health.missing)  # a store that does not work is in the log before anybody asks
             sweeping = (self.reaper, self.recoverer, self.reconciler, self.retirer, self.promoter, self.expirer)
             for role in (*sweeping, self.sampler, self.cashier, self.warden, self.observer):
                 roles.start_soon(role.run)

@@ -7,6 +7,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.core.accounts import Accounts
@@ -202,3 +203,30 @@ async def test_a_hundred_megabytes_to_a_bucket_grow_the_process_by_less_than_32(
         _, grown = await growth_of(live.process.pid, lambda: up(100 * MIB))
     print(f"100 MiB to a bucket: peak memory +{grown / MIB:.1f} MiB")
     assert grown < 32 * MIB
+
+
+async def test_what_is_wrong_with_a_bucket_is_told_without_its_words(
+    store: S3Files, url: str, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await store.probe() == ""
+    nowhere = "s3://bucket?endpoint=http://127.0.0.1:9&region=x"
+    for other, reason in (
+        (url.replace("s3://bucket/", "s3://nobody/"), "there is no such bucket"),
+        (nowhere, "it cannot be reached"),
+    ):
+        wrong = store_in("", redis, SystemClock(), url=other)
+        assert wrong is not None
+        assert await wrong.probe() == f"DIRECTOR_FILES_URL: {reason}"
+
+
+async def test_an_api_whose_bucket_is_not_there_says_so_and_answers_all_that_needs_none(
+    server: RedisServer, redis: Redis, store: S3Files, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = ApiSettings(redis_url=server.url, files_url=url.replace("s3://bucket/", "s3://nobody/"))
+    async with api_client(settings, token=await Accounts(redis).create_token(ACCOUNT)) as client:
+        ready = await client.get("/readyz")
+        assert (ready.status_code, ready.json()["files"]) == (200, "DIRECTOR_FILES_URL: there is no such bucket")
+        assert (await client.get("/v1/account")).status_code == 200
+    assert [record.message for record in caplog.records].count("the store of files does not work") == 1
+    async with api_client(replace(settings, files_url=url)) as client:
+        assert "files" not in (await client.get("/readyz")).json()

@@ -1,0 +1,114 @@
+"""Whether the store of files works is known, told in words, and asked for seldom."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from director.core.files import LocalFiles
+from director.core.links import Links
+from director.core.store_check import StoreCheck
+from tests.support.clock import FakeClock
+
+pytestmark = pytest.mark.anyio
+
+
+class ToldStore(LocalFiles):
+    """Says what it is told to say."""
+
+    def __init__(self) -> None:
+        self.says: str | Exception = ""
+        self.asked = 0
+
+    async def probe(self) -> str:
+        self.asked += 1
+        if isinstance(self.says, Exception):
+            raise self.says
+        return self.says
+
+
+@pytest.fixture
+def store() -> ToldStore:
+    return ToldStore()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def check(store: ToldStore, clock: FakeClock) -> StoreCheck:
+    return StoreCheck(store, clock)
+
+
+async def test_a_store_that_works_is_asked_again_after_a_minute(
+    check: StoreCheck, store: ToldStore, clock: FakeClock
+) -> None:
+    assert [await check.missing() for _ in range(3)] == ["", "", ""]
+    clock.pass_time(59)
+    await check.missing()
+    assert store.asked == 1
+    clock.pass_time(2)
+    await check.missing()
+    assert store.asked == 2
+
+
+async def test_one_that_does_not_is_logged_once_and_asked_again_soon(
+    check: StoreCheck, store: ToldStore, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.says = "there is no such bucket"
+    with caplog.at_level(logging.INFO, logger="director.core.store_check"):
+        for _ in range(3):
+            assert await check.missing() == "there is no such bucket"
+            clock.pass_time(6)
+        store.says = ""
+        assert await check.missing() == ""
+    assert [record.message for record in caplog.records] == [
+        "the store of files does not work",
+        "the store of files works again",
+    ]
+
+
+async def test_whatever_it_raises_is_told_without_its_words(check: StoreCheck, store: ToldStore) -> None:
+    store.says = RuntimeError("https://secret")
+    assert await check.missing() == "the store of files fails: RuntimeError"
+
+
+async def test_one_that_hangs_is_told_to_hang(
+    check: StoreCheck, store: ToldStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang() -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    monkeypatch.setattr(store, "probe", hang)
+    monkeypatch.setattr("director.core.store_check.LONGEST_S", 0.01)
+    assert await check.missing() == "the store of files did not answer within 0.01 s"
+
+
+async def test_who_asks_at_once_is_answered_by_one_look(check: StoreCheck, store: ToldStore) -> None:
+    store.says = "full"
+    assert await asyncio.gather(*(check.missing() for _ in range(3))) == ["full"] * 3
+    assert store.asked == 1
+
+
+# ---- a folder ----
+
+
+@pytest.fixture
+def links() -> Links:
+    return Links(Redis(), FakeClock())
+
+
+async def test_a_folder_that_can_be_made_or_written_is_good(tmp_path: Path, links: Links) -> None:
+    assert await LocalFiles(tmp_path / "a" / "b", links).probe() == ""
+    assert await LocalFiles(tmp_path, links).probe() == ""
+
+
+async def test_a_file_in_its_place_is_named(tmp_path: Path, links: Links) -> None:
+    (tmp_path / "file").touch()
+    reason = await LocalFiles(tmp_path / "file", links).probe()
+    assert reason == f"DIRECTOR_FILES_DIR: {tmp_path / 'file'} cannot be written"
