@@ -1,0 +1,226 @@
+"""`director queues migrate --to-redis`: two servers, callers and directors at both, and a mover that is killed."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import anyio
+import pytest
+from anyio import to_thread
+
+from director.core import keys
+from director.core.accounts import Accounts
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.clock import SystemClock
+from director.core.crash import KILLED, MOVER_POINTS, Point
+from director.core.gatherer import Gatherer
+from director.core.ids import PredictionId
+from director.core.policy import Policy
+from director.core.redis_client import client
+from director.core.scripts import Scripts
+from tests.support.eventually import eventually
+from tests.support.keyspace import leaks
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
+from tests.support.servers import RedisServer, redis_server
+
+pytestmark = pytest.mark.anyio
+
+Ended = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="module")
+def far_server() -> Iterator[RedisServer]:
+    """The server that predictions move to."""
+    with redis_server() as started:
+        yield started
+
+
+@pytest.fixture
+async def there(far_server: RedisServer) -> AsyncIterator[QueueDriver]:
+    """The queue of the same name there, by that server's clock."""
+    redis = client(far_server.url)
+    gatherer = Gatherer(redis)
+    try:
+        await redis.flushall()
+        scripts = Scripts(gatherer)
+        catalog = Catalog(redis, scripts, SystemClock())
+        queue = await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+        await Accounts(redis).create(ACCOUNT)
+        yield QueueDriver(redis, scripts, queue)
+        assert await leaks(redis) == []
+    finally:
+        await gatherer.aclose()
+        await redis.aclose()
+
+
+class Mover:
+    """`director queues migrate` from one server to the other, in a process of its own."""
+
+    def __init__(self, here: RedisServer, there: RedisServer) -> None:
+        self._line = [sys.executable, "-m", "director", "queues", "migrate", MODEL]
+        self._line += ["--redis", here.url, "--to-redis", there.url]
+
+    async def run(self, *options: str, dies_at: Point | None = None) -> Ended:
+        env = dict(os.environ) | ({"DIRECTOR_CRASH_AT": dies_at} if dies_at else {})
+        return await to_thread.run_sync(
+            lambda: subprocess.run(
+                [*self._line, *options], capture_output=True, text=True, timeout=120, check=False, env=env
+            )
+        )
+
+    async def told(self, *options: str) -> dict[str, Any]:
+        """What it says it did, in the numbers that are not nought."""
+        ended = await self.run("--json", *options)
+        assert (ended.returncode, ended.stderr) == (0, "")
+        said = json.loads(ended.stdout)
+        return {name: value for name, value in said.items() if isinstance(value, int) and value}
+
+
+@pytest.fixture
+def mover(server: RedisServer, far_server: RedisServer) -> Mover:
+    return Mover(server, far_server)
+
+
+async def run_all(driver: QueueDriver) -> Counter[PredictionId]:
+    """Everything that can be had is, and ends: how often each ran."""
+    ran: Counter[PredictionId] = Counter()
+    while claims := await driver.scripts.claim(
+        driver.queue, consumer="d1", nonce=os.urandom(8).hex(), count=50, lease_s=60
+    ):
+        ran.update(claim.id for claim in claims)
+        async with anyio.create_task_group() as tasks:
+            for claim in claims:
+                tasks.start_soon(driver.finish, claim)
+    return ran
+
+
+async def test_it_says_what_moves_and_what_stays_and_a_dry_run_moves_nothing(
+    mover: Mover, driver: QueueDriver, there: QueueDriver
+) -> None:
+    ids = [await driver.submit() for _ in range(3)]
+    await driver.submit(account="stranger")
+    claim = await driver.claim_one()
+    asked = await mover.run("--dry-run")
+    assert asked.stdout.splitlines() == [
+        f"2 would be moved from {driver.queue} to {there.queue} there",
+        "1 run, and end where they are; what comes back to wait there, the same command moves",
+        "1 stay, since their accounts are not known there: `director account create` makes them",
+    ]
+    assert (await driver.stats()).waiting == 3
+    assert await mover.told() == {"moved": 2, "claimed": 1, "strange": 1}
+    assert await run_all(there) == Counter(set(ids) - {claim.id})
+    await driver.finish(claim)
+
+
+async def test_what_cannot_be_is_told_in_one_line(mover: Mover, driver: QueueDriver, there: QueueDriver) -> None:
+    await there.redis.flushall()
+    ended = await mover.run()
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == f"director: there is no queue {MODEL} there: a director there makes it.\n"
+
+
+@pytest.mark.parametrize("point", MOVER_POINTS)
+async def test_killed_between_any_two_steps_the_same_command_carries_on(
+    mover: Mover, driver: QueueDriver, there: QueueDriver, point: Point
+) -> None:
+    ids = [await driver.submit() for _ in range(70)]
+    if point == "after_cancel_there":
+        assert (await mover.run(dies_at="after_depart")).returncode == KILLED
+        leaving = await driver.members(keys.leaving(driver.queue))
+        canceled = next(name for name in ids if name in leaving)
+        assert await driver.scripts.cancel(canceled, account=ACCOUNT) == "asked"
+        ids.remove(canceled)
+    assert (await mover.run(dies_at=point)).returncode == KILLED
+    assert (await driver.stats()).leaving > 0
+    ran = await run_all(there)  # what arrived runs meanwhile, and the mover comes back later
+    await mover.told()
+    ran.update(await run_all(there))
+    assert ran == Counter(ids)
+    assert (await driver.stats()).leaving == 0
+    assert await run_all(driver) == Counter()
+    if point == "after_cancel_there":
+        assert await there.field(canceled, "status") == "canceled"
+
+
+@pytest.mark.parametrize("point", MOVER_POINTS[:2])
+async def test_killed_it_may_be_put_back_instead(
+    mover: Mover, driver: QueueDriver, there: QueueDriver, point: Point
+) -> None:
+    ids = [await driver.submit() for _ in range(70)]
+    assert (await mover.run(dies_at=point)).returncode == KILLED
+    arrived = (await there.stats()).waiting
+    told = await mover.told("--put-back")
+    assert (told.get("moved", 0), told["stayed"]) == (arrived, 50 - arrived)
+    ran = await run_all(driver)
+    ran.update(await run_all(there))
+    assert ran == Counter(ids)
+
+
+async def test_while_the_other_server_is_away_nothing_is_lost(server: RedisServer, driver: QueueDriver) -> None:
+    with redis_server() as far:
+        redis = client(far.url)
+        gatherer = Gatherer(redis)
+        catalog = Catalog(redis, Scripts(gatherer), SystemClock())
+        queue = await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+        await Accounts(redis).create(ACCOUNT)
+        mover, there = Mover(server, far), QueueDriver(redis, Scripts(gatherer), queue)
+        ids = [await driver.submit() for _ in range(120)]
+        assert (await mover.run(dies_at="after_arrive")).returncode == KILLED
+        far.kill()
+        ended = await mover.run()
+        assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
+        far.start()
+        await mover.told()
+        assert await run_all(there) == Counter(ids)
+        await gatherer.aclose()
+        await redis.aclose()
+
+
+@pytest.mark.heavy
+async def test_ten_thousand_move_while_both_places_run_and_cancel_and_the_mover_is_killed_again_and_again(
+    mover: Mover, driver: QueueDriver, there: QueueDriver
+) -> None:
+    many, ids, ran, canceled = 10_000, [], Counter[PredictionId](), set[PredictionId]()
+    is_over = False
+    for _ in range(many // 100):
+        async with anyio.create_task_group() as tasks:
+            made = [driver.new_id() for _ in range(100)]
+            ids += made
+            for name in made:
+                tasks.start_soon(driver.submit, name)
+
+    async def run(side: QueueDriver, count: int) -> None:
+        while not is_over:
+            claims = await side.scripts.claim(
+                side.queue, consumer="d1", nonce=os.urandom(8).hex(), count=count, lease_s=600
+            )
+            for claim in claims:
+                ran[claim.id] += 1
+                assert await side.finish(claim)
+            await anyio.sleep(0 if claims else 0.01)
+
+    async def cancel() -> None:
+        for name in ids[::97]:
+            for side in (driver, there):
+                if await side.scripts.cancel(name, account=ACCOUNT) in ("canceled", "asked"):
+                    canceled.add(name)
+            await anyio.sleep(0.01)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run, driver, 2)
+        tasks.start_soon(run, there, 5)
+        tasks.start_soon(cancel)
+        for point in MOVER_POINTS * 3:
+            await mover.run(dies_at=point)
+        while (await driver.stats()).live or (await driver.stats()).leaving:
+            await mover.told()
+        await eventually(lambda: there.stats(), "all that moved has ended", until=lambda now: not now.live, limit_s=120)
+        is_over = True
+    assert not [name for name, times in ran.items() if times > 1], "nothing ran twice"
+    lost = set(ids) - ran.keys() - canceled
+    assert not lost
+    assert {await there.field(name, "status") or "" for name in canceled - ran.keys()} <= {"canceled", "starting", ""}
