@@ -45,6 +45,7 @@ from director.fleet import Driven, Fleet
 from director.health import Health, redis_check
 from director.heartbeat import Heartbeat
 from director.holdings import Holdings
+from director.metering import Watched
 from director.portion import Portions
 from director.publishing import Publishing
 from director.runners.inbox import Inbox
@@ -53,7 +54,7 @@ from director.runners.runner import Health as ServerHealth
 from director.runners.runner import Setup
 from director.servers import Server, Servers
 from director.setup_webhook import SetupWebhook
-from director.shared import Shared, clear_up, inbox_of, serve_health
+from director.shared import Shared, clear_up, inbox_of, measure, serve_health
 from director.storing import Storing
 from director.trust import Trust
 from director.watch import Watch
@@ -150,6 +151,7 @@ class Director:
         removal = Removal(self._redis, self._scripts, self._catalog)
         self._trained = TrainedVersions(self._redis, self._catalog, removal, store=store)
         self._moderator = shared.moderator
+        self._shared = shared
         self._queue: QueueName | None = None
         self._queue_known = asyncio.Event()
         self._registering = asyncio.Lock()
@@ -161,6 +163,8 @@ class Director:
         if store is not None:
             self.health.checks["files"] = StoreCheck(store, clock).missing
         self.health.figures = lambda: self.figures
+        self.health.metrics = shared.metering.registry
+        shared.metering.watch(Watched(lambda: self._queue or settings.model, self.servers, self.holdings))
         self._inbox = Inbox("")
 
     async def direct(self, started: Callable[[int], None]) -> None:
@@ -171,6 +175,7 @@ class Director:
             port = await tasks.start(serve_health, self._settings, self.health, inbox)
             tasks.start_soon(clear_up, self._settings, self._redis, self._clock)
             tasks.start_soon(self.health.missing)  # a store that does not work is in the log before anybody asks
+            tasks.start_soon(measure, self._shared)
             await self.work(inbox, lambda: started(port))
 
     async def work(self, inbox: Inbox, began: Callable[[], None] = lambda: None) -> None:
@@ -275,10 +280,12 @@ class Director:
         assert queue is not None  # noqa: S101 - for the type checker: the event is set after it
         also = [QueueName(name) for name in dict.fromkeys(settings.also) if name != queue]
         accounts = Accounts(self._redis, clock=self._clock)
+        terminal = TerminalWebhooks(self._scripts, accounts, self._sender, self._clock, self._schedule)
+        terminal.on_told = self._shared.metering.webhooks.told
         post = Post(
             accounts=accounts,
             sender=self._sender,
-            terminal=TerminalWebhooks(self._scripts, accounts, self._sender, self._clock, self._schedule),
+            terminal=terminal,
             clock=self._clock,
             interval_s=settings.webhook_interval_s,
         )
@@ -301,6 +308,7 @@ class Director:
             moderator=self._moderator,
             file_inputs=self._file_inputs,
             publishing=Publishing(self._trained, self._clock),
+            metering=self._shared.metering,
         )
         heartbeat = Heartbeat(
             queues=(queue, *also),

@@ -26,6 +26,7 @@ from director.ends import Finish, GiveBack, Limits
 from director.file_inputs import FileInputs
 from director.holdings import Held, Holdings
 from director.inference import metrics_of, with_metrics
+from director.metering import Metering
 from director.moderation import Moderator
 from director.performer import Performer
 from director.progress import Progress
@@ -77,6 +78,7 @@ class Executor:
         moderator: Moderator | None = None,
         file_inputs: FileInputs | None = None,
         publishing: Publishing | None = None,
+        metering: Metering | None = None,
     ) -> None:
         self._scripts = scripts
         self._clock = clock
@@ -91,12 +93,14 @@ class Executor:
         self._moderator = moderator
         self._file_inputs = file_inputs
         self._publishing = publishing
+        self._metering = metering or Metering()
         self._ending = 0
         self._telling = 0
 
     async def execute(self, claim: Claim, seat: Seat) -> None:
         """From the claim to its last write. Never raises for what the server, the model or Redis does."""
         tracker = Tracker(claim.record, self._limits, is_moderated=self._moderator is not None)
+        self._metering.claimed(claim.record)
         waited_ms = 0 if claim.record.claimed is None else claim.record.claimed - claim.record.created
         setup_wait_s = self._servers.setup_wait_s(waited_ms / 1000)
         self._servers.move(seat, claim.record.remote)
@@ -131,6 +135,8 @@ class Executor:
         except Exception:
             log.exception("a claim is left to its lease", extra={"prediction": claim.id})
         finally:
+            if held.is_lost:
+                self._metering.lost(claim.record)
             self._servers.leave(seat)
             performer.drop()
             progress.drop()
@@ -141,6 +147,7 @@ class Executor:
         metrics = metrics_of(record, held.tracker, setup_wait_s=setup_wait_s)
         facts = {"model": record.model, "version": record.version, "server": held.runner.url, "status": end.status}
         log.info("inference", extra={**_facts(held.claim), **facts, "code": end.code, **metrics})
+        self._metering.measured(record, metrics)
         return replace(end, metrics=with_metrics(end.metrics, metrics))
 
     async def _tell(self, outbox: Outbox) -> None:
@@ -188,6 +195,7 @@ class Executor:
                 if isinstance(event, Began):
                     held.limit(self.run_limit_s)
                     crash.at("after_put")
+                    self._metering.started(record)
                     log.info("prediction started", extra=_facts(held.claim))
                 elif isinstance(event, Ended):
                     unasked = held.tracker.stopped is None
@@ -257,6 +265,8 @@ class Executor:
                 pause = min(2 * pause, AWAY_MOST_S)
             else:
                 crash.at("after_finish")
+                if finished:
+                    self._metering.ended(held.claim.record, end.status, end.code, now_ms=self._clock.now_ms())
                 word = "prediction ended" if finished else "claim lost"
                 log.info(word, extra={**_facts(held.claim), "status": end.status, "code": end.code})
                 # the grace began when it was carried out, and that may be as long ago as it was first asked for
@@ -282,6 +292,7 @@ class Executor:
             claim.id, token=claim.token, spent=spent, delay_s=delay_s, error=end.error, code=end.code
         )
         crash.at("after_release")
+        self._metering.given_back(claim.record, end, became)
         log.warning("claim given back", extra={**_facts(claim), "spent": spent, "code": end.code, "became": became})
         return became
 

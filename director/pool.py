@@ -21,7 +21,7 @@ from director.core.store_check import StoreCheck
 from director.director import Director, check_settings, made
 from director.health import Health, redis_check
 from director.runners.inbox import Inbox
-from director.shared import Shared, clear_up, connections, inbox_of, serve_health
+from director.shared import Shared, clear_up, connections, inbox_of, measure, serve_health
 
 __all__ = ("Pool", "pooled", "run", "serve")
 
@@ -75,6 +75,7 @@ class Pool:
         self._settings = settings
         self._redis = shared.gatherer.redis
         self._clock = shared.clock
+        self._shared = shared
         self._broken: dict[str, str] = {}
         self.health.checks = {
             "redis": redis_check(self._redis),
@@ -83,6 +84,7 @@ class Pool:
         if shared.store is not None:
             self.health.checks["files"] = StoreCheck(shared.store, shared.clock).missing
         self.health.figures = self._figures
+        self.health.metrics = shared.metering.registry
 
     async def direct(self, started: Callable[[int], None]) -> None:
         """Everything, for ever."""
@@ -92,6 +94,7 @@ class Pool:
             started(await tasks.start(serve_health, self._settings, self.health, inbox))
             tasks.start_soon(clear_up, self._settings, self._redis, self._clock)
             tasks.start_soon(self.health.missing)  # a store that does not work is in the log before anybody asks
+            tasks.start_soon(measure, self._shared)
             for label in self.directors:
                 tasks.start_soon(self._work, label, inbox)
 

@@ -16,11 +16,13 @@ from director.bell import LONGEST_S
 from director.core.clock import Clock, SystemClock
 from director.core.files import LocalFiles, store_in
 from director.core.gatherer import Gatherer
+from director.core.metrics.pulse import Pulse
 from director.core.redis_client import blocking_client, client
 from director.core.settings import DirectorSettings
 from director.health import Health, serve_http
 from director.heartbeat import KICK_WAIT_S
 from director.leftovers import Leftovers
+from director.metering import Metering
 from director.moderation import Moderator
 from director.runners.arrivals import Arrivals
 from director.runners.inbox import Inbox
@@ -30,7 +32,7 @@ from director.webhooks.sender import Sender
 if TYPE_CHECKING:
     from director.core.s3_files import S3Files
 
-__all__ = ("Shared", "clear_up", "connections", "inbox_of", "serve_health")
+__all__ = ("Shared", "clear_up", "connections", "inbox_of", "measure", "serve_health")
 
 WAITS: Final = 2  # of one director at once: at its bell, and for whoever cancels
 
@@ -43,6 +45,7 @@ class Shared(Struct, frozen=True, kw_only=True):
     sender: Sender
     clock: Clock
     moderator: Moderator | None
+    metering: Metering
     store: "LocalFiles | S3Files | None"
 
 
@@ -54,10 +57,20 @@ async def connections(settings: DirectorSettings, *, directors: int = 1) -> Asyn
     sender = Sender(AllowList.parse(settings.webhook_allow))
     redis = client(settings.redis_url, name="director")
     waits = blocking_client(settings.redis_url, block_s=max(LONGEST_S, KICK_WAIT_S), connections=WAITS * directors)
-    gatherer = Gatherer(redis)
+    metering = Metering()
+    sender.on_sent = metering.webhooks.sent
+    gatherer = Gatherer(redis, meter=metering.redis)
     try:
         store = store_in(settings.files_dir, redis, clock, url=settings.files_url, writes=True)
-        yield Shared(gatherer=gatherer, waits=waits, sender=sender, clock=clock, moderator=moderator, store=store)
+        yield Shared(
+            gatherer=gatherer,
+            waits=waits,
+            sender=sender,
+            clock=clock,
+            moderator=moderator,
+            metering=metering,
+            store=store,
+        )
     finally:
         with anyio.CancelScope(shield=True):
             await gatherer.aclose()
@@ -77,6 +90,13 @@ async def clear_up(settings: DirectorSettings, redis: Redis, clock: Clock) -> No
     """Delete what model servers leave of their runs, for ever, where the settings say so."""
     if settings.coglet_dir:
         await Leftovers(Path(settings.coglet_dir), redis, clock).run()
+
+
+async def measure(shared: Shared) -> None:
+    """How the loop, Redis and the slots of this process do, for ever."""
+    pulse = Pulse(shared.metering.registry, shared.metering.redis, shared.gatherer.redis)
+    pulse.on_beat.append(shared.metering.beat)
+    await pulse.run()
 
 
 async def serve_health(
