@@ -17,6 +17,10 @@
 --   ARGV[11] breaker_after   faults of the servers in a row that open the breaker, 0 for never
 --   ARGV[12] breaker_cool_ms until one may try again
 --   ARGV[13] breaker_mode    'hold', or 'fail' where new work is refused while it is open
+--   ARGV[14] objectives      as JSON, for whoever shows them, '' for none
+--   ARGV[15] high_ms         by the objective of each lane: until what comes should have started, '' without one
+--   ARGV[16] normal_ms
+--   ARGV[17] low_ms
 --   Returns  1  registered
 --            0  the name belongs to another version: nothing was written
 
@@ -28,7 +32,8 @@ if known and known ~= version then return 0 end
 if not known then redis.call('HSET', meta, 'version', version, 'streams', streams, 'read', streams, 'size', size) end
 redis.call('HSET', meta, 'attempts', ARGV[4], 'on_lost', ARGV[5], 'backoff_ms', ARGV[6], 'backoff_cap_ms', ARGV[7],
   'data_ttl_ms', ARGV[8], 'record_ttl_ms', ARGV[9], 'lifetime_ms', ARGV[10],
-  'breaker_after', ARGV[11], 'breaker_cool_ms', ARGV[12], 'breaker_mode', ARGV[13])
+  'breaker_after', ARGV[11], 'breaker_cool_ms', ARGV[12], 'breaker_mode', ARGV[13],
+  'objectives', ARGV[14], 'within:high', ARGV[15], 'within:normal', ARGV[16], 'within:low', ARGV[17])
 -- one that is open would stay so for ever: faults are not noted any more, and so neither is that of its probe
 if ARGV[11] == '0' then close_breaker(string.match(meta, ':q:(.+):meta$'), clock('')) end
 return 1

@@ -31,6 +31,7 @@ class Backend:
         from director.core.gatherer import Gatherer
         from director.core.model_configs import ModelConfigs
         from director.core.queue_administration import QueueAdministration
+        from director.core.queue_history import QueueHistory
         from director.core.queues import Queues
         from director.core.scripts import Scripts
         from director.core.suspensions import Suspensions
@@ -53,6 +54,7 @@ class Backend:
             self.changes,
         )
         self.queue_administration = QueueAdministration(self.scripts, self.changes)
+        self.history = QueueHistory(redis)
         self.queues = Queues(redis, self.catalog, self.scripts)
         self.dead = DeadLetters(redis, self.scripts, clock)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 from director.cli.words import share, span
 
 if TYPE_CHECKING:
+    from director.core.objectives import Burns
     from director.core.queues import Tenant
     from director.core.scripts import QueueStats
     from director.core.setup_run import SetupRun
@@ -32,7 +33,13 @@ def table(found: "Sequence[tuple[str, QueueStats]]") -> list[str]:
     ]
 
 
-def report(queue: str, stats: "QueueStats", tenants: "Sequence[Tenant]", setup: "SetupRun | None" = None) -> list[str]:
+def report(
+    queue: str,
+    stats: "QueueStats",
+    tenants: "Sequence[Tenant]",
+    setup: "SetupRun | None" = None,
+    burnt: "Burns | None" = None,
+) -> list[str]:
     """All that is known of one queue."""
     takes = f"; one takes {span(stats.service_ms / 1000)}" if stats.service_ms else ""
     facts = {
@@ -44,6 +51,7 @@ def report(queue: str, stats: "QueueStats", tenants: "Sequence[Tenant]", setup: 
         "paused": "yes" if stats.paused else "no",
         "mode": _mode(stats),
         "breaker": stats.breaker or "closed",
+        "objectives": _objectives(stats, burnt or {}) or "none",
         "streams": _streams(stats),
         "estimates": _estimates(stats.tally),
         "warm hits": share(stats.tally.get("warm", 0), stats.tally.get("cold", 0)),
@@ -82,6 +90,15 @@ def _estimates(tally: Mapping[str, int]) -> str:
     kept = share(tally.get("eta_kept", 0), tally.get("eta_missed", 0))
     errors = _counted(dict(sorted(tally.items(), key=_bucket)), ETA_ERROR, unit=" s").replace("inf s", "more")
     return f"{kept} began within the p90; off by at most {errors}" if errors else kept
+
+
+def _objectives(stats: "QueueStats", burnt: "Burns") -> str:
+    """What is promised of each lane, and how many times as much is missed as may be."""
+    return "; ".join(
+        f"{lane}: {100 * each.share:.4g} % start within {span(each.within_s)}; burn rate "
+        + ", ".join(f"{window.rate:.1f} over {name}" for name, window in burnt.get(lane, {}).items())
+        for lane, each in stats.objectives.items()
+    )
 
 
 def _setup(setup: "SetupRun") -> str:

@@ -15,6 +15,7 @@ from director.cli.pipe import print_json
 
 if TYPE_CHECKING:
     from director.core.ids import QueueName
+    from director.core.objectives import Burns
     from director.core.queues import Tenant
     from director.core.scripts import QueueStats
     from director.core.setup_run import SetupRun
@@ -97,17 +98,23 @@ def _show(given: argparse.Namespace) -> int:
     import msgspec
 
     from director.cli.queue_text import report
+    from director.core.clock import SystemClock
+    from director.core.objectives import burns
 
-    async def read(backend: Backend, queue: "QueueName") -> "tuple[str, QueueStats, list[Tenant], SetupRun | None]":
+    async def read(
+        backend: Backend, queue: "QueueName"
+    ) -> "tuple[str, QueueStats, list[Tenant], SetupRun | None, Burns]":
         tenants = await backend.queues.tenants(queue, most=MOST_TENANTS)
-        return queue, await backend.scripts.stats(queue), tenants, await backend.catalog.setup_run_of(queue)
+        stats, setup = await backend.scripts.stats(queue), await backend.catalog.setup_run_of(queue)
+        samples = await backend.history.of(queue) if stats.objectives else []
+        return queue, stats, tenants, setup, burns(samples, stats.objectives, now_ms=SystemClock().now_ms())
 
-    queue, stats, tenants, setup = _on_one(given, read)
+    queue, stats, tenants, setup, burnt = _on_one(given, read)
     if given.json:
-        more = {"tenants": msgspec.to_builtins(tenants), "setup_run": msgspec.to_builtins(setup)}
-        print_json({"queue": queue, **msgspec.to_builtins(stats), **more})
+        more = {"tenants": tenants, "setup_run": setup, "burn": burnt}
+        print_json({"queue": queue, **msgspec.to_builtins(stats), **msgspec.to_builtins(more)})
     else:
-        print("\n".join(report(queue, stats, tenants, setup)))
+        print("\n".join(report(queue, stats, tenants, setup, burnt)))
     return 0
 
 

@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from director.core.errors import SettingsError
+from director.core.objectives import Lane, Objective, encode
 from director.core.policy import BreakerMode, OnLost
 from director.core.runner_config import WrongRunnerConfig, decode_runner_config
 from director.core.server_url import check_server_url
@@ -30,7 +31,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
 
     `runner`: the kind of its servers as `kind`, and how they are driven, as DIRECTOR_RUNNER_CONFIG has it. `servers`:
     of a director that was started without any; others keep those beside them. `slots`: runs that each server does at
-    once. The rest are settings of a director, by their names.
+    once. `objectives`: by lane, which share of what comes starts within how long. The rest are
+    settings of a director, by their names.
     """
 
     runner: dict[str, Any] | None = None
@@ -45,10 +47,11 @@ class ModelConfig(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
     breaker_after: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
     breaker_cool_s: SomeSpan | None = None
     breaker_mode: BreakerMode | None = None
+    objectives: dict[Lane, Objective] | None = None
 
 
 # Those that are no setting of the same name
-TURNED: Final = {"runner", "servers", "slots"}
+TURNED: Final = {"runner", "servers", "slots", "objectives"}
 SAME: Final = tuple(name for name in ModelConfig.__struct_fields__ if name not in TURNED)
 
 
@@ -80,6 +83,8 @@ def over(config: ModelConfig, settings: DirectorSettings) -> DirectorSettings:
     given: dict[str, Any] = {name: value for name in SAME if (value := getattr(config, name)) is not None}
     if config.slots is not None:
         given["concurrent_predictions"] = config.slots
+    if config.objectives is not None:
+        given["objectives"] = encode(config.objectives)
     if config.runner is not None:
         text = msgspec.json.encode(config.runner).decode()
         given |= {"runner": _kind(text), "runner_config": text}

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from director.core.objectives import NONE, Objectives
 from director.core.shards import MAX_STREAMS
 
 __all__ = ("BreakerMode", "OnLost", "Policy")
@@ -18,7 +19,8 @@ class Policy(Struct, frozen=True, kw_only=True):
     `on_lost`: what a claim becomes whose holder went silent; `fail` for models whose run must not happen twice.
     `lifetime_s`: of every prediction from its creation; the caller may ask for a shorter one. The breaker opens after
     `breaker_after` faults of the servers in a row (0: never), and lets one try after `breaker_cool_s`; open, the queue
-    holds what comes or refuses it.
+    holds what comes or refuses it. `objectives` are only measured: nothing is done to keep them but to tell how many
+    directors it would take.
     """
 
     streams: Annotated[int, Meta(ge=1, le=MAX_STREAMS)] = 16
@@ -33,3 +35,4 @@ class Policy(Struct, frozen=True, kw_only=True):
     breaker_after: int = 5
     breaker_cool_s: float = 30.0
     breaker_mode: BreakerMode = "hold"
+    objectives: Objectives = NONE

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from director.core.account_limits import AccountLimits, Bytes, Compute, Count, Rate, Retention
 from director.core.errors import SettingsError
 from director.core.ids import MODEL_NAME, QUEUE_NAME
+from director.core.objectives import Objectives, decode_objectives
 from director.core.policy import BreakerMode, OnLost, Policy
 from director.core.runner_config import RunnerKind
 
@@ -223,6 +224,9 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     breaker_mode: Annotated[
         BreakerMode, Meta(description="What comes while nothing starts: hold it, or fail: refuse it with 503.")
     ] = "hold"
+    objectives: Annotated[
+        str, Meta(description='By lane, how many start how soon: `{"normal": {"share": 0.95, "within_s": 10}}`.')
+    ] = ""
     drain_s: Annotated[float, Meta(ge=0, description="Time to finish running work after SIGTERM.")] = 30.0
     health_port: Annotated[int, Meta(ge=0, le=65535, description="Port of its health and inbox; 0: any free.")] = 0
     health_host: Annotated[str, Meta(description="Address of that port.")] = "127.0.0.1"
@@ -278,7 +282,7 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
 
     @property
     def policy(self) -> Policy:
-        """What its queue is registered with."""
+        """What its queue is registered with. Raises SettingsError for objectives that are none."""
         return Policy(
             streams=self.streams,
             size=self.shard_size,
@@ -292,7 +296,15 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
             breaker_after=self.breaker_after,
             breaker_cool_s=self.breaker_cool_s,
             breaker_mode=self.breaker_mode,
+            objectives=self._objectives,
         )
+
+    @property
+    def _objectives(self) -> Objectives:
+        try:
+            return decode_objectives(self.objectives)
+        except SettingsError as exc:
+            raise SettingsError(f"DIRECTOR_OBJECTIVES: {exc}") from exc
 
     @property
     def server_headers(self) -> dict[str, str]:

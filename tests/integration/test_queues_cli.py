@@ -16,11 +16,12 @@ from director.core import keys
 from director.core.accounts import Accounts
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.errors import QueueRefused
+from director.core.objectives import Burn, Burns, Objective, Objectives
 from director.core.policy import Policy
 from director.core.queues import Queues, Tenant
 from director.core.scripts import Admission
 from director.core.shards import MAX_STREAMS
-from tests.support.queue_driver import MODEL, QueueDriver
+from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.anyio
@@ -131,6 +132,14 @@ async def test_how_good_its_estimates_were_is_shown(driver: QueueDriver, redis: 
     assert "  estimates  9 of 10 (90 %) began within the p90; off by at most 0.5 s: 7, 15 s: 2, more: 1" in lines
     assert "  warm hits  3 of 4 (75 %)" in lines
     assert "  batches    budget: 5" in lines
+
+
+async def test_what_is_promised_and_how_it_is_kept_is_shown(driver: QueueDriver) -> None:
+    objectives: Objectives = {"normal": Objective(share=0.9, within_s=10)}
+    await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(objectives=objectives))
+    burnt: Burns = {"normal": {"5m": Burn(met=1, missed=1, rate=5), "1h": Burn(met=9, missed=1, rate=1)}}
+    lines = report(driver.queue, await driver.stats(), [], burnt=burnt)
+    assert "  objectives normal: 90 % start within 10 s; burn rate 5.0 over 5m, 1.0 over 1h" in lines
 
 
 async def test_a_queue_that_was_never_scored_says_so(driver: QueueDriver) -> None:

@@ -6,7 +6,8 @@ from redis.asyncio import Redis
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.ids import QueueName
 from director.core.policy import Policy
-from director.core.samples import PERIOD_S, Sample, Samples
+from director.core.queue_history import QueueHistory
+from director.core.samples import PERIOD_S, Sample
 from director.core.scripts import Scripts
 from director.keeper.registry import Registry
 from director.keeper.sampler import LOOK_S, Sampler
@@ -71,7 +72,7 @@ async def look(keeping: Keeping, clock: FakeClock, *, seconds: float) -> dict[Qu
 
 
 async def history(driver: QueueDriver) -> list[Sample]:
-    return await Samples(driver.redis).of(driver.queue)
+    return await QueueHistory(driver.redis).of(driver.queue)
 
 
 async def test_idle_queues_are_asked_about_once_a_minute_at_the_most(

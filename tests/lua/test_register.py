@@ -6,9 +6,11 @@ from redis.asyncio import Redis
 
 from director.core import keys
 from director.core.ids import QueueName
+from director.core.objectives import Objective, Objectives
 from director.core.policy import Policy
 from director.core.scripts import Scripts
 from tests.support.keyspace import dump
+from tests.support.queue_driver import VERSION, QueueDriver
 
 pytestmark = pytest.mark.anyio
 
@@ -35,6 +37,10 @@ async def test_a_new_queue_has_its_size_and_policy(redis: Redis, scripts: Script
         b"breaker_after": b"5",
         b"breaker_cool_ms": b"30000",
         b"breaker_mode": b"hold",
+        b"objectives": b"",
+        b"within:high": b"",
+        b"within:normal": b"",
+        b"within:low": b"",
     }
 
 
@@ -43,6 +49,28 @@ async def test_again_it_refreshes_the_policy_and_leaves_the_streams(redis: Redis
     assert await scripts.register(QUEUE, version="v1", policy=replace(POLICY, streams=2, size=1, attempts=1))
     meta = await redis.hgetall(keys.meta(QUEUE))
     assert (meta[b"streams"], meta[b"size"], meta[b"attempts"]) == (b"8", b"3", b"1")
+
+
+async def test_objectives_are_measured_as_soon_as_they_are_registered(driver: QueueDriver) -> None:
+    objectives: Objectives = {"normal": Objective(share=0.9, within_s=1.5)}
+    await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(objectives=objectives))
+    assert (await driver.stats()).objectives == objectives
+    await driver.submit()
+    await driver.submit(lane="high")
+    driver.pass_time(2)
+    assert len(await driver.claim(2)) == 2
+    assert (await driver.stats()).tally["missed:normal"] == 1
+    await driver.scripts.register(driver.queue, version=VERSION, policy=Policy())
+    await driver.submit()
+    await driver.claim_one()
+    stats = await driver.stats()
+    assert stats.objectives == {}
+    assert {name for name in stats.tally if name.startswith(("met:", "missed:"))} == {"missed:normal"}
+
+
+async def test_objectives_of_a_newer_release_are_not_shown(driver: QueueDriver, redis: Redis) -> None:
+    await redis.hset(keys.meta(driver.queue), "objectives", '{"normal":{"share":0.9,"within_s":1,"new":1}}')
+    assert (await driver.stats()).objectives == {}
 
 
 async def test_another_version_under_the_same_name_is_refused(redis: Redis, scripts: Scripts) -> None:

@@ -4,7 +4,8 @@ import pytest
 
 from director.core import keys
 from director.core.ids import QueueName
-from director.core.samples import MOST, PERIOD_S, Sample, Samples
+from director.core.queue_history import QueueHistory
+from director.core.samples import MOST, PERIOD_S, Sample
 from tests.support.keyspace import dump
 from tests.support.queue_driver import MODEL, QueueDriver
 
@@ -18,7 +19,7 @@ async def sample(driver: QueueDriver, *, most: int = MOST) -> bool:
 
 
 async def history(driver: QueueDriver) -> list[Sample]:
-    return await Samples(driver.redis).of(driver.queue)
+    return await QueueHistory(driver.redis).of(driver.queue)
 
 
 async def test_it_notes_what_stands_there_and_what_happened(driver: QueueDriver) -> None:

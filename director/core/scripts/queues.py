@@ -1,14 +1,15 @@
 """What is known of a queue: its policy, its streams, its numbers, its pause. Moves no prediction."""
 
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import msgspec
 from msgspec import Struct
 
 from director.core import keys
-from director.core.errors import UnknownQueue
+from director.core.errors import SettingsError, UnknownQueue
 from director.core.gatherer import Arg
 from director.core.ids import QueueName
+from director.core.objectives import NONE, Lane, Objectives, decode_objectives, encode
 from director.core.policy import Policy
 from director.core.redis_client import text
 from director.core.schema import pairs
@@ -50,6 +51,7 @@ class QueueStats(Struct, frozen=True, kw_only=True):
     starting: int
     setup_failed: int
     leaving: int
+    objectives: Objectives = NONE
     tally: dict[str, int]
 
     @property
@@ -108,7 +110,7 @@ class QueueScripts(Wire):
         lives: list[Arg] = [ms(policy.data_ttl_s), ms(policy.record_ttl_s)]
         lifetime: Arg = "" if policy.lifetime_s is None else ms(policy.lifetime_s)
         breaker: list[Arg] = [policy.breaker_after, ms(policy.breaker_cool_s), policy.breaker_mode]
-        args: list[Arg] = [*size, *retries, *lives, lifetime, *breaker]
+        args: list[Arg] = [*size, *retries, *lives, lifetime, *breaker, *_promised(policy.objectives)]
         return bool(await self._call("register", [keys.meta(queue)], args))
 
     async def unregister(
@@ -149,6 +151,7 @@ class QueueScripts(Wire):
             fields[name] = text(fields[name])
         fields["max_queued"] = fields["max_queued"] or None
         fields["mode"] = fields["mode"] or "absorb"
+        fields["objectives"] = _read_objectives(fields["objectives"])
         fields["tally"] = {name.decode(): int(value) for name, value in pairs(reply[-1])}
         return msgspec.convert(fields, QueueStats, strict=False)
 
@@ -203,6 +206,18 @@ class QueueScripts(Wire):
         running: Arg = "" if most_running is None else most_running
         if not await self._call("limit", [keys.meta(queue)], [queue, tenant, f"{weight:g}", running, revision]):
             raise UnknownQueue(queue)
+
+
+def _promised(objectives: Objectives) -> list[Arg]:
+    spans: list[Arg] = [ms(each.within_s) if (each := objectives.get(lane)) else "" for lane in get_args(Lane)]
+    return [encode(objectives), *spans]
+
+
+def _read_objectives(found: bytes) -> Objectives:
+    try:
+        return decode_objectives(found)
+    except SettingsError:  # a newer release wrote it
+        return NONE
 
 
 def _refuse_streams(streams: int) -> None:
