@@ -10,8 +10,9 @@ from api.parts import parts_of
 from api.refusals import account_suspended, forbidden, unauthenticated
 from director.core.account_limits import BucketName
 from director.core.accounts import Account
+from director.core.errors import BackendUnavailable
 
-__all__ = ("Scope", "authenticate", "named", "refuse_suspended")
+__all__ = ("Scope", "authenticate", "may_still", "named", "refuse_suspended")
 
 Scope = Literal["read", "run", "admin"]
 
@@ -28,11 +29,7 @@ async def authenticate(request: Request, *scopes: Scope, takes: BucketName = "re
     header = request.headers.get("authorization")
     if header is None:
         raise unauthenticated(passed=False)
-    scheme, _, token = header.strip().partition(" ")
-    token = token.strip()
-    if scheme.lower() not in SCHEMES or not token:
-        raise unauthenticated(passed=True)
-    account = await parts_of(request).lookups.account(token)
+    account = await _known(request, header)
     if account is None:
         raise unauthenticated(passed=True)
     await admit(request, account, takes)
@@ -44,6 +41,24 @@ async def authenticate(request: Request, *scopes: Scope, takes: BucketName = "re
     if takes == "create" or not set(scopes) & set(left):
         refuse_suspended(account)
     return replace(account, scopes=left)
+
+
+async def may_still(request: Request, scope: Scope) -> bool:
+    """Has the token of a request that is still being answered this scope now? While Redis is away, as it had."""
+    try:
+        account = await _known(request, request.headers.get("authorization", ""))
+    except BackendUnavailable:
+        return True
+    return account is not None and account.suspension is None and scope in account.scopes
+
+
+async def _known(request: Request, header: str) -> Account | None:
+    """Whose token this is, None where it is nobody's."""
+    scheme, _, token = header.strip().partition(" ")
+    token = token.strip()
+    if scheme.lower() not in SCHEMES or not token:
+        return None
+    return await parts_of(request).lookups.account(token)
 
 
 def refuse_suspended(account: Account) -> None:

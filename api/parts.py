@@ -13,6 +13,7 @@ from api.files.turns import Turns
 from api.gate import Gate
 from api.lookups import Lookups
 from api.metering import Meters
+from api.operators.watching import Watching
 from api.runs.glances import Glances
 from api.runs.waiters import SILENCE_S, Waiters
 from api.streams.readers import Readers
@@ -38,6 +39,7 @@ from director.core.living import Living
 from director.core.metrics.pulse import Pulse
 from director.core.model_configs import ModelConfigs
 from director.core.owed import Owed
+from director.core.queue_history import QueueHistory
 from director.core.queues import Queues
 from director.core.redis_client import blocking_client, client
 from director.core.removal import Removal
@@ -84,8 +86,10 @@ class Parts(Struct, frozen=True, kw_only=True):
     changes: Changes
     queues: Queues
     living: Living
+    history: QueueHistory
     directors: Directors
     owed: Owed
+    watching: Watching
     collections: Collections
     configs: ModelConfigs
     listing: Listing
@@ -134,6 +138,8 @@ async def running(
     accounts, catalog = Accounts(redis, settings.account_limits, clock), Catalog(redis, scripts, clock)
     changes, descriptors = Changes(redis, scripts, clock), Descriptors(clock)
     files = store_in(settings.files_dir, redis, clock, url=settings.files_url)
+    queues, directors, owed = Queues(redis, catalog, scripts), Directors(redis), Owed(redis, catalog, clock)
+    watching = Watching(queues, directors, owed, clock)
     waiters = Waiters(
         clients.subscriber, has_ended=glances.has_ended, read=scripts.get, clock=clock, most=settings.max_waits
     )
@@ -146,10 +152,12 @@ async def running(
             accounts, catalog, scripts, Suspensions(redis, accounts, catalog, scripts, clock), changes
         ),
         changes=changes,
-        queues=Queues(redis, catalog, scripts),
+        queues=queues,
         living=Living(redis),
-        directors=Directors(redis),
-        owed=Owed(redis, catalog, clock),
+        history=QueueHistory(redis),
+        watching=watching,
+        directors=directors,
+        owed=owed,
         catalog=catalog,
         collections=Collections(redis),
         configs=ModelConfigs(redis, scripts, clock),
@@ -186,6 +194,7 @@ async def running(
         finally:
             parts.release()
             tasks.cancel_scope.cancel()
+            watching.release()
             with anyio.CancelScope(shield=True):
                 await gatherer.aclose()
     await clients.subscriber.aclose()

@@ -18,6 +18,7 @@ from api.operators import accounts as admin_accounts
 from api.operators import audit as admin_audit
 from api.operators import dead as admin_dead
 from api.operators import directors as admin_directors
+from api.operators import live as admin_live
 from api.operators import metrics as admin_metrics
 from api.operators import models as admin_models
 from api.operators import owed as admin_owed
@@ -102,6 +103,7 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("GET", "/admin/queues/{owner}/{name}/{version}/predictions", admin_queues.list_live),
     ("GET", "/admin/directors", admin_directors.list_directors),
     ("GET", "/admin/owed", admin_owed.get_owed),
+    ("GET", "/admin/live", admin_live.follow_live),
     ("GET", "/admin/audit", admin_audit.list_changes),
     ("GET", "/admin/models/{owner}/{name}/config", admin_models.get_config),
     ("PUT", "/admin/models/{owner}/{name}/config", admin_models.change_config),

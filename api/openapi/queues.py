@@ -1,14 +1,15 @@
 """What operators see of queues, directors and owed webhooks. For tokens with the scope `admin` alone."""
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from api.openapi.operation import PAGED, PATH, TOKEN, Answer, Operation, Operations, Parameter
 from api.openapi.parameters import CURSOR, QUEUE, one_of
-from api.operators.directors import DirectorView
+from api.operators.live import MOST_SNAPSHOTS
 from api.operators.owed import LONGEST_HOST
-from api.operators.queues import LONGEST_FILTER, STATES, QueueDetail
+from api.operators.queues import LONGEST_FILTER, MOST_SAMPLES, STATES, QueueDetail
+from director.core.director_view import DirectorView
 from director.core.living import LiveView
 from director.core.owed import OwedView
 from director.core.queue_view import QueueView
@@ -17,6 +18,17 @@ from director.core.schema import Page
 __all__ = ("QUEUES",)
 
 ADMIN: Final = ("admin",)
+HISTORY: Final = Parameter(
+    "history", "How many samples of its last hour, one each ten seconds.", Annotated[int, Meta(ge=0, le=MOST_SAMPLES)]
+)
+
+
+class LiveEvent(Struct, frozen=True):
+    """One server-sent event. `data`: all queues, directors and what is owed as JSON; of `away`, why nothing is seen."""
+
+    event: Literal["snapshot", "away"]
+    data: str
+
 
 QUEUES: Final[Operations] = {
     ("GET", "/admin/queues"): Operation(
@@ -34,9 +46,9 @@ QUEUES: Final[Operations] = {
         name="admin.queues.get",
         what="Get a queue, with its streams, its accounts and how its model is run",
         scopes=ADMIN,
-        parameters=QUEUE,
+        parameters=(*QUEUE, HISTORY),
         answers={200: Answer("The queue.", QueueDetail)},
-        refusals=TOKEN | PATH,
+        refusals=TOKEN | PATH | {422},
     ),
     ("GET", "/admin/queues/{owner}/{name}/{version}/predictions"): Operation(
         name="admin.queues.predictions",
@@ -60,6 +72,16 @@ QUEUES: Final[Operations] = {
         scopes=ADMIN,
         parameters=(Parameter("host", "Only to this host.", Annotated[str, Meta(max_length=LONGEST_HOST)]),),
         answers={200: Answer("What is owed, those whose next attempt comes first.", OwedView)},
+        refusals=TOKEN | {422},
+    ),
+    ("GET", "/admin/live"): Operation(
+        name="admin.live",
+        what="Watch queues and directors as server-sent events",
+        scopes=ADMIN,
+        parameters=(
+            Parameter("snapshots", "End after so many; without, never.", Annotated[int, Meta(ge=1, le=MOST_SNAPSHOTS)]),
+        ),
+        answers={200: Answer("A snapshot each few seconds.", LiveEvent, "text/event-stream")},
         refusals=TOKEN | {422},
     ),
 }

@@ -19,17 +19,22 @@ from api.pages import PAGE_SIZE, Cursor, cursor_of, link
 from api.parts import parts_of
 from api.problems import InvalidField
 from api.refusals import invalid_input, not_found
+from api.runs.events import number_of
 from director.core.errors import SettingsError, UnknownQueue
 from director.core.ids import QUEUE_END, QueueName
 from director.core.living import LivePlace, LiveState, LiveView
+from director.core.objectives import Burns, Objectives, burns
 from director.core.queue_view import QueueView, view_of
 from director.core.queues import Tenant
+from director.core.samples import MOST as MOST_SAMPLES
+from director.core.samples import Sample
 from director.core.schema import Page
 from director.core.scripts import QueueStats
 from director.core.setup_run import SetupRun
 
 __all__ = (
     "LONGEST_FILTER",
+    "MOST_SAMPLES",
     "STATES",
     "QueueDetail",
     "TenantView",
@@ -43,6 +48,7 @@ __all__ = (
 PATH: Final = "/admin/queues"
 MOST_TENANTS: Final = 50
 LONGEST_FILTER: Final = 200
+SAMPLES: Final = 60
 STATES: Final = get_args(LiveState)
 
 
@@ -75,6 +81,8 @@ class QueueDetail(QueueView, frozen=True, kw_only=True):
 
     `heat`: by lane, how many stand in each stream; the others of that lane wait for their account's turn. `tenants`:
     those who have the most waiting. `tally`: counters since ever. `config`: how its model is run, where it says so.
+    `objectives`: how soon what comes is to start, by lane; `burns`: how fast what may be missed of that is used up, 1
+    where it just lasts. `history`: what a keeper noted every ten seconds, the newest last; nothing of idle times.
     """
 
     heat: dict[str, list[int]]
@@ -82,6 +90,9 @@ class QueueDetail(QueueView, frozen=True, kw_only=True):
     tally: dict[str, int]
     setup_run: SetupRun | None
     config: ConfigView | None
+    objectives: Objectives
+    burns: Burns
+    history: list[Sample]
 
 
 async def list_queues(request: Request) -> Response:
@@ -100,11 +111,11 @@ async def list_queues(request: Request) -> Response:
 
 
 async def get_queue(request: Request) -> Response:
-    """GET /admin/queues/{owner}/{name}/{version}."""
+    """GET /admin/queues/{owner}/{name}/{version}?history=: with so many samples of its history."""
     await authenticate(request, "admin")
-    queue = queue_of(request)
+    queue, samples = queue_of(request), number_of(request, "history", default=SAMPLES, least=0, most=MOST_SAMPLES)
     parts, stats = parts_of(request), await stats_of(request, queue)
-    tenants = await parts.queues.tenants(queue, most=MOST_TENANTS)
+    tenants, history = await parts.queues.tenants(queue, most=MOST_TENANTS), await parts.history.of(queue)
     return json_response(
         QueueDetail(
             **asdict(view_of(queue, stats)),
@@ -113,6 +124,9 @@ async def get_queue(request: Request) -> Response:
             tally=stats.tally,
             setup_run=await parts.catalog.setup_run_of(queue),
             config=await _config(request, queue),
+            objectives=stats.objectives,
+            burns=burns(history, stats.objectives, now_ms=parts.clock.now_ms()),
+            history=history[-samples:] if samples else [],
         )
     )
 

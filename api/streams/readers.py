@@ -8,8 +8,8 @@ Shares the waiters' one subscription, and trusts it as little: everybody looks a
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from enum import Enum, auto
 from typing import Final
 
@@ -23,7 +23,7 @@ from director.core.ids import PredictionId
 from director.core.limits import Descriptors
 from director.core.scripts import Replayed, Scripts
 
-__all__ = ("Readers", "Send")
+__all__ = ("KEEP_ALIVE_S", "PIECE_BYTES", "STALL_S", "Readers", "Send")
 
 log = logging.getLogger(__name__)
 
@@ -105,17 +105,24 @@ class Readers:
         """
         if self._is_leaving:
             return False
-        with anyio.CancelScope() as scope:
-            self._reading.add(scope)
+        with self.holding():
             try:
                 await Reader(self, prediction_id, mark, send).read(is_over=is_over)
             except TimeoutError:
                 log.info("a reader that takes nothing is let go", extra={"prediction": prediction_id})
             else:
                 return True
+        return False
+
+    @contextmanager
+    def holding(self) -> Iterator[anyio.CancelScope]:
+        """A place among all who read anything, until the process is to end: what is in this is given up then."""
+        with anyio.CancelScope() as scope:
+            self._reading.add(scope)
+            try:
+                yield scope
             finally:
                 self._reading.discard(scope)
-        return False
 
     def release(self) -> None:
         """The process is to end: let all go, so that they go on elsewhere."""

@@ -25,7 +25,8 @@ class Waiting(Struct, frozen=True, kw_only=True):
 
 class QueueView(Struct, frozen=True, kw_only=True):
     """One queue. `oldest_s`: since when the oldest that has not ended is there; `run_s`: how long one has a slot,
-    lately, null while nobody knows. `directors`: those that gave a sign of life lately.
+    lately, null while nobody knows. `directors`: those that gave a sign of life lately. `accepted`, `started` and
+    `ended` are since ever.
     """
 
     name: QueueName
@@ -46,6 +47,9 @@ class QueueView(Struct, frozen=True, kw_only=True):
     run_s: float | None
     streams: int
     read: int
+    accepted: int
+    started: int
+    ended: int
 
 
 def view_of(queue: QueueName, stats: QueueStats) -> QueueView:
@@ -68,6 +72,9 @@ def view_of(queue: QueueName, stats: QueueStats) -> QueueView:
         run_s=stats.service_ms / 1000 if stats.service_ms else None,
         streams=stats.streams,
         read=stats.read,
+        accepted=stats.accepted,
+        started=stats.started,
+        ended=stats.ended,
     )
 
 

@@ -131,6 +131,18 @@ async def test_one_queue_shows_how_its_model_is_run(admin: httpx.AsyncClient, dr
     assert (await read(admin, ONE))["config"]["config"] == {"attempts": 5}
 
 
+async def test_one_queue_shows_its_last_minutes(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+    for _ in range(3):
+        await driver.submit()
+        await driver.scripts.sample(driver.queue, period_s=10, most=360, now_ms=driver.now_ms)
+        driver.pass_time(10)
+    shown = await read(admin, ONE, history=2)
+    assert shown["accepted"] == 3
+    assert [each["waiting"]["normal"] for each in shown["history"]] == [2, 3]
+    assert (await read(admin, ONE, history=0))["history"] == []
+    assert (await admin.get(ONE, params={"history": 361})).status_code == 422
+
+
 async def test_what_is_live_is_listed_by_where_it_stands(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
     ids = [await driver.submit(account=name, streams=[0]) for name in ("amber", "basalt", "cobalt")]
     running, delayed = await driver.claim(2, consumer="d7")

@@ -158,6 +158,7 @@ TRIES: Final[Mapping[Route, Sequence[Try]]] = {
     ("GET", "/admin/queues/{owner}/{name}/{version}/predictions"): [Try(answer=403, at=HIDDEN_QUEUE)],
     ("GET", "/admin/directors"): FOR_OPERATORS,
     ("GET", "/admin/owed"): FOR_OPERATORS,
+    ("GET", "/admin/live"): [Try(answer=403, query="snapshots=1")],
     ("GET", "/admin/dead"): FOR_OPERATORS,
     ("POST", "/admin/dead/revive"): [Try(answer=403, body={"ids": ["$dead"]})],
     ("POST", "/admin/dead/drop"): [Try(answer=403, body={"ids": ["$dead"]})],

@@ -1,0 +1,179 @@
+"""Operators watch the service live: one reader for all of them, and nothing is kept for whoever is slow."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import httpx
+import msgspec
+import pytest
+from msgspec.structs import replace
+from redis.asyncio import Redis
+
+from api.operators.watching import Watching
+from director.core.accounts import Accounts
+from director.core.catalog import Catalog
+from director.core.clock import SystemClock
+from director.core.directors import Directors
+from director.core.errors import BackendUnavailable
+from director.core.ids import QueueName
+from director.core.owed import Owed
+from director.core.queues import Queues
+from director.core.scripts import Scripts
+from director.core.settings import ApiSettings
+from tests.support.api import api_client, eventually
+from tests.support.queue_driver import QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+LIVE = "/v1/admin/live"
+
+
+@pytest.fixture
+async def token(redis: Redis, queue: QueueName) -> str:
+    return await Accounts(redis).create_token("operators", scopes=("admin",))
+
+
+@pytest.fixture
+async def admin(settings: ApiSettings, token: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with api_client(replace(settings, cache_s=0, max_streams=2), token=token) as client:
+        yield client
+
+
+class CountedQueues(Queues):
+    """How often somebody looked; `is_away` as long as nobody can."""
+
+    looks = 0
+    is_away = False
+
+    async def all(self) -> list[QueueName]:
+        self.looks += 1
+        if self.is_away:
+            raise BackendUnavailable("Redis is away: ConnectionError")
+        return await super().all()
+
+
+@pytest.fixture
+def queues(redis: Redis, catalog: Catalog, scripts: Scripts) -> CountedQueues:
+    return CountedQueues(redis, catalog, scripts)
+
+
+@pytest.fixture
+def watching(queues: CountedQueues, redis: Redis, catalog: Catalog) -> Watching:
+    clock = SystemClock()
+    return Watching(queues, Directors(redis), Owed(redis, catalog, clock), clock)
+
+
+def events(text: str) -> Sequence[tuple[str, Any]]:
+    found = []
+    for block in filter(None, text.split("\n\n")):
+        name, data = block.split("\n")
+        found.append((name.removeprefix("event: "), msgspec.json.decode(data.removeprefix("data: "))))
+    return found
+
+
+async def test_a_snapshot_has_every_queue_and_every_director(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+    await driver.submit(lane="high", webhook="https://receiver.example/hook", events="completed")
+    await driver.submit()
+    await driver.scripts.extend(driver.queue, consumer="host-1-aa", lease_s=15, claims=[], slots=4)
+    answer = await admin.get(LIVE, params={"snapshots": 2})
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream")
+    (name, first), (_, second) = events(answer.text)
+    assert (name, first["more_queues"], first["owed"]) == ("snapshot", 0, {"count": 0, "late": 0})
+    [queue] = first["queues"]
+    assert (queue["name"], queue["waiting"]) == (driver.queue, {"high": 1, "normal": 1, "low": 0})
+    assert (queue["state"], queue["slots"], queue["directors"]) == ("serving", 4, 1)
+    [director] = first["directors"]
+    assert (director["name"], director["alive"], director["slots"]) == ("host-1-aa", True, 4)
+    assert second["at"] > first["at"]
+
+
+async def test_all_who_watch_share_one_reader_and_nobody_else_has_one(
+    watching: Watching, queues: CountedQueues, driver: QueueDriver
+) -> None:
+    await anyio.lowlevel.checkpoint()
+    assert queues.looks == 0
+    with watching.watcher(), watching.watcher(), watching.watcher():
+        told = await asyncio.gather(*(watching.after(0) for _ in range(3)))
+        assert queues.looks == 1
+        assert len({each.number for each in told}) == 1
+    looks = queues.looks
+    for _ in range(100):
+        await anyio.lowlevel.checkpoint()
+    assert queues.looks == looks
+
+
+async def test_who_comes_back_is_told_anew_and_not_of_what_was_before(
+    watching: Watching, queues: CountedQueues
+) -> None:
+    with watching.watcher():
+        await watching.after(0)
+    with watching.watcher():
+        await watching.after(0)
+        assert queues.looks == 2
+
+
+async def test_who_is_slow_is_given_the_newest_and_nothing_is_kept_for_him(
+    watching: Watching, driver: QueueDriver
+) -> None:
+    for _ in range(3):
+        await driver.submit()
+        await watching.run_once()
+    told = await watching.after(1)
+    assert told.number == 3
+    [(_, snapshot)] = events(told.data.decode())
+    assert snapshot["queues"][0]["live"] == 3
+
+
+async def test_while_redis_is_away_that_is_told(watching: Watching, queues: CountedQueues) -> None:
+    queues.is_away = True
+    assert await watching.run_once() == 1.0
+    [(name, away)] = events((await watching.after(0)).data.decode())
+    assert (name, away["reason"]) == ("away", "Redis is away: ConnectionError")
+
+
+async def test_it_rests_the_longer_the_more_it_had_to_read(watching: Watching) -> None:
+    rests = [await watching.run_once() for _ in range(3)]
+    assert all(1.0 <= rest_s <= 5.0 for rest_s in rests)
+    watching._took.clear()
+    watching._took.extend([0.03, 0.9])
+    assert await watching.run_once() <= 3.0
+
+
+async def test_a_token_that_is_revoked_watches_no_more(admin: httpx.AsyncClient, redis: Redis, token: str) -> None:
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+
+            async def watch() -> None:
+                assert (await admin.get(LIVE)).status_code == 200
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(watch)
+            await anyio.sleep(0.1)
+            await Accounts(redis).revoke(token)
+            await anyio.sleep_forever()
+
+
+async def test_those_who_watch_are_as_bounded_as_those_who_read_streams(
+    admin: httpx.AsyncClient, settings: ApiSettings, token: str
+) -> None:
+    async with (
+        api_client(replace(settings, max_streams=1), token=token) as client,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(client.get, LIVE)
+
+        async def has_one() -> bool:
+            return bool((await client.get("/readyz")).json()["load"]["streams"])
+
+        await eventually(has_one)
+        answer = await client.get(LIVE, params={"snapshots": 1})
+        assert (answer.status_code, answer.json()["code"]) == (503, "too_many_streams")
+        tasks.cancel_scope.cancel()
+
+
+async def test_the_head_alone_has_no_end_to_wait_for(admin: httpx.AsyncClient) -> None:
+    assert (await admin.head(LIVE)).status_code == 200
+    assert (await admin.get(LIVE, params={"snapshots": 0})).status_code == 422
