@@ -187,7 +187,12 @@ class Executor:
         crash.at("before_put")
         record = held.claim.record
         request = RunRequest(
-            id=held.claim.id, input=given, remote=record.remote, place=seat.place, alone=record.attempt > 1
+            id=held.claim.id,
+            input=given,
+            remote=record.remote,
+            place=seat.place,
+            alone=record.attempt > 1,
+            cost=record.cost,
         )
         self._servers.starts(seat)
         async with aclosing(held.runner.run(request)) as events:

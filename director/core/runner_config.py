@@ -35,7 +35,9 @@ MOST_BYTES: Final = 64 * 1024
 UrlPath = Annotated[str, Meta(pattern=r"^/[\x21-\x7e]*$", max_length=512)]
 OptionalPath = Annotated[str, Meta(pattern=r"^$|^/[\x21-\x7e]*$", max_length=512)]
 ModelName = Annotated[str, Meta(max_length=256)]
-Metrics = Annotated[dict[Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")], Pointer], Meta(max_length=32)]
+MetricName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+Metrics = Annotated[dict[MetricName, Pointer], Meta(max_length=32)]
+HeaderMetrics = Annotated[dict[MetricName, Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,64}$")]], Meta(max_length=32)]
 Words = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...], Meta(max_length=32)]
 Schema = Annotated[dict[str, Any], Meta(max_length=256)] | None
 
@@ -85,12 +87,17 @@ class BatchConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """How several predictions go in one request.
 
     `most` of them. `items`: in an answer, the list with one item for each, in the order of the request; or in any
-    order, where `index` is where an item says its number, from 0.
+    order, where `index` is where an item says its number, from 0. `usage` and `usage_headers`: in the whole answer, and
+    among its headers, numbers for all of them together. They are split by the number at `share` in an item; without
+    one, by what each costs.
     """
 
     most: Annotated[int, Meta(ge=1, le=64)] = 32
     items: Pointer = WHOLE
     index: Pointer | None = None
+    usage: Metrics = msgspec.field(default_factory=dict)
+    usage_headers: HeaderMetrics = msgspec.field(default_factory=dict)
+    share: Pointer | None = None
 
 
 class HttpConfig(_Mapped, frozen=True, kw_only=True, tag="http"):

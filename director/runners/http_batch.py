@@ -61,4 +61,6 @@ class HttpBatchRunner(HttpRunner):
             except httpx.TransportError as exc:
                 return [self._server.lost(exc, has_begun=feed.has_begun) for feed in feeds]
         document = self._document(answer)
-        return document if isinstance(document, Ended) else ends_of(document, self._config, self._batch, len(runs))
+        if isinstance(document, Ended):
+            return document
+        return ends_of(document, self._config, self._batch, [run.request.cost for run in runs], answer.headers)

@@ -79,7 +79,8 @@ class RunRequest(Struct, frozen=True, kw_only=True):
 
     `remote`: what an earlier run of it told with `Accepted`. A runner that knows it follows that run and starts none.
     `place`: in the batch that shares its slot, of a runner that sends several together; one that has to be `alone` goes
-    by itself even there, since an earlier run of it was lost, and it may be what took the others along.
+    by itself even there, since an earlier run of it was lost, and it may be what took the others along. `cost`: its
+    share of what one request for several of them uses, as far as the server tells none.
     """
 
     id: str
@@ -88,6 +89,7 @@ class RunRequest(Struct, frozen=True, kw_only=True):
     remote: str = ""
     place: Place | None = None
     alone: bool = False
+    cost: float = 1.0
 
 
 class Outcome(StrEnum):

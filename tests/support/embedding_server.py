@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from tests.support.model_server import LOOK_S, ModelServer, model_server
 
-__all__ = ("embedding", "embedding_server")
+__all__ = ("embedding", "embedding_server", "tokens")
 
 REQUEST_S: Final = 0.005
 ITEM_S: Final = 0.0002
@@ -31,6 +31,11 @@ REFUSALS: Final = {"empty": 422, "broken": 500, "busy": 503}
 def embedding(text: str) -> list[float]:
     """That of a text, and of no other."""
     return [byte / 256 for byte in hashlib.sha256(text.encode()).digest()[:8]]
+
+
+def tokens(texts: list[str]) -> int:
+    """What a request is said to take: three each, and one more."""
+    return 3 * len(texts) + 1
 
 
 def embedding_server(*, port: int | None = None) -> AbstractAsyncContextManager[ModelServer]:
@@ -77,7 +82,8 @@ class _Model:
         if refusal := await self.refused(request, texts):
             return refusal
         items: list[Any] = [{"error": "this one"} if text == "bad" else embedding(text) for text in texts]
-        return JSONResponse(items[1:] if "short" in texts else items)
+        headers = {"x-compute-tokens": str(tokens(texts))}
+        return JSONResponse(items[1:] if "short" in texts else items, headers=headers)
 
     async def embeddings(self, request: Request) -> Response:
         """As OpenAI has it, the last first."""
@@ -89,7 +95,9 @@ class _Model:
             {"object": "embedding", "index": 0 if "twice" in texts else index, "embedding": embedding(text)}
             for index, text in enumerate(texts)
         ]
-        return JSONResponse({"object": "list", "data": data[::-1], "model": body.get("model", "tiny")})
+        usage = {"prompt_tokens": tokens(texts), "total_tokens": tokens(texts)}
+        model = body.get("model", "tiny")
+        return JSONResponse({"object": "list", "data": data[::-1], "model": model, "usage": usage})
 
     async def requests(self, _: Request) -> Response:
         """What it was asked, and which of it nobody waited for."""

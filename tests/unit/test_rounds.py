@@ -135,3 +135,16 @@ async def test_a_fault_of_ours_is_told_to_whoever_waits(monkeypatch: pytest.Monk
     for run in slot.start("ab"):
         with pytest.raises(ValueError, match="nobody foresaw it"):
             await run
+
+
+async def test_what_is_left_when_the_server_dies_is_not_sent_to_it() -> None:
+    slot = Slot(4, poison="a", end=Ended(outcome=Outcome.LOST, error="it died", server_is_dead=True))
+    slot.answers.clear()
+    runs = [*slot.start("a", shared=None), *slot.start("bc", first=1, shared=None), *slot.start("d", first=3)]
+    await eventually(lambda: slot.sent, "one is sent")
+    slot.answers.set()
+    found = await ends(runs)
+    died = slot.sent.index("a")
+    assert [end.outcome for end in found].count(Outcome.LOST) == 1
+    assert len(slot.sent) == died + 1
+    assert [end.outcome for end in found].count(Outcome.REFUSED) == 4 - len("".join(slot.sent))

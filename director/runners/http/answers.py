@@ -5,8 +5,10 @@ Pure, and never raises for what a server wrote.
 
 import re
 from base64 import b64encode
+from collections.abc import Mapping
 from typing import Final
 
+import msgspec
 from msgspec import Raw, Struct
 
 from director.core.json_pointer import Pointer
@@ -58,6 +60,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     complete: bool = True
     retry_after: str | None = None
     content_type: str = ""
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def kind(self) -> str:

@@ -3,13 +3,16 @@
 Pure. Never guesses whose an output is: where the numbers do not fit, nobody gets any.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec import Raw
+from msgspec.structs import replace
 
 from director.core.json_pointer import Pointer
 from director.core.runner_config import BatchConfig, HttpConfig
 from director.runners.http.answers import mapped_end, mapped_error
+from director.runners.http.usage import used_by
 from director.runners.runner import Ended, Outcome
 from director.runners.untrusted import Unreadable, read_json
 
@@ -18,8 +21,11 @@ __all__ = ("MISMATCH", "ends_of")
 MISMATCH: Final = "batch_mismatch"
 
 
-def ends_of(document: Raw, config: HttpConfig, batch: BatchConfig, count: int) -> list[Ended]:
-    """The ends of `count` runs, in the order of the request."""
+def ends_of(
+    document: Raw, config: HttpConfig, batch: BatchConfig, costs: Sequence[float], headers: Mapping[str, str]
+) -> list[Ended]:
+    """The ends of the runs that cost so much each, in the order of the request."""
+    count = len(costs)
     try:
         items = _items(document, batch.items)
         if len(items) != count:
@@ -28,7 +34,8 @@ def ends_of(document: Raw, config: HttpConfig, batch: BatchConfig, count: int) -
     except Unreadable as exc:
         error = f"The model server's answer {exc}, so that nobody can tell whose they are"
         return [Ended(outcome=Outcome.FAILED, error=error, code=MISMATCH)] * count
-    return [_end(item, config) for item in items]
+    used = used_by(document, headers, items, batch, costs)
+    return [_end(item, config, share) for item, share in zip(items, used, strict=True)]
 
 
 def _items(document: Raw, where: Pointer) -> list[Raw]:
@@ -49,7 +56,8 @@ def _ordered(items: list[Raw], index: Pointer) -> list[Raw]:
     return [places[number] for number in range(len(items))]
 
 
-def _end(item: Raw, config: HttpConfig) -> Ended:
+def _end(item: Raw, config: HttpConfig, used: dict[str, Raw]) -> Ended:
     if error := mapped_error(item, config.error):
-        return Ended(outcome=Outcome.FAILED, error=error)
-    return mapped_end(item, config)
+        return Ended(outcome=Outcome.FAILED, error=error, metrics=used)
+    end = mapped_end(item, config)
+    return replace(end, metrics=used | end.metrics)

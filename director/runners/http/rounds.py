@@ -22,6 +22,8 @@ __all__ = ("Rounds", "Send", "Together")
 LATE_S: Final = 1.0
 # An answer to all of them that may be the fault of one
 MAY_BE_ONE: Final = frozenset({Outcome.FAILED, Outcome.INVALID})
+# A server that is about to die still takes connections, and would cost whoever goes next an attempt
+NOT_SENT: Final = Ended(outcome=Outcome.REFUSED, error="The model server died before it was sent there")
 
 
 class Together(Struct, eq=False):
@@ -122,3 +124,13 @@ class Rounds:
         for run, end in zip(sent, ends, strict=True):
             if not run.end.done():
                 run.end.set_result(end)
+        if any(end.server_is_dead for end in ends):
+            self._give_back_the_rest()
+
+    def _give_back_the_rest(self) -> None:
+        rest = [*self._come, *(run for group in self._waiting for run in group)]
+        self._come.clear()
+        self._waiting.clear()
+        for run in rest:
+            if not run.end.done():
+                run.end.set_result(NOT_SENT)

@@ -132,4 +132,5 @@ async def read_answer(response: httpx.Response, limit: int) -> Answer:
         complete=complete,
         retry_after=response.headers.get("retry-after"),
         content_type=response.headers.get("content-type", ""),
+        headers=response.headers,
     )

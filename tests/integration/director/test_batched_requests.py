@@ -11,7 +11,7 @@ import pytest
 
 from director.core.ids import PredictionId
 from tests.support.cog import free_port
-from tests.support.embedding_server import embedding, embedding_server
+from tests.support.embedding_server import embedding, embedding_server, tokens
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, keeping, live_director
 from tests.support.model_server import ModelServer
@@ -62,6 +62,18 @@ async def test_what_one_claim_brought_is_one_request_and_each_has_its_own_output
     assert [each["output"] for each in shown] == [embedding(text) for text in TEXTS]
     assert {each["status"] for each in shown} == {"succeeded"}
     await caller.nothing_is_left()
+
+
+@pytest.mark.parametrize(("template", "name"), [("tei_batch", "inputs"), ("openai_embeddings", "input")])
+async def test_what_one_request_used_is_split_over_its_predictions_by_their_cost(
+    caller: Caller, server: RedisServer, model: ModelServer, template: str, name: str
+) -> None:
+    asked = [await caller.submit(cost=cost, **{name: text}) for text, cost in zip(TEXTS[:3], (1, 1, 3), strict=True)]
+    async with live_director(server.url, model.url, **driven(template)):
+        shown = await ended(caller, asked)
+    assert [len(texts) for texts in await told(model)] == [3]
+    assert [each["metrics"]["input_tokens"] for each in shown] == [2, 2, 6]
+    assert sum(each["metrics"]["input_tokens"] for each in shown) == tokens(TEXTS[:3])
 
 
 async def test_answers_in_another_order_come_to_those_they_belong_to(
