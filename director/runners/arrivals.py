@@ -39,11 +39,12 @@ class _TooLarge(Exception):
 
 
 class _Run:
-    """One run that files are taken for, `room` bytes of them."""
+    """One run that files are taken for, `room` bytes of them. `overlapped`: some came at the same time."""
 
     def __init__(self, tell: Tell, room: int) -> None:
         self.tell = tell
         self.is_over = False
+        self.overlapped = False
         self._room = room
         self._spool: Spool | None = None
         self._last = asyncio.Event()
@@ -57,6 +58,7 @@ class _Run:
         """
         before, self._last = self._last, asyncio.Event()
         mine = self._last
+        self.overlapped |= not before.is_set()
         try:
             self._spool = self._spool or Spool()
             content_type = _content_type(request.headers.get("content-type", ""))
@@ -88,6 +90,7 @@ class Arrivals:
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()
         self._runs: dict[str, _Run] = {}
+        self._warned = False
 
     @classmethod
     def of(cls, secret: str) -> "Arrivals | None":
@@ -133,6 +136,9 @@ class Arrivals:
             log.exception("a file of a run could not be taken: there must be room in TMPDIR")
             run.tell(Unreceived())
             return Response(status_code=507)
+        if run.overlapped and not self._warned:
+            log.warning("files of a run come at the same time: coglet may not list them in the model's order")
+            self._warned = True
         return Response(status_code=410 if run.is_over else 201, headers={"location": name})
 
     def _run_of(self, prediction_id: str | None) -> _Run | None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -51,7 +52,7 @@ async def test_the_name_that_the_server_is_told_is_the_name_of_the_file() -> Non
     assert await run.contents() == [b"0123456789"]
 
 
-async def test_one_that_began_later_is_told_later_though_it_is_whole_first() -> None:
+async def test_one_that_began_later_is_told_later_though_it_is_whole_first(caplog: Any) -> None:
     arrivals, run = Arrivals("secret"), Run()
     begun, rest = asyncio.Event(), asyncio.Event()
 
@@ -72,6 +73,7 @@ async def test_one_that_began_later_is_told_later_though_it_is_whole_first() -> 
             await put(client, quick())
             await first
     assert await run.contents() == [b"first, slowly", b"second"]
+    assert caplog.messages == ["files of a run come at the same time: coglet may not list them in the model's order"]
 
 
 async def test_files_that_come_at_once_are_kept_apart() -> None:
