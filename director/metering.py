@@ -17,12 +17,13 @@ from director.core.metrics.redis_meter import RedisMeter
 from director.core.metrics.registry import Registry
 from director.core.metrics.table import METRICS
 from director.core.metrics.webhook_meter import WebhookMeter
+from director.core.retry import ErrorClass
 from director.core.schema import Record
 from director.core.scripts import Requeued
 from director.core.states import Status
 from director.ends import CODES, STOPS, VERDICTS, GiveBack
 from director.holdings import Holdings
-from director.runners.runner import HealthStatus
+from director.runners.runner import HealthStatus, Outcome
 from director.servers import Server, Servers
 
 __all__ = ("STATES", "Metering", "Watched")
@@ -178,6 +179,9 @@ class _OfQueue:
         self.eta = {side: rows.eta.labels(name, side) for side in ("late", "early")}
         self.times = [(time, histogram.labels(name)) for time, histogram in rows.times.items()]
         self.ends: dict[tuple[Status, str], Counter] = {}
+        # where a counter begins at one, no rule sees that it rose
+        rows.given_back.labels(name, ErrorClass.INFRASTRUCTURE, "dead")
+        rows.ends.labels(name, Status.FAILED, CODES[Outcome.FAILED][0])
 
 
 class _Engine(Collector):

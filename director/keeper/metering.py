@@ -3,7 +3,7 @@
 Decides nothing: roles tell of each act, and nothing of them waits for it.
 """
 
-from typing import Final
+from typing import Final, get_args
 
 from director.core.ids import QueueName
 from director.core.metrics.names import QueueNames
@@ -16,6 +16,8 @@ from director.keeper.state import StateCollector
 
 __all__ = ("Metering",)
 
+BECAME: Final[tuple[Requeued, ...]] = ("waiting", "delayed", "dead")
+
 
 class Metering:
     """One per keeper. `most_queues`: of so many the name is a label, the others are shown together."""
@@ -24,13 +26,15 @@ class Metering:
         self.registry: Final = Registry("keeper")
         self.redis: Final = RedisMeter(self.registry)
         self.webhooks: Final = WebhookMeter(self.registry)
-        self.names: Final = QueueNames(most_queues, on_gone=self.registry.forget)
+        self.names: Final = QueueNames(most_queues, on_new=self._begin, on_gone=self.registry.forget)
         self._reaped = self.registry.counter("director_reaped_total")
         self._recovered = self.registry.counter("director_recovered_total")
         self._repaired = self.registry.counter("director_repaired_total")
         self._promoted = self.registry.counter("director_promoted_total")
         self._expired = self.registry.counter("director_expired_total")
         self._put_off = self.registry.counter("director_webhooks_put_off_total")
+        for repair in get_args(Repair):
+            self._repaired.labels(repair)
 
     def show(self, observer: Observer) -> None:
         """Show what it sees."""
@@ -53,6 +57,11 @@ class Metering:
     def expired(self, ended: int, told: int) -> None:
         self._expired.labels("ended").inc(ended)
         self._expired.labels("told").inc(told)
+
+    def _begin(self, queue: str) -> None:
+        """Where a counter begins at one, no rule sees that it rose."""
+        for became in BECAME:
+            self._reaped.labels(queue, became)
 
     def put_off(self, count: int) -> None:
         self._put_off.inc(count)

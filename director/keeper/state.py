@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from msgspec import Struct
-from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from director.core.ids import QueueName
+from director.core.keys import LANES
 from director.core.metrics.names import QueueNames
 from director.core.metrics.table import METRICS
 from director.core.scripts import QueueStats
@@ -55,12 +56,20 @@ OF_QUEUES: Final[Mapping[str, tuple[Callable[[Seen], float | None], Fold]]] = {
     "director_queue_dead": (lambda seen: seen.stats.dead, added),
     "director_queue_directors": (lambda seen: seen.stats.directors, added),
     "director_queue_slots": (lambda seen: seen.stats.slots, added),
+    "director_queue_setup_failed": (lambda seen: seen.stats.setup_failed, added),
+    "director_queue_started_total": (lambda seen: seen.stats.tally.get("started", 0), added),
+    "director_queue_ended_total": (lambda seen: seen.stats.tally.get("ended", 0), added),
     "director_queue_paused": (lambda seen: seen.stats.paused, max),
     "director_queue_breaker_open": (lambda seen: bool(seen.stats.breaker), max),
     "director_queue_tenants": (lambda seen: seen.tenants, max),
     "director_queue_largest_share": (lambda seen: seen.share, max),
 }
-WAITING: Final = "director_queue_waiting"
+OF_LANES: Final[Mapping[str, Callable[[QueueStats, str], float]]] = {
+    "director_queue_waiting": lambda stats, lane: {"high": stats.high, "normal": stats.normal, "low": stats.low}[lane],
+    "director_queue_accepted_total": lambda stats, lane: stats.tally.get(f"accepted:{lane}", 0),
+    "director_objective_met_total": lambda stats, lane: stats.tally.get(f"met:{lane}", 0),
+    "director_objective_missed_total": lambda stats, lane: stats.tally.get(f"missed:{lane}", 0),
+}
 OF_THE_WHOLE: Final = (
     "director_queues",
     "director_state_look_seconds",
@@ -74,12 +83,13 @@ OF_THE_WHOLE: Final = (
 
 def folded(seen: Mapping[QueueName, Seen], names: QueueNames, whole: Mapping[str, float]) -> State:
     """All series. Those that have work or directors are named before others."""
-    values: dict[str, dict[Labels, float]] = {name: {} for name in (WAITING, *OF_QUEUES)}
+    values: dict[str, dict[Labels, float]] = {name: {} for name in (*OF_LANES, *OF_QUEUES)}
     busy_first = sorted(seen, key=lambda queue: (-seen[queue].stats.live, -seen[queue].stats.directors, queue))
     for queue in busy_first:
         name, stats = names.of(queue), seen[queue].stats
-        for lane, count in (("high", stats.high), ("normal", stats.normal), ("low", stats.low)):
-            _put(values[WAITING], (name, lane), count, added)
+        for metric, of_lane in OF_LANES.items():
+            for lane in LANES:
+                _put(values[metric], (name, lane), of_lane(stats, lane), added)
         for metric, (read, fold) in OF_QUEUES.items():
             _put(values[metric], (name,), read(seen[queue]), fold)
     return State({**values, **{name: {(): value} for name, value in whole.items()}})
@@ -94,15 +104,16 @@ class StateCollector(Collector):
     @property
     def names(self) -> tuple[str, ...]:
         """What it shows."""
-        return (WAITING, *OF_QUEUES, *OF_THE_WHOLE)
+        return (*OF_LANES, *OF_QUEUES, *OF_THE_WHOLE)
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
+    def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
         state = self._fresh()
         if state is None:
             return
         for row in METRICS:
             if row.name in state.values:
-                family = GaugeMetricFamily(row.name, row.what, labels=row.labels)
+                made = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
+                family = made(row.name, row.what, labels=row.labels)
                 for labels, value in state.values[row.name].items():
                     family.add_metric(labels, value)
                 yield family

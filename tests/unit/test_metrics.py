@@ -129,7 +129,7 @@ def test_two_thousand_queues_are_five_hundred_and_the_rest() -> None:
     assert (queues(2000)[-1],) in oldest, "those with the most work have their names"
     assert oldest[(OTHER,)] == 1499
     families = list(StateCollector(lambda: state).collect())
-    assert sum(len(family.samples) for family in families) == 501 * (3 + 8) + 1
+    assert sum(len(family.samples) for family in families) == 501 * (4 * 3 + 11) + 1
 
 
 def test_what_is_not_known_of_a_queue_is_not_shown() -> None:

@@ -15,10 +15,17 @@ OTHER: Final = "other"
 
 
 class QueueNames:
-    """At most `most` names. `on_gone` hears of each queue whose name is free again."""
+    """At most `most` names. `on_new` hears of each that is given, and `on_gone` of each that is free again."""
 
-    def __init__(self, most: int, on_gone: Callable[[str], None] = lambda name: None) -> None:
+    def __init__(
+        self,
+        most: int,
+        *,
+        on_new: Callable[[str], None] = lambda name: None,
+        on_gone: Callable[[str], None] = lambda name: None,
+    ) -> None:
         self._most = most
+        self._on_new = on_new
         self._on_gone = on_gone
         self._named: set[str] = set()
         self._unnamed: set[str] = set()
@@ -29,6 +36,7 @@ class QueueNames:
             return queue
         if queue not in self._unnamed and len(self._named) < self._most:
             self._named.add(queue)
+            self._on_new(queue)
             return queue
         self._unnamed.add(queue)
         return OTHER

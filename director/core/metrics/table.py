@@ -185,6 +185,9 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric("director_queue_dead", "gauge", KEEPER, "Dead letters.", ("queue",)),
     Metric("director_queue_directors", "gauge", KEEPER, "Directors that beat within 15 s.", ("queue",)),
     Metric("director_queue_slots", "gauge", KEEPER, "Slots that they tell of.", ("queue",)),
+    Metric(
+        "director_queue_setup_failed", "gauge", KEEPER, "Directors whose servers all failed in their setup.", ("queue",)
+    ),
     Metric("director_queue_paused", "gauge", KEEPER, "1 where it is paused.", ("queue",)),
     Metric(
         "director_queue_breaker_open",
@@ -207,6 +210,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         "0 to 1: what the account with the most has of what waits; of those queues, up to 1,000 accounts.",
         ("queue",),
     ),
+    Metric("director_queue_accepted_total", "counter", KEEPER, "Accepted since ever.", ("queue", "lane")),
+    Metric("director_queue_started_total", "counter", KEEPER, "First attempts handed out since ever.", ("queue",)),
+    Metric("director_queue_ended_total", "counter", KEEPER, "Ended since ever, however.", ("queue",)),
+    Metric(
+        "director_objective_met_total", "counter", KEEPER, "Starts within their lane's objective.", ("queue", "lane")
+    ),
+    Metric("director_objective_missed_total", "counter", KEEPER, "Starts that came later.", ("queue", "lane")),
     Metric("director_webhooks_owed", "gauge", KEEPER, "Ends that are not told yet."),
     Metric(
         "director_webhooks_owed_oldest_seconds",

@@ -9,6 +9,8 @@ from director.core.metrics.registry import Registry
 
 __all__ = ("WebhookMeter",)
 
+OUTCOMES = ("delivered", "failed", "gone", "refused", "given_up")
+
 
 class WebhookMeter:
     """One for all webhooks of the process."""
@@ -17,6 +19,8 @@ class WebhookMeter:
         seconds = registry.histogram("director_webhook_seconds")
         self._seconds = {ok: seconds.labels("yes" if ok else "no") for ok in (True, False)}
         self._outcomes: Counter = registry.counter("director_webhooks_total")
+        for outcome in OUTCOMES:  # where a counter begins at one, no rule sees that it rose
+            self._outcomes.labels(outcome)
 
     def sent(self, ok: bool, took_s: float) -> None:
         """One POST is over."""
