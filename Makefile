@@ -26,7 +26,7 @@ down: $(READY)  ## stop what `make up` started: make down ARGS="--home DIR"
 	@$(BIN)/director down $(ARGS)
 
 test: $(READY)  ## run the tests: make test ARGS="-k cancel" WORKERS=0
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not heavy and not redis7 and not chaos" $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not heavy and not redis7 and not chaos and not promtool" $(ARGS)
 
 test-all: $(READY)  ## run all tests, Debian's redis-server and the heavy ones too; the last line says what did not run
 	@$(BIN)/python -m pytest $(ARGS)

@@ -4,16 +4,16 @@ Never asks for anything (`observer.py` does), and shows nothing that is too old.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import Final, get_args
 
 from msgspec import Struct
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from director.core.ids import QueueName
-from director.core.keys import LANES
 from director.core.metrics.names import QueueNames
 from director.core.metrics.table import METRICS
+from director.core.objectives import Lane
 from director.core.scripts import QueueStats
 
 __all__ = ("OF_QUEUES", "OF_THE_WHOLE", "Seen", "State", "StateCollector", "folded")
@@ -64,11 +64,13 @@ OF_QUEUES: Final[Mapping[str, tuple[Callable[[Seen], float | None], Fold]]] = {
     "director_queue_tenants": (lambda seen: seen.tenants, max),
     "director_queue_largest_share": (lambda seen: seen.share, max),
 }
-OF_LANES: Final[Mapping[str, Callable[[QueueStats, str], float]]] = {
-    "director_queue_waiting": lambda stats, lane: {"high": stats.high, "normal": stats.normal, "low": stats.low}[lane],
-    "director_queue_accepted_total": lambda stats, lane: stats.tally.get(f"accepted:{lane}", 0),
-    "director_objective_met_total": lambda stats, lane: stats.tally.get(f"met:{lane}", 0),
-    "director_objective_missed_total": lambda stats, lane: stats.tally.get(f"missed:{lane}", 0),
+# What of a lane of it
+OF_LANES: Final[Mapping[str, tuple[Callable[[QueueStats, Lane], float | None], Fold]]] = {
+    "director_queue_waiting": (lambda stats, lane: getattr(stats, lane), added),
+    "director_queue_accepted_total": (lambda stats, lane: stats.tally.get(f"accepted:{lane}", 0), added),
+    "director_objective_share": (lambda stats, lane: _promised(stats, lane), max),
+    "director_objective_met_total": (lambda stats, lane: stats.tally.get(f"met:{lane}", 0), added),
+    "director_objective_missed_total": (lambda stats, lane: stats.tally.get(f"missed:{lane}", 0), added),
 }
 OF_THE_WHOLE: Final = (
     "director_queues",
@@ -87,9 +89,9 @@ def folded(seen: Mapping[QueueName, Seen], names: QueueNames, whole: Mapping[str
     busy_first = sorted(seen, key=lambda queue: (-seen[queue].stats.live, -seen[queue].stats.directors, queue))
     for queue in busy_first:
         name, stats = names.of(queue), seen[queue].stats
-        for metric, of_lane in OF_LANES.items():
-            for lane in LANES:
-                _put(values[metric], (name, lane), of_lane(stats, lane), added)
+        for metric, (of_lane, fold) in OF_LANES.items():
+            for lane in get_args(Lane):
+                _put(values[metric], (name, lane), of_lane(stats, lane), fold)
         for metric, (read, fold) in OF_QUEUES.items():
             _put(values[metric], (name,), read(seen[queue]), fold)
     return State({**values, **{name: {(): value} for name, value in whole.items()}})
@@ -117,6 +119,11 @@ class StateCollector(Collector):
                 for labels, value in state.values[row.name].items():
                     family.add_metric(labels, value)
                 yield family
+
+
+def _promised(stats: QueueStats, lane: Lane) -> float | None:
+    objective = stats.objectives.get(lane)
+    return None if objective is None else objective.share
 
 
 def _put(series: dict[Labels, float], labels: Labels, value: float | None, fold: Fold) -> None:

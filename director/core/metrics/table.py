@@ -214,6 +214,9 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric("director_queue_started_total", "counter", KEEPER, "First attempts handed out since ever.", ("queue",)),
     Metric("director_queue_ended_total", "counter", KEEPER, "Ended since ever, however.", ("queue",)),
     Metric(
+        "director_objective_share", "gauge", KEEPER, "Share of a lane's starts that is promised.", ("queue", "lane")
+    ),
+    Metric(
         "director_objective_met_total", "counter", KEEPER, "Starts within their lane's objective.", ("queue", "lane")
     ),
     Metric("director_objective_missed_total", "counter", KEEPER, "Starts that came later.", ("queue", "lane")),
