@@ -39,6 +39,7 @@ from director.core.living import Living
 from director.core.metrics.pulse import Pulse
 from director.core.model_configs import ModelConfigs
 from director.core.owed import Owed
+from director.core.queue_administration import QueueAdministration
 from director.core.queue_history import QueueHistory
 from director.core.queues import Queues
 from director.core.redis_client import blocking_client, client
@@ -85,6 +86,7 @@ class Parts(Struct, frozen=True, kw_only=True):
     catalog: Catalog
     changes: Changes
     queues: Queues
+    queue_administration: QueueAdministration
     living: Living
     history: QueueHistory
     directors: Directors
@@ -153,6 +155,7 @@ async def running(
         ),
         changes=changes,
         queues=queues,
+        queue_administration=QueueAdministration(scripts, changes),
         living=Living(redis),
         history=QueueHistory(redis),
         watching=watching,

@@ -22,6 +22,7 @@ from api.operators import live as admin_live
 from api.operators import metrics as admin_metrics
 from api.operators import models as admin_models
 from api.operators import owed as admin_owed
+from api.operators import queue_changes as admin_queue_changes
 from api.operators import queues as admin_queues
 from api.runs import batches, events, listing, predictions, procedures, trainings, webhooks
 from api.streams import streams
@@ -101,6 +102,12 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("GET", "/admin/queues", admin_queues.list_queues),
     ("GET", "/admin/queues/{owner}/{name}/{version}", admin_queues.get_queue),
     ("GET", "/admin/queues/{owner}/{name}/{version}/predictions", admin_queues.list_live),
+    ("POST", "/admin/queues/{owner}/{name}/{version}/pause", admin_queue_changes.pause_queue),
+    ("POST", "/admin/queues/{owner}/{name}/{version}/resume", admin_queue_changes.resume_queue),
+    ("POST", "/admin/queues/{owner}/{name}/{version}/drain", admin_queue_changes.drain_queue),
+    ("POST", "/admin/queues/{owner}/{name}/{version}/resize", admin_queue_changes.resize_queue),
+    ("POST", "/admin/queues/{owner}/{name}/{version}/bound", admin_queue_changes.bound_queue),
+    ("POST", "/admin/queues/{owner}/{name}/{version}/migrate", admin_queue_changes.migrate_queue),
     ("GET", "/admin/directors", admin_directors.list_directors),
     ("GET", "/admin/owed", admin_owed.get_owed),
     ("GET", "/admin/live", admin_live.follow_live),

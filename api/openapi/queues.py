@@ -1,13 +1,21 @@
-"""What operators see of queues, directors and owed webhooks. For tokens with the scope `admin` alone."""
+"""What operators see of queues, directors and owed webhooks, and do with queues. For the scope `admin` alone."""
 
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
-from api.openapi.operation import PAGED, PATH, TOKEN, Answer, Operation, Operations, Parameter
+from api.openapi.operation import BODY, PAGED, PATH, TOKEN, Answer, Body, Operation, Operations, Parameter
 from api.openapi.parameters import CURSOR, QUEUE, one_of
 from api.operators.live import MOST_SNAPSHOTS
 from api.operators.owed import LONGEST_HOST
+from api.operators.queue_changes import (
+    AskedBound,
+    AskedMigration,
+    AskedPause,
+    AskedSize,
+    Drained,
+    Migrated,
+)
 from api.operators.queues import LONGEST_FILTER, MOST_SAMPLES, STATES, QueueDetail
 from director.core.director_view import DirectorView
 from director.core.living import LiveView
@@ -18,6 +26,7 @@ from director.core.schema import Page
 __all__ = ("QUEUES",)
 
 ADMIN: Final = ("admin",)
+QUEUE_THEN: Final = {200: Answer("The queue as it is then.", QueueView)}
 HISTORY: Final = Parameter(
     "history", "How many samples of its last hour, one each ten seconds.", Annotated[int, Meta(ge=0, le=MOST_SAMPLES)]
 )
@@ -57,6 +66,59 @@ QUEUES: Final[Operations] = {
         parameters=(*QUEUE, CURSOR, Parameter("state", "Only what is so.", one_of(*STATES))),
         answers={200: Answer("A page, oldest first; of what is delayed, who is due first.", Page[LiveView])},
         refusals=TOKEN | PATH | PAGED,
+    ),
+    ("POST", "/admin/queues/{owner}/{name}/{version}/pause"): Operation(
+        name="admin.queues.pause",
+        what="Hand nothing out any more, of one account or at all",
+        scopes=ADMIN,
+        parameters=QUEUE,
+        body=Body(AskedPause),
+        answers=QUEUE_THEN,
+        refusals=TOKEN | PATH | BODY,
+    ),
+    ("POST", "/admin/queues/{owner}/{name}/{version}/resume"): Operation(
+        name="admin.queues.resume",
+        what="Hand out again what waits",
+        scopes=ADMIN,
+        parameters=QUEUE,
+        body=Body(AskedPause),
+        answers=QUEUE_THEN,
+        refusals=TOKEN | PATH | BODY,
+    ),
+    ("POST", "/admin/queues/{owner}/{name}/{version}/drain"): Operation(
+        name="admin.queues.drain",
+        what="Pause a queue, and learn whether anything still runs",
+        scopes=ADMIN,
+        parameters=QUEUE,
+        answers={200: Answer("How far it is.", Drained)},
+        refusals=TOKEN | PATH,
+    ),
+    ("POST", "/admin/queues/{owner}/{name}/{version}/resize"): Operation(
+        name="admin.queues.resize",
+        what="Change the streams of each lane",
+        scopes=ADMIN,
+        parameters=QUEUE,
+        body=Body(AskedSize),
+        answers=QUEUE_THEN,
+        refusals=TOKEN | PATH | BODY,
+    ),
+    ("POST", "/admin/queues/{owner}/{name}/{version}/bound"): Operation(
+        name="admin.queues.bound",
+        what="Say what becomes of more than a queue can run",
+        scopes=ADMIN,
+        parameters=QUEUE,
+        body=Body(AskedBound),
+        answers=QUEUE_THEN,
+        refusals=TOKEN | PATH | BODY,
+    ),
+    ("POST", "/admin/queues/{owner}/{name}/{version}/migrate"): Operation(
+        name="admin.queues.migrate",
+        what="Move what waits to the queue of another version",
+        scopes=ADMIN,
+        parameters=QUEUE,
+        body=Body(AskedMigration),
+        answers={200: Answer("What was moved.", Migrated)},
+        refusals=TOKEN | PATH | BODY,
     ),
     ("GET", "/admin/directors"): Operation(
         name="admin.directors.list",

@@ -4,7 +4,7 @@ Every change is in the log of changes, with who made it. Judges nobody: whoever 
 may.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from director.core.changes import Changes
 from director.core.ids import QueueName
@@ -45,7 +45,7 @@ class QueueAdministration:
 
     async def migrate(
         self, queue: QueueName, to: QueueName, *, by: str, only_asks: bool = False
-    ) -> AsyncIterator[Moved]:
+    ) -> AsyncGenerator[Moved]:
         """Move what waits to another queue of the model, a slice at a time. Raises SettingsError where it is of none.
 
         `only_asks`: says what would be moved, and nothing is.

@@ -252,3 +252,91 @@ async def test_webhooks_that_are_owed_are_counted_and_shown_by_their_hosts(
     assert "secret" not in str(found)
     [one] = (await read(admin, "/v1/admin/owed", host="other.example"))["results"]
     assert (one["queue"], one["account"], one["attempts"], one["outcome"]) == (driver.queue, ACCOUNT, 0, None)
+
+
+async def act(admin: httpx.AsyncClient, name: str, body: Any = None, *, status: int = 200) -> Any:
+    answer = await (admin.post(f"{ONE}/{name}") if body is None else admin.post(f"{ONE}/{name}", json=body))
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+async def changes(admin: httpx.AsyncClient) -> list[tuple[str, str, Any]]:
+    """All that was noted of the queue: what, by whom, with which facts."""
+    noted = (await read(admin, "/v1/admin/audit"))["changes"]
+    return [(each["kind"], each["by"].partition("/")[0], each["detail"]) for each in noted if each["queue"]]
+
+
+async def test_a_queue_is_paused_and_resumed_and_that_is_noted(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+    await driver.submit()
+    shown = await act(admin, "pause")
+    assert (shown["paused"], shown["state"]) == (True, "paused")
+    assert await driver.claim() == []
+    assert (await act(admin, "resume", {}))["paused"] is False
+    assert len(await driver.claim()) == 1
+    assert [each[:2] for each in await changes(admin)] == [
+        ("queue_paused", "operators"),
+        ("queue_resumed", "operators"),
+    ]
+
+
+async def test_one_account_is_paused_and_the_others_go_on(
+    admin: httpx.AsyncClient, driver: QueueDriver, redis: Redis
+) -> None:
+    await Accounts(redis).create_token("amber")
+    mine, other = await driver.submit(account="amber"), await driver.submit(account="basalt")
+    assert (await act(admin, "pause", {"account": "amber"}))["paused"] is False
+    assert [claim.id for claim in await driver.claim(5)] == [other]
+    await act(admin, "resume", {"account": "amber"})
+    assert [claim.id for claim in await driver.claim(5)] == [mine]
+    await act(admin, "pause", {"account": "nobody"}, status=422)
+
+
+async def test_a_queue_is_drained_once_nothing_runs_and_keeps_what_waits(
+    admin: httpx.AsyncClient, driver: QueueDriver
+) -> None:
+    for _ in range(2):
+        await driver.submit()
+    running = await driver.claim_one()
+    told = await act(admin, "drain")
+    assert (told["drained"], told["queue"]["paused"], told["queue"]["claimed"]) == (False, True, 1)
+    assert await driver.claim() == []
+    await driver.finish(running)
+    told = await act(admin, "drain")
+    assert (told["drained"], told["queue"]["waiting"]["normal"]) == (True, 1)
+    assert [kind for kind, _, _ in await changes(admin)] == ["queue_paused"]
+
+
+async def test_a_queue_is_resized_and_bounded(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+    assert (await act(admin, "resize", {"streams": 4}))["streams"] == 4
+    shown = await act(admin, "bound", {"mode": "bounded", "max_queued": 7})
+    assert (shown["mode"], shown["max_queued"]) == ("bounded", 7)
+    shown = await act(admin, "bound", {"mode": "reject"})
+    assert (shown["mode"], shown["max_queued"]) == ("reject", None)
+    await act(admin, "resize", {"streams": 33}, status=400)
+    await act(admin, "bound", {"mode": "reject", "max_queued": 7}, status=422)
+    await act(admin, "bound", {"mode": "bounded"}, status=422)
+    assert [kind for kind, _, _ in await changes(admin)] == ["queue_resized", "queue_bounded", "queue_bounded"]
+
+
+async def test_what_waits_is_migrated_to_another_version(
+    admin: httpx.AsyncClient, driver: QueueDriver, catalog: Catalog
+) -> None:
+    newer = await catalog.register(MODEL, "c3" * 32, schema=OPEN_SCHEMA, server="echo", policy=Policy(), is_latest=True)
+    for _ in range(3):
+        await driver.submit()
+    await driver.claim_one()
+    asked = await act(admin, "migrate", {"to": newer, "dry_run": True})
+    assert asked == {"to": newer, "dry_run": True, "moved": 2, "claimed": 1, "held": 0, "done": True}
+    assert await changes(admin) == []
+    done = await act(admin, "migrate", {"to": MODEL})
+    assert (done["to"], done["moved"], done["done"]) == (newer, 2, True)
+    assert (await read(admin, f"{QUEUES}/{MODEL}/{'c3' * 6}"))["waiting"]["normal"] == 2
+    assert await changes(admin) == [("queue_migrated", "operators", {"to": newer})]
+    await act(admin, "migrate", {"to": driver.queue}, status=422)
+    await act(admin, "migrate", {"to": "acme/nothing"}, status=422)
+
+
+async def test_a_change_of_a_queue_that_there_is_not_is_not_noted(admin: httpx.AsyncClient) -> None:
+    for name in ("pause", "resume", "drain", "resize", "bound", "migrate"):
+        assert (await admin.post(f"{QUEUES}/{MODEL}/000000000000/{name}", json={})).status_code == 404
+    assert await changes(admin) == []

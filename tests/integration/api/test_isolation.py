@@ -60,6 +60,14 @@ SHOWN: Final = {"owner": OWNER, "name": "shown-model"}
 DESK: Final = {"owner": OWNER, "name": "$desk"}
 HIDDEN_VERSION: Final = {**HIDDEN, "id": "$hidden_version"}
 HIDDEN_QUEUE: Final = {**HIDDEN, "version": HIDDEN_VERSION_ID[:12]}
+CHANGES_OF_A_QUEUE: Final[dict[str, dict[str, Any]]] = {
+    "pause": {"body": {"account": OWNER}},
+    "resume": {"body": {"account": OWNER}},
+    "drain": {},
+    "resize": {"body": {"streams": 4}},
+    "bound": {"body": {"mode": "reject"}},
+    "migrate": {"body": {"to": "$hidden"}, "owner": 422},  # that is the same queue twice
+}
 OF_HIDDEN: Final = ("$hidden", "$hidden_version", "$hidden:$hidden_version")
 AMBER: Final = {"name": OWNER}
 RUNS: Final[dict[str, Any]] = {"input": {}}
@@ -156,6 +164,10 @@ TRIES: Final[Mapping[Route, Sequence[Try]]] = {
     ("GET", "/admin/queues"): FOR_OPERATORS,
     ("GET", "/admin/queues/{owner}/{name}/{version}"): [Try(answer=403, at=HIDDEN_QUEUE)],
     ("GET", "/admin/queues/{owner}/{name}/{version}/predictions"): [Try(answer=403, at=HIDDEN_QUEUE)],
+    **{
+        ("POST", f"/admin/queues/{{owner}}/{{name}}/{{version}}/{act}"): [Try(answer=403, at=HIDDEN_QUEUE, **asked)]
+        for act, asked in CHANGES_OF_A_QUEUE.items()
+    },
     ("GET", "/admin/directors"): FOR_OPERATORS,
     ("GET", "/admin/owed"): FOR_OPERATORS,
     ("GET", "/admin/live"): [Try(answer=403, query="snapshots=1")],
