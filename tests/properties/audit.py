@@ -69,7 +69,8 @@ def _waits_in_a_stream(p: Prediction, books: Books) -> None:
 
 
 def _indexes(model: Model, books: Books) -> None:
-    assert books.indexes["live"].keys() == {p.id for p in model.all.values() if p.stage != "ended"}
+    assert books.indexes["live"].keys() == {p.id for p in model.at("waiting", "delayed", "claimed")}
+    assert books.indexes["leaving"].keys() == {p.id for p in model.at("leaving")}
     assert books.indexes["lease"] == {p.id: p.lease_end for p in model.at("claimed")}
     assert books.indexes["delayed"] == {p.id: p.due for p in model.at("delayed")}
     assert books.indexes["deadline"] == {p.id: p.timed for p in model.all.values() if p.timed is not None}

@@ -59,7 +59,7 @@ class Books:
         return bool(self.number(f"mask:{lane}") >> number & 1)
 
 
-INDEXES: Final = ("live", "lease", "delayed", "deadline", "dead", "directors")
+INDEXES: Final = ("live", "leaving", "lease", "delayed", "deadline", "dead", "directors")
 COUNTS: Final = ("queued", "running")
 
 # One call: several hundred would take longer than all that is tested.

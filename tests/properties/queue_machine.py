@@ -116,6 +116,41 @@ class QueueMachine(QueueSteps):
         self.model.signs_of_life.pop(gone, None)
         self.replies.pop(gone, None)
 
+    # ── movers ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @precondition(lambda self: self.model.at("waiting", "delayed", "leaving"))
+    @rule(which=WHICH, is_put_back=st.booleans())
+    def leave_or_come_back(self, which: int, is_put_back: bool) -> None:
+        """To another server, which is not here. What leaves is put back, or arrives there and comes back."""
+        choice = self.model.at("waiting", "delayed", "leaving")
+        p = choice[which % len(choice)]
+        if p.stage != "leaving":
+            asked = [(p.id, p.tenant)]
+            [became] = self.do(
+                self.driver.scripts.depart(self.driver.queue, asked, site="far", now_ms=self.driver.now_ms)
+            )
+            assert became == self.model.depart(p)
+        elif is_put_back:
+            assert self.do(self.driver.scripts.stay(p.id, site="far", now_ms=self.driver.now_ms)) == self.model.stay(p)
+        else:
+            self.do(self._return(p))
+            self.model.come_back(p)
+
+    async def _return(self, p: Prediction) -> None:
+        scripts, now_ms = self.driver.scripts, self.driver.now_ms
+        flat = [part for pair in (await self.redis.hgetall(keys.record(p.id))).items() for part in pair]
+        move = int(await self.redis.hget(keys.record(p.id), "moves"))
+        data, events = await self.redis.get(keys.input_data(p.id)), await self.redis.lrange(keys.events(p.id), 0, -1)
+        if p.cancel:
+            assert await scripts.vacate(p.id, site="far", now_ms=now_ms) == "cancel"
+            p.cancel = ""  # told there, and undone there by whoever sends it back
+        assert await scripts.vacate(p.id, site="far", canceled=True, now_ms=now_ms) == "moved"
+        for _ in range(2):
+            arrived = await scripts.arrive(
+                p.id, self.driver.queue, move=move + 1, record=flat, input=data, events=events, now_ms=now_ms
+            )
+            assert arrived == "here"
+
     # ── operators ─────────────────────────────────────────────────────────────────────────────────────────────
 
     @rule(streams=st.integers(1, MOST_STREAMS))
@@ -333,6 +368,8 @@ class QueueMachine(QueueSteps):
         """With patience everything ends, and leaves nothing that would stay for ever."""
         self.pause(is_paused=False)
         self.set_policy(0, refuses_while_broken=False)
+        for p in self.model.at("leaving"):
+            assert self.do(self.driver.scripts.stay(p.id, site="far", now_ms=self.driver.now_ms)) == self.model.stay(p)
         for tenant in TENANTS:
             self.pause_a_tenant(tenant, is_held=False)
             self.limit(tenant, 1, None)

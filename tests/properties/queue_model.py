@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from director.core.ids import PredictionId
-from director.core.scripts import MOST_CLAIMS, Admission, Hold, Requeued
+from director.core.scripts import MOST_CLAIMS, Admission, Departed, Hold, Requeued, Stayed
 from tests.properties.breaker_model import ModelBreaker
 
 __all__ = ("ATTEMPTS", "LEASE_MS", "Model", "Prediction", "Stage", "Tenant")
 
-Stage = Literal["waiting", "claimed", "delayed", "ended"]
+Stage = Literal["waiting", "claimed", "delayed", "leaving", "ended"]
 
 ATTEMPTS: Final = 3
 LEASE_MS: Final = 15_000
@@ -42,6 +42,7 @@ class Prediction:
     holder: str = ""
     lease_end: int = 0
     due: int = 0
+    left_from: Stage = "waiting"
     is_begun: bool = False
     cancel: str = ""
     timed: int | None = None  # when expire will look at it
@@ -125,7 +126,7 @@ class Model:
 
     def refusal(self, tenant: str, *, most_queued: int | None, slots: int) -> str:
         """Why nothing more is taken now, '' when it is."""
-        live, claimed = len(self.all) - len(self.at("ended")), len(self.at("claimed"))
+        live, claimed = len(self.all) - len(self.at("ended", "leaving")), len(self.at("claimed"))
         if self.refuses_while_broken and self.breaker.may_claim(self.now_ms) == 0:
             return "breaker_open"
         if most_queued is not None and self.tenants[tenant].queued >= most_queued:
@@ -146,7 +147,7 @@ class Model:
     def cancel(self, p: Prediction) -> str:
         if p.stage == "ended":
             return "over"
-        if p.stage == "claimed":
+        if p.stage in ("claimed", "leaving"):
             p.cancel = "user"
             return "asked"
         self.end(p, "canceled")
@@ -250,6 +251,30 @@ class Model:
         p.revivals += 1
         self.of(p).count(queued=1)
         return True
+
+    def depart(self, p: Prediction) -> Departed:
+        if p.stage == "ended":
+            return "gone"
+        if p.stage == "claimed":
+            return "claimed"
+        if p.stage != "leaving":
+            if self.of(p).is_held:
+                return "held"
+            p.left_from, p.stage, p.timed = p.stage, "leaving", None
+            self.of(p).count(queued=-1)
+        return "leaving"
+
+    def stay(self, p: Prediction) -> Stayed:
+        self.come_back(p)
+        if not p.cancel:
+            return "delayed" if p.stage == "delayed" else "waiting"
+        self.end(p, "canceled")
+        return "canceled"
+
+    def come_back(self, p: Prediction) -> None:
+        """As it was when it left."""
+        p.stage, p.timed = p.left_from, p.soonest
+        self.of(p).count(queued=1)
 
     def drop(self, p: Prediction) -> bool:
         was_dead, p.is_dead = p.is_dead, False

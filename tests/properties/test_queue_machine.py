@@ -140,6 +140,15 @@ FAULTS = {
     "a lane that may not run saves turns up": Fault(
         "return backlogged[lane] ~= '0' and redis.call(", "return backlogged[lane] ~= '0' or redis.call(", "claim"
     ),
+    "what leaves is still counted": Fault(
+        "  count(queue, 'queued', r.account, r.arrival ~= '' and -1 or 0)\n", script="depart"
+    ),
+    "what leaves is still looked for": Fault("{ 'deadline', 'delayed' }", "{ 'delayed' }", "depart"),
+    "what is put back still leaves": Fault("'leaving', '', 'due'", "'due'", "stay"),
+    "a cancel on the way is forgotten": Fault(
+        "if r.cancel == 'user' and not canceled then return 'cancel' end", script="vacate"
+    ),
+    "what arrives is not counted": Fault("count(queue, 'queued', tenant, 1)\n", script="arrive"),
     "a bound of one claim strands the rest": Fault("(#reply > 2 or scanned >= SCAN)", "#reply > 2", "claim", scan=FEW),
 }
 
