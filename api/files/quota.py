@@ -37,6 +37,7 @@ class Room:
 
     async def keep(self, file: CallerFile) -> None:
         """It is there, whole, until it expires."""
+        self._taken = file.size
         await self._scripts.stow(self._account, self._id, file.size, until_ms=file.expires)
 
     async def free(self) -> None:
