@@ -22,6 +22,7 @@ from director.core.errors import BackendUnavailable
 from director.core.ids import QueueName
 from director.core.scripts import Hold, Scripts
 from director.holdings import Holdings
+from director.portrait import Portrait
 from director.progress import heed
 from director.servers import Servers, Standing
 
@@ -60,6 +61,7 @@ class Heartbeat:
         self._scripts = scripts
         self._holdings = holdings
         self._servers = servers
+        self._portrait = Portrait(servers, clock)
         self._redis = redis
         self._clock = clock
         self._lease_s = lease_s
@@ -120,6 +122,7 @@ class Heartbeat:
             claims=claims,
             slots=standing.slots,
             state=standing.state,
+            about=self._portrait.about(held=len(claims)),
         )
         for (prediction_id, token), hold in zip(claims, holds, strict=True):
             if (held := self._holdings.find(prediction_id, token)) is not None:

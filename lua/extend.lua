@@ -9,15 +9,16 @@
 --   ARGV[4]  now_ms     '' for the server's clock
 --   ARGV[5]  slots      that this consumer has, busy or free
 --   ARGV[6]  state      of its servers: 'ready', 'starting', 'setup_failed' or 'server_auth'; or 'draining': it claims nothing
---   ARGV[7…] id, token  for each claim; none is a sign of life alone
+--   ARGV[7]  about      what this consumer says of itself, as JSON: kept for an hour; '' for nothing
+--   ARGV[8…] id, token  for each claim; none is a sign of life alone
 --   Returns  per claim  'held', 'lost', 'user' (its caller asked to cancel) or 'deadline' (its time is up)
 
 local queue, consumer, lease_ms, now = ARGV[1], ARGV[2], ARGV[3], clock(ARGV[4])
-local slots, state = ARGV[5], ARGV[6]
-local ALIVE_MS, RECOUNT_MS = 20000, 1000
+local slots, state, about = ARGV[5], ARGV[6], ARGV[7]
+local ALIVE_MS, RECOUNT_MS, ABOUT_MS = 20000, 1000, 3600000
 
 local answers = {}
-for i = 7, #ARGV, 2 do
+for i = 8, #ARGV, 2 do
   local id, token = ARGV[i], ARGV[i + 1]
   local r = redis.call('HMGET', record_key(id), 'token', 'cancel', 'lane', 'stream', 'mid', 'deadline')
   if token == '' or r[1] ~= token then
@@ -36,6 +37,8 @@ end
 local meta, mine = queue_key(queue, 'meta'), slots .. ' ' .. state
 if redis.call('HEXISTS', meta, 'streams') == 0 then return answers end
 redis.call('ZADD', KEYS[1], now, consumer)
+-- not beside its slots: older directors sum those up, and read nothing else there
+if about ~= '' then redis.call('SET', queue_key(queue, 'about:' .. consumer), about, 'PX', ABOUT_MS) end
 local changed = redis.call('HGET', queue_key(queue, 'slots'), consumer) ~= mine
 if changed then redis.call('HSET', queue_key(queue, 'slots'), consumer, mine) end
 if changed or now - (redis.call('HGET', meta, 'recounted') or 0) >= RECOUNT_MS then

@@ -37,6 +37,7 @@ for _, consumer in ipairs(redis.call('ZRANGEBYSCORE', directors, '-inf', now - s
     redis.call('ZREM', directors, consumer)
     redis.call('HDEL', queue_key(queue, 'last'), consumer)
     redis.call('HDEL', queue_key(queue, 'slots'), consumer)
+    redis.call('DEL', queue_key(queue, 'about:' .. consumer))
     return consumer
   end
 end

@@ -7,16 +7,16 @@
 --   ARGV[2]  alive_ms  a director silent for longer is not counted
 --   ARGV[3]  now_ms    '' for the server's clock
 --   Returns  {high, normal, low, claimed, delayed, dead, live, oldest_ms, directors, streams, read, paused,
---             slots, service_ms, service_cost, mode, max_queued, breaker, starting, setup_failed, leaving, objectives,
---             tally as a flat list}
---            counts waiting per lane; oldest_ms: how long ago the oldest live one was accepted; starting, setup_failed: directors
---            whose servers are, by the last beat of one; leaving: for another server
+--             slots, service_ms, service_cost, mode, max_queued, breaker, starting, setup_failed, server_auth, leaving,
+--             objectives, tally as a flat list}
+--            counts waiting per lane; oldest_ms: how long ago the oldest live one was accepted; starting, setup_failed,
+--            server_auth: directors whose servers are, or refuse their key, by the last beat of one; leaving: for another server
 --            {}  nobody registered this queue
 
 local meta, queue, alive_ms, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
 
 local m = redis.call('HMGET', meta, 'streams', 'read', 'paused', 'slots', 'service_ms', 'mode', 'max_queued', 'breaker', 'service_cost',
-  'starting', 'setup_failed', 'objectives')
+  'starting', 'setup_failed', 'objectives', 'server_auth')
 if not m[1] then return {} end
 local counts = {}
 for _, lane in ipairs({ 'high', 'normal', 'low' }) do
@@ -37,7 +37,7 @@ counts[#counts + 1] = tonumber(m[4] or 0)
 counts[#counts + 1] = tonumber(m[5] or 0)
 counts[#counts + 1] = m[9] or '1' -- a fraction: numbers are cut in replies
 for i = 6, 8 do counts[#counts + 1] = m[i] or '' end
-for i = 10, 11 do counts[#counts + 1] = tonumber(m[i] or 0) end
+for _, i in ipairs({ 10, 11, 13 }) do counts[#counts + 1] = tonumber(m[i] or 0) end
 counts[#counts + 1] = redis.call('ZCARD', queue_key(queue, 'leaving'))
 counts[#counts + 1] = m[12] or ''
 counts[#counts + 1] = redis.call('HGETALL', queue_key(queue, 'tally'))

@@ -26,6 +26,7 @@ class BeatView(Struct, frozen=True, kw_only=True):
     at: str
     slots: int
     state: str
+    held: int | None
 
 
 class DirectorView(Struct, frozen=True, kw_only=True):
@@ -58,9 +59,10 @@ def director_view(found: DirectorFound) -> DirectorView:
         version=about.version or None,
         state=last.state,
         slots=last.slots,
-        held=about.held,
+        held=found.held,
         queues=[
-            BeatView(queue=beat.queue, at=iso(beat.at_ms), slots=beat.slots, state=beat.state) for beat in found.beats
+            BeatView(queue=beat.queue, at=iso(beat.at_ms), slots=beat.slots, state=beat.state, held=beat.about.held)
+            for beat in found.beats
         ],
         servers=[
             ServerView(

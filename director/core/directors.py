@@ -64,6 +64,12 @@ class DirectorFound(Struct, frozen=True, kw_only=True):
         return _newest(self.beats)
 
     @property
+    def held(self) -> int | None:
+        """Its claims in all these queues; None where its release does not tell."""
+        told = [beat.about.held for beat in self.beats if beat.about.held is not None]
+        return sum(told) if told else None
+
+    @property
     def is_alive(self) -> bool:
         return self.silent_ms <= ALIVE_S * 1000
 

@@ -9,7 +9,9 @@ from director.core.scripts import QueueStats
 
 __all__ = ("QueueState", "QueueView", "Waiting", "state_of", "view_of")
 
-QueueState = Literal["serving", "paused", "breaker_open", "no_director", "servers_starting", "setup_failed"]
+QueueState = Literal[
+    "serving", "paused", "breaker_open", "no_director", "servers_starting", "setup_failed", "server_auth"
+]
 """Why nothing of a queue starts now, in the words that those are told who wait; `serving` where it does."""
 
 OPEN_TO_ALL: Final = "absorb"
@@ -86,6 +88,7 @@ def state_of(stats: QueueStats) -> QueueState:
         ("no_director", not stats.directors),
         ("serving", stats.slots > 0),
         ("servers_starting", stats.starting > 0),
+        ("server_auth", stats.server_auth > 0),
         ("setup_failed", stats.setup_failed > 0),
     )
     return next((state for state, is_so in found if is_so), "no_director")

@@ -70,3 +70,12 @@ async def test_the_slots_of_those_that_claim_are_summed_and_a_director_that_drai
     assert await slots_after("d2", 4, "ready") == 6
     assert await slots_after("d1", 0, "starting") == 4
     assert await slots_after("d2", 0, "draining") == 0
+
+
+async def test_what_a_director_says_of_itself_is_kept_for_an_hour(driver: QueueDriver) -> None:
+    key = keys.about(driver.queue, "d1")
+    await driver.scripts.extend(driver.queue, consumer="d1", lease_s=15, claims=[], about=b'{"version":"1"}')
+    assert await driver.redis.get(key) == b'{"version":"1"}'
+    assert await driver.lifetime_s(key) == 3600
+    await driver.extend(consumer="d1")
+    assert await driver.redis.get(key) == b'{"version":"1"}'

@@ -87,14 +87,16 @@ class HolderScripts(Wire):
         claims: Iterable[tuple[PredictionId, Token]],
         slots: int = 1,
         state: Readiness = "ready",
+        about: bytes = b"",
         now_ms: int | None = None,
     ) -> list[Hold]:
         """Move the leases of all these claims; one answer for each, in order. None at all is a sign of life.
 
-        `slots`: that this director has, busy or free; `state`: of its servers.
+        `slots`: that this director has, busy or free; `state`: of its servers. `about`: what else it says of
+        itself, see director.core.directors.
         """
         held = [part for claim in claims for part in claim]
-        args: list[Arg] = [queue, consumer, ms(lease_s), now(now_ms), slots, state, *held]
+        args: list[Arg] = [queue, consumer, ms(lease_s), now(now_ms), slots, state, about, *held]
         return [word.decode() for word in await self._call("extend", [keys.directors(queue)], args)]
 
     async def advance(

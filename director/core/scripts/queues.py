@@ -50,6 +50,7 @@ class QueueStats(Struct, frozen=True, kw_only=True):
     breaker: str
     starting: int
     setup_failed: int
+    server_auth: int
     leaving: int
     objectives: Objectives = NONE
     tally: dict[str, int]

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from msgspec.structs import replace
 from redis.asyncio import Redis
@@ -11,6 +12,7 @@ from redis.asyncio import Redis
 from director.core import keys
 from director.core.accounts import Accounts
 from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.directors import About, ServerFound
 from director.core.ids import QueueName
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
@@ -63,9 +65,10 @@ async def test_a_queue_is_shown_with_its_numbers(admin: httpx.AsyncClient, drive
         ({"state": "ready", "slots": 2}, "serving"),
         ({"state": "starting", "slots": 0}, "servers_starting"),
         ({"state": "setup_failed", "slots": 0}, "setup_failed"),
+        ({"state": "server_auth", "slots": 0}, "server_auth"),
         ({"state": "draining", "slots": 0}, "no_director"),
     ],
-    ids=["nobody", "ready", "starting", "setup_failed", "draining"],
+    ids=["nobody", "ready", "starting", "setup_failed", "server_auth", "draining"],
 )
 async def test_its_state_says_why_nothing_starts(
     admin: httpx.AsyncClient, driver: QueueDriver, stands: dict[str, Any], state: str
@@ -236,6 +239,23 @@ async def test_directors_are_shown_with_their_slots_and_whether_they_are_there(
         ]
         assert [queue["queue"] for one in found for queue in one["queues"]] == [driver.queue] * 3
     assert (await admin.get("/v1/admin/directors?queue=nowhere")).status_code == 422
+
+
+async def test_a_director_shows_its_release_its_servers_and_what_it_holds(
+    admin: httpx.AsyncClient, driver: QueueDriver
+) -> None:
+    server = ServerFound(url="http://127.0.0.1:5000", state="resting", since_ms=1_800_000_000_000, slots=1)
+    about = About(version="1.2.3", since_ms=1_799_999_999_000, held=2, servers=(server,), more=3)
+    beat: dict[str, Any] = {"consumer": "host-1-aa", "lease_s": 15, "claims": []}
+    await driver.scripts.extend(driver.queue, **beat, slots=1, about=msgspec.json.encode(about))
+    [[shown]] = await pages(admin, "/v1/admin/directors")
+    assert (shown["version"], shown["since"], shown["held"]) == ("1.2.3", "2027-01-15T07:59:59.000Z", 2)
+    [found] = shown["servers"]
+    assert (found["url"], found["state"], found["since"]) == (server.url, "resting", "2027-01-15T08:00:00.000Z")
+    assert shown["more_servers"] == 3
+    await driver.scripts.extend(driver.queue, **beat, slots=1, about=b"of another release")
+    [[shown]] = await pages(admin, "/v1/admin/directors")
+    assert (shown["version"], shown["held"], shown["servers"]) == (None, None, [])
 
 
 async def test_webhooks_that_are_owed_are_counted_and_shown_by_their_hosts(

@@ -1,0 +1,34 @@
+"""A director that runs is known to operators: its release, its servers and what it holds, for each of its queues."""
+
+import pytest
+from redis.asyncio import Redis
+
+from director import __version__
+from director.core.directors import DirectorFound, Directors
+from director.core.ids import queue_name
+from tests.support.eventually import eventually
+from tests.support.live_director import Caller, Gate, live_director
+from tests.support.queue_driver import MODEL, VERSION
+from tests.support.servers import RedisServer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+
+
+async def test_a_director_tells_with_each_beat_what_operators_look_for(
+    caller: Caller, server: RedisServer, redis: Redis, cog_url: str, gate: Gate
+) -> None:
+    async def found() -> DirectorFound | None:
+        return next(iter(await Directors(redis).of([queue_name(MODEL, VERSION)])), None)
+
+    async with live_director(server.url, cog_url, lease_s=0.6) as director:
+        held = await caller.submit(n=1, gate=str(gate))
+        one = await eventually(found, "it tells what it holds", until=lambda one: one is not None and one.held == 1)
+        assert one is not None
+        about = one.last.about
+        assert (one.name, one.is_alive, one.last.state, about.version) == (director.name, True, "ready", __version__)
+        [shown] = about.servers
+        assert (shown.url, shown.state, shown.slots, shown.detail) == (cog_url, "ready", 1, "")
+        assert about.since_ms is not None
+        assert about.since_ms <= shown.since_ms
+        gate.open()
+        assert (await caller.ended(held))["status"] == "succeeded"

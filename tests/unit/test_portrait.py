@@ -1,0 +1,61 @@
+"""What a director says of itself: what operators look for, and never more than a bound."""
+
+import msgspec
+
+from director import __version__
+from director.core.directors import About
+from director.portrait import LONGEST_DETAIL, MOST_SERVERS, Portrait
+from director.runners.runner import Health, HealthStatus
+from director.servers import Server, Servers
+from tests.support.clock import FakeClock
+from tests.support.scripted_runner import ScriptedRunner
+
+
+def server(url: str = "http://127.0.0.1:5000", status: HealthStatus = HealthStatus.READY, detail: str = "") -> Server:
+    runner = ScriptedRunner()
+    runner.url = url
+    return Server(runner, 2, health=Health(status=status, detail=detail))
+
+
+def told(portrait: Portrait, held: int = 0) -> About:
+    return msgspec.json.decode(portrait.about(held=held), type=About)
+
+
+def test_it_says_its_release_since_when_it_is_there_and_what_it_holds() -> None:
+    clock = FakeClock()
+    portrait, began_ms = Portrait(Servers([server()]), clock), clock.now_ms()
+    clock.pass_time(60)
+    about = told(portrait, held=3)
+    assert (about.version, about.since_ms, about.held, about.more) == (__version__, began_ms, 3, 0)
+    assert [(each.url, each.state, each.slots) for each in about.servers] == [("http://127.0.0.1:5000", "ready", 2)]
+
+
+def test_a_state_has_the_time_at_which_it_began() -> None:
+    clock, one = FakeClock(), server(status=HealthStatus.STARTING)
+    portrait, began_ms = Portrait(Servers([one]), clock), clock.now_ms()
+    assert told(portrait).servers[0].since_ms == began_ms
+    clock.pass_time(30)
+    assert told(portrait).servers[0].since_ms == began_ms
+    one.health = Health(status=HealthStatus.READY)
+    [found] = told(portrait).servers
+    assert (found.state, found.since_ms) == ("ready", began_ms + 30_000)
+
+
+def test_a_server_that_is_given_no_work_says_why() -> None:
+    one = server()
+    portrait = Portrait(Servers([one]), FakeClock())
+    one.doubt.set()
+    assert told(portrait).servers[0].state == "doubted"
+    one.is_resting = True
+    [found] = told(portrait).servers
+    assert found.state == "resting"
+    assert found.detail.startswith("resting: ")
+
+
+def test_whatever_servers_say_it_stays_small() -> None:
+    many = [server(f"http://127.0.0.1:{port}", HealthStatus.UNHEALTHY, "é" * 5_000) for port in range(5_000, 5_100)]
+    portrait = Portrait(Servers(many), FakeClock())
+    about = told(portrait)
+    assert (len(about.servers), about.more) == (MOST_SERVERS, 100 - MOST_SERVERS)
+    assert {len(each.detail) for each in about.servers} == {LONGEST_DETAIL}
+    assert len(portrait.about(held=0)) < 16_384
