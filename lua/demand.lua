@@ -6,7 +6,7 @@
 --   ARGV[1]  queue
 --   ARGV[2]  soon_ms  a retry that is due later is left out
 --   ARGV[3]  now_ms   '' for the server's clock
---   Returns  {now, runnable, running, high, normal, low, slots_each, service_ms, paused}
+--   Returns  {now, runnable, running, high, normal, low, slots_each, service_ms, paused, objectives}
 --            runnable: nothing of a paused queue or of an account that is paused or suspended, nor what an account's limit
 --                      keeps from running. Never too few: where more are looked at than LOOK, the rest counts
 --            high, normal, low: all that waits in each lane; service_ms, slots_each: 0 while nobody knows
@@ -16,7 +16,7 @@ local meta, queue, soon_ms, now = KEYS[1], ARGV[1], tonumber(ARGV[2]), clock(ARG
 local LOOK = 500
 
 local m = redis.call('HMGET', meta, 'streams', 'paused', 'slots_each', 'service_ms', 'ready:high', 'ready:normal', 'ready:low',
-  'backlogged:high', 'backlogged:normal', 'backlogged:low')
+  'backlogged:high', 'backlogged:normal', 'backlogged:low', 'objectives')
 if not m[1] then return {} end
 
 -- All that waits of accounts that may run nothing, or no more; and whose it is.
@@ -65,5 +65,5 @@ local answer = { now, runnable, running }
 for i = 1, 3 do
   answer[#answer + 1] = math.max(0, tonumber(m[4 + i] or 0)) + math.max(0, tonumber(m[7 + i] or 0))
 end
-for _, fraction in ipairs({ m[3] or '0', m[4] or '0', m[2] == '1' and '1' or '0' }) do answer[#answer + 1] = fraction end
+for _, text in ipairs({ m[3] or '0', m[4] or '0', m[2] == '1' and '1' or '0', m[11] or '' }) do answer[#answer + 1] = text end
 return answer

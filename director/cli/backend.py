@@ -33,6 +33,7 @@ class Backend:
         from director.core.queue_administration import QueueAdministration
         from director.core.queue_history import QueueHistory
         from director.core.queues import Queues
+        from director.core.scaling import Scaling
         from director.core.scripts import Scripts
         from director.core.suspensions import Suspensions
 
@@ -55,6 +56,7 @@ class Backend:
         )
         self.queue_administration = QueueAdministration(self.scripts, self.changes)
         self.history = QueueHistory(redis)
+        self.scaling = Scaling(redis, self.scripts, self.catalog, clock)
         self.queues = Queues(redis, self.catalog, self.scripts)
         self.dead = DeadLetters(redis, self.scripts, clock)
 

@@ -321,6 +321,9 @@ class KeeperSettings(CommonSettings, frozen=True, kw_only=True):
     metrics_queues: Annotated[
         int, Meta(ge=0, le=10_000, description="Queues named in metrics; the others are shown together.")
     ] = 500
+    scale_token: Annotated[
+        str, Meta(description="Bearer token for /scale/{queue}, for an autoscaler; empty: nobody is answered.")
+    ] = ""
     lease_s: Annotated[float, Meta(gt=0, description="Lease of the directors; sets the reaper's pace.")] = 15.0
     webhook_allow: Annotated[
         str, Meta(description="Receivers that are allowed though private: hosts, networks, the word loopback.")

@@ -20,6 +20,7 @@ from director.core.files import store_in
 from director.core.gatherer import Gatherer
 from director.core.metrics.pulse import Pulse
 from director.core.redis_client import client
+from director.core.scaling import Scaling
 from director.core.scripts import Scripts
 from director.core.settings import KeeperSettings
 from director.core.store_check import StoreCheck
@@ -38,6 +39,7 @@ from director.keeper.recoverer import Recoverer
 from director.keeper.registry import Registry
 from director.keeper.retirer import Retirer
 from director.keeper.sampler import Sampler
+from director.keeper.scale import ScaleRoute
 from director.keeper.server_time import ServerTime
 from director.keeper.tidier import Tidier
 from director.keeper.warden import Warden
@@ -134,6 +136,7 @@ class Keeper:
         self.tidier = None if store is None else Tidier(self._redis, scripts, store, clock)
         self.observer = Observer(self._redis, scripts, registry, metering.names, settings, clock)
         self._tell(webhooks)
+        self.scale = ScaleRoute(Scaling(self._redis, scripts, catalog, clock), settings.scale_token)
         self.health = Health()
         self.health.metrics = metering.registry
         self.health.checks = {"redis": redis_check(self._redis), "durability": self._durability_known}
@@ -157,8 +160,9 @@ class Keeper:
         await Pulse(self._metering.registry, self._metering.redis, self._redis).run()
 
     async def serve_health(self, started: Callable[[int], None]) -> None:
-        """Answer /livez, /readyz and /metrics for ever."""
-        await serve_http(self.health.app(), host=self._settings.host, port=self._settings.port, started=started)
+        """Answer /livez, /readyz, /metrics and /scale for ever."""
+        app = self.health.app([self.scale.route])
+        await serve_http(app, host=self._settings.host, port=self._settings.port, started=started)
 
     async def drain(self) -> None:
         """Let what is under way end, for a while. Only the courier has any: all else is one script at a time."""

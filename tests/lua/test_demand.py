@@ -25,6 +25,7 @@ async def test_it_tells_what_waits_and_runs(driver: QueueDriver) -> None:
     told = await driver.scripts.demand(driver.queue, soon_s=SOON_S, now_ms=driver.now_ms)
     assert (told.runnable, told.running, told.high, told.normal, told.low) == (2, 1, 0, 1, 1)
     assert (told.now_ms, told.service_ms, told.slots_each, told.paused) == (driver.now_ms, 2000, 0, False)
+    assert told.objectives == {}
 
 
 async def test_nothing_of_a_paused_queue_is_runnable_and_what_runs_is_told(driver: QueueDriver) -> None:

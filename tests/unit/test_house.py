@@ -41,6 +41,7 @@ PURE = (
     "director.core.setup_run",
     "director.core.shards",
     "director.core.signing",
+    "director.core.sizing",
     "director.core.states",
     "director.core.story",
     "director.core.view",

@@ -89,6 +89,7 @@ class Demand(Struct, frozen=True, kw_only=True):
     slots_each: float
     service_ms: float
     paused: bool
+    objectives: Objectives
 
 
 class Migrated(Struct, frozen=True, kw_only=True):
@@ -161,10 +162,11 @@ class QueueScripts(Wire):
         reply = await self._call("demand", [keys.meta(queue)], [queue, ms(soon_s), now(now_ms)])
         if not reply:
             raise UnknownQueue(queue)
-        fields = {
+        fields: dict[str, Any] = {
             name: text(value) if isinstance(value, bytes) else value
             for name, value in zip(Demand.__struct_fields__, reply, strict=True)
         }
+        fields["objectives"] = _read_objectives(reply[-1])
         return msgspec.convert(fields, Demand, strict=False)
 
     async def pause(

@@ -1,0 +1,51 @@
+"""`director scale`: what an autoscaler is told of a queue, as the keeper answers it. Changes nothing."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from director.cli.arguments import Commands, add_redis
+from director.cli.backend import Backend, on_backend
+from director.cli.pipe import print_json
+
+if TYPE_CHECKING:
+    from director.core.ids import QueueName
+    from director.core.scaling import Scale
+
+__all__ = ("add",)
+
+
+def add(commands: Commands) -> None:
+    """Add the command of this file."""
+    scale = commands.add_parser(
+        "scale",
+        help="tell how many directors a queue wants, as the keeper tells an autoscaler",
+        description="Tell how many directors a queue wants, what of it could run, and what runs.",
+    )
+    scale.add_argument("queue", metavar="QUEUE", help="a queue, or owner/name for that of its latest version")
+    scale.add_argument(
+        "--key", action="store_true", help="print the Redis key whose ZCARD is all that waits, is delayed or runs"
+    )
+    scale.set_defaults(run=_scale)
+    add_redis(scale)
+
+
+def _scale(given: argparse.Namespace) -> int:
+    import msgspec
+
+    from director.core import keys
+    from director.core.errors import SettingsError, UnknownQueue
+
+    async def named(backend: Backend) -> "QueueName":
+        return await backend.scaling.named(given.queue)
+
+    async def asked(backend: Backend) -> "Scale":
+        return await backend.scaling.of(await named(backend))
+
+    try:
+        if given.key:
+            print(keys.live(on_backend(given, named)))
+        else:
+            print_json(msgspec.to_builtins(on_backend(given, asked)))
+    except UnknownQueue as exc:
+        raise SettingsError(f"there is no queue {given.queue}: `director queues` shows them.") from exc
+    return 0

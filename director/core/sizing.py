@@ -1,0 +1,112 @@
+"""How many directors a queue wants: enough that what waits, and what comes, starts as soon as its objectives say.
+
+Pure. Three numbers of slots, and the largest counts:
+
+- What runs keeps its slot, so that nothing is told to end under a run.
+- Catching up: of `c` slots some are free at once, and each of the others is free again after a run of `s` seconds, so
+  within `T` seconds `c - running + c * T / s` can start. That has to be what waits and what comes meanwhile.
+- Keeping up: with arrivals at random, more slots than they fill on average, or some wait for too long. How many wait
+  longer than `T` is Erlang's formula (M/M/c); that share has to be at most what the objective lets miss.
+
+A lane is reckoned with all that has as little time or less, since that goes before it. Nothing here remembers: when to
+follow a smaller number is the business of whoever asks.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from director.core.objectives import Lane, Objective, Objectives
+
+__all__ = ("DEFAULT", "Bounds", "Load", "wanted")
+
+# Of a lane that is promised nothing
+DEFAULT: Final = Objective(share=0.95, within_s=60.0)
+MOST_SLOTS: Final = 10_000
+SHORTEST_S: Final = 0.001
+
+
+class Load(Struct, frozen=True, kw_only=True):
+    """What a queue has to do. `waiting`: all, by lane; `runnable`: what of it could run now or soon.
+
+    `arrivals_s`: how many come in a second, by lane. `service_s` of a run and `slots_each` of a director: None while
+    nobody knows.
+    """
+
+    waiting: Mapping[Lane, int]
+    runnable: int
+    running: int
+    arrivals_s: Mapping[Lane, float]
+    service_s: float | None
+    slots_each: float | None
+    is_paused: bool = False
+
+
+class Bounds(Struct, frozen=True, kw_only=True):
+    """Directors that there should be in any case, and at most."""
+
+    least: int = 0
+    most: int | None = None
+
+
+def wanted(load: Load, objectives: Objectives, bounds: Bounds = Bounds()) -> int:  # noqa: B008 - it is frozen
+    """Directors. At least one while anything can run or runs, whatever the bounds; of a paused queue, what runs."""
+    each = load.slots_each or 1.0
+    holding = math.ceil(load.running / each)
+    if load.is_paused:
+        return holding
+    directors = max(holding, math.ceil(_slots(load, objectives) / each), bounds.least)
+    if bounds.most is not None:
+        directors = min(directors, bounds.most)
+    return max(directors, 1 if load.runnable or load.running else 0)
+
+
+def _slots(load: Load, objectives: Objectives) -> int:
+    share, waiting = _runnable_share(load), _runnable_by_lane(load)
+    targets = {lane: objectives.get(lane, DEFAULT) for lane in waiting}
+    most = 0
+    for target in targets.values():
+        lanes = [lane for lane, other in targets.items() if other.within_s <= target.within_s]
+        backlog = sum(waiting[lane] for lane in lanes)
+        # what comes of accounts that may run no more waits beside what waits of them already
+        arrivals_s = sum(load.arrivals_s.get(lane, 0.0) for lane in lanes) * share
+        # as long as nobody has seen a run, one is taken to last as long as one may wait
+        service_s = max(SHORTEST_S, target.within_s if load.service_s is None else load.service_s)
+        to_start = backlog + load.running + arrivals_s * target.within_s
+        catching_up = math.ceil(to_start / (1 + target.within_s / service_s)) if backlog else 0
+        keeping_up = _erlang(arrivals_s * service_s, target.within_s / service_s, 1 - target.share)
+        most = max(most, catching_up, keeping_up)
+    return most
+
+
+def _runnable_share(load: Load) -> float:
+    waiting = sum(load.waiting.values())
+    return min(1.0, load.runnable / waiting) if waiting else 1.0
+
+
+def _runnable_by_lane(load: Load) -> dict[Lane, float]:
+    """Nobody knows the lanes of what may run: each has its part of it. Retries that are due soon are in none."""
+    lanes: tuple[Lane, ...] = ("high", "normal", "low")
+    whole = sum(load.waiting.values())
+    if not whole:
+        return {lane: load.runnable if lane == "normal" else 0.0 for lane in lanes}
+    return {lane: load.runnable * load.waiting.get(lane, 0) / whole for lane in lanes}
+
+
+def _erlang(busy: float, patience: float, miss: float) -> int:
+    """The fewest slots with which at most `miss` of what comes waits for longer than `patience` times a run.
+
+    `busy`: slots that the arrivals fill on average.
+    """
+    if busy <= 0:
+        return 0
+    blocked = 1.0  # Erlang's B for no slot, and from it that of one more
+    for slots in range(1, MOST_SLOTS + 1):
+        blocked = busy * blocked / (slots + busy * blocked)
+        if slots > busy:
+            waits = blocked / (1 - busy / slots * (1 - blocked))
+            if waits * math.exp(-(slots - busy) * patience) <= miss:
+                return slots
+    return max(MOST_SLOTS, math.ceil(busy) + 1)

@@ -1,0 +1,125 @@
+"""How many directors a queue wants: never none while there is anything to do, and never fewer for more of it."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from director.core.objectives import Objective, Objectives
+from director.core.sizing import Bounds, Load, wanted
+
+IDLE = Load(waiting={}, runnable=0, running=0, arrivals_s={}, service_s=1.0, slots_each=1.0)
+SOON: Objectives = {"normal": Objective(share=0.95, within_s=10)}
+
+counts = st.integers(0, 10_000)
+rates = st.floats(0, 100)
+loads = st.builds(
+    Load,
+    waiting=st.fixed_dictionaries({"high": counts, "normal": counts, "low": counts}),
+    runnable=counts,
+    running=counts,
+    arrivals_s=st.fixed_dictionaries({"high": rates, "normal": rates, "low": rates}),
+    service_s=st.none() | st.floats(0.001, 50),
+    slots_each=st.none() | st.floats(1, 64),
+    is_paused=st.booleans(),
+)
+objectives = st.dictionaries(
+    st.sampled_from(("high", "normal", "low")),
+    st.builds(Objective, share=st.floats(0.01, 0.999), within_s=st.floats(0.01, 3600)),
+)
+
+
+def waiting(count: int, *, running: int = 0) -> Load:
+    return replace(IDLE, waiting={"normal": count}, runnable=count, running=running)
+
+
+def test_an_idle_queue_wants_none() -> None:
+    assert wanted(IDLE, SOON) == 0
+
+
+@given(load=loads, objectives=objectives, least=st.integers(0, 9), most=st.none() | st.integers(0, 9))
+def test_it_is_never_none_while_anything_can_run_or_runs(
+    load: Load, objectives: Objectives, least: int, most: int | None
+) -> None:
+    has_work = load.running or (load.runnable and not load.is_paused)
+    assert not has_work or wanted(load, objectives, Bounds(least=least, most=most)) >= 1
+
+
+@given(load=loads, objectives=objectives, more=st.floats(0, 50), lane=st.sampled_from(("high", "normal", "low")))
+def test_more_arrivals_never_want_fewer(load: Load, objectives: Objectives, more: float, lane: str) -> None:
+    busier = replace(load, arrivals_s={**load.arrivals_s, lane: load.arrivals_s[lane] + more})  # type: ignore[index,dict-item]
+    assert wanted(busier, objectives) >= wanted(load, objectives)
+
+
+@given(load=loads, objectives=objectives, more=st.integers(0, 1000))
+def test_more_that_could_run_never_wants_fewer(load: Load, objectives: Objectives, more: int) -> None:
+    assert wanted(replace(load, runnable=load.runnable + more), objectives) >= wanted(load, objectives)
+
+
+@given(load=loads, objectives=objectives, most=st.integers(1, 20))
+def test_no_more_than_at_most_but_for_a_paused_queue_that_runs_more(
+    load: Load, objectives: Objectives, most: int
+) -> None:
+    assert wanted(replace(load, is_paused=False), objectives, Bounds(most=most)) <= most
+
+
+@given(load=loads, objectives=objectives)
+def test_a_paused_queue_wants_only_what_runs(load: Load, objectives: Objectives) -> None:
+    each = load.slots_each or 1
+    told = wanted(replace(load, is_paused=True), objectives, Bounds(least=3))
+    assert told == math.ceil(load.running / each)
+
+
+@given(load=loads, objectives=objectives)
+def test_nothing_that_runs_is_told_to_end(load: Load, objectives: Objectives) -> None:
+    assert wanted(load, objectives) * (load.slots_each or 1) >= load.running
+
+
+@pytest.mark.parametrize(
+    ("count", "running", "service_s", "expected"),
+    [
+        (100, 0, 1.0, 10),  # each slot starts one at once, and ten more in ten seconds
+        (100, 0, 0.1, 1),
+        (100, 0, 1000.0, 100),  # nothing ends in time: each takes a slot of its own
+        (5, 20, 1000.0, 25),
+        (5, 20, 10.0, 20),  # half of the twenty that run are through before those five are late
+    ],
+)
+def test_what_waits_starts_in_time(count: int, running: int, service_s: float, expected: int) -> None:
+    assert wanted(replace(waiting(count, running=running), service_s=service_s), SOON) == expected
+
+
+@pytest.mark.parametrize(
+    ("arrivals_s", "within_s", "expected"),
+    [(0.8, 1000.0, 1), (0.8, 3.0, 2), (8.0, 0.001, 14), (8.0, 1000.0, 9)],
+    ids=["there is time", "one would do on average, but not in time", "at once", "one more than on average"],
+)
+def test_what_comes_starts_in_time_though_it_comes_at_random(arrivals_s: float, within_s: float, expected: int) -> None:
+    load = replace(IDLE, arrivals_s={"normal": arrivals_s})
+    assert wanted(load, {"normal": Objective(share=0.95, within_s=within_s)}) == expected
+
+
+def test_a_director_counts_with_all_its_slots() -> None:
+    assert wanted(replace(waiting(100), slots_each=4.0), SOON) == math.ceil(10 / 4)
+
+
+def test_as_long_as_no_run_was_seen_each_is_taken_to_last_as_long_as_one_may_wait() -> None:
+    assert wanted(replace(waiting(8), service_s=None, slots_each=None), SOON) == 4
+
+
+def test_a_lane_with_little_time_is_not_paid_for_by_others() -> None:
+    hurried: Objectives = {"high": Objective(share=0.95, within_s=1), "low": Objective(share=0.95, within_s=600)}
+    load = replace(IDLE, waiting={"high": 2, "low": 600}, runnable=602)
+    assert wanted(load, hurried) == 2
+    assert wanted(replace(load, waiting={"high": 602, "low": 0}), hurried) == 301
+
+
+def test_what_comes_of_accounts_that_may_run_no_more_wants_nobody() -> None:
+    flood = replace(IDLE, waiting={"normal": 10_000}, runnable=2, running=2, arrivals_s={"normal": 50.0})
+    assert wanted(flood, SOON) == 2
+
+
+def test_least_holds_for_an_idle_queue() -> None:
+    assert wanted(IDLE, SOON, Bounds(least=2)) == 2
