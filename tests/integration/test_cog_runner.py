@@ -73,6 +73,17 @@ MODEL = """
             self.record_metric("tokens", 2)
             yield "a"
 
+    class Slow(BasePredictor):
+        def setup(self):
+            wait_for(os.environ["SETUP_GATE"])
+
+        def healthcheck(self) -> bool:
+            return not os.path.exists(os.environ["SETUP_GATE"] + ".unwell")
+
+        def predict(self, gate: str = "") -> str:
+            wait_for(gate)
+            return ""
+
     class Broken(BasePredictor):
         def setup(self):
             raise RuntimeError("no weights")
@@ -402,6 +413,28 @@ async def test_a_ready_server_names_itself_and_shows_its_schema(streamed_url: st
     assert health.status is HealthStatus.READY
     assert health.server.startswith("coglet 0.")
     assert msgspec.json.decode(document or b"") == STREAMED
+
+
+async def test_a_server_that_starts_runs_and_is_unwell_says_so_each_time(tmp_path: Path, gate: Path) -> None:
+    folder, setup_gate = write_model(tmp_path / "slow", MODEL, SCALAR), tmp_path / "setup"
+    env = {"SETUP_GATE": str(setup_gate)}
+    async with (
+        cog_server(folder, stub="predict.py:Slow", env=env, until="STARTING") as url,
+        runner_for(url) as runner,
+    ):
+        assert (await runner.health()).status is HealthStatus.STARTING
+        setup_gate.touch()
+        await ready(runner)
+        running = asyncio.create_task(follow(runner, request(gate=str(gate))))
+        await busy(runner)
+        gate.touch()
+        await running
+        await ready(runner)
+        unwell = setup_gate.with_name("setup.unwell")
+        unwell.touch()
+        await says(runner, HealthStatus.UNHEALTHY)
+        unwell.unlink()
+        await ready(runner)
 
 
 async def test_a_failed_setup_says_why(tmp_path: Path) -> None:

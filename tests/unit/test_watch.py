@@ -205,6 +205,30 @@ async def test_it_says_why_a_server_is_not_ready(watched: Watched, caplog: Any) 
     assert said.setup_logs == "Traceback …"
 
 
+# What is seen of a server: is it given work, is it asked to end, what are those told who wait, how loud is the log
+SEEN = {
+    HealthStatus.STARTING: (False, False, "starting", "INFO"),
+    HealthStatus.READY: (True, False, "ready", "INFO"),
+    HealthStatus.BUSY: (True, False, "ready", "INFO"),
+    HealthStatus.SETUP_FAILED: (False, False, "setup_failed", "ERROR"),
+    HealthStatus.UNHEALTHY: (False, False, "starting", "WARNING"),
+    HealthStatus.DEFUNCT: (False, True, "starting", "ERROR"),
+    HealthStatus.UNREACHABLE: (False, False, "starting", "WARNING"),
+}
+
+
+@pytest.mark.parametrize("status", HealthStatus)
+async def test_each_health_has_consequences_of_its_own(watched: Watched, caplog: Any, status: HealthStatus) -> None:
+    caplog.set_level("INFO", "director.watch")
+    await watched.look(Health(status=status, detail="so it says", since="first"))
+    works, ends, standing, level = SEEN[status]
+    assert (watched.servers.any_ready(), bool(watched.runner.shutdowns)) == (works, ends)
+    assert watched.servers.standing.state == standing
+    assert watched.server.trouble == ("" if works else f"{status}: so it says")
+    [said] = [each for each in caplog.records if each.message == f"model server is {status.replace('_', ' ')}"]
+    assert said.levelname == level
+
+
 async def test_each_setup_is_noted_once_when_it_has_ended(watched: Watched) -> None:
     first = replace(READY, setup=Setup())
     await watched.look(replace(first, status=HealthStatus.STARTING))
