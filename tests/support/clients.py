@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pytest
 
-__all__ = ("install_aside", "javascript_client", "python_2_client", "run_script")
+__all__ = ("install_aside", "javascript_client", "javascript_package", "python_2_client", "run_script")
 
 PYTHON_2: Final = ("replicate==2.0.0b4", "distro", "sniffio")  # what else it needs is here anyway
 JAVASCRIPT: Final = "replicate@1.4.0"
@@ -37,12 +37,16 @@ def python_2_client(cache: Path) -> Mapping[str, str]:
 
 def javascript_client(cache: Path) -> Mapping[str, str]:
     """The environment in which there is a `node` whose `require("replicate")` is the official JavaScript client."""
-    env = _with_node(cache)
-    folder = cache / "javascript"
+    return {**_with_node(cache), "NODE_PATH": str(javascript_package(cache, JAVASCRIPT))}
+
+
+def javascript_package(cache: Path, package: str) -> Path:
+    """The folder of modules in which this package, `name@version`, and all that it needs is."""
+    folder = cache / package.partition("@")[0]
     quiet = ("--ignore-scripts", "--no-audit", "--no-fund", "--silent")
-    command = ["npm", "install", *quiet, "--prefix", str(folder), JAVASCRIPT]
-    install_aside(folder, command, "the JavaScript client", env=env)
-    return {**env, "NODE_PATH": str(folder / "node_modules")}
+    command = ["npm", "install", *quiet, "--prefix", str(folder), package]
+    install_aside(folder, command, f"{package} of npm", env=_with_node(cache))
+    return folder / "node_modules"
 
 
 def _with_node(cache: Path) -> Mapping[str, str]:

@@ -50,9 +50,10 @@ export function announce(text) {
   say(document.getElementById("said"), text);
 }
 
-/** A table with a name, in a region of its own that can be scrolled by keyboard where the window is narrow. */
+/** A table with a name, in a region of its own that can be scrolled by keyboard where the window is narrow. A head that
+ * begins with # is one of numbers. */
 export function table(name, heads, body) {
-  const row = h("tr", {}, heads.map((head) => (head instanceof Node ? head : h("th", { scope: "col" }, head))));
+  const row = h("tr", {}, heads.map((head) => (head instanceof Node ? head : h("th", { scope: "col", class: head.startsWith("#") ? "num" : null }, head.replace(/^#/, "")))));
   return h("div", { class: "wide", role: "region", tabindex: "0", "aria-label": name },
     h("table", {}, h("caption", { class: "unseen" }, name), h("thead", {}, row), body));
 }

@@ -2,7 +2,7 @@
 
 import { follow } from "./api.js";
 
-const KEPT = 120; // snapshots whose numbers are kept for the small curves until the service's own history is there
+const KEPT = 120; // snapshots whose numbers are kept for the small curves
 
 /** The feed of a session. `hear(act)` calls `act(snapshot)` for each one, the last known at once; returns how to stop. */
 export class Live {
@@ -19,6 +19,7 @@ export class Live {
     try {
       for await (const told of follow("/v1/admin/live", { signal: this._ending.signal, onState: this._onState })) {
         if (told.event === "snapshot") this._take(JSON.parse(told.data));
+        else if (told.event === "away") this._onState("away");
       }
     } catch (error) {
       this.failed = error;
@@ -49,11 +50,12 @@ export class Live {
     }
     this._curves = seen;
     this.last = snapshot;
+    this._onState("live");
     for (const ear of this._ears) ear(snapshot);
   }
 }
 
-const sample = (queue, at) => ({ at, waiting: waiting(queue), started: queue.started ?? 0, oldest: queue.oldest_s });
+const sample = (queue, at) => ({ at, waiting: waiting(queue), started: queue.started, oldest: queue.oldest_s });
 
 /** All that waits in a queue, whatever its lane. */
 export const waiting = (queue) => queue.waiting.high + queue.waiting.normal + queue.waiting.low;

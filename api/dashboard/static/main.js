@@ -36,7 +36,7 @@ const SECTIONS = [
   ["/dead", "Dead letters", true],
   ["/audit", "Changes", true],
 ];
-const FEED = { live: "live", broken: "reconnecting…", refused: "no feed" };
+const FEED = { live: "live", broken: "reconnecting…", away: "Redis is away", refused: "no feed" };
 const THEMES = ["auto", "light", "dark"];
 
 const main = document.getElementById("main");

@@ -35,7 +35,7 @@ export function dead({ signal, query, refresh }) {
       h("h1", {}, "Dead letters"),
       queue ? h("p", {}, "Of ", queueLink(queue), ". ", h("a", { href: "#/dead" }, "Show all")) : null,
       h("div", { class: "actions" }, action("Revive chosen", many("revive", "are queued again.")), action("Drop chosen", many("drop", "are let go of."), { kind: "danger", confirm: "Let go of the chosen dead letters for good?" })),
-      table("Dead letters", [h("th", { scope: "col" }, h("span", { class: "unseen" }, "Chosen")), "Id", "Queue", "Account", "Died", "Code", "Error", "Attempts", h("th", { scope: "col" }, h("span", { class: "unseen" }, "Actions"))], body),
+      table("Dead letters", [h("th", { scope: "col" }, h("span", { class: "unseen" }, "Chosen")), "Id", "Queue", "Account", "#Died", "Code", "Error", "#Attempts", h("th", { scope: "col" }, h("span", { class: "unseen" }, "Actions"))], body),
       endless(body, more, row, { signal, empty: "None: nothing failed for good." })),
   };
 }

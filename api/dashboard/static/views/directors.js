@@ -4,12 +4,17 @@ import { fill, h, keyed, say, table } from "../dom.js";
 import { ago } from "../format.js";
 import { queueLink } from "./parts.js";
 
+const MISSED_MS = 600_000; // so long is one that went without a word shown
+
+/** Silent, though it never said that it would go. */
+const isMissed = (one) => one.state !== "draining" && Date.now() - Date.parse(one.seen_at) < MISSED_MS;
+
 export function directors({ session, signal }) {
   const body = h("tbody", {});
   const none = h("p", { class: "hint", role: "status" });
   const show = keyed(body, (one) => one.name, line);
   const stop = session.live.hear((snapshot) => {
-    show(snapshot.directors);
+    show(snapshot.directors.filter((one) => one.alive || isMissed(one)));
     const alive = snapshot.directors.filter((one) => one.alive).length;
     say(none, alive ? `${alive} alive` : "No director is alive: nothing is run.");
   });

@@ -1,7 +1,7 @@
 // Log in by token. It is tried before the page says that it is good.
 
 import { token } from "../api.js";
-import { announce, h, say } from "../dom.js";
+import { h, say } from "../dom.js";
 
 export function login({ enter }) {
   const field = h("input", { id: "token", type: "password", required: true, autocomplete: "current-password", spellcheck: "false", "aria-describedby": "login-help login-error" });
@@ -17,7 +17,6 @@ export function login({ enter }) {
     } catch (error) {
       token.drop();
       say(trouble, error.status === 401 ? "This token is not known, or has expired." : error.message);
-      announce(trouble.textContent);
       field.select();
     } finally {
       button.disabled = false;

@@ -52,7 +52,7 @@ export function overview({ session, signal }) {
       .sort((a, b) => (key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0) * (falling ? -1 : 1));
     show(queues);
     heads.forEach((head, at) => head.setAttribute("aria-sort", at === by ? (falling ? "descending" : "ascending") : "none"));
-    say(found, snapshot.queues.length ? `${queues.length} of ${snapshot.queues.length} queues` : "No model was registered yet: start a director.");
+    say(found, snapshot.queues.length ? `${queues.length} of ${snapshot.queues.length + snapshot.more_queues} queues` : "No model was registered yet: start a director.");
     sums(totals, snapshot);
     attention.hidden = !snapshot.findings?.length;
     fill(findings, (snapshot.findings ?? []).map((one) => h("li", { class: one.level ?? "bad" }, h("strong", {}, one.title), " ", one.detail, one.queue ? [" ", queueLink(one.queue)] : null)));
@@ -74,7 +74,8 @@ function sums(place, snapshot) {
   const sum = (of) => snapshot.queues.reduce((whole, queue) => whole + of(queue), 0);
   const pairs = [
     ["waiting", sum(waiting)], ["running", sum((queue) => queue.claimed)], ["slots", sum((queue) => queue.slots)],
-    ["delayed", sum((queue) => queue.delayed)], ["dead letters", sum((queue) => queue.dead)], ["directors", snapshot.directors.length],
+    ["delayed", sum((queue) => queue.delayed)], ["dead letters", sum((queue) => queue.dead)], ["webhooks owed", snapshot.owed.count],
+    ["directors", snapshot.directors.filter((one) => one.alive).length],
   ];
   if (place.children.length !== pairs.length) fill(place, pairs.map(([name]) => h("li", {}, h("strong", {}, ""), " ", name)));
   pairs.forEach(([, value], at) => say(place.children[at].firstChild, count(value)));

@@ -31,7 +31,7 @@ export function predictions({ session, signal, query }) {
       h("form", { class: "filters", on: { submit } },
         Object.entries(fields).filter(([, field]) => field).map(([name, field]) => h("div", {}, h("label", { for: field.id }, names[name]), field)),
         h("button", { type: "submit" }, "Filter")),
-      table("Predictions", ["Id", "Status", "Model", "Made", "Waited", "Ran"], body),
+      table("Predictions", ["Id", "Status", "Model", "#Made", "#Waited", "#Ran"], body),
       endless(body, more, line, { signal, empty: "None." })),
   };
 }

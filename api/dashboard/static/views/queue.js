@@ -2,12 +2,15 @@
 
 import { ask, page, pause } from "../api.js";
 import { bar, heat, sparkline } from "../chart.js";
-import { fill, h, table } from "../dom.js";
+import { fill, h, keyed, say, table } from "../dom.js";
 import { ago, count, seconds, share } from "../format.js";
 import { stateOf } from "../states.js";
-import { action, chip, endless, facts, failure, predictionLink, queuePath } from "./parts.js";
+import { action, chip, facts, failure, predictionLink, queuePath } from "./parts.js";
 
 const LOOK_MS = 3000;
+const SAMPLE_MS = 10_000; // as keepers take them
+const IDLE = { waiting: { high: 0, normal: 0, low: 0 }, oldest_ms: 0, started: 0, waited_ms: 0 };
+const BURNS = ["5m", "1h"];
 
 export function queue({ params: [name], signal }) {
   const path = queuePath(name);
@@ -20,13 +23,17 @@ export function queue({ params: [name], signal }) {
 
   async function look() {
     try {
-      const seen = await ask(path, { signal });
+      const seen = await ask(`${path}?history=360`, { signal });
       if (signal.aborted) return;
       const [words, kind] = stateOf(seen);
       stop.hidden = seen.paused;
       go.hidden = !seen.paused;
       fill(head, h("p", {}, h("span", { class: `chip ${kind}` }, words)), numbers(seen));
-      fill(body, lanes(seen), history(seen), tenantTable(seen, (account, what) => tell(what, `${account}: done.`, { account })));
+      const { results } = await page(`${path}/predictions`);
+      if (signal.aborted) return;
+      show(results);
+      say(rest, seen.live > results.length ? `The oldest ${results.length} of ${count(seen.live)}.` : results.length ? "" : "Nothing waits or runs.");
+      fill(body, lanes(seen), objectives(seen), history(seen), tenantTable(seen, (account, what) => tell(what, `${account}: done.`, { account })));
     } catch (error) {
       if (!signal.aborted) fill(body, failure(error));
     }
@@ -40,15 +47,16 @@ export function queue({ params: [name], signal }) {
   }
 
   const rows = h("tbody", {});
-  const more = (next) => page(`${path}/predictions`, next);
+  const rest = h("p", { class: "hint", role: "status" });
+  const show = keyed(rows, (one) => one.id, live);
   watch();
   return {
     title: name,
     node: h("section", {},
       h("h1", {}, name), head, buttons, body,
       h("h2", {}, "In it now"),
-      table("Predictions in this queue", ["Id", "State", "Account", "Lane", "Made", "Attempt", "Director"], rows),
-      endless(rows, more, live, { signal, empty: "Nothing waits or runs." })),
+      table("Predictions in this queue", ["Id", "State", "Account", "Lane", "#Made", "#Attempt", "Director"], rows),
+      rest),
   };
 }
 
@@ -65,21 +73,44 @@ function lanes(seen) {
 }
 
 function history(seen) {
-  const samples = seen.history ?? [];
+  const samples = filled(seen.history);
   if (samples.length < 2) return null;
   const curve = (label, of, shown) => {
     const drawn = sparkline(label, { width: 320, height: 60 });
     const values = samples.map(of);
-    drawn.set(values, `${shown(values.at(-1))} now, ${shown(Math.max(...values))} at most`);
-    return h("figure", {}, h("figcaption", {}, `${label}: ${shown(values.at(-1))}`), drawn.node);
+    drawn.set(values, `${shown(values.at(-1))} at last, ${shown(Math.max(...values))} at most`);
+    return h("figure", {}, h("figcaption", {}, `${label}: ${shown(values.at(-1))}, at most ${shown(Math.max(...values))}`), drawn.node);
   };
-  const rates = samples.map((one, at) => (at ? Math.max(0, one.started - samples[at - 1].started) / Math.max(1, (Date.parse(one.at) - Date.parse(samples[at - 1].at)) / 60_000) : 0));
-  return h("section", { "aria-label": "The last hour" }, h("h2", {}, "The last hour"),
+  return h("section", { "aria-label": "Lately" }, h("h2", {}, `The last ${seconds((samples.at(-1).at_ms - samples[0].at_ms) / 1000)}`),
     h("div", { class: "curves" },
-      curve("Waiting", (one) => one.waiting, count),
-      curve("Oldest", (one) => one.oldest_s ?? 0, seconds),
-      curve("Starts/min", (_, at) => rates[at], (value) => count(Math.round(value)))));
+      curve("Waiting", (one) => one.waiting.high + one.waiting.normal + one.waiting.low, count),
+      curve("Oldest", (one) => one.oldest_ms / 1000, seconds),
+      curve("Mean wait of what started", (one) => (one.started ? one.waited_ms / one.started / 1000 : 0), seconds),
+      curve("Starts/min", (one) => one.started * (60_000 / SAMPLE_MS), (value) => count(Math.round(value)))));
 }
+
+/** Samples with noughts for the times of which there are none: the queue was idle then. */
+function filled(samples) {
+  const found = [];
+  for (const sample of samples) {
+    const last = found.at(-1);
+    for (let at = (last?.at_ms ?? sample.at_ms) + SAMPLE_MS; at < sample.at_ms - SAMPLE_MS / 2; at += SAMPLE_MS) found.push({ ...IDLE, at_ms: at });
+    found.push(sample);
+  }
+  return found;
+}
+
+function objectives(seen) {
+  const lanes = Object.entries(seen.objectives ?? {}).filter(([, one]) => one);
+  if (!lanes.length) return null;
+  const rows = lanes.map(([lane, one]) => h("tr", {}, h("th", { scope: "row" }, lane),
+    h("td", {}, `${Math.round(one.share * 1000) / 10} % start within ${seconds(one.within_s)}`),
+    BURNS.map((window) => h("td", { class: "num" }, burn(seen.burns[lane]?.[window]?.rate)))));
+  return h("section", { "aria-label": "Objectives" }, h("h2", {}, "Objectives"),
+    table("How soon what comes is to start, and how fast what may be missed is used up", ["Lane", "Objective", "#Burn, 5 min", "#Burn, 1 h"], h("tbody", {}, rows)));
+}
+
+const burn = (rate) => (rate === null || rate === undefined ? "–" : h("span", { class: `chip ${rate > 1 ? "bad" : "good"}` }, rate.toFixed(1)));
 
 /** Who has what of a queue. `act(account, "pause" | "resume")` returns what a button does. */
 export function tenantTable(seen, act) {
@@ -92,9 +123,20 @@ export function tenantTable(seen, act) {
     h("td", {}, one.paused ? action("Resume", act(one.account, "resume")) : action("Pause", act(one.account, "pause")))));
   return h("section", { "aria-label": "Tenants" }, h("h2", {}, "Tenants"),
     whole ? bar(tenants.filter((one) => one.running).map((one, at) => ({ label: `${one.account}: ${one.running} running`, value: one.running, kind: `tone${at % 5}` })), "Who has the slots") : null,
-    table("Tenants of this queue", ["Account", "Waiting", "Running", "Of what runs", "Weight", ""], h("tbody", {}, rows)));
+    table("Tenants of this queue", ["Account", "#Waiting", "#Running", "#Of what runs", "#Weight", ""], h("tbody", {}, rows)));
 }
 
-const live = (one) => h("tr", {},
-  h("td", {}, predictionLink(one.id)), h("td", {}, chip(one.state)), h("td", {}, one.account), h("td", {}, one.lane),
-  h("td", { class: "num" }, ago(one.created_at)), h("td", { class: "num" }, one.attempt || "–"), h("td", {}, one.director ?? "–"));
+function live(first) {
+  const state = h("td", {});
+  const [made, attempt, director] = [h("td", { class: "num" }), h("td", { class: "num" }), h("td", {})];
+  const node = h("tr", {}, h("td", {}, predictionLink(first.id)), state, h("td", {}, first.account), h("td", {}, first.lane), made, attempt, director);
+  return {
+    node,
+    update(one) {
+      if (state.textContent !== one.state) fill(state, chip(one.state));
+      say(made, ago(one.created_at));
+      say(attempt, one.attempt || "–");
+      say(director, one.director ?? "–");
+    },
+  };
+}

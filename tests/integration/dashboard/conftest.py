@@ -1,0 +1,96 @@
+"""The whole service, with a page that a real browser opens: API and keeper as processes, real Cog servers."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from msgspec import Struct
+from redis.asyncio import Redis
+
+from director.core.accounts import Accounts
+from director.core.redis_client import client
+from director.core.tokens import SCOPES
+from director.examples import EXAMPLES
+from tests.support.api import live_api
+from tests.support.browser import Window, axe_script, browser
+from tests.support.cog import cog_process, write_model
+from tests.support.live_director import Gate, keeper_process, supervised_cog
+from tests.support.servers import redis_server
+
+HELLO: Final = EXAMPLES["example/hello"]
+FRAIL: Final = "acme/frail"
+DYING: Final = """
+    import os
+    from cog import BasePredictor
+
+    class Predictor(BasePredictor):
+        def predict(self, mended: str) -> str:
+            if not os.path.exists(mended):
+                os._exit(1)
+            return "alive"
+"""
+TALLEST: Final = 900
+
+
+class Service(Struct, frozen=True, kw_only=True):
+    """`hello` and `frail`: addresses of the model servers, which a test gives directors."""
+
+    url: str
+    redis_url: str
+    redis: Redis
+    hello: str
+    frail: str
+    token: str
+
+
+@pytest.fixture(scope="module")
+async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Service]:
+    """All of it but directors."""
+    folder = tmp_path_factory.mktemp("service")
+    async with AsyncExitStack() as stack:
+        server = stack.enter_context(redis_server())
+        redis = client(server.url)
+        stack.push_async_callback(redis.aclose)
+        hello = await stack.enter_async_context(cog_process(HELLO.folder, stub=HELLO.predict))
+        frail = await stack.enter_async_context(supervised_cog(write_model(folder / "frail", DYING)))
+        api = await stack.enter_async_context(live_api(server.url))
+        await stack.enter_async_context(keeper_process(server.url, lease_s=3, port=0))
+        token = await Accounts(redis).create_token("acme", scopes=SCOPES)
+        yield Service(url=api.url, redis_url=server.url, redis=redis, hello=hello.url, frail=frail.url, token=token)
+
+
+@pytest.fixture(scope="module")
+async def chromium(pytestconfig: pytest.Config) -> AsyncGenerator[tuple[Any, str]]:
+    """The browser, and what judges its pages."""
+    assert pytestconfig.cache is not None
+    cache = Path(pytestconfig.cache.mkdir("clients"))
+    script = axe_script(cache)
+    async with browser(cache) as started:
+        yield started, script
+
+
+@pytest.fixture
+async def window(chromium: tuple[Any, str], service: Service) -> AsyncIterator[Window]:
+    """A page that is logged in."""
+    started, script = chromium
+    context = await started.new_context(viewport={"width": 1280, "height": TALLEST}, bypass_csp=False)
+    window = Window(await context.new_page(), script)
+    window.page.set_default_timeout(30_000)
+    await log_in(window, service)
+    yield window
+    await context.close()
+
+
+async def log_in(window: Window, service: Service) -> None:
+    """As a person does."""
+    await window.page.goto(service.url)
+    await window.page.get_by_label("Token").fill(service.token)
+    await window.page.get_by_role("button", name="Log in").click()
+    await window.page.get_by_role("link", name="Predictions", exact=True).wait_for()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path / "mended")

@@ -1,0 +1,70 @@
+"""A real browser for tests of pages: Debian's Chromium, driven by Playwright, and axe-core to judge what it shows.
+
+Where one of them is missing and no registry gives it, the test says that it did not run, and why.
+"""
+
+import shutil
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.support.clients import install_aside, javascript_package
+
+__all__ = ("Window", "axe_script", "browser")
+
+PLAYWRIGHT: Final = ("playwright==1.65.2",)
+AXE: Final = "axe-core@4.14.1"
+PROGRAMS: Final = ("chromium", "chromium-browser")
+SERIOUS: Final = ("serious", "critical")
+
+
+class Window:
+    """One page of the browser. `faults` are what its console called errors, and what its scripts did not catch."""
+
+    def __init__(self, page: Any, axe: str) -> None:
+        self.page = page
+        self.faults: list[str] = []
+        self._axe = axe
+        page.on("console", lambda message: self.faults.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: self.faults.append(str(error)))
+
+    async def barriers(self) -> list[str]:
+        """What axe-core finds serious in the page as it stands: the rule, and the first place."""
+        if not await self.page.evaluate("() => 'axe' in window"):
+            await self.page.evaluate(self._axe)
+        found = await self.page.evaluate("() => axe.run()")
+        return [
+            f"{one['id']}: {one['nodes'][0]['html'][:120]} {one['nodes'][0].get('failureSummary', '')[:300]}"
+            for one in found["violations"]
+            if one["impact"] in SERIOUS
+        ]
+
+
+@asynccontextmanager
+async def browser(cache: Path) -> AsyncGenerator[Any]:
+    """A headless Chromium, until the block ends."""
+    program = next((path for name in PROGRAMS if (path := shutil.which(name))), None)
+    if program is None:
+        pytest.skip("Debian's chromium is not installed")
+    folder = cache / "playwright"
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), *PLAYWRIGHT]
+    install_aside(folder, command, "Playwright")
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    from playwright.async_api import async_playwright
+
+    async with async_playwright() as driver:
+        chromium = await driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        try:
+            yield chromium
+        finally:
+            await chromium.close()
+
+
+def axe_script(cache: Path) -> str:
+    """The source of axe-core."""
+    return (javascript_package(cache, AXE) / "axe-core" / "axe.min.js").read_text()
