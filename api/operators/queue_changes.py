@@ -116,9 +116,10 @@ async def resume_queue(request: Request) -> Response:
 async def drain_queue(request: Request) -> Response:
     """POST …/drain: pause it, and say whether anything still runs. Asked again, it tells how far it is."""
     queue, by = await _entered(request)
-    if not (await stats_of(request, queue)).paused:  # who asks how far it is changes nothing
-        await parts_of(request).queue_administration.pause(queue, by=by)
-    view = view_of(queue, await stats_of(request, queue))
+    try:
+        view = view_of(queue, await parts_of(request).queue_administration.drain(queue, by=by))
+    except UnknownQueue as exc:
+        raise not_found() from exc
     return json_response(Drained(drained=view.claimed == 0, queue=view))
 
 

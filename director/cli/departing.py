@@ -61,10 +61,10 @@ def depart(given: argparse.Namespace) -> int:
     return 0
 
 
-def progress(moved: int | None) -> None:
+def progress(count: int | None, what: str = "moved") -> None:
     """Of a terminal one line, which goes at the end; to a file nothing."""
     if sys.stderr.isatty():
-        print("\r\x1b[K" if moved is None else f"\r{moved} moved", end="", file=sys.stderr, flush=True)
+        print("\r\x1b[K" + ("" if count is None else f"{count} {what}"), end="", file=sys.stderr, flush=True)
 
 
 async def _moved(here: Backend, there: Backend, given: argparse.Namespace) -> "tuple[QueueName, QueueName, Left]":

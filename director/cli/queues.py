@@ -25,6 +25,7 @@ __all__ = ("add",)
 Done = TypeVar("Done")
 
 MOST_TENANTS: Final = 10
+LOOK_AGAIN_S: Final = 0.5
 MOST_STREAMS: Final = 32  # of core.shards, which is imported only when a command runs; a test holds the two together
 MODES: Final = ("absorb", "bounded", "reject")
 
@@ -33,7 +34,7 @@ def add(commands: Commands) -> None:
     """Add the commands of this file."""
     queues = commands.add_parser(
         "queues",
-        help="show what waits and runs; pause, bound, resize or migrate a queue",
+        help="show what waits and runs; pause, drain, bound, resize or migrate a queue",
         description="Show every queue.",
     )
     add_json(queues)
@@ -47,6 +48,8 @@ def add(commands: Commands) -> None:
         paused = _action(actions, name, text, _pause)
         paused.add_argument("--account", default="", metavar="NAME", help="of this account only")
         paused.set_defaults(paused=name == "pause")
+    drained = _action(actions, "drain", "pause it, and wait until nothing of it runs", _drain)
+    drained.add_argument("--timeout", type=_number(), metavar="SECONDS", help="wait no longer: it ends with 1 then")
     migrated = _action(actions, "migrate", "move what waits to the queue of another version, or server", _migrate)
     migrated.add_argument("to", metavar="TO", nargs="?", default="", help="the other queue, of the same model")
     migrated.add_argument("--dry-run", action="store_true", help="only say how many would be moved")
@@ -150,6 +153,29 @@ def _pause(given: argparse.Namespace) -> int:
     whose = f" of {tenant.name}, which has {tenant.waiting} waiting and {tenant.running} running" if tenant else ""
     print(f"{queue} {'hands out nothing' if given.paused else 'hands out again what waits'}{whose}")
     return 0
+
+
+def _drain(given: argparse.Namespace) -> int:
+    import anyio
+
+    async def act(backend: Backend, queue: "QueueName") -> "tuple[str, QueueStats]":
+        stats = await backend.queue_administration.drain(queue, by=typist())
+        with anyio.move_on_after(given.timeout):
+            while stats.claimed:
+                departing.progress(stats.claimed, "running")
+                await anyio.sleep(LOOK_AGAIN_S)
+                stats = await backend.scripts.stats(queue)
+        return queue, stats
+
+    queue, stats = _on_one(given, act)
+    departing.progress(None)
+    if given.json:
+        print_json({"queue": queue, "drained": not stats.claimed, "claimed": stats.claimed, "waiting": stats.waiting})
+    elif stats.claimed:
+        print(f"{queue} hands out nothing, and {stats.claimed} still run: the same command goes on waiting")
+    else:
+        print(f"{queue} is drained: nothing runs, and {stats.waiting} wait until `director queues resume {queue}`")
+    return 1 if stats.claimed else 0
 
 
 def _migrate(given: argparse.Namespace) -> int:

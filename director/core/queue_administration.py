@@ -1,4 +1,4 @@
-"""What an operator does with queues, whichever way it was asked for: pause, resize, bound, migrate.
+"""What an operator does with queues, whichever way it was asked for: pause, drain, resize, bound, migrate.
 
 Every change is in the log of changes, with who made it. Judges nobody: whoever calls has asked whether the operator
 may.
@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from director.core.changes import Changes
 from director.core.ids import QueueName
 from director.core.migration import Migration, Moved
-from director.core.scripts import Admission, Scripts
+from director.core.scripts import Admission, QueueStats, Scripts
 
 __all__ = ("QueueAdministration",)
 
@@ -32,6 +32,14 @@ class QueueAdministration:
         """Hand out again what waits."""
         async with self._changes.noting("queue_resumed", by=by, queue=queue, account=account):
             await self._scripts.pause(queue, paused=False, tenant=account)
+
+    async def drain(self, queue: QueueName, *, by: str) -> QueueStats:
+        """Hand nothing out; how the queue stands then: drained once nothing is claimed. To ask again is no change."""
+        stats = await self._scripts.stats(queue)
+        if not stats.paused:
+            await self.pause(queue, by=by)
+            stats = await self._scripts.stats(queue)
+        return stats
 
     async def resize(self, queue: QueueName, *, streams: int, by: str) -> tuple[int, int]:
         """Change the streams of each lane; returns (streams that take new work, streams that are read)."""

@@ -212,6 +212,22 @@ async def test_a_queue_is_paused_and_resumed(run: Run, driver: QueueDriver) -> N
     assert await driver.claim_one()
 
 
+async def test_a_queue_is_drained_once_nothing_runs_and_what_waits_stays(run: Run, driver: QueueDriver) -> None:
+    for _ in range(2):
+        await driver.submit()
+    claim = await driver.claim_one()
+    ended = await run("drain", driver.queue, "--timeout", "1")
+    assert (ended.returncode, ended.stdout) == (
+        1,
+        f"{driver.queue} hands out nothing, and 1 still run: the same command goes on waiting\n",
+    )
+    assert await driver.claim() == []
+    await driver.finish(claim)
+    facts = json.loads(await said(run, "drain", driver.queue, "--json"))
+    assert facts == {"queue": driver.queue, "drained": True, "claimed": 0, "waiting": 1}
+    assert (await said(run, "drain", driver.queue)).endswith(f"`director queues resume {driver.queue}`\n")
+
+
 async def test_one_account_is_paused_and_resumed(run: Run, driver: QueueDriver, redis: Redis) -> None:
     await Accounts(redis).create_token("team-a")
     mine = await driver.submit(account="team-a")
