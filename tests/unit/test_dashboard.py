@@ -7,9 +7,9 @@ from typing import Final
 import httpx
 import pytest
 
-from api.app import create_app
 from api.dashboard.page import ASSETS
 from director.core.settings import ApiSettings
+from tests.support.api import api_client
 
 pytestmark = pytest.mark.anyio
 
@@ -18,8 +18,7 @@ STATIC: Final = Path(__file__).parents[2] / "api" / "dashboard" / "static"
 
 
 async def got(path: str, *, method: str = "GET", headers: dict[str, str] | None = None) -> httpx.Response:
-    transport = httpx.ASGITransport(create_app(ApiSettings(redis_url="redis://127.0.0.1:1")))
-    async with httpx.AsyncClient(transport=transport, base_url="http://director") as client:
+    async with api_client(ApiSettings(redis_url="redis://127.0.0.1:1")) as client:
         return await client.request(method, path, headers=headers)
 
 
