@@ -1,0 +1,152 @@
+"""API, director and keeper, as real processes under real traffic: what they show at /metrics is what happened."""
+
+import signal
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from msgspec import Struct
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from director.core.accounts import Accounts
+from director.core.metrics.table import METRICS
+from tests.support.api import live_api
+from tests.support.cog import free_port
+from tests.support.eventually import eventually
+from tests.support.live_director import Caller, DirectorProcess, Gate, director_process, keeper_process
+from tests.support.queue_driver import VERSION
+from tests.support.scrape import Scrape, scrape
+from tests.support.servers import RedisServer
+from tests.support.sink import sink
+
+pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+
+SECRET = "scrape-me-and-nothing-else"
+LEASE_S = 3.0
+
+
+class Service(Struct, frozen=True):
+    """A client of each process, by its name. `director`: the process itself."""
+
+    http: Mapping[str, httpx.AsyncClient]
+    director: DirectorProcess
+
+    async def shows(self, process: str, name: str, value: float, **labels: str) -> Scrape:
+        """The scrape of this process in which this series has this value."""
+        return await eventually(
+            lambda: self.scraped(process),
+            f"{process} shows {name} {labels} as {value}",
+            until=lambda shown: shown.value(name, **labels) == value,
+        )
+
+    async def scraped(self, process: str) -> Scrape:
+        return await scrape(self.http[process], token=SECRET if process == "api" else "")
+
+
+@asynccontextmanager
+async def service(redis_url: str, cog_url: str) -> AsyncGenerator[Service]:
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        ports = {"director": free_port(), "keeper": free_port()}
+        api = await enter(live_api(redis_url, env={"DIRECTOR_METRICS_TOKEN": SECRET}))
+        lease = {"lease_s": LEASE_S, "webhook_allow": "loopback"}
+        director = await enter(director_process(redis_url, cog_url, health_port=ports["director"], **lease))
+        await enter(keeper_process(redis_url, port=ports["keeper"], **lease))
+        urls = {"api": api.url, **{name: f"http://127.0.0.1:{port}" for name, port in ports.items()}}
+        http = {name: await enter(httpx.AsyncClient(base_url=url, trust_env=False)) for name, url in urls.items()}
+        for name in ports:
+            await eventually(lambda name=name: _answers(http[name]), f"the {name} answers")
+        yield Service(http, director)
+
+
+async def _answers(http: httpx.AsyncClient) -> bool:
+    try:
+        return (await http.get("/livez")).is_success
+    except httpx.TransportError:
+        return False
+
+
+async def test_what_three_processes_show_is_what_happened(
+    caller: Caller, server: RedisServer, cog_url: str, gate: Gate, tmp_path: Path
+) -> None:
+    token, queue = await Accounts(caller.redis).create_token("its-caller"), caller.queue
+    headers = {"Authorization": f"Bearer {token}"}
+    ids: list[str] = []
+    async with sink() as receiver, service(server.url, cog_url) as running:
+        api = running.http["api"]
+
+        async def create(wait_s: int = 30, **given: object) -> httpx.Response:
+            prefer = {"Prefer": f"wait={wait_s}"} if wait_s else {}
+            answer = await api.post("/v1/predictions", json={"version": VERSION, **given}, headers=headers | prefer)
+            assert answer.status_code == 201, answer.text
+            ids.append(answer.json()["id"])
+            return answer
+
+        told = {"webhook": receiver.url, "webhook_events_filter": ["completed"]}
+        assert (await create(input={"n": 2, "text": "a secret input "}, **told)).json()["status"] == "succeeded"
+        assert (await create(input={"n": 1})).json()["status"] == "succeeded"
+        assert (await create(input={"then": "raise"})).json()["status"] == "failed"
+        assert (await api.get(f"/v1/predictions/{'a' * 26}", headers=headers)).status_code == 404
+        assert (await api.get("/v1/account", headers={"Authorization": "Bearer no-such-token"})).status_code == 401
+        await create(wait_s=0, input={"n": 1, "gate": str(gate)})
+        await caller.shows(ids[-1], status="processing")  # type: ignore[arg-type]
+
+        shown = await running.shows("director", "director_webhooks_total", 1, outcome="delivered")
+        assert shown.value("director_claims_total", queue=queue) == 4
+        assert shown.value("director_starts_total", queue=queue, attempt="1") == 4
+        assert shown.value("director_ends_total", queue=queue, status="succeeded", error="none") == 2
+        assert shown.value("director_ends_total", queue=queue, status="failed", error="model_failed") == 1
+        assert shown.value("director_total_seconds_count", queue=queue) == 3
+        assert shown.value("director_permits_used", queue=queue) == 1
+        assert shown.value("director_webhook_seconds_count", ok="yes") == 1
+        pages = {"director": shown, "api": await running.scraped("api")}
+        requests, of_one = "director_api_requests_total", "/predictions/{id}"
+        assert pages["api"].value(requests, route="/predictions", method="POST", status="201") == 4
+        assert pages["api"].value(requests, route=of_one, method="GET", status="404") == 1
+        assert pages["api"].value("director_api_accepted_total", kind="prediction", lane="normal") == 4
+        assert pages["api"].total("director_api_refusals_total") == 2
+
+        running.director.send(signal.SIGKILL)
+        await eventually(
+            lambda: running.scraped("keeper"),
+            "its claim is taken back",
+            until=lambda page: page.total("director_reaped_total", queue=queue) == 1,
+        )
+        pages["keeper"] = await eventually(
+            lambda: running.scraped("keeper"),
+            "it waits again",
+            until=lambda page: (
+                page.total("director_queue_waiting", queue=queue) + page.total("director_queue_delayed", queue=queue)
+                == 1
+            ),
+            limit_s=60,
+        )
+        state = pages["keeper"]
+        assert state.value("director_queue_accepted_total", queue=queue, lane="normal") == 4
+        assert state.value("director_queue_ended_total", queue=queue) == 3
+        assert state.value("director_queue_claimed", queue=queue) == 0
+        assert state.value("director_webhooks_owed") == 0
+        assert state.value("director_redis_durable") == 1
+
+        for process, page in pages.items():
+            rows = {metric.name for metric in METRICS if process in metric.by}
+            told_of = {line.split(" ")[2] for line in page.text.splitlines() if line.startswith("# TYPE director_")}
+            assert told_of == rows, f"what the table has of the {process}"
+            private = (
+                *(each[:12] for each in ids),
+                "its-caller",
+                token,
+                SECRET,
+                receiver.url,
+                "secret",
+                str(tmp_path),
+                "://",
+            )
+            assert [each for each in private if each in page.text] == []
+            accepts = {"Accept": "application/openmetrics-text", "Authorization": f"Bearer {SECRET}"}
+            if process != "director":
+                strict = (await running.http[process].get("/metrics", headers=accepts)).text
+                assert list(text_string_to_metric_families(strict))
+        gate.open()
