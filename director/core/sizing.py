@@ -64,15 +64,18 @@ def wanted(load: Load, objectives: Objectives, bounds: Bounds = Bounds()) -> int
 
 
 def _slots(load: Load, objectives: Objectives) -> int:
-    share, waiting = _runnable_share(load), _runnable_by_lane(load)
-    targets = {lane: objectives.get(lane, DEFAULT) for lane in waiting}
+    # what comes of accounts that may run no more waits beside what waits of them already; and as long as nobody has
+    # seen a run, nobody knows what it takes to keep up
+    counts = 0.0 if load.service_s is None else _runnable_share(load)
+    waiting, arriving = _runnable_by_lane(load), {lane: rate * counts for lane, rate in load.arrivals_s.items()}
+    used = [lane for lane in waiting if waiting[lane] or arriving.get(lane)]
+    targets = {lane: objectives.get(lane, DEFAULT) for lane in used}
     most = 0
     for target in targets.values():
         lanes = [lane for lane, other in targets.items() if other.within_s <= target.within_s]
         backlog = sum(waiting[lane] for lane in lanes)
-        # what comes of accounts that may run no more waits beside what waits of them already
-        arrivals_s = sum(load.arrivals_s.get(lane, 0.0) for lane in lanes) * share
-        # as long as nobody has seen a run, one is taken to last as long as one may wait
+        arrivals_s = sum(arriving.get(lane, 0.0) for lane in lanes)
+        # one that nobody has seen is taken to last as long as one may wait
         service_s = max(SHORTEST_S, target.within_s if load.service_s is None else load.service_s)
         to_start = backlog + load.running + arrivals_s * target.within_s
         catching_up = math.ceil(to_start / (1 + target.within_s / service_s)) if backlog else 0

@@ -109,6 +109,12 @@ def test_as_long_as_no_run_was_seen_each_is_taken_to_last_as_long_as_one_may_wai
     assert wanted(replace(waiting(8), service_s=None, slots_each=None), SOON) == 4
 
 
+def test_arrivals_are_not_reckoned_by_a_guess() -> None:
+    load = replace(waiting(1), service_s=None, arrivals_s={"normal": 1.0})
+    assert wanted(load, SOON) == 1
+    assert wanted(replace(IDLE, service_s=None, arrivals_s={"normal": 1.0}), SOON) == 0
+
+
 def test_a_lane_with_little_time_is_not_paid_for_by_others() -> None:
     hurried: Objectives = {"high": Objective(share=0.95, within_s=1), "low": Objective(share=0.95, within_s=600)}
     load = replace(IDLE, waiting={"high": 2, "low": 600}, runnable=602)
