@@ -38,6 +38,7 @@ from director.core.listing import Listing
 from director.core.living import Living
 from director.core.metrics.pulse import Pulse
 from director.core.model_configs import ModelConfigs
+from director.core.overview import Overview
 from director.core.owed import Owed
 from director.core.queue_administration import QueueAdministration
 from director.core.queue_history import QueueHistory
@@ -141,7 +142,7 @@ async def running(
     changes, descriptors = Changes(redis, scripts, clock), Descriptors(clock)
     files = store_in(settings.files_dir, redis, clock, url=settings.files_url)
     queues, directors, owed = Queues(redis, catalog, scripts), Directors(redis), Owed(redis, catalog, clock)
-    watching = Watching(queues, directors, owed, clock)
+    watching = Watching(Overview(queues, directors, owed, clock), clock)
     waiters = Waiters(
         clients.subscriber, has_ended=glances.has_ended, read=scripts.get, clock=clock, most=settings.max_waits
     )

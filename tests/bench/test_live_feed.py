@@ -9,6 +9,7 @@ from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
 from director.core.directors import Directors
 from director.core.ids import QueueName, new_prediction_id
+from director.core.overview import Overview
 from director.core.owed import Owed
 from director.core.policy import Policy
 from director.core.queues import Queues
@@ -37,7 +38,8 @@ async def test_watching_two_hundred_queues_takes_little_of_redis(
     for number in range(QUEUES):
         await _fill(catalog, scripts, f"acme/model-{number:03d}")
     clock = SystemClock()
-    watching = Watching(Queues(redis, catalog, scripts), Directors(redis), Owed(redis, catalog, clock), clock)
+    overview = Overview(Queues(redis, catalog, scripts), Directors(redis), Owed(redis, catalog, clock), clock)
+    watching = Watching(overview, clock)
     sizes: list[int] = []
 
     async def watch() -> None:

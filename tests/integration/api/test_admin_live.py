@@ -19,6 +19,7 @@ from director.core.clock import SystemClock
 from director.core.directors import Directors
 from director.core.errors import BackendUnavailable
 from director.core.ids import QueueName
+from director.core.overview import Overview
 from director.core.owed import Owed
 from director.core.queues import Queues
 from director.core.scripts import Scripts
@@ -61,9 +62,14 @@ def queues(redis: Redis, catalog: Catalog, scripts: Scripts) -> CountedQueues:
 
 
 @pytest.fixture
-def watching(queues: CountedQueues, redis: Redis, catalog: Catalog) -> Watching:
+def overview(queues: CountedQueues, redis: Redis, catalog: Catalog) -> Overview:
     clock = SystemClock()
-    return Watching(queues, Directors(redis), Owed(redis, catalog, clock), clock)
+    return Overview(queues, Directors(redis), Owed(redis, catalog, clock), clock)
+
+
+@pytest.fixture
+def watching(overview: Overview) -> Watching:
+    return Watching(overview, SystemClock())
 
 
 def events(text: str) -> Sequence[tuple[str, Any]]:
@@ -134,11 +140,11 @@ async def test_while_redis_is_away_that_is_told(watching: Watching, queues: Coun
     assert (name, away["reason"]) == ("away", "Redis is away: ConnectionError")
 
 
-async def test_it_rests_the_longer_the_more_it_had_to_read(watching: Watching) -> None:
+async def test_it_rests_the_longer_the_more_it_had_to_read(watching: Watching, overview: Overview) -> None:
     rests = [await watching.run_once() for _ in range(3)]
     assert all(1.0 <= rest_s <= 5.0 for rest_s in rests)
-    watching._took.clear()
-    watching._took.extend([0.03, 0.9])
+    overview._took.clear()
+    overview._took.extend([0.03, 0.9])
     assert await watching.run_once() <= 3.0
 
 

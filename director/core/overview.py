@@ -1,0 +1,94 @@
+"""The whole service at a moment, for operators who watch it: queues, directors and owed webhooks in one snapshot.
+
+Reads a slice at a time, and says how long to rest before the next look: a hundred times as long as this one took, so
+that the service itself is not what Redis is busy with. Changes nothing.
+"""
+
+from collections import deque
+from collections.abc import Awaitable, Sequence
+from typing import Final, TypeVar
+
+from msgspec import Struct
+
+from director.core.clock import Clock
+from director.core.director_view import DirectorView, director_view
+from director.core.directors import Directors
+from director.core.owed import Owed
+from director.core.queue_view import QueueView, view_of
+from director.core.queues import Queues
+from director.core.view import iso
+
+__all__ = ("SHORTEST_S", "Overview", "OwedCount", "Snapshot")
+
+T = TypeVar("T")
+
+MOST_QUEUES: Final = 1_000
+MOST_DIRECTORS: Final = 1_000
+SLICE: Final = 25  # queues of one write: about a millisecond of the server, which serves others too
+BREATH_S: Final = 0.01
+REST: Final = 100  # times as long as it took
+SHORTEST_S: Final = 1.0
+LONGEST_S: Final = 5.0
+REMEMBERED: Final = 10  # of what took so long, the least is what Redis took at most: the rest was this process
+
+
+class OwedCount(Struct, frozen=True, kw_only=True):
+    """Webhooks that are owed; `late`: due, and nobody tried."""
+
+    count: int
+    late: int
+
+
+class Snapshot(Struct, frozen=True, kw_only=True):
+    """All of it within a moment. `more_queues`, `more_directors`: how many were left out, the last by name."""
+
+    at: str
+    queues: Sequence[QueueView]
+    more_queues: int
+    directors: Sequence[DirectorView]
+    more_directors: int
+    owed: OwedCount
+
+
+class Overview:
+    """Whoever watches looks through one, again and again. Raises BackendUnavailable while Redis cannot answer."""
+
+    def __init__(self, queues: Queues, directors: Directors, owed: Owed, clock: Clock) -> None:
+        self._queues = queues
+        self._directors = directors
+        self._owed = owed
+        self._clock = clock
+        self._took: deque[float] = deque(maxlen=REMEMBERED)
+        self._spent_s = 0.0
+
+    async def look(self) -> Snapshot:
+        """How everything stands now."""
+        at, self._spent_s = iso(self._clock.now_ms()), 0.0
+        names = await self._timed(self._queues.all())
+        seen, queues = names[:MOST_QUEUES], list[QueueView]()
+        for start in range(0, len(seen), SLICE):
+            found = await self._timed(self._queues.stats_of(seen[start : start + SLICE]))
+            queues += [view_of(*one) for one in found]
+            await self._clock.sleep(BREATH_S)
+        directors = await self._timed(self._directors.of(seen))
+        count, late = await self._timed(self._owed.count())
+        self._took.append(self._spent_s)
+        return Snapshot(
+            at=at,
+            queues=queues,
+            more_queues=len(names) - len(seen),
+            directors=[director_view(one) for one in directors[:MOST_DIRECTORS]],
+            more_directors=max(0, len(directors) - MOST_DIRECTORS),
+            owed=OwedCount(count=count, late=late),
+        )
+
+    @property
+    def rest_s(self) -> float:
+        """How long to wait before the next look."""
+        return min(max(SHORTEST_S, REST * min(self._took, default=0)), LONGEST_S)
+
+    async def _timed(self, asked: Awaitable[T]) -> T:
+        began = self._clock.monotonic()
+        answer = await asked
+        self._spent_s += self._clock.monotonic() - began
+        return answer
