@@ -79,17 +79,17 @@ class Observer:
 
     async def run_once(self) -> State:
         """Look now. Raises BackendUnavailable."""
-        began = time.perf_counter()
         queues = await self._registry.queues()
         self._names.keep(queues)
         awake = set(await self._registry.awake("observer"))
         asked = [queue for queue in queues if queue in awake or queue not in self._seen or _is_busy(self._seen[queue])]
+        began = time.perf_counter()
         for start in range(0, len(asked), AT_ONCE):
             await self._look(asked[start : start + AT_ONCE])
+        took_s = time.perf_counter() - began
         there = set(queues)
         self._seen = {queue: seen for queue, seen in self._seen.items() if queue in there}
         whole = {"director_queues": float(len(queues)), **await self._owed(), **await self._server()}
-        took_s = time.perf_counter() - began
         self.pause_s = min(max(LOOK_S, took_s / SHARE), LONGEST_S)
         whole["director_state_look_seconds"] = took_s
         self._state, self._looked_s = folded(self._seen, self._names, whole), self._clock.monotonic()
