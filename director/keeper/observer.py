@@ -17,6 +17,8 @@ from director.core.durability import check
 from director.core.errors import UnknownQueue, UnsafeBackend
 from director.core.ids import Partition, PredictionId, QueueName
 from director.core.metrics.names import QueueNames
+from director.core.objectives import Burns, burns
+from director.core.queue_history import QueueHistory
 from director.core.redis_client import ask
 from director.core.scripts import QueueStats, Scripts
 from director.core.settings import CommonSettings
@@ -52,6 +54,7 @@ class Observer:
     ) -> None:
         self._redis: Any = redis  # its types say str or bytes, and ours answers in bytes
         self._scripts = scripts
+        self._history = QueueHistory(redis)
         self._registry = registry
         self._names = names
         self._settings = settings
@@ -107,8 +110,13 @@ class Observer:
         tenants = await self._tenants(crowded)
         largest = await self._largest([queue for queue, count in tenants.items() if count <= MOST_TENANTS])
         for queue, stats in found.items():
-            self._seen[queue] = Seen(stats, tenants.get(queue), largest.get(queue))
+            burnt = await self._burnt(queue, stats) if stats.objectives else None
+            self._seen[queue] = Seen(stats, tenants.get(queue), largest.get(queue), burnt)
         await anyio.lowlevel.checkpoint()
+
+    async def _burnt(self, queue: QueueName, stats: QueueStats) -> Burns:
+        """How its objectives are kept. One by one: an hour of a queue takes this process some milliseconds to read."""
+        return burns(await self._history.of(queue), stats.objectives, now_ms=self._clock.now_ms())
 
     async def _stats(self, queue: QueueName) -> QueueStats | None:
         try:

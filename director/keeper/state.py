@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from director.core.ids import QueueName
 from director.core.metrics.names import QueueNames
 from director.core.metrics.table import METRICS
-from director.core.objectives import Lane
+from director.core.objectives import Burns, Lane
 from director.core.scripts import QueueStats
 
 __all__ = ("OF_QUEUES", "OF_THE_WHOLE", "Seen", "State", "StateCollector", "folded")
@@ -25,12 +25,13 @@ Fold = Callable[[float, float], float]
 class Seen(Struct, frozen=True):
     """One queue. `tenants`: accounts with anything waiting; `largest`: what of it is of the one that has the most.
 
-    None where nobody counted.
+    None where nobody counted. `burnt`: how its objectives are kept, where it has any.
     """
 
     stats: QueueStats
     tenants: int | None = None
     largest: int | None = None
+    burnt: Burns | None = None
 
     @property
     def share(self) -> float | None:
@@ -72,6 +73,7 @@ OF_LANES: Final[Mapping[str, tuple[Callable[[QueueStats, Lane], float | None], F
     "director_objective_met_total": (lambda stats, lane: stats.tally.get(f"met:{lane}", 0), added),
     "director_objective_missed_total": (lambda stats, lane: stats.tally.get(f"missed:{lane}", 0), added),
 }
+BURN: Final = "director_objective_burn_rate"
 OF_THE_WHOLE: Final = (
     "director_queues",
     "director_state_look_seconds",
@@ -85,13 +87,16 @@ OF_THE_WHOLE: Final = (
 
 def folded(seen: Mapping[QueueName, Seen], names: QueueNames, whole: Mapping[str, float]) -> State:
     """All series. Those that have work or directors are named before others."""
-    values: dict[str, dict[Labels, float]] = {name: {} for name in (*OF_LANES, *OF_QUEUES)}
+    values: dict[str, dict[Labels, float]] = {name: {} for name in (BURN, *OF_LANES, *OF_QUEUES)}
     busy_first = sorted(seen, key=lambda queue: (-seen[queue].stats.live, -seen[queue].stats.directors, queue))
     for queue in busy_first:
         name, stats = names.of(queue), seen[queue].stats
         for metric, (of_lane, fold) in OF_LANES.items():
             for lane in get_args(Lane):
                 _put(values[metric], (name, lane), of_lane(stats, lane), fold)
+        for lane, by_window in (seen[queue].burnt or {}).items():
+            for window, burn in by_window.items():
+                _put(values[BURN], (name, lane, window), burn.rate, max)
         for metric, (read, fold) in OF_QUEUES.items():
             _put(values[metric], (name,), read(seen[queue]), fold)
     return State({**values, **{name: {(): value} for name, value in whole.items()}})
@@ -106,7 +111,7 @@ class StateCollector(Collector):
     @property
     def names(self) -> tuple[str, ...]:
         """What it shows."""
-        return (*OF_LANES, *OF_QUEUES, *OF_THE_WHOLE)
+        return (BURN, *OF_LANES, *OF_QUEUES, *OF_THE_WHOLE)
 
     def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
         state = self._fresh()

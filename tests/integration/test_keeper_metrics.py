@@ -15,7 +15,9 @@ from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.gatherer import Gatherer
 from director.core.ids import QueueName
 from director.core.metrics.names import QueueNames
+from director.core.objectives import Objective, Objectives
 from director.core.policy import Policy
+from director.core.samples import MOST, PERIOD_S
 from director.core.scripts import Scripts
 from director.core.settings import KeeperSettings
 from director.keeper import keeper
@@ -23,7 +25,7 @@ from director.keeper.observer import CROWD, LOOK_S, SHARE, STALE_S, Observer
 from director.keeper.registry import Registry
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
-from tests.support.queue_driver import MODEL, QueueDriver
+from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 from tests.support.scrape import Scrape, scrape
 from tests.support.servers import RedisServer, redis_server
 from tests.support.sink import Answer, sink
@@ -133,6 +135,23 @@ async def test_a_state_that_is_too_old_is_not_shown(
     assert observer.state is None
     await observer.run_once()
     assert observer.state is not None
+
+
+async def test_how_objectives_are_kept_is_shown_also_where_nothing_starts(
+    redis: Redis, scripts: Scripts, catalog: Catalog, driver: QueueDriver, server: RedisServer
+) -> None:
+    clock = FakeClock()
+    driver.now_ms = clock.now_ms()
+    objectives: Objectives = {"normal": Objective(share=0.9, within_s=5)}
+    await scripts.register(driver.queue, version=VERSION, policy=Policy(objectives=objectives))
+    observer = observer_of(redis, scripts, catalog, clock, server.url)
+    await driver.submit()
+    clock.pass_time(6)
+    driver.now_ms = clock.now_ms()
+    assert await scripts.sample(driver.queue, period_s=PERIOD_S, most=MOST, now_ms=driver.now_ms)
+    burning = (await observer.run_once()).values["director_objective_burn_rate"]
+    expected = {(driver.queue, "normal", "5m"): 10.0, (driver.queue, "normal", "1h"): 10.0}
+    assert burning == pytest.approx(expected)
 
 
 async def test_who_has_most_of_a_crowd_is_a_share_and_no_name(

@@ -50,6 +50,8 @@ WELL = {
     f'director_objective_share{{{OF_Q}, lane="normal"}}': "0.95x90",
     f'director_objective_met_total{{{OF_Q}, lane="normal"}}': "0+100x90",
     f'director_objective_missed_total{{{OF_Q}, lane="normal"}}': "0+1x90",
+    f'director_objective_burn_rate{{{OF_Q}, lane="normal", window="5m"}}': "0.2x90",
+    f'director_objective_burn_rate{{{OF_Q}, lane="normal", window="1h"}}': "0.2x90",
     f'director_given_back_total{{{OF_Q}, error="infrastructure", became="dead"}}': "0x90",
     f'director_reaped_total{{{OF_Q}, became="waiting"}}': "5x90",
     f'director_reaped_total{{{OF_Q}, became="dead"}}': "0x90",
@@ -86,8 +88,8 @@ FAULTS = {
     "DirectorQueuePaused": Fault({f"director_queue_paused{{{OF_Q}}}": "0x9 1x80"}, "50m", {"queue": Q}),
     "DirectorObjectiveBurning": Fault(
         {
-            f'director_objective_met_total{{{OF_Q}, lane="normal"}}': "0+1x90",
-            f'director_objective_missed_total{{{OF_Q}, lane="normal"}}': "0+9x90",
+            f'director_objective_burn_rate{{{OF_Q}, lane="normal", window="5m"}}': "18x90",
+            f'director_objective_burn_rate{{{OF_Q}, lane="normal", window="1h"}}': "18x90",
         },
         "70m",
         {"queue": Q, "lane": "normal"},

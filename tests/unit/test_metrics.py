@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 LABELS = {
     *("attempt", "became", "code", "error", "kind", "lane", "method", "ok", "outcome", "process", "queue", "repair"),
     *("route", "script", "side", "state", "status", "version"),
+    "window",
 }
 
 

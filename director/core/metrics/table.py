@@ -220,6 +220,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         "director_objective_met_total", "counter", KEEPER, "Starts within their lane's objective.", ("queue", "lane")
     ),
     Metric("director_objective_missed_total", "counter", KEEPER, "Starts that came later.", ("queue", "lane")),
+    Metric(
+        "director_objective_burn_rate",
+        "gauge",
+        KEEPER,
+        "Share missed over `window` (5m, 1h) by the share that may be; what waits too long by now is missed.",
+        ("queue", "lane", "window"),
+    ),
     Metric("director_webhooks_owed", "gauge", KEEPER, "Ends that are not told yet."),
     Metric(
         "director_webhooks_owed_oldest_seconds",
