@@ -75,6 +75,8 @@ async def _moved(here: Backend, there: Backend, given: argparse.Namespace) -> "t
     from director.core.settings import CommonSettings, load
 
     queue, to = await here.queues.named(given.queue), await there.queues.named(given.to or given.queue)
+    if given.dry_run and given.put_back:
+        raise SettingsError("--dry-run says what would be moved: it does not go with --put-back.")
     if queue is None:
         raise SettingsError(f"there is no queue {given.queue}: `director queues` shows them.")
     if to is None:

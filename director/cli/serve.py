@@ -42,6 +42,9 @@ def add(commands: Commands) -> None:
     run.add_argument("--concurrency", type=int, metavar="N", help="predictions one server runs at once")
     run.add_argument("--batch-cost", type=float, metavar="N", help="most that all running here may cost together")
     run.add_argument("--batch-size", type=int, metavar="M", help="most that run here at once")
+    run.epilog = (
+        "Example: director run --model acme/painter --server http://127.0.0.1:5000 --also acme/painter:0123456789ab"
+    )
     run.set_defaults(run=_run)
 
     keeper = _serving(commands, "keeper", "look after queues that nobody holds", "KeeperSettings")

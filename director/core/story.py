@@ -299,7 +299,9 @@ def _after_its_end(known: Known) -> Iterator[Coming]:
 
 def _waited_for(known: Known) -> Iterator[Coming]:
     attempt = _attempt(known.record.attempt + 1, known.attempts)
-    if known.due is not None:
+    if known.record.leaving:
+        yield Coming("move", None, "it is on its way to another Redis server: `director queues migrate` carries on")
+    elif known.due is not None:
         yield Coming("attempt", iso(known.due), f"{attempt}, not before that")
     else:
         yield Coming("attempt", None, f"{attempt}, when its turn has come")

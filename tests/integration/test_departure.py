@@ -117,6 +117,8 @@ async def test_it_says_what_moves_and_what_stays_and_a_dry_run_moves_nothing(
 
 
 async def test_what_cannot_be_is_told_in_one_line(mover: Mover, driver: QueueDriver, there: QueueDriver) -> None:
+    both = await mover.run("--dry-run", "--put-back")
+    assert (both.returncode, both.stdout, both.stderr.count("\n")) == (1, "", 1)
     await there.redis.flushall()
     ended = await mover.run()
     assert (ended.returncode, ended.stdout) == (1, "")

@@ -39,7 +39,8 @@ async def test_while_it_leaves_it_shows_that_it_starts_and_a_cancel_is_taken(
     assert (shown["status"], shown["input"]) == ("starting", {})
     assert "queue" not in shown
     assert (await api.post(f"{path}/cancel")).status_code == 200
-    assert (await api.get(f"{path}/explain")).status_code == 200
+    [coming, *_] = (await api.get(f"{path}/explain")).json()["next"]
+    assert coming["what"] == "move"
     assert await scripts.stay(leaving, site="far") == "canceled"
 
 
