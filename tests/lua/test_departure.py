@@ -283,6 +283,10 @@ async def test_each_step_twice_is_once(driver: QueueDriver, there: QueueDriver) 
     before = await dump(there.redis)
     assert await arrive(driver, there, name) == "here"
     assert await dump(there.redis) == before
+    await there.redis.delete(keys.came(name))
+    assert await arrive(driver, there, name) == "here", "also when nobody remembers the move"
+    assert await there.redis.zcard(keys.live(there.queue)) == 1
+    assert len((await replayed(there, name)).events) == 1
     assert [await driver.scripts.vacate(name, site=FAR, now_ms=driver.now_ms) for _ in range(2)] == ["moved"] * 2
     assert await depart(driver, name) == ["gone"]
     assert await driver.scripts.stay(name, site=FAR) == "gone"
