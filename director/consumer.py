@@ -1,8 +1,9 @@
-"""Seats → claims → executors: ask the queue for as much as can run now, never for more.
+"""Seats → claims → executors: ask the queue for as much as can run now, or within a moment.
 
-Holds the seats before it asks, so nothing is claimed that has to wait here. How much of them one claim may use is
-decided in `portion.py`. Queues that are read beside its own, as that of an older version, have their share of the
-seats. Never looks into a prediction.
+Holds the seats before it asks, so nothing is claimed that has to wait here; but where more waits in the queue than
+there are slots, and runs are short, a few are claimed ahead, for the slots that are free next. How much of the seats
+one claim may use is decided in `portion.py`. Queues that are read beside its own, as that of an older version, have
+their share of the seats. Never looks into a prediction.
 """
 
 import asyncio
@@ -71,7 +72,7 @@ class Consumer:
         self._register = register
         self._portions = portions
         self._gather_s = gather_s
-        self._is_full = False
+        self._is_full = self._has_more = self._is_ahead = False
         self._runs: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
@@ -84,7 +85,8 @@ class Consumer:
         try:
             while not self._stopping:
                 try:
-                    if not await self._claimed():
+                    # what comes while every slot is taken is for a director that has a free one: its bell is not heard
+                    if not await self._claimed() and not self._is_ahead:
                         await self._resting(self._room() if self._is_full else self._rung())
                 except Exception:  # a fault in one claim must not end every run of this director
                     log.exception("claiming broke", extra={"queue": self._queue})
@@ -107,7 +109,11 @@ class Consumer:
         Each queue is asked in turn for its share of the seats, and the next time another one goes first.
         """
         self._is_full = False
-        seats = await self._resting(self._servers.seats())
+        # queues that take turns would not by what is claimed ahead
+        ahead = self._has_more and not self._portions.is_bounded and len(self._turns) == 1
+        seats = await self._resting(self._servers.seats(ahead=ahead))
+        self._is_ahead = not any(seat.has_slot for seat in seats)
+        self._has_more = False
         started = 0
         try:
             self._turns.rotate(-1)
@@ -117,6 +123,7 @@ class Consumer:
                 started += await self._fill(queue, seats, len(seats) if fills_batch else share)
                 if not seats or self._stopping or (started and fills_batch):
                     break
+            self._has_more = not seats
             return started
         finally:
             for seat in seats:

@@ -248,6 +248,8 @@ class Director:
                 room.run_limit_s = self._settings.run_limit_s
         if self._executor is not None:
             self._executor.policy = self._policy
+        # a claim whose holder dies counts as an attempt, also where its run had not begun: not for such a model
+        self.servers.may_wait = self._policy.on_lost == "retry" and self._policy.attempts > 1
 
     def _want_servers(self) -> None:
         config = runner_config(self._settings.runner, self._settings.runner_config)

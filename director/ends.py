@@ -16,6 +16,7 @@ from director.core.view import LINES_DROPPED
 from director.runners.runner import Ended, Outcome
 
 __all__ = (
+    "CLAIMED_AHEAD",
     "CODES",
     "FAULTS",
     "STOPS",
@@ -74,7 +75,8 @@ class Finish(Struct, frozen=True, kw_only=True):
 
 
 class GiveBack(Struct, frozen=True, kw_only=True):
-    """It may run again. `fault` says whether this was an attempt; None is a drain, which never is.
+    """It may run again. `fault` says whether this was an attempt; None is a drain or a slot that did not come in time,
+    which never are.
 
     `error` and `code` are its end when no attempt is left; `asked_s` is the server's own Retry-After.
     """
@@ -84,6 +86,9 @@ class GiveBack(Struct, frozen=True, kw_only=True):
     code: str
     asked_s: float | None = None
 
+
+# The code of one that waited here for a slot, while the runs before it took longer than they did lately
+CLAIMED_AHEAD: Final = "claimed_ahead"
 
 # Outcome of a run that nobody asked to stop -> the kind of fault it is; a success is none
 FAULTS: Final[dict[Outcome, ErrorClass]] = {
@@ -150,6 +155,8 @@ def end_of(ended: Ended, stopped: Stop | None, limits: Limits, *, has_begun: boo
         return _finish(ended, limits, Status.FAILED, code=code, error=_cut(ended.error or error))
     if stopped is Stop.DRAIN:
         return GiveBack(fault=None, error="", code="drained")
+    if code == CLAIMED_AHEAD:  # no server was asked, and another director may have a slot for it now
+        return GiveBack(fault=None, error="", code=code)
     why = f"{error} ({_cut(ended.error)})" if ended.error else error
     return GiveBack(fault=fault, error=why, code=code, asked_s=ended.retry_after_s)
 

@@ -22,7 +22,7 @@ from director.core.retry import RULES, backoff_s
 from director.core.schema import Claim, Stored
 from director.core.scripts import Requeued, Scripts
 from director.core.states import Status
-from director.ends import Finish, GiveBack, Limits
+from director.ends import CLAIMED_AHEAD, Finish, GiveBack, Limits
 from director.file_inputs import FileInputs
 from director.holdings import Held, Holdings
 from director.inference import metrics_of, with_metrics
@@ -53,6 +53,7 @@ ABANDONED: Final = Ended(outcome=Outcome.LOST, error="The run was abandoned")
 FAULT: Final = Ended(outcome=Outcome.LOST, error="Following the run failed inside the director")
 NO_INPUT: Final = Ended(outcome=Outcome.REFUSED, error="The files of its input could not be looked up")
 LEFT: Final = Ended(outcome=Outcome.LOST, error="It was left on its server, for another director to follow")
+NO_TURN: Final = Ended(outcome=Outcome.REFUSED, code=CLAIMED_AHEAD)
 NEVER_BEGAN: Final = Ended(outcome=Outcome.REFUSED, error="It was asked to stop before it was started")
 
 
@@ -144,7 +145,7 @@ class Executor:
 
     def _measured(self, held: Held, end: Finish, setup_wait_s: float) -> Finish:
         record = held.claim.record
-        metrics = metrics_of(record, held.tracker, setup_wait_s=setup_wait_s)
+        metrics = metrics_of(record, held.tracker, setup_wait_s=setup_wait_s, ahead_s=held.ahead_s)
         facts = {"model": record.model, "version": record.version, "server": held.runner.url, "status": end.status}
         log.info("inference", extra={**_facts(held.claim), **facts, "code": end.code, **metrics})
         self._metering.measured(record, metrics)
@@ -184,6 +185,11 @@ class Executor:
         if given is None:
             performer.feed(NO_INPUT)
             return
+        waits_since = self._now()
+        if not await self._servers.turn(seat):
+            performer.feed(NO_TURN)
+            return
+        held.ahead_s = self._now() - waits_since
         crash.at("before_put")
         record = held.claim.record
         request = RunRequest(

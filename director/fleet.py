@@ -93,7 +93,7 @@ class Fleet:
             await self._watch(kept.server)
 
     async def _let_go(self, driven: Driven, server: Server) -> None:
-        while server.busy:
+        while server.busy or server.waiting:
             await self._servers.changed()
         await server.runner.aclose()
         self._leaving.remove((driven, server))

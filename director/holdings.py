@@ -32,7 +32,7 @@ CANCEL_ANSWER_S: Final = 1.0
 
 
 class Held:
-    """One claim and the run that it became."""
+    """One claim and the run that it became. `ahead_s`: what it waited here before it was started."""
 
     def __init__(self, claim: Claim, tracker: Tracker, runner: Runner, clock: Clock) -> None:
         self.claim = claim
@@ -42,6 +42,7 @@ class Held:
         self.stuck = False
         self.unbegun = False
         self.left = False
+        self.ahead_s = 0.0
         self.wanted_over = asyncio.Event()
         self._clock = clock
         self._reading: asyncio.Task[None] | None = None

@@ -12,14 +12,15 @@ from director.tracker import Tracker
 __all__ = ("metrics_of", "with_metrics")
 
 
-def metrics_of(record: Record, tracker: Tracker, *, setup_wait_s: float) -> dict[str, float]:
+def metrics_of(record: Record, tracker: Tracker, *, setup_wait_s: float, ahead_s: float = 0) -> dict[str, float]:
     """Of the attempt that ends it. Times are in seconds; what cannot be told is left out.
 
-    `setup_wait_s`: how much of the time in the queue no server of this director could run anything.
+    `ahead_s`: what it still waited for a slot after it was claimed. `setup_wait_s`: how much of the time in the queue
+    no server of this director could run anything.
     """
     found: dict[str, float] = {}
     if record.claimed is not None:
-        found["queue_time"] = max(0, record.claimed - record.created) / 1000
+        found["queue_time"] = max(0, record.claimed - record.created) / 1000 + ahead_s
         found["setup_wait_time"] = setup_wait_s
     if tracker.began_at is not None:
         if tracker.over_at is not None:

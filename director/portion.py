@@ -77,6 +77,11 @@ class Portions:
         return taken
 
     @property
+    def is_bounded(self) -> bool:
+        """By more than slots?"""
+        return bool(self._cost or self._size)
+
+    @property
     def has_more_room(self) -> bool:
         """Did anything end that ran when `next` was asked last?"""
         return len(self._running()) < self._asked_beside

@@ -2,12 +2,16 @@
 
 Never asks a server anything: the watch tells it who is ready. Seats are given to the least busy server first; one that
 keeps failing gets none for a while (`trust.py`), and neither that nor one that is down holds up the others.
+
+Where runs are so short that a slot would be idle for a good part of its time while the next one is claimed, a few seats
+are given ahead: they wait for the next slots of their server that become free.
 """
 
 import asyncio
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -26,6 +30,10 @@ log = logging.getLogger(__name__)
 
 SOON_AGAIN: Final = 100  # runs
 ALONE_S: Final = 3600.0
+# A claim takes some ms: of longer runs that is too little to hold what another director may have a free slot for
+SHORT_S: Final = 0.25
+TURN_WITHIN_S: Final = 0.5
+ONE_AHEAD_OF: Final = 4  # slots
 
 
 class Standing(Struct, frozen=True):
@@ -42,7 +50,8 @@ class Server(Struct, eq=False):
     `since` is the start of it that was seen last; `fewer`, the slots it has where these are less than we were told.
     `runs` counts what was ever started on it, `running` is what of that has not ended. `full_at`: what had been started
     when it was found full though by our count it was not. `places`: in a batch; 0 without. `lock`: it rests since it
-    does not let the director in, as its last refusal said; '' where it does.
+    does not let the director in, as its last refusal said; '' where it does. `run_s`: what its runs take, lately.
+    `waiting`: seats that were given ahead.
     """
 
     runner: Runner
@@ -59,6 +68,8 @@ class Server(Struct, eq=False):
     running: int = 0
     full_at: int | None = None
     places: int = 0
+    run_s: float = math.inf
+    waiting: deque["Seat"] = msgspec.field(default_factory=deque)
 
     @property
     def free(self) -> int:
@@ -69,6 +80,12 @@ class Server(Struct, eq=False):
     def usable(self) -> int:
         """Slots that it may use: one at a time until it has shown that it can still succeed."""
         return 1 if self.trust.is_on_trial else self.fewer or self.slots
+
+    @property
+    def ahead(self) -> int:
+        """Seats that may wait for its slots."""
+        is_short = self.run_s < SHORT_S and not self.places and not self.trust.is_on_trial
+        return max(1, self.usable // ONE_AHEAD_OF) if is_short and self.can_run else 0
 
     @property
     def can_run(self) -> bool:
@@ -94,26 +111,35 @@ class Server(Struct, eq=False):
 
 class Seat(Struct, eq=False):
     """The permit for one slot of this start of the server, or for a place in the batch that shares one. Leave it once,
-    when the server has answered: the slot is free when its last seat is left.
+    when the server has answered: the slot is free when its last seat is left. One that was given ahead has a slot when
+    its `turn` has come.
     """
 
     server: Server
     since: str
     taken: bool = True
+    started_at: float = 0.0
     is_running: bool = False
     place: Place | None = None
+    turn: asyncio.Event | None = None
 
     @property
     def batch(self) -> Batch | None:
         """The batch that its run goes in, if there is one."""
         return None if self.place is None else self.place.batch
 
+    @property
+    def has_slot(self) -> bool:
+        """Or does it wait for one?"""
+        return self.turn is None or self.turn.is_set()
+
 
 class Servers:
-    """All seats. `on_news` is called whenever a server may stand differently."""
+    """All seats. `on_news` is called whenever a server may stand differently. `may_wait`: seats may be given ahead."""
 
     def __init__(self, servers: list[Server], now: Callable[[], float] = time.monotonic) -> None:
         self.all = servers
+        self.may_wait = True
         self._now = now
         self._away_at = now()
         self._back_at: float | None = None
@@ -150,12 +176,23 @@ class Servers:
             return Standing(0, SERVER_AUTH)
         return Standing(0, "setup_failed" if HealthStatus.SETUP_FAILED in seen else "starting")
 
-    async def seats(self) -> list[Seat]:
-        """Every free seat, at least one: waits for it."""
-        while not (seats := self._take()):
+    async def seats(self, *, ahead: bool = False) -> list[Seat]:
+        """Every free seat, at least one: waits for it. `ahead`: and then those that may wait for a slot."""
+        while not (seats := self._take() + (self._take_ahead() if ahead and self.may_wait else [])):
             self._changed.clear()
             await self._changed.wait()
         return seats
+
+    async def turn(self, seat: Seat) -> bool:
+        """Wait until the seat has a slot. False when it took too long: what runs there is longer than it was."""
+        if seat.turn is not None:
+            try:
+                async with asyncio.timeout(TURN_WITHIN_S):
+                    await seat.turn.wait()
+            except TimeoutError:
+                seat.server.run_s = math.inf
+                return False
+        return True
 
     async def changed(self) -> None:
         """Wait until a seat is left, or a server was looked at."""
@@ -170,17 +207,21 @@ class Servers:
         if there is seat.server:
             return
         self.leave(seat)
-        seat.server, seat.since, seat.place, seat.taken = there, there.since, None, True
+        seat.server, seat.since, seat.place, seat.taken, seat.turn = there, there.since, None, True, None
         there.busy += 1
 
     def leave(self, seat: Seat) -> None:
         """The slot is free again."""
-        if seat.taken:
-            seat.taken = False
-            seat.server.running -= seat.is_running
-            if seat.place is None or seat.place.leave():
-                seat.server.busy -= 1
-                self._changed.set()
+        if not seat.taken:
+            return
+        seat.taken = False
+        seat.server.running -= seat.is_running
+        if not seat.has_slot:
+            seat.server.waiting.remove(seat)
+        elif seat.place is None or seat.place.leave():
+            seat.server.busy -= 1
+            self._hand_on(seat.server)
+        self._changed.set()
 
     def setup_wait_s(self, waited_s: float) -> float:
         """How much of the time that a prediction waited until now there was no server that could run anything."""
@@ -191,6 +232,7 @@ class Servers:
     def starts(self, seat: Seat) -> None:
         """A run is about to be started on this seat."""
         seat.is_running = True
+        seat.started_at = self._now()
         seat.server.runs += 1
         seat.server.running += 1
 
@@ -208,6 +250,8 @@ class Servers:
         counts = counts and (ended.outcome is Outcome.SUCCEEDED or not server.is_resting)
         account = self._others_than(account)
         if ended.outcome is Outcome.SUCCEEDED:
+            took_s = self._now() - seat.started_at
+            server.run_s = took_s if server.run_s == math.inf else server.run_s + (took_s - server.run_s) / 5
             for other in self.all:
                 other.trust.went_well_elsewhere(account)
         if ended.is_locked:
@@ -299,6 +343,8 @@ class Servers:
                 self._back_at = self._now()
             else:
                 self._away_at, self._back_at = self._now(), None
+        for server in self.all:
+            self._hand_on(server)
         self._changed.set()
         self.on_news()
 
@@ -324,8 +370,25 @@ class Servers:
 
     def _rested(self, server: Server) -> None:
         server.is_resting = False
+        self._hand_on(server)
         self._changed.set()
         self.on_news()
+
+    def _hand_on(self, server: Server) -> None:
+        while server.waiting and server.free > 0:
+            server.busy += 1
+            seat = server.waiting.popleft()
+            seat.since = server.since
+            assert seat.turn is not None  # noqa: S101 - for the type checker: it waits
+            seat.turn.set()
+
+    def _take_ahead(self) -> list[Seat]:
+        seats = []
+        for server in self.all:
+            while len(server.waiting) < server.ahead:
+                server.waiting.append(Seat(server, server.since, turn=asyncio.Event()))
+                seats.append(server.waiting[-1])
+        return seats
 
     def _take(self) -> list[Seat]:
         seats = []

@@ -127,6 +127,55 @@ async def test_it_asks_for_as_many_as_there_are_seats_and_leaves_those_it_does_n
     await eventually(lambda: counter.servers.busy, "seats are left", until=(0).__eq__)
 
 
+async def test_where_more_waits_than_there_are_slots_a_short_run_is_claimed_ahead() -> None:
+    counter = Counter(slots=2)
+    counter.servers.all[0].run_s = 0.1
+    counter.answers = [2, 1]
+    consuming = asyncio.create_task(counter.consumer.run())
+    await eventually(lambda: len(counter.executed), "two run and one waits", until=(3).__eq__)
+    assert [count for _, count in counter.asked] == [2, 1]
+    assert counter.servers.busy == 2
+    counter.consumer.stop()
+    await asyncio.wait_for(consuming, 5)
+    counter.run_ends.set()
+    await eventually(lambda: counter.servers.busy, "seats are left", until=(0).__eq__)
+
+
+@pytest.mark.parametrize("answers", [[1], [2, 0]], ids=["not all that was asked for", "nothing ahead"])
+async def test_once_nothing_more_waits_nothing_is_claimed_ahead_and_the_bell_is_left_to_others(
+    answers: list[int | Ceased | Exception | asyncio.Event],
+) -> None:
+    counter = Counter(slots=2)
+    counter.servers.all[0].run_s = 0.1
+    asked = len(answers)
+    counter.answers = answers
+    if asked == 1:  # and then another one, which takes the last slot
+        counter.answers.append(1)
+    consuming = asyncio.create_task(counter.consumer.run())
+    await eventually(lambda: len(counter.executed), "both run", until=(2).__eq__)
+    await eventually(lambda: len(counter.answers), "all was asked", until=(0).__eq__)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert counter.heard == 0
+    counter.run_ends.set()
+    counter.consumer.stop()
+    await asyncio.wait_for(consuming, 5)
+
+
+async def test_where_costs_are_bounded_nothing_is_claimed_ahead() -> None:
+    counter = Counter(slots=1, portions=Portions(batch_cost=5))
+    counter.servers.all[0].run_s = 0.1
+    counter.answers = [1, 1]
+    consuming = asyncio.create_task(counter.consumer.run())
+    await eventually(lambda: counter.executed, "it runs")
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(counter.asked) == 1
+    counter.consumer.stop()
+    await asyncio.wait_for(consuming, 5)
+    counter.run_ends.set()
+
+
 async def test_without_a_seat_nothing_is_asked_for() -> None:
     counter = Counter()
     counter.answers = [1]

@@ -40,6 +40,11 @@ def test_times_are_told_from_the_claim_and_from_the_beginning_of_the_run() -> No
     }
 
 
+def test_what_it_waited_for_a_slot_after_its_claim_is_time_in_the_queue() -> None:
+    found = metrics_of(RECORD, Tracker(RECORD, Limits()), setup_wait_s=0, ahead_s=0.25)
+    assert found["queue_time"] == 2.75
+
+
 def test_of_a_run_that_its_server_began_anew_the_last_beginning_counts() -> None:
     tracker = Tracker(RECORD, Limits())
     tracker.apply(Began(), 10.0)

@@ -240,17 +240,82 @@ async def test_a_run_that_was_asked_to_stop_says_nothing_against_its_server() ->
 @given(
     slots=st.lists(st.integers(1, 4), min_size=1, max_size=3),
     steps=st.lists(st.none() | st.integers(0, 20), max_size=40),
+    run_s=st.sampled_from([0.1, 1.0]),
 )
-def test_slots_are_never_exceeded_in_any_order_of_taking_and_leaving(slots: list[int], steps: list[int | None]) -> None:
+def test_slots_are_never_exceeded_in_any_order_of_taking_and_leaving(
+    slots: list[int], steps: list[int | None], run_s: float
+) -> None:
     servers = Servers([server(each) for each in slots])
+    for each in servers.all:
+        each.run_s = run_s
     held: list[Seat] = []
     for step in steps:
-        if step is None and servers.busy < servers.slots:
-            held += servers._take()
-        elif step is not None and held:
+        if step is None:
+            held += servers._take() + servers._take_ahead()
+        elif held:
             servers.leave(held.pop(step % len(held)))
         assert all(0 <= each.busy <= each.slots for each in servers.all)
-        assert servers.busy == len(held)
+        assert servers.busy == sum(seat.has_slot for seat in held)
+        assert all(each.free == 0 or not each.waiting for each in servers.all)
+
+
+async def test_where_runs_are_short_seats_are_given_ahead_and_have_the_next_slots_in_turn() -> None:
+    one = server(8)
+    servers = Servers([one])
+    running = await taken(servers)
+    assert servers._take_ahead() == []  # nobody knows yet how long they are
+    one.run_s = 0.1
+    first, second = servers._take_ahead()
+    assert servers._take_ahead() == []
+    assert (servers.busy, first.has_slot, second.has_slot) == (8, False, False)
+    servers.leave(running[0])
+    assert (servers.busy, first.has_slot, second.has_slot) == (8, True, False)
+    servers.leave(second)  # it never had one
+    servers.leave(running[1])
+    assert servers.busy == 7
+    assert await servers.turn(first)
+
+
+async def test_how_long_runs_are_is_told_by_those_that_went_well() -> None:
+    clock = FakeClock()
+    servers = Servers([server(1)], clock.monotonic)
+    [seat] = await taken(servers)
+    servers.starts(seat)
+    clock.pass_time(0.1)
+    servers.ended(seat, Ended(outcome=Outcome.FAILED), unasked=True)
+    assert servers.all[0].ahead == 0
+    servers.ended(seat, Ended(outcome=Outcome.SUCCEEDED), unasked=True)
+    assert servers.all[0].ahead == 1
+    clock.pass_time(10)
+    servers.ended(seat, Ended(outcome=Outcome.SUCCEEDED), unasked=True)
+    assert servers.all[0].ahead == 0
+
+
+async def test_who_waits_for_too_long_has_no_turn_and_nobody_else_waits_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("director.servers.TURN_WITHIN_S", 0)
+    one = server(1)
+    one.run_s = 0.1
+    servers = Servers([one])
+    await taken(servers)
+    [waiting] = servers._take_ahead()
+    assert not await servers.turn(waiting)
+    servers.leave(waiting)
+    assert servers._take_ahead() == []
+
+
+async def test_nobody_waits_for_a_server_that_is_doubted_but_who_waited_has_its_slot_once_it_is_back() -> None:
+    one = server(2)
+    one.run_s = 0.1
+    servers = Servers([one])
+    seat, other = await taken(servers)
+    [waiting] = servers._take_ahead()
+    servers.doubt(seat)
+    servers.leave(other)
+    assert not waiting.has_slot
+    assert one.ahead == 0
+    servers.started(one, "second")
+    servers.saw(one, READY)
+    assert (waiting.has_slot, waiting.since) == (True, "second")
 
 
 async def test_the_slot_of_a_batch_is_free_when_the_last_place_in_it_is_left() -> None:
