@@ -29,6 +29,7 @@ BREATH_S: Final = 0.01
 REST: Final = 100  # times as long as it took
 SHORTEST_S: Final = 1.0
 LONGEST_S: Final = 5.0
+MANY: Final = 400  # queues, beyond which a look may cost more than LONGEST_S makes up for: the rest grows with them
 REMEMBERED: Final = 10  # of what took so long, the least is what Redis took at most: the rest was this process
 
 
@@ -60,6 +61,7 @@ class Overview:
         self._clock = clock
         self._took: deque[float] = deque(maxlen=REMEMBERED)
         self._spent_s = 0.0
+        self._seen = 0
 
     async def look(self) -> Snapshot:
         """How everything stands now."""
@@ -73,6 +75,7 @@ class Overview:
         directors = await self._timed(self._directors.of(seen))
         count, late = await self._timed(self._owed.count())
         self._took.append(self._spent_s)
+        self._seen = len(queues)
         return Snapshot(
             at=at,
             queues=queues,
@@ -85,7 +88,8 @@ class Overview:
     @property
     def rest_s(self) -> float:
         """How long to wait before the next look."""
-        return min(max(SHORTEST_S, REST * min(self._took, default=0)), LONGEST_S)
+        longest_s = LONGEST_S * max(1.0, self._seen / MANY)
+        return min(max(SHORTEST_S, REST * min(self._took, default=0)), longest_s)
 
     async def _timed(self, asked: Awaitable[T]) -> T:
         began = self._clock.monotonic()
