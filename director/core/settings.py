@@ -321,6 +321,9 @@ class KeeperSettings(CommonSettings, frozen=True, kw_only=True):
     metrics_queues: Annotated[
         int, Meta(ge=0, le=10_000, description="Queues named in metrics; the others are shown together.")
     ] = 500
+    metrics_tenants: Annotated[
+        bool, Meta(description="Name in metrics the five accounts that have the most waiting in a queue.")
+    ] = False
     scale_token: Annotated[
         str, Meta(description="Bearer token for /scale/{queue}, for an autoscaler; empty: nobody is answered.")
     ] = ""

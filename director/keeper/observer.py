@@ -4,8 +4,10 @@ Takes about a hundredth of the server's time at most: the longer a look takes, t
 Changes nothing.
 """
 
+import heapq
 import time
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 import anyio
@@ -19,9 +21,9 @@ from director.core.ids import Partition, PredictionId, QueueName
 from director.core.metrics.names import QueueNames
 from director.core.objectives import Burns, burns
 from director.core.queue_history import QueueHistory
-from director.core.redis_client import ask
+from director.core.redis_client import ask, text
 from director.core.scripts import QueueStats, Scripts
-from director.core.settings import CommonSettings
+from director.core.settings import KeeperSettings
 from director.keeper.registry import Registry
 from director.keeper.state import Seen, State, folded
 from director.keeper.sweep import repeat, sweep
@@ -37,6 +39,7 @@ STALE_LOOKS: Final = 3
 AT_ONCE: Final = 50
 CROWD: Final = 20  # waiting: below it nobody is crowded out
 MOST_TENANTS: Final = 1_000  # whose counts are read
+NAMED: Final = 5
 OWED_READ: Final = 50  # at either end of a partition's list
 
 
@@ -49,7 +52,7 @@ class Observer:
         scripts: Scripts,
         registry: Registry,
         names: QueueNames,
-        settings: CommonSettings,
+        settings: KeeperSettings,
         clock: Clock,
     ) -> None:
         self._redis: Any = redis  # its types say str or bytes, and ours answers in bytes
@@ -108,10 +111,12 @@ class Observer:
         found = {queue: stats for queue, stats in (await sweep(queues, self._stats)).items() if stats is not None}
         crowded = [queue for queue, stats in found.items() if stats.waiting + stats.delayed >= CROWD]
         tenants = await self._tenants(crowded)
-        largest = await self._largest([queue for queue, count in tenants.items() if count <= MOST_TENANTS])
+        most = await self._most([queue for queue, count in tenants.items() if count <= MOST_TENANTS])
         for queue, stats in found.items():
             burnt = await self._burnt(queue, stats) if stats.objectives else None
-            self._seen[queue] = Seen(stats, tenants.get(queue), largest.get(queue), burnt)
+            first = most.get(queue)
+            named = tuple(first) if first and self._settings.metrics_tenants else ()
+            self._seen[queue] = Seen(stats, tenants.get(queue), first[0][1] if first else None, burnt, named)
         await anyio.lowlevel.checkpoint()
 
     async def _burnt(self, queue: QueueName, stats: QueueStats) -> Burns:
@@ -133,15 +138,22 @@ class Observer:
 
         return dict(zip(queues, await ask(read), strict=True)) if queues else {}
 
-    async def _largest(self, queues: Sequence[QueueName]) -> dict[QueueName, int]:
-        async def read() -> list[list[bytes]]:
+    async def _most(self, queues: Sequence[QueueName]) -> dict[QueueName, list[tuple[str, int]]]:
+        """Who has the most waiting, and how much, in the order of that."""
+
+        async def read() -> list[dict[bytes, bytes]]:
             pipe = self._redis.pipeline(transaction=False)
             for queue in queues:
-                pipe.hvals(keys.queued(queue))
+                pipe.hgetall(keys.queued(queue))
             return list(await pipe.execute())
 
         replies = await ask(read) if queues else []
-        return {queue: max(map(int, counts), default=0) for queue, counts in zip(queues, replies, strict=True)}
+        return {
+            queue: heapq.nlargest(
+                NAMED, ((text(name), int(count)) for name, count in counts.items()), key=itemgetter(1)
+            )
+            for queue, counts in zip(queues, replies, strict=True)
+        }
 
     async def _owed(self) -> dict[str, float]:
         """How many ends are owed, and since when: the oldest ones have their next attempt last, or first of all."""

@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from director.core.ids import QueueName
-from director.core.metrics.names import QueueNames
+from director.core.metrics.names import OTHER, QueueNames
 from director.core.metrics.table import METRICS
 from director.core.objectives import Burns, Lane
 from director.core.scripts import QueueStats
@@ -25,13 +25,15 @@ Fold = Callable[[float, float], float]
 class Seen(Struct, frozen=True):
     """One queue. `tenants`: accounts with anything waiting; `largest`: what of it is of the one that has the most.
 
-    None where nobody counted. `burnt`: how its objectives are kept, where it has any.
+    None where nobody counted. `burnt`: how its objectives are kept, where it has any. `named`: those that have the
+    most, where they may be named.
     """
 
     stats: QueueStats
     tenants: int | None = None
     largest: int | None = None
     burnt: Burns | None = None
+    named: tuple[tuple[str, int], ...] = ()
 
     @property
     def share(self) -> float | None:
@@ -74,6 +76,7 @@ OF_LANES: Final[Mapping[str, tuple[Callable[[QueueStats, Lane], float | None], F
     "director_objective_missed_total": (lambda stats, lane: stats.tally.get(f"missed:{lane}", 0), added),
 }
 BURN: Final = "director_objective_burn_rate"
+OF_TENANTS: Final = "director_queue_tenant_waiting"
 OF_THE_WHOLE: Final = (
     "director_queues",
     "director_state_look_seconds",
@@ -87,7 +90,7 @@ OF_THE_WHOLE: Final = (
 
 def folded(seen: Mapping[QueueName, Seen], names: QueueNames, whole: Mapping[str, float]) -> State:
     """All series. Those that have work or directors are named before others."""
-    values: dict[str, dict[Labels, float]] = {name: {} for name in (BURN, *OF_LANES, *OF_QUEUES)}
+    values: dict[str, dict[Labels, float]] = {name: {} for name in (BURN, *OF_LANES, *OF_QUEUES, OF_TENANTS)}
     busy_first = sorted(seen, key=lambda queue: (-seen[queue].stats.live, -seen[queue].stats.directors, queue))
     for queue in busy_first:
         name, stats = names.of(queue), seen[queue].stats
@@ -99,6 +102,8 @@ def folded(seen: Mapping[QueueName, Seen], names: QueueNames, whole: Mapping[str
                 _put(values[BURN], (name, lane, window), burn.rate, max)
         for metric, (read, fold) in OF_QUEUES.items():
             _put(values[metric], (name,), read(seen[queue]), fold)
+        if name != OTHER:
+            values[OF_TENANTS] |= {(name, account): count for account, count in seen[queue].named}
     return State({**values, **{name: {(): value} for name, value in whole.items()}})
 
 
@@ -111,7 +116,7 @@ class StateCollector(Collector):
     @property
     def names(self) -> tuple[str, ...]:
         """What it shows."""
-        return (BURN, *OF_LANES, *OF_QUEUES, *OF_THE_WHOLE)
+        return (BURN, *OF_LANES, *OF_QUEUES, OF_TENANTS, *OF_THE_WHOLE)
 
     def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
         state = self._fresh()

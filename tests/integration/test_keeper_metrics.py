@@ -164,6 +164,15 @@ async def test_who_has_most_of_a_crowd_is_a_share_and_no_name(
     assert state.values["director_queue_largest_share"] == {(present.queue,): 0.75}
     assert state.values["director_queue_tenants"] == {(present.queue,): 1 + CROWD / 4}
     assert "loud" not in repr(state)
+    assert state.values["director_queue_tenant_waiting"] == {}
+    asked = KeeperSettings(redis_url=server.url, metrics_tenants=True)
+    registry = Registry(redis, catalog, FakeClock(), keep_s=0)
+    state = await Observer(redis, scripts, registry, QueueNames(9), asked, FakeClock()).run_once()
+    named = state.values["director_queue_tenant_waiting"]
+    assert len(named) == 5
+    assert (named[present.queue, "loud"], named[present.queue, "quiet0"]) == (15, 1)
+    unnamed = Observer(redis, scripts, registry, QueueNames(0), asked, FakeClock())
+    assert (await unnamed.run_once()).values["director_queue_tenant_waiting"] == {}
 
 
 # ── many queues ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -197,7 +206,7 @@ async def used_s(redis: Redis) -> float:
     outer = (
         "cmdstat_evalsha",
         "cmdstat_hlen",
-        "cmdstat_hvals",
+        "cmdstat_hgetall",
         "cmdstat_smembers",
         "cmdstat_exists",
         "cmdstat_config|get",

@@ -20,7 +20,21 @@ pytestmark = pytest.mark.anyio
 
 ROOT = Path(__file__).parents[2]
 LABELS = {
-    *("attempt", "became", "code", "error", "kind", "lane", "method", "ok", "outcome", "process", "queue", "repair"),
+    *(
+        "account",
+        "attempt",
+        "became",
+        "code",
+        "error",
+        "kind",
+        "lane",
+        "method",
+        "ok",
+        "outcome",
+        "process",
+        "queue",
+        "repair",
+    ),
     *("route", "script", "side", "state", "status", "version"),
     "window",
 }

@@ -1,7 +1,7 @@
 """The table of all metrics: what each is called, what it tells, by which labels, and which processes show it.
 
 The only place that a metric is named; README.md, alert rules and the dashboard are checked against it. No label has an
-id, an account or an address in it: each has few values, and `queue` is bounded (`names.py`).
+id or an address in it: each has few values, `queue` is bounded (`names.py`), and accounts are named only where asked.
 """
 
 from typing import Final, Literal
@@ -209,6 +209,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         KEEPER,
         "0 to 1: what the account with the most has of what waits; of those queues, up to 1,000 accounts.",
         ("queue",),
+    ),
+    Metric(
+        "director_queue_tenant_waiting",
+        "gauge",
+        KEEPER,
+        "Of the five accounts that have the most waiting in such a queue; only with `DIRECTOR_METRICS_TENANTS`.",
+        ("queue", "account"),
     ),
     Metric("director_queue_accepted_total", "counter", KEEPER, "Accepted since ever.", ("queue", "lane")),
     Metric("director_queue_started_total", "counter", KEEPER, "First attempts handed out since ever.", ("queue",)),
