@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
+    from director.core.ids import QueueName
+
 __all__ = ("Backend", "connected", "on_backend")
 
 Done = TypeVar("Done")
@@ -27,9 +29,12 @@ class Backend:
         from director.core.clock import SystemClock
         from director.core.collections import Collections
         from director.core.dead import DeadLetters
+        from director.core.directors import Directors
         from director.core.examples import Examples
         from director.core.gatherer import Gatherer
         from director.core.model_configs import ModelConfigs
+        from director.core.overview import Overview
+        from director.core.owed import Owed
         from director.core.queue_administration import QueueAdministration
         from director.core.queue_history import QueueHistory
         from director.core.queues import Queues
@@ -59,6 +64,17 @@ class Backend:
         self.scaling = Scaling(redis, self.scripts, self.catalog, clock)
         self.queues = Queues(redis, self.catalog, self.scripts)
         self.dead = DeadLetters(redis, self.scripts, clock)
+        self.directors = Directors(redis)
+        self.overview = Overview(self.queues, self.directors, Owed(redis, self.catalog, clock), clock)
+
+    async def queue(self, name: str) -> "QueueName":
+        """The queue that a command line names. Raises SettingsError where there is none."""
+        from director.core.errors import SettingsError
+
+        found = await self.queues.named(name)
+        if found is None:
+            raise SettingsError(f"there is no queue {name}: `director queues` shows them.")
+        return found
 
     async def aclose(self) -> None:
         """Let go of the connection."""

@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from director.cli.tables import fitted
 from director.cli.words import share, span
 
 if TYPE_CHECKING:
+    from director.core.ids import QueueName
     from director.core.objectives import Burns
     from director.core.queues import Tenant
     from director.core.scripts import QueueStats
@@ -16,21 +18,14 @@ __all__ = ("report", "table")
 LANES: Final = ("high", "normal", "low")
 COLUMNS: Final = ("queue", *LANES, "running", "slots", "delayed", "dead", "mode", "breaker", "oldest")
 ETA_ERROR: Final = "eta_error:"
+WORDS: Final = ("queue", "mode", "breaker")
 BATCH: Final = "batch_"
 LONGEST_LINE: Final = 300
 
 
-def table(found: "Sequence[tuple[str, QueueStats]]") -> list[str]:
+def table(found: "Sequence[tuple[QueueName, QueueStats]]", *, width: int | None = None) -> list[str]:
     """One line for each queue, below the names of the columns."""
-    rows = [COLUMNS, *(_row(queue, stats) for queue, stats in found)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    return [
-        "  ".join(
-            cell.rjust(width) if at else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
+    return fitted(COLUMNS, [_row(queue, stats) for queue, stats in found], width=width, words=WORDS)
 
 
 def report(

@@ -27,6 +27,7 @@ Done = TypeVar("Done")
 MOST_TENANTS: Final = 10
 LOOK_AGAIN_S: Final = 0.5
 MOST_STREAMS: Final = 32  # of core.shards, which is imported only when a command runs; a test holds the two together
+AT_ONCE: Final = 25  # queues of one write
 MODES: Final = ("absorb", "bounded", "reject")
 
 
@@ -83,15 +84,19 @@ def _list(given: argparse.Namespace) -> int:
     import msgspec
 
     from director.cli.queue_text import table
+    from director.cli.tables import line_width
 
-    async def read(backend: Backend) -> "list[tuple[str, QueueStats]]":
-        return [(queue, await backend.scripts.stats(queue)) for queue in await backend.queues.all()]
+    async def read(backend: Backend) -> "list[tuple[QueueName, QueueStats]]":
+        found, names = list["tuple[QueueName, QueueStats]"](), await backend.queues.all()
+        for start in range(0, len(names), AT_ONCE):
+            found += await backend.queues.stats_of(names[start : start + AT_ONCE])
+        return found
 
     found = on_backend(given, read)
     if given.json:
         print_json([{"queue": queue, **msgspec.to_builtins(stats)} for queue, stats in found])
     elif found:
-        print("\n".join(table(found)))
+        print("\n".join(table(found, width=line_width())))
     else:
         print("no queues yet: a director makes one when it registers its model (`director run`)")
     return 0
@@ -190,10 +195,7 @@ def _migrate(given: argparse.Namespace) -> int:
         raise SettingsError("--put-back goes with --to-redis." if given.put_back else "TO, or --to-redis, is missing.")
 
     async def act(backend: Backend, queue: "QueueName") -> "tuple[QueueName, QueueName, Moved]":
-        to = await backend.queues.named(given.to)
-        if to is None:
-            raise SettingsError(f"there is no queue {given.to}: `director queues` shows them.")
-        done = Moved()
+        to, done = await backend.queue(given.to), Moved()
         async for done in backend.queue_administration.migrate(queue, to, by=typist(), only_asks=given.dry_run):
             departing.progress(done.moved)
         return queue, to, done
@@ -231,12 +233,8 @@ def _bound(given: argparse.Namespace) -> int:
 
 def _on_one(given: argparse.Namespace, act: "Callable[[Backend, QueueName], Awaitable[Done]]") -> Done:
     """Do something with the queue that the line names. Raises SettingsError where there is none."""
-    from director.core.errors import SettingsError
 
     async def named(backend: Backend) -> Done:
-        queue = await backend.queues.named(given.queue)
-        if queue is None:
-            raise SettingsError(f"there is no queue {given.queue}: `director queues` shows them.")
-        return await act(backend, queue)
+        return await act(backend, await backend.queue(given.queue))
 
     return on_backend(given, named)

@@ -1,0 +1,105 @@
+"""Tables that fit: on a terminal no line is longer than it is wide, and what is cut is cut in the middle.
+
+To a file or another program all of it goes, as wide as it is. Asks nobody, and lets no cell steer a terminal.
+"""
+
+import shutil
+import sys
+import unicodedata
+from collections.abc import Sequence
+from typing import Final, TextIO
+
+from director.cli.pipe import printable
+
+__all__ = ("cut", "fitted", "line_width", "padded", "width_of")
+
+GAP: Final = 2
+NARROW_GAP: Final = 1
+SHORTEST: Final = 8  # what a cell is cut to before lines are
+MARK: Final = "…"
+WIDE: Final = frozenset("WF")
+
+
+def line_width(stream: TextIO | None = None) -> int | None:
+    """How wide a line may be there; None where that is no terminal."""
+    out = stream or sys.stdout
+    return shutil.get_terminal_size().columns if out.isatty() else None
+
+
+def fitted(
+    names: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    width: int | None,
+    words: Sequence[str] = (),
+) -> list[str]:
+    """One line for each row, below the names of the columns. Columns of `words` begin at the left and are cut where
+    it is too narrow, the longest first; all others are numbers, end at the right, and are never cut.
+    """
+    cells = [[printable(cell) for cell in row] for row in (names, *rows)]
+    widths = [max(width_of(row[at]) for row in cells) for at in range(len(names))]
+    is_word = [name in words for name in names]
+    gap = GAP
+    if width is not None and sum(widths) + GAP * (len(widths) - 1) > width:
+        gap = NARROW_GAP
+        widths = _narrowed(widths, is_word, room=width - gap * (len(widths) - 1))
+    lines = [
+        (" " * gap)
+        .join(
+            padded(cut(cell, wide), wide, is_left=left) for cell, wide, left in zip(row, widths, is_word, strict=True)
+        )
+        .rstrip()
+        for row in cells
+    ]
+    return lines if width is None else [cut(line, width, is_middle=False) for line in lines]
+
+
+def cut(text: str, width: int, *, is_middle: bool = True) -> str:
+    """At most so wide: without its middle, or its end."""
+    if width_of(text) <= width:
+        return text
+    if width <= len(MARK):
+        return MARK[:width]
+    head = (width - 1) // 2 if is_middle else width - 1
+    return _first(text, head) + MARK + (_first(text[::-1], width - 1 - head)[::-1] if is_middle else "")
+
+
+def padded(text: str, width: int, *, is_left: bool = True) -> str:
+    """At least so wide."""
+    room = " " * (width - width_of(text))
+    return text + room if is_left else room + text
+
+
+def width_of(text: str) -> int:
+    """How many columns of a terminal it takes."""
+    return len(text) if text.isascii() else sum(map(_columns, text))
+
+
+def _narrowed(widths: Sequence[int], may_be_cut: Sequence[bool], *, room: int) -> list[int]:
+    """The longest ones give up a column each until all have room, or none can give more."""
+    found = list(widths)
+    while sum(found) > room:
+        longest = max(
+            (at for at, may in enumerate(may_be_cut) if may and found[at] > SHORTEST),
+            key=lambda at: found[at],
+            default=None,
+        )
+        if longest is None:
+            break
+        found[longest] -= 1
+    return found
+
+
+def _first(text: str, width: int) -> str:
+    taken = 0
+    for at, one in enumerate(text):
+        taken += _columns(one)
+        if taken > width:
+            return text[:at]
+    return text
+
+
+def _columns(one: str) -> int:
+    if unicodedata.combining(one):
+        return 0
+    return 2 if unicodedata.east_asian_width(one) in WIDE else 1

@@ -1,0 +1,53 @@
+"""Tables of the command line: whole where nobody looks, and never wider than the terminal where somebody does."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from director.cli.tables import cut, fitted, width_of
+
+NAMES = ("queue", "waiting", "state")
+WORDS = ("queue", "state")
+ROWS = [("acme/a-model-with-a-long-name:0123456789ab", "1000000", "serving"), ("a/b:0123456789ab", "7", "paused")]
+
+
+def table(width: int | None) -> list[str]:
+    return fitted(NAMES, ROWS, width=width, words=WORDS)
+
+
+def test_where_nobody_looks_all_of_it_is_there() -> None:
+    assert table(None) == [
+        "queue                                       waiting  state",
+        "acme/a-model-with-a-long-name:0123456789ab  1000000  serving",
+        "a/b:0123456789ab                                  7  paused",
+    ]
+
+
+def test_what_is_too_wide_loses_the_middle_of_its_longest_words_and_no_digit() -> None:
+    assert table(40) == [
+        "queue                    waiting state",
+        "acme/a-mode…0123456789ab 1000000 serving",
+        "a/b:0123456789ab               7 paused",
+    ]
+
+
+def test_where_it_fits_nothing_is_cut() -> None:
+    assert table(61) == table(None)
+
+
+@given(st.integers(1, 100), st.lists(st.tuples(st.text(max_size=40), st.text(max_size=40), st.text(max_size=40))))
+def test_no_line_is_wider_than_the_terminal_and_none_steers_it(width: int, rows: list[Any]) -> None:
+    lines = fitted(NAMES, rows, width=width, words=WORDS)
+    assert len(lines) == len(rows) + 1
+    assert all(width_of(line) <= width and line.isprintable() for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "left"),
+    [("short", 5, "short"), ("shorter", 5, "sh…er"), ("abc", 1, "…"), ("モデルの名前", 7, "モ…前"), ("ab", 0, "")],
+)
+def test_a_text_is_cut_in_its_middle_by_the_columns_that_it_takes(text: str, width: int, left: str) -> None:
+    assert cut(text, width) == left
+    assert width_of(left) <= width
