@@ -13,7 +13,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from api.answers import carried
-from api.parts import parts_of
 from api.problems import Problem, problem
 from api.refusals import (
     idempotency_mismatch,
@@ -29,10 +28,13 @@ from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueR
 
 __all__ = (
     "EXCEPTION_HANDLERS",
+    "REFUSAL",
     "problem_of",
 )
 
 log = logging.getLogger(__name__)
+
+REFUSAL: Final = "director.refusal"  # of a request's scope: what its caller was told, for whoever counts that
 
 
 def _of_starlette(exc: HTTPException) -> Problem:
@@ -69,7 +71,7 @@ def problem_of(exc: Exception) -> Problem:
 
 async def _answer(request: Request, exc: Exception) -> Response:
     problem = problem_of(exc)
-    parts_of(request).meters.refused(problem)
+    request.scope[REFUSAL] = problem
     return carried(request, problem.response())
 
 

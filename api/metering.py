@@ -11,7 +11,9 @@ from typing import Any, Final
 from prometheus_client import Counter, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.handlers import REFUSAL
 from api.problems import Code, Problem
+from api.refusals import internal
 from director.core.metrics.redis_meter import RedisMeter
 from director.core.metrics.registry import Registry
 
@@ -81,6 +83,8 @@ class Metering:
             route = self._routes.get(scope.get("endpoint", NO_ROUTE), NO_ROUTE)  # set by the router, once it knows
             method = scope["method"] if scope["method"] in METHODS else OTHER
             self._meters.answered(route, method, status, time.perf_counter() - began)
+            if (problem := scope.get(REFUSAL)) is not None:
+                self._meters.refused(problem)
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -91,5 +95,6 @@ class Metering:
             await self._app(scope, receive, counted)
         except Exception:
             if not is_answered:  # the answer to a fault is made around us
+                scope[REFUSAL] = internal()
                 count(500)
             raise

@@ -28,7 +28,6 @@ from director.core.dead import DeadLetters
 from director.core.deployments import Deployments
 from director.core.directors import Directors
 from director.core.errors import UnsafeBackend
-from director.core.files import FileStore, store_in
 from director.core.gatherer import Gatherer
 from director.core.idempotency import IdempotencyKeys
 from director.core.kinds import Kinds
@@ -47,7 +46,9 @@ from director.core.redis_client import blocking_client, client
 from director.core.removal import Removal
 from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
-from director.core.store_check import StoreCheck
+from director.core.stores.check import StoreCheck
+from director.core.stores.choose import store_in
+from director.core.stores.store import FileStore
 from director.core.suspensions import Suspensions
 
 __all__ = ("Clients", "Parts", "State", "parts_of", "running")

@@ -36,7 +36,7 @@ from director.core.scripts import Scripts
 from director.core.server_url import check_server_url
 from director.core.settings import DirectorSettings
 from director.core.setup_run import SetupRun, setup_run
-from director.core.store_check import StoreCheck
+from director.core.stores.check import StoreCheck
 from director.core.trained import TrainedVersions
 from director.ends import Limits, Stop
 from director.executor import Executor

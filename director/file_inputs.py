@@ -16,9 +16,10 @@ from msgspec import Raw
 
 from director.core.caller_files import CallerFiles
 from director.core.clock import Clock
-from director.core.files import FileName, FileStore
 from director.core.ids import FileId, is_file_id
 from director.core.schema import Record
+from director.core.stores.names import FileName
+from director.core.stores.store import FileStore
 
 __all__ = ("FileInputs", "filled", "moved", "named")
 

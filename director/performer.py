@@ -11,7 +11,7 @@ from collections import deque
 from typing import Final, assert_never
 
 from director.core.clock import Clock
-from director.core.files import FileName
+from director.core.stores.names import FileName
 from director.ends import Finish, GiveBack, Judged
 from director.holdings import Held
 from director.moderation import Moderator

@@ -17,7 +17,7 @@ from director import process
 from director.core.errors import SettingsError
 from director.core.pool_file import label_of
 from director.core.settings import DirectorSettings
-from director.core.store_check import StoreCheck
+from director.core.stores.check import StoreCheck
 from director.director import Director, check_settings, made
 from director.health import Health, redis_check
 from director.runners.inbox import Inbox

@@ -6,7 +6,7 @@ Knows no queue and no model.
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 from msgspec import Struct
@@ -14,11 +14,12 @@ from redis.asyncio import Redis
 
 from director.bell import LONGEST_S
 from director.core.clock import Clock, SystemClock
-from director.core.files import LocalFiles, store_in
 from director.core.gatherer import Gatherer
 from director.core.metrics.pulse import Pulse
 from director.core.redis_client import blocking_client, client
 from director.core.settings import DirectorSettings
+from director.core.stores.choose import store_in
+from director.core.stores.store import FileStore
 from director.health import Health, serve_http
 from director.heartbeat import KICK_WAIT_S
 from director.leftovers import Leftovers
@@ -28,9 +29,6 @@ from director.runners.arrivals import Arrivals
 from director.runners.inbox import Inbox
 from director.webhooks.addresses import AllowList
 from director.webhooks.sender import Sender
-
-if TYPE_CHECKING:
-    from director.core.s3_files import S3Files
 
 __all__ = ("Shared", "clear_up", "connections", "inbox_of", "measure", "serve_health")
 
@@ -46,7 +44,7 @@ class Shared(Struct, frozen=True, kw_only=True):
     clock: Clock
     moderator: Moderator | None
     metering: Metering
-    store: "LocalFiles | S3Files | None"
+    store: FileStore | None
 
 
 @asynccontextmanager

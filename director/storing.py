@@ -15,11 +15,12 @@ from msgspec import Struct
 
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
-from director.core.files import FileName, FileStore, file_name, name_of
 from director.core.ids import PredictionId
 from director.core.schema import Record
 from director.core.scripts import Scripts
 from director.core.states import WebhookEvent
+from director.core.stores.names import FileName, file_name, name_of
+from director.core.stores.store import FileStore
 from director.media import DataUri
 from director.runners.runner import ServerFile
 

@@ -33,9 +33,10 @@ from api.urls import base_url
 from director.core.accounts import Account
 from director.core.caller_files import GRACE_S, CallerFile
 from director.core.errors import BackendUnavailable
-from director.core.files import CallerFileName, FileStore, ending_of
 from director.core.ids import FileId, is_file_id, new_file_id
 from director.core.schema import Page
+from director.core.stores.names import CallerFileName, ending_of
+from director.core.stores.store import FileStore
 from director.core.view import iso
 
 __all__ = ("create_file", "delete_file", "download_file", "get_file", "list_files")

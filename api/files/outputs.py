@@ -12,7 +12,8 @@ from starlette.responses import Response
 from api.files.stored import stored_response
 from api.parts import parts_of
 from api.refusals import forbidden, not_found
-from director.core.files import FileName, OpenFile
+from director.core.stores.names import FileName
+from director.core.stores.store import OpenFile
 
 __all__ = ("get_output",)
 

@@ -17,8 +17,8 @@ from api.refusals import invalid_version, moved, not_found, not_terminal
 from api.requests import VersionRef, parse_create, parse_model, parse_version
 from api.runs.intake import submit
 from api.runs.kinds import cancel_of_kind, get_of_kind
-from director.core.files import FileStore
 from director.core.ids import PredictionId
+from director.core.stores.store import FileStore
 from director.core.story import tell
 
 __all__ = ("cancel", "create", "create_of_model", "delete", "explain", "get")

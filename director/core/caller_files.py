@@ -1,7 +1,7 @@
 """What is known of the files that callers gave: their names, sizes, checksums, and how long they live.
 
 An account's files stand under its own name, so whoever asks for another's finds nothing. The bytes are elsewhere: see
-`director.core.files`. They are stored before anything is written here, and what is not written here is swept away.
+`director.core.stores`. They are stored before anything is written here, and what is not written here is swept away.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,9 @@ from msgspec import Raw, Struct
 from redis.asyncio import Redis
 
 from director.core import keys
-from director.core.files import CallerFileName
 from director.core.ids import FileId, lowest_id_at
 from director.core.redis_client import ask, text
+from director.core.stores.names import CallerFileName
 
 __all__ = ("GRACE_S", "CallerFile", "CallerFiles")
 

@@ -15,12 +15,13 @@ from redis.asyncio import Redis
 from director.core import keys
 from director.core.catalog import Catalog
 from director.core.errors import UnknownModel
-from director.core.files import FileName, FileStore
 from director.core.ids import PredictionId, version_id
 from director.core.policy import Policy
 from director.core.redis_client import ask, text
 from director.core.removal import Removal
 from director.core.schema import Record
+from director.core.stores.names import FileName
+from director.core.stores.store import FileStore
 
 __all__ = ("Trained", "TrainedVersions", "whose_weights_are_kept")
 

@@ -16,14 +16,14 @@ from director import process
 from director.core.accounts import Accounts
 from director.core.catalog import Catalog
 from director.core.clock import Clock, SystemClock
-from director.core.files import store_in
 from director.core.gatherer import Gatherer
 from director.core.metrics.pulse import Pulse
 from director.core.redis_client import client
 from director.core.scaling import Scaling
 from director.core.scripts import Scripts
 from director.core.settings import KeeperSettings
-from director.core.store_check import StoreCheck
+from director.core.stores.check import StoreCheck
+from director.core.stores.choose import store_in
 from director.core.suspensions import Suspensions
 from director.health import Health, redis_check, serve_http
 from director.keeper.breakers import Breakers

@@ -16,11 +16,12 @@ from redis.asyncio import Redis
 from director.core import keys
 from director.core.caller_files import GRACE_S, CallerFiles
 from director.core.clock import Clock
-from director.core.files import CallerFileName, FileStore
 from director.core.ids import PredictionId, created_ms_of
 from director.core.redis_client import ask, text
 from director.core.scripts import Scripts
 from director.core.states import TERMINAL
+from director.core.stores.names import CallerFileName
+from director.core.stores.store import FileStore
 from director.core.trained import whose_weights_are_kept
 from director.keeper.sweep import LIMIT, repeat
 

@@ -12,11 +12,13 @@ from redis.asyncio import Redis
 
 from director.core.accounts import Accounts
 from director.core.clock import SystemClock
-from director.core.files import CallerFileName, FileName, OpenFile, file_name, store_in
 from director.core.ids import PredictionId, new_file_id, new_prediction_id
-from director.core.s3_files import S3Files
 from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
+from director.core.stores.choose import store_in
+from director.core.stores.names import CallerFileName, FileName, file_name
+from director.core.stores.s3 import S3Files
+from director.core.stores.store import OpenFile
 from director.keeper.tidier import Tidied, Tidier
 from tests.support.api import api_client, live_api
 from tests.support.bucket import AWS, bucket_url, moto_folder

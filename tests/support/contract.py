@@ -17,7 +17,6 @@ from director.core.accounts import Accounts
 from director.core.catalog import Catalog
 from director.core.clock import SystemClock
 from director.core.collections import Collection, Collections
-from director.core.files import FileName, LocalFiles
 from director.core.gatherer import Gatherer
 from director.core.ids import FileId, PredictionId, QueueName
 from director.core.kinds import Kinds
@@ -25,6 +24,8 @@ from director.core.links import Links
 from director.core.policy import Policy
 from director.core.redis_client import client
 from director.core.scripts import Scripts
+from director.core.stores.local import LocalFiles
+from director.core.stores.names import FileName
 from tests.support.api import PlayedDirector, live_api
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.servers import redis_server

@@ -16,13 +16,14 @@ from director.core.accounts import Accounts
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
 from director.core.collections import Collection, Collections
-from director.core.files import FileName, LocalFiles
 from director.core.ids import FileId, Kind, PredictionId, QueueName
 from director.core.kinds import Kinds
 from director.core.links import Links
 from director.core.policy import Policy
 from director.core.schema import Claim
 from director.core.scripts import Scripts
+from director.core.stores.local import LocalFiles
+from director.core.stores.names import FileName
 from tests.support.api import BASE, PlayedDirector
 from tests.support.queue_driver import MODEL, VERSION
 

@@ -157,7 +157,7 @@ def test_a_500_is_a_python_server_whose_worker_died() -> None:
     assert told.error == "The model server answered 500: Internal Server Error"
 
 
-@pytest.mark.parametrize("status", [301, 401, 404, 405, 418, 502, 999])
+@pytest.mark.parametrize("status", [301, 404, 405, 418, 502, 999])
 def test_an_answer_of_no_model_server_is_lost_but_kills_nothing(status: int) -> None:
     told = ended(status, b"what?")
     assert (told.outcome, told.server_is_dead) == (Outcome.LOST, False)

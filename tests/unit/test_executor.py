@@ -12,11 +12,12 @@ from director.core import keys
 from director.core.accounts import Accounts
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
-from director.core.files import FileName, LocalFiles
 from director.core.ids import partition_of
 from director.core.policy import Policy
 from director.core.schema import Claim
 from director.core.states import WebhookEvent
+from director.core.stores.local import LocalFiles
+from director.core.stores.names import FileName
 from director.ends import Limits
 from director.executor import AWAY_S, TELL_S, Executor
 from director.holdings import Holdings

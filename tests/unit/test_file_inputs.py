@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from director.core.files import FileName
 from director.core.ids import FileId, new_file_id, new_prediction_id
+from director.core.stores.names import FileName
 from director.file_inputs import filled, moved, named
 
 ONE, TWO = new_file_id(1), new_file_id(2)

@@ -9,9 +9,11 @@ from redis.asyncio import Redis
 
 from director.core import keys
 from director.core.errors import SettingsError
-from director.core.files import FileName, LocalFiles, file_name, store_in
 from director.core.ids import PredictionId
 from director.core.links import Links
+from director.core.stores.choose import store_in
+from director.core.stores.local import LocalFiles
+from director.core.stores.names import FileName, file_name
 from tests.support.clock import FakeClock
 
 pytestmark = pytest.mark.anyio

@@ -19,11 +19,13 @@ from redis.asyncio import Redis
 from director.core import keys
 from director.core.accounts import Accounts
 from director.core.clock import SystemClock
-from director.core.files import CallerFileName, LocalFiles, store_in
 from director.core.ids import new_file_id
 from director.core.links import Links
 from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
+from director.core.stores.choose import store_in
+from director.core.stores.local import LocalFiles
+from director.core.stores.names import CallerFileName
 from director.keeper.tidier import Tidied, Tidier
 from tests.support.api import api_client, live_api
 from tests.support.bucket import AWS
@@ -229,7 +231,7 @@ async def test_who_asks_for_its_head_alone_has_nothing_of_it_read(
     def opened(*_: object) -> NoReturn:
         raise AssertionError("it was opened")
 
-    monkeypatch.setattr("director.core.files._at", opened)
+    monkeypatch.setattr("director.core.stores.local._at", opened)
     head = await api.head(address, headers={"Range": "bytes=0-9"})
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers == whole.headers
@@ -435,7 +437,7 @@ async def test_a_store_that_cannot_be_written_is_a_503(api: httpx.AsyncClient, f
 async def test_a_bucket_that_is_away_is_a_503(server: RedisServer, token: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in AWS.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("director.core.s3_files.RETRIES", {"max_retries": 0})
+    monkeypatch.setattr("director.core.stores.s3.RETRIES", {"max_retries": 0})
     url = "s3://bucket?endpoint=http://127.0.0.1:9&region=x"
     async with api_client(ApiSettings(redis_url=server.url, files_url=url), token=token) as api:
         answer = await api.post("/v1/files", files={"content": b"x"})

@@ -17,9 +17,10 @@ from api.routes import ROUTES
 from director.core.accounts import Accounts
 from director.core.catalog import Catalog
 from director.core.clock import SystemClock
-from director.core.files import LocalFiles, store_in
 from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
+from director.core.stores.choose import store_in
+from director.core.stores.local import LocalFiles
 from tests.support.api import api_client
 from tests.support.keyspace import Keyspace, dump
 from tests.support.possessions import HIDDEN_VERSION as HIDDEN_VERSION_ID

@@ -13,10 +13,10 @@ from redis.asyncio import Redis
 from director import storing
 from director.core import keys
 from director.core.clock import SystemClock
-from director.core.files import store_in
 from director.core.ids import partition_of
 from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
+from director.core.stores.choose import store_in
 from director.keeper.tidier import Tidied, Tidier
 from tests.support.api import api_client
 from tests.support.cog import cog_server, write_model

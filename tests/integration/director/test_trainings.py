@@ -18,13 +18,13 @@ from director.core import keys
 from director.core.accounts import Accounts
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
-from director.core.files import store_in
 from director.core.ids import new_prediction_id, version_id
 from director.core.kinds import Kinds
 from director.core.policy import Policy
 from director.core.removal import Removal
 from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
+from director.core.stores.choose import store_in
 from director.core.trained import TrainedVersions
 from director.keeper.tidier import Tidied, Tidier
 from tests.support.api import api_client, live_api

@@ -8,7 +8,7 @@ import logging
 from typing import Final
 
 from director.core.clock import Clock
-from director.core.files import FileStore
+from director.core.stores.store import FileStore
 
 __all__ = ("StoreCheck",)
 

@@ -21,9 +21,10 @@ from obstore.store import S3Store
 
 from director.core.clock import Clock
 from director.core.errors import SettingsError
-from director.core.files import PLAIN_TYPE, READ_BYTES, CallerFileName, FileName, OpenFile, StoredName
 from director.core.ids import PredictionId, is_prediction_id
 from director.core.links import Links
+from director.core.stores.names import CallerFileName, FileName, StoredName
+from director.core.stores.store import PLAIN_TYPE, READ_BYTES, OpenFile
 
 __all__ = ("S3Files", "bucket_of")
 

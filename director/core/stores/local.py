@@ -1,11 +1,9 @@
-"""Where files are kept, those of outputs and those that callers give: a small interface, and a folder behind it.
+"""A folder behind the files: the store of one machine, or of those that share a disk.
 
-A file of an output belongs to one prediction and is named after it and after its bytes, so that putting it twice is
-putting it once. A caller's file belongs to an account, and goes to its place piece by piece, however large it is.
-Never decides how long a file lives: who sweeps does, by whether Redis still knows what it belongs to.
+All processes that read or write it have to see the same folder. Nobody ever sees half of a file, and one that is there
+has reached the disk.
 """
 
-import hashlib
 import os
 import re
 import secrets
@@ -14,206 +12,32 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar
 
 from anyio import to_thread
-from msgspec import Struct
 from msgspec.structs import replace
-from redis.asyncio import Redis
 
-from director.core.clock import Clock
 from director.core.errors import SettingsError
-from director.core.ids import FileId, PredictionId, is_file_id, is_prediction_id
+from director.core.ids import PredictionId, is_prediction_id
 from director.core.links import Links
+from director.core.stores.names import CallerFileName, FileName, StoredName
+from director.core.stores.store import PLAIN_TYPE, READ_BYTES, OpenFile
 
-__all__ = (
-    "PLAIN_TYPE",
-    "READ_BYTES",
-    "CallerFileName",
-    "FileName",
-    "FileStore",
-    "LocalFiles",
-    "OpenFile",
-    "StoredName",
-    "ending_of",
-    "file_name",
-    "name_of",
-    "store_in",
-)
-
-if TYPE_CHECKING:
-    from director.core.s3_files import S3Files
+__all__ = ("LocalFiles",)
 
 T = TypeVar("T")
 
-READ_BYTES: Final = 256 * 1024
 LONGEST_TYPE: Final = 256
-NAME: Final = re.compile(r"([0-9a-z]{26})-([0-9a-f]{32})\.([a-z0-9]{1,8})")
 GROUP: Final = re.compile(r"[0-9a-z]{2}")
-CALLER_NAME: Final = re.compile(r"([a-z0-9][a-z0-9_-]{0,63})/([0-9a-z]{26})\.([a-z0-9]{1,8}|part~)")
 PARTIAL: Final = "part~"  # the ending while it comes; no caller's own
 CALLERS: Final = "uploads"  # the part of a store that has callers' files: no end of an id is so long
-PLAIN_TYPE: Final = "application/octet-stream"
-
-# Endings that are not the media type's own second half
-ENDINGS: Final = {
-    "application/octet-stream": "bin",
-    "audio/mpeg": "mp3",
-    "image/jpeg": "jpg",
-    "image/svg+xml": "svg",
-    "model/gltf-binary": "glb",
-    "text/markdown": "md",
-    "text/plain": "txt",
-    "video/quicktime": "mov",
-}
-
-
-class FileName(Struct, frozen=True):
-    """The public name of a file: whose it is, and which. Its ending is for people."""
-
-    prediction_id: PredictionId
-    digest: str
-    ending: str
-
-    def __str__(self) -> str:
-        return f"{self.prediction_id}-{self.digest}.{self.ending}"
-
-    @classmethod
-    def parse(cls, text: str) -> "FileName | None":
-        """None for what is no name of ours: nothing else ever becomes a path."""
-        found = NAME.fullmatch(text)
-        if found is None or not is_prediction_id(found[1]):
-            return None
-        return cls(PredictionId(found[1]), found[2], found[3])
-
-
-class CallerFileName(Struct, frozen=True):
-    """The name of a caller's file in the store. Its ending is that of the name it came with: models go by it."""
-
-    account: str
-    id: FileId
-    ending: str
-
-    def __str__(self) -> str:
-        return f"{self.account}/{self.id}.{self.ending}"
-
-    @classmethod
-    def parse(cls, text: str) -> "CallerFileName | None":
-        """None for what is no name of ours."""
-        found = CALLER_NAME.fullmatch(text)
-        if found is None or not is_file_id(found[2]):
-            return None
-        return cls(found[1], FileId(found[2]), found[3])
-
-
-StoredName = FileName | CallerFileName
-
-
-class OpenFile(Struct, frozen=True, eq=False):
-    """A file that can be read. `read` has the bytes from one place up to another, and holds nothing of the file before
-    it is asked for the first of them, nor after its end, nor when it is closed early.
-    """
-
-    content_type: str
-    size: int
-    read: Callable[[int, int], AsyncGenerator[bytes, None]]
-
-
-class FileStore(Protocol):
-    """What a store has to do. Any error that it raises is taken for a passing one, and it is asked again."""
-
-    sweep_s: float
-    """How often it is looked through for what is to be deleted."""
-
-    async def probe(self) -> str:
-        """What is wrong with it, in words for whoever runs it, without a secret; '' when nothing is."""
-        ...
-
-    async def put(self, name: FileName, data: bytes, *, content_type: str) -> None:
-        """Keep a file, for good once this returns. Safe to repeat."""
-        ...
-
-    async def take(self, name: StoredName, blocks: AsyncIterator[bytes], *, content_type: str) -> None:
-        """Keep a file as it comes, for good once this returns. Nobody sees it before, and where `blocks` raises nothing
-        of it is kept.
-        """
-        ...
-
-    async def url(self, name: FileName, *, base: str, expires_s: int) -> str:
-        """Where it can be had until then, a unix time. `base`: the public address of the API, without /v1."""
-        ...
-
-    async def fetch_url(self, name: CallerFileName, *, shown: str, base: str, expires_s: int) -> str:
-        """Where a model server fetches a caller's file until then; `shown`: the name it came with."""
-        ...
-
-    async def open(self, name: StoredName) -> OpenFile | None:
-        """Read it; None where it is gone."""
-        ...
-
-    def callers(self, most: int) -> AsyncIterator[list[CallerFileName]]:
-        """Which files of callers are kept, so many at a time."""
-        ...
-
-    async def discard(self, name: CallerFileName) -> None:
-        """Delete a caller's file. Safe to repeat."""
-        ...
-
-    def holders(self, most: int) -> AsyncIterator[list[PredictionId]]:
-        """Whose files are kept, so many predictions at a time."""
-        ...
-
-    async def remove(self, prediction_id: PredictionId) -> None:
-        """Delete all files of this prediction, and of no other."""
-        ...
-
-
-def file_name(prediction_id: PredictionId, data: bytes, *, content_type: str) -> FileName:
-    """The name that these bytes have among the prediction's files."""
-    return name_of(prediction_id, hashlib.sha256(data).hexdigest(), content_type=content_type)
-
-
-def name_of(prediction_id: PredictionId, digest: str, *, content_type: str) -> FileName:
-    """The same, of what is known to have this SHA-256."""
-    kind = content_type.partition(";")[0]
-    own = kind.rpartition("/")[2].removeprefix("x-")
-    ending = ENDINGS.get(kind) or (own if re.fullmatch(r"[a-z0-9]{1,8}", own) else "bin")
-    return FileName(prediction_id, digest[:32], ending)
-
-
-def ending_of(shown: str) -> str:
-    """The ending to keep of the name that a caller gave a file."""
-    own = shown.rpartition(".")[2].lower()
-    return own if re.fullmatch(r"[a-z0-9]{1,8}", own) and "." in shown else "bin"
-
-
-def store_in(
-    folder: str, redis: Redis, clock: Clock, *, url: str = "", writes: bool = False
-) -> "LocalFiles | S3Files | None":
-    """The store that the settings name, a bucket rather than a folder; None where they name none.
-
-    Raises SettingsError where there is no such store, or one that it `writes` and cannot.
-    """
-    if url:
-        try:
-            from director.core.s3_files import S3Files, bucket_of
-        except ImportError as exc:
-            raise SettingsError("DIRECTOR_FILES_URL needs a package: pip install 'director[s3]'.") from exc
-        return S3Files(bucket_of(url), Links(redis, clock), clock)
-    if not folder:
-        return None
-    store = LocalFiles(Path(folder), Links(redis, clock))
-    if writes:
-        store.prepare()
-    return store
 
 
 class LocalFiles:
     """A folder: `<end of the id>/<id>/<digest>.<ending>`; `uploads/<account>/<end of the id>/<id>.<ending>` for what
     callers give. Each file begins with a line that is its media type.
 
-    All processes that read or write it have to see the same folder. `links` signs the addresses at which the API
-    serves it.
+    `links` signs the addresses at which the API serves it.
     """
 
     sweep_s = 60.0
