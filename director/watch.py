@@ -12,7 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from director.core.clock import Clock
-from director.core.errors import BackendUnavailable
+from director.core.errors import BackendUnavailable, DirectorError
 from director.recovery import UNHEALTHY_S, Recovery
 from director.runners.runner import Health, HealthStatus
 from director.servers import Server, Servers
@@ -83,6 +83,12 @@ class Watch:
             except BackendUnavailable as exc:
                 log.warning("registering a model failed", extra={"error": str(exc)})
                 await self._clock.sleep(AWAY_S)
+                continue
+            except DirectorError:  # raised on purpose: somebody has to mend it
+                raise
+            except Exception:  # a fault in looking at one server must not end the runs on all the others
+                log.exception("looking at a model server broke", extra={"server": self._server.runner.url})
+                await self._clock.sleep(LATER_S)
                 continue
             if self._server.doubt.is_set():
                 await self._clock.sleep(min(AWAY_S, PAUSES[health.status]))

@@ -7,6 +7,7 @@ from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 from director.core.errors import SettingsError
+from director.core.webhook_url import HOST_NAME
 
 __all__ = ("check_server_url",)
 
@@ -35,11 +36,17 @@ def _faults(parts: SplitResult) -> tuple[tuple[bool, str], ...]:
     return (
         (parts.scheme not in SCHEMES, "has no http:// or https:// in front"),
         (not parts.hostname, "has no host"),
+        (not _is_host(parts), "has a host that is neither a name in ASCII nor an address"),
         (parts.port == 0, "has no port that can be asked"),
         ("@" in parts.netloc, "has a user or a password, and none is sent"),
         # paths are put behind it
         (bool(parts.query or parts.fragment), "has a query or a fragment, and none is sent"),
     )
+
+
+def _is_host(parts: SplitResult) -> bool:
+    host = parts.hostname or ""
+    return ":" in host or HOST_NAME.fullmatch(host) is not None  # brackets were looked into when it was parsed
 
 
 def _shown(url: str) -> str:

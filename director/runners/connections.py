@@ -27,6 +27,7 @@ class Connection:
     def __init__(self, url: str, *, headers: Mapping[str, str] = NO_HEADERS) -> None:
         self._url = url
         self._headers = {
+            "host": httpx.URL(url).netloc.decode("ascii"),
             "accept-encoding": "identity",  # without it a server may compress, and nothing here unpacks
             "content-type": "application/json",
             "user-agent": "director",

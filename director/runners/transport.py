@@ -85,12 +85,12 @@ class OneServer(httpx.AsyncBaseTransport):
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 _, wire = await loop.create_connection(Wire, self._host, self._port, ssl=self._tls)
+            for option in PROBES:
+                wire.get_extra_info("socket").setsockopt(*option)
         except TimeoutError as exc:
             raise httpx.ConnectTimeout("") from exc
-        except OSError as exc:  # its text has the server's address, which is not for callers
+        except (OSError, UnicodeError) as exc:  # its text has the server's address, which is not for callers
             raise httpx.ConnectError("All connection attempts failed") from exc
-        for option in PROBES:
-            wire.get_extra_info("socket").setsockopt(*option)
         return wire
 
     def _give_back(self, wire: Wire, *, is_good: bool) -> None:

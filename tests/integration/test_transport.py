@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, suppress
 import httpx
 import pytest
 
+from director.runners.connections import Connection
 from director.runners.exchange import MOST_WAITING
 from director.runners.transport import OneServer
 from tests.support.eventually import eventually
@@ -171,6 +172,12 @@ async def test_a_server_that_is_away_is_told_without_its_address() -> None:
     with pytest.raises(httpx.ConnectError) as caught:
         await OneServer(httpx.URL(server.url)).handle_async_request(httpx.Request("GET", server.url))
     assert "127.0.0.1" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64, "xn--a", "nobody.invalid"])
+async def test_a_name_that_no_server_can_have_is_one_that_is_away(host: str) -> None:
+    with pytest.raises(httpx.ConnectError):
+        await Connection(f"http://{host}:5000").send("GET", "/x")
 
 
 async def test_a_header_is_one_line() -> None:

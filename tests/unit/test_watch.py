@@ -1,5 +1,6 @@
 """What a look at a model server leads to: seats, registration, and a new start where one is needed."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ from director.core.errors import BackendUnavailable
 from director.recovery import UNHEALTHY_S
 from director.runners.runner import Capabilities, Health, HealthStatus, Setup
 from director.servers import Server, Servers
-from director.watch import END_AGAIN_S, STRANGER_S, Watch
+from director.watch import END_AGAIN_S, LATER_S, STRANGER_S, Watch
 from tests.support.clock import FakeClock
+from tests.support.eventually import eventually
 from tests.support.scripted_runner import ScriptedRunner
 
 pytestmark = pytest.mark.anyio
@@ -57,6 +59,20 @@ class Watched:
         self.servers.leave(seat)
 
 
+class Faulty:
+    """A look at a server that breaks the first time."""
+
+    def __init__(self, then: Health) -> None:
+        self.looks = 0
+        self._then = then
+
+    async def __call__(self) -> Health:
+        self.looks += 1
+        if self.looks == 1:
+            raise UnicodeError("label too long")
+        return self._then
+
+
 @pytest.fixture
 async def watched() -> Watched:
     return Watched()
@@ -81,6 +97,16 @@ async def test_a_registration_that_failed_is_made_up_for_before_any_work(watched
     await watched.look(READY)
     assert watched.registered == ["coglet 1"]
     assert watched.servers.any_ready()
+
+
+async def test_a_look_that_breaks_is_not_the_last(watched: Watched, caplog: Any) -> None:
+    watched.runner.health = faulty = Faulty(READY)  # type: ignore[method-assign]
+    watching = asyncio.create_task(watched.watch.run())
+    await eventually(lambda: faulty.looks, "looked once", until=(1).__eq__)
+    watched.clock.pass_time(LATER_S)
+    await eventually(watched.servers.any_ready, "ready")
+    assert "looking at a model server broke" in caplog.messages
+    watching.cancel()
 
 
 async def test_a_server_whose_worker_is_dead_is_asked_to_end_once(watched: Watched) -> None:
