@@ -24,6 +24,7 @@ from director.cli import (
     scale,
     serve,
     tokens,
+    top,
     up,
 )
 from director.cli.arguments import CommandParser
@@ -40,8 +41,9 @@ GROUPS: Final = (
     explain,
     queues,
     scale,
-    dead,
     directors,
+    top,
+    dead,
     doctor,
     tokens,
     accounts,

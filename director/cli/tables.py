@@ -60,7 +60,7 @@ def cut(text: str, width: int, *, is_middle: bool = True) -> str:
         return text
     if width <= len(MARK):
         return MARK[:width]
-    head = (width - 1) // 2 if is_middle else width - 1
+    head = (width - 1) * 2 // 3 if is_middle else width - 1  # of a queue the model tells more than the version
     return _first(text, head) + MARK + (_first(text[::-1], width - 1 - head)[::-1] if is_middle else "")
 
 

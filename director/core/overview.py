@@ -18,7 +18,7 @@ from director.core.queue_view import QueueView, view_of
 from director.core.queues import Queues
 from director.core.view import iso
 
-__all__ = ("SHORTEST_S", "Overview", "OwedCount", "Snapshot")
+__all__ = ("LONGEST_S", "REST", "SHORTEST_S", "Overview", "OwedCount", "Snapshot")
 
 T = TypeVar("T")
 

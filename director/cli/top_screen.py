@@ -1,0 +1,196 @@
+"""What `director top` shows: lines that fit a screen of any size, each with how it stands out. Pure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from director.cli.director_text import lines as director_lines
+from director.cli.pipe import printable
+from director.cli.tables import cut, fitted
+from director.cli.top_state import Row, State, chosen, shown
+from director.cli.trends import blocks
+from director.cli.words import span
+from director.core.ids import QueueName
+from director.core.overview import Snapshot
+from director.core.queues import Tenant
+
+__all__ = ("Detail", "Line", "Seen", "Style", "screen")
+
+Style = Literal["plain", "title", "head", "selected", "alarm", "dim"]
+
+COLUMNS: Final = ("queue", "high", "normal", "low", "oldest", "running", "/min", "waiting", "state")
+WORDS: Final = ("queue", "waiting", "state")
+TENANTS: Final = ("account", "waiting", "running", "weight", "at most", "state")
+STATES: Final = {
+    "breaker_open": "breaker",
+    "no_director": "no director",
+    "servers_starting": "starting",
+    "setup_failed": "setup failed",
+}
+KEYS: Final = {
+    "queues": "↑↓ choose  enter open  d directors  s sort  / filter  p pause, resume  q quit",
+    "queue": "↑↓ scroll  p pause, resume  esc back  d directors",
+    "directors": "↑↓ scroll  esc back",
+}
+BELOW: Final = 1
+
+
+class Line(Struct, frozen=True):
+    """One line of a screen."""
+
+    text: str
+    style: Style = "plain"
+
+
+class Detail(Struct, frozen=True, kw_only=True):
+    """One queue, as far as the snapshot has not told: its tenants, and how many stand in each stream of a lane."""
+
+    queue: QueueName
+    tenants: Sequence[Tenant] = ()
+    heat: Mapping[str, Sequence[int]] = {}
+
+
+class Seen(Struct, frozen=True, kw_only=True):
+    """What there is to show. `away`: why nothing newer could be seen."""
+
+    now_ms: int
+    snapshot: Snapshot
+    rows: Sequence[Row]
+    detail: Detail | None = None
+    away: str = ""
+
+
+def screen(state: State, seen: Seen, *, width: int | None, height: int | None = None) -> list[Line]:
+    """So many lines of at most this width; all there is, as wide as it is, where neither is given."""
+    rows = shown(state, seen.rows)
+    body = BODIES[state.view](state, seen, rows, width)
+    fixed = [Line(_title(seen), "title"), Line(_totals(seen)), _mode(state, seen, len(rows))]
+    if height is None:
+        lines = [*fixed, *body]
+    else:
+        room = max(1, height - len(fixed) - BELOW)
+        first = chosen(state, rows) - room + 2 if state.view == "queues" else state.scroll
+        body = _window(body, room, first)
+        lines = [*fixed, *body, *[Line("")] * (room - len(body)), _bottom(state)][:height]
+    return [Line(cut(line.text, width, is_middle=False) if width else line.text, line.style) for line in lines]
+
+
+def _title(seen: Seen) -> str:
+    directors = seen.snapshot.directors
+    silent = sum(not one.alive for one in directors)
+    quiet = f" ({silent} silent)" if silent else ""
+    more = f" and {seen.snapshot.more_queues} more" if seen.snapshot.more_queues else ""
+    return (
+        f"director top  {seen.snapshot.at[11:19]}  queues: {len(seen.rows)}{more}  "
+        f"directors: {len(directors) + seen.snapshot.more_directors}{quiet}"
+    )
+
+
+def _totals(seen: Seen) -> str:
+    queues, owed = [row.queue for row in seen.rows], seen.snapshot.owed
+    lanes = [sum(getattr(each.waiting, lane) for each in queues) for lane in ("high", "normal", "low")]
+    rates = [row.per_min for row in seen.rows if row.per_min is not None]
+    late = f" ({owed.late} late)" if owed.late else ""
+    return (
+        f"waiting {sum(lanes)}  running {sum(each.claimed for each in queues)}"
+        f" of {sum(each.slots for each in queues)}  delayed {sum(each.delayed for each in queues)}"
+        f"  dead {sum(each.dead for each in queues)}  webhooks owed {owed.count}{late}"
+        f"  starts {sum(rates):.0f}/min"
+    )
+
+
+def _mode(state: State, seen: Seen, count: int) -> Line:
+    if seen.away:
+        return Line(f"{printable(seen.away)}: this is how it was at {seen.snapshot.at[11:19]}", "alarm")
+    if state.view == "queue":
+        return Line(state.selected or "", "title")
+    if state.view == "directors":
+        return Line("directors", "title")
+    wanted = f"{count} with {state.wanted!r} in their names, " if state.wanted else ""
+    return Line(f"{wanted}by {state.sort}", "dim")
+
+
+def _queues(state: State, seen: Seen, rows: Sequence[Row], width: int | None) -> list[Line]:
+    head, *lines = fitted(COLUMNS, [_row(row) for row in rows], width=width and width - 2, words=WORDS)
+    at = chosen(state, rows) if width else -1
+    found = [Line(f"  {head}", "head")]
+    for number, (row, line) in enumerate(zip(rows, lines, strict=True)):
+        mark = "› " if number == at else "  "
+        style: Style = "plain" if row.queue.state == "serving" else "alarm"
+        found.append(Line(mark + line, "selected" if number == at else style))
+    return found if rows else [*found, Line("  no queue" + (" of this name" if state.wanted else " yet"), "dim")]
+
+
+def _row(row: Row) -> list[str]:
+    queue = row.queue
+    return [
+        queue.name,
+        *map(str, (queue.waiting.high, queue.waiting.normal, queue.waiting.low)),
+        "-" if queue.oldest_s is None else span(queue.oldest_s),
+        f"{queue.claimed}/{queue.slots}",
+        "-" if row.per_min is None else f"{row.per_min:.0f}",
+        blocks(row.trend),
+        STATES.get(queue.state, queue.state),
+    ]
+
+
+def _queue(state: State, seen: Seen, rows: Sequence[Row], width: int | None) -> list[Line]:
+    row = next((row for row in seen.rows if row.queue.name == state.selected), None)
+    if row is None:
+        return [Line("it is gone", "alarm")]
+    queue, detail = row.queue, seen.detail
+    takes = f", one takes {span(queue.run_s)}" if queue.run_s is not None else ""
+    rate = "" if row.per_min is None else f", {row.per_min:.0f} start in a minute"
+    mode = queue.mode if queue.max_queued is None else f"{queue.mode} {queue.max_queued}"
+    facts = {
+        "state": STATES.get(queue.state, queue.state),
+        "running": f"{queue.claimed} in {queue.slots} slots{takes}{rate}",
+        "waiting": f"{row.waiting} {blocks(row.trend)}; {queue.delayed} delayed, {queue.dead} dead",
+        "oldest": "-" if queue.oldest_s is None else span(queue.oldest_s),
+        "mode": f"{mode}; breaker {queue.breaker}",
+    }
+    found = [Line(f"  {name:<8} {fact}") for name, fact in facts.items()]
+    if detail is None or detail.queue != queue.name:
+        return [*found, Line("  …", "dim")]
+    for lane in ("high", "normal", "low"):
+        heat = detail.heat.get(lane, ())
+        count = getattr(queue.waiting, lane)
+        found.append(Line(f"  {lane:<8} {count} waiting; in its streams {sum(heat)} {blocks(heat)}"))
+    tenants = fitted(TENANTS, [_tenant(one) for one in detail.tenants], width=width and width - 2, words=TENANTS[::5])
+    return [*found, Line(""), *(Line(f"  {line}", "plain" if at else "head") for at, line in enumerate(tenants))]
+
+
+def _tenant(one: Tenant) -> list[str]:
+    state = "suspended" if one.is_suspended else "paused" if one.is_paused else ""
+    most = "-" if one.max_running is None else str(one.max_running)
+    return [one.name, str(one.waiting), str(one.running), f"{one.weight:g}", most, state]
+
+
+def _directors(state: State, seen: Seen, rows: Sequence[Row], width: int | None) -> list[Line]:
+    head, *lines = director_lines(seen.snapshot.directors, now_ms=seen.now_ms, width=width)
+    return [Line(head, "head"), *map(Line, lines)]
+
+
+def _window(body: Sequence[Line], room: int, first: int) -> list[Line]:
+    """So many of them: the head, and what follows the first ones that are left out."""
+    first = min(max(0, first), max(0, len(body) - room))
+    return [body[0], *body[1 + first : first + room]]
+
+
+def _bottom(state: State) -> Line:
+    if state.asked is not None:
+        what = "pause" if state.asked.paused else "resume"
+        return Line(f"{what} {state.asked.queue}? y: yes, any other key: no", "alarm")
+    if state.is_typing:
+        return Line(f"only queues with: {state.wanted}_  enter: done, esc: all", "title")
+    if state.note:
+        return Line(printable(state.note), "title")
+    return Line(KEYS[state.view], "dim")
+
+
+BODIES: Final[Mapping[str, Callable[[State, Seen, Sequence[Row], int | None], list[Line]]]] = {
+    "queues": _queues,
+    "queue": _queue,
+    "directors": _directors,
+}

@@ -1,0 +1,122 @@
+"""`director top`, in a real terminal and over a real Redis."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from anyio import to_thread
+from redis.asyncio import Redis
+
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.policy import Policy
+from tests.support.eventually import eventually
+from tests.support.queue_driver import VERSION, QueueDriver
+from tests.support.servers import RedisServer, redis_server
+from tests.support.terminal import PlayedTerminal, played
+
+pytestmark = pytest.mark.anyio
+
+
+def command(url: str, *more: str) -> list[str]:
+    return [sys.executable, "-m", "director", "top", "--redis", url, *more]
+
+
+async def until(terminal: PlayedTerminal, text: str) -> None:
+    await eventually(lambda: terminal.screen, text, until=lambda _: terminal.shows(text), limit_s=30)
+
+
+def size(terminal: PlayedTerminal) -> tuple[int, int]:
+    return len(terminal.screen), max(map(len, terminal.screen))
+
+
+async def ended(terminal: PlayedTerminal) -> int:
+    code = await to_thread.run_sync(lambda: terminal.process.wait(30))
+    await eventually(lambda: terminal.is_given_back, "the terminal is as it was")
+    return code
+
+
+async def test_queues_are_shown_as_they_move_and_one_is_paused_by_a_key_that_is_confirmed(
+    server: RedisServer, driver: QueueDriver, catalog: Catalog
+) -> None:
+    await catalog.register("acme/other", VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    await driver.scripts.extend(driver.queue, consumer="host-1", lease_s=60, claims=[], slots=4)
+    with played(command(server.url), columns=100) as terminal:
+        await until(terminal, f"› {driver.queue}")
+        await until(terminal, "serving")
+        await driver.submit(account="ada")
+        await until(terminal, "waiting 1  running 0 of 4")
+        terminal.type("p")
+        await until(terminal, f"pause {driver.queue}? y: yes")
+        terminal.type("n")
+        await until(terminal, "q quit")
+        assert not (await driver.stats()).paused
+        terminal.type("py")
+        await until(terminal, f"{driver.queue} hands out nothing")
+        await until(terminal, "paused")
+        assert (await driver.stats()).paused
+        terminal.type("\r")
+        await until(terminal, "ada")
+        assert terminal.screen[2] == driver.queue
+        assert not terminal.shows("acme/other")
+        terminal.type("py")
+        await until(terminal, "hands out again what waits")
+        assert not (await driver.stats()).paused
+        terminal.type("d")
+        await until(terminal, "host-1")
+        terminal.type("q")
+        await until(terminal, "› ")
+        terminal.type("/other\r")
+        await until(terminal, "1 with 'other' in their names")
+        assert not terminal.shows(driver.queue)
+        terminal.type("q")
+        assert await ended(terminal) == 0
+    assert "\x1b[33m" in terminal.said
+
+
+async def test_it_fits_whatever_size_the_terminal_has_or_gets(server: RedisServer, driver: QueueDriver) -> None:
+    with played(command(server.url), env={"NO_COLOR": "1"}) as terminal:
+        await until(terminal, "acme/echo")
+        await eventually(lambda: size(terminal), "all of the screen", until=lambda found: found == (24, 80))
+        terminal.resize(44, 9)
+        await eventually(lambda: size(terminal), "a smaller one", until=lambda found: found == (9, 44))
+        await until(terminal, "› acme")
+        terminal.type("\x03")
+        assert await ended(terminal) == 130
+    assert "\x1b[33m" not in terminal.said, "NO_COLOR"
+
+
+async def test_while_redis_is_away_it_says_so_and_goes_on_when_it_is_back() -> None:
+    with redis_server() as server, played(command(server.url)) as terminal:
+        await until(terminal, "no queue yet")
+        server.kill()
+        await until(terminal, "Redis is away")
+        server.start()
+        await eventually(lambda: terminal.screen, "it is back", until=lambda _: not terminal.shows("away"), limit_s=30)
+        terminal.process.terminate()
+        assert await ended(terminal) == 0
+
+
+async def test_where_nobody_looks_it_is_one_screen_as_wide_as_it_is(server: RedisServer, driver: QueueDriver) -> None:
+    await driver.submit()
+
+    def run(*more: str) -> str:
+        done = subprocess.run(command(server.url, *more), capture_output=True, text=True, timeout=60, check=True)
+        return done.stdout
+
+    for more in ((), ("--once",)):
+        said = await to_thread.run_sync(run, *more)
+        assert "\x1b" not in said
+        assert "waiting 1  running 0 of 0" in said
+        assert f"  {driver.queue} " in said
+    snapshot = json.loads(await to_thread.run_sync(run, "--json"))
+    [queue] = snapshot["queues"]
+    assert (queue["name"], queue["waiting"]["normal"], queue["state"]) == (driver.queue, 1, "no_director")
+    assert snapshot["directors"] == []
+
+
+async def test_a_terminal_that_can_do_nothing_gets_one_screen(server: RedisServer, redis: Redis) -> None:
+    with played(command(server.url), env={"TERM": "dumb"}) as terminal:
+        assert await to_thread.run_sync(lambda: terminal.process.wait(30)) == 0
+    assert "no queue yet" in terminal.said
+    assert "\x1b" not in terminal.said

@@ -1,0 +1,97 @@
+"""A terminal that a test looks at: a command on a pseudo terminal, its last whole screen, and what it is typed."""
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import termios
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+__all__ = ("PlayedTerminal", "played")
+
+SCREEN = re.compile(r"\x1b\[H(.*?)(?=\x1b\[H|\x1b\[\?7h|\Z)", re.DOTALL)
+CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class PlayedTerminal:
+    """`said`: all that was written to it."""
+
+    def __init__(self, line: Sequence[str], *, columns: int, lines: int, env: Mapping[str, str]) -> None:
+        self._ours, theirs = pty.openpty()
+        self._set_size(columns, lines)
+        self.was = termios.tcgetattr(theirs)
+        self.said = ""
+        self._theirs = theirs
+        kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
+        self.process = subprocess.Popen(
+            line,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**kept, "TERM": "xterm-256color", **env},
+            # a session of its own, whose terminal this is: so Ctrl-C and sizes reach it
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def screen(self) -> list[str]:
+        """The last one, without how it stands out."""
+        found = SCREEN.findall(self.said)
+        return CODES.sub("", found[-1]).split("\r\n") if found else []
+
+    @property
+    def is_given_back(self) -> bool:
+        """Does it wrap lines, show its cursor and echo again?"""
+        return self.said.rstrip().endswith("\x1b[?1049l") and termios.tcgetattr(self._theirs) == self.was
+
+    def shows(self, text: str) -> bool:
+        return any(text in line for line in self.screen)
+
+    def type(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
+
+    def resize(self, columns: int, lines: int) -> None:
+        self._set_size(columns, lines)
+        os.kill(self.process.pid, signal.SIGWINCH)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._theirs)
+        self._reader.join(timeout=10)
+        os.close(self._ours)
+
+    def _set_size(self, columns: int, lines: int) -> None:
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def _read(self) -> None:
+        pending = b""
+        while True:
+            try:
+                pending += os.read(self._ours, 65536)
+            except OSError:  # the other end is closed
+                return
+            text = pending.decode(errors="ignore")
+            self.said += text
+            pending = pending[len(text.encode()) :]
+
+
+@contextmanager
+def played(
+    line: Sequence[str], *, columns: int = 80, lines: int = 24, env: Mapping[str, str] | None = None
+) -> Iterator[PlayedTerminal]:
+    """The command, which is ended with the block if it has not ended by itself."""
+    terminal = PlayedTerminal(line, columns=columns, lines=lines, env=env or {})
+    try:
+        yield terminal
+    finally:
+        terminal.close()

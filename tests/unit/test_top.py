@@ -1,0 +1,235 @@
+"""What keys do in `director top`, and that what it shows fits."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from director.cli.tables import width_of
+from director.cli.terminal import keys_in
+from director.cli.top_screen import Detail, Seen, screen
+from director.cli.top_state import SORTS, Change, Row, State, pressed, shown
+from director.cli.trends import Rates, blocks, started_per_min, waited
+from director.core import keys
+from director.core.director_view import director_view
+from director.core.directors import About, Beat, DirectorFound, ServerFound
+from director.core.ids import QueueName
+from director.core.overview import OwedCount, Snapshot
+from director.core.queue_view import QueueView, Waiting
+from director.core.queues import Tenant
+from director.core.samples import Sample
+
+NOW_MS = 1_800_000_000_000
+
+
+def queue(name: str, **facts: Any) -> QueueView:
+    known: dict[str, Any] = {
+        "model": "acme/echo",
+        "state": "serving",
+        "paused": False,
+        "breaker": "closed",
+        "mode": "absorb",
+        "max_queued": None,
+        "waiting": Waiting(high=0, normal=0, low=0),
+        "oldest_s": None,
+        "run_s": None,
+        **dict.fromkeys(
+            ("claimed", "delayed", "dead", "live", "slots", "directors", "accepted", "started", "ended"), 0
+        ),
+        **dict.fromkeys(("streams", "read"), 16),
+    }
+    return QueueView(name=QueueName(name), **known | facts)
+
+
+def rows() -> list[Row]:
+    return [
+        Row(queue("acme/a:1", oldest_s=9.0, state="paused", paused=True), 3.0, (0, 1)),
+        Row(queue("acme/b:1", waiting=Waiting(high=1, normal=2, low=3), oldest_s=1.0), None, (5, 6)),
+        Row(queue("beta/c:1", claimed=4, slots=4), 60.0, (0, 0)),
+    ]
+
+
+def typed(state: State, *pressed_keys: str) -> State:
+    for key in pressed_keys:
+        state = pressed(state, key, shown(state, rows())).state
+    return state
+
+
+def order(state: State) -> list[str]:
+    return [row.queue.name for row in shown(state, rows())]
+
+
+@pytest.mark.parametrize(
+    ("sort", "first"),
+    [
+        ("waiting", "acme/b:1"),
+        ("oldest", "acme/a:1"),
+        ("running", "beta/c:1"),
+        ("starts", "beta/c:1"),
+        ("trouble", "acme/a:1"),
+        ("name", "acme/a:1"),
+    ],
+)
+def test_each_order_has_its_worst_first(sort: str, first: str) -> None:
+    assert order(State(sort=sort))[0] == first
+
+
+def test_s_goes_through_all_orders() -> None:
+    state, seen = State(), []
+    for _ in SORTS:
+        seen.append(state.sort)
+        state = typed(state, "s")
+    assert seen == list(SORTS)
+    assert state == State()
+
+
+def test_a_filter_is_typed_kept_and_taken_back() -> None:
+    state = typed(State(), "/", *"betq", "backspace", "a", "enter")
+    assert order(state) == ["beta/c:1"]
+    assert order(typed(state, "escape")) == order(State())
+    assert typed(State(), "/", "q").wanted == "q", "what is typed is no command"
+
+
+def test_nothing_is_changed_by_a_key_alone() -> None:
+    asked = typed(State(), "p")
+    assert asked.asked == Change(QueueName("acme/b:1"), True)
+    assert pressed(asked, "y", shown(asked, rows())).change == asked.asked
+    for other in ("n", "q", "escape", "p", "enter"):
+        step = pressed(asked, other, shown(asked, rows()))
+        assert (step.change, step.state.asked, step.is_over) == (None, None, False)
+
+
+def test_one_that_is_paused_is_resumed() -> None:
+    assert typed(State(sort="oldest"), "p").asked == Change(QueueName("acme/a:1"), False)
+
+
+def test_what_is_selected_stays_so_in_another_order() -> None:
+    state = typed(State(), "down", "down", "up", "s", "s")
+    assert state.selected == "acme/a:1"
+    assert typed(State(), *["down"] * 9).selected == "beta/c:1"
+    assert typed(State(), "end", "home").selected == "acme/b:1"
+
+
+def test_a_queue_that_is_gone_is_not_mistaken_for_another() -> None:
+    state = typed(State(), "enter")
+    assert (state.view, state.selected) == ("queue", "acme/b:1")
+    left = [row for row in shown(state, rows()) if row.queue.name != state.selected]
+    assert pressed(state, "p", left).state.asked is None
+
+
+def test_q_leads_back_and_then_out() -> None:
+    inside = typed(State(), "enter")
+    step = pressed(inside, "q", rows())
+    assert (step.state.view, step.is_over) == ("queues", False)
+    assert pressed(step.state, "q", rows()).is_over
+    assert typed(State(), "d", "d").view == "queues"
+
+
+@pytest.mark.parametrize("key", ["p", "enter", "down", "s", "/", "escape", "x", "\x1b[Z"])
+def test_without_queues_no_key_does_harm(key: str) -> None:
+    assert pressed(State(), key, []).change is None
+
+
+def seen(rows: Sequence[Row], away: str = "") -> Seen:
+    server = ServerFound(url="http://10.0.0.1:5000", state="ready", since_ms=NOW_MS, slots=4)
+    about = About(servers=(server,))
+    beat = Beat(queue=QueueName("acme/a:1"), at_ms=NOW_MS, slots=4, state="ready", about=about)
+    snapshot = Snapshot(
+        at="2027-01-15T08:00:00.000Z",
+        queues=[row.queue for row in rows],
+        more_queues=0,
+        directors=[director_view(DirectorFound(name=f"host-{n}", beats=(beat,), silent_ms=0)) for n in range(30)],
+        more_directors=0,
+        owed=OwedCount(count=2, late=1),
+    )
+    tenants = [Tenant(f"account-{n}", 1, 2, False) for n in range(40)]
+    detail = Detail(queue=QueueName("acme/b:1"), tenants=tenants, heat={"high": [1, 0]})
+    return Seen(now_ms=NOW_MS, snapshot=snapshot, rows=rows, detail=detail, away=away)
+
+
+@given(
+    st.integers(1, 150),
+    st.integers(1, 60),
+    st.lists(st.sampled_from(["down", "page_down", "enter", "d", "escape", "s", "p", "/", "a", "q"]), max_size=8),
+)
+def test_a_screen_is_never_larger_than_the_terminal(width: int, height: int, typed_keys: list[str]) -> None:
+    known = [*rows(), *(Row(queue(f"many/model-{n}:1")) for n in range(80))]
+    state = State()
+    for key in typed_keys:
+        state = pressed(state, key, shown(state, known)).state
+    lines = screen(state, seen(known, away="Redis is away"), width=width, height=height)
+    assert len(lines) <= height
+    assert all(width_of(line.text) <= width for line in lines)
+
+
+def test_what_is_selected_is_on_the_screen_however_many_there_are() -> None:
+    known = [Row(queue(f"many/model-{n:02d}:1")) for n in range(80)]
+    for at in (0, 20, 79):
+        lines = screen(State(selected=known[at].queue.name), seen(known), width=80, height=24)
+        assert [line.text.split()[1] for line in lines if line.style == "selected"] == [known[at].queue.name]
+        assert lines[3].text.split()[0] == "queue"
+        assert len(lines) == 24
+
+
+def test_the_totals_are_of_all_queues_and_what_is_late_is_said() -> None:
+    totals = screen(State(), seen(rows()), width=None)[1].text
+    assert totals == "waiting 6  running 4 of 4  delayed 0  dead 0  webhooks owed 2 (1 late)  starts 63/min"
+
+
+def test_one_queue_is_shown_with_its_tenants() -> None:
+    state = replace(State(), view="queue", selected=QueueName("acme/b:1"))
+    text = [line.text for line in screen(state, seen(rows()), width=80, height=60)]
+    assert "  high     1 waiting; in its streams 1 █▁" in text
+    assert any(line.split()[:3] == ["account-7", "1", "2"] for line in text)
+
+
+# ── keys, rates, blocks ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_keys_are_told_apart_however_many_come_at_once() -> None:
+    assert keys_in("j\x1b[A\x1bOB\r\x7f\x1b[5~\x1b[99zé\x1b") == [
+        *("j", "up", "down", "enter", "backspace", "page_up", "\x1b[99z", "é", "escape")
+    ]
+
+
+def test_starts_in_a_minute_are_those_of_the_last_minute() -> None:
+    rates, name = Rates(), QueueName("a")
+    for at_s, started in ((0, 0), (2, 10)):
+        rates.note(at_s, [queue("a", started=started)])
+    assert rates.per_min(name) is None, "two seconds say little"
+    rates.note(10, [queue("a", started=20)])
+    assert rates.per_min(name) == 120
+    rates.note(75, [queue("a", started=20)])
+    rates.note(80, [queue("a", started=5)])
+    assert rates.per_min(name) == 0, "it was made anew, and started nothing since"
+    assert rates.per_min(QueueName("b")) is None
+
+
+def sample(age_s: float, *, waiting: int, started: int = 0) -> Sample:
+    none = dict.fromkeys(keys.LANES, 0)
+    return Sample(
+        at_ms=NOW_MS - int(age_s * 1000),
+        waiting=none | {"normal": waiting},
+        **dict.fromkeys(("claimed", "delayed", "oldest_ms", "ended", "waited_ms"), 0),
+        **dict.fromkeys(("late", "accepted", "met", "missed"), none),
+        started=started,
+    )
+
+
+def test_what_waited_is_the_most_of_each_part_of_ten_minutes() -> None:
+    samples = [sample(700, waiting=99), sample(590, waiting=3), sample(310, waiting=5), sample(305, waiting=8)]
+    assert waited(samples, now_ms=NOW_MS, now=2, parts=4) == [3, 8, 0, 2]
+
+
+def test_a_keeper_tells_the_rate_where_nothing_was_seen_yet() -> None:
+    assert started_per_min([sample(70, waiting=0, started=9), sample(30, waiting=0, started=4)], now_ms=NOW_MS) == 4
+    assert started_per_min([], now_ms=NOW_MS) is None
+
+
+def test_blocks_are_as_high_as_the_numbers_and_what_is_not_nought_shows() -> None:
+    assert blocks([0, 1, 50, 100]) == "▁▂▅█"
+    assert blocks([0, 0]) == "▁▁"
+    assert blocks([]) == ""
