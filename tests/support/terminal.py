@@ -36,7 +36,7 @@ class PlayedTerminal:
             env={**kept, "TERM": "xterm-256color", **env},
             # a session of its own, whose terminal this is: so Ctrl-C and sizes reach it
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=_have_terminal,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -83,6 +83,11 @@ class PlayedTerminal:
             text = pending.decode(errors="ignore")
             self.said += text
             pending = pending[len(text.encode()) :]
+
+
+def _have_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a shell starts in the background hears no Ctrl-C
 
 
 @contextmanager
