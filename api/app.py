@@ -24,6 +24,7 @@ from api.urls import proxy_networks
 from director.core.clock import Clock, SystemClock
 from director.core.errors import UnsafeBackend
 from director.core.settings import ApiSettings
+from director.core.tracing import Tracing, tracing_of
 
 __all__ = ("create_app",)
 
@@ -31,9 +32,14 @@ BASES: Final = ("/v1", "", "/v1/v1")
 
 
 def create_app(
-    settings: ApiSettings, *, clock: Clock | None = None, on_unsafe: Callable[[UnsafeBackend], None] | None = None
+    settings: ApiSettings,
+    *,
+    clock: Clock | None = None,
+    on_unsafe: Callable[[UnsafeBackend], None] | None = None,
+    tracing: Tracing | None = None,
 ) -> Starlette:
     """The application; connects to Redis when its lifespan begins. `on_unsafe` hears of a server that is too weak.
+    `tracing`: instead of what the environment asks for.
 
     Raises SettingsError where the address of Redis is none, or that of a proxy.
     """
@@ -43,7 +49,8 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[State]:
         time, told = clock or SystemClock(), on_unsafe or _refuse
-        async with running(settings, clients, meters, clock=time, on_unsafe=told) as parts:
+        spans = tracing or tracing_of("api", accounts=settings.trace_accounts)
+        async with running(settings, clients, meters, clock=time, on_unsafe=told, tracing=spans) as parts:
             yield {"parts": parts}
 
     routes = [_route(base + path, handlers) for base in BASES for path, handlers in _by_path().items()]

@@ -50,6 +50,7 @@ from director.core.stores.check import StoreCheck
 from director.core.stores.choose import store_in
 from director.core.stores.store import FileStore
 from director.core.suspensions import Suspensions
+from director.core.tracing import Tracing
 
 __all__ = ("Clients", "Parts", "State", "parts_of", "running")
 
@@ -112,6 +113,7 @@ class Parts(Struct, frozen=True, kw_only=True):
     links: Links
     files: FileStore | None
     store_check: StoreCheck | None
+    tracing: Tracing
     caller_files: CallerFiles
     uploading: Turns
 
@@ -133,9 +135,15 @@ def parts_of(request: Request) -> Parts:
 
 @asynccontextmanager
 async def running(
-    settings: ApiSettings, clients: Clients, meters: Meters, *, clock: Clock, on_unsafe: Callable[[UnsafeBackend], None]
+    settings: ApiSettings,
+    clients: Clients,
+    meters: Meters,
+    *,
+    clock: Clock,
+    on_unsafe: Callable[[UnsafeBackend], None],
+    tracing: Tracing,
 ) -> AsyncIterator[Parts]:
-    """All parts, with their loops running. Closes the clients at the end."""
+    """All parts, with their loops running. Closes the clients and `tracing` at the end."""
     redis, glances = clients.redis, Glances(clients.redis)
     gatherer = Gatherer(redis, at_once=WRITES_AT_ONCE, meter=meters.redis)
     scripts = Scripts(gatherer)
@@ -181,6 +189,7 @@ async def running(
         links=Links(redis, clock),
         files=files,
         store_check=None if files is None else StoreCheck(files, clock),
+        tracing=tracing,
         caller_files=CallerFiles(redis),
         uploading=Turns(MOST_UPLOADS, each=MOST_UPLOADS_EACH, patience_s=UPLOAD_PATIENCE_S),
         gate=Gate(redis, settings, clock=clock, on_unsafe=on_unsafe),
@@ -204,3 +213,4 @@ async def running(
                 await gatherer.aclose()
     await clients.subscriber.aclose()
     await redis.aclose()
+    await tracing.aclose()

@@ -282,7 +282,8 @@ class Director:
         assert queue is not None  # noqa: S101 - for the type checker: the event is set after it
         also = [QueueName(name) for name in dict.fromkeys(settings.also) if name != queue]
         accounts = Accounts(self._redis, clock=self._clock)
-        terminal = TerminalWebhooks(self._scripts, accounts, self._sender, self._clock, self._schedule)
+        tracing = self._shared.tracing
+        terminal = TerminalWebhooks(self._scripts, accounts, self._sender, self._clock, self._schedule, tracing=tracing)
         terminal.on_told = self._shared.metering.webhooks.told
         post = Post(
             accounts=accounts,
@@ -290,6 +291,7 @@ class Director:
             terminal=terminal,
             clock=self._clock,
             interval_s=settings.webhook_interval_s,
+            tracing=tracing,
         )
         executor = self._executor = Executor(
             scripts=self._scripts,
@@ -311,6 +313,7 @@ class Director:
             file_inputs=self._file_inputs,
             publishing=Publishing(self._trained, self._clock),
             metering=self._shared.metering,
+            tracing=tracing,
         )
         heartbeat = Heartbeat(
             queues=(queue, *also),

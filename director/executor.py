@@ -14,6 +14,7 @@ from typing import Final
 from msgspec import Raw
 from msgspec.structs import replace
 
+from director.claim_spans import ClaimSpans
 from director.core import crash
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
@@ -22,6 +23,7 @@ from director.core.retry import RULES, backoff_s
 from director.core.schema import Claim, Stored
 from director.core.scripts import Requeued, Scripts
 from director.core.states import Status
+from director.core.tracing import OFF, Tracing
 from director.ends import CLAIMED_AHEAD, Finish, GiveBack, Limits
 from director.file_inputs import FileInputs
 from director.holdings import Held, Holdings
@@ -80,6 +82,7 @@ class Executor:
         file_inputs: FileInputs | None = None,
         publishing: Publishing | None = None,
         metering: Metering | None = None,
+        tracing: Tracing = OFF,
     ) -> None:
         self._scripts = scripts
         self._clock = clock
@@ -95,6 +98,7 @@ class Executor:
         self._file_inputs = file_inputs
         self._publishing = publishing
         self._metering = metering or Metering()
+        self._tracing = tracing
         self._ending = 0
         self._telling = 0
 
@@ -102,6 +106,7 @@ class Executor:
         """From the claim to its last write. Never raises for what the server, the model or Redis does."""
         tracker = Tracker(claim.record, self._limits, is_moderated=self._moderator is not None)
         self._metering.claimed(claim.record)
+        spans = ClaimSpans(self._tracing, claim.record)
         waited_ms = 0 if claim.record.claimed is None else claim.record.claimed - claim.record.created
         setup_wait_s = self._servers.setup_wait_s(waited_ms / 1000)
         self._servers.move(seat, claim.record.remote)
@@ -118,7 +123,7 @@ class Executor:
         )
         try:
             with self._holdings.holding(held):
-                await self._follow(held, performer, seat)
+                await self._follow(held, performer, seat, spans)
                 end = await self._end(held, performer, seat)
                 if self._publishing is not None and claim.record.kind == "training":
                     self._servers.leave(seat)
@@ -129,6 +134,7 @@ class Executor:
                     end = self._measured(held, end, setup_wait_s)
                 self._servers.leave(seat)  # before the last write: the next claim then leaves together with it
                 finished = await self._settle(held, progress, end)
+                spans.settled(end)
             if finished:
                 await self._tell(outbox)
             if self._storing and finished and performer.has_files and _leaves_files_unnamed(claim, end):
@@ -139,6 +145,7 @@ class Executor:
             if held.is_lost:
                 self._metering.lost(claim.record)
             self._servers.leave(seat)
+            spans.drop()
             performer.drop()
             progress.drop()
             outbox.drop()
@@ -165,9 +172,9 @@ class Executor:
         finally:
             self._telling -= 1
 
-    async def _follow(self, held: Held, performer: Performer, seat: Seat) -> None:
+    async def _follow(self, held: Held, performer: Performer, seat: Seat, spans: ClaimSpans) -> None:
         """Start the run and follow it until it is over, or the claim is lost."""
-        reading = asyncio.get_running_loop().create_task(self._read(held, performer, seat))
+        reading = asyncio.get_running_loop().create_task(self._read(held, performer, seat, spans))
         await held.read(reading)
         if not reading.cancelled() and (fault := reading.exception()):
             log.error("following a run failed", exc_info=fault, extra={"prediction": held.claim.id})
@@ -179,7 +186,7 @@ class Executor:
         if held.stuck:
             self._servers.doubt(seat)
 
-    async def _read(self, held: Held, performer: Performer, seat: Seat) -> None:
+    async def _read(self, held: Held, performer: Performer, seat: Seat, spans: ClaimSpans) -> None:
         await held.turn()
         given = await self._given(held.claim)
         if given is None:
@@ -199,6 +206,7 @@ class Executor:
             place=seat.place,
             alone=record.attempt > 1,
             cost=record.cost,
+            trace=spans.asks(),
         )
         self._servers.starts(seat)
         async with aclosing(held.runner.run(request)) as events:
@@ -209,6 +217,7 @@ class Executor:
                     self._metering.started(record)
                     log.info("prediction started", extra=_facts(held.claim))
                 elif isinstance(event, Ended):
+                    spans.ran(event)
                     unasked = held.tracker.stopped is None
                     self._servers.ended(seat, event, unasked=unasked, account=record.account)
                 performer.feed(event)

@@ -26,7 +26,7 @@ from director.holdings import Holdings
 from director.runners.runner import HealthStatus, Outcome
 from director.servers import Server, Servers
 
-__all__ = ("STATES", "Metering", "Watched")
+__all__ = ("STATES", "Metering", "Watched", "error_label")
 
 MOST_QUEUES: Final = 500
 MOST_ATTEMPTS: Final = 3
@@ -123,7 +123,7 @@ class Metering:
     def ended(self, record: Record, status: Status, code: str, *, now_ms: int) -> None:
         """It is terminal, by us."""
         queue = self._of(record.queue)
-        error = (code if code in KNOWN else OTHER) if code else NONE
+        error = error_label(code) or NONE
         found = queue.ends.get((status, error))
         if found is None:
             found = queue.ends[status, error] = self._rows.ends.labels(queue.name, status, error)
@@ -201,6 +201,11 @@ class _Engine(Collector):
             for state, count in director.states.items():
                 families["director_servers"].add_metric((queue, state), count)
         return families.values()
+
+
+def error_label(code: str) -> str:
+    """A code that is ours, or that it is another one: servers may tell any."""
+    return code if not code or code in KNOWN else OTHER
 
 
 def _state(server: Server) -> str:

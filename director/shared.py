@@ -20,6 +20,7 @@ from director.core.redis_client import blocking_client, client
 from director.core.settings import DirectorSettings
 from director.core.stores.choose import store_in
 from director.core.stores.store import FileStore
+from director.core.tracing import Tracing, tracing_of
 from director.health import Health, serve_http
 from director.heartbeat import KICK_WAIT_S
 from director.leftovers import Leftovers
@@ -44,12 +45,18 @@ class Shared(Struct, frozen=True, kw_only=True):
     clock: Clock
     moderator: Moderator | None
     metering: Metering
+    tracing: Tracing
     store: FileStore | None
 
 
 @asynccontextmanager
-async def connections(settings: DirectorSettings, *, directors: int = 1) -> AsyncGenerator[Shared]:
-    """All of it for so many directors, let go afterwards. Raises SettingsError for what cannot be."""
+async def connections(
+    settings: DirectorSettings, *, directors: int = 1, tracing: Tracing | None = None
+) -> AsyncGenerator[Shared]:
+    """All of it for so many directors, let go afterwards. Raises SettingsError for what cannot be.
+
+    `tracing`: instead of what the environment asks for.
+    """
     clock = SystemClock()
     moderator = Moderator.of(settings, clock)
     sender = Sender(AllowList.parse(settings.webhook_allow))
@@ -58,6 +65,7 @@ async def connections(settings: DirectorSettings, *, directors: int = 1) -> Asyn
     metering = Metering()
     sender.on_sent = metering.webhooks.sent
     gatherer = Gatherer(redis, meter=metering.redis)
+    tracing = tracing or tracing_of("director", accounts=settings.trace_accounts)
     try:
         store = store_in(settings.files_dir, redis, clock, url=settings.files_url, writes=True)
         yield Shared(
@@ -67,6 +75,7 @@ async def connections(settings: DirectorSettings, *, directors: int = 1) -> Asyn
             clock=clock,
             moderator=moderator,
             metering=metering,
+            tracing=tracing,
             store=store,
         )
     finally:
@@ -75,6 +84,7 @@ async def connections(settings: DirectorSettings, *, directors: int = 1) -> Asyn
             await redis.aclose()
             await waits.aclose()
             await sender.aclose()
+            await tracing.aclose()
             if moderator is not None:
                 await moderator.aclose()
 

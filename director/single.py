@@ -9,6 +9,7 @@ import anyio
 
 from director import process
 from director.core.settings import DirectorSettings
+from director.core.tracing import Tracing
 from director.director import Director, check_settings, made
 from director.shared import connections
 
@@ -38,8 +39,8 @@ async def run(settings: DirectorSettings, *, started: Callable[[int], None] = la
 
 
 @asynccontextmanager
-async def connected(settings: DirectorSettings) -> AsyncGenerator[Director]:
-    """The director with its connections, which are let go afterwards."""
+async def connected(settings: DirectorSettings, *, tracing: Tracing | None = None) -> AsyncGenerator[Director]:
+    """The director with its connections, which are let go afterwards. `tracing`: not as the environment asks for."""
     check_settings(settings)
-    async with connections(settings) as shared, made(settings, shared) as director:
+    async with connections(settings, tracing=tracing) as shared, made(settings, shared) as director:
         yield director

@@ -22,6 +22,7 @@ from api.parts import Parts, parts_of
 from api.problems import Problem
 from api.refusals import forbidden, invalid_header, invalid_input, moved, not_found
 from api.requests import CreatePrediction
+from api.runs.enqueue_span import enqueue_span
 from api.runs.prefer import affinity_digest, applied, cancel_after_seconds, cost_units, start_by_seconds, wait_seconds
 from api.runs.validation import InputSchema
 from api.runs.waiters import Waiters
@@ -37,6 +38,7 @@ from director.core.schema import Outlook, Prediction, Record, Stored
 from director.core.scripts import Accepted
 from director.core.shards import shard
 from director.core.states import Status, WebhookEvent
+from director.core.trace_context import TraceHeaders
 from director.core.view import view
 
 __all__ = ("accept", "submit")
@@ -72,6 +74,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     start_by_ms: int | None
     idempotency: tuple[str, str] | None
     taken: Taken | None
+    trace: TraceHeaders
 
 
 async def submit(
@@ -118,21 +121,25 @@ async def accept(
     place: str = "",
 ) -> tuple[Accepted, Stored]:
     """Judge and file one prediction. `place` tells it from others of its request, which have the same key."""
-    schema = InputSchema.of(version)
-    if faults := schema.check(asked.input):
-        raise invalid_input(faults)
-    submission = _judged(
-        request,
-        account=account,
-        version=version,
-        asked=asked,
-        body=body,
-        deployment=deployment,
-        taken=taken,
-        place=place,
-        ticket=new_ticket() if schema.can_stream else "",
-    )
-    return await _file(request, submission)
+    with enqueue_span(request, account, version) as step:
+        schema = InputSchema.of(version)
+        if faults := schema.check(asked.input):
+            raise invalid_input(faults)
+        submission = _judged(
+            request,
+            account=account,
+            version=version,
+            asked=asked,
+            body=body,
+            deployment=deployment,
+            taken=taken,
+            place=place,
+            ticket=new_ticket() if schema.can_stream else "",
+            trace=step.headers,
+        )
+        accepted, stored = await _file(request, submission)
+        step.found(accepted, stored.record)
+        return accepted, stored
 
 
 def _judged(
@@ -146,6 +153,7 @@ def _judged(
     taken: Taken | None,
     place: str,
     ticket: str,
+    trace: TraceHeaders,
 ) -> Submission:
     lifetime, start_by = request.headers.get("cancel-after"), request.headers.get("x-start-by")
     cost, affinity = request.headers.get("x-cost"), request.headers.get("x-affinity-key")
@@ -168,6 +176,7 @@ def _judged(
         start_by_ms=None if start_by is None else start_by_seconds(start_by) * 1000,
         idempotency=_idempotency(request.headers, body, version=version, deployment=deployment, place=place),
         taken=taken,
+        trace=trace,
     )
 
 
@@ -284,6 +293,7 @@ async def _enqueue(parts: Parts, prediction_id: PredictionId, submission: Submis
         late=submission.late,
         start_by_ms=submission.start_by_ms,
         idempotency=submission.idempotency,
+        trace=submission.trace,
     )
 
 

@@ -11,6 +11,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from director.core.ids import Kind, PredictionId, QueueName
 from director.core.states import TERMINAL, Status, WebhookEvent
+from director.core.trace_context import NO_TRACE, TraceHeaders
 
 __all__ = (
     "Claim",
@@ -89,10 +90,20 @@ class Record(Struct, frozen=True, kw_only=True):
     moved: str = ""  # site of the one that it is at: all else of it is there
     moves: int = 0  # how often it left for another server
     history: str = ""  # the attempts that did not end it: see director.core.history
+    traceparent: str = ""  # of the trace that it belongs to: see director.core.trace_context
+    tracestate: str = ""
 
     @property
     def is_terminal(self) -> bool:
         return self.status in TERMINAL
+
+    @property
+    def trace(self) -> TraceHeaders:
+        """What whoever is asked or told for it is given."""
+        if not self.traceparent:
+            return NO_TRACE
+        parent = {"traceparent": self.traceparent}
+        return {**parent, "tracestate": self.tracestate} if self.tracestate else parent
 
     def wants(self, event: WebhookEvent) -> bool:
         """Does the caller want to be told of this?"""

@@ -61,6 +61,7 @@ class CommonSettings(Struct, frozen=True, kw_only=True):
         ),
     ] = ""
     log_level: Annotated[str, Meta(pattern="^(debug|info|warning|error)$", description="Least level logged.")] = "info"
+    trace_accounts: Annotated[bool, Meta(description="Put the names of accounts into spans.")] = False
     files_dir: Annotated[
         str, Meta(description="Folder of files, which all processes share; empty: none are stored.")
     ] = ""

@@ -25,6 +25,7 @@ from director.core.settings import KeeperSettings
 from director.core.stores.check import StoreCheck
 from director.core.stores.choose import store_in
 from director.core.suspensions import Suspensions
+from director.core.tracing import OFF, Tracing, tracing_of
 from director.health import Health, redis_check, serve_http
 from director.keeper.breakers import Breakers
 from director.keeper.cashier import Cashier
@@ -90,13 +91,15 @@ async def _keeper(settings: KeeperSettings) -> AsyncGenerator["Keeper"]:
     metering = Metering(most_queues=settings.metrics_queues)
     gatherer = Gatherer(redis, meter=metering.redis)
     sender.on_sent = metering.webhooks.sent
+    tracing = tracing_of("keeper", accounts=settings.trace_accounts)
     try:
-        yield Keeper(settings, gatherer, sender, SystemClock(), metering=metering)
+        yield Keeper(settings, gatherer, sender, SystemClock(), metering=metering, tracing=tracing)
     finally:
         with anyio.CancelScope(shield=True):
             await gatherer.aclose()
             await redis.aclose()
             await sender.aclose()
+            await tracing.aclose()
 
 
 class Keeper:
@@ -111,6 +114,7 @@ class Keeper:
         *,
         breakers: Breakers | None = None,
         metering: Metering | None = None,
+        tracing: Tracing = OFF,
     ) -> None:
         self._settings = settings
         self._metering = metering = metering or Metering(most_queues=settings.metrics_queues)
@@ -120,7 +124,7 @@ class Keeper:
         accounts, catalog = Accounts(self._redis, clock=clock), Catalog(self._redis, scripts, clock)
         registry = Registry(self._redis, catalog, clock)
         schedule = Schedule.parse(settings.webhook_schedule)
-        webhooks = TerminalWebhooks(scripts, accounts, sender, clock, schedule)
+        webhooks = TerminalWebhooks(scripts, accounts, sender, clock, schedule, tracing=tracing)
         time = ServerTime(self._redis, scripts, clock, lease_s=settings.lease_s)
         self.reaper = Reaper(scripts, registry, time, clock, lease_s=settings.lease_s)
         self.recoverer = Recoverer(self._redis, scripts, registry, time, clock, lease_s=settings.lease_s)

@@ -44,7 +44,9 @@ async def put_called(
     with inbox.subscribe(run.key) as mailbox:
         events = ("output", "logs", "completed") if run.request.wants_progress else ("completed",)
         body = create_body(run, webhook=inbox.url_for(run.key), events=events)
-        response = await connection.send("PUT", run.path, content=body, prefer="respond-async", sent=feed.sent)
+        response = await connection.send(
+            "PUT", run.path, content=body, prefer="respond-async", trace=run.request.trace, sent=feed.sent
+        )
         async with aclosing(response):
             feed.answered()
             if response.status_code != ACCEPTED:

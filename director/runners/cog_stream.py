@@ -52,7 +52,9 @@ async def put_stream(
 
     Raises `httpx.TransportError` when the connection breaks.
     """
-    response = await connection.send("PUT", run.path, content=create_body(run), accept=EVENT_STREAM, sent=feed.sent)
+    response = await connection.send(
+        "PUT", run.path, content=create_body(run), accept=EVENT_STREAM, trace=run.request.trace, sent=feed.sent
+    )
     async with aclosing(response):
         feed.answered()
         if response.status_code != 200 or not response.headers.get("content-type", "").startswith(EVENT_STREAM):

@@ -33,7 +33,7 @@ async def put_sync(connection: Connection, run: Run, feed: Feed, *, inbox: Inbox
     progress = Progress(is_array=run.is_array) if run.request.wants_progress else None
     async with _callbacks(run, feed, progress, inbox) as callbacks:
         body = create_body(run, webhook=callbacks.url, events=callbacks.events)
-        response = await connection.send("PUT", run.path, content=body, sent=feed.sent)
+        response = await connection.send("PUT", run.path, content=body, trace=run.request.trace, sent=feed.sent)
         async with aclosing(response):
             feed.answered()
             answer = await read_whole(run, response)

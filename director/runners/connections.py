@@ -10,6 +10,7 @@ from typing import Final
 
 import httpx
 
+from director.core.trace_context import NO_TRACE, TraceHeaders
 from director.runners.runner import Ended, Outcome
 from director.runners.transport import OneServer
 
@@ -44,6 +45,7 @@ class Connection:
         content: bytes = b"",
         accept: str = "application/json",
         prefer: str = "",
+        trace: TraceHeaders = NO_TRACE,
         sent: Callable[[], None] = lambda: None,
     ) -> httpx.Response:
         """Send a request and wait for the head of the answer. The caller closes the response.
@@ -54,7 +56,7 @@ class Connection:
         request = httpx.Request(
             method,
             self._url + path,
-            headers=asked | self._headers,
+            headers={**asked, **trace, **self._headers},
             content=content,
             extensions={"sent": sent},
         )

@@ -55,9 +55,10 @@ class HttpBatchRunner(HttpRunner):
     async def _send(self, runs: Sequence[Together]) -> Sequence[Ended] | Ended:
         body = self._config.input.fill(*(run.request.input for run in runs))
         feeds = [run.feed for run in runs]
+        trace = runs[0].request.trace  # one request has one: the others are told of in spans of their own
         async with self._server.lend() as connection:
             try:
-                answer = await post(connection, self._path, body, *feeds, limit=self._max_body)
+                answer = await post(connection, self._path, body, *feeds, limit=self._max_body, trace=trace)
             except httpx.TransportError as exc:
                 return [self._server.lost(exc, has_begun=feed.has_begun) for feed in feeds]
         document = self._document(answer)

@@ -75,7 +75,7 @@ class HttpRunner:
         body = self._config.input.fill(request.input)
         async with self._server.lend() as connection:
             try:
-                answer = await post(connection, self._path, body, feed, limit=self._max_body)
+                answer = await post(connection, self._path, body, feed, limit=self._max_body, trace=request.trace)
             except httpx.TransportError as exc:
                 return self._server.lost(exc, has_begun=feed.has_begun)
         return self._end(answer)

@@ -15,6 +15,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from director.core.runner_config import OpenAiConfig
+from director.core.trace_context import TraceHeaders
 from director.core.view import joined
 from director.runners.connections import NO_HEADERS, Connection
 from director.runners.feed import Feed
@@ -121,12 +122,16 @@ class OpenAiRunner:
         reader = _Reader(request, feed, self._max_body)
         async with self._server.lend() as connection:
             try:
-                return await self._stream(connection, body, reader, feed)
+                return await self._stream(connection, body, reader, feed, trace=request.trace)
             except httpx.TransportError as exc:
                 return reader.with_output(self._server.lost(exc, has_begun=feed.has_begun))
 
-    async def _stream(self, connection: Connection, body: bytes, reader: "_Reader", feed: Feed) -> Ended:
-        response = await connection.send("POST", self._path, content=body, accept=EVENT_STREAM, sent=feed.sent)
+    async def _stream(
+        self, connection: Connection, body: bytes, reader: "_Reader", feed: Feed, *, trace: TraceHeaders
+    ) -> Ended:
+        response = await connection.send(
+            "POST", self._path, content=body, accept=EVENT_STREAM, trace=trace, sent=feed.sent
+        )
         async with aclosing(response):
             feed.answered()
             if not response.is_success:

@@ -129,7 +129,7 @@ class PollingRunner:
     async def _submit(self, connection: Connection, request: RunRequest, job: "_Job", feed: Feed) -> Ended | None:
         try:
             body = self._config.input.fill(request.input)
-            answer = await post(connection, self._path, body, feed, limit=self._max_body)
+            answer = await post(connection, self._path, body, feed, limit=self._max_body, trace=request.trace)
         except httpx.TransportError as exc:
             return self._server.lost(exc, has_begun=feed.has_begun)
         if not answer.is_ok:

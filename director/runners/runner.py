@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Raw, Struct
 
+from director.core.trace_context import NO_TRACE, TraceHeaders
 from director.runners.batch import Place
 
 __all__ = (
@@ -80,7 +81,8 @@ class RunRequest(Struct, frozen=True, kw_only=True):
     `remote`: what an earlier run of it told with `Accepted`. A runner that knows it follows that run and starts none.
     `place`: in the batch that shares its slot, of a runner that sends several together; one that has to be `alone` goes
     by itself even there, since an earlier run of it was lost, and it may be what took the others along. `cost`: its
-    share of what one request for several of them uses, as far as the server tells none.
+    share of what one request for several of them uses, as far as the server tells none. `trace`: headers of the
+    request that starts the run.
     """
 
     id: str
@@ -90,6 +92,7 @@ class RunRequest(Struct, frozen=True, kw_only=True):
     place: Place | None = None
     alone: bool = False
     cost: float = 1.0
+    trace: TraceHeaders = NO_TRACE
 
 
 class Outcome(StrEnum):

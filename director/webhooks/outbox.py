@@ -18,9 +18,11 @@ from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.schema import Record, Stored
 from director.core.states import WebhookEvent
+from director.core.tracing import OFF, Tracing
 from director.webhooks.messages import body, message_id
 from director.webhooks.sender import Sender
 from director.webhooks.terminal import TerminalWebhooks
+from director.webhooks.traced import send_traced
 
 __all__ = ("GRACE_S", "Outbox", "Post")
 
@@ -38,6 +40,7 @@ class Post(Struct, frozen=True):
     terminal: TerminalWebhooks
     clock: Clock
     interval_s: float
+    tracing: Tracing = OFF
 
 
 class Outbox:
@@ -112,8 +115,11 @@ class Outbox:
 
     async def _send(self, stored: Stored, event: str) -> None:
         secrets = await self._post.accounts.webhook_secrets(self._record.account)
-        delivery = await self._post.sender.send(
-            self._record.webhook,
+        delivery = await send_traced(
+            self._post.sender,
+            self._post.tracing,
+            self._record,
+            event=event.partition("_")[0],
             message_id=message_id(self._record.id, event, revivals=self._record.revivals),
             body=body(stored),
             secrets=secrets,

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from director import __version__
 from director.core import signing
+from director.core.trace_context import NO_TRACE, TraceHeaders
 from director.core.webhook_url import read_webhook_url
 from director.webhooks.addresses import (
     AllowList,
@@ -106,8 +107,19 @@ class Sender:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
         )
 
-    async def send(self, url: str, *, message_id: str, body: bytes, secrets: Sequence[str], now_s: float) -> Delivery:
-        """POST `body` to `url`. `now_s` is the unix time of this call; ValueError only for a malformed secret or id."""
+    async def send(
+        self,
+        url: str,
+        *,
+        message_id: str,
+        body: bytes,
+        secrets: Sequence[str],
+        now_s: float,
+        trace: TraceHeaders = NO_TRACE,
+    ) -> Delivery:
+        """POST `body` to `url`, with the headers of its `trace`. `now_s` is the unix time of this call; ValueError only
+        for a malformed secret or id.
+        """
         try:
             host = read_webhook_url(url).authority
         except ValueError as exc:
@@ -119,7 +131,7 @@ class Sender:
             sent_at_s = now_s + clock() - asked_at_s
             headers = signing.headers(secrets, message_id=message_id, timestamp_s=int(sent_at_s), body=body)
             began_s = clock()
-            delivery = await self._attempt(url, headers, body, sent_at_s)
+            delivery = await self._attempt(url, {**trace, **headers}, body, sent_at_s)
             self.on_sent(delivery.ok, clock() - began_s)
             return delivery
 

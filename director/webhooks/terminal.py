@@ -16,10 +16,12 @@ from director.core.ids import Partition, PredictionId, partition_of
 from director.core.schema import Record, Stored
 from director.core.scripts import Scripts
 from director.core.states import WebhookEvent
+from director.core.tracing import OFF, Tracing
 from director.core.webhook_url import host_of
 from director.webhooks.messages import body, message_id
 from director.webhooks.schedule import SCHEDULE, Noted, Outcome, Schedule
 from director.webhooks.sender import Delivery, Sender
+from director.webhooks.traced import send_traced
 
 __all__ = ("TerminalWebhooks",)
 
@@ -40,13 +42,21 @@ class TerminalWebhooks:
     """
 
     def __init__(
-        self, scripts: Scripts, accounts: Accounts, sender: Sender, clock: Clock, schedule: Schedule = SCHEDULE
+        self,
+        scripts: Scripts,
+        accounts: Accounts,
+        sender: Sender,
+        clock: Clock,
+        schedule: Schedule = SCHEDULE,
+        *,
+        tracing: Tracing = OFF,
     ) -> None:
         self._scripts = scripts
         self._accounts = accounts
         self._sender = sender
         self._clock = clock
         self._schedule = schedule
+        self._tracing = tracing
         self.on_told: Callable[[Outcome], None] = lambda outcome: None
 
     async def deliver(self, prediction_id: PredictionId) -> Noted:
@@ -103,8 +113,12 @@ class TerminalWebhooks:
         record = stored.record
         secrets = await self._accounts.webhook_secrets(record.account)
         try:
-            return await self._sender.send(
-                record.webhook,
+            return await send_traced(
+                self._sender,
+                self._tracing,
+                record,
+                event=WebhookEvent.COMPLETED,
+                attempt=record.tellings + 1,
                 message_id=message_id(record.id, WebhookEvent.COMPLETED, revivals=record.revivals),
                 body=body(stored),
                 secrets=secrets,

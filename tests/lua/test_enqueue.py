@@ -28,6 +28,19 @@ async def test_it_files_record_input_entry_event_and_index(driver: QueueDriver) 
     assert await driver.members(keys.deadline(driver.queue)) == {}
 
 
+async def test_the_trace_of_its_caller_is_kept_and_comes_with_the_claim(driver: QueueDriver) -> None:
+    trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "rojo=1"}
+    await driver.submit(trace=trace)
+    assert (await driver.claim_one()).record.trace == trace
+
+
+async def test_without_a_trace_nothing_is_kept_of_one(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    fields = await driver.redis.hkeys(keys.record(prediction_id))
+    assert not [name for name in fields if name.startswith(b"trace")]
+    assert (await driver.record(prediction_id)).trace == {}
+
+
 async def test_the_entry_carries_only_id_and_cost(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(streams=[0], cost=2.5)
     [(_, fields)] = await driver.redis.xrange(keys.stream(driver.queue, "normal", 0))

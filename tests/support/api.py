@@ -23,6 +23,7 @@ from director.core.schema import Claim
 from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
 from director.core.states import Status
+from director.core.tracing import Tracing
 from tests.support.cog import free_port
 
 __all__ = ("LiveApi", "PlayedDirector", "api_client", "eventually", "live_api")
@@ -38,9 +39,10 @@ async def api_client(
     token: str | None = None,
     on_unsafe: Callable[[UnsafeBackend], None] | None = None,
     peer: str = "127.0.0.1",
+    tracing: Tracing | None = None,
 ) -> AsyncGenerator[httpx.AsyncClient, None]:
     """A client of an API that runs in this loop, from its lifespan's start to its end. It asks from `peer`."""
-    app = create_app(settings, on_unsafe=on_unsafe)
+    app = create_app(settings, on_unsafe=on_unsafe, tracing=tracing)
     async with app.router.lifespan_context(app) as state:
 
         async def with_state(scope: Any, receive: Any, send: Any) -> None:

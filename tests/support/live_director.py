@@ -26,6 +26,7 @@ from director.core.schema import Record
 from director.core.scripts import Scripts
 from director.core.settings import WEBHOOK_SCHEDULE, DirectorSettings, KeeperSettings
 from director.core.shards import shard
+from director.core.tracing import OFF, Tracing
 from director.core.view import view
 from director.director import Director
 from director.keeper.breakers import INTERVAL_S, Breakers
@@ -171,10 +172,12 @@ def settings_for(redis_url: str, servers: Sequence[str], **given: Any) -> Direct
 
 
 @asynccontextmanager
-async def live_director(redis_url: str, *servers: str, **given: Any) -> AsyncGenerator[Director]:
+async def live_director(
+    redis_url: str, *servers: str, tracing: Tracing | None = None, **given: Any
+) -> AsyncGenerator[Director]:
     """A director in this process, ended without a drain. It may not have seen its servers yet."""
     async with (
-        connected(settings_for(redis_url, servers, **given)) as director,
+        connected(settings_for(redis_url, servers, **given), tracing=tracing) as director,
         anyio.create_task_group() as tasks,
     ):
         listens = anyio.Event()
@@ -253,13 +256,19 @@ async def _process(role: str, variables: Mapping[str, Any], *options: str) -> As
 
 @asynccontextmanager
 async def keeping(
-    redis: Redis, url: str, *, lease_s: float = 15, schedule: str = WEBHOOK_SCHEDULE, probe_s: float = INTERVAL_S
+    redis: Redis,
+    url: str,
+    *,
+    lease_s: float = 15,
+    schedule: str = WEBHOOK_SCHEDULE,
+    probe_s: float = INTERVAL_S,
+    tracing: Tracing = OFF,
 ) -> AsyncGenerator[None]:
     """The keeper's roles, beside the test. `probe_s`: so often a receiver that is away is asked."""
     gatherer, sender = Gatherer(redis), Sender(AllowList.parse("loopback"))
     settings = KeeperSettings(redis_url=url, lease_s=lease_s, webhook_schedule=schedule)
     breakers = Breakers(SystemClock(), interval_s=probe_s)
-    keeper = Keeper(settings, gatherer, sender, SystemClock(), breakers=breakers)
+    keeper = Keeper(settings, gatherer, sender, SystemClock(), breakers=breakers, tracing=tracing)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(keeper.keep)
         yield

@@ -44,6 +44,7 @@ PURE = (
     "director.core.sizing",
     "director.core.states",
     "director.core.story",
+    "director.core.trace_context",
     "director.core.view",
     "director.core.webhook_url",
     "director.doctor.floors",

@@ -14,6 +14,7 @@ from director.core.schema import Event, Outlook, Record, Stored, flat, pairs
 from director.core.scripts.wire import Wire, event, hoped, ms, now, number
 from director.core.states import TERMINAL, Status
 from director.core.story import Known
+from director.core.trace_context import NO_TRACE, TraceHeaders
 from director.core.view import fold
 
 __all__ = ("Accepted", "CallerScripts", "Canceled", "Erased", "Redelivered", "Replayed")
@@ -100,6 +101,7 @@ class CallerScripts(Wire):
         metered: bool = False,
         data_ttl_s: float | None = None,
         idempotency: tuple[str, str] | None = None,
+        trace: TraceHeaders = NO_TRACE,
         now_ms: int | None = None,
     ) -> Accepted:
         """Accept a prediction. `idempotency`: (key's digest, body's fingerprint). Safe to repeat with the same id.
@@ -107,7 +109,7 @@ class CallerScripts(Wire):
         `affinity`: 16 hex digits. `weight`, `most_queued`, `most_running`: the account's, in this queue, as of change
         `limits_rev`: an older one than the queue knows is not heeded. `metered`: its
         compute was reserved, and is put right at its end. `data_ttl_s`: how long its data is kept after the end, where
-        not as long as the queue says.
+        not as long as the queue says. `trace`: what is handed on with it.
         Raises UnknownQueue, IdempotencyMismatch, QueueRefused.
         """
         if lane not in keys.LANES:  # no claim would ever look there
@@ -141,6 +143,7 @@ class CallerScripts(Wire):
                 "most_queued": most_queued,
                 "most_running": most_running,
                 "limits_rev": limits_rev,
+                **trace,
             },
         )
         args: list[Arg] = [prediction_id, input, fingerprint, IDEMPOTENCY_TTL_MS, now(now_ms), *fields]

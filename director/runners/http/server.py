@@ -11,6 +11,7 @@ from typing import Final
 
 import httpx
 
+from director.core.trace_context import NO_TRACE, TraceHeaders
 from director.runners.connections import NO_HEADERS, Connection, Connections, connection_lost, read_body
 from director.runners.feed import Feed
 from director.runners.http.answers import Answer, said_of
@@ -104,7 +105,9 @@ class HttpServer:
         await self._control.aclose()
 
 
-async def post(connection: Connection, path: str, body: bytes, *feeds: Feed, limit: int) -> Answer:
+async def post(
+    connection: Connection, path: str, body: bytes, *feeds: Feed, limit: int, trace: TraceHeaders = NO_TRACE
+) -> Answer:
     """Start a run, or several that go together, and read the answer. Raises `httpx.TransportError` when the connection
     breaks.
     """
@@ -113,7 +116,7 @@ async def post(connection: Connection, path: str, body: bytes, *feeds: Feed, lim
         for feed in feeds:
             feed.sent()
 
-    response = await connection.send("POST", path, content=body, sent=sent)
+    response = await connection.send("POST", path, content=body, trace=trace, sent=sent)
     async with aclosing(response):
         for feed in feeds:
             feed.answered()

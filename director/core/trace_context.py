@@ -1,0 +1,66 @@
+"""The trace that a request belongs to, by its headers `traceparent` and `tracestate`: by W3C's rules, and bounded.
+
+Never refuses a request: what breaks the rules is as if it had not been sent. Makes no ids of its own.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+__all__ = ("NO_TRACE", "SAMPLED", "TraceHeaders", "trace_headers")
+
+TraceHeaders = Mapping[str, str]
+"""What is handed on with a prediction: `traceparent`, and `tracestate` where there is one; empty where none came."""
+
+NO_TRACE: Final[TraceHeaders] = {}
+SAMPLED: Final = 0x01
+KNOWN_FLAGS: Final = 0x03  # sampled, and that the trace id is random; others are not ours to hand on
+
+# https://www.w3.org/TR/trace-context-2: later versions may add to the end, after another dash
+TRACEPARENT: Final = re.compile(
+    r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?"
+)
+KEY: Final = r"(?:[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
+VALUE: Final = r"[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
+MEMBER: Final = re.compile(f"({KEY})={VALUE}")
+BLANKS: Final = " \t"
+
+MOST_MEMBERS: Final = 32
+MOST_CHARS: Final = 512  # what everybody has to hand on; a record keeps no more
+LONG: Final = 128  # a member beyond this goes first
+
+
+def trace_headers(traceparents: Sequence[str], tracestates: Sequence[str]) -> TraceHeaders:
+    """What to hand on, of the headers of these names in their order."""
+    if len(traceparents) != 1 or (parent := _parent(traceparents[0].strip(BLANKS))) is None:
+        return NO_TRACE
+    state = _state(",".join(tracestates)) if tracestates else ""
+    return {"traceparent": parent, "tracestate": state} if state else {"traceparent": parent}
+
+
+def _parent(text: str) -> str | None:
+    """It in version 00, the one that is known here; None for what is none."""
+    found = TRACEPARENT.fullmatch(text)
+    if found is None:
+        return None
+    version, trace_id, span_id, flags, more = found.groups()
+    if version == "00" and more is not None:
+        return None
+    return f"00-{trace_id}-{span_id}-{int(flags, 16) & KNOWN_FLAGS:02x}"
+
+
+def _state(text: str) -> str:
+    """All of it that fits, '' where any of it breaks the rules."""
+    members = [member for part in text.split(",", MOST_CHARS) if (member := part.strip(BLANKS))]
+    keys = [found[1] for member in members if (found := MEMBER.fullmatch(member))]
+    if not len(members) == len(keys) == len(set(keys)) <= MOST_MEMBERS:
+        return ""
+    if _length(members) > MOST_CHARS:
+        members = [member for member in members if len(member) <= LONG]
+    while _length(members) > MOST_CHARS:
+        members.pop()
+    return ",".join(members)
+
+
+def _length(members: Sequence[str]) -> int:
+    return sum(map(len, members)) + max(0, len(members) - 1)

@@ -1,0 +1,304 @@
+"""One trace from the caller to its webhook, whoever has a prediction on the way: API, director, server, keeper."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from msgspec import Raw
+from redis.asyncio import Redis
+
+from director.core.accounts import Accounts
+from director.core.ids import QueueName
+from director.core.settings import ApiSettings
+from director.runners.cog import CogRunner
+from director.runners.inbox import Inbox
+from director.runners.runner import RunRequest
+from tests.support.api import api_client
+from tests.support.cog import cog_server, write_model
+from tests.support.eventually import eventually
+from tests.support.live_director import keeping, live_director
+from tests.support.queue_driver import ACCOUNT, VERSION
+from tests.support.servers import RedisServer
+from tests.support.sink import Answer, Sink, sink
+from tests.support.traces import CALLER, Trace, Traces, facts, new_traces, parent_of, traceparent_of
+
+pytestmark = pytest.mark.anyio
+
+HTTP = {"runner": "http", "runner_config": '{"path": "/run", "health": ""}'}
+SOURCE = """
+    from cog import BasePredictor
+
+    class Predictor(BasePredictor):
+        async def predict(self, text: str = "") -> str:
+            return text
+"""
+SECRET = "what-nobody-but-the-model-may-see"
+
+
+class Service:
+    """All of it in this loop, and who asks it."""
+
+    def __init__(self, client: httpx.AsyncClient, receiver: Sink) -> None:
+        self._client = client
+        self._traces = new_traces()
+        self.receiver = receiver
+
+    async def create(self, *, state: str = "", flags: str = "01") -> str:
+        """Ask for a prediction, in a new trace."""
+        trace_id = next(self._traces)
+        headers = {"traceparent": f"00-{trace_id}-{CALLER}-{flags}"} | ({"tracestate": state} if state else {})
+        answer = await self._client.post("/v1/predictions", json=self._asked, headers=headers)
+        assert answer.status_code == 201, answer.text
+        return trace_id
+
+    async def create_without_a_trace(self) -> None:
+        answer = await self._client.post("/v1/predictions", json=self._asked)
+        assert answer.status_code == 201
+
+    async def refused(self) -> str:
+        """Ask for what cannot be."""
+        trace_id = next(self._traces)
+        asked = {**self._asked, "webhook": self.receiver.url}
+        headers = {"traceparent": f"00-{trace_id}-{CALLER}-01", "X-Priority": "soon"}
+        assert (await self._client.post("/v1/predictions", json=asked, headers=headers)).status_code == 422
+        return trace_id
+
+    @property
+    def _asked(self) -> dict[str, Any]:
+        webhook = f"{self.receiver.url}?key={SECRET}"
+        events = ["completed"]
+        return {"version": VERSION, "input": {"text": SECRET}, "webhook": webhook, "webhook_events_filter": events}
+
+    @property
+    def sent(self) -> dict[str, list[str]]:
+        """The `traceparent` of each webhook, by its trace."""
+        found: dict[str, list[str]] = {}
+        for each in self.receiver.received:
+            parent = each.headers["traceparent"]
+            found.setdefault(parent.split("-")[1], []).append(parent)
+        return found
+
+    async def told(self, trace_id: str, *, times: int = 1) -> list[str]:
+        """The `traceparent` of each webhook of this trace, once there are so many."""
+
+        def found() -> list[str]:
+            sent = [each.headers.get("traceparent", "") for each in self.receiver.received]
+            return [each for each in sent if trace_id in each]
+
+        return await eventually(found, "the webhook came", until=lambda sent: len(sent) >= times)
+
+
+@pytest.fixture
+def traces() -> Traces:
+    return Traces()
+
+
+@pytest.fixture(scope="module")
+async def echo(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    async with cog_server(write_model(tmp_path_factory.mktemp("model") / "echo", SOURCE), slots=4) as url:
+        yield url
+
+
+@asynccontextmanager
+async def serving(redis: Redis, url: str, server: str, traces: Traces | None, **given: Any) -> AsyncIterator[Service]:
+    """API, director and keeper, each with spans of its own where they are collected."""
+    processes = ("api", "director", "keeper")
+    api, director, keeper = (None if traces is None else traces.tracing(name) for name in processes)
+    token = await Accounts(redis).create_token(ACCOUNT)
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(api_client(ApiSettings(redis_url=url), token=token, tracing=api))
+        receiver = await stack.enter_async_context(sink())
+        keeps = keeping(redis, url, schedule="1s,1s,1s", probe_s=0.2, **({} if keeper is None else {"tracing": keeper}))
+        await stack.enter_async_context(keeps)
+        given = {"webhook_allow": "loopback", "backoff_s": 0, **given}
+        await stack.enter_async_context(live_director(url, server, tracing=director, **given))
+        yield Service(client, receiver)
+
+
+def check_whole(found: Trace, told: list[str]) -> None:
+    """Nothing is missing in the trace of a prediction that ran once: each step lies in the one that led to it."""
+    assert set(found) == set(STEPS)
+    [[enqueue], [wait], [claim], [run]] = (found[name] for name in ("enqueue", "wait", "claim", "run"))
+    within = {"enqueue": traceparent_of(enqueue).split("-")[2], "claim": traceparent_of(claim).split("-")[2]}
+    assert parent_of(enqueue) == CALLER
+    assert {parent_of(step) for step in (wait, claim, *found["webhook"])} == {within["enqueue"]}
+    assert parent_of(run) == within["claim"]
+    # a machine that is busy may give up an attempt before it leaves, or just after
+    assert 0 < len(told) <= len(found["webhook"])
+    assert set(told) <= {traceparent_of(webhook) for webhook in found["webhook"]}
+
+
+STEPS = ("enqueue", "wait", "claim", "run", "webhook")
+
+
+async def test_a_trace_is_whole_from_the_caller_to_its_webhook(
+    redis: Redis, server: RedisServer, queue: QueueName, traces: Traces
+) -> None:
+    async with sink() as model, serving(redis, server.url, model.url, traces, **HTTP) as service:
+        model.answer = Answer(body=b'"done"')
+        trace_id = await service.create(state="rojo=00f067aa0ba902b7")
+        told = await service.told(trace_id)
+        await eventually(lambda: "webhook" in traces.of(trace_id), "all spans have ended")
+    found = traces.of(trace_id)
+    check_whole(found, told)
+    [run], [wait], [webhook] = found["run"], found["wait"], found["webhook"]
+    [asked] = [each.headers for each in model.received if each.headers.get("traceparent")]
+    assert asked["traceparent"] == traceparent_of(run)
+    assert asked["tracestate"] == "rojo=00f067aa0ba902b7"
+    assert service.receiver.received[0].headers["tracestate"] == "rojo=00f067aa0ba902b7"
+    common = {"kind": "prediction", "queue": queue, "model": "acme/echo", "version": VERSION, "lane": "normal"}
+    shown = facts(run)
+    assert {name: shown[name] for name in common} == common
+    assert (shown["attempt"], shown["outcome"]) == (1, "succeeded")
+    assert facts(found["claim"][0])["status"] == "succeeded"
+    assert facts(webhook)["http.response.status_code"] == 200
+    assert wait.start_time is not None
+    assert wait.end_time is not None
+    assert wait.start_time <= wait.end_time
+    assert {span.resource.attributes["service.name"] for span in traces.all} == {"api", "director"}
+
+
+async def test_spans_tell_nothing_that_a_caller_sent_and_not_who_it_was(
+    redis: Redis, server: RedisServer, queue: QueueName, traces: Traces
+) -> None:
+    async with sink() as model, serving(redis, server.url, model.url, traces, **HTTP) as service:
+        model.answer = Answer(status=500, body=SECRET.encode())
+        trace_id = await service.create()
+        await service.told(trace_id)
+        refused = await service.refused()
+        await eventually(lambda: "webhook" in traces.of(trace_id), "all spans have ended")
+    told = "".join(span.to_json() for span in traces.all)
+    assert SECRET not in told
+    assert f'"{ACCOUNT}"' not in told
+    assert "?" not in told
+    [run] = traces.of(trace_id)["run"]
+    assert facts(run)["error.type"]
+    assert run.status.is_ok is False
+    [enqueue] = traces.of(refused)["enqueue"]
+    assert facts(enqueue)["error.type"] == "invalid_header"
+
+
+async def test_accounts_are_named_where_that_is_wanted(
+    redis: Redis, server: RedisServer, queue: QueueName, traces: Traces
+) -> None:
+    token = await Accounts(redis).create_token(ACCOUNT)
+    tracing = traces.tracing("api", accounts=True)
+    async with api_client(ApiSettings(redis_url=server.url), token=token, tracing=tracing) as client:
+        await client.post("/v1/predictions", json={"version": VERSION, "input": {}})
+    [enqueue] = traces.all
+    assert facts(enqueue)["account"] == ACCOUNT
+    assert parent_of(enqueue) == ""
+
+
+async def test_another_attempt_has_spans_of_its_own_in_the_same_trace(
+    redis: Redis, server: RedisServer, queue: QueueName, traces: Traces
+) -> None:
+    async with sink() as model, serving(redis, server.url, model.url, traces, **HTTP) as service:
+        model.answers.append(Answer(reset=True))
+        model.answer = Answer(body=b'"done"')
+        trace_id = await service.create()
+        await service.told(trace_id)
+        await eventually(lambda: len(traces.of(trace_id).get("claim", [])) == 2, "both claims have ended")
+    found = traces.of(trace_id)
+    assert {name: len(spans) for name, spans in found.items()} == {
+        "enqueue": 1, "wait": 2, "claim": 2, "run": 2, "webhook": 1,
+    }  # fmt: skip
+    assert [facts(run)["attempt"] for run in found["run"]] == [1, 2]
+    assert [facts(claim)["status"] for claim in found["claim"]] == ["given_back", "succeeded"]
+    first, second = found["wait"]
+    assert first.end_time is not None
+    assert second.start_time is not None
+    assert second.start_time >= first.end_time
+    asked = [each.headers["traceparent"] for each in model.received if "traceparent" in each.headers]
+    assert asked == [traceparent_of(run) for run in found["run"]]
+
+
+async def test_a_webhook_that_the_keeper_delivers_is_in_the_trace_too(
+    redis: Redis, server: RedisServer, queue: QueueName, traces: Traces
+) -> None:
+    async with sink() as model, serving(redis, server.url, model.url, traces, **HTTP) as service:
+        model.answer = Answer(body=b'"done"')
+        service.receiver.answers.append(Answer(status=500))
+        trace_id = await service.create()
+        told = await service.told(trace_id, times=2)
+        await eventually(lambda: len(traces.of(trace_id).get("webhook", [])) == 2, "both have ended")
+    webhooks = traces.of(trace_id)["webhook"]
+    assert told == [traceparent_of(webhook) for webhook in webhooks]
+    assert [facts(webhook)["attempt"] for webhook in webhooks] == [1, 2]
+    assert [webhook.status.is_ok for webhook in webhooks] == [False, True]
+    assert [webhook.resource.attributes["service.name"] for webhook in webhooks] == ["director", "keeper"]
+    assert {parent_of(webhook) for webhook in webhooks} == {traceparent_of(traces.of(trace_id)["enqueue"][0])[36:52]}
+
+
+async def test_what_a_caller_does_not_want_sampled_has_no_spans_and_is_handed_on(
+    redis: Redis, server: RedisServer, queue: QueueName, traces: Traces
+) -> None:
+    async with sink() as model, serving(redis, server.url, model.url, traces, **HTTP) as service:
+        model.answer = Answer(body=b'"done"')
+        trace_id = await service.create(flags="00")
+        [told] = await service.told(trace_id)
+    assert told == f"00-{trace_id}-{CALLER}-00"
+    assert [each.headers["traceparent"] for each in model.received if "traceparent" in each.headers] == [told]
+    assert traces.all == ()
+
+
+async def test_without_the_extra_a_trace_is_handed_on_as_it_came(
+    redis: Redis, server: RedisServer, queue: QueueName
+) -> None:
+    async with sink() as model, serving(redis, server.url, model.url, None, **HTTP) as service:
+        model.answer = Answer(body=b'"done"')
+        trace_id = await service.create(state="rojo=1")
+        [told] = await service.told(trace_id)
+        await service.create_without_a_trace()
+        await service.receiver.arrived(2)
+    assert told == f"00-{trace_id}-{CALLER}-01"
+    first, second = (each.headers for each in model.received)
+    assert (first["traceparent"], first["tracestate"]) == (told, "rojo=1")
+    assert "traceparent" not in second
+    assert "traceparent" not in service.receiver.received[1].headers
+
+
+@pytest.mark.cog
+async def test_a_cog_server_hears_of_the_trace(echo: str) -> None:
+    parent = f"00-{'a' * 32}-{CALLER}-01"
+    async with sink() as inbox:
+        runner = CogRunner(echo, slots=4, inbox=Inbox(inbox.url))
+        request = RunRequest(
+            id="a" * 26, input=Raw(b'{"text": "a"}'), trace={"traceparent": parent, "tracestate": "rojo=1"}
+        )
+        async for _ in runner.run(request):
+            pass
+        await inbox.arrived(1)
+        await runner.aclose()
+    # coglet has no other way to show what it was given: it puts it into its callbacks
+    assert {each.headers["traceparent"] for each in inbox.received} == {parent}
+
+
+@pytest.mark.cog
+@pytest.mark.parametrize("seconds", [1, pytest.param(10, marks=pytest.mark.heavy)])
+async def test_a_load_of_100_a_second_has_whole_traces(
+    redis: Redis, server: RedisServer, queue: QueueName, traces: Traces, echo: str, seconds: int
+) -> None:
+    made: list[str] = []
+    async with serving(redis, server.url, echo, traces, concurrent_predictions=4) as service:
+        async with anyio.create_task_group() as callers:
+
+            async def ask() -> None:
+                made.append(await service.create())
+
+            for _ in range(100 * seconds):
+                callers.start_soon(ask)
+                await anyio.sleep(0.01)
+        enough, limit_s = len(STEPS) * len(made), 60 + 10 * seconds
+        await eventually(lambda: len(traces.all) >= enough, "so many spans have ended", limit_s=limit_s)
+        await eventually(
+            lambda: {len(trace) for trace in traces.by_trace.values()} == {len(STEPS)}, "each step has one"
+        )
+        sent = service.sent
+    found = traces.by_trace
+    assert set(found) == set(made)
+    for trace_id in made:
+        check_whole(found[trace_id], sent[trace_id])

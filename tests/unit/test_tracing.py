@@ -1,0 +1,110 @@
+"""Tracing is off unless it is asked for and can be had; and a collector that is away costs nobody anything."""
+
+import importlib.util
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from director.core.tracing import OFF, tracing_of
+from tests.support.cog import free_port
+from tests.support.sink import sink
+
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+URL = "http://127.0.0.1:4318"
+TRACE = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "rojo=1"}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Give the library's logger back as it was."""
+    logger = logging.getLogger("opentelemetry")
+    level = logger.level
+    yield
+    logger.setLevel(level)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"OTEL_TRACES_EXPORTER": "none", ENDPOINT: URL},
+        {"OTEL_TRACES_EXPORTER": "zipkin", ENDPOINT: URL},
+        {"OTEL_SDK_DISABLED": "true", ENDPOINT: URL},
+        {ENDPOINT: ""},
+    ],
+    ids=["nothing", "none", "another one", "disabled", "empty"],
+)
+def test_it_is_off_unless_a_collector_is_named(environ: dict[str, str]) -> None:
+    assert tracing_of("api", accounts=False, environ=environ) is OFF
+
+
+def test_off_it_hands_on_what_it_is_given() -> None:
+    span = OFF.begin("enqueue", TRACE, kind="server", facts={"lane": "high"})
+    span.end({"lane": "high"}, error="other", at_ms=1)
+    assert span.headers is TRACE
+    assert OFF.account("acme") == {}
+
+
+def test_every_process_begins_where_it_is_not_installed() -> None:
+    without = "import sys; sys.modules['opentelemetry'] = None; import api.app, director.single, director.keeper.keeper"
+    asked = "from director.core.tracing import tracing_of; tracing_of('api', accounts=False)"
+    told = "print('director.core.otel' in sys.modules)"
+    line = [sys.executable, "-c", f"{without}; {asked}; {told}"]
+    said = subprocess.run(
+        line, capture_output=True, text=True, check=True, timeout=60, env={**os.environ, ENDPOINT: URL}
+    )
+    assert said.stdout == "False\n"
+
+
+def test_what_is_not_installed_is_told_and_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert tracing_of("api", accounts=False, environ={ENDPOINT: URL}) is OFF
+    assert [record.message for record in caplog.records] == ["tracing is off: it is not installed"]
+
+
+def test_a_protocol_that_is_not_there_is_told_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    environ = {ENDPOINT: URL, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+    assert tracing_of("api", accounts=False, environ=environ) is OFF
+    assert [record.message for record in caplog.records] == ["tracing is off: its protocol is not supported"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("named", "called"), [("", "director-keeper"), ("painters", "painters")])
+async def test_spans_reach_the_collector_that_the_environment_names(
+    monkeypatch: pytest.MonkeyPatch, named: str, called: str
+) -> None:
+    async with sink() as collector:
+        monkeypatch.setenv(ENDPOINT, f"http://127.0.0.1:{collector.port}")
+        if named:
+            monkeypatch.setenv("OTEL_SERVICE_NAME", named)
+        tracing = tracing_of("keeper", accounts=False)
+        tracing.begin("webhook", TRACE, facts={"lane": "high"}).end()
+        await tracing.aclose()
+    assert collector.targets == ["/v1/traces"]
+    [sent] = ExportTraceServiceRequest.FromString(collector.received[0].body).resource_spans
+    assert called in [each.value.string_value for each in sent.resource.attributes if each.key == "service.name"]
+    [span] = sent.scope_spans[0].spans
+    assert (span.name, span.trace_id.hex(), span.parent_span_id.hex()) == ("webhook", "a" * 32, "b" * 16)
+
+
+@pytest.mark.anyio
+async def test_a_collector_that_is_away_is_told_once_and_without_its_url(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(ENDPOINT, f"http://127.0.0.1:{free_port()}/?key=s3cret")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1")
+    tracing = tracing_of("keeper", accounts=False)
+    for _ in range(2):
+        tracing.begin("webhook", TRACE).end()
+    await tracing.aclose()
+    told = [record.message for record in caplog.records if record.name.startswith(("director", "opentelemetry"))]
+    assert told == ["spans are not taken by their collector"]
+    assert "s3cret" not in caplog.text
