@@ -93,6 +93,11 @@ class AuditLog:
         """Where somebody begins who never read it."""
         return Cursor(number=(await self._look(partition, Cursor().entry, 1)).cut)
 
+    async def newest(self, partition: Partition) -> Cursor:
+        """Where somebody begins who wants what is to come."""
+        seen = await self._look(partition, Cursor().entry, 1)
+        return Cursor(entry=seen.last, number=seen.added)
+
     async def read(self, partition: Partition, after: Cursor, *, count: int) -> Batch:
         """At most `count` entries after a cursor, oldest first.
 

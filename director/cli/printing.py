@@ -8,7 +8,7 @@ import msgspec
 from director.cli.client import Seen
 from director.core.states import Status
 
-__all__ = ("Printer", "as_text")
+__all__ = ("OWN_LINE", "Printer", "as_text")
 
 OWN_LINE: Final = ("data:", "http://", "https://")  # pieces that are files stand alone; all other text is one text
 

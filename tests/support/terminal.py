@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-__all__ = ("PlayedTerminal", "played")
+__all__ = ("PlayedTerminal", "hear_ctrl_c", "played")
 
 SCREEN = re.compile(r"\x1b\[H(.*?)(?=\x1b\[H|\x1b\[\?7h|\Z)", re.DOTALL)
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -85,9 +85,14 @@ class PlayedTerminal:
             pending = pending[len(text.encode()) :]
 
 
+def hear_ctrl_c() -> None:
+    """In a process that begins: what a shell started in the background would not, nor what that starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def _have_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a shell starts in the background hears no Ctrl-C
+    hear_ctrl_c()
 
 
 @contextmanager

@@ -1,0 +1,163 @@
+"""`director tail`: what happens to every prediction, or to one, as it happens.
+
+Reads Redis itself, so it works while no API does, and goes on once a Redis that was away is back. Changes nothing.
+"""
+
+import argparse
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from director.cli.arguments import Commands, add_json, add_redis
+from director.cli.backend import Backend, on_backend
+
+if TYPE_CHECKING:
+    from director.audit.log import Entry
+    from director.core.ids import PredictionId
+    from director.core.scripts import Replayed
+
+__all__ = ("add",)
+
+T = TypeVar("T")
+
+SHORTEST_S: Final = 0.3
+LONGEST_S: Final = 2.0
+REST: Final = 20  # times as long as a round took
+AWAY_S: Final = 1.0
+LOOK_S: Final = 0.15  # at one prediction
+EVENTS: Final = 256
+MOST_BYTES: Final = 1 << 20
+
+
+def add(commands: Commands) -> None:
+    """Add the command of this file."""
+    tail = commands.add_parser(
+        "tail",
+        help="follow what happens to every prediction, or one with its output",
+        description="Follow what happens, until Ctrl-C: steps of all predictions and changes by operators. Of one "
+        "prediction: its events from the first to the last, with its output on stdout.",
+    )
+    tail.add_argument("id", nargs="?", default="", metavar="ID", help="of one prediction, until it has ended")
+    tail.add_argument("--queue", default="", metavar="QUEUE", help="what happens in this queue")
+    tail.add_argument("--account", default="", metavar="NAME", help="to this account's")
+    tail.add_argument(
+        "--kind", action="append", default=[], metavar="KIND", help="steps of this kind: ended, retried, …"
+    )
+    tail.set_defaults(run=_tail)
+    add_json(tail)
+    add_redis(tail)
+
+
+def _tail(given: argparse.Namespace) -> int:
+    from director.core.errors import SettingsError
+    from director.core.ids import PredictionId, is_prediction_id
+
+    if not given.id:
+        on_backend(given, lambda backend: _follow_all(backend, given))
+        return 0
+    if given.queue or given.account or given.kind:
+        raise SettingsError("ID is one prediction: --queue, --account and --kind are of all.")
+    if not is_prediction_id(given.id):
+        raise SettingsError(f"{given.id!r} is no id of a prediction.")
+    on_backend(given, lambda backend: _follow_one(backend, PredictionId(given.id), is_json=given.json))
+    return 0
+
+
+async def _follow_all(backend: Backend, given: argparse.Namespace) -> None:
+    """For ever."""
+    import anyio
+
+    from director.audit.following import Following
+    from director.audit.log import AuditLog
+    from director.cli.tables import line_width
+    from director.cli.tail_text import step, steps_json
+    from director.core.keys import queue_partition
+
+    queue = await backend.queue(given.queue) if given.queue else None
+    following = Following(AuditLog(backend.redis), [queue_partition(queue)] if queue else [])
+    await following.begin()
+    _tell(f"following {queue or 'all queues'}")
+
+    def is_wanted(entry: "Entry") -> bool:
+        return (
+            queue in (None, entry.queue)
+            and given.account in ("", entry.account)
+            and (not given.kind or entry.kind in given.kind)
+        )
+
+    while True:
+        began_s = anyio.current_time()
+        news = await _asked(following.read)
+        wanted = [entry for entry in news.entries if is_wanted(entry)]
+        if given.json:
+            lines = steps_json(wanted, news.missed)
+        else:
+            lines = [step(entry, width=line_width()) for entry in wanted]
+            if news.missed:
+                _tell(f"{news.missed} steps were cut before they could be read")
+        if lines:
+            print("\n".join(lines), flush=True)
+        if not news.more:
+            await anyio.sleep(min(max(SHORTEST_S, REST * (anyio.current_time() - began_s)), LONGEST_S))
+
+
+async def _follow_one(backend: Backend, prediction_id: "PredictionId", *, is_json: bool) -> None:
+    """Until it has ended and all is told."""
+    import anyio
+
+    from director.cli.pipe import print_json
+    from director.cli.tail_text import Told
+    from director.core.errors import SettingsError
+    from director.core.event_log import shown_event
+    from director.core.states import TERMINAL
+
+    told, after = Told(sys.stdout, sys.stderr), 0
+
+    async def read() -> "Replayed | None":
+        return await backend.scripts.replay(prediction_id, after=after, count=EVENTS, most_bytes=MOST_BYTES)
+
+    while True:
+        page = await _asked(read)
+        if page is None:
+            raise SettingsError(f"there is no prediction {prediction_id}, or it was removed.")
+        for event in map(shown_event, page.events):
+            if is_json:
+                print_json(event)
+            else:
+                told.show(event)
+        sys.stdout.flush()
+        after = page.events[-1].seq if page.events else after
+        if page.moved:
+            raise SettingsError(f"{prediction_id} moved to another Redis server: {page.moved}.")
+        if page.status in TERMINAL and after >= page.last:
+            break
+        if not page.events:
+            await anyio.sleep(LOOK_S)
+    told.end()
+    if not page.last:
+        _tell(f"{page.status}; its events were removed: `director explain {prediction_id}` tells what is left")
+
+
+async def _asked(ask: Callable[[], Awaitable[T]]) -> T:
+    """The answer, however long Redis is away; that is said once, and so is its end."""
+    import anyio
+
+    from director.core.errors import BackendUnavailable
+
+    is_away = False
+    while True:
+        try:
+            answer = await ask()
+        except BackendUnavailable as exc:
+            if not is_away:
+                _tell(f"{exc}: asking again")
+            is_away = True
+            await anyio.sleep(AWAY_S)
+        else:
+            if is_away:
+                _tell("Redis is back")
+            return answer
+
+
+def _tell(text: str) -> None:
+    print(f"» {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,178 @@
+"""`director tail`: what happens, as it happens; and one prediction with its output."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+import pytest
+from anyio import to_thread
+
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.changes import Changes
+from director.core.clock import SystemClock
+from director.core.gatherer import Gatherer
+from director.core.policy import Policy
+from director.core.queue_administration import QueueAdministration
+from director.core.redis_client import client
+from director.core.scripts import Scripts
+from tests.support.audit import live
+from tests.support.eventually import eventually
+from tests.support.queue_driver import MODEL, VERSION, QueueDriver
+from tests.support.servers import RedisServer, redis_server
+from tests.support.terminal import hear_ctrl_c
+
+pytestmark = pytest.mark.anyio
+
+
+class Tail:
+    """A `director tail` that runs, and what it has said so far."""
+
+    def __init__(self, url: str, *more: str) -> None:
+        self.out: list[str] = []
+        self.err: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "director", "tail", "--redis", url, *more],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=hear_ctrl_c,
+        )
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self._readers = [
+            threading.Thread(target=_keep, args=(stream, kept), daemon=True)
+            for stream, kept in ((self.process.stdout, self.out), (self.process.stderr, self.err))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    async def ended(self) -> int:
+        return await to_thread.run_sync(lambda: self.process.wait(30))
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for reader in self._readers:
+            reader.join()
+
+
+def _keep(stream: IO[str], kept: list[str]) -> None:
+    with stream:
+        kept.extend(stream)
+
+
+@contextmanager
+def tail(url: str, *more: str) -> Iterator[Tail]:
+    started = Tail(url, *more)
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+async def says(told: list[str], *parts: str) -> str:
+    """The first line with all of these."""
+    found = await eventually(
+        lambda: [line for line in told if all(part in line for part in parts)], " … ".join(parts), limit_s=30
+    )
+    return found[0]
+
+
+async def test_steps_are_told_as_they_happen_and_ctrl_c_ends_it(server: RedisServer, driver: QueueDriver) -> None:
+    before = await live(driver)
+    with tail(server.url) as told:
+        await says(told.err, "following all queues")
+        name = await live(driver)
+        for kind in ("accepted", "claimed", "ended"):
+            line = await says(told.out, name, kind)
+            assert driver.queue in line
+        hand = QueueAdministration(driver.scripts, Changes(driver.redis, driver.scripts, SystemClock()))
+        await hand.pause(driver.queue, by="cli:ada")
+        await says(told.out, "queue_paused", "by cli:ada")
+        told.process.send_signal(signal.SIGINT)
+        assert await told.ended() == 130
+    assert not [line for line in told.out if before in line], "what was before is no news"
+    assert [line for line in told.err if "Traceback" in line] == []
+
+
+async def test_only_what_was_asked_for_is_told(server: RedisServer, driver: QueueDriver) -> None:
+    with tail(server.url, "--account", "ada", "--kind", "accepted", "--queue", driver.queue, "--json") as told:
+        await says(told.err, f"following {driver.queue}")
+        await driver.submit(account="bob")
+        name = await driver.submit(account="ada")
+        await driver.claim_one()
+        last = await driver.submit(account="ada")
+        await says(told.out, last)
+    entries = [json.loads(line) for line in told.out]
+    assert [(entry["id"], entry["kind"], entry["account"]) for entry in entries] == [
+        (name, "accepted", "ada"),
+        (last, "accepted", "ada"),
+    ]
+
+
+async def test_a_redis_that_was_away_loses_it_nothing() -> None:
+    with redis_server() as own:
+        redis = client(own.url)
+        gatherer = Gatherer(redis)
+        scripts = Scripts(gatherer)
+        registered = Catalog(redis, scripts, SystemClock()).register
+        queue = await registered(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+        driver = QueueDriver(redis, scripts, queue)
+        try:
+            with tail(own.url) as told:
+                await says(told.err, "following")
+                own.kill()
+                await says(told.err, "Redis is away", "asking again")
+                own.start()
+                name = await driver.submit()
+                await says(told.err, "Redis is back")
+                await says(told.out, name, "accepted")
+        finally:
+            await gatherer.aclose()
+            await redis.aclose()
+
+
+async def test_one_prediction_is_told_from_its_first_event_to_its_end(server: RedisServer, driver: QueueDriver) -> None:
+    name = await driver.submit()
+    claim = await driver.claim_one()
+    with tail(server.url, name) as told:
+        await says(told.err, "created")
+        last = await driver.begin(claim, ("output", b'"once "'), ("logs", b'"loading\\n"'))
+        await says(told.err, "loading")
+        rest = [("output", b'"upon"'), ("output", b'{"a":1}')]
+        await driver.scripts.advance(name, token=claim.token, seq=last, ran_ms=None, events=rest)
+        assert await driver.finish(claim, seq=last + len(rest))
+        assert await told.ended() == 0
+    assert "".join(told.out) == 'once upon\n{\n  "a": 1\n}\n'
+    assert told.err[-1].endswith(" succeeded\n")
+    with tail(server.url, name, "--json") as told:
+        assert await told.ended() == 0
+    assert [json.loads(line)["type"] for line in told.out] == [
+        *("created", "started", "output", "logs", "output", "output", "completed")
+    ]
+    assert told.err == []
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (["no-id"], "is no id of a prediction"),
+        (["06gzx0rcvbz008pmq2tvpfvnvc"], "there is no prediction 06gzx0rcvbz008pmq2tvpfvnvc"),
+        (["06gzx0rcvbz008pmq2tvpfvnvc", "--account", "a"], "ID is one prediction"),
+        (["--queue", "acme/none"], "there is no queue acme/none"),
+    ],
+    ids=["word", "nobody", "both", "queue"],
+)
+async def test_what_cannot_be_followed_is_one_line(
+    server: RedisServer, driver: QueueDriver, line: list[str], says: str
+) -> None:
+    with tail(server.url, *line) as told:
+        assert await told.ended() == 1
+    assert len(told.err) == 1
+    assert says in told.err[0]
