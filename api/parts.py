@@ -23,6 +23,7 @@ from director.core.caller_files import CallerFiles
 from director.core.catalog import Catalog
 from director.core.changes import Changes
 from director.core.clock import Clock
+from director.core.closer_look import CloserLook
 from director.core.collections import Collections
 from director.core.dead import DeadLetters
 from director.core.deployments import Deployments
@@ -151,7 +152,7 @@ async def running(
     changes, descriptors = Changes(redis, scripts, clock), Descriptors(clock)
     files = store_in(settings.files_dir, redis, clock, url=settings.files_url)
     queues, directors, owed = Queues(redis, catalog, scripts), Directors(redis), Owed(redis, catalog, clock)
-    watching = Watching(Overview(queues, directors, owed, clock), clock)
+    watching = Watching(Overview(queues, directors, owed, CloserLook(redis, owed), clock), clock)
     waiters = Waiters(
         clients.subscriber, has_ended=glances.has_ended, read=scripts.get, clock=clock, most=settings.max_waits
     )

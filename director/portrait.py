@@ -56,6 +56,7 @@ class Portrait:
             since_ms=since_ms,
             slots=server.usable,
             detail=server.trouble[:LONGEST_DETAIL],
+            failed_starts=server.failed_starts,
         )
 
 

@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from director.core.directors import LOOP
 from director.core.scripts import Readiness
 from director.runners.batch import Batch, Place
 from director.runners.reasons import SERVER_AUTH
@@ -34,6 +35,8 @@ ALONE_S: Final = 3600.0
 SHORT_S: Final = 0.25
 TURN_WITHIN_S: Final = 0.5
 ONE_AHEAD_OF: Final = 4  # slots
+UNSEEN: Final = Health(status=HealthStatus.STARTING)
+RETRIES: Final = (HealthStatus.STARTING, HealthStatus.UNREACHABLE)
 
 
 class Standing(Struct, frozen=True):
@@ -51,14 +54,14 @@ class Server(Struct, eq=False):
     `runs` counts what was ever started on it, `running` is what of that has not ended. `full_at`: what had been started
     when it was found full though by our count it was not. `places`: in a batch; 0 without. `lock`: it rests since it
     does not let the director in, as its last refusal said; '' where it does. `run_s`: what its runs take, lately.
-    `waiting`: seats that were given ahead.
+    `waiting`: seats that were given ahead. `failed_starts`: in a row, without a moment in which it could run anything.
     """
 
     runner: Runner
     slots: int
     busy: int = 0
     since: str = ""
-    health: Health = Health(status=HealthStatus.STARTING)
+    health: Health = UNSEEN
     doubt: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     trust: Trust = msgspec.field(default_factory=Trust)
     is_resting: bool = False
@@ -70,6 +73,7 @@ class Server(Struct, eq=False):
     places: int = 0
     run_s: float = math.inf
     waiting: deque["Seat"] = msgspec.field(default_factory=deque)
+    failed_starts: int = 0
 
     @property
     def free(self) -> int:
@@ -166,10 +170,12 @@ class Servers:
 
     @property
     def standing(self) -> Standing:
-        """How they stand. What somebody has to mend is told only where no other server may still become ready."""
+        """How they stand. What somebody has to mend is told only where no other server may still become ready: one
+        that failed in start after start, and tries again, is none.
+        """
         if self.any_ready():
             return Standing(sum(server.usable * (server.places or 1) for server in self.all if server.can_run), "ready")
-        seen = {server.health.status for server in self.all}
+        seen = {_hoped(server) for server in self.all}
         if HealthStatus.STARTING in seen:
             return Standing(0, "starting")
         if any(server.is_locked for server in self.all):
@@ -318,6 +324,7 @@ class Servers:
 
     def saw(self, server: Server, health: Health) -> None:
         """A look at a server: from now on this is how it stands."""
+        server.failed_starts = _failed_starts(server, health)
         server.health = health
         self._note()
 
@@ -397,6 +404,23 @@ class Servers:
             server.busy += 1
             seats += _seats(server)
         return seats
+
+
+def _failed_starts(server: Server, health: Health) -> int:
+    """With this look at it: a start failed when its setup did, or when it was gone before it could run anything."""
+    before = server.health
+    if health.can_run:
+        return 0
+    if health.status is HealthStatus.SETUP_FAILED:
+        return server.failed_starts + (before.status is not health.status or before.since != health.since)
+    was_starting = before.status is HealthStatus.STARTING and before is not UNSEEN
+    return server.failed_starts + (was_starting and health.status is HealthStatus.UNREACHABLE)
+
+
+def _hoped(server: Server) -> HealthStatus:
+    """How it stands, as far as that gives hope."""
+    has_none = server.failed_starts >= LOOP and server.health.status in RETRIES
+    return HealthStatus.SETUP_FAILED if has_none else server.health.status
 
 
 def _seats(server: Server) -> list[Seat]:

@@ -6,7 +6,7 @@ skipped, and nothing is queued for anybody. How much is read, and how long it re
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -15,7 +15,9 @@ from msgspec import Struct
 
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
+from director.core.findings import away
 from director.core.overview import SHORTEST_S, Overview, Snapshot
+from director.core.situation import Finding
 from director.core.view import iso
 
 __all__ = ("Away", "Told", "Watching")
@@ -26,10 +28,11 @@ BROKEN_S: Final = 5.0  # after a fault of ours
 
 
 class Away(Struct, frozen=True, kw_only=True):
-    """Nothing can be seen now; what was seen last may be old."""
+    """Nothing can be seen now; what was seen last may be old. `findings`: that one."""
 
     at: str
     reason: str
+    findings: Sequence[Finding]
 
 
 class Told(Struct, frozen=True):
@@ -81,7 +84,7 @@ class Watching:
         try:
             snapshot = await self._overview.look()
         except BackendUnavailable as exc:
-            self._tell("away", Away(at=iso(self._clock.now_ms()), reason=str(exc)))
+            self._tell("away", Away(at=iso(self._clock.now_ms()), reason=str(exc), findings=[away(str(exc))]))
             return SHORTEST_S
         self._tell("snapshot", snapshot)
         return self._overview.rest_s

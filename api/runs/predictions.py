@@ -59,12 +59,15 @@ async def get(request: Request) -> Response:
 async def explain(request: Request) -> Response:
     """GET /predictions/{id}/explain: its story so far, and what is next. For operators over all accounts."""
     account = await authenticate(request, "read", "admin")
-    known = await parts_of(request).scripts.story(prediction_id_of(request))
+    parts = parts_of(request)
+    began = parts.clock.monotonic()
+    known = await parts.scripts.story(prediction_id_of(request))
+    took_ms = (parts.clock.monotonic() - began) * 1000
     if known is None or (known.record.account != account.name and "admin" not in account.scopes):
         raise not_found()
     if known.record.moved:
         raise moved()
-    return json_response(tell(known))
+    return json_response(tell(known, took_ms=took_ms))
 
 
 async def cancel(request: Request) -> Response:

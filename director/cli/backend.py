@@ -27,6 +27,7 @@ class Backend:
         from director.core.catalog import Catalog
         from director.core.changes import Changes
         from director.core.clock import SystemClock
+        from director.core.closer_look import CloserLook
         from director.core.collections import Collections
         from director.core.dead import DeadLetters
         from director.core.directors import Directors
@@ -65,7 +66,8 @@ class Backend:
         self.queues = Queues(redis, self.catalog, self.scripts)
         self.dead = DeadLetters(redis, self.scripts, clock)
         self.directors = Directors(redis)
-        self.overview = Overview(self.queues, self.directors, Owed(redis, self.catalog, clock), clock)
+        owed = Owed(redis, self.catalog, clock)
+        self.overview = Overview(self.queues, self.directors, owed, CloserLook(redis, owed), clock)
 
     async def queue(self, name: str) -> "QueueName":
         """The queue that a command line names. Raises SettingsError where there is none."""

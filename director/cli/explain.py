@@ -68,6 +68,8 @@ def lines(story: "Story") -> Iterator[str]:
         yield _at(story.now, f"waits, {_line(place.position, place.ahead, place.eta_s)}. {place.detail}")
     if story.webhook is not None:
         yield from _told(story.webhook)
+    if story.redis_ms:
+        yield _more(f"Redis is slow: it took {story.redis_ms:.0f} ms to tell this. `director doctor` measures it")
     for coming in story.next:
         yield f"{coming.at or 'next':<{WIDTH}}  {'next: ' if coming.at else ''}{coming.detail}"
 

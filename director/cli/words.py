@@ -1,25 +1,8 @@
 """Durations and shares in the words of a person."""
 
-from datetime import datetime
-from typing import Final
+from director.core.words import since, span
 
 __all__ = ("share", "since", "span")
-
-EXACT_S: Final = 10
-UNITS_S: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
-
-
-def span(seconds: float) -> str:
-    """A duration: 0.4 s, 12 s, 3.5 min, 2.5 h, 12.0 d. Two of a unit at least, so that it tells enough."""
-    for unit, length_s in UNITS_S:
-        if seconds >= 2 * length_s:
-            return f"{seconds / length_s:.1f} {unit}"
-    return f"{seconds:.{1 if seconds < EXACT_S else 0}f} s"
-
-
-def since(moment: str, now_ms: int) -> str:
-    """How long ago that was, as the API writes moments. Clocks differ, so what is to come was just now."""
-    return span(max(0.0, now_ms / 1000 - datetime.fromisoformat(moment).timestamp()))
 
 
 def share(part: int, rest: int) -> str:

@@ -10,13 +10,17 @@ __all__ = ("BeatView", "DirectorView", "ServerView", "director_view")
 
 
 class ServerView(Struct, frozen=True, kw_only=True):
-    """A model server as its director sees it: `state` is in force `since`. `detail`: why it is given no work."""
+    """A model server as its director sees it: `state` is in force `since`. `detail`: why it is given no work.
+
+    `failed_starts`: in a row, without a moment between in which it could run anything.
+    """
 
     url: str
     state: str
     since: str
     slots: int
     detail: str
+    failed_starts: int
 
 
 class BeatView(Struct, frozen=True, kw_only=True):
@@ -71,6 +75,7 @@ def director_view(found: DirectorFound) -> DirectorView:
                 since=iso(server.since_ms),
                 slots=server.slots,
                 detail=server.detail,
+                failed_starts=server.failed_starts,
             )
             for server in about.servers
         ],

@@ -14,21 +14,26 @@ from director.core import keys
 from director.core.ids import QueueName
 from director.core.redis_client import ask, text
 
-__all__ = ("ALIVE_S", "About", "Beat", "DirectorFound", "Directors", "ServerFound")
+__all__ = ("ALIVE_S", "LOOP", "About", "Beat", "DirectorFound", "Directors", "ServerFound")
 
 ALIVE_S: Final = 15.0  # as stats counts them
 MOST_OF_A_QUEUE: Final = 200
 AT_ONCE: Final = 100  # queues of one write
+LOOP: Final = 2  # starts in a row that failed: from then on it is no accident
 
 
 class ServerFound(Struct, frozen=True, kw_only=True):
-    """One model server as its director sees it. `detail`: why it is given no work, in words for people."""
+    """One model server as its director sees it. `detail`: why it is given no work, in words for people.
+
+    `failed_starts`: in a row, without a moment between in which it could run anything.
+    """
 
     url: str
     state: str
     since_ms: int
     slots: int
     detail: str = ""
+    failed_starts: int = 0
 
 
 class About(Struct, frozen=True, kw_only=True):

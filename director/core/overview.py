@@ -1,4 +1,4 @@
-"""The whole service at a moment, for operators who watch it: queues, directors and owed webhooks in one snapshot.
+"""The whole service at a moment, for operators who watch it: queues, directors, owed webhooks, and what needs a person.
 
 Reads a slice at a time, and says how long to rest before the next look: a hundred times as long as this one took, so
 that the service itself is not what Redis is busy with. Changes nothing.
@@ -11,11 +11,16 @@ from typing import Final, TypeVar
 from msgspec import Struct
 
 from director.core.clock import Clock
+from director.core.closer_look import CloserLook
 from director.core.director_view import DirectorView, director_view
 from director.core.directors import Directors
+from director.core.findings import find
+from director.core.ids import QueueName
 from director.core.owed import Owed
 from director.core.queue_view import QueueView, view_of
 from director.core.queues import Queues
+from director.core.scripts import QueueStats
+from director.core.situation import Finding, Situation
 from director.core.view import iso
 
 __all__ = ("LONGEST_S", "REST", "SHORTEST_S", "Overview", "OwedCount", "Snapshot")
@@ -41,7 +46,10 @@ class OwedCount(Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
-    """All of it within a moment. `more_queues`, `more_directors`: how many were left out, the last by name."""
+    """All of it within a moment. `more_queues`, `more_directors`: how many were left out, the last by name.
+
+    `findings`: what needs a person, the worst first.
+    """
 
     at: str
     queues: Sequence[QueueView]
@@ -49,15 +57,17 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     directors: Sequence[DirectorView]
     more_directors: int
     owed: OwedCount
+    findings: Sequence[Finding] = ()
 
 
 class Overview:
     """Whoever watches looks through one, again and again. Raises BackendUnavailable while Redis cannot answer."""
 
-    def __init__(self, queues: Queues, directors: Directors, owed: Owed, clock: Clock) -> None:
+    def __init__(self, queues: Queues, directors: Directors, owed: Owed, closer: CloserLook, clock: Clock) -> None:
         self._queues = queues
         self._directors = directors
         self._owed = owed
+        self._closer = closer
         self._clock = clock
         self._took: deque[float] = deque(maxlen=REMEMBERED)
         self._spent_s = 0.0
@@ -67,22 +77,23 @@ class Overview:
         """How everything stands now."""
         at, self._spent_s = iso(self._clock.now_ms()), 0.0
         names = await self._timed(self._queues.all())
-        seen, queues = names[:MOST_QUEUES], list[QueueView]()
+        seen, queues = names[:MOST_QUEUES], dict[QueueName, QueueStats]()
         for start in range(0, len(seen), SLICE):
-            found = await self._timed(self._queues.stats_of(seen[start : start + SLICE]))
-            queues += [view_of(*one) for one in found]
+            queues |= await self._timed(self._queues.stats_of(seen[start : start + SLICE]))
             await self._clock.sleep(BREATH_S)
         directors = await self._timed(self._directors.of(seen))
         count, late = await self._timed(self._owed.count())
+        closer = await self._timed(self._closer.look(queues, owed=count))
         self._took.append(self._spent_s)
         self._seen = len(queues)
         return Snapshot(
             at=at,
-            queues=queues,
+            queues=[view_of(*one) for one in queues.items()],
             more_queues=len(names) - len(seen),
             directors=[director_view(one) for one in directors[:MOST_DIRECTORS]],
             more_directors=max(0, len(directors) - MOST_DIRECTORS),
             owed=OwedCount(count=count, late=late),
+            findings=find(Situation(queues=queues, directors=directors, owed_late=late, closer=closer)),
         )
 
     @property

@@ -14,6 +14,7 @@ from director.core.catalog import Catalog
 from director.core.clock import Clock
 from director.core.ids import Partition, PredictionId, QueueName
 from director.core.redis_client import ask, text
+from director.core.situation import FailingHost
 from director.core.view import iso
 from director.core.webhook_url import host_of
 
@@ -21,6 +22,7 @@ __all__ = ("Owed", "OwedHost", "OwedView", "OwedWebhook")
 
 MOST_LOOKED_AT: Final = 2_000
 MOST_SHOWN: Final = 100
+MOST_GLANCED_AT: Final = 200
 # A courier looks every second; what is this late was seen by none
 LATE_MS: Final = 5_000
 FIELDS: Final = ("queue", "account", "webhook", "completed", "owed_since", "tellings", "told")
@@ -82,6 +84,20 @@ class Owed:
             results=shown[:MOST_SHOWN],
         )
 
+    async def failing(self, *, after: int) -> list[FailingHost]:
+        """Receivers that failed so often with one webhook, of those whose next attempt comes first; most owed first."""
+        _, _, partitions = await self._counted()
+        found = await self._found(partitions, most=MOST_GLANCED_AT)
+        tried: dict[str, OwedWebhook] = {}
+        for one in sorted(found, key=lambda one: one.attempts):
+            if one.attempts >= after:
+                tried[one.host] = one
+        return [
+            FailingHost(host=each.host, count=each.count, id=most.id, attempts=most.attempts, oldest_at=each.oldest_at)
+            for each in _by_host(found)
+            if (most := tried.get(each.host))
+        ]
+
     async def count(self) -> tuple[int, int]:
         """How many there are, and how many of them are late."""
         count, late, _ = await self._counted()
@@ -102,8 +118,8 @@ class Owed:
         counts, lates = replies[::2], replies[1::2]
         return sum(counts), sum(lates), [each for each, count in zip(partitions, counts, strict=True) if count]
 
-    async def _found(self, partitions: Sequence[Partition]) -> list[OwedWebhook]:
-        each = max(1, MOST_LOOKED_AT // max(1, len(partitions)))
+    async def _found(self, partitions: Sequence[Partition], *, most: int = MOST_LOOKED_AT) -> list[OwedWebhook]:
+        each = max(1, most // max(1, len(partitions)))
 
         async def due() -> list[list[tuple[bytes, float]]]:
             pipe = self._redis.pipeline(transaction=False)

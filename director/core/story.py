@@ -4,6 +4,7 @@ Pure. Tells nothing of what its caller sent or was given, and of a webhook's URL
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -16,6 +17,10 @@ from director.core.view import iso, place
 from director.core.webhook_url import host_of
 
 __all__ = ("Coming", "Ended", "Holding", "Known", "Owed", "Story", "Submitted", "Told", "tell")
+
+
+CROWD: Final = 20
+SLOW_STORY_MS: Final = 50.0  # of one answer: a busy process may add to it
 
 
 class Known(Struct, frozen=True, kw_only=True):
@@ -107,7 +112,10 @@ class Coming(Struct, frozen=True):
 
 
 class Story(Struct, frozen=True, kw_only=True):
-    """All of it. `queue`: as on a prediction, only while it waits. Without its events nobody knows who gave it back."""
+    """All of it. `queue`: as on a prediction, only while it waits. Without its events nobody knows who gave it back.
+
+    `redis_ms`: how long Redis took to tell it, where that was long.
+    """
 
     id: PredictionId
     model: str
@@ -122,6 +130,7 @@ class Story(Struct, frozen=True, kw_only=True):
     ended: Ended | None = None
     webhook: Owed | None = None
     has_events: bool = True
+    redis_ms: float | UnsetType = UNSET
 
 
 class Stay(Struct, frozen=True, kw_only=True):
@@ -135,8 +144,8 @@ class Stay(Struct, frozen=True, kw_only=True):
     is_spent: bool = True
 
 
-def tell(known: Known) -> Story:
-    """The story as it stands."""
+def tell(known: Known, *, took_ms: float = 0) -> Story:
+    """The story as it stands. `took_ms`: how long it took to read."""
     record = known.record
     return Story(
         id=record.id,
@@ -152,6 +161,7 @@ def tell(known: Known) -> Story:
         ended=_ended(record),
         webhook=_owed(known),
         has_events=bool(known.events),
+        redis_ms=round(took_ms, 1) if took_ms > SLOW_STORY_MS else UNSET,
     )
 
 
@@ -289,10 +299,13 @@ def _next(known: Known) -> Iterator[Coming]:
 
 
 def _after_its_end(known: Known) -> Iterator[Coming]:
+    record = known.record
     if known.owed is not None:
-        yield Coming("webhook", iso(known.owed), f"attempt {known.record.tellings + 1} to tell its end, at the latest")
+        last = f"; {host_of(record.webhook)} failed the last" if record.told == "failed" else ""
+        yield Coming("webhook", iso(known.owed), f"attempt {record.tellings + 1} to tell its end, at the latest{last}")
     if known.is_dead:
-        yield Coming("nothing", None, "it is a dead letter: an operator may revive it")
+        codes = ", ".join(one.code for one in spent_attempts(record.history))
+        yield Coming("nothing", None, f"it is a dead letter, its attempts ended so: {codes}. An operator may revive it")
     elif known.owed is None:
         yield Coming("nothing", None, "it has ended")
 
@@ -304,7 +317,27 @@ def _waited_for(known: Known) -> Iterator[Coming]:
     elif known.due is not None:
         yield Coming("attempt", iso(known.due), f"{attempt}, not before that")
     else:
-        yield Coming("attempt", None, f"{attempt}, when its turn has come")
+        yield Coming("attempt", None, f"{attempt}, when {_turn(known.outlook)}")
+
+
+def _turn(outlook: Outlook | None) -> str:
+    """What has to come first. Who waits behind a crowd of its own account is told so: others have their turns."""
+    if outlook is not None and outlook.reason != "waiting_its_turn":
+        return STOPPED.get(outlook.reason, "its turn has come")
+    own = 0 if outlook is None else outlook.position - 1
+    if own < CROWD:
+        return "its turn has come"
+    return f"its turn has come: {own:,} of its own account go first, while other accounts have turns of their own"
+
+
+STOPPED: Final = {
+    "paused": "it is no longer paused",
+    "no_director": "a director serves its queue: none does now",
+    "setup_failed": "the setup of a model server has gone well: each one fails now",
+    "server_auth": "a model server takes the key of its director",
+    "servers_starting": "a model server is ready",
+    "breaker_open": "a run has succeeded: the servers failed in a row",
+}
 
 
 def _held_on(known: Known) -> Iterator[Coming]:

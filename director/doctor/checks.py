@@ -3,17 +3,21 @@
 `fail`: work is lost, refused or left lying. `warn`: it will be, or somebody should know. Nothing here mends anything.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median, quantiles
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from director.core import situation as core
 from director.core.durability import LEAST_VERSIONS, MENDS, STRONGEST_FIRST, levels
+from director.core.findings import is_slow
 from director.core.redis_client import has_password
+from director.core.situation import Code
+from director.core.words import several, some
 from director.doctor.floors import open_holes
-from director.doctor.look import LATE_MS, Look
+from director.doctor.look import Look
 
 __all__ = ("CHECKS", "Finding", "examine", "has_failed")
 
@@ -21,7 +25,6 @@ Verdict = Literal["ok", "warn", "fail"]
 
 FULL: Final = 0.9
 FILLING: Final = 0.75
-SLOW_MS: Final = 10.0
 SKEW_S: Final = 1.0
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "-::1", "localhost"})
 UNKNOWN: Final = "not known: the server forbids CONFIG GET"
@@ -133,8 +136,8 @@ def memory(look: Look) -> Answer:
 def latency(look: Look) -> Answer:
     ping, script = _spread(look.ping_ms), _spread(look.script_ms)
     found = f"ms, median and p99: PING {ping[0]:.2f} {ping[1]:.2f}, a script {script[0]:.2f} {script[1]:.2f}"
-    if max(ping[0], script[0]) > SLOW_MS:
-        return "warn", found, "bring the server nearer, or see what else it does: `SLOWLOG GET`"
+    if is_slow(max(ping[0], script[0])):
+        return "warn", f"Redis is slow: {found}", "bring the server nearer, or see what else it does: `SLOWLOG GET`"
     return ok(found)
 
 
@@ -182,46 +185,18 @@ def password(look: Look) -> Answer:
     )
 
 
-def directors(look: Look) -> Answer:
-    alone = [
-        f"{queue.stats.waiting} in {queue.name}"
-        for queue in look.queues
-        if queue.stats.waiting and not queue.stats.directors
-    ]
-    if alone:
-        return "warn", f"waiting, and no director serves them: {_some(alone)}", "start one: `director run --model …`"
-    return ok(f"{len(look.queues)} queues, none waits without a director")
+def of(fine: str, *codes: Code) -> Callable[[Look], Answer]:
+    """The check that tells what was found with one of these codes."""
 
+    def check(look: Look) -> Answer:
+        found = [finding for finding in look.findings if finding.code in codes]
+        if not found:
+            return ok(fine.format(queues=several(look.queues, "queue")))
+        verdict: Verdict = "fail" if any(finding.level == "bad" for finding in found) else "warn"
+        asks = dict.fromkeys(f"`{finding.ask}`" for finding in found)
+        return verdict, "; ".join(map(_told, found[:LONGEST_LIST])) + _more(found), some(list(asks))
 
-def dead_letters(look: Look) -> Answer:
-    dead = [f"{queue.stats.dead} in {queue.name}" for queue in look.queues if queue.stats.dead]
-    if dead:
-        return "warn", _some(dead), "see why with `director dead list`, then revive or drop them"
-    return ok("none")
-
-
-def webhooks(look: Look) -> Answer:
-    if look.owed_late:
-        found = f"{look.owed_late} owed, and due for more than {LATE_MS // 1000} s"
-        return "warn", found, "is a keeper running? `director keeper` delivers them"
-    return ok("none overdue")
-
-
-def keeper(look: Look) -> Answer:
-    late = [
-        f"{count} {what} in {queue.name}"
-        for queue in look.queues
-        for what, count in (
-            ("expired leases", queue.expired_leases),
-            ("retries that are due", queue.due_retries),
-            ("passed deadlines", queue.due_deadlines),
-        )
-        if count
-    ]
-    if late:
-        found = f"{_some(late)}, for more than {LATE_MS // 1000} s"
-        return "fail", found, "start `director keeper`; one that has just begun waits for a lease before it acts"
-    return ok("nothing waits for one")
+    return check
 
 
 CHECKS: Final[dict[str, Callable[[Look], Answer]]] = {
@@ -238,10 +213,15 @@ CHECKS: Final[dict[str, Callable[[Look], Answer]]] = {
     "cluster": cluster,
     "replicas": replicas,
     "password": password,
-    "directors": directors,
-    "dead letters": dead_letters,
-    "webhooks": webhooks,
-    "keeper": keeper,
+    "directors": of("{queues}, none waits without a director", "queue_not_served", "director_gone"),
+    "servers": of(
+        "no director tells of one that is unwell", "setup_loop", "setup_failed", "server_auth", "servers_unwell"
+    ),
+    "queues": of("nothing holds them up", "breaker_open", "queue_paused", "objective_burning"),
+    "accounts": of("none floods a queue", "tenant_flooding"),
+    "dead letters": of("none", "dead_letters"),
+    "webhooks": of("none overdue", "webhooks_late", "receiver_dead"),
+    "keeper": of("nothing waits for one", "keeper_silent"),
 }
 
 
@@ -253,6 +233,9 @@ def _mb(size: int) -> str:
     return f"{size / (1 << 20):,.0f} MB"
 
 
-def _some(facts: list[str]) -> str:
-    more = f" and {len(facts) - LONGEST_LIST} more" if len(facts) > LONGEST_LIST else ""
-    return ", ".join(facts[:LONGEST_LIST]) + more
+def _told(finding: core.Finding) -> str:
+    return f"{finding.title}{f' ({finding.queue})' if finding.queue else ''}: {finding.detail}"
+
+
+def _more(found: Sequence[core.Finding]) -> str:
+    return f" And {len(found) - LONGEST_LIST} more." if len(found) > LONGEST_LIST else ""

@@ -4,43 +4,37 @@ Where the server forbids to ask (CONFIG on managed ones), that part stays empty,
 """
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
 from redis import exceptions
 from redis.asyncio import Redis
 
-from director.core import keys
 from director.core.catalog import Catalog
 from director.core.clock import Clock
+from director.core.closer_look import CloserLook
+from director.core.directors import Directors
 from director.core.gatherer import Gatherer
-from director.core.ids import QueueName
+from director.core.overview import Overview, Snapshot
+from director.core.owed import Owed
+from director.core.queues import Queues
 from director.core.redis_client import ask, describe
-from director.core.scripts import QueueStats, Scripts
+from director.core.scripts import Scripts
 from director.core.settings import CommonSettings
+from director.core.situation import Finding
 
-__all__ = ("LATE_MS", "Look", "Queue", "look")
+__all__ = ("Look", "look")
 
 PINGS: Final = 50
 SCRIPTS: Final = 20
 SCRIPT: Final = "#!lua flags=no-writes\nreturn 1"
-# A keeper looks every second; what is this late was seen by none
-LATE_MS: Final = 5_000
-
-
-class Queue(Struct, frozen=True, kw_only=True):
-    """One queue, and what of it a keeper should have looked after by now."""
-
-    name: QueueName
-    stats: QueueStats
-    expired_leases: int
-    due_retries: int
-    due_deadlines: int
 
 
 class Look(Struct, frozen=True, kw_only=True):
-    """A server and its service at one moment. `config` is None where the server forbids to ask."""
+    """A server and its service at one moment. `config` is None where the server forbids to ask. `findings`: what was
+    found of the service, by the judgement that the page shows too.
+    """
 
     address: str
     settings: CommonSettings
@@ -50,8 +44,8 @@ class Look(Struct, frozen=True, kw_only=True):
     ping_ms: list[float]
     script_ms: list[float]
     skew_s: float
-    queues: list[Queue]
-    owed_late: int
+    queues: int
+    findings: Sequence[Finding]
 
     @property
     def kind(self) -> str:
@@ -70,7 +64,7 @@ async def look(redis: Redis, settings: CommonSettings, clock: Clock) -> Look:
     skew_s = await _skew_s(redis, clock)
     gatherer = Gatherer(redis)
     try:
-        queues, owed_late = await _queues(redis, Scripts(gatherer), clock)
+        seen = await _service(redis, Scripts(gatherer), clock)
     finally:
         await gatherer.aclose()
     return Look(
@@ -82,8 +76,8 @@ async def look(redis: Redis, settings: CommonSettings, clock: Clock) -> Look:
         ping_ms=[await _timed_ms(redis.ping) for _ in range(PINGS)],
         script_ms=[await _timed_ms(lambda: redis.evalsha(sha, 0)) for _ in range(SCRIPTS)],
         skew_s=skew_s,
-        queues=queues,
-        owed_late=owed_late,
+        queues=len(seen.queues) + seen.more_queues,
+        findings=seen.findings,
     )
 
 
@@ -109,26 +103,9 @@ async def _skew_s(redis: Redis, clock: Clock) -> float:
     return float(seconds + microseconds / 1e6 - ours_s)
 
 
-async def _queues(redis: Redis, scripts: Scripts, clock: Clock) -> tuple[list[Queue], int]:
-    queues = await Catalog(redis, scripts, clock).queues()
-    seconds, _ = await ask(redis.time)
-    late = seconds * 1000 - LATE_MS
-    found = []
-    for queue in queues:
-        zsets = (keys.lease(queue), keys.delayed(queue), keys.deadline(queue))
-        leases, retries, deadlines = [await _older(redis, key, late) for key in zsets]
-        found.append(
-            Queue(
-                name=queue,
-                stats=await scripts.stats(queue),
-                expired_leases=leases,
-                due_retries=retries,
-                due_deadlines=deadlines,
-            )
-        )
-    partitions = sorted({keys.queue_partition(queue) for queue in queues})
-    return found, sum([await _older(redis, keys.owed(partition), late) for partition in partitions])
-
-
-async def _older(redis: Redis, key: str, than_ms: int) -> int:
-    return int(await ask(lambda: redis.zcount(key, "-inf", than_ms)))
+async def _service(redis: Redis, scripts: Scripts, clock: Clock) -> Snapshot:
+    catalog = Catalog(redis, scripts, clock)
+    owed = Owed(redis, catalog, clock)
+    return await Overview(
+        Queues(redis, catalog, scripts), Directors(redis), owed, CloserLook(redis, owed), clock
+    ).look()

@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 from api.operators.watching import Watching
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
+from director.core.closer_look import CloserLook
 from director.core.directors import Directors
 from director.core.ids import QueueName, new_prediction_id
 from director.core.overview import Overview
@@ -45,7 +46,9 @@ async def test_watching_two_hundred_queues_takes_little_of_redis(
     for number in range(QUEUES):
         await _fill(catalog, scripts, f"acme/model-{number:03d}")
     clock = SystemClock()
-    overview = Overview(Queues(redis, catalog, scripts), Directors(redis), Owed(redis, catalog, clock), clock)
+    owed = Owed(redis, catalog, clock)
+    queues = Queues(redis, catalog, scripts)
+    overview = Overview(queues, Directors(redis), owed, CloserLook(redis, owed), clock)
     watching = Watching(overview, clock)
     sizes: list[int] = []
 

@@ -130,7 +130,7 @@ async def test_work_without_a_director_is_told_once_some_waits(server: RedisServ
     assert not_ok(await examined(server)) == {}
     await driver.submit()
     finding = (await examined(server))["directors"]
-    assert (finding.verdict, f"1 in {driver.queue}" in finding.found) == ("warn", True)
+    assert (finding.verdict, f"({driver.queue}): 1 waiting" in finding.found) == ("fail", True)
     driver.now_ms += 60_000
     await driver.extend()
     assert not_ok(await examined(server)) == {}
@@ -139,8 +139,8 @@ async def test_work_without_a_director_is_told_once_some_waits(server: RedisServ
 async def test_dead_letters_are_told(server: RedisServer, driver: QueueDriver) -> None:
     await driver.die()
     finding = (await examined(server))["dead letters"]
-    assert (finding.verdict, f"1 in {driver.queue}" in finding.found) == ("warn", True)
-    assert "director dead list" in finding.fix
+    assert (finding.verdict, f"({driver.queue}): 1 prediction used up" in finding.found) == ("warn", True)
+    assert "director dead show" in finding.fix
 
 
 async def test_owed_webhooks_that_are_overdue_are_told(server: RedisServer, driver: QueueDriver) -> None:

@@ -28,8 +28,8 @@ SOUND = Look(
     ping_ms=[0.1] * 50,
     script_ms=[0.2] * 20,
     skew_s=0.0,
-    queues=[],
-    owed_late=0,
+    queues=0,
+    findings=[],
 )
 
 

@@ -69,7 +69,7 @@ def test_what_waits_is_told_in_order() -> None:
         "                          it was told: place 3 of its account's, 41 before it in all, "
         "about 12 s to its start (nine of ten: 30 s)",
         "2027-01-15T08:00:05.000Z  waits, place 2 of its account's, 7 before it in all. An operator paused this queue.",
-        "next                      attempt 1 of 3, when its turn has come",
+        "next                      attempt 1 of 3, when it is no longer paused",
     ]
 
 
@@ -86,7 +86,7 @@ def test_what_has_ended_is_told_in_order() -> None:
         "2027-01-15T08:00:29.500Z  attempt 1 to tell receiver.example its end: failed, it answered 500",
         "webhook                   receiver.example wants start, completed",
         "                          attempts to tell its end: 1, the last one failed",
-        "2027-01-15T08:01:02.000Z  next: attempt 2 to tell its end, at the latest",
+        "2027-01-15T08:01:02.000Z  next: attempt 2 to tell its end, at the latest; receiver.example failed the last",
     ]
 
 

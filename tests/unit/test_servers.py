@@ -95,6 +95,28 @@ def test_they_stand_as_the_best_of_them_does(statuses: list[HealthStatus], stand
     assert servers.standing == standing
 
 
+SETUP_FAILED = Health(status=HealthStatus.SETUP_FAILED)
+STARTING = Health(status=HealthStatus.STARTING)
+UNREACHABLE = Health(status=HealthStatus.UNREACHABLE)
+LOOPS = {
+    "its setup fails": ([SETUP_FAILED, UNREACHABLE, STARTING, SETUP_FAILED, STARTING], 2, "setup_failed"),
+    "it is told by its start": ([replace(SETUP_FAILED, since=since) for since in "abc"], 3, "setup_failed"),
+    "it dies while it starts": ([STARTING, UNREACHABLE, STARTING, UNREACHABLE], 2, "setup_failed"),
+    "it failed once": ([SETUP_FAILED, SETUP_FAILED, STARTING], 1, "starting"),
+    "it was ready meanwhile": ([SETUP_FAILED, STARTING, SETUP_FAILED, READY, UNREACHABLE], 0, "starting"),
+    "it is not there yet": ([UNREACHABLE, UNREACHABLE], 0, "starting"),
+}
+
+
+@pytest.mark.parametrize(("looks", "failed", "state"), LOOPS.values(), ids=list(LOOPS))
+def test_one_that_fails_in_start_after_start_gives_no_hope(looks: list[Health], failed: int, state: str) -> None:
+    one = Server(ScriptedRunner(), 1)
+    servers = Servers([one])
+    for look in looks:
+        servers.saw(one, look)
+    assert (one.failed_starts, servers.standing) == (failed, Standing(0, state))  # type: ignore[arg-type]
+
+
 async def test_a_change_is_a_seat_that_is_left_from_now_on() -> None:
     servers = Servers([server(2)])
     first, second = await taken(servers)

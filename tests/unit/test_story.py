@@ -73,6 +73,24 @@ def test_what_waits_tells_why_and_what_it_was_told_when_it_came() -> None:
     assert story.next == (Coming("attempt", None, "attempt 1 of 3, when its turn has come"),)
 
 
+def test_who_waits_behind_a_crowd_of_its_own_account_is_told_so() -> None:
+    detail = tell(known(outlook=Outlook(901, 950, 4_000, 9_500, "waiting_its_turn"))).next[0].detail
+    assert "900 of its own account go first, while other accounts have turns of their own" in detail
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [("no_director", "a director serves its queue"), ("setup_failed", "setup"), ("paused", "no longer paused")],
+)
+def test_what_has_to_be_mended_first_is_what_comes_next(reason: Any, words: str) -> None:
+    assert words in tell(known(outlook=Outlook(1, 0, None, None, reason))).next[0].detail
+
+
+def test_a_slow_redis_is_told_where_it_was_slow_to_tell_the_story() -> None:
+    assert tell(known(), took_ms=240.04).redis_ms == 240.0
+    assert tell(known(), took_ms=4).redis_ms is msgspec.UNSET
+
+
 def test_what_it_was_told_is_unknown_of_one_that_an_older_release_took() -> None:
     assert tell(known(outlook=TURN)).submitted.told is None
 
@@ -209,7 +227,9 @@ def test_a_dead_letter_waits_for_an_operator() -> None:
     assert held(story) == [(3, "d2", 8.0, 4.0, "broken", True)]
     assert story.ended is not None
     assert (story.ended.code, story.ended.error) == ("broken", "It broke.")
-    assert story.next == (Coming("nothing", None, "it is a dead letter: an operator may revive it"),)
+    assert story.next == (
+        Coming("nothing", None, "it is a dead letter, its attempts ended so: broken. An operator may revive it"),
+    )
 
 
 def test_without_its_events_only_what_the_record_proves_is_told() -> None:
@@ -231,7 +251,13 @@ def test_of_a_webhook_the_host_and_how_it_goes_are_told() -> None:
     assert webhook is not None
     assert (webhook.host, webhook.events) == ("receiver.example:8443", ("start", "completed"))
     assert (webhook.is_owed, webhook.attempts, webhook.last) == (True, 2, "failed")
-    assert story.next == (Coming("webhook", f"{AT}59.000Z", "attempt 3 to tell its end, at the latest"),)
+    assert story.next == (
+        Coming(
+            "webhook",
+            f"{AT}59.000Z",
+            "attempt 3 to tell its end, at the latest; receiver.example:8443 failed the last",
+        ),
+    )
     assert b"secret" not in msgspec.json.encode(story)
 
 

@@ -19,7 +19,7 @@ export class Live {
     try {
       for await (const told of follow("/v1/admin/live", { signal: this._ending.signal, onState: this._onState })) {
         if (told.event === "snapshot") this._take(JSON.parse(told.data));
-        else if (told.event === "away") this._onState("away");
+        else if (told.event === "away") this._lose(JSON.parse(told.data));
       }
     } catch (error) {
       this.failed = error;
@@ -52,6 +52,14 @@ export class Live {
     this.last = snapshot;
     this._onState("live");
     for (const ear of this._ears) ear(snapshot);
+  }
+
+  /** What was seen last stays, but what needs a person is that nothing is seen. */
+  _lose(away) {
+    this._onState("away");
+    if (!this.last) return;
+    this.last = { ...this.last, findings: away.findings };
+    for (const ear of this._ears) ear(this.last);
   }
 }
 

@@ -16,6 +16,7 @@ from api.operators.watching import Watching
 from director.core.accounts import Accounts
 from director.core.catalog import Catalog
 from director.core.clock import SystemClock
+from director.core.closer_look import CloserLook
 from director.core.directors import Directors
 from director.core.errors import BackendUnavailable
 from director.core.ids import QueueName
@@ -64,7 +65,8 @@ def queues(redis: Redis, catalog: Catalog, scripts: Scripts) -> CountedQueues:
 @pytest.fixture
 def overview(queues: CountedQueues, redis: Redis, catalog: Catalog) -> Overview:
     clock = SystemClock()
-    return Overview(queues, Directors(redis), Owed(redis, catalog, clock), clock)
+    owed = Owed(redis, catalog, clock)
+    return Overview(queues, Directors(redis), owed, CloserLook(redis, owed), clock)
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ export function overview({ session, signal }) {
   const body = h("tbody", {});
   const filter = h("input", { id: "queue-filter", type: "search", placeholder: "owner/name", autocomplete: "off" });
   const found = h("p", { class: "hint", role: "status" });
+  let shown = "";
   let by = 0;
   let falling = false;
 
@@ -55,7 +56,10 @@ export function overview({ session, signal }) {
     say(found, snapshot.queues.length ? `${queues.length} of ${snapshot.queues.length + snapshot.more_queues} queues` : "No model was registered yet: start a director.");
     sums(totals, snapshot);
     attention.hidden = !snapshot.findings?.length;
-    fill(findings, (snapshot.findings ?? []).map((one) => h("li", { class: one.level ?? "bad" }, h("strong", {}, one.title), " ", one.detail, one.queue ? [" ", queueLink(one.queue)] : null)));
+    const told = JSON.stringify(snapshot.findings ?? []);
+    if (told === shown) return; // whoever selects the command to copy it keeps it selected
+    shown = told;
+    fill(findings, (snapshot.findings ?? []).map(finding));
   }
 
   filter.addEventListener("input", draw);
@@ -68,6 +72,11 @@ export function overview({ session, signal }) {
       h("div", { class: "filters" }, h("div", {}, h("label", { for: "queue-filter" }, "Filter by name"), filter), found),
       table("Queues", heads, body)),
   };
+}
+
+function finding(one) {
+  return h("li", { class: one.level, "data-code": one.code },
+    h("strong", {}, one.title), one.queue ? [" in ", queueLink(one.queue)] : null, h("p", {}, one.detail), h("code", {}, one.ask));
 }
 
 function sums(place, snapshot) {

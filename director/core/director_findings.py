@@ -1,0 +1,98 @@
+"""Find directors and model servers that need a person: who went without a word, whose servers cannot run anything.
+
+Pure. Goes by what directors tell with each beat; one of an older release tells less, and less is found.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+from director.core.directors import LOOP, DirectorFound, ServerFound
+from director.core.ids import QueueName
+from director.core.queue_view import state_of
+from director.core.situation import Code, Finding, Situation, waits
+from director.core.words import several, some, span
+
+__all__ = ("GONE_S", "directors_gone", "servers_unwell")
+
+GONE_S: Final = 600.0  # one that has been away for longer is no news
+UNWELL_S: Final = 30.0
+UNWELL: Final = frozenset({"resting", "doubted", "defunct", "unhealthy", "unreachable"})
+
+
+def directors_gone(situation: Situation) -> Iterator[Finding]:
+    """Who went without a word, by queue; but for as many as came there since, in their place."""
+    for queue, stats in situation.queues.items():
+        gone = [one for one in situation.directors if _is_gone(one) and one.last.queue == queue]
+        first_ms = min((one.last.at_ms for one in gone), default=0)
+        missed = gone[sum(_came_since(one, queue, first_ms) for one in situation.directors) :]
+        if missed:
+            held = sum(one.held or 0 for one in missed)
+            names = some([f"{one.name}, {span(one.silent_ms / 1000)} ago" for one in missed])
+            yield Finding(
+                code="director_gone",
+                level="bad" if held or not stats.directors else "warn",
+                title=f"{several(len(missed), 'director')} went silent",
+                detail=f"Last heard: {names}; with {several(held, 'claim')} in hand. "
+                f"{several(stats.directors, 'director')} left.",
+                queue=queue,
+                ask="director directors",
+            )
+
+
+def servers_unwell(situation: Situation) -> Iterator[Finding]:
+    """Servers that cannot run anything, under the first of the causes that they have."""
+    now_ms = situation.now_ms
+    for queue, stats in situation.queues.items():
+        left = known = _servers_of(situation.directors, queue)
+        for code, (title, is_so) in TROUBLES.items():
+            found = [one for one in left if is_so(one, now_ms)]
+            left = [one for one in left if one not in found]
+            if found or (code == state_of(stats) and not known):
+                yield Finding(
+                    code=code,
+                    level="warn" if stats.slots else "bad",
+                    title=title,
+                    detail=f"{_told(found, len(known), now_ms)} {waits(stats)}.",
+                    queue=queue,
+                    ask=f"director queues show {queue}",
+                )
+
+
+TROUBLES: Final[Mapping[Code, tuple[str, Callable[[ServerFound, int], bool]]]] = {
+    "server_auth": ("Servers refuse their director's key", lambda one, now_ms: one.detail.startswith("server_auth")),
+    "setup_loop": ("A model is in a setup loop", lambda one, now_ms: one.failed_starts >= LOOP),
+    "setup_failed": ("A model's setup failed", lambda one, now_ms: one.state == "setup_failed"),
+    "servers_unwell": (
+        "Servers are unwell",
+        lambda one, now_ms: one.state in UNWELL and now_ms - one.since_ms > UNWELL_S * 1000,
+    ),
+}
+
+
+def _is_gone(one: DirectorFound) -> bool:
+    return not one.is_alive and one.silent_ms <= GONE_S * 1000 and one.last.state != "draining"
+
+
+def _came_since(one: DirectorFound, queue: QueueName, at_ms: int) -> bool:
+    since_ms = one.last.about.since_ms
+    return (
+        one.is_alive and since_ms is not None and since_ms >= at_ms and any(beat.queue == queue for beat in one.beats)
+    )
+
+
+def _servers_of(directors: Sequence[DirectorFound], queue: QueueName) -> list[ServerFound]:
+    beats = [beat for one in directors if one.is_alive for beat in one.beats if beat.queue == queue]
+    return [server for beat in beats for server in beat.about.servers]
+
+
+def _told(servers: Sequence[ServerFound], known: int, now_ms: int) -> str:
+    if not servers:
+        return "Its directors tell no more."
+    return f"{len(servers)} of {several(known, 'server')}: {some([_line(one, now_ms) for one in servers])}."
+
+
+def _line(server: ServerFound, now_ms: int) -> str:
+    since = span(max(0, now_ms - server.since_ms) / 1000)
+    again = f", {server.failed_starts} starts in a row failed" if server.failed_starts >= LOOP else ""
+    why = f" ({server.detail})" if server.detail else ""
+    return f"{server.url} is {server.state} for {since}{again}{why}"

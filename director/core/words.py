@@ -1,0 +1,35 @@
+"""Numbers and durations in the words of a person. Pure."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+__all__ = ("several", "since", "some", "span")
+
+EXACT_S: Final = 10
+UNITS_S: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
+LONGEST_LIST: Final = 3
+
+
+def span(seconds: float) -> str:
+    """A duration: 0.4 s, 12 s, 3.5 min, 2.5 h, 12.0 d. Two of a unit at least, so that it tells enough."""
+    for unit, length_s in UNITS_S:
+        if seconds >= 2 * length_s:
+            return f"{seconds / length_s:.1f} {unit}"
+    return f"{seconds:.{1 if seconds < EXACT_S else 0}f} s"
+
+
+def since(moment: str, now_ms: int) -> str:
+    """How long ago that was, as the API writes moments. Clocks differ, so what is to come was just now."""
+    return span(max(0.0, now_ms / 1000 - datetime.fromisoformat(moment).timestamp()))
+
+
+def several(count: int, one: str, more: str = "") -> str:
+    """`1 server`, `3 servers`."""
+    return f"{count:,} {one if count == 1 else more or one + 's'}"
+
+
+def some(facts: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = f" and {len(facts) - LONGEST_LIST} more" if len(facts) > LONGEST_LIST else ""
+    return ", ".join(facts[:LONGEST_LIST]) + more

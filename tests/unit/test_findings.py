@@ -1,0 +1,191 @@
+"""What is found of a situation: each fault under its code with who, how many and since when; else nothing."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from director.core.directors import About, Beat, DirectorFound, ServerFound
+from director.core.findings import MOST, away, find
+from director.core.ids import QueueName
+from director.core.objectives import Burn
+from director.core.scripts import QueueStats
+from director.core.situation import Closer, FailingHost, Finding, Heaviest, Letter, Neglected, Situation
+from director.core.view import iso
+
+NOW = 1_800_000_000_000
+Q = QueueName("acme/echo:0123456789ab")
+WELL = QueueStats(
+    high=0, normal=3, low=0, claimed=1, delayed=0, dead=0, live=4, oldest_ms=90_000, directors=1, streams=16, read=16,
+    paused=False, slots=2, service_ms=500, service_cost=1, mode="", max_queued=None, breaker="", starting=0,
+    setup_failed=0, server_auth=0, leaving=0, tally={},
+)  # fmt: skip
+SERVER = ServerFound(url="http://gpu-1:5000", state="ready", since_ms=NOW - 60_000, slots=2)
+
+
+def director(name: str = "d1", *servers: ServerFound, silent_s: float = 1, **said: Any) -> DirectorFound:
+    about = About(since_ms=NOW - 3_600_000, held=1, servers=servers or (SERVER,))
+    about = replace(about, **{key: said.pop(key) for key in ("since_ms", "held") if key in said})
+    beat = Beat(queue=Q, at_ms=NOW - int(silent_s * 1000), slots=2, state=said.pop("state", "ready"), about=about)
+    return DirectorFound(name=name, beats=(beat,), silent_ms=int(silent_s * 1000))
+
+
+def situation(
+    *directors: DirectorFound, closer: Mapping[str, Any] | None = None, owed_late: int = 0, **stats: Any
+) -> Situation:
+    return Situation(
+        queues={Q: replace(WELL, **stats)},
+        directors=directors or (director(),),
+        owed_late=owed_late,
+        closer=Closer(**{"now_ms": NOW, "redis_ms": 0.4, **(closer or {})}),
+    )
+
+
+def found(*directors: DirectorFound, **facts: Any) -> list[tuple[str, str]]:
+    return [(one.code, one.level) for one in find(situation(*directors, **facts))]
+
+
+def only(*directors: DirectorFound, **facts: Any) -> Finding:
+    [finding] = find(situation(*directors, **facts))
+    return finding
+
+
+def test_of_what_is_well_nothing_is_found() -> None:
+    assert find(situation()) == []
+
+
+def test_a_queue_with_work_and_no_director() -> None:
+    finding = only(directors=0, slots=0)
+    assert (finding.code, finding.level, finding.queue) == ("queue_not_served", "bad", Q)
+    assert "3 waiting, the oldest for 90 s" in finding.detail
+    assert finding.ask == "director run --model acme/echo"
+    assert found(directors=0, slots=0, normal=0) == []
+    assert "all of its directors are about to end" in only(director(state="draining"), slots=0).detail
+
+
+def test_a_director_that_went_without_a_word() -> None:
+    finding = only(director(), director("d2", silent_s=40, held=3))
+    assert (finding.code, finding.level) == ("director_gone", "bad")
+    assert "d2, 40 s ago; with 3 claims in hand. 1 director left." in finding.detail
+    assert found(director(), director("d2", silent_s=40, held=0)) == [("director_gone", "warn")]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [director("d2", silent_s=40, state="draining"), director("d2", silent_s=700), director("d2", silent_s=14)],
+    ids=["drained", "long ago", "not silent yet"],
+)
+def test_who_said_good_bye_or_is_long_forgotten_is_no_news(other: DirectorFound) -> None:
+    assert found(director(), other) == []
+
+
+def test_one_that_came_in_the_place_of_another_makes_good_for_it_and_for_no_more() -> None:
+    came = director("d3", since_ms=NOW - 10_000)
+    assert found(came, director("d2", silent_s=40)) == []
+    finding = only(came, director("d2", silent_s=40), director("d4", silent_s=50))
+    assert finding.title == "1 director went silent"
+
+
+BROKEN = replace(SERVER, state="setup_failed", detail="setup_failed: no weights", failed_starts=1)
+FAULTS_OF_SERVERS: dict[str, tuple[ServerFound, str]] = {
+    "its setup failed": (BROKEN, "setup_failed"),
+    "it starts again and again": (replace(BROKEN, state="starting", failed_starts=7), "setup_loop"),
+    "it refuses the key": (replace(SERVER, state="resting", detail="server_auth: 401"), "server_auth"),
+    "it is away": (replace(SERVER, state="unreachable", detail="unreachable: refused"), "servers_unwell"),
+}
+
+
+@pytest.mark.parametrize(("server", "code"), FAULTS_OF_SERVERS.values(), ids=list(FAULTS_OF_SERVERS))
+def test_a_server_that_cannot_run_anything(server: ServerFound, code: str) -> None:
+    finding = only(director("d1", SERVER, server))
+    assert (finding.code, finding.level) == (code, "warn")
+    assert f"1 of 2 servers: {server.url} is {server.state} for 60 s" in finding.detail
+    assert server.detail in finding.detail
+    told = {"setup_loop": "setup_failed", "servers_unwell": "starting"}.get(code, code)
+    assert found(director("d1", server), slots=0, **{told: 1}) == [(code, "bad")]
+
+
+def test_a_setup_loop_says_how_often() -> None:
+    assert "7 starts in a row failed" in only(director("d1", replace(BROKEN, failed_starts=7))).detail
+
+
+def test_one_that_is_away_for_a_moment_is_not_unwell() -> None:
+    assert found(director("d1", replace(SERVER, state="unreachable", since_ms=NOW - 5_000))) == []
+
+
+def test_a_failed_setup_is_told_of_directors_that_tell_nothing_of_their_servers() -> None:
+    old = DirectorFound(
+        name="d1", beats=(Beat(queue=Q, at_ms=NOW, slots=0, state="setup_failed", about=About()),), silent_ms=0
+    )
+    assert found(old, slots=0, setup_failed=1) == [("setup_failed", "bad")]
+
+
+def test_a_paused_queue_is_told_where_work_waits() -> None:
+    finding = only(paused=True)
+    assert (finding.code, finding.level, finding.ask) == ("queue_paused", "warn", f"director queues resume {Q}")
+    assert found(paused=True, normal=0) == []
+
+
+def test_an_open_breaker() -> None:
+    assert found(breaker="open") == [("breaker_open", "bad")]
+
+
+def flood(waiting: int, of: int, accounts: int = 3) -> list[tuple[str, str]]:
+    heaviest = {Q: Heaviest(account="noisy", waiting=waiting, accounts=accounts)}
+    return found(normal=of, closer={"heaviest": heaviest})
+
+
+def test_an_account_that_has_four_fifths_of_a_crowd_is_named_and_that_others_still_start() -> None:
+    heaviest = {Q: Heaviest(account="noisy", waiting=850, accounts=3)}
+    finding = only(normal=900, closer={"heaviest": heaviest})
+    assert (finding.code, finding.level) == ("tenant_flooding", "warn")
+    assert finding.detail == "noisy has 850 of the 900 that wait. The 2 other accounts still start in turn."
+    assert (flood(700, 900), flood(99, 99), flood(900, 900, accounts=1)) == ([], [], [])
+
+
+def test_dead_letters_tell_how_the_newest_one_ended() -> None:
+    letter = Letter(id="abc", at_ms=NOW - 30_000, codes=("server_died", "server_died"))
+    finding = only(dead=2, closer={"letters": {Q: letter}})
+    assert (finding.code, finding.level, finding.ask) == ("dead_letters", "warn", "director dead show abc")
+    assert "2 predictions" in finding.detail
+    assert "abc, 30 s ago: server_died, server_died" in finding.detail
+
+
+def test_a_receiver_that_fails_is_named_by_its_host() -> None:
+    host = FailingHost(host="hooks.example", count=12, id="abc", attempts=5, oldest_at=iso(NOW - 600_000))
+    finding = only(closer={"failing": [host]})
+    assert (finding.code, finding.queue) == ("receiver_dead", None)
+    assert finding.title == "hooks.example takes no webhooks"
+    assert "12 webhooks owed there, the oldest for 10.0 min, tried 5 times" in finding.detail
+
+
+def test_webhooks_that_nobody_tries() -> None:
+    assert found(owed_late=3) == [("webhooks_late", "warn")]
+
+
+def test_what_a_keeper_should_have_done() -> None:
+    finding = only(closer={"neglected": {Q: Neglected(expired_leases=2, due_deadlines=1)}})
+    assert (finding.code, finding.level) == ("keeper_silent", "bad")
+    assert f"2 expired leases in {Q}, 1 passed deadline in {Q}" in finding.detail
+
+
+def test_a_slow_redis_and_one_that_is_away() -> None:
+    slow = only(closer={"redis_ms": 120.0})
+    assert (slow.code, slow.level) == ("redis_slow", "warn")
+    assert "after 120 ms" in slow.detail
+    assert (away("Redis is away: TimeoutError").code, away("x").level) == ("redis_away", "bad")
+
+
+@pytest.mark.parametrize(("soon", "hour", "codes"), [(20.0, 15.0, [("objective_burning", "bad")]), (20.0, 2.0, [])])
+def test_an_objective_that_burns_over_both_windows(soon: float, hour: float, codes: list[tuple[str, str]]) -> None:
+    windows = {"5m": Burn(met=0, missed=40, rate=soon), "1h": Burn(met=0, missed=90, rate=hour)}
+    assert found(closer={"burns": {Q: {"normal": windows}}}) == codes
+
+
+def test_the_worst_comes_first_and_the_number_is_bounded() -> None:
+    stats = replace(WELL, directors=0, slots=0, dead=1)
+    queues = {QueueName(f"acme/m{number:03d}:0123456789ab"): stats for number in range(MOST)}
+    findings = find(Situation(queues=queues, closer=Closer(now_ms=NOW)))
+    assert len(findings) == MOST
+    assert {one.code for one in findings} == {"queue_not_served"}
