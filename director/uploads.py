@@ -6,17 +6,14 @@ answer to an upload is believed, and none that was not asked for.
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Final
 
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from director.media import DataUri, Found, filled, find
-from director.runners.runner import Ended, Produced, Received, ServerFile
+from director.runners.runner import BLOCK_BYTES, Ended, Produced, Received, ServerFile
 
 __all__ = ("Upload", "Uploaded", "Uploads")
-
-BLOCK_BYTES: Final = 4096
 
 Output = Produced | Ended
 

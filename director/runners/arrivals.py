@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from director.core.errors import SettingsError
-from director.runners.runner import Received, Unreceived
+from director.runners.runner import BLOCK_BYTES, Received, Unreceived
 from director.runners.spool import Spool
 
 __all__ = ("Arrivals",)
@@ -71,11 +71,12 @@ class _Run:
             mine.set()
 
     async def _bounded(self, request: Request) -> AsyncGenerator[bytes, None]:
-        taken = 0
+        size = taken = 0
         try:
             async for block in request.stream():
-                taken += len(block)
-                self._room -= len(block)
+                size += len(block)
+                before, taken = taken, max(size, BLOCK_BYTES)
+                self._room -= taken - before
                 if self._room < 0:
                     raise _TooLarge
                 yield block

@@ -6,7 +6,7 @@ ends with exactly one `Ended`. It never talks to Redis and never learns a caller
 
 from collections.abc import AsyncGenerator, Callable
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 from msgspec import Raw, Struct
@@ -15,6 +15,7 @@ from director.core.trace_context import NO_TRACE, TraceHeaders
 from director.runners.batch import Place
 
 __all__ = (
+    "BLOCK_BYTES",
     "Accepted",
     "Began",
     "Capabilities",
@@ -35,6 +36,9 @@ __all__ = (
     "Setup",
     "Unreceived",
 )
+
+
+BLOCK_BYTES: Final = 4096  # of a disk: no file takes less, here or in a store
 
 
 class HealthStatus(StrEnum):

@@ -1,7 +1,7 @@
 """Where the files that a model server gives us wait for the store: one file of the disk for each run, without a name.
 
 Never whole in memory, and in no folder: the system takes it back as soon as nobody holds it, also from a director that
-was killed. One for all files of a run, since a process may have few open.
+was killed. One for all files of a run, since a process may have few open. What breaks off leaves its place to others.
 """
 
 import hashlib
@@ -22,29 +22,39 @@ PIECE_BYTES: Final = 1 << 20
 
 
 class Spool:
-    """One run's. Files may come at the same time: their pieces lie between each other's."""
+    """One run's. Files may come at the same time: their pieces lie between each other's, each in a place for a whole
+    one; what a piece does not fill is a hole, which takes no room.
+    """
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the last who holds a file in it
         self._end = 0
+        self._free: list[int] = []
         weakref.finalize(self, self._file.close)
 
     async def take(self, blocks: AsyncIterator[bytes], *, content_type: str) -> ServerFile:
         """Keep a file as it comes. Raises what `blocks` raises, and OSError where the disk has no room."""
-        digest, pieces, waiting = hashlib.sha256(), [], bytearray()
+        digest, waiting = hashlib.sha256(), bytearray()
+        pieces: list[tuple[int, int]] = []
 
         async def keep() -> None:
-            place, self._end = self._end, self._end + len(waiting)
-            await to_thread.run_sync(self._write, bytes(waiting), place)
-            await to_thread.run_sync(digest.update, bytes(waiting))
-            pieces.append((place, len(waiting)))
-            waiting.clear()
+            piece = bytes(waiting[:PIECE_BYTES])
+            del waiting[:PIECE_BYTES]
+            place = self._place()
+            pieces.append((place, len(piece)))
+            await to_thread.run_sync(self._write, piece, place)
+            await to_thread.run_sync(digest.update, piece)
 
-        async for block in blocks:
-            waiting += block
-            if len(waiting) >= PIECE_BYTES:
+        try:
+            async for block in blocks:
+                waiting += block
+                while len(waiting) >= PIECE_BYTES:
+                    await keep()
+            if waiting:
                 await keep()
-        await keep()
+        except BaseException:
+            self._free += [place for place, _ in pieces]
+            raise
         return ServerFile(
             content_type=content_type,
             size=sum(size for _, size in pieces),
@@ -55,6 +65,12 @@ class Spool:
     async def _blocks(self, pieces: tuple[tuple[int, int], ...]) -> AsyncGenerator[bytes, None]:
         for place, size in pieces:
             yield await to_thread.run_sync(self._read, place, size)
+
+    def _place(self) -> int:
+        if self._free:
+            return self._free.pop()
+        place, self._end = self._end, self._end + PIECE_BYTES
+        return place
 
     def _write(self, data: bytes, place: int) -> None:
         left = memoryview(data)

@@ -1,6 +1,7 @@
 """Files that a server puts here are told in the order in which they began, once whole, and only to their run."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,12 @@ from typing import Any
 import httpx
 import pytest
 from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
 
 from director.core.errors import SettingsError
 from director.runners.arrivals import Arrivals
-from director.runners.runner import Received, Unreceived
+from director.runners.runner import BLOCK_BYTES, Received, Unreceived
+from director.runners.spool import PIECE_BYTES, Spool
 
 pytestmark = pytest.mark.anyio
 
@@ -43,7 +46,7 @@ async def put(
 async def test_the_name_that_the_server_is_told_is_the_name_of_the_file() -> None:
     arrivals, run = Arrivals("secret"), Run()
     async with client_of(arrivals) as client:
-        with arrivals.expect("one", run.told.append, most=10):
+        with arrivals.expect("one", run.told.append, most=BLOCK_BYTES):
             answer = await put(client, b"0123456789")
     [received] = run.told
     assert isinstance(received, Received)
@@ -67,7 +70,7 @@ async def test_one_that_began_later_is_told_later_though_it_is_whole_first(caplo
         rest.set()  # only now, with all of this one sent, may the other one end
 
     async with client_of(arrivals) as client:
-        with arrivals.expect("one", run.told.append, most=100):
+        with arrivals.expect("one", run.told.append, most=2 * BLOCK_BYTES):
             first = asyncio.create_task(put(client, slow()))
             await begun.wait()
             await put(client, quick())
@@ -89,19 +92,44 @@ async def test_all_files_of_a_run_together_have_a_bound() -> None:
     arrivals, run, other = Arrivals("secret"), Run(), Run()
     async with client_of(arrivals) as client:
         with (
-            arrivals.expect("one", run.told.append, most=10),
-            arrivals.expect("two", other.told.append, most=10),
+            arrivals.expect("one", run.told.append, most=BLOCK_BYTES),
+            arrivals.expect("two", other.told.append, most=BLOCK_BYTES),
         ):
-            answers = [await put(client, b"x" * 6, run=name) for name in ("one", "one", "two")]
+            answers = [await put(client, b"x" * BLOCK_BYTES, run=name) for name in ("one", "one", "two")]
     assert [answer.status_code for answer in answers] == [201, 413, 201]
     assert run.told[1:] == [Unreceived(too_large=True)]
     assert len(other.told) == 1
 
 
+@pytest.mark.parametrize("content", [b"", b"x"], ids=["empty", "a byte"])
+async def test_many_small_files_have_a_bound_too(content: bytes) -> None:
+    arrivals, run = Arrivals("secret"), Run()
+    async with client_of(arrivals) as client:
+        with arrivals.expect("one", run.told.append, most=3 * BLOCK_BYTES):
+            answers = [(await put(client, content)).status_code for _ in range(4)]
+    assert answers == [201, 201, 201, 413]
+
+
+async def test_what_breaks_off_leaves_its_place_on_the_disk_to_the_next() -> None:
+    spool, file = Spool(), b"x" * (PIECE_BYTES + 1)
+
+    async def blocks(*, breaks: bool) -> AsyncIterator[bytes]:
+        yield file
+        if breaks:
+            raise ClientDisconnect
+
+    for _ in range(5):
+        with pytest.raises(ClientDisconnect):
+            await spool.take(blocks(breaks=True), content_type="image/png")
+    kept = [await spool.take(blocks(breaks=False), content_type="image/png") for _ in range(2)]
+    assert [b"".join([block async for block in each.blocks()]) for each in kept] == [file, file]
+    assert os.fstat(spool._file.fileno()).st_size <= 4 * PIECE_BYTES
+
+
 async def test_a_file_of_a_run_that_is_over_is_nobody_s() -> None:
     arrivals, run = Arrivals("secret"), Run()
     async with client_of(arrivals) as client:
-        with arrivals.expect("one", run.told.append, most=10):
+        with arrivals.expect("one", run.told.append, most=BLOCK_BYTES):
             pass
         assert (await put(client, b"x")).status_code == 404
     assert run.told == []
@@ -110,9 +138,9 @@ async def test_a_file_of_a_run_that_is_over_is_nobody_s() -> None:
 async def test_a_server_that_does_not_say_whose_a_file_is_may_have_one_run() -> None:
     arrivals, run = Arrivals("secret"), Run()
     async with client_of(arrivals) as client:
-        with arrivals.expect("one", run.told.append, most=10):
+        with arrivals.expect("one", run.told.append, most=BLOCK_BYTES):
             assert (await client.put(PATH, content=b"x")).status_code == 201
-            with arrivals.expect("two", run.told.append, most=10):
+            with arrivals.expect("two", run.told.append, most=BLOCK_BYTES):
                 assert (await client.put(PATH, content=b"x")).status_code == 404
     assert len(run.told) == 1
 
@@ -131,7 +159,7 @@ async def test_a_server_that_does_not_say_whose_a_file_is_may_have_one_run() -> 
 async def test_of_a_media_type_only_what_is_one_is_kept(said: str, kept: str) -> None:
     arrivals, run = Arrivals("secret"), Run()
     async with client_of(arrivals) as client:
-        with arrivals.expect("one", run.told.append, most=10):
+        with arrivals.expect("one", run.told.append, most=BLOCK_BYTES):
             await put(client, b"x", kind=said)
     [received] = run.told
     assert isinstance(received, Received)
