@@ -282,6 +282,7 @@ class Servers:
         def is_over(_: object) -> None:
             server.busy -= 1
             server.running -= 1
+            self._hand_on(server)
             self._changed.set()
 
         server.busy += 1

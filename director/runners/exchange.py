@@ -17,6 +17,7 @@ __all__ = ("Exchange", "Wire")
 
 MOST_BESIDE: Final = 100 * 1024  # of heads, trailers and what frames the chunks, before more of the body comes
 MOST_WAITING: Final = 256 * 1024  # of the body; beyond it the server has to wait
+FIRST_STATUS: Final = 100
 FIRST_OK: Final = 200  # what comes before it are hints that an answer is under way
 FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 HUNG_UP: Final = "Server disconnected without sending a response."
@@ -113,6 +114,9 @@ class Exchange(httpx.AsyncByteStream):
         if self._is_complete or self.head.done():
             return
         self.status = self._parser.get_status_code()
+        if self.status < FIRST_STATUS:  # it would have a body, and look like a hint
+            self.fail(httpx.RemoteProtocolError("The answer has no status"))
+            return
         if self.status < FIRST_OK:
             self.headers.clear()
             return

@@ -96,6 +96,7 @@ async def test_an_answer_without_a_length_ends_with_its_connection() -> None:
 BROKEN = {
     "no HTTP": b"220 mail.example ESMTP\r\n\r\n",
     "an upgrade": b"HTTP/1.1 101 Switching\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
+    "no status": b"HTTP/1.1 000 OK\r\ncontent-length: 2\r\n\r\nok" + OK,
     "an endless head": b"HTTP/1.1 200 OK\r\na: " + b"x" * 200_000,
     "endless trailers": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\na: " + b"x" * 200_000,
 }

@@ -7,7 +7,7 @@ import pytest
 
 from director.core.schema import Claim
 from director.ends import Stop
-from director.runners.runner import Health, HealthStatus
+from director.runners.runner import Ended, Health, HealthStatus, Outcome
 from director.servers import Server, Servers
 from tests.support.eventually import eventually
 from tests.support.queue_driver import QueueDriver
@@ -43,6 +43,20 @@ async def test_it_is_started_once_the_slot_before_it_is_left(bench: Bench, drive
     waiting.runner.goes_on.set()
     await asyncio.wait_for(waiting.run, 5)
     assert waiting.server.busy == 0
+
+
+async def test_a_slot_that_a_run_used_to_its_end_is_handed_on_too() -> None:
+    server = Server(ScriptedRunner(), 1, health=Health(status=HealthStatus.READY), run_s=0.1)
+    servers = Servers([server])
+    [seat], [ahead] = servers._take(), servers._take_ahead()
+    rest = asyncio.get_running_loop().create_future()
+    servers.starts(seat)
+    servers.ended(seat, Ended(outcome=Outcome.CANCELED, goes_on=rest), unasked=False)
+    servers.leave(seat)
+    assert not ahead.has_slot
+    rest.set_result(None)
+    assert await servers.turn(ahead)
+    assert (server.busy, server.running) == (1, 0)
 
 
 STOPS = {Stop.USER: ("canceled", 1), Stop.DRAIN: ("starting", 0)}
