@@ -23,6 +23,7 @@ from director.cli import (
     queues,
     scale,
     serve,
+    simulate,
     tail,
     tokens,
     top,
@@ -52,6 +53,7 @@ GROUPS: Final = (
     models,
     serve,
     audit_log,
+    simulate,
     bench,
     chaos,
 )

@@ -1,0 +1,147 @@
+"""`director simulate`: what waits and shares would have been with so many slots and another policy."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from director.cli.arguments import Commands, add_json
+from director.cli.pipe import print_json
+
+if TYPE_CHECKING:
+    from director.simulate.trace import Trace
+
+__all__ = ("add",)
+
+MOST_SLOTS: Final = 4096
+MOST_PLAYS: Final = 12
+MADE: Final = ("heavy-light", "batches", "even", "lanes", "constant")
+TEXT: Final = """\
+Play what came to a queue once more, through the queue's own scripts on a server in memory, with time walked by hand:
+what waits, use of the slots and shares would have been. Touches no server that somebody uses."""
+EXAMPLES: Final = """\
+examples:
+  director simulate audit.jsonl --queue acme/painter:0123456789ab --slots 4,8,16
+  director simulate trace.jsonl --policy fair --policy fifo --plot waits.svg
+  director simulate --made heavy-light --minutes 30 --slots 4 --policy weights.toml
+
+FILE is what `director audit --to FILE` wrote, or has lines like
+  {"at_s": 0.5, "account": "acme", "lane": "normal", "cost": 1, "run_s": 2.5}
+A policy is `fair` (as queues are by default), `fifo` (one line for all, to compare with), or a TOML file:
+  streams = 16
+  size = 2                      # of a tenant's shard
+  mode = "bounded"              # or absorb, reject
+  max_queued = 200
+  objectives.normal = { share = 0.95, within_s = 10 }
+  accounts.acme = { weight = 3, max_running = 2, max_queued = 50 }
+  accounts."*" = { weight = 1 } # every other
+"""
+
+
+def add(commands: Commands) -> None:
+    """Add the command of this file."""
+    command = commands.add_parser(
+        "simulate",
+        help="play recorded or made traffic with other slots and policies",
+        description=TEXT,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("file", nargs="?", metavar="FILE", help="an audit log, or a trace")
+    command.add_argument("--queue", default="", help="which one of an audit log that has several")
+    command.add_argument("--slots", type=_slots, default=(4,), metavar="N[,N…]", help="slots, one play for each (4)")
+    command.add_argument(
+        "--policy",
+        action="append",
+        metavar="NAME|FILE",
+        help="fair, fifo or a TOML file; again for another play (fair)",
+    )
+    command.add_argument("--plot", metavar="FILE", help="draw it, as .svg or .png; needs director[plot]")
+    add_json(command)
+    made = command.add_argument_group("traffic that is made, instead of a file")
+    made.add_argument("--made", choices=MADE, metavar="SHAPE", help=", ".join(MADE))
+    made.add_argument("--minutes", type=float, default=30.0, metavar="N", help="of arrivals (%(default)g)")
+    made.add_argument(
+        "--load",
+        type=float,
+        default=1.1,
+        metavar="X",
+        help="work that comes ÷ what the first --slots can do (%(default)g)",
+    )
+    made.add_argument("--accounts", type=int, default=20, metavar="N", help="beside a heavy one (%(default)s)")
+    made.add_argument("--run-s", type=float, default=2.0, metavar="S", help="what a run takes on average (%(default)g)")
+    made.add_argument("--seed", type=int, default=1, metavar="N", help="the same seed makes the same (%(default)s)")
+    command.set_defaults(run=_simulate)
+
+
+def _slots(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.isdecimal() and len(part) < 5 and 1 <= int(part) <= MOST_SLOTS for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} are no slots: give numbers from 1 to {MOST_SLOTS}, as in 4,8,16")
+    return tuple(dict.fromkeys(int(part) for part in parts))
+
+
+def _simulate(given: argparse.Namespace) -> int:
+    import anyio
+    import msgspec
+
+    from director.core.errors import SettingsError
+    from director.simulate.plot import check, plot
+    from director.simulate.report import trace_report
+    from director.simulate.run import simulate
+    from director.simulate.table import told
+    from director.simulate.tried import tried
+
+    picture = Path(given.plot) if given.plot else None
+    if picture is not None:
+        check(picture)
+    policies = [tried(text) for text in given.policy or ("fair",)]
+    if len(policies) * len(given.slots) > MOST_PLAYS:
+        raise SettingsError(f"that is {len(policies) * len(given.slots)} plays: {MOST_PLAYS} are the most at once.")
+    trace = _trace(given)
+    progress = _Progress(len(trace))
+    reports = anyio.run(simulate, trace, policies, given.slots, progress.show, backend_options={"use_uvloop": True})
+    progress.end()
+    if picture is not None:
+        plot(picture, reports)
+    if given.json:
+        print_json({"trace": msgspec.to_builtins(trace_report(trace)), "plays": msgspec.to_builtins(reports)})
+    else:
+        print(told(trace_report(trace), reports))
+    return 0
+
+
+def _trace(given: argparse.Namespace) -> "Trace":
+    import msgspec
+
+    from director.core.errors import SettingsError
+    from director.simulate.made import MadeOptions, made
+    from director.simulate.reading import read
+
+    if bool(given.file) == bool(given.made):
+        raise SettingsError("give either a FILE or --made.")
+    if given.file:
+        return read(Path(given.file), queue=given.queue)
+    options = {name: getattr(given, name) for name in ("seed", "minutes", "load", "accounts", "run_s")}
+    try:
+        return made(msgspec.convert({"shape": given.made, "slots": given.slots[0], **options}, MadeOptions))
+    except msgspec.ValidationError as exc:
+        raise SettingsError(f"{exc}.") from exc
+
+
+class _Progress:
+    """How far it is, on stderr: a line that changes on a terminal, else one for each play."""
+
+    def __init__(self, of: int) -> None:
+        self._of = of
+        self._is_terminal = sys.stderr.isatty()
+
+    def show(self, name: str, done: int) -> None:
+        if self._is_terminal:
+            print(f"\r\x1b[K» {name}: {done:,} of {self._of:,}", end="", file=sys.stderr, flush=True)
+        elif not done:
+            print(f"» {name}", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        if self._is_terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

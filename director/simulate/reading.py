@@ -1,0 +1,176 @@
+"""Read what came to a queue, line by line: a trace, or the file that `director audit` writes.
+
+What is wrong is said with its line. A last line without an end is still being written, and is left out.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO, Annotated, Final, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from director.core.errors import SettingsError
+from director.core.keys import LANES
+from director.core.objectives import Lane
+from director.simulate.trace import Builder, Trace
+
+__all__ = ("read",)
+
+LONGEST_S: Final = 366 * 86400.0
+LONGEST_LINE: Final = 64 * 1024
+
+Account = Annotated[str, Meta(min_length=1, max_length=256)]
+T = TypeVar("T")
+Lines = Iterable[tuple[int, bytes]]
+
+
+class Line(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line of a trace. `run_s`: how long it holds a slot."""
+
+    at_s: Annotated[float, Meta(ge=0, le=LONGEST_S)]
+    run_s: Annotated[float, Meta(ge=0, le=LONGEST_S)]
+    account: Account = "default"
+    lane: Lane = "normal"
+    cost: Annotated[float, Meta(gt=0, le=1_000_000)] = 1.0
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One line of an audit log, and what of it is needed here. `count`: of a line that says how many were missed."""
+
+    kind: str
+    entry: Annotated[str, Meta(pattern=r"^[0-9]{1,20}-[0-9]{1,20}$")] = "0-0"
+    partition: int = -1
+    at: int = 0
+    id: str = ""
+    queue: str = ""
+    account: str = ""
+    detail: str = ""
+    count: int = 0
+
+
+def read(path: Path, *, queue: str = "") -> Trace:
+    """A trace or an audit log, whichever it is. `queue`: which one of a log with several. Raises SettingsError."""
+    try:
+        with path.open("rb") as file:
+            is_log = b'"partition"' in file.readline(LONGEST_LINE)
+            file.seek(0)
+            return _of_log(_lines(file), queue) if is_log else _of_trace(_lines(file))
+    except OSError as exc:
+        raise SettingsError(f"{path} cannot be read: {exc.strerror}.") from exc
+    except SettingsError as exc:
+        raise SettingsError(f"{path}: {exc}") from exc
+
+
+def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    number = 0
+    while line := file.readline(LONGEST_LINE):
+        number += 1
+        if len(line) == LONGEST_LINE:
+            raise SettingsError(f"line {number} is longer than {LONGEST_LINE // 1024} KiB.")
+        if line.strip() and line.endswith(b"\n"):
+            yield number, line
+
+
+def _decoded(lines: Lines, decode: Callable[[bytes], T]) -> Iterator[T]:
+    for number, line in lines:
+        try:
+            yield decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            raise SettingsError(f"line {number}: {exc}.") from exc
+
+
+def _of_trace(lines: Lines) -> Trace:
+    builder = Builder()
+    for line in _decoded(lines, msgspec.json.Decoder(Line).decode):
+        builder.add(
+            at_ms=round(line.at_s * 1000),
+            account=line.account,
+            lane=line.lane,
+            cost=line.cost,
+            run_ms=round(line.run_s * 1000),
+        )
+    return builder.build()
+
+
+def _of_log(lines: Lines, queue: str) -> Trace:
+    log = _Log(queue)
+    for step in _decoded(lines, msgspec.json.Decoder(Step).decode):
+        log.hear(step)
+    return log.build()
+
+
+class Open(Struct):
+    """A prediction that has not ended: since when it is claimed, and for how long it was before."""
+
+    number: int
+    since: int | None = None
+    held_ms: int = 0
+    was_claimed: bool = False
+
+    def claim(self, at: int) -> None:
+        self.let_go(at)
+        self.since, self.was_claimed = at, True
+
+    def let_go(self, at: int) -> None:
+        if self.since is not None:
+            self.held_ms += max(0, at - self.since)
+        self.since = None
+
+
+class _Log:
+    """The steps of one queue, put together to what became of each prediction."""
+
+    def __init__(self, queue: str) -> None:
+        self._asked = queue
+        self._seen = ""
+        self._builder = Builder()
+        self._open: dict[str, Open] = {}
+        self._last: dict[int, list[int]] = {}
+        self._missed = 0
+
+    def hear(self, step: Step) -> None:
+        if step.kind == "missed":
+            self._missed += step.count
+            return
+        place = [int(part) for part in step.entry.split("-")]
+        if place <= self._last.get(step.partition, []):
+            return  # an entry may come twice
+        self._last[step.partition] = place
+        if step.kind == "accepted":
+            self._accept(step)
+        elif (known := self._open.get(step.id)) is not None:
+            self._follow(known, step)
+
+    def build(self) -> Trace:
+        if self._asked and not self._seen:
+            raise SettingsError(f"nothing was accepted for the queue {self._asked} there.")
+        return self._builder.build(missed=self._missed)
+
+    def _accept(self, step: Step) -> None:
+        if self._asked and step.queue != self._asked:
+            return
+        if self._seen and step.queue != self._seen:
+            raise SettingsError(f"it has several queues, {self._seen} and {step.queue} too: choose one with --queue.")
+        self._seen = step.queue
+        lane = step.detail if step.detail in LANES else "normal"
+        self._open[step.id] = Open(self._builder.add(at_ms=step.at, account=step.account, lane=lane))
+
+    def _follow(self, known: Open, step: Step) -> None:
+        match step.kind:
+            case "claimed":
+                known.claim(step.at)
+            case "retried" | "released":
+                known.let_go(step.at)
+            case "moved":  # to another queue, with all that became of it there
+                self._builder.leave_out(known.number)
+                del self._open[step.id]
+            case "ended":
+                known.let_go(step.at)
+                if known.was_claimed:
+                    self._builder.ran(known.number, known.held_ms)
+                else:
+                    self._builder.leave_out(known.number)
+                del self._open[step.id]
+            case _:
+                pass

@@ -1,0 +1,305 @@
+"""What a play came to: waits, use of the slots, fairness, and how both went over time.
+
+Pure: the same play is the same report. Whoever was refused waited for nothing and counts in no wait.
+"""
+
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from director.bench.figures import percentile
+from director.core.keys import LANES
+from director.core.objectives import Lane
+from director.simulate.play import NEVER, REFUSED, Played
+from director.simulate.shares import fairness
+from director.simulate.trace import Trace
+from director.simulate.tried import Tried
+
+__all__ = ("AccountReport", "Kept", "Report", "Series", "TraceReport", "Wait", "report", "trace_report")
+
+BINS: Final = 120
+MOST_SHOWN: Final = 20
+HEAVIEST: Final = 0.1  # of the accounts, those that send the most work; at least one
+LIGHTEST: Final = 0.5
+
+
+class Wait(Struct, frozen=True, kw_only=True):
+    """How long those waited that were started, in seconds."""
+
+    count: int
+    p50: float
+    p90: float
+    p99: float
+    mean: float
+    most: float
+
+
+class Kept(Struct, frozen=True, kw_only=True):
+    """An objective, and the share of what came into its lane that did start in time."""
+
+    share: float
+    within_s: float
+    kept: float
+
+    @property
+    def ok(self) -> bool:
+        return self.kept >= self.share
+
+
+class AccountReport(Struct, frozen=True, kw_only=True):
+    """One account. `served`: its part of all seconds that slots were used."""
+
+    account: str
+    weight: float
+    predictions: int
+    served: float
+    wait: Wait | None
+
+
+class Series(Struct, frozen=True, kw_only=True):
+    """Over time, from the middle of each bin: waiting and busy slots on average, and the p90 of the wait by arrival."""
+
+    at_s: list[float]
+    waiting: list[float]
+    utilisation: list[float]
+    wait_p90_s: Mapping[str, list[float | None]]
+
+
+class TraceReport(Struct, frozen=True, kw_only=True):
+    """What was played. `guessed`, `left_out`, `missed` as of `Trace`."""
+
+    predictions: int
+    accounts: int
+    span_s: float
+    work_s: float
+    guessed: int
+    left_out: int
+    missed: int
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """One play. `waits`: over all, of each lane, and of the accounts that send the most and the least."""
+
+    policy: str
+    slots: int
+    started: int
+    refused: Mapping[str, int]
+    never: int
+    span_s: float
+    per_minute: float
+    utilisation: float
+    waiting_mean: float
+    waiting_most: int
+    jain: float | None
+    waits: Mapping[str, Wait]
+    objectives: Mapping[Lane, Kept]
+    accounts: list[AccountReport]
+    series: Series
+
+    @property
+    def name(self) -> str:
+        return f"{self.policy} × {self.slots}"
+
+
+def trace_report(trace: Trace) -> TraceReport:
+    return TraceReport(
+        predictions=len(trace),
+        accounts=len(set(trace.account)),
+        span_s=trace.at_ms[-1] / 1000,
+        work_s=sum(trace.run_ms) / 1000,
+        guessed=trace.guessed,
+        left_out=trace.left_out,
+        missed=trace.missed,
+    )
+
+
+def report(trace: Trace, tried: Tried, played: Played, *, slots: int) -> Report:
+    """All that is told of one play."""
+    started = played.started_ms
+    ran = [n for n in range(len(trace)) if started[n] >= 0]
+    span = max([1, trace.at_ms[-1], *(started[n] + trace.run_ms[n] for n in ran)])
+    shares = [tried.share_of(name) for name in trace.accounts]
+    groups = {name: [n for n in ran if is_in(n)] for name, is_in in _groups(trace).items()}
+    busy_ms = sum(trace.run_ms[n] for n in ran)
+    return Report(
+        policy=tried.name,
+        slots=slots,
+        started=len(ran),
+        refused=dict(sorted(played.refused.items())),
+        never=sum(at == NEVER for at in started),
+        span_s=span / 1000,
+        per_minute=_rounded(60_000 * len(ran) / span),
+        utilisation=_rounded(busy_ms / (slots * span)),
+        waiting_mean=_rounded(sum(started[n] - trace.at_ms[n] for n in ran) / span),
+        waiting_most=_most_waiting(trace, started, ran),
+        jain=_maybe_rounded(
+            fairness(
+                trace,
+                started,
+                weights=[share.weight for share in shares],
+                limits=[share.max_running for share in shares],
+                slots=slots,
+            )
+        ),
+        waits={name: wait for name, numbers in groups.items() if (wait := _wait(trace, started, numbers))},
+        objectives=_objectives(trace, tried, started),
+        accounts=_accounts(trace, tried, started, ran),
+        series=_series(trace, started, ran, groups, span=span, slots=slots),
+    )
+
+
+# ── who ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _groups(trace: Trace) -> dict[str, Callable[[int], bool]]:
+    """By name: is this prediction one of the group?"""
+    groups: dict[str, Callable[[int], bool]] = {"all": lambda _: True}
+    lanes = sorted(set(trace.lane))
+    if len(lanes) > 1:
+        groups |= {LANES[lane]: lambda n, lane=lane: trace.lane[n] == lane for lane in lanes}  # type: ignore[misc]
+    ranked = _by_work(trace)
+    if len(ranked) > 1:
+        heaviest = set(ranked[: max(1, round(HEAVIEST * len(ranked)))])
+        lightest = set(ranked[-max(1, round(LIGHTEST * len(ranked))) :]) - heaviest
+        groups |= {
+            "heaviest": lambda n: trace.account[n] in heaviest,
+            "lightest": lambda n: trace.account[n] in lightest,
+        }
+    return groups
+
+
+def _by_work(trace: Trace) -> list[int]:
+    """Accounts that sent anything, the one with the most work first."""
+    work = trace.work_ms()
+    return sorted(set(trace.account), key=lambda account: (-work[account], trace.accounts[account]))
+
+
+def _accounts(trace: Trace, tried: Tried, started: "array[int]", ran: Sequence[int]) -> list[AccountReport]:
+    """Those with the most work."""
+    total = sum(trace.run_ms[n] for n in ran)
+    shown = _by_work(trace)[:MOST_SHOWN]
+    sent = dict.fromkeys(shown, 0)
+    for account in trace.account:
+        if account in sent:
+            sent[account] += 1
+    of: dict[int, list[int]] = {account: [] for account in shown}
+    for n in ran:
+        if trace.account[n] in of:
+            of[trace.account[n]].append(n)
+    return [
+        AccountReport(
+            account=trace.accounts[account],
+            weight=tried.share_of(trace.accounts[account]).weight,
+            predictions=sent[account],
+            served=_rounded(sum(trace.run_ms[n] for n in of[account]) / max(1, total)),
+            wait=_wait(trace, started, of[account]),
+        )
+        for account in shown
+    ]
+
+
+# ── how long ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _wait(trace: Trace, started: "array[int]", numbers: Iterable[int]) -> Wait | None:
+    waits = sorted((started[n] - trace.at_ms[n]) / 1000 for n in numbers)
+    if not waits:
+        return None
+    return Wait(
+        count=len(waits),
+        p50=percentile(waits, 0.5),
+        p90=percentile(waits, 0.9),
+        p99=percentile(waits, 0.99),
+        mean=_rounded(sum(waits) / len(waits)),
+        most=waits[-1],
+    )
+
+
+def _objectives(trace: Trace, tried: Tried, started: "array[int]") -> dict[Lane, Kept]:
+    found: dict[Lane, Kept] = {}
+    for lane, objective in tried.objectives.items():
+        number = LANES.index(lane)
+        came = [n for n in range(len(trace)) if trace.lane[n] == number and started[n] != REFUSED]
+        kept = sum(0 <= started[n] - trace.at_ms[n] <= objective.within_s * 1000 for n in came if started[n] >= 0)
+        if came:
+            found[lane] = Kept(share=objective.share, within_s=objective.within_s, kept=_rounded(kept / len(came)))
+    return found
+
+
+def _most_waiting(trace: Trace, started: "array[int]", ran: Sequence[int]) -> int:
+    # of one moment, what leaves goes first: who starts as it comes never waited
+    steps = sorted(
+        [(trace.at_ms[n], 1) for n in ran if started[n] > trace.at_ms[n]]
+        + [(started[n], -1) for n in ran if started[n] > trace.at_ms[n]]
+    )
+    now = most = 0
+    for _, step in steps:
+        now += step
+        most = max(most, now)
+    return most
+
+
+def _series(
+    trace: Trace,
+    started: "array[int]",
+    ran: Sequence[int],
+    groups: Mapping[str, Sequence[int]],
+    *,
+    span: int,
+    slots: int,
+) -> Series:
+    bins = max(1, min(BINS, span))
+    width = span / bins
+    waiting, busy = _Spread(bins, width), _Spread(bins, width)
+    for n in ran:
+        waiting.add(trace.at_ms[n], started[n])
+        busy.add(started[n], started[n] + trace.run_ms[n])
+    waits: dict[str, list[float | None]] = {}
+    for name, numbers in groups.items():
+        found: list[list[float]] = [[] for _ in range(bins)]
+        for n in numbers:
+            found[min(bins - 1, int(trace.at_ms[n] / width))].append((started[n] - trace.at_ms[n]) / 1000)
+        waits[name] = [percentile(each, 0.9) if each else None for each in found]
+    return Series(
+        at_s=[_rounded((number + 0.5) * width / 1000) for number in range(bins)],
+        waiting=[_rounded(ms / width) for ms in waiting.totals()],
+        utilisation=[_rounded(ms / width / slots) for ms in busy.totals()],
+        wait_p90_s=waits,
+    )
+
+
+class _Spread:
+    """How much of each bin was covered by intervals. One that spans many bins costs no more than one that spans two."""
+
+    def __init__(self, bins: int, width: float) -> None:
+        self._bins = bins
+        self._width = width
+        self._parts = [0.0] * bins
+        self._steps = [0] * (bins + 1)
+
+    def add(self, begin: int, end: int) -> None:
+        first, last = (min(self._bins - 1, int(at / self._width)) for at in (begin, end))
+        if first == last:
+            self._parts[first] += end - begin
+            return
+        self._parts[first] += (first + 1) * self._width - begin
+        self._parts[last] += end - last * self._width
+        self._steps[first + 1] += 1
+        self._steps[last] -= 1
+
+    def totals(self) -> list[float]:
+        totals, whole = [], 0
+        for part, step in zip(self._parts, self._steps, strict=False):
+            whole += step
+            totals.append(part + whole * self._width)
+        return totals
+
+
+def _rounded(value: float) -> float:
+    return round(value, 4)
+
+
+def _maybe_rounded(value: float | None) -> float | None:
+    return None if value is None else _rounded(value)

@@ -1,0 +1,198 @@
+"""Plays on a clock that is walked by hand: what is known of queues comes out, and fairness is what the policy says."""
+
+import heapq
+import json
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from director.bench.server import own_server
+from director.cli.main import main
+from director.simulate.made import MadeOptions, made
+from director.simulate.play import REFUSED, Played, play
+from director.simulate.report import Report, report
+from director.simulate.trace import Builder, Trace
+from director.simulate.tried import FAIR, FIFO, Share, Tried
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+async def scratch() -> AsyncIterator[Redis]:
+    """A server that nobody else uses."""
+    async with own_server() as redis:
+        yield redis
+
+
+def of(*came: tuple[int, str, int]) -> Trace:
+    """A trace of (arrival, account, run), in ms."""
+    builder = Builder()
+    for at, account, run in came:
+        builder.add(at_ms=at, account=account, lane="normal", run_ms=run)
+    return builder.build()
+
+
+async def reported(redis: Redis, trace: Trace, tried: Tried, *, slots: int) -> Report:
+    return report(trace, tried, await play(redis, trace, tried, slots=slots), slots=slots)
+
+
+def starts(trace: Trace, played: Played) -> str:
+    """Whose were started, in order."""
+    return "".join(trace.accounts[trace.account[number]] for number in played.order)
+
+
+# ── what is known of queues ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def one_line(trace: Trace, *, slots: int) -> list[int]:
+    """When each is started in one line, by Kiefer and Wolfowitz: at its arrival, or when the first slot is free."""
+    free = [0] * slots
+    started = []
+    for at, run in zip(trace.at_ms, trace.run_ms, strict=True):
+        begin = max(at, heapq.heappop(free))
+        heapq.heappush(free, begin + run)
+        started.append(begin)
+    return started
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("load", [0.7, 1.3])
+async def test_of_one_line_every_start_is_as_reckoned(scratch: Redis, slots: int, load: float) -> None:
+    trace = made(MadeOptions(shape="even", slots=slots, load=load, minutes=10 / slots))
+    played = await play(scratch, trace, FIFO, slots=slots)
+    assert list(played.started_ms) == one_line(trace, slots=slots)
+
+
+@pytest.mark.heavy
+async def test_one_account_waits_as_long_as_the_formula_for_constant_runs_says(scratch: Redis) -> None:
+    load, run_s = 0.6, 1.0
+    trace = made(MadeOptions(shape="constant", slots=1, load=load, run_s=run_s, minutes=60, seed=3))
+    found = await reported(scratch, trace, FAIR, slots=1)
+    assert found.waits["all"].mean == pytest.approx(load * run_s / (2 * (1 - load)), rel=0.15)
+    assert found.utilisation == pytest.approx(load, rel=0.05)
+
+
+async def test_no_slot_is_idle_while_something_waits_whatever_the_policy(scratch: Redis) -> None:
+    trace = made(MadeOptions(shape="lanes", slots=3, minutes=3))
+    for tried in (FAIR, FIFO):
+        played = await play(scratch, trace, tried, slots=3)
+        assert len(played.order) == len(trace)
+        assert idle_while_waiting(trace, played, slots=3) == 0
+
+
+def idle_while_waiting(trace: Trace, played: Played, *, slots: int) -> int:
+    """How many ms a slot was free and something waited."""
+    steps = sorted(
+        (at, waits, runs)
+        for number, start in enumerate(played.started_ms)
+        for at, waits, runs in (
+            (trace.at_ms[number], 1, 0),
+            (start, -1, 1),
+            (start + trace.run_ms[number], 0, -1),
+        )
+    )
+    idle = waiting = running = last = 0
+    for at, waits, runs in steps:
+        idle += (at - last) * min(waiting, slots - running)
+        waiting, running, last = waiting + waits, running + runs, at
+    return idle
+
+
+# ── fairness and policies ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_beside_a_heavy_account_the_light_ones_hardly_wait_and_in_one_line_they_do(scratch: Redis) -> None:
+    trace = made(MadeOptions(shape="heavy-light", minutes=4, load=1.4))
+    fair, fifo = [await reported(scratch, trace, tried, slots=4) for tried in (FAIR, FIFO)]
+    assert fair.waits["lightest"].p90 < 3 < 20 < fifo.waits["lightest"].p90
+    assert fair.waits["heaviest"].p90 > fifo.waits["heaviest"].p90
+    assert fair.jain is not None
+    assert fifo.jain is not None
+    assert fair.jain > 0.95 > 0.85 > fifo.jain
+
+
+async def test_weights_shift_the_shares_as_they_say(scratch: Redis) -> None:
+    trace = of(*((0, account, 1000) for account in "ab" for _ in range(200)))
+    weighted = Tried(name="weighted", accounts={"a": Share(weight=3)})
+    for tried, share in ((FAIR, 0.5), (weighted, 0.75)):
+        first = starts(trace, await play(scratch, trace, tried, slots=2))[:200]
+        assert first.count("a") / len(first) == pytest.approx(share, abs=0.02)
+
+
+async def test_an_account_runs_no_more_than_it_may(scratch: Redis) -> None:
+    trace = of(*((0, "a", 1000) for _ in range(20)))
+    found = await reported(scratch, trace, Tried(name="limited", accounts={"*": Share(max_running=2)}), slots=4)
+    assert found.span_s == 10
+    assert found.utilisation == 0.5
+
+
+@pytest.mark.parametrize(
+    ("tried", "code", "accepted"),
+    [
+        (Tried(mode="bounded", max_queued=5), "queue_full", 5 + 1),
+        (Tried(mode="reject"), "no_capacity", 2),
+        (Tried(accounts={"*": Share(max_queued=3)}), "too_many_queued", 3 + 1),
+    ],
+)
+async def test_what_is_too_much_is_refused_and_counted(scratch: Redis, tried: Tried, code: str, accepted: int) -> None:
+    # the first has begun when the others come
+    trace = of((0, "a", 60_000), *((30_000 + n, "a", 60_000) for n in range(10)))
+    played = await play(scratch, trace, tried, slots=1 if code != "no_capacity" else 2)
+    assert played.refused == {code: 11 - accepted}
+    assert list(played.started_ms).count(REFUSED) == 11 - accepted
+    assert all(played.started_ms[number] >= 0 for number in range(accepted))
+
+
+async def test_a_batch_of_thousands_at_one_moment_is_played_to_its_end(scratch: Redis) -> None:
+    trace = of(*((0, "a", 10) for _ in range(1500)))
+    played = await play(scratch, trace, FIFO, slots=100)
+    assert list(played.order) == sorted(played.order)
+    assert max(played.started_ms) == 140
+
+
+async def test_what_has_ended_leaves_the_server(scratch: Redis) -> None:
+    trace = made(MadeOptions(shape="even", minutes=2))
+    await play(scratch, trace, FAIR, slots=8)
+    of_predictions = [key async for key in scratch.scan_iter() if b":q:" not in key and b":log" not in key]
+    assert [key for key in of_predictions if await scratch.pttl(key) == -1] == []
+
+
+# ── the command ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+LINE = ("simulate", "--made", "lanes", "--minutes", "0.5", "--slots", "2,3", "--policy", "fair", "--policy", "fifo")
+
+
+def test_the_same_line_prints_the_same_bytes_and_another_seed_others(capsys: Any) -> None:
+    printed = []
+    for seed in ("1", "1", "2"):
+        assert main([*LINE, "--json", "--seed", seed]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] != printed[2]
+    body = json.loads(printed[0])
+    assert [(each["policy"], each["slots"]) for each in body["plays"]] == [
+        ("fair", 2),
+        ("fair", 3),
+        ("fifo", 2),
+        ("fifo", 3),
+    ]
+
+
+def test_a_file_is_compared_side_by_side_and_drawn(tmp_path: Path, capsys: Any) -> None:
+    dice = random.Random(1)
+    lines = [{"at_s": n / 4, "account": dice.choice("ab"), "run_s": 1.0} for n in range(80)]
+    trace, policy, picture = tmp_path / "trace.jsonl", tmp_path / "soon.toml", tmp_path / "waits.svg"
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    policy.write_text("objectives.normal = { share = 0.95, within_s = 1 }\n")
+    line = ["simulate", str(trace), "--slots", "2,8", "--policy", str(policy), "--plot", str(picture)]
+    assert main(line) == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[2].split() == ["soon", "×", "2", "soon", "×", "8"]
+    assert "100.0 ≥ 95" in shown.out
+    assert "< 95" in shown.out
+    assert max(map(len, shown.out.splitlines())) <= 100
+    assert shown.err.splitlines() == ["» soon × 2", "» soon × 8"]
+    assert picture.read_text().startswith("<?xml")
