@@ -137,6 +137,7 @@ class Executor:
                 spans.settled(end)
             if finished:
                 await self._tell(outbox)
+            performer.drop()
             if self._storing and finished and performer.has_files and _leaves_files_unnamed(claim, end):
                 await self._storing.remove(claim.record)
         except Exception:

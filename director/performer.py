@@ -55,6 +55,7 @@ class Performer:
         self._known: dict[FileName, Kept] = {}
         self._waiting: deque[Upload | Ask] = deque()
         self._ahead = 0
+        self._has_files = False
         self._caught_up = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -98,8 +99,8 @@ class Performer:
 
     @property
     def has_files(self) -> bool:
-        """Did it store any?"""
-        return bool(self._known)
+        """Did it store any, or begin to?"""
+        return self._has_files
 
     def _add(self, effect: Upload | Ask) -> None:
         self._waiting.append(effect)
@@ -118,6 +119,7 @@ class Performer:
 
     async def _upload(self, upload: Upload) -> Uploaded:
         assert self._storing is not None  # noqa: S101 - for the type checker: see the class
+        self._has_files = True
         urls = await self._storing.store(self._held.claim.record, upload.files, self._known)
         self._ahead -= upload.size
         self._caught_up.set()

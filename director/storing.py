@@ -55,6 +55,7 @@ class Storing:
         self._clock = clock
         self.run_limit_s = run_limit_s
         self._data_ttl_s = data_ttl_s
+        self._under_way: dict[asyncio.Task[None], PredictionId] = {}
 
     async def store(
         self, record: Record, files: Sequence[DataUri | ServerFile], known: dict[FileName, Kept]
@@ -82,9 +83,11 @@ class Storing:
         return tuple(urls)
 
     async def remove(self, record: Record) -> None:
-        """Delete its files now. What cannot be deleted is left to the keeper."""
+        """Delete its files now, also one that is still being put. What cannot be deleted is left to the keeper."""
         try:
             async with asyncio.timeout(PUT_S):
+                if putting := [task for task, holder in self._under_way.items() if holder == record.id]:
+                    await asyncio.wait(putting)
                 await self._store.remove(record.id)
                 await self._count(record, 0)
         except Exception:
@@ -116,7 +119,7 @@ class Storing:
     ) -> str | None:
         for pause in (*PAUSES_S, None):
             try:
-                await _within(limit_s, put())
+                await self._within(limit_s, record.id, put())
                 async with asyncio.timeout(PUT_S):
                     return await self._store.url(name, base=record.url, expires_s=self._expires_s(record))
             except Exception:  # a store is somebody else's: whatever it raises, it did not store
@@ -126,23 +129,24 @@ class Storing:
         log.error("a file could not be stored", extra={"prediction": record.id})
         return None
 
+    async def _within(self, limit_s: float, holder: PredictionId, put: Coroutine[None, None, None]) -> None:
+        """Wait for so long and no longer, also for what a disk that hangs would keep from being canceled."""
+        putting = asyncio.create_task(put)
+        self._under_way[putting] = holder
+        putting.add_done_callback(self._under_way.pop)
+        try:
+            done, _ = await asyncio.wait({putting}, timeout=limit_s)
+        finally:
+            putting.cancel()
+        if not done:
+            raise TimeoutError
+        putting.result()
+
     def _expires_s(self, record: Record) -> int:
         kept_s = self._data_ttl_s if record.data_ttl_ms is None else record.data_ttl_ms / 1000
         if record.wants(WebhookEvent.COMPLETED):
             kept_s = max(kept_s, OWED_S)
         return math.ceil(self._clock.now_ms() / 1000 + self.run_limit_s + kept_s)
-
-
-async def _within(limit_s: float, put: Coroutine[None, None, None]) -> None:
-    """Wait for so long and no longer, also for what a disk that hangs would keep from being canceled."""
-    putting = asyncio.create_task(put)
-    try:
-        done, _ = await asyncio.wait({putting}, timeout=limit_s)
-    finally:
-        putting.cancel()
-    if not done:
-        raise TimeoutError
-    putting.result()
 
 
 def _named(prediction_id: PredictionId, file: DataUri) -> tuple[FileName, bytes] | None:

@@ -12,7 +12,7 @@ from director.core import keys
 from director.core.accounts import Accounts
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
-from director.core.ids import partition_of
+from director.core.ids import PredictionId, partition_of
 from director.core.policy import Policy
 from director.core.schema import Claim
 from director.core.states import WebhookEvent
@@ -21,7 +21,17 @@ from director.core.stores.names import FileName
 from director.ends import Limits
 from director.executor import AWAY_S, TELL_S, Executor
 from director.holdings import Holdings
-from director.runners.runner import Began, Ended, Health, HealthStatus, Outcome, Produced, RunEvent, RunRequest
+from director.runners.runner import (
+    Began,
+    Ended,
+    Health,
+    HealthStatus,
+    Outcome,
+    Produced,
+    RunEvent,
+    RunRequest,
+    Unreceived,
+)
 from director.servers import Seat, Server, Servers
 from director.storing import Storing
 from director.webhooks.addresses import AllowList
@@ -325,6 +335,38 @@ async def test_files_are_stored_off_the_slot_and_the_end_waits_for_them(
         assert not (await driver.record(claim.id)).is_terminal
         store.goes_on.set()
     assert (await driver.record(claim.id)).status == "succeeded"
+
+
+class KeepingStore(SlowStore):
+    """It has kept a file, and does not say so yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: set[FileName] = set()
+
+    async def put(self, name: FileName, data: bytes, *, content_type: str) -> None:
+        self.asked += 1
+        try:
+            await self.goes_on.wait()
+        finally:
+            self.kept.add(name)
+
+    async def remove(self, prediction_id: PredictionId) -> None:
+        self.kept.clear()
+
+
+async def test_of_a_run_that_is_given_up_while_a_file_is_stored_none_is_left(bench: Bench, driver: QueueDriver) -> None:
+    store = KeepingStore()
+    runner = ScriptedRunner(Began(), Produced(PNG, 0), Unreceived(too_large=True))
+    server = Server(runner, 1, busy=1, health=Health(status=HealthStatus.READY))
+    executor = bench.executor(Servers([server]), storing=storing(store, driver))
+    claim = await claimed(driver)
+    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
+        tasks.create_task(executor.execute(claim, Seat(server, server.since)))
+        await eventually(lambda: store.asked, "the store is asked")
+        runner.goes_on.set()
+    assert (await driver.record(claim.id)).code == "output_too_large"
+    assert not store.kept
 
 
 async def test_a_store_slower_than_the_runs_slows_them(
