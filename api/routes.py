@@ -124,6 +124,6 @@ PROBES: Final[tuple[tuple[str, Handler], ...]] = (
 # For browsers, without the bases
 PAGES: Final[tuple[tuple[str, Handler], ...]] = (
     ("/", page.page),
-    ("/p/{id}", page.page),
+    ("/p/{id}", page.for_people),
     ("/dashboard/{path:path}", page.asset),
 )

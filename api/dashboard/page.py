@@ -1,6 +1,7 @@
 """Serve the page for operators: its files as they are, with the headers that keep everything else out.
 
-Asks nothing of Redis and knows no account: the page logs in like any other client, with a token that it keeps.
+Asks nothing of Redis and knows no account: the page logs in like any other client, with a token that it keeps. Names
+no address by its whole path, since a proxy may have put the service below one of its own.
 """
 
 import hashlib
@@ -8,6 +9,7 @@ import re
 from importlib.resources import files
 from pathlib import PurePosixPath
 from typing import Final
+from urllib.parse import quote
 
 from msgspec import Struct
 from starlette.requests import Request
@@ -16,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from api.refusals import not_found
 
-__all__ = ("asset", "elsewhere", "page")
+__all__ = ("asset", "elsewhere", "for_people", "page")
 
 TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -81,8 +83,13 @@ ASSETS: Final = _assets()
 
 
 async def page(request: Request) -> Response:
-    """GET /, and /p/{id}, the address of a prediction for people."""
+    """GET /."""
     return _served(request, ASSETS["index.html"])
+
+
+async def for_people(request: Request) -> Response:
+    """GET /p/{id}, the address of a prediction for people: where the page shows it."""
+    return _shown(f"predictions/{quote(request.path_params['id'], safe='')}")
 
 
 async def elsewhere(scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,7 +98,7 @@ async def elsewhere(scope: Scope, receive: Receive, send: Send) -> None:
     wants_page = request.method in ("GET", "HEAD") and "text/html" in request.headers.get("accept", "")
     if not wants_page or not MODEL_PATH.fullmatch(request.url.path):
         raise not_found()
-    await (await page(request))(scope, receive, send)
+    await _shown(f"run{request.url.path}")(scope, receive, send)
 
 
 async def asset(request: Request) -> Response:
@@ -100,6 +107,13 @@ async def asset(request: Request) -> Response:
     if found is None:
         raise not_found()
     return _served(request, found)
+
+
+def _shown(view: str) -> Response:
+    """The page is one level up from these addresses, whatever is before them."""
+    return Response(
+        status_code=302, headers={"Location": f"../#/{view}", "Cache-Control": "no-store", "Vary": "Accept"}
+    )
 
 
 def _served(request: Request, found: Asset) -> Response:

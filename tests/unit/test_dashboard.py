@@ -2,12 +2,13 @@
 
 import re
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 import httpx
 import pytest
 
 from api.dashboard.page import ASSETS
+from director.core.queue_view import QueueState
 from director.core.settings import ApiSettings
 from tests.support.api import api_client
 
@@ -22,11 +23,23 @@ async def got(path: str, *, method: str = "GET", headers: dict[str, str] | None 
         return await client.request(method, path, headers=headers)
 
 
-@pytest.mark.parametrize("path", ["/", "/p/06gzz9v18kz007ty9xrzv3ac0t", "/acme/painter"])
-async def test_addresses_that_answers_name_for_people_lead_to_the_page(path: str) -> None:
-    answer = await got(path, headers=BROWSER)
+async def test_the_page_is_at_the_root() -> None:
+    answer = await got("/", headers=BROWSER)
     assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
-    assert "/dashboard/main.js" in answer.text
+    assert '"dashboard/main.js"' in answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "view"),
+    [
+        ("/p/06gzz9v18kz007ty9xrzv3ac0t", "../#/predictions/06gzz9v18kz007ty9xrzv3ac0t"),
+        ("/p/%0d%0aSet-Cookie:x", "../#/predictions/%0D%0ASet-Cookie%3Ax"),
+        ("/acme/painter", "../#/run/acme/painter"),
+    ],
+)
+async def test_addresses_that_answers_name_for_people_lead_to_the_page(path: str, view: str) -> None:
+    answer = await got(path, headers=BROWSER)
+    assert (answer.status_code, answer.headers["location"]) == (302, view)
 
 
 @pytest.mark.parametrize(
@@ -68,8 +81,19 @@ def test_every_file_of_the_page_is_served_and_names_only_files_that_are_there() 
         text = (STATIC / name).read_text()
         for named in re.findall(r'(?:from|import\() ?"(\.[^"]+)"', text):
             assert str((STATIC / name).parent.joinpath(named).resolve().relative_to(STATIC)) in there, (name, named)
-        for named in re.findall(r'"/dashboard/([^"]+)"', text):
+        for named in re.findall(r'"dashboard/([^"]+)"', text):
             assert named in there, (name, named)
+
+
+def test_no_file_of_the_page_takes_the_service_to_be_at_the_root() -> None:
+    """A proxy may have put it below a path of its own."""
+    for name, asset in ASSETS.items():
+        assert not re.search(r"""(?:href|src|action|url)\s*[=(:]\s*["']?/(?!/)""", asset.body.decode()), name
+
+
+def test_every_state_of_a_queue_has_words_for_people() -> None:
+    told = re.findall(r"^  (\w+): \[", ASSETS["states.js"].body.decode(), re.MULTILINE)
+    assert set(told) == set(get_args(QueueState))
 
 
 @pytest.mark.parametrize("name", sorted(name for name in ASSETS if name.endswith(".js")))

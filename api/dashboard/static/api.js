@@ -1,6 +1,8 @@
 // Ask the service. The token stays in this tab: it is in no cookie and no address, and gone when the tab is closed.
 
 const KEPT = "director.token";
+const ROOT = new URL("..", import.meta.url).pathname; // a proxy may have put the service below a path of its own
+const SILENT_MS = 30_000; // a feed says something every ten seconds: after so long it is broken, though nobody said so
 
 export const token = {
   get: () => sessionStorage.getItem(KEPT) ?? "",
@@ -27,8 +29,8 @@ export async function ask(path, { method = "GET", body, signal, headers = {} } =
 }
 
 /** The pages of a list, one by one: `{results, next}`; `next` is what to give for the following one. */
-export async function page(path, next = null) {
-  const found = await ask(next ?? path);
+export async function page(path, next = null, { signal } = {}) {
+  const found = await ask(next ?? path, { signal });
   return { results: found.results, next: found.next ? ours(found.next) : null };
 }
 
@@ -38,6 +40,9 @@ export function ours(url) {
   const at = pathname.lastIndexOf("/v1/");
   return (at < 0 ? pathname : pathname.slice(at)) + search;
 }
+
+/** Where a path of the service is for this browser. */
+export const placed = (path) => ROOT + path.slice(1);
 
 /**
  * Read server-sent events until the end, or until `signal` is aborted: `{event, data, id}`, and comments as `{comment}`.
@@ -68,14 +73,24 @@ export async function* follow(path, { signal, onState = () => {}, last = "" } = 
 async function* frames(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const blocks = (rest + value).split("\n\n");
-    rest = blocks.pop();
-    for (const block of blocks) yield frame(block);
+  try {
+    for (;;) {
+      const { value, done } = await heard(reader);
+      if (done) return;
+      const blocks = (rest + value).split("\n\n");
+      rest = blocks.pop();
+      for (const block of blocks) yield frame(block);
+    }
+  } finally {
+    reader.cancel().catch(() => {}); // whoever reads no more lets go of the connection
   }
 }
+
+/** The next piece. A connection that a network forgot stays open and silent: that is a break too. */
+const heard = (reader) => new Promise((done, failed) => {
+  const timer = setTimeout(() => failed(new Error("Nothing was heard for too long.")), SILENT_MS);
+  reader.read().then(done, failed).finally(() => clearTimeout(timer));
+});
 
 function frame(block) {
   const told = { event: "message", data: [], id: "", comment: "" };
@@ -91,7 +106,7 @@ function frame(block) {
 
 async function call(path, { method, body, signal, headers }) {
   const form = body instanceof FormData;
-  const response = await fetch(path, {
+  const response = await fetch(placed(path), {
     method,
     signal,
     cache: "no-store",
@@ -102,7 +117,7 @@ async function call(path, { method, body, signal, headers }) {
       ...(body === undefined || form ? {} : { "Content-Type": "application/json" }),
     },
     body: body === undefined || form ? body : JSON.stringify(body),
-  });
+  }).catch((error) => { throw error instanceof TypeError ? new Error("The service cannot be reached.") : error; });
   if (!response.ok) throw new Refused(response.status, await problem(response), response.headers.get("Retry-After"));
   return response;
 }
@@ -111,6 +126,7 @@ const problem = (response) => response.json().catch(() => ({}));
 
 /** Wait, or until it is called off. */
 export const pause = (ms, signal) => new Promise((done) => {
-  const timer = setTimeout(done, ms);
-  signal?.addEventListener("abort", () => { clearTimeout(timer); done(); }, { once: true });
+  const over = () => { clearTimeout(timer); signal?.removeEventListener("abort", over); done(); };
+  const timer = setTimeout(over, ms);
+  signal?.addEventListener("abort", over);
 });

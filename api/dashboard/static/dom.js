@@ -18,6 +18,31 @@ export function fill(element, ...children) {
   return element;
 }
 
+/**
+ * Bring what is inside in line with these children, and leave alone what is the same: what has the focus, is selected,
+ * scrolled or open stays so. Two that look the same must also do the same, since the older one stays.
+ */
+export function refill(element, ...children) {
+  settle(element, fill(element.cloneNode(false), ...children));
+}
+
+const ACTING = "a, button, input, select, textarea"; // replaced as a whole: what they do is not to be seen
+
+function settle(element, wanted) {
+  const there = [...element.childNodes];
+  const given = [...wanted.childNodes];
+  for (const [at, node] of given.entries()) {
+    const old = there[at];
+    if (node.tagName === "DETAILS" && old?.tagName === "DETAILS") node.open = old.open;
+    if (!old) element.append(node);
+    else if (old.isEqualNode(node)) continue;
+    else if (old instanceof Text && node instanceof Text) old.data = node.data;
+    else if (old instanceof Element && !old.matches(ACTING) && old.cloneNode(false).isEqualNode(node.cloneNode(false))) settle(old, node);
+    else old.replaceWith(node);
+  }
+  for (const old of there.slice(given.length)) old.remove();
+}
+
 /** Set a text where it changed: a page that is read aloud, or selected from, is not disturbed by what stays. */
 export function say(element, text) {
   const wanted = String(text);

@@ -2,26 +2,34 @@
 
 import { ask, follow, ours, pause } from "./api.js";
 import { fill, h, say } from "./dom.js";
-import { output, piece } from "./output.js";
+import { MOST, MOST_PIECES, output, piece } from "./output.js";
 import { isTerminal } from "./views/parts.js";
 
 const LOOK_MS = 1000;
+const REST = 10; // times as long as a look took: what is large is asked for less often
+
+/** Of a text that grows, its end. */
+function lengthened(text, more) {
+  text.appendData(more);
+  if (text.length > 2 * MOST) text.deleteData(0, text.length - MOST);
+}
 
 /**
- * Where the output and the logs of a prediction appear as they come. `onChange(prediction)` is called with the record as
- * it is now, each second until the end. `node` is to be put into the page.
+ * Where the output and the logs of a prediction, which is at `path`, appear as they come: of very much the newest.
+ * `onChange(prediction)` is called with the record as it is now, each second until the end, or as often as its size lets.
  */
-export function followed(first, { signal, onChange }) {
+export function followed(first, { path, signal, onChange }) {
   const pieces = h("div", { class: "live", "aria-label": "Output", role: "region", tabindex: "0" });
   const logs = h("pre", { class: "logs", tabindex: "0", "aria-label": "Logs" });
   const error = h("p", { class: "trouble", role: "alert" });
   const node = h("div", {}, error, h("h2", {}, "Output"), pieces, h("details", { open: true }, h("summary", {}, "Logs"), logs));
 
+  let isMoving = false; // once a frame, however much comes
   let isOver = false; // what the stream still tells then is in the record already
 
   function settle(prediction) {
     isOver = isTerminal(prediction.status);
-    say(logs, prediction.logs ?? "");
+    say(logs, (prediction.logs ?? "").slice(-MOST));
     say(error, prediction.error ?? "");
     if (isOver) fill(pieces, prediction.data_removed ? h("p", { class: "hint" }, "Its data was removed.") : output(prediction.output));
     else if (!prediction.urls.stream && prediction.output !== null) fill(pieces, output(prediction.output));
@@ -30,11 +38,14 @@ export function followed(first, { signal, onChange }) {
 
   async function look() {
     let seen = first;
+    let took = 0;
     settle(seen);
     while (!signal.aborted && !isTerminal(seen.status)) {
-      await pause(LOOK_MS, signal);
-      try { seen = await ask(`/v1/predictions/${first.id}`, { signal }); } catch { continue; }
+      await pause(Math.max(LOOK_MS, took * REST), signal);
+      const began = performance.now();
+      try { seen = await ask(path, { signal }); } catch { continue; }
       if (!signal.aborted) settle(seen);
+      took = performance.now() - began;
     }
   }
 
@@ -49,9 +60,12 @@ export function followed(first, { signal, onChange }) {
   function add(data) {
     const last = pieces.lastChild;
     const isText = !/^(data:|https?:)/.test(data);
-    if (isText && last?.tagName === "PRE") last.append(data);
+    if (isText && last?.tagName === "PRE") lengthened(last.firstChild, data);
     else pieces.append(isText ? h("pre", { class: "out" }, data) : piece(data));
-    pieces.scrollTop = pieces.scrollHeight;
+    while (pieces.childElementCount > MOST_PIECES) pieces.firstChild.remove();
+    if (isMoving) return;
+    isMoving = true;
+    requestAnimationFrame(() => { isMoving = false; pieces.scrollTop = pieces.scrollHeight; });
   }
 
   look();

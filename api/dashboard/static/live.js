@@ -45,8 +45,9 @@ export class Live {
 
   _take(snapshot) {
     const seen = new Map();
+    const at = Date.parse(snapshot.at);
     for (const queue of snapshot.queues) {
-      seen.set(queue.name, [...this.curve(queue.name), sample(queue, snapshot.at)].slice(-KEPT));
+      seen.set(queue.name, [...this.curve(queue.name), sample(queue, at)].slice(-KEPT));
     }
     this._curves = seen;
     this.last = snapshot;

@@ -1,12 +1,13 @@
 // The frame of the page: who is logged in, which view is shown, the theme, and the feed of what goes on.
 
-import { ask, token } from "./api.js";
+import { ask, pause, token } from "./api.js";
 import { announce, fill, h, say } from "./dom.js";
 import { Live } from "./live.js";
 import { audit } from "./views/audit.js";
 import { dead } from "./views/dead.js";
 import { directors } from "./views/directors.js";
 import { login } from "./views/login.js";
+import { failure } from "./views/parts.js";
 import { models, run } from "./views/run.js";
 import { overview } from "./views/overview.js";
 import { prediction } from "./views/prediction.js";
@@ -14,18 +15,24 @@ import { predictions } from "./views/predictions.js";
 import { queue } from "./views/queue.js";
 import { tenants } from "./views/tenants.js";
 
+// what names may look like: whatever else an address has, a stranger may have written, and nothing is asked for there
+const NAME = "[a-z0-9][a-z0-9._-]*";
+const MODEL = `${NAME}/${NAME}`;
+const QUEUE = `${MODEL}:[0-9a-f]{12}(?:~[a-z]+)?`;
+const exactly = (text) => new RegExp(`^${text}$`);
+
 // address -> view, and whether it takes the scope admin. The first that fits is shown; groups become its parameters
 const VIEWS = [
-  [/^\/$/, overview, true],
-  [/^\/queues\/(.+)$/, queue, true],
-  [/^\/directors$/, directors, true],
-  [/^\/tenants(?:\/(.+))?$/, tenants, true],
-  [/^\/dead$/, dead, true],
-  [/^\/audit$/, audit, true],
-  [/^\/predictions$/, predictions, false],
-  [/^\/predictions\/([a-z0-9]+)$/, prediction, false],
-  [/^\/run$/, models, false],
-  [/^\/run\/([^/]+)\/([^/]+)$/, run, false],
+  [exactly("/"), overview, true],
+  [exactly(`/queues/(${QUEUE})`), queue, true],
+  [exactly("/directors"), directors, true],
+  [exactly(`/tenants(?:/(${QUEUE}))?`), tenants, true],
+  [exactly("/dead"), dead, true],
+  [exactly("/audit"), audit, true],
+  [exactly("/predictions"), predictions, false],
+  [exactly("/predictions/([a-z0-9]+)"), prediction, false],
+  [exactly("/run"), models, false],
+  [exactly(`/run/(${NAME})/(${NAME})`), run, false],
 ];
 const SECTIONS = [
   ["/", "Queues", true],
@@ -38,6 +45,7 @@ const SECTIONS = [
 ];
 const FEED = { live: "live", broken: "reconnecting…", away: "Redis is away", refused: "no feed" };
 const THEMES = ["auto", "light", "dark"];
+const AGAIN_MS = 5000;
 
 const main = document.getElementById("main");
 const session = { who: null, isAdmin: false, live: null };
@@ -48,14 +56,14 @@ function show() {
   shown?.abort();
   shown = new AbortController();
   if (!session.who) return put(login({ enter }), "Log in");
-  const path = address();
-  const [pattern, view, wantsAdmin] = VIEWS.find(([one]) => one.test(path)) ?? [/()/, overview, true];
+  const wanted = address();
+  const [pattern, view, wantsAdmin] = VIEWS.find(([one]) => one.test(wanted)) ?? [/()/, overview, true];
   if (wantsAdmin && !session.isAdmin) return location.replace("#/predictions");
-  const params = pattern.exec(path).slice(1).map((part) => part && decodeURIComponent(part));
+  const params = pattern.exec(wanted).slice(1);
   const made = view({ params, session, signal: shown.signal, refresh: show, query: query() });
   put(made.node, made.title);
   for (const link of document.querySelectorAll("#nav a")) {
-    const isHere = link.dataset.path === "/" ? path === "/" || path.startsWith("/queues") : path.startsWith(link.dataset.path);
+    const isHere = link.dataset.path === "/" ? wanted === "/" || wanted.startsWith("/queues") : wanted.startsWith(link.dataset.path);
     if (isHere) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
@@ -69,7 +77,11 @@ function put(node, title) {
   announce(title);
 }
 
-const address = () => location.hash.slice(1).split("?")[0] || "/";
+/** The path behind #, in plain letters; that of all queues where it is none. */
+function address() {
+  try { return decodeURIComponent(location.hash.slice(1).split("?")[0]) || "/"; } catch { return "/"; }
+}
+
 const query = () => new URLSearchParams(location.hash.split("?")[1] ?? "");
 
 /** Log in with what is kept. Raises Refused for a token that is no good. */
@@ -77,6 +89,7 @@ async function enter() {
   session.who = await ask("/v1/account");
   session.isAdmin = session.who.scopes.includes("admin");
   if (session.isAdmin) {
+    session.live?.stop();
     session.live = new Live((state) => {
       const feed = document.getElementById("feed");
       feed.dataset.state = state;
@@ -86,6 +99,17 @@ async function enter() {
   }
   frame();
   show();
+}
+
+/** Go on with the token that this tab has. A service that is away says nothing of it: it is asked again. */
+async function resume() {
+  for (let isTold = false; token.get() && !session.who; isTold = true) {
+    try { return await enter(); } catch (error) {
+      if (error.status === 401 || error.status === 403) return leave();
+      if (!isTold) put(h("section", { class: "card narrow" }, h("h1", {}, "Not there now"), failure(error), h("p", { class: "hint" }, "It is asked again every few seconds.")), "Not there now");
+      await pause(AGAIN_MS);
+    }
+  }
 }
 
 function leave() {
@@ -129,13 +153,14 @@ function begin() {
       document.getElementById("find-id").focus();
     }
   });
-  // addresses that the service hands out lead here: /p/<id> of a prediction, /<owner>/<name> of a model
-  const [, first, second] = location.pathname.split("/");
-  if (first === "p") history.replaceState(null, "", `/#/predictions/${second}`);
-  else if (first && second) history.replaceState(null, "", `/#/run/${first}/${second}`);
+  document.querySelector(".skip").addEventListener("click", (event) => {
+    event.preventDefault(); // what stands behind # is the view
+    main.focus();
+  });
   window.addEventListener("hashchange", show);
-  if (token.get()) enter().catch(() => { session.who = null; frame(); show(); });
-  else { frame(); show(); }
+  frame();
+  if (token.get()) resume();
+  else show();
 }
 
 begin();

@@ -1,17 +1,22 @@
 // Show what a model put out. It is never trusted: text is text, a picture is a picture, an address is a link.
 
+import { ours, placed } from "./api.js";
 import { h } from "./dom.js";
 import { json } from "./format.js";
 
 const PICTURE = /^data:image\/(png|jpeg|gif|webp|avif);base64,/;
 const NAMED_PICTURE = /\.(png|jpe?g|gif|webp|avif)$/i;
-const MOST = 200_000; // characters of one text that are shown
+export const MOST = 200_000; // characters of one text that are shown
+export const MOST_PIECES = 500;
 
 /** The whole output of a prediction. */
 export function output(value) {
   if (value === null || value === undefined) return h("p", { class: "hint" }, "No output.");
   if (Array.isArray(value) && value.every((item) => typeof item === "string" && !isFile(item))) return text(value.join(""));
-  if (Array.isArray(value)) return h("div", { class: "pieces" }, value.map(piece));
+  if (Array.isArray(value)) {
+    const more = value.length - MOST_PIECES;
+    return h("div", { class: "pieces" }, value.slice(0, MOST_PIECES).map(piece), more > 0 ? h("p", { class: "hint" }, `… ${more} more`) : null);
+  }
   return piece(value);
 }
 
@@ -22,7 +27,7 @@ export function piece(value) {
   const url = webAddress(value);
   if (!url) return text(value);
   const isOurs = url.pathname.includes("/outputs/") && NAMED_PICTURE.test(url.pathname);
-  const here = isOurs ? location.origin + url.pathname + url.search : "";
+  const here = isOurs ? placed(ours(url.href)) : "";
   return h("p", {}, isOurs ? picture(here) : null, h("a", { href: url.href, target: "_blank", rel: "noopener noreferrer" }, shortened(url)));
 }
 

@@ -54,7 +54,7 @@ function field(name, schema, isRequired) {
     value: control.value,
     blame: (text) => {
       say(error, text);
-      control.element.toggleAttribute("aria-invalid", Boolean(text));
+      control.element.setAttribute("aria-invalid", String(Boolean(text)));
     },
   };
 }

@@ -7,6 +7,7 @@ export const STATES = {
   no_director: ["no director", "bad"],
   servers_starting: ["servers starting", "warn"],
   setup_failed: ["setup failed", "bad"],
+  server_auth: ["servers refuse their key", "bad"],
 };
 
 /** `[words, kind]`; a queue that nobody serves and nothing waits in is only quiet. */

@@ -13,9 +13,9 @@ export function dead({ signal, query, refresh }) {
 
   const many = (what, said) => async () => {
     if (!chosen.size) return "None is chosen.";
-    await ask(`/v1/admin/dead/${what}`, { method: "POST", body: { ids: [...chosen] } });
+    const { done, refused } = await ask(`/v1/admin/dead/${what}`, { method: "POST", body: { ids: [...chosen] } });
     refresh();
-    return `${chosen.size} ${said}`;
+    return `${done} ${said}${refused.length ? ` ${refused.length} could not be.` : ""}`;
   };
 
   function row(letter) {

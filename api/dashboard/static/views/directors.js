@@ -1,6 +1,6 @@
 // The directors that are alive, and how their servers do.
 
-import { fill, h, keyed, say, table } from "../dom.js";
+import { h, keyed, refill, say, table } from "../dom.js";
 import { ago } from "../format.js";
 import { queueLink } from "./parts.js";
 
@@ -37,8 +37,8 @@ function line(first) {
       state.className = `chip ${one.alive ? (one.state === "ready" ? "good" : "warn") : "bad"}`;
       say(holds, one.held ?? "–");
       say(slots, one.slots);
-      fill(queues, one.queues.map((beat) => h("div", {}, queueLink(beat.queue))));
-      fill(servers, (one.servers ?? []).map((server) => h("div", { title: server.detail || null }, `${server.url}: ${server.state}${server.detail ? ` (${server.detail})` : ""}`)));
+      refill(queues, one.queues.map((beat) => h("div", {}, queueLink(beat.queue))));
+      refill(servers, (one.servers ?? []).map((server) => h("div", { title: server.detail || null }, `${server.url}: ${server.state}${server.detail ? ` (${server.detail})` : ""}`)));
       say(sign, ago(one.seen_at));
       say(since, one.since ? ago(one.since) : "–");
       say(version, one.version ?? "–");

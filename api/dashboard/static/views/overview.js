@@ -1,7 +1,7 @@
 // Every queue at a glance, and above them what needs a person.
 
 import { sparkline } from "../chart.js";
-import { fill, h, keyed, say, table } from "../dom.js";
+import { fill, h, keyed, refill, say, table } from "../dom.js";
 import { count, seconds } from "../format.js";
 import { waiting } from "../live.js";
 import { stateOf } from "../states.js";
@@ -21,6 +21,8 @@ const COLUMNS = [
   ["Dead", (queue) => queue.dead, true],
 ];
 
+const LATELY_MS = 120_000;
+
 export function overview({ session, signal }) {
   const totals = h("ul", { class: "totals" });
   const findings = h("ul", { class: "findings" });
@@ -28,7 +30,6 @@ export function overview({ session, signal }) {
   const body = h("tbody", {});
   const filter = h("input", { id: "queue-filter", type: "search", placeholder: "owner/name", autocomplete: "off" });
   const found = h("p", { class: "hint", role: "status" });
-  let shown = "";
   let by = 0;
   let falling = false;
 
@@ -56,10 +57,7 @@ export function overview({ session, signal }) {
     say(found, snapshot.queues.length ? `${queues.length} of ${snapshot.queues.length + snapshot.more_queues} queues` : "No model was registered yet: start a director.");
     sums(totals, snapshot);
     attention.hidden = !snapshot.findings?.length;
-    const told = JSON.stringify(snapshot.findings ?? []);
-    if (told === shown) return; // whoever selects the command to copy it keeps it selected
-    shown = told;
-    fill(findings, (snapshot.findings ?? []).map(finding));
+    refill(findings, (snapshot.findings ?? []).map(finding)); // whoever selects the command to copy it keeps it selected
   }
 
   filter.addEventListener("input", draw);
@@ -116,10 +114,12 @@ function line(first, live) {
   };
 }
 
-/** Starts a minute between the first and the last of these samples. */
-function rate(seen) {
-  if (seen.length < 2) return "–";
-  const [first, last] = [seen[0], seen.at(-1)];
-  const passed = (Date.parse(last.at) - Date.parse(first.at)) / 60_000;
-  return passed > 0 ? count(Math.round((last.started - first.started) / passed)) : "–";
+/** Starts a minute, lately: of these samples the last ones, since a feed may have been away for an hour before them. */
+export function rate(seen) {
+  const lately = seen.filter(({ at }) => at > seen.at(-1).at - LATELY_MS);
+  if (lately.length < 2) return "–";
+  const passed = (lately.at(-1).at - lately[0].at) / 60_000;
+  const since = (now, before) => (now >= before ? now - before : now); // less than before: it began anew
+  const starts = lately.slice(1).reduce((sum, one, at) => sum + since(one.started, lately[at].started), 0);
+  return passed > 0 ? count(Math.round(starts / passed)) : "–";
 }

@@ -21,9 +21,10 @@ export const queuePath = (name) => {
   return `/v1/admin/queues/${name.slice(0, at)}/${encodeURIComponent(name.slice(at + 1))}`;
 };
 
-/** A button that does something on the service: it says how that went, and is off meanwhile. `act` returns what to say. */
-export function action(name, act, { kind = "", confirm = "" } = {}) {
-  const button = h("button", { type: "button", class: kind }, name);
+/** A button that does something on the service: it says how that went, and is off meanwhile. `act` returns what to say.
+ * `of`: what it is done to, for those who hear the button and do not see where it stands. */
+export function action(name, act, { kind = "", confirm = "", of = "" } = {}) {
+  const button = h("button", { type: "button", class: kind, "aria-label": of ? `${name} ${of}` : null }, name);
   button.addEventListener("click", async () => {
     if (confirm && !window.confirm(confirm)) return;
     button.disabled = true;

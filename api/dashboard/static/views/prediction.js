@@ -1,52 +1,57 @@
 // One prediction: its timeline, its output while it runs, and what can be done about it.
 
-import { ask } from "../api.js";
+import { ask, pause } from "../api.js";
 import { bar } from "../chart.js";
-import { fill, h, table } from "../dom.js";
+import { fill, h, refill, table } from "../dom.js";
 import { followed } from "../follow_run.js";
 import { ago, between, json, moment, seconds } from "../format.js";
 import { action, chip, facts, failure, isTerminal, queueLink } from "./parts.js";
 
+const LOOK_MS = 3000;
+const KINDS = { training: "trainings", procedure: "procedures" }; // what stands behind ~ in the name of a queue
+
 export function prediction({ params: [id], session, signal, refresh }) {
   const head = h("div", {});
+  const buttons = h("div", { class: "actions" });
   const story = h("div", {});
   const body = h("div", {});
-  const node = h("article", {}, h("h1", { class: "mono" }, id), head, story, body);
-  const path = `/v1/predictions/${id}`;
+  const node = h("article", {}, h("h1", { class: "mono" }, id), head, buttons, story, body);
 
-  const cancel = action("Cancel", async () => { await ask(`${path}/cancel`, { method: "POST" }); return "It is asked to stop."; }, { kind: "danger" });
+  async function tell() {
+    const told = await ask(`/v1/predictions/${id}/explain`, { signal });
+    const dead = session.isAdmin && told.ended && told.next.some((next) => /^it is a dead letter/.test(next.detail));
+    if (!signal.aborted) refill(story, timeline(told, session), dead ? letter(id, refresh) : null);
+    return told;
+  }
 
-  async function tell(seen) {
-    fill(head, summary(seen, isTerminal(seen.status) ? null : cancel));
-    try {
-      const told = await ask(`${path}/explain`, { signal });
-      const dead = session.isAdmin && told.next.some((next) => /dead letter/.test(next.detail));
-      fill(story, timeline(told, session), dead ? letter(id, refresh) : null);
-    } catch (error) {
-      if (!signal.aborted) fill(story, failure(error));
+  async function own(path) {
+    const cancel = action("Cancel", async () => { await ask(`${path}/cancel`, { method: "POST" }); return "It is asked to stop."; }, { kind: "danger" });
+    const onChange = (seen) => {
+      cancel.hidden = isTerminal(seen.status);
+      refill(head, summary(seen));
+      tell().catch(() => {}); // it stays as it was told last
+    };
+    const seen = await ask(path, { signal });
+    fill(buttons, cancel);
+    fill(body,
+      followed(seen, { path, signal, onChange }),
+      h("details", {}, h("summary", {}, "Input"), h("pre", { class: "out" }, seen.data_removed ? "Its data was removed." : json(seen.input))));
+  }
+
+  /** Another account's: operators read its story, and not what it was given or made. */
+  async function abroad(first) {
+    for (let told = first; !signal.aborted; told = await tell().catch(() => told)) {
+      refill(head, h("p", {}, chip(told.status), " ", told.model, ", of ", told.submitted.account));
+      if (told.ended && !told.webhook?.is_owed) return;
+      await pause(LOOK_MS, signal);
     }
   }
 
   async function load() {
     try {
-      const seen = await ask(path, { signal });
-      fill(body,
-        followed(seen, { signal, onChange: tell }),
-        h("details", {}, h("summary", {}, "Input"), h("pre", { class: "out" }, seen.data_removed ? "Its data was removed." : json(seen.input))));
-    } catch (error) {
-      if (signal.aborted) return;
-      if (error.status !== 404 || !session.isAdmin) return fill(body, failure(error));
-      await abroad();
-    }
-  }
-
-  /** Another account's: operators read its story, and not what it was given or made. */
-  async function abroad() {
-    try {
-      const told = await ask(`${path}/explain`, { signal });
-      fill(head, h("p", {}, chip(told.status), " ", told.model, ", of ", told.submitted.account));
-      const dead = told.next.some((next) => /dead letter/.test(next.detail));
-      fill(story, timeline(told, session), dead ? letter(id, refresh) : null);
+      const told = await tell();
+      const kind = KINDS[told.queue_name.split("~")[1]] ?? "predictions";
+      await (told.submitted.account === session.who.username ? own(`/v1/${kind}/${id}`) : abroad(told));
     } catch (error) {
       if (!signal.aborted) fill(body, failure(error));
     }
@@ -56,11 +61,10 @@ export function prediction({ params: [id], session, signal, refresh }) {
   return { title: `Prediction ${id}`, node };
 }
 
-function summary(seen, cancel) {
+function summary(seen) {
   return h("div", { class: "summary" },
     h("p", {}, chip(seen.status), " ", h("a", { href: `#/run/${seen.model}` }, seen.model), ` · made ${ago(seen.created_at)}`),
     seen.queue ? h("p", {}, waits(seen.queue)) : null,
-    h("div", { class: "actions" }, cancel),
     seen.metrics ? h("details", {}, h("summary", {}, "Metrics"), facts(Object.entries(seen.metrics).map(([name, value]) => [name, typeof value === "number" ? String(Math.round(value * 1000) / 1000) : json(value)]))) : null);
 }
 

@@ -2,7 +2,7 @@
 
 import { ask, page, pause } from "../api.js";
 import { bar, heat, sparkline } from "../chart.js";
-import { fill, h, keyed, say, table } from "../dom.js";
+import { fill, h, keyed, refill, say, table } from "../dom.js";
 import { ago, count, seconds, share } from "../format.js";
 import { stateOf } from "../states.js";
 import { action, chip, facts, failure, predictionLink, queuePath } from "./parts.js";
@@ -28,12 +28,12 @@ export function queue({ params: [name], signal }) {
       const [words, kind] = stateOf(seen);
       stop.hidden = seen.paused;
       go.hidden = !seen.paused;
-      fill(head, h("p", {}, h("span", { class: `chip ${kind}` }, words)), numbers(seen));
-      const { results } = await page(`${path}/predictions`);
+      refill(head, h("p", {}, h("span", { class: `chip ${kind}` }, words)), numbers(seen));
+      const { results } = await page(`${path}/predictions`, null, { signal });
       if (signal.aborted) return;
       show(results);
       say(rest, seen.live > results.length ? `The oldest ${results.length} of ${count(seen.live)}.` : results.length ? "" : "Nothing waits or runs.");
-      fill(body, lanes(seen), objectives(seen), history(seen), tenantTable(seen, (account, what) => tell(what, `${account}: done.`, { account })));
+      refill(body, lanes(seen), objectives(seen), history(seen), tenantTable(seen, (account, what) => tell(what, `${account}: done.`, { account })));
     } catch (error) {
       if (!signal.aborted) fill(body, failure(error));
     }
@@ -47,7 +47,7 @@ export function queue({ params: [name], signal }) {
   }
 
   const rows = h("tbody", {});
-  const rest = h("p", { class: "hint", role: "status" });
+  const rest = h("p", { class: "hint" });
   const show = keyed(rows, (one) => one.id, live);
   watch();
   return {
@@ -120,7 +120,7 @@ export function tenantTable(seen, act) {
   const rows = tenants.map((one) => h("tr", {},
     h("th", { scope: "row" }, one.account, one.suspended ? h("span", { class: "chip bad" }, "suspended") : null, one.paused ? h("span", { class: "chip warn" }, "paused") : null),
     h("td", { class: "num" }, count(one.waiting)), h("td", { class: "num" }, one.running), h("td", { class: "num" }, share(one.running, whole)), h("td", { class: "num" }, one.max_running ? `${one.weight}, ${one.max_running} at most` : one.weight),
-    h("td", {}, one.paused ? action("Resume", act(one.account, "resume")) : action("Pause", act(one.account, "pause")))));
+    h("td", {}, one.paused ? action("Resume", act(one.account, "resume"), { of: one.account }) : action("Pause", act(one.account, "pause"), { of: one.account }))));
   return h("section", { "aria-label": "Tenants" }, h("h2", {}, "Tenants"),
     whole ? bar(tenants.filter((one) => one.running).map((one, at) => ({ label: `${one.account}: ${one.running} running`, value: one.running, kind: `tone${at % 5}` })), "Who has the slots") : null,
     table("Tenants of this queue", ["Account", "#Waiting", "#Running", "#Of what runs", "#Weight", ""], h("tbody", {}, rows)));

@@ -76,7 +76,7 @@ export function run({ params: [owner, name], signal }) {
       cancel.hidden = isTerminal(seen.status);
     };
     fill(result, h("div", { class: "summary" }, h("p", {}, state, " ", predictionLink(made.id)), h("div", { class: "actions" }, cancel)),
-      followed(made, { signal: following.signal, onChange }));
+      followed(made, { path: `/v1/predictions/${made.id}`, signal: following.signal, onChange }));
   }
 
   load();

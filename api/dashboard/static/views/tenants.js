@@ -1,7 +1,7 @@
 // Fairness, seen by tenant: who waits, who runs, and by which weight, in the queue that is looked at.
 
 import { ask, pause } from "../api.js";
-import { fill, h } from "../dom.js";
+import { fill, h, refill } from "../dom.js";
 import { waiting } from "../live.js";
 import { failure, queuePath } from "./parts.js";
 import { tenantTable } from "./queue.js";
@@ -27,7 +27,7 @@ export function tenants({ params: [given], session, signal }) {
     try {
       const seen = await ask(queuePath(name), { signal });
       const act = (account, what) => async () => { await ask(`${queuePath(name)}/${what}`, { method: "POST", body: { account } }); await look(); return `${account}: done.`; };
-      if (!signal.aborted) fill(body, tenantTable(seen, act) ?? h("p", { class: "hint" }, "Nobody has anything in this queue."));
+      if (!signal.aborted) refill(body, tenantTable(seen, act) ?? h("p", { class: "hint" }, "Nobody has anything in this queue."));
     } catch (error) {
       if (!signal.aborted) fill(body, failure(error));
     }

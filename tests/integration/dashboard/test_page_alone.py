@@ -1,0 +1,269 @@
+"""The page for operators where a test plays the directors: what strangers' addresses, silence and hurry do to it."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+import httpx
+import pytest
+from msgspec import Struct
+from redis.asyncio import Redis
+
+from director.core.accounts import Accounts
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.clock import SystemClock
+from director.core.gatherer import Gatherer
+from director.core.ids import PredictionId, QueueName, lowest_id_at, new_prediction_id
+from director.core.policy import Policy
+from director.core.redis_client import client
+from director.core.schema import Claim
+from director.core.scripts import Scripts
+from director.core.tokens import SCOPES
+from tests.support.api import PlayedDirector, live_api
+from tests.support.browser import Window
+from tests.support.eventually import eventually
+from tests.support.queue_driver import VERSION
+from tests.support.servers import redis_server
+
+pytestmark = [pytest.mark.anyio, pytest.mark.heavy]  # Debian gives the browser
+
+MODEL: Final = "acme/painter"
+ACCOUNT: Final = "acme"
+MOST_SHOWN: Final = 200_000
+# the feed says one thing, and then nothing
+SILENT: Final = """
+    const asks = window.fetch;
+    window.asked = 0;
+    window.fetch = (url, given) => {
+        if (!String(url).includes("/admin/live")) return asks(url, given);
+        window.asked += 1;
+        const said = new TextEncoder().encode(": here\\n\\n");
+        return Promise.resolve(new Response(new ReadableStream({ start: (to) => to.enqueue(said) })));
+    };
+"""
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """An API, and the queue of one model."""
+
+    url: str
+    token: str
+    redis: Redis
+    scripts: Scripts
+    queue: QueueName
+
+    async def submit(self, account: str = ACCOUNT) -> PredictionId:
+        made = new_prediction_id(model=MODEL, now_ms=SystemClock().now_ms())
+        await self.scripts.enlist(made, account=account, oldest=lowest_id_at(0))
+        await self.scripts.enqueue(
+            made, queue=self.queue, account=account, model=MODEL, version=VERSION, shard=[0, 1], input=b"{}"
+        )
+        return made
+
+    async def claimed(self, made: PredictionId) -> Claim:
+        """By a director that runs nothing."""
+        played = PlayedDirector(self.scripts, self.queue)
+        while (claim := await played.claim()).id != made:
+            pass
+        return claim
+
+
+@pytest.fixture(scope="module")
+async def place() -> AsyncGenerator[Place]:
+    async with AsyncExitStack() as stack:
+        server = stack.enter_context(redis_server())
+        redis = client(server.url)
+        stack.push_async_callback(redis.aclose)
+        gatherer = Gatherer(redis)
+        stack.push_async_callback(gatherer.aclose)
+        scripts = Scripts(gatherer)
+        catalog = Catalog(redis, scripts, SystemClock())
+        queue = await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy(attempts=1))
+        api = await stack.enter_async_context(live_api(server.url))
+        token = await Accounts(redis).create_token(ACCOUNT, scopes=SCOPES)
+        yield Place(url=api.url, token=token, redis=redis, scripts=scripts, queue=queue)
+
+
+@pytest.fixture
+async def window(chromium: tuple[Any, str], place: Place) -> AsyncIterator[Window]:
+    window, context = await opened(chromium, place.token)
+    yield window
+    await context.close()
+
+
+async def opened(chromium: tuple[Any, str], token: str) -> tuple[Window, Any]:
+    """A page whose tab has this token."""
+    started, script = chromium
+    context = await started.new_context()
+    await context.add_init_script(f"if (origin !== 'null') sessionStorage.setItem('director.token', '{token}')")
+    window = Window(await context.new_page(), script)
+    window.page.set_default_timeout(20_000)
+    return window, context
+
+
+async def looked(window: Window, path: str) -> None:
+    """The page has shown an answer to this once more."""
+    async with window.page.expect_response(lambda answer: answer.url.endswith(path)) as answer:
+        await (await answer.value).finished()
+    await window.page.evaluate("() => new Promise((done) => setTimeout(done))")
+
+
+async def focused(window: Window) -> Any:
+    return await window.page.evaluate("document.activeElement.textContent")
+
+
+async def test_an_address_of_a_stranger_asks_for_nothing(window: Window, place: Place) -> None:
+    asked: list[str] = []
+    window.page.on("request", lambda request: asked.append(request.url))
+    for view in (
+        "queues/..%2Faccounts%2Facme%2Fresume%3F:x",
+        "tenants/..%2Faccounts%2Facme%3F:x",
+        "run/..%2Faccounts/x",
+    ):
+        await window.page.goto(f"{place.url}/#/{view}")
+        await window.page.get_by_role("heading", name="Queues").wait_for()
+        await window.page.get_by_role("rowheader", name=place.queue).wait_for()
+        await window.page.goto("about:blank")
+    await window.page.goto(f"{place.url}/#/%E0%A4%A")
+    await window.page.get_by_role("heading", name="Queues").wait_for()
+    assert [url for url in asked if "/accounts/" in url] == []
+    assert window.faults == []
+
+
+async def test_who_skips_to_the_content_stays_in_the_view(window: Window, place: Place) -> None:
+    await window.page.goto(f"{place.url}/#/dead")
+    await window.page.get_by_role("heading", name="Dead letters").wait_for()
+    await window.page.get_by_role("link", name="Skip to content").focus()
+    await window.page.keyboard.press("Enter")
+    assert await window.page.evaluate("document.activeElement.id") == "main"
+    await window.page.get_by_role("heading", name="Dead letters").wait_for()
+
+
+async def test_what_has_the_focus_keeps_it_while_the_page_goes_on(window: Window, place: Place) -> None:
+    made = await place.submit()
+    await window.page.goto(f"{place.url}/#/predictions/{made}")
+    await window.page.get_by_role("button", name="Cancel").focus()
+    await looked(window, f"/predictions/{made}")
+    await looked(window, f"/predictions/{made}/explain")
+    assert await focused(window) == "Cancel"
+    await window.page.goto(f"{place.url}/#/queues/{place.queue}")
+    await window.page.get_by_role("button", name=f"Pause {ACCOUNT}").focus()
+    await place.submit()  # its numbers change, and the button stays
+    await looked(window, "history=360")
+    await looked(window, "history=360")
+    assert await focused(window) == "Pause"
+
+
+async def test_of_very_much_output_the_newest_is_shown(window: Window, place: Place) -> None:
+    async with httpx.AsyncClient(base_url=place.url, headers={"Authorization": f"Bearer {place.token}"}) as caller:
+        made = await caller.post(f"/v1/models/{MODEL}/predictions", json={"input": {}})
+    claim = await place.claimed(made.json()["id"])
+    await window.page.goto(f"{place.url}/#/predictions/{claim.id}")
+    output = window.page.get_by_role("region", name="Output")
+    await output.wait_for(state="attached")
+    seq = claim.record.seq
+    for number in range(20):
+        events = [("output", b'"%sword %d "' % (b"and " * 25, number))] * 250
+        seq = (await place.scripts.advance(claim.id, token=claim.token, seq=seq, ran_ms=0, events=events)).seq
+    await output.get_by_text("word 19").wait_for()
+    assert await output.evaluate("one => [one.childElementCount, one.firstChild.childNodes.length]") == [1, 1]
+    assert len(await output.inner_text()) <= 2 * MOST_SHOWN
+
+
+async def test_an_operator_follows_what_another_account_runs(window: Window, place: Place) -> None:
+    made = await place.submit("umbrella")
+    await window.page.goto(f"{place.url}/#/predictions/{made}")
+    await window.page.get_by_text("of umbrella").wait_for()
+    await place.claimed(made)
+    await window.page.get_by_text("attempt 1 on played").wait_for()
+    assert window.faults == []
+
+
+async def test_what_runs_for_the_last_time_is_no_dead_letter(window: Window, place: Place) -> None:
+    claim = await place.claimed(await place.submit())
+    await window.page.goto(f"{place.url}/#/predictions/{claim.id}")
+    await window.page.get_by_text("it is a dead letter").wait_for()  # without a sign of life until then
+    assert await window.page.get_by_role("heading", name="A dead letter").count() == 0
+
+
+async def test_the_page_is_there_below_a_path_of_a_proxy(window: Window, place: Place) -> None:
+    async def ours(route: Any, request: Any) -> None:
+        await route.continue_(url=request.url.replace("/ops/", "/", 1))
+
+    async def anothers(route: Any) -> None:
+        await route.fulfill(status=404)
+
+    await window.page.route("**/*", anothers)
+    await window.page.route("**/ops/**", ours)
+    made = await place.submit()
+    await window.page.goto(f"{place.url}/ops/")
+    await window.page.get_by_role("rowheader", name=place.queue).wait_for()
+    await window.page.get_by_role("link", name="Director", exact=True).click()
+    await window.page.goto(f"{place.url}/ops/#/predictions/{made}")
+    await window.page.get_by_role("heading", name="Timeline").wait_for()
+    assert window.faults == []
+
+
+async def test_a_feed_that_fell_silent_is_asked_for_again(window: Window, place: Place) -> None:
+    """As where a network forgot the connection: nothing comes any more, and nobody says so."""
+    await window.page.add_init_script(SILENT)
+    await window.page.clock.install()
+    await window.page.goto(f"{place.url}/#/")
+    await window.page.locator("#feed").get_by_text("live").wait_for()
+    await window.page.clock.fast_forward("00:29")
+    assert await window.page.evaluate("asked") == 1
+    await window.page.clock.fast_forward("00:03")
+
+    async def is_asked() -> bool:
+        return int(await window.page.evaluate("asked")) > 1
+
+    await eventually(is_asked, "the feed is asked for again")
+
+
+async def test_a_service_that_is_away_is_asked_again_with_the_same_token(window: Window, place: Place) -> None:
+    async def away(route: Any) -> None:
+        await route.fulfill(status=503, json={"detail": "Redis cannot answer now."})
+
+    await window.page.route("**/v1/account", away)
+    await window.page.goto(place.url)
+    await window.page.get_by_text("Redis cannot answer now.").wait_for()
+    await window.page.unroute("**/v1/account")
+    await window.page.get_by_role("rowheader", name=place.queue).wait_for()
+
+
+async def test_a_token_that_is_no_operators_shows_its_own_things_alone(chromium: tuple[Any, str], place: Place) -> None:
+    own, others = await place.submit("umbrella"), await place.submit()
+    token = await Accounts(place.redis).create_token("umbrella", scopes=("read", "run"))
+    window, context = await opened(chromium, token)
+    asked: list[str] = []
+    window.page.on("request", lambda request: asked.append(request.url))
+    for view in ("/", "/directors", "/dead", "/audit", "/tenants", f"/queues/{place.queue}"):
+        await window.page.goto(f"{place.url}/#{view}")
+        await window.page.get_by_role("heading", name="Predictions").wait_for()
+        await window.page.goto("about:blank")
+    await window.page.goto(f"{place.url}/#/predictions/{own}")
+    await window.page.get_by_role("heading", name="Timeline").wait_for()
+    assert [url for url in asked if "/admin/" in url] == []
+    assert window.faults == []
+    await window.page.goto(f"{place.url}/#/predictions/{others}")
+    await window.page.get_by_role("alert").get_by_text("found").wait_for()
+    await context.close()
+
+
+STARTS: Final = (
+    # (second, counter), and what is shown
+    ([(0, 100), (60, 160), (119, 219)], "60"),
+    ([(0, 100), (60, 160), (90, 10)], "47"),  # counted from nought again: 60 + 10 in 90 s
+    ([(0, 0), (3500, 5000), (3560, 5006)], "6"),  # the feed was away for an hour
+    ([(0, 0), (3500, 5000)], "–"),
+)
+
+
+@pytest.mark.parametrize(("seen", "shown"), STARTS)
+async def test_starts_a_minute_are_those_of_lately(
+    window: Window, place: Place, seen: list[tuple[int, int]], shown: str
+) -> None:
+    await window.page.goto(place.url)
+    samples = [{"at": 1000 * at_s, "started": started} for at_s, started in seen]
+    rate = "async (seen) => (await import('/dashboard/views/overview.js')).rate(seen)"
+    assert await window.page.evaluate(rate, samples) == shown
