@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ("add",)
 
+COLUMNS: Final = ("account", "limits")
 DAY_S: Final = 86_400
 HOUR_S: Final = 3_600.0
 POLICIES: Final = ("hold", "end")  # these too; a test holds them together
@@ -100,6 +101,8 @@ def _create(given: argparse.Namespace) -> int:
 
 
 def _list(given: argparse.Namespace) -> int:
+    from director.cli.tables import fitted, line_width
+
     async def read(backend: Backend) -> dict[str, dict[str, str]]:
         return {name: (await backend.accounts.written(name)).limits for name in await backend.accounts.names()}
 
@@ -108,8 +111,9 @@ def _list(given: argparse.Namespace) -> int:
         print_json([{"name": name, "limits": limits} for name, limits in found.items()])
     elif not found:
         print("no accounts yet: `director account create NAME` makes one")
-    for name, limits in {} if given.json else found.items():
-        print(_line(name, limits))
+    else:
+        rows = [(name, _limits(limits)) for name, limits in found.items()]
+        print("\n".join(fitted(COLUMNS, rows, width=line_width(), words=COLUMNS)))
     return 0
 
 
@@ -213,4 +217,8 @@ def _rotate(given: argparse.Namespace) -> int:
 
 
 def _line(name: str, limits: dict[str, str]) -> str:
-    return " ".join([name, *(f"{limit}={value}" for limit, value in limits.items())])
+    return f"{name} {_limits(limits)}".rstrip()
+
+
+def _limits(limits: dict[str, str]) -> str:
+    return " ".join(f"{limit}={value}" for limit, value in limits.items())

@@ -2,8 +2,10 @@
 
 import argparse
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from director.cli.lines import EXAMPLES
 from director.core.ids import MODEL_NAME, VERSION_ID
 from director.up import DEFAULT_HOME
 
@@ -25,19 +27,49 @@ MOST_HOURS: Final = 24 * 366
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose help ends with the settings of its process, where it has some: the name of their struct."""
+    """A parser whose help ends with lines that show its use, and with the settings of its process, where it has some:
+    `settings` is the name of their struct.
+    """
 
     settings = ""
 
+    @property
+    def examples(self) -> tuple[str, ...]:
+        """Lines that show its use."""
+        return EXAMPLES.get(self.prog, ())
+
+    @property
+    def arguments(self) -> "list[argparse.Action]":
+        """All that it takes itself."""
+        return self._actions
+
+    @property
+    def commands(self) -> "dict[str, CommandParser]":
+        """The commands below it by their names; one that has two names is there under the first alone."""
+        found: dict[str, CommandParser] = {}
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for name, each in action.choices.items():
+                    if each not in found.values():
+                        found[name] = each
+        return found
+
+    def all_of_it(self) -> "Iterator[CommandParser]":
+        """Itself, and all that is below it, in the order of the help."""
+        yield self
+        for each in self.commands.values():
+            yield from each.all_of_it()
+
     def format_help(self) -> str:
-        """The usual help, and the table of variables, which is made only when somebody asks for it."""
+        """The usual help; lines to copy; and the table of variables, which is made only when somebody asks for it."""
+        shown = ["examples:", *(f"  {line}" for line in self.examples), ""] if self.examples else []
         if not self.settings:
-            return super().format_help()
+            return "\n".join([super().format_help(), *shown])
         from director.core import settings
 
         rows = settings.described(getattr(settings, self.settings))
         lines = [f"  {name}{f' ({default})' if default else ''}\n      {text}" for name, default, text in rows]
-        return "\n".join([super().format_help(), "environment (default):", *lines, ""])
+        return "\n".join([super().format_help(), *shown, "environment (default):", *lines, ""])
 
 
 if TYPE_CHECKING:

@@ -5,13 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from director.cli.arguments import Commands, add_home, add_json
+from director.cli.arguments import CommandParser, Commands, add_home, add_json
 from director.cli.pipe import print_json
 
 __all__ = ("add",)
 
 LEAST_BATCH: Final = 500  # behind a smaller one, the 99 others would wait longer for each other than for it
 
+LATENCY: Final = "What a running `up` adds to a direct call of the model server."
 FAIRNESS: Final = """\
 Play tenants and lanes through the real scripts on a Valkey of its own, with time walked by hand, and judge how long
 each waits and what each is given. Exit code 1 where a bound was not kept."""
@@ -23,9 +24,9 @@ Fill a queue on a Valkey of its own, and compare its calls with those of an empt
 def add(commands: Commands) -> None:
     """Add the commands of this file."""
     bench = commands.add_parser("bench", help="measure speed, fairness and depth", description="Measure the product.")
-    what = bench.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    what = bench.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)
 
-    latency = what.add_parser("latency", help="what a running `up` adds to a direct call of the model server")
+    latency = what.add_parser("latency", help=LATENCY[0].lower() + LATENCY[1:-1], description=LATENCY)
     latency.add_argument("-n", type=int, default=200, metavar="N", help="predictions of each kind (%(default)s)")
     add_json(latency)
     add_home(latency)

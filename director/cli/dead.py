@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from director.cli.arguments import CommandParser, Commands, add_json, add_redis
 from director.cli.audit import typist
 from director.cli.backend import Backend, on_backend
+from director.cli.departing import progress
 from director.cli.pipe import print_json, printable
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ("add",)
 
 SHOWN: Final = 20
+COLUMNS: Final = ("died", "id", "queue", "account", "why", "attempts")
 
 
 def add(commands: Commands) -> None:
@@ -60,6 +62,7 @@ def _rate(text: str) -> float:
 
 
 def _list(given: argparse.Namespace) -> int:
+    from director.cli.tables import fitted, line_width
     from director.core.dead import Place
     from director.core.errors import SettingsError
 
@@ -75,8 +78,9 @@ def _list(given: argparse.Namespace) -> int:
     if given.json:
         print_json(letters)
         return 0
-    for letter in letters.results:
-        print(_line(letter))
+    if letters.results:
+        rows = [_row(letter) for letter in letters.results]
+        print("\n".join(fitted(COLUMNS, rows, width=line_width(), words=COLUMNS[:-1])))
     if letters.next:
         print(f"there are more: --cursor {letters.next}")
     elif not letters.results:
@@ -118,9 +122,10 @@ def _do(given: argparse.Namespace) -> int:
         queues = await _queues(backend.catalog, given.queue)
         slices = dead.every(queues) if given.all else _slices(await dead.named(ids))
         asked = Asked(ids=ids, queue=given.queue)
-        return await act(slices, by=typist(), asked=asked, rate=given.rate)
+        return await act(_counted(slices, given.rate), by=typist(), asked=asked, rate=given.rate)
 
     done = on_backend(given, do)
+    progress(None)
     if given.json:
         print_json({"done": done.done, "refused": done.refused})
     else:
@@ -144,6 +149,17 @@ async def _slices(places: "list[Place]") -> "AsyncIterator[list[Place]]":
     yield places
 
 
+async def _counted(slices: "AsyncIterator[list[Place]]", rate: float | None) -> "AsyncIterator[list[Place]]":
+    """The same, and on a terminal how many were met so far. With a rate each is a slice: one may take seconds."""
+    met = 0
+    async for places in slices:
+        step = 1 if rate else len(places)
+        for start in range(0, len(places), step):
+            progress(met, "done")
+            yield places[start : start + step]
+            met += len(places[start : start + step])
+
+
 def _ids(names: list[str]) -> "list[PredictionId]":
     from director.core.errors import SettingsError
     from director.core.ids import PredictionId, is_prediction_id
@@ -152,6 +168,10 @@ def _ids(names: list[str]) -> "list[PredictionId]":
         if not is_prediction_id(name):
             raise SettingsError(f"{name!r} is no id of a prediction: `director dead list` shows them.")
     return [PredictionId(name) for name in dict.fromkeys(names)]
+
+
+def _row(letter: "DeadLetter") -> list[str]:
+    return [letter.died_at, letter.id, letter.queue, letter.account, letter.code, str(len(letter.attempts))]
 
 
 def _line(letter: "DeadLetter") -> str:

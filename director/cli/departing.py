@@ -32,10 +32,7 @@ def add_options(parser: CommandParser) -> None:
     parser.add_argument(
         "--put-back", action="store_true", help="with --to-redis: what is on its way there waits here again"
     )
-    parser.epilog = (
-        "Example: director queues migrate acme/painter --to-redis redis://10.0.0.2:6379 --dry-run. "
-        "It may be cut short and repeated at any time."
-    )
+    parser.epilog = "It may be cut short and repeated at any time."
 
 
 def depart(given: argparse.Namespace) -> int:

@@ -1,7 +1,7 @@
 """The frame of all commands: reads the line, runs one command, and turns what went wrong into one line and a code.
 
-Exit codes: 0 done, 1 it failed and the line says what to do, 2 the command line is wrong, 130 Ctrl-C.
-Never shows a traceback for a fault that can be expected, and imports a command's rooms only when it is called.
+Exit codes are those of `lines.py`. Never shows a traceback for a fault that can be expected, and imports a command's
+rooms only when it is called.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from director.cli import (
     audit_log,
     bench,
     chaos,
+    completion,
     dead,
     directors,
     doctor,
@@ -30,10 +31,11 @@ from director.cli import (
     up,
 )
 from director.cli.arguments import CommandParser
+from director.cli.lines import EXIT_CODES
 from director.cli.pipe import leave_stdout
 from director.core.errors import DirectorError
 
-__all__ = ("main",)
+__all__ = ("made_parser", "main")
 
 FAILED: Final = 1
 INTERRUPTED: Final = 130
@@ -56,13 +58,14 @@ GROUPS: Final = (
     simulate,
     bench,
     chaos,
+    completion,
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     try:
-        given = _parser().parse_args(argv)
+        given = made_parser().parse_args(argv)
         return int(given.run(given))
     except DirectorError as exc:
         return _failed(str(exc))
@@ -88,10 +91,12 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _parser() -> CommandParser:
+def made_parser() -> CommandParser:
+    """All commands."""
     parser = CommandParser(
         prog="director",
         description="A self-hosted, Replicate-compatible prediction queue. Start with `director up`.",
+        epilog="exit codes: " + "; ".join(f"{code}: {text}" for code, text in EXIT_CODES.items()),
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)

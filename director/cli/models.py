@@ -3,11 +3,15 @@
 import argparse
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from director.cli.arguments import CommandParser, Commands, add_redis
+from director.cli.arguments import CommandParser, Commands, add_json, add_redis
 from director.cli.audit import audited, typist
 from director.cli.backend import Backend, on_backend
+from director.cli.pipe import print_json
+
+if TYPE_CHECKING:
+    from director.core.models import Model
 
 __all__ = ("add",)
 
@@ -20,20 +24,29 @@ SAID: Final = {
     "cover_image_url": "a picture of it",
     "hardware": "what it runs on",
 }
+COLUMNS: Final = ("model", "visibility", "version")
+SHOWN: Final = ("name", "visibility", "latest", "is_official", *SAID, "default_example")
 YES_NO: Final = {"yes": "1", "no": ""}
 
 
 def add(commands: Commands) -> None:
     """Add the commands of this file."""
-    model = _group(commands, "model", "list models, say what is shown of them and to whom")
-    _action(model, "list", "list every model", _list)
-    changed = _action(model, "set", "change what is said of a model; an empty text takes it back", _set, "name")
+    said = "list models, say what is shown of them and to whom"
+    models = commands.add_parser("model", aliases=["models"], help=said, description="List every model.")
+    add_json(models)
+    add_redis(models)
+    models.set_defaults(run=_list)
+    model = models.add_subparsers(title="commands", metavar="COMMAND", parser_class=CommandParser)
+    _action(model, "list", "list every model", _list, again=True)
+    changed = _action(
+        model, "set", "change what is said of a model; an empty text takes it back", _set, "name", again=True
+    )
     changed.add_argument("--visibility", choices=("public", "private"), help="private: for its owner and operators")
     changed.add_argument("--official", choices=tuple(YES_NO), help="mark it as official")
     for field, text in SAID.items():
         changed.add_argument(f"--{field.replace('_', '-')}", metavar="TEXT", help=text)
     configured = _action(
-        model, "config", "show or change how a model is run; directors heed it in seconds", _config, "name"
+        model, "config", "show or change how a model is run; directors heed it in seconds", _config, "name", again=True
     )
     configured.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="VALUE in JSON, or a text; @FILE"
@@ -41,7 +54,7 @@ def add(commands: Commands) -> None:
     configured.add_argument(
         "--unset", action="append", default=[], metavar="NAME", help="as its directors were started"
     )
-    shown = _action(model, "example", "show a prediction with its model, as it is now", _example, "name")
+    shown = _action(model, "example", "show a prediction with its model, as it is now", _example, "name", again=True)
     shown.add_argument("prediction", metavar="PREDICTION")
     shown.add_argument("--default", action="store_true", help="let it stand for the model in lists")
     shown.add_argument("--remove", action="store_true", help="show it no more")
@@ -63,24 +76,39 @@ def _group(commands: Commands, name: str, text: str) -> Commands:
 
 
 def _action(
-    actions: Commands, name: str, text: str, run: Callable[[argparse.Namespace], int], of: str = ""
+    actions: Commands,
+    name: str,
+    text: str,
+    run: Callable[[argparse.Namespace], int],
+    of: str = "",
+    *,
+    again: bool = False,
 ) -> CommandParser:
     parser = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
     if of:
         parser.add_argument("of", metavar=of.upper())
-    add_redis(parser)
+    add_json(parser, again=again)
+    add_redis(parser, again=again)
     parser.set_defaults(run=run)
     return parser
 
 
 def _list(given: argparse.Namespace) -> int:
-    async def read(backend: Backend) -> list[str]:
+    from director.cli.tables import fitted, line_width
+
+    async def read(backend: Backend) -> "list[Model]":
         models = backend.catalog.models
         names = [name for _, name in await models.listed("latest")][::-1]
-        found = [model for model in await models.many(names) if model is not None]
-        return [f"{model.name} {model.visibility} {model.latest or 'no version'}" for model in found]
+        return [model for model in await models.many(names) if model is not None]
 
-    print("\n".join(on_backend(given, read)) or "no models yet: a director registers one")
+    found = on_backend(given, read)
+    if given.json:
+        print_json([{name: getattr(model, name) for name in SHOWN} for model in found])
+    elif found:
+        rows = [(model.name, model.visibility, model.latest or "none") for model in found]
+        print("\n".join(fitted(COLUMNS, rows, width=line_width(), words=COLUMNS)))
+    else:
+        print("no models yet: a director registers one")
     return 0
 
 
@@ -105,8 +133,7 @@ def _set(given: argparse.Namespace) -> int:
 
     if not on_backend(given, change):
         raise SettingsError(f"there is no model {given.of}: `director model list` shows those that there are.")
-    print(f"{given.of}: an API knows it once its cache is over")
-    return 0
+    return _said(given, "an API knows it once its cache is over")
 
 
 def _config(given: argparse.Namespace) -> int:
@@ -136,6 +163,9 @@ def _config(given: argparse.Namespace) -> int:
             stored = on_backend(given, act)
     except UnknownModel as exc:
         raise SettingsError(f"there is no model {given.of}: `director model list` shows those that there are.") from exc
+    if given.json:
+        print_json(stored)
+        return 0
     print(f"{given.of}: revision {stored.revision}{f', by {stored.changed_by}' if stored.changed_by else ''}")
     for name, value in msgspec.to_builtins(stored.config).items():
         print(f"  {name} = {msgspec.json.encode(value).decode()}")
@@ -186,8 +216,7 @@ def _example(given: argparse.Namespace) -> int:
 
     if not on_backend(given, hide):
         raise SettingsError(f"{given.prediction} is not shown with {given.of}.")
-    print(f"{given.of}: done")
-    return 0
+    return _said(given, "done")
 
 
 def _put(given: argparse.Namespace) -> int:
@@ -235,5 +264,12 @@ def _remove_hardware(given: argparse.Namespace) -> int:
 
 def _done(given: argparse.Namespace, act: Callable[[Backend], Awaitable[None]]) -> int:
     on_backend(given, act)
-    print(f"{given.of}: done")
+    return _said(given, "done")
+
+
+def _said(given: argparse.Namespace, text: str) -> int:
+    if given.json:
+        print_json({"name": given.of, "done": True})
+    else:
+        print(f"{given.of}: {text}")
     return 0

@@ -31,7 +31,6 @@ def add(commands: Commands) -> None:
         "predict",
         help="run a model, and print its output as it comes",
         description="Run a model and print its output as it comes. Ctrl-C cancels the prediction.",
-        epilog="Example: director predict example/hello -i text=hi -i n=3",
     )
     predict.add_argument("model", type=model_name, metavar="OWNER/NAME[:VERSION]")
     predict.add_argument(

@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from director.cli.arguments import Commands, add_redis
+from director.cli.arguments import Commands, add_json, add_redis
 from director.cli.backend import Backend, on_backend
 from director.cli.pipe import print_json
 
@@ -26,6 +26,7 @@ def add(commands: Commands) -> None:
         "--key", action="store_true", help="print the Redis key whose ZCARD is all that waits, is delayed or runs"
     )
     scale.set_defaults(run=_scale)
+    add_json(scale)
     add_redis(scale)
 
 
@@ -45,7 +46,12 @@ def _scale(given: argparse.Namespace) -> int:
         if given.key:
             print(keys.live(on_backend(given, named)))
         else:
-            print_json(msgspec.to_builtins(on_backend(given, asked)))
+            told = on_backend(given, asked)
+            print_json(told) if given.json else print(_line(msgspec.to_builtins(told)))
     except UnknownQueue as exc:
         raise SettingsError(f"there is no queue {given.queue}: `director queues` shows them.") from exc
     return 0
+
+
+def _line(told: dict[str, object]) -> str:
+    return "  ".join(f"{name} {'-' if value is None else value}" for name, value in told.items())

@@ -19,12 +19,7 @@ MADE: Final = ("heavy-light", "batches", "even", "lanes", "constant")
 TEXT: Final = """\
 Play what came to a queue once more, through the queue's own scripts on a server in memory, with time walked by hand:
 what waits, use of the slots and shares would have been. Touches no server that somebody uses."""
-EXAMPLES: Final = """\
-examples:
-  director simulate audit.jsonl --queue acme/painter:0123456789ab --slots 4,8,16
-  director simulate trace.jsonl --policy fair --policy fifo --plot waits.svg
-  director simulate --made heavy-light --minutes 30 --slots 4 --policy weights.toml
-
+FORMATS: Final = """\
 FILE is what `director audit --to FILE` wrote, or has lines like
   {"at_s": 0.5, "account": "acme", "lane": "normal", "cost": 1, "run_s": 2.5}
 A policy is `fair` (as queues are by default), `fifo` (one line for all, to compare with), or a TOML file:
@@ -44,7 +39,7 @@ def add(commands: Commands) -> None:
         "simulate",
         help="play recorded or made traffic with other slots and policies",
         description=TEXT,
-        epilog=EXAMPLES,
+        epilog=FORMATS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("file", nargs="?", metavar="FILE", help="an audit log, or a trace")

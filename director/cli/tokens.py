@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ("add",)
 
 HOUR_MS = 3_600_000
+COLUMNS = ("account", "id", "ends in", "scopes", "lanes", "expires", "label")
 
 
 def add(commands: Commands) -> None:
@@ -25,7 +26,11 @@ def add(commands: Commands) -> None:
         "token", help="make, list and revoke tokens", description="Make, list and revoke tokens for callers of the API."
     )
     actions = token.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)
-    create = actions.add_parser("create", help="make a token, and its account where there is none")
+    create = actions.add_parser(
+        "create",
+        help="make a token, and its account where there is none",
+        description="Make a token, and its account where there is none. It is shown just once.",
+    )
     create.add_argument("--account", required=True, metavar="NAME", help="who the token speaks for")
     create.add_argument("--label", default="", metavar="TEXT", help="what it is for: tells it from others")
     create.add_argument("--lanes", default="high,normal,low", help="lanes that it may use (%(default)s)")
@@ -34,16 +39,23 @@ def add(commands: Commands) -> None:
     add_json(create)
     add_redis(create)
     create.set_defaults(run=_create)
-    listed = actions.add_parser("list", help="list tokens, without what is secret of them")
+    listed = actions.add_parser(
+        "list",
+        help="list tokens, without what is secret of them",
+        description="List tokens, without what is secret of them.",
+    )
     listed.add_argument("--account", metavar="NAME", help="those of this account (of all)")
     add_json(listed)
     add_redis(listed)
     listed.set_defaults(run=_list)
     revoke = actions.add_parser(
-        "revoke", help="make a token speak for nobody: one that is named, or is read from standard input"
+        "revoke",
+        help="make a token speak for nobody: one that is named, or is read from standard input",
+        description="Make a token speak for nobody: one that is named, or is read from standard input.",
     )
     revoke.add_argument("name", nargs="?", metavar="TOKEN", help="its label, its last 4 characters or its id")
     revoke.add_argument("--account", metavar="NAME", help="whose it is, where it is named")
+    add_json(revoke)
     add_redis(revoke)
     revoke.set_defaults(run=_revoke)
 
@@ -78,6 +90,8 @@ def _create(given: argparse.Namespace) -> int:
 
 
 def _list(given: argparse.Namespace) -> int:
+    from director.cli.tables import fitted, line_width
+
     async def read(backend: Backend) -> "list[Token]":
         if given.account:
             await backend.accounts.refuse_unknown(given.account)
@@ -89,14 +103,15 @@ def _list(given: argparse.Namespace) -> int:
         print_json([_shown(token) for token in tokens])
     elif not tokens:
         print("no tokens yet: `director token create --account NAME` makes one")
-    for token in [] if given.json else tokens:
-        shown = _shown(token)
-        until = shown["expires_at"] or "never"
-        print(
-            f"{token.account} {token.id} …{token.last4 or '????'} scopes={','.join(token.scopes)} "
-            f"lanes={','.join(token.lanes)} expires={until} {token.label}".rstrip()
-        )
+    else:
+        print("\n".join(fitted(COLUMNS, [_row(token) for token in tokens], width=line_width(), words=COLUMNS)))
     return 0
+
+
+def _row(token: "Token") -> list[str]:
+    shown = _shown(token)
+    until, last = shown["expires_at"] or "never", f"…{token.last4 or '????'}"
+    return [token.account, token.id, last, ",".join(token.scopes), ",".join(token.lanes), until, token.label]
 
 
 def _revoke(given: argparse.Namespace) -> int:
@@ -124,7 +139,10 @@ def _revoke(given: argparse.Namespace) -> int:
             if given.name
             else "standard input has no token that speaks for anybody."
         )
-    print("revoked: an API that knew it forgets it once its cache is over")
+    if given.json:
+        print_json({"revoked": True})
+    else:
+        print("revoked: an API that knew it forgets it once its cache is over")
     return 0
 
 

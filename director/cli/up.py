@@ -24,7 +24,7 @@ def add(commands: Commands) -> None:
     up.add_argument("--verbose", action="store_true", help="show the logs of all parts")
     up.set_defaults(run=_up)
 
-    down = commands.add_parser("down", help="stop a `director up`, and whatever one left behind")
+    down = commands.add_parser("down", help=DOWN[0].lower() + DOWN[1:-1], description=DOWN)
     add_home(down)
     down.set_defaults(run=_down)
 
@@ -32,6 +32,9 @@ def add(commands: Commands) -> None:
 UP = """\
 Start Valkey, the API, the keeper and two example models with their directors, and say how to ask them.
 All data stays in the home: the next `director up` goes on where this one ended."""
+
+
+DOWN = "Stop a `director up`, and whatever one left behind."
 
 
 def _up(given: argparse.Namespace) -> int:

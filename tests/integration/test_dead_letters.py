@@ -233,7 +233,7 @@ async def test_the_command_lists_shows_revives_and_drops(server: RedisServer, dr
     assert (await to_thread.run_sync(run, "list")).stdout == "no dead letters\n"
     third, second, first = await dying(driver, 3)
     listed = await to_thread.run_sync(run, "list", "-n", "2")
-    *rows, more = listed.stdout.splitlines()
+    _, *rows, more = listed.stdout.splitlines()
     assert [row.split()[1] for row in rows] == [third, second]
     cursor = more.rpartition(" ")[2]
     assert first in (await to_thread.run_sync(run, "list", "--cursor", cursor)).stdout

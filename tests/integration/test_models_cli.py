@@ -43,7 +43,12 @@ async def test_a_model_is_shown_to_whom_an_operator_says(
     assert (model.visibility, model.is_official, model.latest) == ("private", True, VERSION)
     capsys.readouterr()
     assert await types(server, "model", "list") == 0
-    assert capsys.readouterr().out == f"{MODEL} private {VERSION}\n"
+    assert capsys.readouterr().out.splitlines()[1].split() == [MODEL, "private", VERSION]
+    assert await types(server, "models", "--json") == 0
+    [shown] = json.loads(capsys.readouterr().out)
+    assert (shown["name"], shown["visibility"], shown["latest"], shown["is_official"]) == (
+        *(MODEL, "private", VERSION, True),
+    )
     assert await types(server, "model", "set", "acme/none", "--description", "x") == 1
     assert await types(server, "model", "set", MODEL) == 1
     assert "say what" in capsys.readouterr().err
@@ -71,6 +76,8 @@ async def test_how_a_model_is_run_is_said_shown_and_taken_back(
     capsys.readouterr()
     assert await types(server, *config) == 0
     assert capsys.readouterr().out.splitlines()[1:] == ["  attempts = 5"]
+    assert await types(server, *config, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["config"] == {"attempts": 5}
     for wrong in ("attempts=99", "attempts", "nothing=1", 'runner={"kind":"cog","x":1}', "runner=@/nowhere"):
         assert await types(server, *config, "--set", wrong) == 1
     assert await types(server, "model", "config", "acme/none") == 1

@@ -110,7 +110,7 @@ async def test_it_says_what_the_command_says(
         )
         return done.stdout.strip()
 
-    assert json.loads(await run()) == await told(keeper, driver.queue)
+    assert json.loads(await run("--json")) == await told(keeper, driver.queue)
     assert await driver.redis.zcard(await run("--key")) == 3
 
 
