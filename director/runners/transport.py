@@ -9,6 +9,7 @@ answer may take.
 import asyncio
 import socket
 import ssl
+from functools import cache
 from typing import Final
 
 import httpx
@@ -40,8 +41,7 @@ class OneServer(httpx.AsyncBaseTransport):
     def __init__(self, url: httpx.URL) -> None:
         self._host = url.raw_host.decode("ascii").strip("[]")
         self._port = url.port or PORTS[url.scheme]
-        # plain HTTP needs no certificates, and loading them takes longer than a prediction
-        self._tls = ssl.create_default_context() if url.scheme == "https" else None
+        self._tls = _trusted() if url.scheme == "https" else None
         self._idle: list[Wire] = []
         self._busy: set[Wire] = set()
         self._is_closed = False
@@ -99,6 +99,12 @@ class OneServer(httpx.AsyncBaseTransport):
             self._idle.append(wire)
         else:
             wire.abort()
+
+
+@cache
+def _trusted() -> ssl.SSLContext:
+    """The public authorities, once for all servers: loading them takes 50 ms, in which nothing else goes on."""
+    return ssl.create_default_context()
 
 
 def _bytes(request: httpx.Request) -> bytes:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import httpx
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from director.runners.connections import Connection
 from director.runners.exchange import MOST_WAITING
 from director.runners.transport import OneServer
+from tests.support.authority import Authority, secure_sink
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.anyio
@@ -165,6 +167,28 @@ async def test_a_body_that_nobody_takes_keeps_the_server_waiting() -> None:
                 assert sent < 50_000_000
             size += len(chunk)
         assert size == 100_000_000
+
+
+@pytest.mark.parametrize(("name", "is_trusted"), [("localhost", True), ("elsewhere.example", False)])
+async def test_a_server_is_asked_over_tls_where_its_certificate_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_trusted: bool
+) -> None:
+    authority = Authority(tmp_path)
+    monkeypatch.setattr("director.runners.transport._trusted", authority.trusted)
+    async with secure_sink(authority.shown_by(name)) as sink:
+        asking = Connection(f"https://localhost:{sink.port}").send("GET", "/x")
+        if is_trusted:
+            assert (await asking).status_code == 200
+        else:
+            with pytest.raises(httpx.ConnectError):
+                await asking
+    assert len(sink.heads) == is_trusted
+
+
+def test_authorities_are_loaded_once_for_all_servers() -> None:
+    one, two = OneServer(httpx.URL("https://one.example")), OneServer(httpx.URL("https://two.example"))
+    assert one._tls is not None
+    assert one._tls is two._tls
 
 
 async def test_a_server_that_is_away_is_told_without_its_address() -> None:
