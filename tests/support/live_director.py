@@ -98,7 +98,7 @@ class Caller:
 
     async def submit(self, prediction_id: PredictionId | None = None, **asked: Any) -> PredictionId:
         """Ask for one prediction. What is not an option of the queue is input."""
-        known = ("webhook", "events", "lifetime_ms", "late", "start_by_ms", "lane", "cost", "affinity")
+        known = ("webhook", "events", "lifetime_ms", "late", "start_by_ms", "lane", "cost", "affinity", "now_ms")
         options = {name: asked.pop(name) for name in known if name in asked}
         accepted = await self.scripts.enqueue(
             prediction_id or self.new_id(),

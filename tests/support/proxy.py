@@ -1,4 +1,4 @@
-"""A TCP proxy between a client and a server that can lose replies: the request arrives, the answer never does.
+"""A TCP proxy between a client and a server that can lose replies, or hold each back: the request arrives all the same.
 
 Never changes a byte of what it passes on.
 """
@@ -13,13 +13,16 @@ __all__ = ("LosingProxy", "losing_proxy")
 
 
 class LosingProxy:
-    """`lose_next_reply` cuts the connection whose next request holds `marker`, once the server has answered it."""
+    """`lose_next_reply` cuts the connection whose next request holds `marker`, once the server has answered it. Each
+    reply comes `delay_s` later.
+    """
 
     def __init__(self, target_port: int) -> None:
         self._target_port = target_port
         self._marker: bytes | None = None
         self.port = 0
         self.lost = 0
+        self.delay_s = 0.0
 
     @property
     def url(self) -> str:
@@ -58,6 +61,7 @@ class LosingProxy:
                 if doomed.is_set():
                     self.lost += 1
                     return
+                await anyio.sleep(self.delay_s)
                 await client.send(chunk)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             return

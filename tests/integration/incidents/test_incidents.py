@@ -1,0 +1,207 @@
+"""Each incident is named, with its cause, by the doctor, by a prediction's story, by the page's feed, by an alert."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from director.core.policy import Policy
+from director.core.states import Status
+from tests.integration.incidents.scene import Incident, Scene, scene
+from tests.support.cog import free_port, write_model
+from tests.support.eventually import eventually
+from tests.support.live_director import director_process, supervised_cog
+from tests.support.proxy import losing_proxy
+from tests.support.queue_driver import QueueDriver
+from tests.support.servers import RedisServer, redis_server
+
+pytestmark = pytest.mark.anyio
+
+MODELS = """
+    import os
+    from cog import BasePredictor
+
+    class Poisoned(BasePredictor):
+        def predict(self, text: str = "a") -> str:
+            os._exit(1)
+
+    class Waiting(BasePredictor):
+        def predict(self, gate: str) -> str:
+            while not os.path.exists(gate):
+                pass
+            return ""
+
+    class Broken(BasePredictor):
+        def setup(self):
+            raise RuntimeError("no weights here")
+
+        def predict(self, text: str = "a") -> str:
+            return ""
+"""
+
+PAUSED = Incident(code="queue_paused", alert="DirectorQueuePaused", metric="director_queue_paused", holds=bool)
+FLOODED = Incident(
+    code="tenant_flooding",
+    alert="DirectorTenantFlooding",
+    metric="director_queue_largest_share",
+    holds=lambda share: share > 0.8,
+)
+UNTOLD = Incident(
+    code="receiver_dead",
+    alert="DirectorWebhooksOwedLong",
+    metric="director_webhooks_owed_oldest_seconds",
+    holds=lambda seconds: seconds > 600,
+)
+SLOW = Incident(
+    code="redis_slow",
+    alert="DirectorRedisSlow",
+    metric="director_redis_round_trip_seconds_bucket",
+    labels={"le": "+Inf"},
+    holds=lambda trips: trips > 20,
+)
+POISON = Incident(
+    code="dead_letters",
+    alert="DirectorPoisonInput",
+    metric="director_given_back_total",
+    labels={"error": "infrastructure", "became": "dead"},
+    holds=bool,
+    process="director",
+)
+GONE = Incident(code="director_gone", alert="DirectorLost", metric="director_reaped_total", holds=bool)
+LOOP = Incident(code="setup_loop", alert="DirectorSetupFailing", metric="director_queue_setup_failed", holds=bool)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "of-incidents", MODELS)
+
+
+async def test_a_paused_queue(stage: Scene) -> None:
+    caller = await stage.caller("acme/paused")
+    waiting = await caller.submit(text="a")
+    await stage.command("queues", "pause", caller.queue)
+    async with stage.keeper():
+        finding = await stage.is_named(PAUSED, caller.queue)
+    assert "1 waiting" in finding.detail
+    assert f"({caller.queue}): 1 waiting" in await stage.command("doctor")
+    story = await stage.command("explain", waiting)
+    assert "An operator paused this queue" in story
+    assert "when it is no longer paused" in story
+
+
+async def test_an_account_that_floods_a_queue(stage: Scene) -> None:
+    caller = await stage.caller("acme/flooded", account="noisy")
+    last = [await caller.submit(text="a") for _ in range(120)][-1]
+    caller.account = "quiet"
+    other = await caller.submit(text="a")
+    await stage.scripts.extend(caller.queue, consumer="busy", lease_s=60, claims=[], slots=1)
+    async with stage.keeper():
+        finding = await stage.is_named(FLOODED, caller.queue)
+        assert "noisy has 120 of the 121 that wait" in finding.detail
+        assert "noisy floods this queue" in await stage.command("doctor")
+    assert "of its own account go first" in await stage.command("explain", last)
+    assert "place 1 of its account's" in await stage.command("explain", other)
+
+
+async def test_a_receiver_that_is_dead(stage: Scene) -> None:
+    caller = await stage.caller("acme/untold")
+    driver = QueueDriver(stage.redis, stage.scripts, caller.queue)
+    driver.now_ms = time.time_ns() // 1_000_000 - 11 * 60_000
+    told = caller.new_id()
+    host = f"127.0.0.1:{free_port()}"
+    await caller.submit(told, webhook=f"http://{host}/hook", events="completed", now_ms=driver.now_ms)
+    await driver.finish(await driver.claim_one(), Status.SUCCEEDED)
+    assert "no keeper tried" in await stage.command("doctor")
+    async with stage.keeper(webhook_schedule="0.1s,0.1s,1h,1h"):
+        finding = await stage.is_named(UNTOLD)
+    assert finding.title == f"{host} takes no webhooks"
+    assert finding.ask == f"director explain {told}"
+    assert f"{host} takes no webhooks: 1 webhook owed there, the oldest for 11" in await stage.command("doctor")
+    assert f"{host} failed the last" in await stage.command("explain", told)
+
+
+@pytest.fixture
+def far_server() -> Iterator[RedisServer]:
+    """One that a proxy can stand before."""
+    with redis_server(loopback=True) as started:
+        yield started
+
+
+async def test_a_redis_that_is_slow(far_server: RedisServer) -> None:
+    async with (
+        losing_proxy(far_server.port) as proxy,
+        scene(far_server.url, through=proxy.url) as far,
+    ):
+        proxy.delay_s = 0.06
+        caller = await far.caller("acme/slow")
+        waiting = await caller.submit(text="a")
+        async with far.keeper():
+            finding = await far.is_named(SLOW)
+        assert "answers a PING after" in finding.detail
+        assert "warn  latency       Redis is slow" in await far.command("doctor")
+        assert "Redis is slow: it took" in await far.command("explain", waiting)
+
+
+@pytest.mark.cog
+async def test_an_input_that_kills_each_server_that_runs_it(stage: Scene, folder: Path) -> None:
+    caller = await stage.caller("acme/poisoned", Policy(attempts=2, backoff_s=0.05))
+    given = {"model": caller.model, "attempts": 2, "backoff_s": 0.05, "health_port": stage.ports["director"]}
+    async with (
+        stage.keeper(),
+        supervised_cog(folder, stub="predict.py:Poisoned") as cog,
+        director_process(stage.redis_url, cog.url, **given),
+    ):
+        poison = await caller.submit(text="a")
+        await eventually(caller.dead, "it is a dead letter", limit_s=60)
+        finding = await stage.is_named(POISON, caller.queue)
+    assert "1 prediction used up all attempts" in finding.detail
+    assert "server_lost, server_lost" in finding.detail
+    assert finding.ask == f"director dead show {poison}"
+    assert "Dead letters" in await stage.command("doctor")
+    assert "a dead letter, its attempts ended so: server_lost, server_lost" in await stage.command("explain", poison)
+
+
+@pytest.mark.cog
+@pytest.mark.heavy
+async def test_a_director_that_is_gone(stage: Scene, folder: Path, tmp_path: Path) -> None:
+    caller = await stage.caller("acme/lonely")
+    async with (
+        stage.keeper(lease_s=3),
+        supervised_cog(folder, stub="predict.py:Waiting") as cog,
+        director_process(stage.redis_url, cog.url, model=caller.model, lease_s=3) as director,
+    ):
+        held = await caller.submit(gate=str(tmp_path / "never"))
+        await eventually(lambda: caller.status(held), "it runs", until=lambda status: status == "processing")
+        director.process.kill()
+        await director.exit_code()
+        finding = await stage.is_named(GONE, caller.queue)
+        assert finding.level == "bad"
+        assert "with 1 claim in hand. 0 directors left." in finding.detail
+        await stage.finds("queue_not_served", caller.queue)
+        doctor = await stage.command("doctor")
+        assert f"1 director went silent ({caller.queue})" in doctor
+        story = await stage.command("explain", held)
+        assert "director_lost" in story
+        assert "No director serves this model now" in story
+
+
+@pytest.mark.cog
+@pytest.mark.heavy
+async def test_a_model_in_a_setup_loop(stage: Scene, folder: Path) -> None:
+    caller = await stage.caller("acme/looping")
+    waiting = await caller.submit(text="a")
+    async with (
+        supervised_cog(folder, stub="predict.py:Broken", until="SETUP_FAILED") as cog,
+        director_process(stage.redis_url, cog.url, model=caller.model, setup_retry_s=0.1),
+    ):
+        finding = await stage.finds("setup_loop", caller.queue)
+        async with stage.keeper():
+            await stage.is_named(LOOP, caller.queue)
+            assert cog.starts > 1
+        assert "starts in a row failed" in finding.detail
+        assert "no weights here" in finding.detail
+        assert f"A model is in a setup loop ({caller.queue})" in await stage.command("doctor")
+        story = await stage.command("explain", waiting)
+        assert "The model's servers failed to start" in story
+        assert "each one fails now" in story
