@@ -128,6 +128,7 @@ def far_server() -> Iterator[RedisServer]:
         yield started
 
 
+@pytest.mark.heavy
 async def test_a_redis_that_is_slow(far_server: RedisServer) -> None:
     async with (
         losing_proxy(far_server.port) as proxy,
