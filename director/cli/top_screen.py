@@ -34,6 +34,8 @@ KEYS: Final = {
     "directors": "↑↓ scroll  esc back",
 }
 BELOW: Final = 1
+MOST_FINDINGS: Final = 3
+ROOMY: Final = 16
 
 
 class Line(Struct, frozen=True):
@@ -65,7 +67,8 @@ def screen(state: State, seen: Seen, *, width: int | None, height: int | None = 
     """So many lines of at most this width; all there is, as wide as it is, where neither is given."""
     rows = shown(state, seen.rows)
     body = BODIES[state.view](state, seen, rows, width)
-    fixed = [Line(_title(seen), "title"), Line(_totals(seen)), _mode(state, seen, len(rows))]
+    fixed = [Line(_title(seen), "title"), Line(_totals(seen)), *_attention(state, seen, height)]
+    fixed.append(_mode(state, seen, len(rows)))
     if height is None:
         lines = [*fixed, *body]
     else:
@@ -98,6 +101,16 @@ def _totals(seen: Seen) -> str:
         f"  dead {sum(each.dead for each in queues)}  webhooks owed {owed.count}{late}"
         f"  starts {sum(rates):.0f}/min"
     )
+
+
+def _attention(state: State, seen: Seen, height: int | None) -> list[Line]:
+    """What needs a person, the worst of it, where there is room above the queues."""
+    if state.view != "queues" or (height is not None and height < ROOMY):
+        return []
+    return [
+        Line(printable(f"! {one.title}{f' ({one.queue})' if one.queue else ''}: {one.detail}"), "alarm")
+        for one in seen.snapshot.findings[:MOST_FINDINGS]
+    ]
 
 
 def _mode(state: State, seen: Seen, count: int) -> Line:

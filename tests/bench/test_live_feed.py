@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.heavy]
 
 QUEUES = 200
 WAITING = 20  # in each queue
+CROWDED, CROWD = 20, 150  # so many queues have so many waiting, of two accounts: who floods them is looked for
 WATCHERS = 20
 SNAPSHOTS = 12
 MOST_SHARE = 0.01
@@ -44,7 +45,7 @@ async def test_watching_two_hundred_queues_takes_little_of_redis(
     redis: Redis, catalog: Catalog, scripts: Scripts
 ) -> None:
     for number in range(QUEUES):
-        await _fill(catalog, scripts, f"acme/model-{number:03d}")
+        await _fill(catalog, scripts, f"acme/model-{number:03d}", CROWD if number < CROWDED else WAITING)
     clock = SystemClock()
     owed = Owed(redis, catalog, clock)
     queues = Queues(redis, catalog, scripts)
@@ -95,15 +96,15 @@ async def test_a_screen_of_two_hundred_queues_takes_little_of_redis(
     assert share <= MOST_SHARE
 
 
-async def _fill(catalog: Catalog, scripts: Scripts, model: str) -> QueueName:
+async def _fill(catalog: Catalog, scripts: Scripts, model: str, waiting: int) -> QueueName:
     """A queue with a director, and more than it can run."""
     queue = await catalog.register(model, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
     await scripts.extend(queue, consumer=f"director-of-{model[5:]}", lease_s=60, claims=[], slots=4)
-    for _ in range(WAITING):
+    for number in range(waiting):
         await scripts.enqueue(
             new_prediction_id(model=model, now_ms=SystemClock().now_ms()),
             queue=queue,
-            account=ACCOUNT,
+            account=ACCOUNT if number else "another",
             model=model,
             version=VERSION,
             shard=[0, 1],

@@ -21,6 +21,7 @@ from director.core.overview import OwedCount, Snapshot
 from director.core.queue_view import QueueView, Waiting
 from director.core.queues import Tenant
 from director.core.samples import Sample
+from director.core.situation import Finding
 
 NOW_MS = 1_800_000_000_000
 
@@ -177,6 +178,21 @@ def test_what_is_selected_is_on_the_screen_however_many_there_are() -> None:
 def test_the_totals_are_of_all_queues_and_what_is_late_is_said() -> None:
     totals = screen(State(), seen(rows()), width=None)[1].text
     assert totals == "waiting 6  running 4 of 4  delayed 0  dead 0  webhooks owed 2 (1 late)  starts 63/min"
+
+
+def test_what_needs_a_person_stands_above_the_queues_where_there_is_room() -> None:
+    found = [
+        Finding(
+            code="queue_paused", level="warn", title=f"Paused {n}", detail="3 waiting\x1b[2J", ask="director queues"
+        )
+        for n in range(5)
+    ]
+    known = seen(rows())
+    known = replace(known, snapshot=replace(known.snapshot, findings=found))
+    told = [line.text for line in screen(State(), known, width=80, height=24) if line.text.startswith("! ")]
+    assert [line.split(":")[0] for line in told] == ["! Paused 0", "! Paused 1", "! Paused 2"]
+    assert "\x1b" not in told[0]
+    assert not [line for line in screen(State(), known, width=80, height=10) if line.text.startswith("! ")]
 
 
 def test_one_queue_is_shown_with_its_tenants() -> None:

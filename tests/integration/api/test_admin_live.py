@@ -140,6 +140,7 @@ async def test_while_redis_is_away_that_is_told(watching: Watching, queues: Coun
     assert await watching.run_once() == 1.0
     [(name, away)] = events((await watching.after(0)).data.decode())
     assert (name, away["reason"]) == ("away", "Redis is away: ConnectionError")
+    assert [finding["code"] for finding in away["findings"]] == ["redis_away"]
 
 
 async def test_it_rests_the_longer_the_more_it_had_to_read(watching: Watching, overview: Overview) -> None:
