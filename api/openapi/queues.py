@@ -33,7 +33,7 @@ HISTORY: Final = Parameter(
 
 
 class LiveEvent(Struct, frozen=True):
-    """One server-sent event. `data`: queues, directors, what is owed and `findings` as JSON; of `away`, why nothing is seen."""
+    """One server-sent event. `data`: queues, directors, owed webhooks, findings as JSON; of `away`, why none."""
 
     event: Literal["snapshot", "away"]
     data: str

@@ -96,7 +96,7 @@ async def test_a_screen_of_two_hundred_queues_takes_little_of_redis(
     assert share <= MOST_SHARE
 
 
-async def _fill(catalog: Catalog, scripts: Scripts, model: str, waiting: int) -> QueueName:
+async def _fill(catalog: Catalog, scripts: Scripts, model: str, waiting: int = WAITING) -> QueueName:
     """A queue with a director, and more than it can run."""
     queue = await catalog.register(model, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
     await scripts.extend(queue, consumer=f"director-of-{model[5:]}", lease_s=60, claims=[], slots=4)
