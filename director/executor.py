@@ -288,8 +288,8 @@ class Executor:
                 crash.at("after_finish")
                 if finished:
                     self._metering.ended(held.claim.record, end.status, end.code, now_ms=self._clock.now_ms())
-                word = "prediction ended" if finished else "claim lost"
-                log.info(word, extra={**_facts(held.claim), "status": end.status, "code": end.code})
+                facts = {**_facts(held.claim), "status": end.status, "code": end.code}
+                log.info("prediction ended" if finished else "claim lost", extra=facts)
                 # the grace began when it was carried out, and that may be as long ago as it was first asked for
                 return finished and self._now() - asked_at < GRACE_S - TELL_S
         return False

@@ -166,8 +166,13 @@ class Watch:
         if health.status is not self._seen:
             log.log(
                 LEVELS.get(health.status, logging.INFO),
-                "model server is " + health.status.replace("_", " "),
-                extra={"server": self._server.runner.url, "detail": health.detail, **_setup_logs(health)},
+                "the health of a model server changed",
+                extra={
+                    "server": self._server.runner.url,
+                    "status": health.status,
+                    "detail": health.detail,
+                    **_setup_logs(health),
+                },
             )
         self._seen = health.status
 

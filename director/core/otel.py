@@ -22,13 +22,15 @@ from director import __version__
 from director.core.trace_context import NO_TRACE, SAMPLED, TraceHeaders
 from director.core.tracing import Facts, Span, SpanKind, SpanName, Tracing
 
-__all__ = ("OtelTracing",)
+__all__ = ("SILENT", "OtelTracing")
 
 log = logging.getLogger(__name__)
 
 KINDS: Final = {"internal": otel.SpanKind.INTERNAL, "server": otel.SpanKind.SERVER, "client": otel.SpanKind.CLIENT}
 LAST_EXPORT_S: Final = 5.0
 TELL_EVERY_S: Final = 60.0
+# Their reports have the collector's URL, which may have a key in it: ours have none
+SILENT: Final = ("opentelemetry", "requests", "urllib3")
 UNNAMED: Final = "unknown_service"
 
 
@@ -45,11 +47,12 @@ class OtelTracing(Tracing):
     @classmethod
     def exporting(cls, process: str, *, accounts: bool) -> "OtelTracing":
         """As the OTEL_… variables say. The service is called after the process where they do not name it."""
-        # its reports have the collector's URL, which may have a key in it: ours have none
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL + 1)
+        for name in SILENT:
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         resource = Resource.create()
         if str(resource.attributes.get(SERVICE_NAME, UNNAMED)).startswith(UNNAMED):
-            resource = resource.merge(Resource({SERVICE_NAME: f"director-{process}"}))
+            name = process if process == "director" else f"director-{process}"
+            resource = resource.merge(Resource({SERVICE_NAME: name}))
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         provider.add_span_processor(BatchSpanProcessor(_Told(OTLPSpanExporter())))
         return cls(provider, accounts=accounts)

@@ -17,6 +17,8 @@ from director.runners.transport import OneServer
 __all__ = ("NO_HEADERS", "Connection", "Connections", "connection_lost", "read_body")
 
 NO_HEADERS: Final[Mapping[str, str]] = {}
+REMOVED: Final = b"***"
+SHORTEST_KEY: Final = 8
 
 
 class Connection:
@@ -35,6 +37,9 @@ class Connection:
             "x-source": "director",  # so that a server can tell us from who calls it directly, and refuse us first
             **headers,
         }
+        # a key is what stands behind its scheme, as in `Bearer KEY`; what is shorter than one is none
+        keys = {value.rpartition(" ")[2] for value in headers.values()}
+        self._secrets = tuple(key.encode() for key in keys if len(key) >= SHORTEST_KEY)
         self._transport = OneServer(httpx.URL(url))
 
     async def send(
@@ -60,7 +65,9 @@ class Connection:
             content=content,
             extensions={"sent": sent},
         )
-        return await self._transport.handle_async_request(request)
+        response = await self._transport.handle_async_request(request)
+        response.extensions["secrets"] = self._secrets
+        return response
 
     async def aclose(self) -> None:
         """Close what is open."""
@@ -95,13 +102,23 @@ class Connections:
 
 
 async def read_body(response: httpx.Response, limit: int) -> tuple[bytes, bool]:
-    """The body up to `limit` bytes, and whether that is all of it."""
+    """The body up to `limit` bytes, and whether that is all of it.
+
+    A refusal is told to callers and in the log, and some servers repeat in it what they were sent: our secrets are
+    taken out.
+    """
     body = bytearray()
+    is_whole = True
     async for chunk in response.aiter_raw():
         body += chunk
         if len(body) > limit:
-            return bytes(body[:limit]), False
-    return bytes(body), True
+            del body[limit:]
+            is_whole = False
+            break
+    if not response.is_success:
+        for secret in response.extensions.get("secrets", ()):
+            body = body.replace(secret, REMOVED)
+    return bytes(body), is_whole
 
 
 def connection_lost(exc: httpx.TransportError, *, has_begun: bool) -> Ended:

@@ -221,12 +221,15 @@ async def test_a_server_that_does_not_tell_its_starts_is_trusted_again_once_it_w
     assert watched.runner.shutdowns == 1
 
 
+CHANGED = "the health of a model server changed"
+
+
 async def test_it_says_why_a_server_is_not_ready(watched: Watched, caplog: Any) -> None:
     failed = Health(status=HealthStatus.SETUP_FAILED, detail="no weights", setup=Setup(logs="Traceback …"))
     await watched.look(failed)
     await watched.look(failed)
-    [said] = [record for record in caplog.records if record.message == "model server is setup failed"]
-    assert (said.levelname, said.detail) == ("ERROR", "no weights")
+    [said] = [record for record in caplog.records if record.message == CHANGED]
+    assert (said.levelname, said.status, said.detail) == ("ERROR", "setup_failed", "no weights")
     assert watched.server.health == failed
     assert said.setup_logs == "Traceback …"
 
@@ -251,8 +254,8 @@ async def test_each_health_has_consequences_of_its_own(watched: Watched, caplog:
     assert (watched.servers.any_ready(), bool(watched.runner.shutdowns)) == (works, ends)
     assert watched.servers.standing.state == standing
     assert watched.server.trouble == ("" if works else f"{status}: so it says")
-    [said] = [each for each in caplog.records if each.message == f"model server is {status.replace('_', ' ')}"]
-    assert said.levelname == level
+    [said] = [each for each in caplog.records if each.message == CHANGED]
+    assert (said.levelname, said.status) == (level, status)
 
 
 async def test_each_setup_is_noted_once_when_it_has_ended(watched: Watched) -> None:

@@ -88,7 +88,8 @@ async def test_a_second_signal_ends_it_at_once_and_leaves_the_claim_to_its_lease
 
 async def test_a_director_that_never_had_a_server_ends_at_once(caller: Caller, server: RedisServer) -> None:
     async with director_process(server.url, "http://127.0.0.1:9") as director:
-        await director.says("model server is unreachable")
+        said = await director.says("the health of a model server changed")
+        assert said["status"] == "unreachable"
         director.send(signal.SIGTERM)
         assert await director.exit_code() == 0
 
