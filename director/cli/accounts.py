@@ -4,6 +4,7 @@ Makes no tokens: `token` does. Never prints a secret of webhooks: their account 
 """
 
 import argparse
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -169,6 +170,8 @@ def _suspend(given: argparse.Namespace) -> int:
         async def suspend(backend: Backend) -> "Ended":
             return await backend.administration.suspend(given.name, given.policy, given.reason, by=by, within_s=END_S)
 
+        if given.policy == "end" and sys.stderr.isatty():
+            print(f"ending what waits and runs, for at most {END_S:.0f} s …", file=sys.stderr, flush=True)
         ended = on_backend(given, suspend)
     if given.json:
         print_json({"name": given.name, "policy": given.policy, "reason": given.reason, **msgspec.to_builtins(ended)})

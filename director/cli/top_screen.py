@@ -1,6 +1,7 @@
 """What `director top` shows: lines that fit a screen of any size, each with how it stands out. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
+from textwrap import wrap
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -29,13 +30,15 @@ STATES: Final = {
     "setup_failed": "setup failed",
 }
 KEYS: Final = {
-    "queues": "↑↓ choose  enter open  d directors  s sort  / filter  p pause, resume  q quit",
-    "queue": "↑↓ scroll  p pause, resume  esc back  d directors",
-    "directors": "↑↓ scroll  esc back",
+    "queues": "↑↓ enter: open  d directors  f findings  s sort  / filter  p pause  q quit",
+    "queue": "↑↓ scroll  p pause or resume  esc back  d directors  f findings",
+    "directors": "↑↓ scroll  esc back  f findings",
+    "findings": "↑↓ scroll  esc back  d directors",
 }
 BELOW: Final = 1
 MOST_FINDINGS: Final = 3
 ROOMY: Final = 16
+MOST_WIDE: Final = 1_000
 
 
 class Line(Struct, frozen=True):
@@ -120,8 +123,12 @@ def _mode(state: State, seen: Seen, count: int) -> Line:
         return Line(state.selected or "", "title")
     if state.view == "directors":
         return Line("directors", "title")
+    if state.view == "findings":
+        return Line("what needs a person", "title")
     wanted = f"{count} with {state.wanted!r} in their names, " if state.wanted else ""
-    return Line(f"{wanted}by {state.sort}", "dim")
+    left = len(seen.snapshot.findings)
+    more = f"; {left} {'needs' if left == 1 else 'need'} a person: f tells" if left else ""
+    return Line(f"{wanted}by {state.sort}{more}", "dim")
 
 
 def _queues(state: State, seen: Seen, rows: Sequence[Row], width: int | None) -> list[Line]:
@@ -185,6 +192,15 @@ def _directors(state: State, seen: Seen, rows: Sequence[Row], width: int | None)
     return [Line(head, "head"), *map(Line, lines)]
 
 
+def _findings(state: State, seen: Seen, rows: Sequence[Row], width: int | None) -> list[Line]:
+    found = [Line("  nothing does" if not seen.snapshot.findings else "", "dim")]
+    for each in seen.snapshot.findings:
+        found.append(Line(printable(each.title), "alarm" if each.level == "bad" else "head"))
+        for text in (each.detail, f"→ {each.ask}" if each.ask else ""):
+            found += [Line(f"  {line}") for line in wrap(printable(text), max(20, (width or MOST_WIDE) - 2))]
+    return found
+
+
 def _window(body: Sequence[Line], room: int, first: int) -> list[Line]:
     """So many of them: the head, and what follows the first ones that are left out."""
     first = min(max(0, first), max(0, len(body) - room))
@@ -206,4 +222,5 @@ BODIES: Final[Mapping[str, Callable[[State, Seen, Sequence[Row], int | None], li
     "queues": _queues,
     "queue": _queue,
     "directors": _directors,
+    "findings": _findings,
 }

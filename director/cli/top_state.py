@@ -14,7 +14,7 @@ from director.core.queue_view import QueueView
 
 __all__ = ("SORTS", "Change", "Row", "State", "Step", "chosen", "pressed", "shown")
 
-View = Literal["queues", "queue", "directors"]
+View = Literal["queues", "queue", "directors", "findings"]
 
 PAGE: Final = 10
 MOVES: Final = {
@@ -138,7 +138,7 @@ def _asking(state: State, rows: Sequence[Row]) -> State:
     """Of the queue that is selected; of the one that is shown, where one is."""
     meant = rows[chosen(state, rows)].queue.name if rows and state.view == "queues" else state.selected
     found = next((row.queue for row in rows if row.queue.name == meant), None)
-    if found is None or state.view == "directors":
+    if found is None or state.view in ("directors", "findings"):
         return state
     return replace(state, asked=Change(found.name, not found.paused))
 
@@ -153,6 +153,10 @@ def _directors(state: State, _: Sequence[Row]) -> State:
     return replace(state, view="queues" if state.view == "directors" else "directors", scroll=0)
 
 
+def _findings(state: State, _: Sequence[Row]) -> State:
+    return replace(state, view="queues" if state.view == "findings" else "findings", scroll=0)
+
+
 def _back(state: State, _: Sequence[Row]) -> State:
     """From the first screen: to all queues."""
     return replace(state, view="queues", scroll=0, wanted="" if state.view == "queues" else state.wanted)
@@ -164,6 +168,7 @@ KEYS: Final[Mapping[str, Callable[[State, Sequence[Row]], State]]] = {
     "p": _asking,
     "enter": _entered,
     "d": _directors,
+    "f": _findings,
     "escape": _back,
     "backspace": _back,
     "q": _back,

@@ -29,6 +29,7 @@ from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, keeping, live_director, supervised_cog
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer
+from tests.support.terminal import played
 
 pytestmark = pytest.mark.anyio
 
@@ -378,3 +379,12 @@ async def test_a_body_that_does_not_say_which_changes_nothing(
     for act in ("revive", "drop"):
         assert (await admin.post(f"/v1/admin/dead/{act}", json=body)).status_code == status
     assert len(await driver.members(keys.dead(driver.queue))) == 1
+
+
+async def test_on_a_terminal_it_is_told_how_many_are_done(server: RedisServer, driver: QueueDriver) -> None:
+    await dying(driver, 3)
+    line = [sys.executable, "-m", "director", "dead", "revive", "--all", "--rate", "50", "--redis", server.url]
+    with played(line) as terminal:
+        assert await to_thread.run_sync(lambda: terminal.process.wait(30)) == 0
+        await eventually(lambda: terminal.said, "the end", until=lambda said: said.endswith("3 revived\r\n"))
+    assert [count for count in ("0 done", "1 done", "2 done") if f"\r\x1b[K{count}" not in terminal.said] == []

@@ -154,7 +154,7 @@ def seen(rows: Sequence[Row], away: str = "") -> Seen:
 @given(
     st.integers(1, 150),
     st.integers(1, 60),
-    st.lists(st.sampled_from(["down", "page_down", "enter", "d", "escape", "s", "p", "/", "a", "q"]), max_size=8),
+    st.lists(st.sampled_from(["down", "page_down", "enter", "d", "f", "escape", "s", "p", "/", "a", "q"]), max_size=8),
 )
 def test_a_screen_is_never_larger_than_the_terminal(width: int, height: int, typed_keys: list[str]) -> None:
     known = [*rows(), *(Row(queue(f"many/model-{n}:1")) for n in range(80))]
@@ -200,6 +200,19 @@ def test_one_queue_is_shown_with_its_tenants() -> None:
     text = [line.text for line in screen(state, seen(rows()), width=80, height=60)]
     assert "  high     1 waiting; in its streams 1 █▁" in text
     assert any(line.split()[:3] == ["account-7", "1", "2"] for line in text)
+
+
+def test_all_that_needs_a_person_is_told_by_a_key() -> None:
+    found = seen(rows())
+    finding = Finding(
+        code="webhooks_late", level="bad", title="Webhooks are late", detail="w" * 99, ask="director doctor"
+    )
+    found = replace(found, snapshot=replace(found.snapshot, findings=[finding, finding]))
+    assert any("2 need a person: f tells" in line.text for line in screen(State(), found, width=80, height=24))
+    told = [line.text for line in screen(typed(State(), "f"), found, width=80, height=24)]
+    assert told.count("Webhooks are late") == 2
+    assert "  → director doctor" in told
+    assert typed(State(), "f", "p").asked is None
 
 
 # ── keys, rates, blocks ──────────────────────────────────────────────────────────────────────────────────────────
