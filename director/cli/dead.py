@@ -91,6 +91,7 @@ def _list(given: argparse.Namespace) -> int:
 def _show(given: argparse.Namespace) -> int:
     import msgspec
 
+    from director.cli.tables import folded, line_width
     from director.core.errors import SettingsError
 
     [name] = _ids([given.id])
@@ -104,7 +105,7 @@ def _show(given: argparse.Namespace) -> int:
     if given.json:
         print_json({**msgspec.structs.asdict(shown.letter), "input": shown.input})
     else:
-        print("\n".join(map(printable, [_line(shown.letter), *_told(shown)])))
+        print(folded(map(printable, [_line(shown.letter), *_told(shown)]), hang=4, width=line_width()))
     return 0
 
 

@@ -29,6 +29,7 @@ def add(commands: Commands) -> None:
 def _doctor(given: argparse.Namespace) -> int:
     import anyio
 
+    from director.cli.tables import folded, line_width
     from director.cli.where import redis_url
     from director.core.settings import CommonSettings, load
     from director.doctor.checks import has_failed
@@ -39,10 +40,12 @@ def _doctor(given: argparse.Namespace) -> int:
         print_json({"ok": not has_failed(findings), "checks": findings})
     else:
         width = max(len(finding.check) for finding in findings)
+        lines = []
         for finding in findings:
-            print(f"{finding.verdict:4}  {finding.check:{width}}  {finding.found}")
+            lines.append(f"{finding.verdict:4}  {finding.check:{width}}  {finding.found}")
             if finding.fix:
-                print(f"{'':{width + 8}}→ {finding.fix}")
+                lines.append(f"{'':{width + 8}}→ {finding.fix}")
+        print(folded(lines, hang=width + 8, width=line_width()))
     return int(has_failed(findings))
 
 

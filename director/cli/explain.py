@@ -40,6 +40,7 @@ def add(commands: Commands) -> None:
 
 def _explain(given: argparse.Namespace) -> int:
     from director.cli.client import Client, read
+    from director.cli.tables import folded, line_width
     from director.cli.where import service
     from director.core.story import Story
 
@@ -48,7 +49,7 @@ def _explain(given: argparse.Namespace) -> int:
     if given.json:
         print_json(body)
     else:
-        print("\n".join(map(printable, lines(read(body, Story)))))
+        print(folded(map(printable, lines(read(body, Story))), hang=WIDTH + 2, width=line_width()))
     return 0
 
 

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from director.core.scripts import QueueStats
     from director.core.setup_run import SetupRun
 
-__all__ = ("report", "table")
+__all__ = ("HANG", "report", "table")
 
+HANG: Final = 13  # where the facts of a report begin
 LANES: Final = ("high", "normal", "low")
 COLUMNS: Final = ("queue", *LANES, "running", "slots", "delayed", "dead", "mode", "breaker", "oldest")
 ETA_ERROR: Final = "eta_error:"

@@ -105,7 +105,8 @@ def _list(given: argparse.Namespace) -> int:
 def _show(given: argparse.Namespace) -> int:
     import msgspec
 
-    from director.cli.queue_text import report
+    from director.cli.queue_text import HANG, report
+    from director.cli.tables import folded, line_width
     from director.core.clock import SystemClock
     from director.core.objectives import burns
 
@@ -122,7 +123,7 @@ def _show(given: argparse.Namespace) -> int:
         more = {"tenants": tenants, "setup_run": setup, "burn": burnt}
         print_json({"queue": queue, **msgspec.to_builtins(stats), **msgspec.to_builtins(more)})
     else:
-        print("\n".join(report(queue, stats, tenants, setup, burnt)))
+        print(folded(report(queue, stats, tenants, setup, burnt), hang=HANG, width=line_width()))
     return 0
 
 

@@ -6,12 +6,13 @@ To a file or another program all of it goes, as wide as it is. Asks nobody, and 
 import shutil
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from textwrap import wrap
 from typing import Final, TextIO
 
 from director.cli.pipe import printable
 
-__all__ = ("cut", "fitted", "line_width", "padded", "width_of")
+__all__ = ("cut", "fitted", "folded", "line_width", "padded", "width_of")
 
 GAP: Final = 2
 NARROW_GAP: Final = 1
@@ -52,6 +53,17 @@ def fitted(
         for row in cells
     ]
     return lines if width is None else [cut(line, width, is_middle=False) for line in lines]
+
+
+def folded(lines: Iterable[str], *, hang: int, width: int | None) -> str:
+    """Sentences behind labels: what is too long goes on below, `hang` columns from the left."""
+    if width is None:
+        return "\n".join(lines)
+    room = max(width, SHORTEST)
+    indent = " " * (hang if hang <= room // 2 else NARROW_GAP)
+    return "\n".join(
+        part for line in lines for part in wrap(line, room, subsequent_indent=indent, break_on_hyphens=False) or [""]
+    )
 
 
 def cut(text: str, width: int, *, is_middle: bool = True) -> str:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from director.cli.tables import cut, fitted, width_of
+from director.cli.tables import cut, fitted, folded, width_of
 
 NAMES = ("queue", "waiting", "state")
 WORDS = ("queue", "state")
@@ -57,3 +57,14 @@ def test_no_line_is_wider_than_the_terminal_and_none_steers_it(width: int, rows:
 def test_a_text_is_cut_in_its_middle_by_the_columns_that_it_takes(text: str, width: int, left: str) -> None:
     assert cut(text, width) == left
     assert width_of(left) <= width
+
+
+def test_a_sentence_goes_on_below_itself_and_nothing_of_it_is_lost() -> None:
+    line = "ok    memory  there is room for all that waits, twice"
+    assert folded([line], hang=14, width=35) == ("ok    memory  there is room for all\n              that waits, twice")
+    assert folded([line], hang=14, width=None) == line
+
+
+@given(st.lists(st.text(st.characters(codec="ascii", min_codepoint=32), max_size=99)), st.integers(8, 60))
+def test_no_sentence_is_wider_than_the_terminal(lines: list[str], width: int) -> None:
+    assert all(len(line) <= width for line in folded(lines, hang=20, width=width).split("\n"))
