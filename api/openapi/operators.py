@@ -31,7 +31,7 @@ from api.operators.accounts import (
     SuspendedAccount,
     TokenView,
 )
-from api.operators.audit import MOST_IN_PAGE, ChangesView
+from api.operators.audit import MOST_IN_PAGE, ChangesView, Order
 from api.operators.dead import ManyLetters, WholeLetter
 from api.operators.models import ConfigView
 from director.core.dead import DeadLetter, Done
@@ -215,9 +215,10 @@ AUDIT: Final[Operations] = {
             Parameter(
                 "after", "The `next` of the page before.", Annotated[str, Meta(pattern="^[0-9]{1,15}-[0-9]{1,15}$")]
             ),
+            Parameter("order", "`asc`, the oldest first, or `desc`.", Order),
             Parameter("limit", "At most so many; 100 without.", Annotated[int, Meta(ge=1, le=MOST_IN_PAGE)]),
         ),
-        answers={200: Answer("A page, oldest first.", ChangesView)},
+        answers={200: Answer("A page.", ChangesView)},
         refusals=TOKEN | {422},
     ),
 }

@@ -1,10 +1,10 @@
-"""What operators changed, over HTTP: who, when and what, in the order in which it was done.
+"""What operators changed, over HTTP: who, when and what, in the order in which it was done, or the newest first.
 
 For tokens with the scope `admin` alone. Reads only; what became of predictions is in other logs, see `director audit`.
 """
 
 import re
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import Struct
@@ -20,10 +20,12 @@ from api.runs.events import number_of
 from director.core.changes import FIRST, Change
 from director.core.view import iso
 
-__all__ = ("MOST_IN_PAGE", "ChangeView", "ChangesView", "list_changes")
+__all__ = ("MOST_IN_PAGE", "ChangeView", "ChangesView", "Order", "list_changes")
 
 PAGE: Final = 100
 MOST_IN_PAGE: Final = 1_000
+Order = Literal["asc", "desc"]
+ORDERS: Final = get_args(Order)
 PLACE: Final = re.compile(r"[0-9]{1,15}-[0-9]{1,15}")
 
 
@@ -54,19 +56,27 @@ class ChangeView(Struct, frozen=True, kw_only=True):
 
 
 class ChangesView(Struct, frozen=True, kw_only=True):
-    """One page, oldest first. `next`: what to ask for `after`, now or once there is more."""
+    """One page. `next`: what to ask for `after`; oldest first, that leads on to what comes; newest first, it is null
+    once there is no more.
+    """
 
     changes: list[ChangeView]
-    next: str
+    next: str | None
 
 
 async def list_changes(request: Request) -> Response:
-    """GET /admin/audit?after=&limit=."""
+    """GET /admin/audit?order=&after=&limit=."""
     await authenticate(request, "admin")
-    after = request.query_params.get("after") or FIRST
-    if not PLACE.fullmatch(after):
+    after, order = request.query_params.get("after") or None, request.query_params.get("order") or "asc"
+    if after is not None and not PLACE.fullmatch(after):
         raise invalid_input([InvalidField("format", "after", "Is not the `next` of a page of this list")])
-    limit = number_of(request, "limit", default=PAGE, least=1, most=MOST_IN_PAGE)
-    found = await parts_of(request).changes.after(after, count=limit)
-    following = found[-1].entry if found else after
+    if order not in ORDERS:
+        raise invalid_input([InvalidField("enum", "order", f"Must be one of {', '.join(ORDERS)}")])
+    limit, changes = number_of(request, "limit", default=PAGE, least=1, most=MOST_IN_PAGE), parts_of(request).changes
+    if order == "desc":
+        found = await changes.before(after, count=limit)
+        following = found[-1].entry if len(found) == limit else None
+    else:
+        found = await changes.after(after or FIRST, count=limit)
+        following = found[-1].entry if found else after or FIRST
     return json_response(ChangesView(changes=[ChangeView.of(change) for change in found], next=following))

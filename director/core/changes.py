@@ -119,6 +119,12 @@ class Changes:
         found = await ask(lambda: self._redis.xrange(keys.changes(), min=f"({entry}", count=count))
         return [_change(name, fields) for name, fields in found]
 
+    async def before(self, entry: str | None, *, count: int) -> list[Change]:
+        """At most `count` entries before one, newest first; None: the newest of all."""
+        last = "+" if entry is None else f"({entry}"
+        found = await ask(lambda: self._redis.xrevrange(keys.changes(), max=last, count=count))
+        return [_change(name, fields) for name, fields in found]
+
 
 def _change(entry: bytes, fields: dict[bytes, bytes]) -> Change:
     told = {name.decode(): value.decode() for name, value in fields.items() if name != b"detail"}

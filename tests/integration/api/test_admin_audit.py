@@ -54,7 +54,19 @@ async def test_pages_lead_on_and_wait_for_what_comes(admin: httpx.AsyncClient) -
     assert [change["account"] for change in (await read(admin, after=second["next"]))["changes"]] == ["d"]
 
 
-@pytest.mark.parametrize("query", ["after=x", "after=-1", "after=1", f"after={'9' * 30}-0", "limit=0", "limit=1001"])
+async def test_the_newest_may_come_first_down_to_the_oldest(admin: httpx.AsyncClient) -> None:
+    assert await read(admin, order="desc") == {"changes": [], "next": None}
+    for name in ("a", "b", "c"):
+        await admin.post("/v1/admin/accounts", json={"name": name})
+    first = await read(admin, order="desc", limit=2)
+    second = await read(admin, order="desc", limit=2, after=first["next"])
+    assert [change["account"] for page in (first, second) for change in page["changes"]] == ["c", "b", "a"]
+    assert second["next"] is None
+
+
+@pytest.mark.parametrize(
+    "query", ["after=x", "after=-1", "after=1", f"after={'9' * 30}-0", "limit=0", "limit=1001", "order=x"]
+)
 async def test_what_is_no_page_is_refused(admin: httpx.AsyncClient, query: str) -> None:
     answer = await admin.get(f"{PATH}?{query}")
     assert (answer.status_code, answer.json()["invalid_fields"][0]["field"]) == (422, query.partition("=")[0])

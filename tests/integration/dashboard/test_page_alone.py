@@ -52,6 +52,9 @@ class Place(Struct, frozen=True, kw_only=True):
     scripts: Scripts
     queue: QueueName
 
+    def caller(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=self.url, headers={"Authorization": f"Bearer {self.token}"}, trust_env=False)
+
     async def submit(self, account: str = ACCOUNT) -> PredictionId:
         made = new_prediction_id(model=MODEL, now_ms=SystemClock().now_ms())
         await self.scripts.enlist(made, account=account, oldest=lowest_id_at(0))
@@ -155,7 +158,7 @@ async def test_what_has_the_focus_keeps_it_while_the_page_goes_on(window: Window
 
 
 async def test_of_very_much_output_the_newest_is_shown(window: Window, place: Place) -> None:
-    async with httpx.AsyncClient(base_url=place.url, headers={"Authorization": f"Bearer {place.token}"}) as caller:
+    async with place.caller() as caller:
         made = await caller.post(f"/v1/models/{MODEL}/predictions", json={"input": {}})
     claim = await place.claimed(made.json()["id"])
     await window.page.goto(f"{place.url}/#/predictions/{claim.id}")
@@ -202,6 +205,15 @@ async def test_the_page_is_there_below_a_path_of_a_proxy(window: Window, place: 
     await window.page.goto(f"{place.url}/ops/#/predictions/{made}")
     await window.page.get_by_role("heading", name="Timeline").wait_for()
     assert window.faults == []
+
+
+async def test_what_was_changed_last_stands_first(window: Window, place: Place) -> None:
+    async with place.caller() as caller:
+        for name in ("earlier", "later"):
+            await caller.post("/v1/admin/accounts", json={"name": name})
+    await window.page.goto(f"{place.url}/#/audit")
+    await window.page.get_by_role("row").filter(has_text="earlier").wait_for()
+    assert "later" in await window.page.locator("tbody tr").first.inner_text()
 
 
 async def test_a_feed_that_fell_silent_is_asked_for_again(window: Window, place: Place) -> None:

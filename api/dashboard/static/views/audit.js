@@ -9,7 +9,7 @@ export function audit({ signal }) {
   const body = h("tbody", {});
   async function more(next) {
     const found = await ask(`/v1/admin/audit?order=desc${next ? `&after=${encodeURIComponent(next)}` : ""}`, { signal });
-    return { results: found.changes, next: found.changes.length ? found.next : null };
+    return { results: found.changes, next: found.next };
   }
   const row = (one) => h("tr", {},
     h("td", {}, moment(one.at)), h("td", {}, one.by), h("td", {}, one.kind), h("td", {}, one.account ?? one.queue ?? "–"), h("td", { class: "mono" }, json(one.detail)));
