@@ -6,7 +6,7 @@ Pure. Goes by what directors tell with each beat; one of an older release tells 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from director.core.directors import LOOP, DirectorFound, ServerFound
+from director.core.directors import LOOP, Beat, DirectorFound, ServerFound
 from director.core.ids import QueueName
 from director.core.queue_view import state_of
 from director.core.situation import Code, Finding, Situation, waits
@@ -21,10 +21,11 @@ UNWELL: Final = frozenset({"resting", "doubted", "defunct", "unhealthy", "unreac
 
 def directors_gone(situation: Situation) -> Iterator[Finding]:
     """Who went without a word, by queue; but for as many as came there since, in their place."""
+    there = _by_queue(situation.directors)
     for queue, stats in situation.queues.items():
-        gone = [one for one in situation.directors if _is_gone(one) and one.last.queue == queue]
+        gone = [one for one, _ in there.get(queue, ()) if _is_gone(one) and one.last.queue == queue]
         first_ms = min((one.last.at_ms for one in gone), default=0)
-        missed = gone[sum(_came_since(one, queue, first_ms) for one in situation.directors) :]
+        missed = gone[sum(_came_since(one, first_ms) for one, _ in there.get(queue, ())) :]
         if missed:
             held = sum(one.held or 0 for one in missed)
             names = some([f"{one.name}, {span(one.silent_ms / 1000)} ago" for one in missed])
@@ -41,9 +42,9 @@ def directors_gone(situation: Situation) -> Iterator[Finding]:
 
 def servers_unwell(situation: Situation) -> Iterator[Finding]:
     """Servers that cannot run anything, under the first of the causes that they have."""
-    now_ms = situation.now_ms
+    now_ms, there = situation.now_ms, _by_queue(situation.directors)
     for queue, stats in situation.queues.items():
-        left = known = _servers_of(situation.directors, queue)
+        left = known = [server for one, beat in there.get(queue, ()) if one.is_alive for server in beat.about.servers]
         for code, (title, is_so) in TROUBLES.items():
             found = [one for one in left if is_so(one, now_ms)]
             left = [one for one in left if one not in found]
@@ -73,16 +74,18 @@ def _is_gone(one: DirectorFound) -> bool:
     return not one.is_alive and one.silent_ms <= GONE_S * 1000 and one.last.state != "draining"
 
 
-def _came_since(one: DirectorFound, queue: QueueName, at_ms: int) -> bool:
+def _came_since(one: DirectorFound, at_ms: int) -> bool:
     since_ms = one.last.about.since_ms
-    return (
-        one.is_alive and since_ms is not None and since_ms >= at_ms and any(beat.queue == queue for beat in one.beats)
-    )
+    return one.is_alive and since_ms is not None and since_ms >= at_ms
 
 
-def _servers_of(directors: Sequence[DirectorFound], queue: QueueName) -> list[ServerFound]:
-    beats = [beat for one in directors if one.is_alive for beat in one.beats if beat.queue == queue]
-    return [server for beat in beats for server in beat.about.servers]
+def _by_queue(directors: Sequence[DirectorFound]) -> dict[QueueName, list[tuple[DirectorFound, Beat]]]:
+    """Who is in each queue, with the last beat there: there may be a thousand of either."""
+    found: dict[QueueName, list[tuple[DirectorFound, Beat]]] = {}
+    for one in directors:
+        for beat in one.beats:
+            found.setdefault(beat.queue, []).append((one, beat))
+    return found
 
 
 def _told(servers: Sequence[ServerFound], known: int, now_ms: int) -> str:
