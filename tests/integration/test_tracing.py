@@ -8,18 +8,20 @@ import anyio
 import httpx
 import pytest
 from msgspec import Raw
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from redis.asyncio import Redis
 
 from director.core.accounts import Accounts
 from director.core.ids import QueueName
+from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
 from director.runners.cog import CogRunner
 from director.runners.inbox import Inbox
 from director.runners.runner import RunRequest
-from tests.support.api import api_client
+from tests.support.api import api_client, live_api
 from tests.support.cog import cog_server, write_model
 from tests.support.eventually import eventually
-from tests.support.live_director import keeping, live_director
+from tests.support.live_director import director_process, keeping, live_director
 from tests.support.queue_driver import ACCOUNT, VERSION
 from tests.support.servers import RedisServer
 from tests.support.sink import Answer, Sink, sink
@@ -27,6 +29,7 @@ from tests.support.traces import CALLER, Trace, Traces, facts, new_traces, paren
 
 pytestmark = pytest.mark.anyio
 
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 HTTP = {"runner": "http", "runner_config": '{"path": "/run", "health": ""}'}
 SOURCE = """
     from cog import BasePredictor
@@ -216,6 +219,33 @@ async def test_another_attempt_has_spans_of_its_own_in_the_same_trace(
     assert asked == [traceparent_of(run) for run in found["run"]]
 
 
+async def test_what_is_taken_back_from_a_director_that_fell_silent_goes_on_in_the_same_trace(
+    redis: Redis, server: RedisServer, scripts: Scripts, queue: QueueName, traces: Traces
+) -> None:
+    token = await Accounts(redis).create_token(ACCOUNT)
+    settings, api = ApiSettings(redis_url=server.url), traces.tracing("api")
+    async with sink() as model, sink() as receiver:
+        model.answer = Answer(body=b'"done"')
+        async with api_client(settings, token=token, tracing=api) as client:
+            service = Service(client, receiver)
+            trace_id = await service.create()
+        [claim] = await scripts.claim(queue, consumer="silent", nonce="n", count=1, lease_s=0.5)
+        assert claim.record.trace["traceparent"] == traceparent_of(traces.of(trace_id)["enqueue"][0])
+        director = traces.tracing("director")
+        given = {"webhook_allow": "loopback", "lease_s": 1.0, **HTTP}
+        async with (
+            keeping(redis, server.url, lease_s=1.0, tracing=traces.tracing("keeper")),
+            live_director(server.url, model.url, tracing=director, **given),
+        ):
+            told = await service.told(trace_id)
+            await eventually(lambda: "webhook" in traces.of(trace_id), "all spans have ended")
+    found = traces.of(trace_id)
+    check_whole(found, told)
+    assert facts(found["run"][0])["attempt"] == 2
+    wait, enqueue = found["wait"][0], found["enqueue"][0]
+    assert (wait.start_time or 0) > (enqueue.end_time or 0) + 400_000_000, "it waits since the lease was over"
+
+
 async def test_a_webhook_that_the_keeper_delivers_is_in_the_trace_too(
     redis: Redis, server: RedisServer, queue: QueueName, traces: Traces
 ) -> None:
@@ -302,3 +332,47 @@ async def test_a_load_of_100_a_second_has_whole_traces(
     assert set(found) == set(made)
     for trace_id in made:
         check_whole(found[trace_id], sent[trace_id])
+
+
+async def test_processes_bring_their_spans_to_one_collector(
+    redis: Redis, server: RedisServer, queue: QueueName
+) -> None:
+    token = await Accounts(redis).create_token(ACCOUNT)
+    async with sink() as model, sink() as receiver, sink() as collector:
+        model.answer = Answer(body=b'"done"')
+        env = {ENDPOINT: f"http://127.0.0.1:{collector.port}", "OTEL_BSP_SCHEDULE_DELAY": "100"}
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in env.items():
+                patch.setenv(name, value)
+            async with (
+                live_api(server.url) as api,
+                director_process(server.url, model.url, webhook_allow="loopback", **HTTP),
+                httpx.AsyncClient(base_url=api.url, headers={"Authorization": f"Bearer {token}"}) as client,
+            ):
+                service = Service(client, receiver)
+                trace_id = await service.create()
+                [told] = await service.told(trace_id)
+                await eventually(lambda: set(brought(collector, trace_id)) == set(STEPS), "all spans came")
+    spans = brought(collector, trace_id)
+    assert {service for service, _ in spans.values()} == {"director-api", "director"}
+    enqueue, run = spans["enqueue"][1], spans["run"][1]
+    assert enqueue.parent_span_id.hex() == CALLER
+    assert {spans[name][1].parent_span_id for name in ("wait", "claim", "webhook")} == {enqueue.span_id}
+    assert run.parent_span_id == spans["claim"][1].span_id
+    assert told.split("-")[2] == spans["webhook"][1].span_id.hex()
+    assert SECRET not in str(spans)
+
+
+def brought(collector: Sink, trace_id: str) -> dict[str, tuple[str, Any]]:
+    """What came to a collector of one trace: by its name, who made it, and the span."""
+    return {
+        span.name: (
+            next(each.value.string_value for each in of.resource.attributes if each.key == "service.name"),
+            span,
+        )
+        for sent in collector.received
+        for of in ExportTraceServiceRequest.FromString(sent.body).resource_spans
+        for scope in of.scope_spans
+        for span in scope.spans
+        if span.trace_id.hex() == trace_id
+    }

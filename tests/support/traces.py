@@ -26,7 +26,7 @@ class Traces:
     """What the processes of one test made."""
 
     def __init__(self) -> None:
-        self._exporter = InMemorySpanExporter()
+        self._exporter = _Kept()
 
     def tracing(self, process: str, *, accounts: bool = False) -> OtelTracing:
         """For one process. Its spans are here as soon as they end."""
@@ -50,6 +50,13 @@ class Traces:
     def of(self, trace_id: str) -> Trace:
         """Those of one trace."""
         return self.by_trace.get(trace_id, {})
+
+
+class _Kept(InMemorySpanExporter):
+    """Goes on when one of the processes ends: the others are still there."""
+
+    def shutdown(self) -> None:
+        """Not before the test ends."""
 
 
 def new_traces() -> Iterator[str]:
