@@ -5,17 +5,19 @@ the next sample, so that sums are right in any case.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Final
 
 from msgspec import Struct
 
 from director.core import keys
 
-__all__ = ("HISTORY_S", "MOST", "PERIOD_S", "Sample", "parse", "within")
+__all__ = ("HISTORY_S", "MOST", "PERIOD_S", "Sample", "arrivals_s", "parse", "within")
 
 PERIOD_S: Final = 10.0
 HISTORY_S: Final = 3600.0
 MOST: Final = int(HISTORY_S / PERIOD_S)
+GAP_MS: Final = 2 * PERIOD_S * 1000
 
 
 class Sample(Struct, frozen=True, kw_only=True):
@@ -37,6 +39,19 @@ class Sample(Struct, frozen=True, kw_only=True):
     waited_ms: int
     met: Mapping[str, int]
     missed: Mapping[str, int]
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing was there and nothing had happened: there is no other sample until something does."""
+        counted = (
+            *self.waiting.values(),
+            self.claimed,
+            self.delayed,
+            *self.accepted.values(),
+            self.started,
+            self.ended,
+        )
+        return not any(counted)
 
 
 def parse(line: bytes) -> Sample:
@@ -65,3 +80,20 @@ def parse(line: bytes) -> Sample:
 def within(samples: Sequence[Sample], over_s: float, *, now_ms: int) -> list[Sample]:
     """Those of the last seconds, whatever their order."""
     return [sample for sample in samples if sample.at_ms > now_ms - over_s * 1000]
+
+
+def arrivals_s(samples: Sequence[Sample], lane: str, over_s: float, *, now_ms: int) -> float:
+    """How many came into a lane in a second, over the last seconds. `samples` in the order of time.
+
+    What the first sample tells after a time without a keeper came during all of that time, not at its end.
+    """
+    since_ms = now_ms - over_s * 1000
+    came = float(samples[0].accepted[lane]) if samples and samples[0].at_ms > since_ms else 0.0
+    for before, sample in pairwise(samples):
+        if sample.at_ms <= since_ms:
+            continue
+        took_ms = sample.at_ms - before.at_ms
+        is_spread = took_ms > GAP_MS and not before.is_idle
+        share = min(1.0, (sample.at_ms - since_ms) / took_ms) if is_spread else 1.0
+        came += sample.accepted[lane] * share
+    return came / over_s

@@ -17,7 +17,7 @@ from director.core.errors import UnknownQueue
 from director.core.ids import MODEL_NAME, QUEUE_NAME, QueueName, queue_name
 from director.core.objectives import Lane
 from director.core.queue_history import QueueHistory
-from director.core.samples import PERIOD_S, Sample, within
+from director.core.samples import PERIOD_S, Sample, arrivals_s
 from director.core.scripts import Demand, Scripts
 from director.core.sizing import Bounds, Load, wanted
 
@@ -97,13 +97,10 @@ def _load(demand: Demand, samples: list[Sample]) -> Load:
         runnable=demand.runnable,
         running=demand.running,
         arrivals_s={
-            lane: max(_rate(samples, lane, over_s, demand.now_ms) for over_s in WINDOWS_S) for lane in get_args(Lane)
+            lane: max(arrivals_s(samples, lane, over_s, now_ms=demand.now_ms) for over_s in WINDOWS_S)
+            for lane in get_args(Lane)
         },
         service_s=demand.service_ms / 1000 if demand.service_ms else None,
         slots_each=demand.slots_each or None,
         is_paused=demand.paused,
     )
-
-
-def _rate(samples: list[Sample], lane: Lane, over_s: float, now_ms: int) -> float:
-    return sum(sample.accepted[lane] for sample in within(samples, over_s, now_ms=now_ms)) / over_s
