@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 from director import __version__
-from director.core.trace_context import NO_TRACE, SAMPLED, TraceHeaders
+from director.core.trace_context import NO_TRACE, SAMPLED, TraceHeaders, trace_headers
 from director.core.tracing import Facts, Span, SpanKind, SpanName, Tracing
 
 __all__ = ("SILENT", "OtelTracing")
@@ -129,9 +129,11 @@ class _Told(SpanExporter):
 
 
 def _parent(trace: TraceHeaders) -> otel.SpanContext | None:
-    if not trace:
+    # judged again: another release may have written it
+    known = trace_headers([trace["traceparent"]], []) if trace else NO_TRACE
+    if not known:
         return None
-    _, trace_id, span_id, flags = trace["traceparent"].split("-")
+    _, trace_id, span_id, flags = known["traceparent"].split("-")
     state = trace.get("tracestate")
     return otel.SpanContext(
         int(trace_id, 16),

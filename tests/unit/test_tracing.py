@@ -14,6 +14,7 @@ from director.core.otel import SILENT
 from director.core.tracing import OFF, tracing_of
 from tests.support.cog import free_port
 from tests.support.sink import sink
+from tests.support.traces import Traces
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 URL = "http://127.0.0.1:4318"
@@ -93,6 +94,15 @@ async def test_spans_reach_the_collector_that_the_environment_names(
     assert called in [each.value.string_value for each in sent.resource.attributes if each.key == "service.name"]
     [span] = sent.scope_spans[0].spans
     assert (span.name, span.trace_id.hex(), span.parent_span_id.hex()) == ("webhook", "a" * 32, "b" * 16)
+
+
+@pytest.mark.parametrize("parent", ["", "00", "what-a-later-release-writes", f"02.{'a' * 32}"])
+def test_a_trace_that_another_release_wrote_has_no_spans_and_is_handed_on(parent: str) -> None:
+    traces, trace = Traces(), {"traceparent": parent}
+    span = traces.tracing("director").begin("claim", trace)
+    span.end(error="left")
+    assert span.headers is trace
+    assert traces.all == ()
 
 
 @pytest.mark.anyio
