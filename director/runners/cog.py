@@ -190,8 +190,7 @@ class CogRunner:
     async def _follow(self, request: RunRequest, feed: Feed) -> None:
         """Top of the task that follows one run: whatever happens in it, the reader gets an end."""
         try:
-            with self._expecting(request, feed):
-                ended = LET_GO if self._closed else await self._until_ended(request, feed)
+            ended = LET_GO if self._closed else await self._until_ended(request, feed)
         except asyncio.CancelledError:
             self._may_hold_strangers = True
             # the connection is closed by now, but a Python server goes on without its client, and coglet does when the
@@ -208,6 +207,7 @@ class CogRunner:
         feed.end(ended)
 
     def _expecting(self, request: RunRequest, feed: Feed) -> AbstractContextManager[None]:
+        """Take files for this PUT: what one gave that is put again is not the next one's."""
         if self._arrivals is None:
             return nullcontext()
         return self._arrivals.expect(request.id, feed.add, most=self._max_files)
@@ -265,13 +265,14 @@ class CogRunner:
         self._deaf_for += is_deaf
         self._sent_at[request.id] = asyncio.get_running_loop().time()
         try:
-            if streamed:
-                return await put_stream(connection, run, feed, accepted=self._accepted)
-            if called and self._inbox is not None:
-                return await put_called(
-                    connection, run, feed, inbox=self._inbox, look=self._look, accepted=self._accepted
-                )
-            return await put_sync(connection, run, feed, inbox=self._inbox)
+            with self._expecting(request, feed):
+                if streamed:
+                    return await put_stream(connection, run, feed, accepted=self._accepted)
+                if called and self._inbox is not None:
+                    return await put_called(
+                        connection, run, feed, inbox=self._inbox, look=self._look, accepted=self._accepted
+                    )
+                return await put_sync(connection, run, feed, inbox=self._inbox)
         except httpx.TransportError as exc:
             return connection_lost(exc, has_begun=feed.has_begun)
         finally:

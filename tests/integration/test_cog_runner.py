@@ -16,9 +16,11 @@ import pytest
 from msgspec import Raw
 
 from director.runners import cog
+from director.runners.arrivals import Arrivals
 from director.runners.cog import CONTROL_TIMEOUT_S, CogRunner
 from director.runners.inbox import Inbox
 from director.runners.runner import (
+    BLOCK_BYTES,
     Began,
     Ended,
     HealthStatus,
@@ -33,6 +35,7 @@ from director.runners.runner import (
 from tests.support.cog import cog_process, cog_server, write_model
 from tests.support.inbox import serving
 from tests.support.scripted_cog import Exchange, Script, ScriptedCog, answer, frame, scripted_cog, stream
+from tests.unit.test_arrivals import client_of, put
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cog]
 
@@ -668,6 +671,25 @@ async def test_a_run_that_outpaces_its_stream_is_put_again_whole(streaming: Scri
     assert progress == [Began(), Produced(item=Raw(b'"a"'), index=0), Restarted("stream_lagged")]
     accepts = [exchange.headers["accept"] for exchange in streaming.asked("PUT")]
     assert accepts == ["text/event-stream", "application/json"]
+
+
+async def test_files_of_a_run_that_is_put_again_take_no_room_from_it(streaming: ScriptedCog) -> None:
+    arrivals = Arrivals("secret")
+    statuses = []
+
+    def giving(then: Script) -> Script:
+        async def act(exchange: Exchange) -> None:
+            async with client_of(arrivals) as client:
+                statuses.append((await put(client, b"x" * BLOCK_BYTES, run=ID)).status_code)
+            await then.act(exchange)
+
+        return Script(act)
+
+    lagged = frame("error", {"error": "SSE stream lagged; events were dropped", "skipped": 9})
+    streaming.on("PUT", PATH, giving(stream(START, lagged)), giving(answer(200, SUCCEEDED)))
+    async with runner_for(streaming.url, inbox=Inbox("", arrivals=arrivals), max_files=BLOCK_BYTES) as runner:
+        ended = await the_end(runner, request())
+    assert (statuses, ended.outcome) == ([201, 201], Outcome.SUCCEEDED)
 
 
 async def test_a_stream_whose_connection_breaks_is_lost_with_its_server(streaming: ScriptedCog) -> None:
