@@ -17,6 +17,7 @@ __all__ = ("cut", "fitted", "folded", "line_width", "padded", "width_of")
 GAP: Final = 2
 NARROW_GAP: Final = 1
 SHORTEST: Final = 8  # what a cell is cut to before lines are
+FEWEST_DIGITS: Final = 2  # of a version
 MARK: Final = "…"
 WIDE: Final = frozenset("WF")
 
@@ -67,13 +68,14 @@ def folded(lines: Iterable[str], *, hang: int, width: int | None) -> str:
 
 
 def cut(text: str, width: int, *, is_middle: bool = True) -> str:
-    """At most so wide: without its middle, or its end."""
+    """At most so wide: without its middle, or its end. Of the name of a queue the digits of its version go first."""
     if width_of(text) <= width:
         return text
     if width <= len(MARK):
         return MARK[:width]
-    head = (width - 1) * 2 // 3 if is_middle else width - 1  # of a queue the model tells more than the version
-    return _first(text, head) + MARK + (_first(text[::-1], width - 1 - head)[::-1] if is_middle else "")
+    room = width - len(MARK)
+    tail = _tail(text, room) if is_middle else 0
+    return _first(text, room - tail) + MARK + (_first(text[::-1], tail)[::-1] if tail else "")
 
 
 def padded(text: str, width: int, *, is_left: bool = True) -> str:
@@ -85,6 +87,13 @@ def padded(text: str, width: int, *, is_left: bool = True) -> str:
 def width_of(text: str) -> int:
     """How many columns of a terminal it takes."""
     return len(text) if text.isascii() else sum(map(_columns, text))
+
+
+def _tail(text: str, room: int) -> int:
+    """How much of it stands behind the mark: the kind of a queue, or nothing, where its model fits; else a third."""
+    model, colon, version = text.rpartition(":")
+    kind = len(version) - len(version.partition("~")[0])
+    return kind if colon and width_of(model) + len(colon) + FEWEST_DIGITS + kind <= room else room - room * 2 // 3
 
 
 def _narrowed(widths: Sequence[int], may_be_cut: Sequence[bool], *, room: int) -> list[int]:

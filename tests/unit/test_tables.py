@@ -51,6 +51,9 @@ def test_no_line_is_wider_than_the_terminal_and_none_steers_it(width: int, rows:
         ("a shorter one", 7, "a sh…ne"),
         ("abc", 1, "…"),
         ("モデルの名前", 7, "モデ…前"),
+        ("acme/model-006:0123456789ab", 19, "acme/model-006:012…"),
+        ("acme/model-006:0123456789ab~training", 27, "acme/model-006:01…~training"),
+        ("acme/model-006:0123456789ab", 17, "acme/model…6789ab"),
         ("ab", 0, ""),
     ],
 )
