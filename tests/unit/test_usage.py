@@ -8,12 +8,12 @@ from msgspec import Raw
 
 from director.core.json_pointer import Pointer
 from director.core.runner_config import BatchConfig
-from director.runners.http.usage import split, used_by
+from director.runners.http.usage import MOST, split, used_by
 
 WEIGHTS = st.lists(st.floats(0, 1e6), min_size=1, max_size=64)
 
 
-@given(st.integers(0, 10**12), WEIGHTS)
+@given(st.integers(0, MOST), WEIGHTS)
 def test_whole_numbers_stay_whole_and_add_up(total: int, weights: list[float]) -> None:
     parts = split(total, weights)
     assert sum(parts) == total
@@ -54,7 +54,7 @@ def test_it_goes_by_what_the_items_tell_if_all_do(share: str | None, items: list
     assert [msgspec.json.decode(each["n"]) for each in used] == parts
 
 
-@pytest.mark.parametrize("told", [b"null", b'"8"', b"-8", b"1e400", b"true", b"[]", b"9007199254740993"])
+@pytest.mark.parametrize("told", [b"null", b'"8"', b"-8", b"1e400", b"true", b"[]", b"4647224792230222"])
 def test_what_is_no_number_of_anything_is_nobody_s(told: bytes) -> None:
     batch = BatchConfig(usage={"n": Pointer("/n")}, usage_headers={"m": "x-m"})
     headers = {"x-m": told.decode()}

@@ -14,9 +14,9 @@ from director.core.json_pointer import Pointer
 from director.core.runner_config import BatchConfig
 from director.runners.untrusted import Unreadable, read_json
 
-__all__ = ("split", "used_by")
+__all__ = ("MOST", "split", "used_by")
 
-MOST: Final = 2**53  # more than that no float tells from its neighbours
+MOST: Final = 2**48  # of more than that, rounding alone may be whole units
 DIGITS: Final = 6
 
 
