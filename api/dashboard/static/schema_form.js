@@ -81,7 +81,14 @@ function tick(schema) {
 
 function number(schema) {
   const element = h("input", { type: "number", step: schema.type === "integer" ? "1" : "any", min: schema.minimum, max: schema.maximum, value: schema.default ?? "" });
-  return { kind: "number", element, value: () => (element.value === "" ? undefined : Number(element.value)) };
+  return { kind: "number", element, value: () => (element.value === "" ? undefined : exact(schema, element.value)) };
+}
+
+/** A number that would become another one on its way is refused. */
+function exact(schema, text) {
+  const value = Number(text);
+  if (schema.type === "integer" && !Number.isSafeInteger(value)) throw new Error(`${schema.title ?? "A number"} has more digits than a browser can send.`);
+  return value;
 }
 
 function words(schema, isRequired) {

@@ -279,3 +279,29 @@ async def test_starts_a_minute_are_those_of_lately(
     samples = [{"at": 1000 * at_s, "started": started} for at_s, started in seen]
     rate = "async (seen) => (await import('/dashboard/views/overview.js')).rate(seen)"
     assert await window.page.evaluate(rate, samples) == shown
+
+
+async def test_what_no_keeper_noted_is_drawn_as_come_all_that_time(window: Window, place: Place) -> None:
+    await window.page.goto(place.url)
+    none = {"high": 0, "normal": 0, "low": 0}
+    quiet = {"waiting": none, "accepted": none, "claimed": 0, "delayed": 0, "started": 0, "ended": 0, "waited_ms": 0}
+    samples = [
+        {**quiet, "at_ms": 0, "started": 6},
+        {**quiet, "at_ms": 60_000, "started": 36},  # no keeper for a minute
+        {**quiet, "at_ms": 70_000},
+        {**quiet, "at_ms": 100_000, "started": 5},  # idle before
+    ]
+    drawn = "async (seen) => (await import('/dashboard/views/queue.js')).filled(seen).map((one) => one.started)"
+    assert await window.page.evaluate(drawn, samples) == [6, *[6] * 6, 0, 0, 0, 5]
+
+
+async def test_a_number_that_a_browser_cannot_hold_is_not_sent_as_another_one(window: Window, place: Place) -> None:
+    await window.page.goto(place.url)
+    sent = """async (text) => {
+        const schema = {components: {schemas: {Input: {properties: {seed: {type: "integer", title: "Seed"}}}}}};
+        const form = (await import("/dashboard/schema_form.js")).schemaForm(schema);
+        form.node.querySelector("input").value = text;
+        return form.values().then((values) => String(values.seed), (error) => error.message);
+    }"""
+    assert await window.page.evaluate(sent, "9007199254740991") == "9007199254740991"
+    assert "more digits" in await window.page.evaluate(sent, "12345678901234567891")

@@ -89,16 +89,22 @@ function history(seen) {
       curve("Starts/min", (one) => one.started * (60_000 / SAMPLE_MS), (value) => count(Math.round(value)))));
 }
 
-/** Samples with noughts for the times of which there are none: the queue was idle then. */
-function filled(samples) {
-  const found = [];
-  for (const sample of samples) {
-    const last = found.at(-1);
-    for (let at = (last?.at_ms ?? sample.at_ms) + SAMPLE_MS; at < sample.at_ms - SAMPLE_MS / 2; at += SAMPLE_MS) found.push({ ...IDLE, at_ms: at });
-    found.push(sample);
+/**
+ * Samples for the times of which there are none, too. After an idle one the queue was idle; else no keeper was there, and
+ * what the next one counted came all that time.
+ */
+export function filled(samples) {
+  const found = samples.slice(0, 1);
+  for (const [before, sample] of samples.slice(1).map((one, at) => [samples[at], one])) {
+    const steps = Math.max(1, Math.round((sample.at_ms - before.at_ms) / SAMPLE_MS));
+    const [missing, last] = isIdle(before) ? [IDLE, sample] : Array(2).fill({ ...sample, started: sample.started / steps, waited_ms: sample.waited_ms / steps });
+    for (let step = 1; step < steps; step += 1) found.push({ ...missing, at_ms: before.at_ms + step * SAMPLE_MS });
+    found.push(last);
   }
   return found;
 }
+
+const isIdle = (one) => ![one.claimed, one.delayed, one.started, one.ended, ...Object.values(one.waiting), ...Object.values(one.accepted)].some(Boolean);
 
 function objectives(seen) {
   const lanes = Object.entries(seen.objectives ?? {}).filter(([, one]) => one);
