@@ -22,19 +22,19 @@ UNWELL: Final = frozenset({"resting", "doubted", "defunct", "unhealthy", "unreac
 def directors_gone(situation: Situation) -> Iterator[Finding]:
     """Who went without a word, by queue; but for as many as came there since, in their place."""
     there = _by_queue(situation.directors)
-    for queue, stats in situation.queues.items():
+    for queue in situation.queues:
         gone = [one for one, _ in there.get(queue, ()) if _is_gone(one) and one.last.queue == queue]
         first_ms = min((one.last.at_ms for one in gone), default=0)
         missed = gone[sum(_came_since(one, first_ms) for one, _ in there.get(queue, ())) :]
         if missed:
             held = sum(one.held or 0 for one in missed)
+            left = sum(one.is_alive for one, _ in there[queue])  # the numbers of the queue are of a moment before
             names = some([f"{one.name}, {span(one.silent_ms / 1000)} ago" for one in missed])
             yield Finding(
                 code="director_gone",
-                level="bad" if held or not stats.directors else "warn",
+                level="bad" if held or not left else "warn",
                 title=f"{several(len(missed), 'director')} went silent",
-                detail=f"Last heard: {names}; with {several(held, 'claim')} in hand. "
-                f"{several(stats.directors, 'director')} left.",
+                detail=f"Last heard: {names}; with {several(held, 'claim')} in hand. {several(left, 'director')} left.",
                 queue=queue,
                 ask="director directors",
             )

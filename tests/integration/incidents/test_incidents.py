@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from director.core.directors import Directors
 from director.core.policy import Policy
 from director.core.states import Status
 from tests.integration.incidents.scene import Incident, Scene, scene
@@ -173,7 +174,10 @@ async def test_a_director_that_is_gone(stage: Scene, folder: Path, tmp_path: Pat
         director_process(stage.redis_url, cog.url, model=caller.model, lease_s=3) as director,
     ):
         held = await caller.submit(gate=str(tmp_path / "never"))
-        await eventually(lambda: caller.status(held), "it runs", until=lambda status: status == "processing")
+        there = Directors(stage.redis)
+        await eventually(
+            lambda: there.of([caller.queue]), "it holds a claim", until=lambda found: found and found[0].held == 1
+        )
         director.process.kill()
         await director.exit_code()
         finding = await stage.is_named(GONE, caller.queue)
@@ -182,9 +186,12 @@ async def test_a_director_that_is_gone(stage: Scene, folder: Path, tmp_path: Pat
         await stage.finds("queue_not_served", caller.queue)
         doctor = await stage.command("doctor")
         assert f"1 director went silent ({caller.queue})" in doctor
-        story = await stage.command("explain", held)
+        story = await eventually(  # a place in the queue counts on a director for 20 s
+            lambda: stage.command("explain", held),
+            "it is told why it waits",
+            until=lambda story: "No director serves this model now" in story,
+        )
         assert "director_lost" in story
-        assert "No director serves this model now" in story
 
 
 @pytest.mark.cog
