@@ -1,5 +1,7 @@
 // Ask the service. The token stays in this tab: it is in no cookie and no address, and gone when the tab is closed.
 
+import { setClock } from "./format.js";
+
 const KEPT = "director.token";
 const ROOT = new URL("..", import.meta.url).pathname; // a proxy may have put the service below a path of its own
 const SILENT_MS = 30_000; // a feed says something every ten seconds: after so long it is broken, though nobody said so
@@ -118,6 +120,7 @@ async function call(path, { method, body, signal, headers }) {
     },
     body: body === undefined || form ? body : JSON.stringify(body),
   }).catch((error) => { throw error instanceof TypeError ? new Error("The service cannot be reached.") : error; });
+  setClock(response.headers.get("Date"));
   if (!response.ok) throw new Refused(response.status, await problem(response), response.headers.get("Retry-After"));
   return response;
 }

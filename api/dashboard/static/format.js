@@ -19,8 +19,19 @@ export const count = (value) => (value < 1000 ? String(value) : COUNT.format(val
 /** A moment: date and time of the reader's place. */
 export const moment = (iso) => (iso ? CLOCK.format(new Date(iso)) : "–");
 
+let ahead = 0; // ms that the service's clock is ahead of the browser's, which may be anything
+
+/** Now, by the clock of the service. */
+export const now = () => Date.now() + ahead;
+
+/** The service said that it is this late. It tells seconds, so less than some is no difference. */
+export function setClock(date) {
+  const found = Date.parse(date ?? "") - Date.now();
+  ahead = Math.abs(found) > 5000 ? found : 0;
+}
+
 /** How long ago a moment was. */
-export const ago = (iso, now = Date.now()) => (iso ? `${seconds(Math.max(0, (now - Date.parse(iso)) / 1000))} ago` : "–");
+export const ago = (iso) => (iso ? `${seconds(Math.max(0, (now() - Date.parse(iso)) / 1000))} ago` : "–");
 
 /** Seconds between two moments; null where one is not known. */
 export const between = (from, to) => (from && to ? Math.max(0, (Date.parse(to) - Date.parse(from)) / 1000) : null);

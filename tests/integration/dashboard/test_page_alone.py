@@ -1,7 +1,9 @@
 """The page for operators where a test plays the directors: what strangers' addresses, silence and hurry do to it."""
 
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import httpx
@@ -305,3 +307,11 @@ async def test_a_number_that_a_browser_cannot_hold_is_not_sent_as_another_one(wi
     }"""
     assert await window.page.evaluate(sent, "9007199254740991") == "9007199254740991"
     assert "more digits" in await window.page.evaluate(sent, "12345678901234567891")
+
+
+async def test_how_long_ago_goes_by_the_clock_of_the_service(window: Window, place: Place) -> None:
+    made = await place.submit()
+    await window.page.clock.install(time=datetime.now(UTC) + timedelta(hours=7))
+    await window.page.goto(f"{place.url}/#/predictions/{made}")
+    await window.page.get_by_text("made ").wait_for()
+    assert re.search(r"made \d+(\.\d)? m?s ago", await window.page.locator("main").inner_text())

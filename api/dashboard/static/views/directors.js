@@ -1,13 +1,13 @@
 // The directors that are alive, and how their servers do.
 
 import { h, keyed, refill, say, table } from "../dom.js";
-import { ago } from "../format.js";
+import { ago, now } from "../format.js";
 import { queueLink } from "./parts.js";
 
 const MISSED_MS = 600_000; // so long is one that went without a word shown
 
 /** Silent, though it never said that it would go. */
-const isMissed = (one) => one.state !== "draining" && Date.now() - Date.parse(one.seen_at) < MISSED_MS;
+const isMissed = (one) => one.state !== "draining" && now() - Date.parse(one.seen_at) < MISSED_MS;
 
 export function directors({ session, signal }) {
   const body = h("tbody", {});
