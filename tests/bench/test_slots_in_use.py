@@ -1,8 +1,8 @@
 """Eight slots on two servers with more work than they can do: how much of their time they work, by their own logs.
 
-Prints how that compares with what it should be, and with a bare client here and now; a machine that does other things
-too cannot be judged by it. coglet is also run without its callbacks, which cost it 7 to 8 ms of CPU a run: with them a
-bare client comes no further than 0.88 on two cores. That no server is ever given more than its slots is asserted.
+For a machine that is quiet: a bare client, measured beside it, tells what this one can do. coglet is judged without its
+callbacks (`fast`): they cost it 7 to 8 ms of CPU a run, so that with them a bare client comes no further than 0.88 on
+two cores, and what a director comes to is only printed.
 """
 
 import asyncio
@@ -81,8 +81,8 @@ async def bare_use() -> float:
         return use_of(timed.spans, slots=SERVERS * SLOTS)
 
 
-async def judge(name: str, rounds: list[list[list[Span]]], least: float) -> None:
-    """Print the best use of all slots beside what it should be at least. No server ever ran more than it has."""
+async def judge(name: str, rounds: list[list[list[Span]]], least: float | None) -> None:
+    """The median use of all slots is at least so much. No server ever ran more than it has."""
     uses, gaps = [], []
     for servers in rounds:
         assert len(servers) == SERVERS
@@ -93,7 +93,10 @@ async def judge(name: str, rounds: list[list[list[Span]]], least: float) -> None
         uses.append(use_of(every, slots=SERVERS * SLOTS))
     found = ", ".join(f"{use:.3f} (gap {gap:.1f} ms)" for use, gap in zip(uses, gaps, strict=True))
     print(f"{name}: {SERVERS * SLOTS} slots of {SERVERS} servers in use {found}; a bare client {await bare_use():.3f}")
-    print(verdicts([Figure(name=f"{name}, best", value=max(uses), bound=least, is_least=True)]))
+    if least is not None:
+        figure = Figure(name=f"{name}, median", value=median(uses), bound=least, is_least=True)
+        print(verdicts([figure]))
+        assert figure.ok
 
 
 async def test_slots_of_scripted_servers_are_hardly_ever_idle(
@@ -137,7 +140,7 @@ async def test_slots_of_coglet_are_hardly_ever_idle(
                 await eventually(lambda n=number: written(n), "all ran", until=(RUNS).__eq__, limit_s=60)
                 await over(caller)
             rounds.append(logged())
-    await judge("coglet, fast" if fast else "coglet", rounds, COGLET_LEAST)
+    await judge("coglet, fast" if fast else "coglet", rounds, COGLET_LEAST if fast else None)
 
 
 def _span(line: str) -> Span:
