@@ -20,9 +20,12 @@ import anyio
 import msgspec
 
 from director import process
-from director.bell import Bell
+from director.claims.bell import Bell
+from director.claims.consumer import Consumer
+from director.claims.heartbeat import Heartbeat
+from director.claims.holdings import Holdings
+from director.claims.portion import Portions
 from director.configuring import Configuring
-from director.consumer import Consumer
 from director.core.accounts import Accounts
 from director.core.caller_files import CallerFiles
 from director.core.catalog import OPEN_SCHEMA, Catalog
@@ -38,26 +41,23 @@ from director.core.settings import DirectorSettings
 from director.core.setup_run import SetupRun, setup_run
 from director.core.stores.check import StoreCheck
 from director.core.trained import TrainedVersions
-from director.ends import Limits, Stop
-from director.executor import Executor
-from director.file_inputs import FileInputs
-from director.fleet import Driven, Fleet
 from director.health import Health, redis_check
-from director.heartbeat import Heartbeat
-from director.holdings import Holdings
 from director.metering import Watched
-from director.portion import Portions
-from director.publishing import Publishing
 from director.runners.inbox import Inbox
 from director.runners.make import make_runner
 from director.runners.runner import Health as ServerHealth
 from director.runners.runner import Setup
-from director.servers import Server, Servers
-from director.setup_webhook import SetupWebhook
+from director.runs.ends import Limits, Stop
+from director.runs.executor import Executor
+from director.runs.file_inputs import FileInputs
+from director.runs.publishing import Publishing
+from director.runs.storing import Storing
+from director.servers.fleet import Driven, Fleet
+from director.servers.servers import Server, Servers
+from director.servers.setup_webhook import SetupWebhook
+from director.servers.trust import Trust
+from director.servers.watch import Watch
 from director.shared import Shared, clear_up, inbox_of, measure, serve_health
-from director.storing import Storing
-from director.trust import Trust
-from director.watch import Watch
 from director.webhooks.outbox import Post
 from director.webhooks.schedule import Schedule
 from director.webhooks.terminal import TerminalWebhooks

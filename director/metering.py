@@ -10,6 +10,7 @@ from prometheus_client import Counter
 from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from director.claims.holdings import Holdings
 from director.core.ids import QueueName
 from director.core.keys import LANES
 from director.core.metrics.names import QueueNames
@@ -21,10 +22,9 @@ from director.core.retry import ErrorClass
 from director.core.schema import Record
 from director.core.scripts import Requeued
 from director.core.states import Status
-from director.ends import CODES, STOPS, VERDICTS, GiveBack
-from director.holdings import Holdings
 from director.runners.runner import HealthStatus, Outcome
-from director.servers import Server, Servers
+from director.runs.ends import CODES, STOPS, VERDICTS, GiveBack
+from director.servers.servers import Server, Servers
 
 __all__ = ("STATES", "Metering", "Watched", "error_label")
 

@@ -12,7 +12,8 @@ import anyio
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from director.bell import LONGEST_S
+from director.claims.bell import LONGEST_S
+from director.claims.heartbeat import KICK_WAIT_S
 from director.core.clock import Clock, SystemClock
 from director.core.gatherer import Gatherer
 from director.core.metrics.pulse import Pulse
@@ -22,12 +23,11 @@ from director.core.stores.choose import store_in
 from director.core.stores.store import FileStore
 from director.core.tracing import Tracing, tracing_of
 from director.health import Health, serve_http
-from director.heartbeat import KICK_WAIT_S
-from director.leftovers import Leftovers
 from director.metering import Metering
-from director.moderation import Moderator
 from director.runners.arrivals import Arrivals
 from director.runners.inbox import Inbox
+from director.runs.moderation import Moderator
+from director.servers.leftovers import Leftovers
 from director.webhooks.addresses import AllowList
 from director.webhooks.sender import Sender
 

@@ -5,7 +5,7 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from director.bell import Bell
+from director.claims.bell import Bell
 from director.core import keys
 from director.core.accounts import Accounts
 from director.core.clock import SystemClock

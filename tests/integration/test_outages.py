@@ -11,7 +11,7 @@ import pytest
 from redis import exceptions
 from redis.asyncio import Redis
 
-from director.bell import Bell
+from director.claims.bell import Bell
 from director.core import keys, redis_client
 from director.core.accounts import Accounts
 from director.core.catalog import OPEN_SCHEMA, Catalog

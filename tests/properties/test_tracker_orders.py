@@ -13,7 +13,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec import Raw
 
 from director.core.states import TERMINAL, Status, WebhookEvent, may_follow
-from director.ends import Finish, GiveBack, Judged, Limits, Stop, Verdict
 from director.runners.runner import (
     Accepted,
     Began,
@@ -26,8 +25,9 @@ from director.runners.runner import (
     Restarted,
     Unreceived,
 )
-from director.tracker import Ask, Effect, Halt, Happening, Tell, Tracker, Write
-from director.uploads import Upload, Uploaded
+from director.runs.ends import Finish, GiveBack, Judged, Limits, Stop, Verdict
+from director.runs.tracker import Ask, Effect, Halt, Happening, Tell, Tracker, Write
+from director.runs.uploads import Upload, Uploaded
 from tests.unit.test_tracker import NAME, RECEIVED, RECORD
 
 FILE = "data:image/png;base64,iVBORw=="

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from director.core.schema import Claim
-from director.ends import Stop
 from director.runners.runner import Ended, Health, HealthStatus, Outcome
-from director.servers import Server, Servers
+from director.runs.ends import Stop
+from director.servers.servers import Server, Servers
 from tests.support.eventually import eventually
 from tests.support.queue_driver import QueueDriver
 from tests.support.scripted_runner import ScriptedRunner
@@ -92,7 +92,7 @@ async def test_lost_while_it_waits_it_is_never_started(bench: Bench, driver: Que
 async def test_what_waits_for_too_long_is_given_back_unspent(
     bench: Bench, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.servers.TURN_WITHIN_S", 0.01)
+    monkeypatch.setattr("director.servers.servers.TURN_WITHIN_S", 0.01)
     claim = await claimed(driver)
     waiting = Waiting(bench, claim)
     await asyncio.wait_for(waiting.run, 5)

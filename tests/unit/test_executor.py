@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
+from director.claims.holdings import Holdings
 from director.core import keys
 from director.core.accounts import Accounts
 from director.core.clock import SystemClock
@@ -18,9 +19,6 @@ from director.core.schema import Claim
 from director.core.states import WebhookEvent
 from director.core.stores.local import LocalFiles
 from director.core.stores.names import FileName
-from director.ends import Limits
-from director.executor import AWAY_S, TELL_S, Executor
-from director.holdings import Holdings
 from director.runners.runner import (
     Began,
     Ended,
@@ -32,8 +30,10 @@ from director.runners.runner import (
     RunRequest,
     Unreceived,
 )
-from director.servers import Seat, Server, Servers
-from director.storing import Storing
+from director.runs.ends import Limits
+from director.runs.executor import AWAY_S, TELL_S, Executor
+from director.runs.storing import Storing
+from director.servers.servers import Seat, Server, Servers
 from director.webhooks.addresses import AllowList
 from director.webhooks.outbox import Outbox, Post
 from director.webhooks.sender import Sender
@@ -171,7 +171,7 @@ async def test_nothing_of_an_attempt_is_told_once_another_one_may_begin(bench: B
 async def test_an_end_that_was_long_in_coming_is_left_to_the_courier(
     bench: Bench, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.executor.GRACE_S", TELL_S + AWAY_S / 2)
+    monkeypatch.setattr("director.runs.executor.GRACE_S", TELL_S + AWAY_S / 2)
     finish, asked = driver.scripts.finish, 0
 
     async def lose_the_first_answer(*args: Any, **options: Any) -> bool:
@@ -372,7 +372,7 @@ async def test_of_a_run_that_is_given_up_while_a_file_is_stored_none_is_left(ben
 async def test_a_store_slower_than_the_runs_slows_them(
     bench: Bench, driver: QueueDriver, store: SlowStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.executor.MOST_ENDING", 1)
+    monkeypatch.setattr("director.runs.executor.MOST_ENDING", 1)
     runner = ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED, output=PNG))
     server = Server(runner, 2, busy=2, health=Health(status=HealthStatus.READY))
     executor = bench.executor(Servers([server]), storing=storing(store, driver))
@@ -389,7 +389,7 @@ async def test_a_store_slower_than_the_runs_slows_them(
 async def test_a_run_is_not_followed_further_than_its_store_can_take(
     bench: Bench, driver: QueueDriver, store: SlowStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.performer.MOST_AHEAD", 20)
+    monkeypatch.setattr("director.runs.performer.MOST_AHEAD", 20)
     produced = [Produced(PNG, index) for index in range(50)]
     runner = ScriptedRunner(Began(), *produced, Ended(outcome=Outcome.SUCCEEDED))
     server = Server(runner, 1, busy=1, health=Health(status=HealthStatus.READY))
@@ -458,7 +458,7 @@ async def test_what_waits_when_the_run_has_ended_is_dropped(bench: Bench, driver
 async def test_beyond_a_number_and_a_time_the_end_is_left_to_the_courier(
     bench: Bench, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch, name: str, bound: float
 ) -> None:
-    monkeypatch.setattr(f"director.executor.{name}", bound)
+    monkeypatch.setattr(f"director.runs.executor.{name}", bound)
     async with sink() as receiver:
         receiver.answer = Answer(delay_s=LIMIT_S)
         claim = await claimed(driver, webhook=receiver.url, events="completed")

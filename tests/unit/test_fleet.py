@@ -7,9 +7,9 @@ import anyio
 import pytest
 
 from director.core.runner_config import CogConfig
-from director.fleet import Driven, Fleet
 from director.runners.runner import Health, HealthStatus
-from director.servers import Server, Servers
+from director.servers.fleet import Driven, Fleet
+from director.servers.servers import Server, Servers
 from tests.support.eventually import eventually
 from tests.support.scripted_runner import ScriptedRunner
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from redis import exceptions
 
+from director.claims.heartbeat import Heartbeat
+from director.claims.holdings import Holdings
 from director.core.errors import BackendUnavailable
 from director.core.ids import QueueName
-from director.heartbeat import Heartbeat
-from director.holdings import Holdings
 from director.runners.runner import Health, HealthStatus
-from director.servers import Server, Servers
+from director.servers.servers import Server, Servers
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.scripted_runner import ScriptedRunner

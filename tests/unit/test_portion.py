@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import replace
 
+from director.claims.portion import MOST_SKIPS, Portion, Portions
 from director.core.schema import Claim
-from director.portion import MOST_SKIPS, Portion, Portions
 from director.runners.batch import Batch
 from director.runners.runner import Health, HealthStatus
-from director.servers import Seat, Server
+from director.servers.servers import Seat, Server
 from tests.support.scripted_runner import ScriptedRunner
 from tests.unit.test_tracker import RECORD
 

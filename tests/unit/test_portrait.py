@@ -3,10 +3,10 @@
 import msgspec
 
 from director import __version__
+from director.claims.portrait import LONGEST_DETAIL, MOST_SERVERS, Portrait
 from director.core.directors import About
-from director.portrait import LONGEST_DETAIL, MOST_SERVERS, Portrait
 from director.runners.runner import Health, HealthStatus
-from director.servers import Server, Servers
+from director.servers.servers import Server, Servers
 from tests.support.clock import FakeClock
 from tests.support.scripted_runner import ScriptedRunner
 

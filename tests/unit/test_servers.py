@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from director.runners.runner import Ended, Health, HealthStatus, Outcome
-from director.servers import Seat, Server, Servers, Standing
-from director.trust import Trust
+from director.servers.servers import Seat, Server, Servers, Standing
+from director.servers.trust import Trust
 from tests.support.clock import FakeClock
 from tests.support.scripted_runner import ScriptedRunner
 
@@ -189,7 +189,7 @@ async def test_a_stranger_in_the_only_slot_is_a_matter_for_a_new_start_each_time
 async def test_a_server_that_keeps_failing_rests_and_comes_back_with_one_run_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("director.trust.FIRST_S", 0.01)
+    monkeypatch.setattr("director.servers.trust.FIRST_S", 0.01)
     one, other = server(2), server(1)
     one.trust = Trust(2)
     servers = Servers([one, other])
@@ -314,7 +314,7 @@ async def test_how_long_runs_are_is_told_by_those_that_went_well() -> None:
 
 
 async def test_who_waits_for_too_long_has_no_turn_and_nobody_else_waits_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("director.servers.TURN_WITHIN_S", 0)
+    monkeypatch.setattr("director.servers.servers.TURN_WITHIN_S", 0)
     one = server(1)
     one.run_s = 0.1
     servers = Servers([one])

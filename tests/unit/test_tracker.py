@@ -9,12 +9,10 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import replace
 
-from director import tracker as tracker_module
 from director.core.ids import PredictionId, QueueName
 from director.core.retry import RULES, ErrorClass
 from director.core.schema import Record
 from director.core.states import TERMINAL, Status, WebhookEvent, may_follow
-from director.ends import CODES, FAULTS, STOPS, VERDICTS, Finish, GiveBack, Judged, Limits, Stop, Verdict
 from director.runners.runner import (
     Began,
     Ended,
@@ -28,8 +26,10 @@ from director.runners.runner import (
     ServerFile,
     Unreceived,
 )
-from director.tracker import Ask, Effect, Halt, Tell, Tracker, Write
-from director.uploads import Upload, Uploaded
+from director.runs import tracker as tracker_module
+from director.runs.ends import CODES, FAULTS, STOPS, VERDICTS, Finish, GiveBack, Judged, Limits, Stop, Verdict
+from director.runs.tracker import Ask, Effect, Halt, Tell, Tracker, Write
+from director.runs.uploads import Upload, Uploaded
 
 RECORD = Record(
     id=PredictionId("a" * 26),

@@ -3,7 +3,7 @@
 import pytest
 
 from director.runners.runner import Outcome
-from director.trust import LONGEST_S, Rest, Trust
+from director.servers.trust import LONGEST_S, Rest, Trust
 
 FAILED = Outcome.FAILED
 

@@ -8,8 +8,8 @@ import anyio
 import httpx
 import pytest
 
+from director.claims.portion import MOST_SKIPS
 from director.core.ids import PredictionId
-from director.portion import MOST_SKIPS
 from director.single import connected
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, live_director, settings_for

@@ -58,7 +58,7 @@ async def test_what_cannot_finish_in_time_is_handed_back_unspent_and_run_by_anot
 async def test_a_run_that_heeds_no_cancel_is_handed_back_unspent(
     caller: Caller, server: RedisServer, folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.holdings.DRAIN_WAIT_S", 0.2)
+    monkeypatch.setattr("director.claims.holdings.DRAIN_WAIT_S", 0.2)
     async with supervised_cog(folder) as cog, live_director(server.url, cog.url, drain_s=0) as director:
         asked = await caller.submit(n=1, gate=str(gate), then="stubborn")
         await caller.shows(asked, output=["a0"])

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from director.core import keys
 from director.core.clock import SystemClock
 from director.core.ids import PredictionId
-from director.leftovers import QUIET_S, UNKNOWN_S, Leftovers
+from director.servers.leftovers import QUIET_S, UNKNOWN_S, Leftovers
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, live_director

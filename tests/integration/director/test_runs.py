@@ -9,7 +9,7 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from director import holdings
+from director.claims import holdings
 from director.core.catalog import Catalog
 from director.core.errors import BackendUnavailable
 from tests.support.cog import cog_server

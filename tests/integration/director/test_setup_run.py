@@ -81,7 +81,7 @@ async def test_the_last_one_is_kept_and_shown_to_who_may_see_the_version(
 async def test_one_that_failed_before_the_version_is_known_is_noted_once_it_is(
     server: RedisServer, redis: Redis, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.watch.PAUSES", dict.fromkeys(HealthStatus, 0.02))
+    monkeypatch.setattr("director.servers.watch.PAUSES", dict.fromkeys(HealthStatus, 0.02))
     async with scripted_cog() as cog:
         cog.on("GET", "/health-check", answer(200, {**HEALTHY, "status": "SETUP_FAILED"}))
         async with live_director(server.url, cog.url) as director:

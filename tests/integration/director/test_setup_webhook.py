@@ -10,13 +10,13 @@ import anyio
 import pytest
 from standardwebhooks import Webhook
 
-from director import setup_webhook
 from director.core import signing
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError
 from director.core.settings import DirectorSettings
 from director.core.setup_run import SetupRun, setup_run
-from director.setup_webhook import SetupWebhook
+from director.servers import setup_webhook
+from director.servers.setup_webhook import SetupWebhook
 from director.webhooks.addresses import AllowList
 from director.webhooks.sender import Sender
 from tests.support.cog import cog_server

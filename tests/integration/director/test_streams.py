@@ -11,7 +11,7 @@ import pytest
 from redis.asyncio import Redis
 
 from director.core.accounts import Accounts
-from director.tracker import MOST_EVENTS
+from director.runs.tracker import MOST_EVENTS
 from tests.integration.director.conftest import schema
 from tests.support.api import live_api
 from tests.support.cog import cog_server, free_port, write_model

@@ -11,6 +11,7 @@ import pytest
 from msgspec import Raw
 from redis.asyncio import Redis
 
+from director.claims.holdings import Holdings
 from director.core import keys
 from director.core.accounts import Accounts
 from director.core.clock import SystemClock
@@ -18,11 +19,10 @@ from director.core.ids import partition_of
 from director.core.policy import Policy
 from director.core.schema import Claim
 from director.core.scripts import Scripts
-from director.executor import Executor
-from director.holdings import Holdings
 from director.runners.runner import Began, Ended, Health, HealthStatus, Logged, Outcome, Produced, RunEvent, RunRequest
-from director.servers import Seat, Server, Servers
-from director.tracker import Limits
+from director.runs.executor import Executor
+from director.runs.tracker import Limits
+from director.servers.servers import Seat, Server, Servers
 from director.webhooks.addresses import AllowList
 from director.webhooks.outbox import Post
 from director.webhooks.sender import Sender

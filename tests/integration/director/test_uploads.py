@@ -10,9 +10,9 @@ import anyio
 import httpx
 import pytest
 
-from director import storing
 from director.core import keys
 from director.core.settings import ApiSettings
+from director.runs import storing
 from tests.integration.director.test_files import FILES, SOURCE, fetched, schema
 from tests.support.api import api_client
 from tests.support.bucket import AWS, bucket_url, moto_folder

@@ -23,7 +23,7 @@ from director.core.scripts import Readiness
 from director.runners.batch import Batch, Place
 from director.runners.reasons import SERVER_AUTH
 from director.runners.runner import Ended, Health, HealthStatus, Lasting, Outcome, Runner
-from director.trust import Trust
+from director.servers.trust import Trust
 
 __all__ = ("Seat", "Server", "Servers", "Standing")
 

@@ -19,9 +19,9 @@ from director.core.clock import Clock
 from director.core.errors import SettingsError
 from director.core.schema import Record
 from director.core.settings import DirectorSettings
-from director.ends import Judged, Verdict
 from director.runners.connections import read_body
 from director.runners.untrusted import Unreadable, one_line, read_json
+from director.runs.ends import Judged, Verdict
 from director.webhooks.messages import message_id
 
 __all__ = ("Moderator",)

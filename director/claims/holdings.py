@@ -13,9 +13,9 @@ from typing import Final
 from director.core.clock import Clock
 from director.core.ids import PredictionId, QueueName
 from director.core.schema import Claim, Token
-from director.ends import Stop
 from director.runners.runner import Runner
-from director.tracker import Tracker
+from director.runs.ends import Stop
+from director.runs.tracker import Tracker
 
 __all__ = ("Held", "Holdings")
 

@@ -14,7 +14,7 @@ from typing import Final
 from msgspec import Raw
 from msgspec.structs import replace
 
-from director.claim_spans import ClaimSpans
+from director.claims.holdings import Held, Holdings
 from director.core import crash
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
@@ -24,19 +24,19 @@ from director.core.schema import Claim, Stored
 from director.core.scripts import Requeued, Scripts
 from director.core.states import Status
 from director.core.tracing import OFF, Tracing
-from director.ends import CLAIMED_AHEAD, Finish, GiveBack, Limits
-from director.file_inputs import FileInputs
-from director.holdings import Held, Holdings
-from director.inference import metrics_of, with_metrics
 from director.metering import Metering
-from director.moderation import Moderator
-from director.performer import Performer
-from director.progress import Progress
-from director.publishing import Publishing
 from director.runners.runner import Began, Ended, Outcome, RunRequest
-from director.servers import Seat, Servers
-from director.storing import Storing
-from director.tracker import Tracker
+from director.runs.claim_spans import ClaimSpans
+from director.runs.ends import CLAIMED_AHEAD, Finish, GiveBack, Limits
+from director.runs.file_inputs import FileInputs
+from director.runs.inference import metrics_of, with_metrics
+from director.runs.moderation import Moderator
+from director.runs.performer import Performer
+from director.runs.progress import Progress
+from director.runs.publishing import Publishing
+from director.runs.storing import Storing
+from director.runs.tracker import Tracker
+from director.servers.servers import Seat, Servers
 from director.webhooks.outbox import GRACE_S, Outbox, Post
 
 __all__ = ("Executor",)

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from director.media import DataUri, Found, filled, find
 from director.runners.runner import BLOCK_BYTES, Ended, Produced, Received, ServerFile
+from director.runs.media import DataUri, Found, filled, find
 
 __all__ = ("Upload", "Uploaded", "Uploads")
 

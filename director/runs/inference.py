@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Raw
 
 from director.core.schema import Record
-from director.tracker import Tracker
+from director.runs.tracker import Tracker
 
 __all__ = ("metrics_of", "with_metrics")
 

@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Struct
 
 from director.core.schema import Claim
-from director.servers import Seat, Server
+from director.servers.servers import Seat, Server
 
 __all__ = ("MOST_SKIPS", "Portion", "Portions")
 

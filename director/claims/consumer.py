@@ -15,16 +15,16 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
-from director.bell import LEAST_S, LONGEST_S, Bell
+from director.claims.bell import LEAST_S, LONGEST_S, Bell
+from director.claims.portion import Portion, Portions
 from director.core import crash
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable, UnknownQueue
 from director.core.ids import QueueName
 from director.core.schema import Claim
 from director.core.scripts import Claims, Scripts
-from director.executor import Executor
-from director.portion import Portion, Portions
-from director.servers import Seat, Servers
+from director.runs.executor import Executor
+from director.servers.servers import Seat, Servers
 
 __all__ = ("Consumer",)
 

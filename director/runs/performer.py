@@ -10,15 +10,15 @@ import logging
 from collections import deque
 from typing import Final, assert_never
 
+from director.claims.holdings import Held
 from director.core.clock import Clock
 from director.core.stores.names import FileName
-from director.ends import Finish, GiveBack, Judged
-from director.holdings import Held
-from director.moderation import Moderator
-from director.progress import Progress
-from director.storing import Kept, Storing
-from director.tracker import Ask, Halt, Happening, Remember, Tell, Write
-from director.uploads import Upload, Uploaded
+from director.runs.ends import Finish, GiveBack, Judged
+from director.runs.moderation import Moderator
+from director.runs.progress import Progress
+from director.runs.storing import Kept, Storing
+from director.runs.tracker import Ask, Halt, Happening, Remember, Tell, Write
+from director.runs.uploads import Upload, Uploaded
 
 __all__ = ("Performer",)
 

@@ -12,7 +12,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from msgspec import Struct
 
 from director.core.runner_config import RunnerConfig
-from director.servers import Server, Servers
+from director.servers.servers import Server, Servers
 
 __all__ = ("Driven", "Fleet")
 

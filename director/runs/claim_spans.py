@@ -8,9 +8,9 @@ from director.core.schema import Record
 from director.core.span_facts import facts_of
 from director.core.trace_context import TraceHeaders
 from director.core.tracing import Facts, Span, Tracing
-from director.ends import FAULTS, Finish, GiveBack
 from director.metering import error_label
 from director.runners.runner import Ended
+from director.runs.ends import FAULTS, Finish, GiveBack
 
 __all__ = ("ClaimSpans",)
 

@@ -10,7 +10,7 @@ import msgspec
 from director import __version__
 from director.core.clock import Clock
 from director.core.directors import About, ServerFound
-from director.servers import Server, Servers
+from director.servers.servers import Server, Servers
 
 __all__ = ("Portrait",)
 

@@ -16,15 +16,15 @@ import anyio
 from redis import exceptions
 from redis.asyncio import Redis
 
+from director.claims.holdings import Holdings
+from director.claims.portrait import Portrait
 from director.core import keys
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import QueueName
 from director.core.scripts import Hold, Scripts
-from director.holdings import Holdings
-from director.portrait import Portrait
-from director.progress import heed
-from director.servers import Servers, Standing
+from director.runs.progress import heed
+from director.servers.servers import Servers, Standing
 
 __all__ = ("KICK_WAIT_S", "Heartbeat")
 

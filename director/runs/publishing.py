@@ -9,12 +9,12 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
+from director.claims.holdings import Held
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.states import Status
 from director.core.trained import TrainedVersions
-from director.ends import Finish, GiveBack
-from director.holdings import Held
+from director.runs.ends import Finish, GiveBack
 
 __all__ = ("Publishing",)
 

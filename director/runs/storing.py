@@ -21,8 +21,8 @@ from director.core.scripts import Scripts
 from director.core.states import WebhookEvent
 from director.core.stores.names import FileName, file_name, name_of
 from director.core.stores.store import FileStore
-from director.media import DataUri
 from director.runners.runner import ServerFile
+from director.runs.media import DataUri
 
 __all__ = ("Kept", "Storing")
 

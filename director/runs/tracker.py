@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from director.core.schema import NewEvent, Record
 from director.core.states import Status, WebhookEvent
 from director.core.view import joined
-from director.ends import Finish, GiveBack, Judged, Limits, Stop, end_of, released, size_of, tail
 from director.runners.runner import (
     Accepted,
     Began,
@@ -30,7 +29,8 @@ from director.runners.runner import (
     RunEvent,
     Unreceived,
 )
-from director.uploads import Upload, Uploaded, Uploads
+from director.runs.ends import Finish, GiveBack, Judged, Limits, Stop, end_of, released, size_of, tail
+from director.runs.uploads import Upload, Uploaded, Uploads
 
 __all__ = ("Ask", "Effect", "Halt", "Happening", "Remember", "Tell", "Tracker", "Write")
 

@@ -10,14 +10,14 @@ import contextlib
 import logging
 from typing import Final
 
+from director.claims.holdings import Held
 from director.core import crash
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.schema import NewEvent
 from director.core.scripts import Hold, Scripts
 from director.core.states import WebhookEvent
-from director.ends import Stop
-from director.holdings import Held
+from director.runs.ends import Stop
 from director.webhooks.outbox import Outbox
 
 __all__ = ("Progress", "heed")

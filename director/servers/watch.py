@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable, DirectorError
-from director.recovery import UNHEALTHY_S, Recovery
 from director.runners.runner import Health, HealthStatus
-from director.servers import Server, Servers
+from director.servers.recovery import UNHEALTHY_S, Recovery
+from director.servers.servers import Server, Servers
 
 __all__ = ("Watch",)
 

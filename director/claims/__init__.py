@@ -1,0 +1,1 @@
+"""What a director holds and how: claims, their leases, and how many it asks for."""

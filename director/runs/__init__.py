@@ -1,0 +1,1 @@
+"""One claimed prediction, from its claim to its last write."""
