@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
-import director.runs.progress
 import pytest
 
+import director.runs.progress
 from director.claims.holdings import Held
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
