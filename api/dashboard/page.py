@@ -52,7 +52,7 @@ HEADERS: Final = {
 }
 
 
-MODEL_PATH: Final = re.compile("/[a-z0-9][a-z0-9._-]*/[a-z0-9][a-z0-9._-]*")
+MODEL_PATH: Final = re.compile("/(?!v1/)[a-z0-9][a-z0-9._-]*/[a-z0-9][a-z0-9._-]*")
 
 
 class Asset(Struct, frozen=True):

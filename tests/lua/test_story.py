@@ -155,7 +155,7 @@ async def test_a_cancel_that_the_lost_directors_lease_ends_is_told_as_its_end(dr
 
 async def test_what_is_revived_is_told_from_there(driver: QueueDriver) -> None:
     prediction_id = await driver.die()
-    assert tell(await known(driver, prediction_id)).next[-1].what == "nothing"
+    assert tell(await known(driver, prediction_id)).next[-1].what == "dead_letter"
     driver.pass_time(60)
     await driver.revive(prediction_id)
     driver.pass_time(2)

@@ -48,6 +48,7 @@ async def test_addresses_that_answers_name_for_people_lead_to_the_page(path: str
         ("/acme/painter", "GET", {"Accept": "application/json"}),
         ("/acme/painter", "POST", BROWSER),
         ("/acme/painter/more", "GET", BROWSER),
+        ("/v1/nothing", "GET", BROWSER),
         ("/dashboard/../page.py", "GET", BROWSER),
         ("/dashboard/..%2Fpage.py", "GET", BROWSER),
         ("/dashboard/none.js", "GET", BROWSER),

@@ -228,7 +228,7 @@ def test_a_dead_letter_waits_for_an_operator() -> None:
     assert story.ended is not None
     assert (story.ended.code, story.ended.error) == ("broken", "It broke.")
     assert story.next == (
-        Coming("nothing", None, "it is a dead letter, its attempts ended so: broken. An operator may revive it"),
+        Coming("dead_letter", None, "it is a dead letter, its attempts ended so: broken. An operator may revive it"),
     )
 
 

@@ -19,7 +19,7 @@ export function prediction({ params: [id], session, signal, refresh }) {
 
   async function tell() {
     const told = await ask(`/v1/predictions/${id}/explain`, { signal });
-    const dead = session.isAdmin && told.ended && told.next.some((next) => /^it is a dead letter/.test(next.detail));
+    const dead = session.isAdmin && told.next.some((next) => next.what === "dead_letter");
     if (!signal.aborted) refill(story, timeline(told, session), dead ? letter(id, refresh) : null);
     return told;
   }
