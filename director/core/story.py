@@ -305,7 +305,8 @@ def _after_its_end(known: Known) -> Iterator[Coming]:
         yield Coming("webhook", iso(known.owed), f"attempt {record.tellings + 1} to tell its end, at the latest{last}")
     if known.is_dead:
         codes = ", ".join(one.code for one in spent_attempts(record.history))
-        yield Coming("dead_letter", None, f"it is a dead letter, its attempts ended so: {codes}. An operator may revive it")
+        detail = f"it is a dead letter, its attempts ended so: {codes}. An operator may revive it"
+        yield Coming("dead_letter", None, detail)
     elif known.owed is None:
         yield Coming("nothing", None, "it has ended")
 
