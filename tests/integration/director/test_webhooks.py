@@ -48,7 +48,7 @@ async def test_start_comes_before_output_before_completed(
         await eventually(
             lambda: receiver.received and body(receiver.received[-1])["output"],
             "output is told",
-            until=["a0", "a1"].__eq__,
+            until=lambda output: output == ["a0", "a1"],
         )
         gate.open()
         last = await completed(receiver)
