@@ -85,6 +85,11 @@ def driver(redis: Redis, scripts: Scripts, queue: QueueName) -> QueueDriver:
     return QueueDriver(redis, scripts, queue)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long is begun first; all else stays in its order."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.skipped and isinstance(report.longrepr, tuple):
         NOT_RUN.setdefault(report.longrepr[2].removeprefix("Skipped: "), []).append(report.nodeid)
