@@ -23,17 +23,19 @@ export function queue({ params: [name], signal }) {
 
   async function look() {
     try {
+      const listed = page(`${path}/predictions`, null, { signal });
+      listed.catch(() => {}); // where both fail, the first is told
       const seen = await ask(`${path}?history=360`, { signal });
       if (signal.aborted) return;
       const [words, kind] = stateOf(seen);
       stop.hidden = seen.paused;
       go.hidden = !seen.paused;
       refill(head, h("p", {}, h("span", { class: `chip ${kind}` }, words)), numbers(seen));
-      const { results } = await page(`${path}/predictions`, null, { signal });
+      refill(body, lanes(seen), objectives(seen), history(seen), tenantTable(seen, (account, what) => tell(what, `${account}: done.`, { account })));
+      const { results } = await listed;
       if (signal.aborted) return;
       show(results);
       say(rest, seen.live > results.length ? `The oldest ${results.length} of ${count(seen.live)}.` : results.length ? "" : "Nothing waits or runs.");
-      refill(body, lanes(seen), objectives(seen), history(seen), tenantTable(seen, (account, what) => tell(what, `${account}: done.`, { account })));
     } catch (error) {
       if (!signal.aborted) fill(body, failure(error));
     }
