@@ -124,7 +124,7 @@ async def test_a_run_that_cannot_be_stopped_is_ended_all_the_same_and_its_server
     caller: Caller, server: RedisServer, folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(holdings, "CANCEL_WAIT_S", 0.5)
-    async with supervised_cog(folder) as cog, live_director(server.url, cog.url, run_limit_s=0.3):
+    async with supervised_cog(folder) as cog, live_director(server.url, cog.url, run_limit_s=3):
         ended = await caller.ended(await caller.submit(n=1, gate=str(gate), then="stubborn"))
         assert (ended["status"], ended["error"]) == ("failed", "Prediction timed out")
         waiting = await caller.submit(n=1)
