@@ -133,3 +133,14 @@ export const pause = (ms, signal) => new Promise((done) => {
   const timer = setTimeout(over, ms);
   signal?.addEventListener("abort", over);
 });
+
+const REST = 10; // times as long as a look took: what is large, or slow just now, is asked for less often
+
+/** Look again and again, at most every so many ms, until it is called off or a look says that it was the last: `true`. */
+export async function repeat(look, { every, signal }) {
+  while (!signal.aborted) {
+    const began = performance.now();
+    if (await look()) return;
+    await pause(Math.max(every, REST * (performance.now() - began)), signal);
+  }
+}

@@ -1,12 +1,11 @@
 // Follow one prediction to its end: its output piece by piece where it has a stream, and its record either way.
 
-import { ask, follow, ours, pause } from "./api.js";
+import { ask, follow, ours, pause, repeat } from "./api.js";
 import { fill, h, say } from "./dom.js";
 import { MOST, MOST_PIECES, output, piece } from "./output.js";
 import { isTerminal } from "./views/parts.js";
 
 const LOOK_MS = 1000;
-const REST = 10; // times as long as a look took: what is large is asked for less often
 
 /** Of a text that grows, its end. */
 function lengthened(text, more) {
@@ -37,16 +36,16 @@ export function followed(first, { path, signal, onChange }) {
   }
 
   async function look() {
-    let seen = first;
-    let took = 0;
-    settle(seen);
-    while (!signal.aborted && !isTerminal(seen.status)) {
-      await pause(Math.max(LOOK_MS, took * REST), signal);
-      const began = performance.now();
-      try { seen = await ask(path, { signal }); } catch { continue; }
-      if (!signal.aborted) settle(seen);
-      took = performance.now() - began;
-    }
+    settle(first);
+    if (isOver) return;
+    await pause(LOOK_MS, signal);
+    await repeat(async () => {
+      try {
+        const seen = await ask(path, { signal });
+        if (!signal.aborted) settle(seen);
+      } catch { /* it is away for a while */ }
+      return isOver;
+    }, { every: LOOK_MS, signal });
   }
 
   async function read() {

@@ -1,6 +1,6 @@
 // One queue: its lanes and streams, who waits in it, its last hour, and an operator's hand on it.
 
-import { ask, page, pause } from "../api.js";
+import { ask, page, repeat } from "../api.js";
 import { bar, heat, sparkline } from "../chart.js";
 import { fill, h, keyed, refill, say, table } from "../dom.js";
 import { ago, count, seconds, share } from "../format.js";
@@ -41,17 +41,10 @@ export function queue({ params: [name], signal }) {
     }
   }
 
-  async function watch() {
-    while (!signal.aborted) {
-      await look();
-      await pause(LOOK_MS, signal);
-    }
-  }
-
   const rows = h("tbody", {});
   const rest = h("p", { class: "hint" });
   const show = keyed(rows, (one) => one.id, live);
-  watch();
+  repeat(look, { every: LOOK_MS, signal });
   return {
     title: name,
     node: h("section", {},

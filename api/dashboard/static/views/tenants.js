@@ -1,6 +1,6 @@
 // Fairness, seen by tenant: who waits, who runs, and by which weight, in the queue that is looked at.
 
-import { ask, pause } from "../api.js";
+import { ask, repeat } from "../api.js";
 import { fill, h, refill } from "../dom.js";
 import { waiting } from "../live.js";
 import { failure, queuePath } from "./parts.js";
@@ -33,14 +33,7 @@ export function tenants({ params: [given], session, signal }) {
     }
   }
 
-  async function watch() {
-    while (!signal.aborted) {
-      await look();
-      await pause(LOOK_MS, signal);
-    }
-  }
-
-  watch();
+  repeat(look, { every: LOOK_MS, signal });
   return {
     title: "Tenants",
     node: h("section", {}, h("h1", {}, "Tenants"), h("div", { class: "filters" }, h("div", {}, h("label", { for: "tenants-of" }, "Queue"), pick)), body),
