@@ -20,6 +20,7 @@ from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer, redis_server
 
 NOT_RUN: dict[str, list[str]] = {}
+TRIED_AGAIN: dict[str, str] = {}
 
 hypothesis.settings.register_profile("here", deadline=None)  # a machine that is busy is no fault of the code
 hypothesis.settings.load_profile("here")
@@ -93,11 +94,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.skipped and isinstance(report.longrepr, tuple):
         NOT_RUN.setdefault(report.longrepr[2].removeprefix("Skipped: "), []).append(report.nodeid)
+    elif report.outcome == "rerun":
+        TRIED_AGAIN[report.nodeid] = report.longreprtext
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """The last line of a run: what it did not run, and why. A check that was skipped is not one that passed."""
+    """The last lines of a run: what needed a second try, and what it did not run and why. Neither is quietly a pass."""
     if hasattr(config, "workerinput") or config.option.collectonly:
         return
+    if TRIED_AGAIN:
+        print(*TRIED_AGAIN.values(), sep="\n")
+        print(f"failed at the first try, to be mended: {'; '.join(TRIED_AGAIN)}")
     reasons = "; ".join(f"{len(tests)} tests: {reason}" for reason, tests in NOT_RUN.items())
     print(f"did not run: {reasons}" if reasons else "nothing was left out")
