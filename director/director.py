@@ -196,16 +196,21 @@ class Director:
             rooms.start_soon(self._consumer.run)
 
     async def drain(self) -> None:
-        """Claim nothing more, finish what runs, hand back what does not finish. The heartbeat goes on meanwhile."""
-        if self._consumer is None or self._heartbeat is None:
-            return
+        """Claim nothing more, finish what runs, hand back what does not finish; end the servers last, if asked to."""
+        if self._consumer is not None and self._heartbeat is not None:
+            await self._let_end(self._consumer, self._heartbeat)
+        if self._settings.end_servers:
+            await self._end_servers()
+
+    async def _let_end(self, consumer: Consumer, heartbeat: Heartbeat) -> None:
+        """All that is held, one way or the other. The heartbeat goes on meanwhile."""
         log.info("draining", extra={"held": len(self.holdings), **self._portions.figures})
-        self._consumer.stop()
+        consumer.stop()
         with anyio.move_on_after(TELL_S):
-            await self._heartbeat.drain()
+            await heartbeat.drain()
         for grace_s in (self._settings.drain_s, HAND_BACK_S):
             with anyio.move_on_after(grace_s):
-                await self._consumer.over()
+                await consumer.over()
                 await self.holdings.empty()
                 break
             self.holdings.stop_all(Stop.DRAIN)
@@ -213,7 +218,14 @@ class Director:
             log.warning("left claims to their leases", extra={"held": len(self.holdings)})
         # webhooks under way get a moment; what does not arrive by then is owed, and the courier has it
         with anyio.move_on_after(TELL_S):
-            await self._consumer.finished()
+            await consumer.finished()
+
+    async def _end_servers(self) -> None:
+        # they heed no SIGTERM: each would keep its GPU until whoever stops the pod has lost patience and kills it
+        with anyio.move_on_after(TELL_S):
+            async with anyio.create_task_group() as asking:
+                for server in self.servers.all:
+                    asking.start_soon(server.runner.shutdown)
 
     async def abandon(self) -> None:
         """Let go of what a drain left, or what nobody drained, before its connections go."""

@@ -229,6 +229,9 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
         str, Meta(description='By lane, how many start how soon: `{"normal": {"share": 0.95, "within_s": 10}}`.')
     ] = ""
     drain_s: Annotated[float, Meta(ge=0, description="Time to finish running work after SIGTERM.")] = 30.0
+    end_servers: Annotated[
+        bool, Meta(description="Ask its Cog servers to end after a drain: for those that heed no SIGTERM.")
+    ] = False
     health_port: Annotated[int, Meta(ge=0, le=65535, description="Port of its health and inbox; 0: any free.")] = 0
     health_host: Annotated[str, Meta(description="Address of that port.")] = "127.0.0.1"
     streams: Annotated[int, Meta(ge=1, le=32, description="Streams of a lane, for a queue that is new.")] = 16

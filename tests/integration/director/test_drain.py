@@ -10,6 +10,7 @@ import pytest
 from director.core import keys
 from director.core.ids import partition_of
 from director.director import Director
+from tests.support.cog import cog_process
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, Tally, director_process, live_director, supervised_cog
 from tests.support.servers import RedisServer
@@ -33,6 +34,21 @@ async def test_a_drain_finishes_what_runs_and_claims_nothing_more(
     assert (await caller.ended(running))["status"] == "succeeded"
     record = await caller.record(waiting)
     assert (record.status, record.claims) == ("starting", 0)
+
+
+async def test_a_server_that_heeds_no_sigterm_is_asked_to_end_once_nothing_runs_there(
+    caller: Caller, server: RedisServer, folder: Path, gate: Gate
+) -> None:
+    async with cog_process(folder) as cog, director_process(server.url, cog.url, end_servers=True) as director:
+        running = await caller.submit(n=1, gate=str(gate))
+        await caller.shows(running, status="processing")
+        director.send(signal.SIGTERM)
+        await director.says("draining")
+        assert not cog.exited()
+        gate.open()
+        assert await director.exit_code() == 0
+        await eventually(cog.exited, "Cog ended", limit_s=20)
+    assert (await caller.ended(running))["status"] == "succeeded"
 
 
 async def test_what_cannot_finish_in_time_is_handed_back_unspent_and_run_by_another(
