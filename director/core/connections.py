@@ -4,6 +4,7 @@ A server that was demoted keeps its connections open and answers READONLY for ev
 replicas answers NOREPLICAS, and may have been replaced. Here either answer ends its connection, and READONLY counts as
 a lost one: the next is made to whatever the name, the proxy or the Sentinels say now.
 Sentinels are asked for each new connection, and no connection to them is kept.
+What went wrong before a connection stood is marked as such: nothing was sent by it.
 """
 
 import re
@@ -22,7 +23,7 @@ from redis.asyncio.sentinel import (
 )
 from redis.backoff import NoBackoff
 
-__all__ = ("NO_RETRIES", "direct_pool", "is_sentinel_url", "sentinel_pool")
+__all__ = ("NO_RETRIES", "direct_pool", "is_sentinel_url", "sentinel_pool", "was_sent")
 
 NO_RETRIES: Final = Retry(NoBackoff(), 0)
 # Short: while one Sentinel is away, each new connection waits this long for it before the next one is asked
@@ -35,8 +36,18 @@ SENTINEL_URL: Final = re.compile(
 HOST: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::(?P<port>\d{1,5}))?")
 
 
+UNSENT: Final = "nothing was sent"
+
+
 class _Leaves:
     """In front of a connection class. redis-py does the half of it, behind Sentinels only."""
+
+    async def connect_check_health(self, *args: Any, **options: Any) -> None:
+        try:
+            await super().connect_check_health(*args, **options)  # type: ignore[misc]
+        except exceptions.RedisError as exc:
+            exc.add_note(UNSENT)
+            raise
 
     async def read_response(self, *args: Any, **options: Any) -> Any:
         try:
@@ -71,6 +82,11 @@ class _ManagedTls(_Leaves, SentinelManagedSSLConnection):
 
 
 DIRECT: Final = {"redis": _Tcp, "rediss": _Tls, "unix": _Unix}
+
+
+def was_sent(exc: Exception) -> bool:
+    """May the server have been given what failed with this? Not where no connection to it stood."""
+    return UNSENT not in getattr(exc, "__notes__", ())
 
 
 def direct_pool(url: str, **options: Any) -> BlockingConnectionPool:

@@ -34,11 +34,15 @@ class SettingsError(DirectorError):
 
 
 class BackendUnavailable(DirectorError):
-    """Redis cannot answer now (away, slow, loading, full, read-only). Nothing is known to be lost: ask again later."""
+    """Redis cannot answer now (away, slow, loading, full, read-only). Nothing is known to be lost: ask again later.
 
-    def __init__(self, reason: str, *, retry_after_s: int = 2) -> None:
+    `is_untouched`: it is sure that nothing was done of what was asked, so it may be asked of another server.
+    """
+
+    def __init__(self, reason: str, *, retry_after_s: int = 2, is_untouched: bool = False) -> None:
         super().__init__(reason)
         self.retry_after_s = retry_after_s
+        self.is_untouched = is_untouched
 
 
 class UnsafeBackend(DirectorError):

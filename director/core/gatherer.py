@@ -16,6 +16,7 @@ from msgspec import Struct
 from redis import exceptions
 from redis.asyncio import Redis
 
+from director.core.connections import was_sent
 from director.core.errors import BackendUnavailable
 from director.core.redis_client import GIVE_UP_S, PAUSE_S, TRIES, unavailable
 
@@ -59,12 +60,15 @@ class Script(Struct, frozen=True):
 
 
 class Call(Struct):
-    """One script call on its way, and the future its caller awaits."""
+    """One script call on its way, and the future its caller awaits. `is_doubtful`: the server may have carried it out,
+    although its answer did not come back.
+    """
 
     script: Script
     keys: Sequence[str]
     args: Sequence[Arg]
     answer: "asyncio.Future[Any]"
+    is_doubtful: bool = False
 
 
 class Gatherer:
@@ -85,7 +89,8 @@ class Gatherer:
     async def call(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         """Run a script and return its reply as redis-py gives it.
 
-        Raises BackendUnavailable while Redis cannot answer; whether the call was carried out is then unknown.
+        Raises BackendUnavailable while Redis cannot answer; whether the call was carried out is then unknown, unless
+        that says so.
         """
         script = self._scripts.get(name)
         if script is None:
@@ -129,9 +134,12 @@ class Gatherer:
                 away = unavailable(exc)
                 if away is not None and self._meter is not None:
                     self._meter.failed(exc)
+                if was_sent(exc):
+                    for call in calls:
+                        call.is_doubtful = True
                 if away is None or attempt == TRIES or asyncio.get_running_loop().time() > give_up:
                     for call in calls:
-                        _fail(call, away or exc)
+                        _fail(call, exc)
                     return
                 log.info("redis did not answer, asking again", extra={"error": type(exc).__name__, "attempt": attempt})
                 await self.redis.connection_pool.disconnect(inuse_connections=False)
@@ -155,7 +163,7 @@ class Gatherer:
             if isinstance(reply, exceptions.NoScriptError):
                 unknown.append(call)
             elif isinstance(reply, Exception):
-                _fail(call, unavailable(reply) or reply)
+                _fail(call, reply)
             elif not call.answer.done():
                 call.answer.set_result(reply)
         if self._meter is not None:
@@ -167,5 +175,9 @@ class Gatherer:
 
 
 def _fail(call: Call, error: Exception) -> None:
-    if not call.answer.done():
-        call.answer.set_exception(error)
+    """What a server answers instead of a result, it answers instead of carrying it out."""
+    if call.answer.done():
+        return
+    if away := unavailable(error):
+        away.is_untouched, away.__cause__ = not call.is_doubtful, error
+    call.answer.set_exception(away or error)

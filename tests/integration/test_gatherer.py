@@ -13,11 +13,12 @@ from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.gatherer import Call, Gatherer
-from director.core.ids import QueueName, lowest_id_at
+from director.core.ids import PredictionId, QueueName, lowest_id_at
 from director.core.policy import Policy
 from director.core.redis_client import client
 from director.core.scripts import Scripts
 from director.core.states import Status
+from tests.support.cog import free_port
 from tests.support.proxy import LosingProxy, losing_proxy
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer, redis_server
@@ -216,6 +217,7 @@ async def test_a_server_that_is_away_is_an_error_for_every_caller_in_bounded_tim
     async with asyncio.timeout(20):
         answers = await asyncio.gather(*(driver.submit() for _ in range(5)), return_exceptions=True)
     assert [type(answer) for answer in answers] == [BackendUnavailable] * 5
+    assert all(answer.is_untouched for answer in answers if isinstance(answer, BackendUnavailable))
     mortal.start()
     assert await driver.submit()
 
@@ -249,6 +251,37 @@ async def test_an_enqueue_whose_reply_was_lost_is_accepted_once(losing: LosingPr
     assert await far_driver.submit(prediction_id) == prediction_id
     assert losing.lost == 1
     assert sum(len(ids) for ids in (await far_driver.entries()).values()) == 1
+
+
+async def test_where_a_reply_was_lost_nobody_says_that_nothing_was_done(
+    losing: LosingProxy, far_driver: QueueDriver, mortal: RedisServer
+) -> None:
+    class GoneAfterwards(Gatherer):
+        async def _send_once(self, calls: list[Call]) -> list[Call]:
+            try:
+                return await super()._send_once(calls)
+            finally:
+                losing.lead_to(free_port())
+
+    driver = QueueDriver(far_driver.redis, Scripts(GoneAfterwards(far_driver.redis)), far_driver.queue)
+    prediction_id = driver.new_id()
+    losing.lose_next_reply(prediction_id.encode())
+    with pytest.raises(BackendUnavailable) as lost:
+        await driver.submit(prediction_id)
+    with pytest.raises(BackendUnavailable) as refused:
+        await driver.submit()
+    assert (lost.value.is_untouched, refused.value.is_untouched) == (False, True)
+    losing.lead_to(mortal.port)
+    assert list(await far_driver.members(keys.live(driver.queue))) == [prediction_id]
+
+
+async def test_a_full_server_refuses_before_it_does_anything() -> None:
+    with redis_server(config={"maxmemory": "1mb"}) as full:
+        redis = client(full.url)
+        with pytest.raises(BackendUnavailable) as refused:
+            await Scripts(Gatherer(redis)).enlist(PredictionId("x"), account=ACCOUNT, oldest=lowest_id_at(0))
+        assert refused.value.is_untouched
+        await redis.aclose()
 
 
 async def test_a_claim_whose_reply_was_lost_is_the_same_claim(losing: LosingProxy, far_driver: QueueDriver) -> None:

@@ -33,11 +33,21 @@ class LosingProxy:
         self._marker = marker
 
     def lead_to(self, port: int) -> None:
-        """New connections go there, as when a name is given to another machine. Those that are open stay."""
+        """New connections go there, as when a name is given to another machine. Those that are open stay. Where nobody
+        listens there, each ends at once.
+        """
         self._target_port = port
 
     async def serve(self, client: SocketStream) -> None:
-        async with client, await anyio.connect_tcp("127.0.0.1", self._target_port) as server:
+        async with client:
+            try:
+                server = await anyio.connect_tcp("127.0.0.1", self._target_port)
+            except OSError:
+                return
+            await self._pass_on(client, server)
+
+    async def _pass_on(self, client: SocketStream, server: SocketStream) -> None:
+        async with server:
             doomed = anyio.Event()
             async with anyio.create_task_group() as group:
                 group.start_soon(self._requests, client, server, doomed)
