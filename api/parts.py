@@ -151,7 +151,7 @@ async def running(
     accounts, catalog = Accounts(redis, settings.account_limits, clock), Catalog(redis, scripts, clock)
     changes, descriptors = Changes(redis, scripts, clock), Descriptors(clock)
     files = store_in(settings.files_dir, redis, clock, url=settings.files_url)
-    queues, directors, owed = Queues(redis, catalog, scripts), Directors(redis), Owed(redis, catalog, clock)
+    queues, directors, owed = Queues(redis, catalog, scripts), Directors(redis), Owed(redis, catalog)
     watching = Watching(Overview(queues, directors, owed, CloserLook(redis, owed), clock), clock)
     waiters = Waiters(
         clients.subscriber, has_ended=glances.has_ended, read=scripts.get, clock=clock, most=settings.max_waits

@@ -15,7 +15,7 @@
 
 local queue, consumer, lease_ms, now = ARGV[1], ARGV[2], ARGV[3], clock(ARGV[4])
 local slots, state, about = ARGV[5], ARGV[6], ARGV[7]
-local ALIVE_MS, RECOUNT_MS, ABOUT_MS = 20000, 1000, 3600000
+local RECOUNT_MS, ABOUT_MS = 1000, 3600000
 
 local answers = {}
 for i = 8, #ARGV, 2 do

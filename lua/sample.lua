@@ -20,7 +20,7 @@ local meta, queue, period_ms, most, now = KEYS[1], ARGV[1], tonumber(ARGV[2]), t
 local LANES = { 'high', 'normal', 'low' }
 local COUNTED = { 'accepted:high', 'accepted:normal', 'accepted:low', 'started', 'ended', 'waited_ms',
   'met:high', 'met:normal', 'met:low', 'missed:high', 'missed:normal', 'missed:low' }
-local ALIVE_MS, LOOK = 20000, 64
+local LOOK = 64
 
 local m = redis.call('HMGET', meta, 'streams', 'sampled', 'slots_each', 'ready:high', 'ready:normal', 'ready:low',
   'backlogged:high', 'backlogged:normal', 'backlogged:low', 'within:high', 'within:normal', 'within:low')

@@ -4,8 +4,7 @@
 --
 --   KEYS[1]  meta      hash  {p}:q:<queue>:meta
 --   ARGV[1]  queue
---   ARGV[2]  alive_ms  a director silent for longer is not counted
---   ARGV[3]  now_ms    '' for the server's clock
+--   ARGV[2]  now_ms    '' for the server's clock
 --   Returns  {high, normal, low, claimed, delayed, dead, live, oldest_ms, directors, streams, read, paused,
 --             slots, service_ms, service_cost, mode, max_queued, breaker, starting, setup_failed, server_auth, leaving,
 --             objectives, tally as a flat list}
@@ -13,7 +12,7 @@
 --            server_auth: directors whose servers are, or refuse their key, by the last beat of one; leaving: for another server
 --            {}  nobody registered this queue
 
-local meta, queue, alive_ms, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
+local meta, queue, now = KEYS[1], ARGV[1], clock(ARGV[2])
 
 local m = redis.call('HMGET', meta, 'streams', 'read', 'paused', 'slots', 'service_ms', 'mode', 'max_queued', 'breaker', 'service_cost',
   'starting', 'setup_failed', 'objectives', 'server_auth')
@@ -33,7 +32,7 @@ for _, index in ipairs({ 'lease', 'delayed', 'dead', 'live' }) do
 end
 local oldest = redis.call('ZRANGE', queue_key(queue, 'live'), 0, 0, 'WITHSCORES')
 counts[#counts + 1] = oldest[2] and now - oldest[2] or 0
-counts[#counts + 1] = redis.call('ZCOUNT', queue_key(queue, 'directors'), now - alive_ms, '+inf')
+counts[#counts + 1] = redis.call('ZCOUNT', queue_key(queue, 'directors'), now - ALIVE_MS, '+inf')
 counts[#counts + 1] = tonumber(m[1])
 counts[#counts + 1] = tonumber(m[2])
 counts[#counts + 1] = m[3] == '1' and 1 or 0

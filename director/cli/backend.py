@@ -66,7 +66,7 @@ class Backend:
         self.queues = Queues(redis, self.catalog, self.scripts)
         self.dead = DeadLetters(redis, self.scripts, clock)
         self.directors = Directors(redis)
-        owed = Owed(redis, self.catalog, clock)
+        owed = Owed(redis, self.catalog)
         self.overview = Overview(self.queues, self.directors, owed, CloserLook(redis, owed), clock)
 
     async def queue(self, name: str) -> "QueueName":

@@ -16,7 +16,7 @@ from director.core.redis_client import ask, text
 
 __all__ = ("ALIVE_S", "LOOP", "About", "Beat", "DirectorFound", "Directors", "ServerFound")
 
-ALIVE_S: Final = 15.0  # as stats counts them
+ALIVE_S: Final = 20.0  # as scripts count on them: ALIVE_MS in lib/keys
 MOST_OF_A_QUEUE: Final = 200
 AT_ONCE: Final = 100  # queues of one write
 LOOP: Final = 2  # starts in a row that failed: from then on it is no accident

@@ -1,22 +1,23 @@
 """Find what needs a person: the one place that judges it, for the page, `director top` and `director doctor` alike.
 
-Pure, and bounded: whoever has three hundred faults has one, and is told of the worst. Mends nothing.
+Pure, and bounded: whoever has three hundred faults has one, and is told of the worst of each kind. Mends nothing.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
+
+from msgspec.structs import replace
 
 from director.core.director_findings import directors_gone, servers_unwell
 from director.core.directors import ALIVE_S
 from director.core.queue_view import state_of
-from director.core.situation import CODES, Finding, Situation, waits, work_of
+from director.core.situation import CODES, LATE_MS, Code, Finding, Situation, waits, work_of
 from director.core.words import several, since, some, span
 
-__all__ = ("CROWDED", "FAILING_AFTER", "HOT", "LATE_MS", "MOST", "SLOW_MS", "away", "find", "is_slow")
+__all__ = ("CROWDED", "FAILING_AFTER", "HOT", "MOST", "SLOW_MS", "away", "find", "is_slow")
 
 SLOW_MS: Final = 10.0
-# A keeper looks every second; what is this late was seen by none
-LATE_MS: Final = 5_000
 CROWDED: Final = 100  # waiting: below it nobody is crowded out
 FLOOD: Final = 0.8
 HOT: Final = 10.0  # times as fast as an objective allows
@@ -25,9 +26,15 @@ MOST: Final = 100
 
 
 def find(situation: Situation) -> list[Finding]:
-    """What needs a person, the worst first."""
+    """What needs a person: the worst of each kind first, and then the second of each, so that none hides another."""
     found = [finding for finder in FINDERS for finding in finder(situation)]
-    return sorted(found, key=lambda one: (one.level != "bad", CODES.index(one.code), one.queue or ""))[:MOST]
+    found.sort(key=lambda one: (one.level != "bad", CODES.index(one.code), one.queue or ""))
+    told = Counter[Code]()
+    turns: list[tuple[int, Finding]] = []
+    for one in found:
+        turns.append((told[one.code], one))
+        told[one.code] += 1
+    return [one for _, one in sorted(turns, key=lambda turn: turn[0])][:MOST]
 
 
 def away(reason: str) -> Finding:
@@ -97,7 +104,7 @@ def _webhooks(situation: Situation) -> Iterator[Finding]:
 
 def _not_served(situation: Situation) -> Iterator[Finding]:
     for queue, stats in situation.queues.items():
-        if work_of(stats) and state_of(stats) == "no_director":
+        if work_of(stats) and state_of(replace(stats, breaker="")) == "no_director":
             none = f"no director gave a sign of life within {ALIVE_S:.0f} s"
             yield Finding(
                 code="queue_not_served",

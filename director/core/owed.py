@@ -11,10 +11,9 @@ from redis.asyncio import Redis
 
 from director.core import keys
 from director.core.catalog import Catalog
-from director.core.clock import Clock
 from director.core.ids import Partition, PredictionId, QueueName
 from director.core.redis_client import ask, text
-from director.core.situation import FailingHost
+from director.core.situation import LATE_MS, FailingHost
 from director.core.view import iso
 from director.core.webhook_url import host_of
 
@@ -23,8 +22,6 @@ __all__ = ("Owed", "OwedHost", "OwedView", "OwedWebhook")
 MOST_LOOKED_AT: Final = 2_000
 MOST_SHOWN: Final = 100
 MOST_GLANCED_AT: Final = 200
-# A courier looks every second; what is this late was seen by none
-LATE_MS: Final = 5_000
 FIELDS: Final = ("queue", "account", "webhook", "completed", "owed_since", "tellings", "told")
 
 
@@ -64,10 +61,9 @@ class OwedView(Struct, frozen=True, kw_only=True):
 class Owed:
     """All methods raise BackendUnavailable while Redis cannot answer."""
 
-    def __init__(self, redis: Redis, catalog: Catalog, clock: Clock) -> None:
+    def __init__(self, redis: Redis, catalog: Catalog) -> None:
         self._redis: Any = redis  # its types say str or bytes, and ours answers in bytes
         self._catalog = catalog
-        self._clock = clock
 
     async def look(self, *, host: str = "") -> OwedView:
         """All that is owed; of one host, what was found there."""
@@ -104,7 +100,9 @@ class Owed:
         return count, late
 
     async def _counted(self) -> tuple[int, int, list[Partition]]:
-        partitions, before_ms = await self._catalog.partitions(), self._clock.now_ms() - LATE_MS
+        partitions = await self._catalog.partitions()
+        seconds, micros = await ask(self._redis.time)  # they are due by the server's clock, and ours may be another
+        before_ms = seconds * 1000 + micros // 1000 - LATE_MS
 
         async def read() -> list[int]:
             pipe = self._redis.pipeline(transaction=False)

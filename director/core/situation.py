@@ -16,6 +16,7 @@ from director.core.words import span
 
 __all__ = (
     "CODES",
+    "LATE_MS",
     "Closer",
     "Code",
     "FailingHost",
@@ -51,6 +52,9 @@ Code = Literal[
     "receiver_dead",
 ]
 CODES: Final[tuple[Code, ...]] = get_args(Code)
+
+# A keeper looks every second; what is this late was seen by none
+LATE_MS: Final = 5_000
 
 
 class Finding(Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 `fail`: work is lost, refused or left lying. `warn`: it will be, or somebody should know. Nothing here mends anything.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import median, quantiles
 from typing import Final, Literal
 from urllib.parse import urlsplit
@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from director.core import situation as core
 from director.core.durability import LEAST_VERSIONS, MENDS, STRONGEST_FIRST, levels
-from director.core.findings import is_slow
+from director.core.findings import MOST, is_slow
 from director.core.redis_client import has_password
 from director.core.situation import Code
 from director.core.words import several, some
@@ -194,7 +194,13 @@ def of(fine: str, *codes: Code) -> Callable[[Look], Answer]:
             return ok(fine.format(queues=several(look.queues, "queue")))
         verdict: Verdict = "fail" if any(finding.level == "bad" for finding in found) else "warn"
         asks = dict.fromkeys(f"`{finding.ask}`" for finding in found)
-        return verdict, "; ".join(map(_told, found[:LONGEST_LIST])) + _more(found), some(list(asks))
+        told = max(LONGEST_LIST, len({finding.code for finding in found}))  # the first of each kind come first
+        more = f"{len(found) - told}{' or' if len(look.findings) == MOST else ''} more"
+        return (
+            verdict,
+            "; ".join(map(_told, found[:told])) + (f" And {more}." if len(found) > told else ""),
+            some(list(asks)),
+        )
 
     return check
 
@@ -235,7 +241,3 @@ def _mb(size: int) -> str:
 
 def _told(finding: core.Finding) -> str:
     return f"{finding.title}{f' ({finding.queue})' if finding.queue else ''}: {finding.detail}"
-
-
-def _more(found: Sequence[core.Finding]) -> str:
-    return f" And {len(found) - LONGEST_LIST} more." if len(found) > LONGEST_LIST else ""

@@ -105,7 +105,7 @@ async def _skew_s(redis: Redis, clock: Clock) -> float:
 
 async def _service(redis: Redis, scripts: Scripts, clock: Clock) -> Snapshot:
     catalog = Catalog(redis, scripts, clock)
-    owed = Owed(redis, catalog, clock)
+    owed = Owed(redis, catalog)
     return await Overview(
         Queues(redis, catalog, scripts), Directors(redis), owed, CloserLook(redis, owed), clock
     ).look()

@@ -2,7 +2,6 @@
 -- Needs lib/keys, lib/place, lib/share.
 
 local TURNS_OF = { high = 8, normal = 3, low = 1 }
-local ALIVE_MS = 20000 -- a director silent for longer is not counted on
 local LOOK = 32 -- most tenants, and entries of a stream, that one look counts
 local P90 = 1.2816
 

@@ -47,7 +47,7 @@ async def test_watching_two_hundred_queues_takes_little_of_redis(
     for number in range(QUEUES):
         await _fill(catalog, scripts, f"acme/model-{number:03d}", CROWD if number < CROWDED else WAITING)
     clock = SystemClock()
-    owed = Owed(redis, catalog, clock)
+    owed = Owed(redis, catalog)
     queues = Queues(redis, catalog, scripts)
     overview = Overview(queues, Directors(redis), owed, CloserLook(redis, owed), clock)
     watching = Watching(overview, clock)

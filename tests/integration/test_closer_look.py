@@ -6,7 +6,6 @@ import pytest
 from redis.asyncio import Redis
 
 from director.core.catalog import Catalog
-from director.core.clock import SystemClock
 from director.core.closer_look import CloserLook
 from director.core.objectives import Objective
 from director.core.owed import Owed
@@ -27,7 +26,7 @@ def past(driver: QueueDriver) -> QueueDriver:
 
 
 async def looked(driver: QueueDriver, redis: Redis, catalog: Catalog) -> Closer:
-    closer = CloserLook(redis, Owed(redis, catalog, SystemClock()))
+    closer = CloserLook(redis, Owed(redis, catalog))
     return await closer.look({driver.queue: await driver.scripts.stats(driver.queue)}, owed=1)
 
 

@@ -149,6 +149,18 @@ async def test_owed_webhooks_that_are_overdue_are_told(server: RedisServer, driv
     assert not_ok(await examined(server)) == {"webhooks": "warn"}
 
 
+async def test_a_machine_whose_clock_is_wrong_is_told_that_and_nothing_else(
+    server: RedisServer, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver.now_ms += 60_000
+    await driver.submit(webhook="https://example.com/hook", events="completed")
+    await driver.finish(await driver.claim_one(), grace_s=45)
+    await driver.submit()
+    await driver.extend()
+    monkeypatch.setattr(SystemClock, "now_ms", lambda self: time.time_ns() // 1_000_000 + 3_600_000)
+    assert not_ok(await examined(server)) == {"clock": "warn"}
+
+
 async def expired_lease(driver: QueueDriver) -> None:
     await driver.submit()
     await driver.claim_one()

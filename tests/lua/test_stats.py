@@ -2,6 +2,7 @@
 
 import pytest
 
+from director.core.directors import ALIVE_S
 from director.core.errors import UnknownQueue
 from director.core.ids import QueueName
 from tests.support.keyspace import dump
@@ -45,12 +46,15 @@ async def test_counters_are_numbers(driver: QueueDriver) -> None:
     assert tally == {"accepted:normal": 1, "started": 1, "waited_ms": 0, "cold": 1}
 
 
-async def test_a_silent_director_is_not_counted(driver: QueueDriver) -> None:
-    await driver.extend(consumer="d1")
-    driver.pass_time(10)
-    await driver.extend(consumer="d2")
-    driver.pass_time(6)
-    assert (await driver.scripts.stats(driver.queue, alive_s=15, now_ms=driver.now_ms)).directors == 1
+async def test_a_silent_director_is_counted_as_long_as_whoever_waits_is_told_to_count_on_it(
+    driver: QueueDriver,
+) -> None:
+    await driver.have_slots(1)
+    waiting = await driver.submit()
+    driver.pass_time(ALIVE_S)
+    assert ((await driver.stats()).directors, (await driver.outlook(waiting)).reason) == (1, "waiting_its_turn")
+    driver.pass_time(0.001)
+    assert ((await driver.stats()).directors, (await driver.outlook(waiting)).reason) == (0, "no_director")
 
 
 async def test_a_paused_queue_says_so(driver: QueueDriver) -> None:

@@ -5,7 +5,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from director.core.findings import MOST
+from director.core.ids import QueueName
 from director.core.settings import CommonSettings
+from director.core.situation import Code, Finding
 from director.doctor.checks import CHECKS, examine, has_failed
 from director.doctor.floors import open_holes
 from director.doctor.look import Look
@@ -124,6 +127,22 @@ CONDITIONS: dict[str, tuple[str, dict[str, Any], str]] = {
     "nearly full": ("memory", {"info": {**SOUND.info, "used_memory": (1 << 30) * 0.95}}, "fail"),
     "filling": ("memory", {"info": {**SOUND.info, "used_memory": (1 << 30) * 0.8}}, "warn"),
 }
+
+
+def found_in(code: Code, queue: str = "") -> Finding:
+    ask = f"director {code} {queue}".strip()
+    return Finding(code=code, level="bad", title=code, detail="so", queue=QueueName(queue) or None, ask=ask)
+
+
+def test_each_kind_of_what_a_check_found_is_told_however_often_there_is_another() -> None:
+    servers: list[Code] = ["setup_loop", "setup_failed", "server_auth", "servers_unwell"]
+    many = [found_in("setup_loop", f"acme/m{number}:0123456789ab") for number in range(9)]
+    _, told, fix = CHECKS["servers"](replace(SOUND, findings=[*map(found_in, servers), *many]))
+    assert all(f"{code}: so" in told for code in servers)
+    assert told.endswith(" And 9 more.")
+    assert fix.endswith(" and 10 more")
+    many = [found_in("queue_not_served")] * MOST
+    assert CHECKS["directors"](replace(SOUND, findings=many))[1].endswith(f" And {MOST - 3} or more.")
 
 
 @pytest.mark.parametrize(("check", "facts", "expected"), CONDITIONS.values(), ids=list(CONDITIONS))

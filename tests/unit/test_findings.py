@@ -73,7 +73,7 @@ def test_a_director_that_went_without_a_word() -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [director("d2", silent_s=40, state="draining"), director("d2", silent_s=700), director("d2", silent_s=14)],
+    [director("d2", silent_s=40, state="draining"), director("d2", silent_s=700), director("d2", silent_s=20)],
     ids=["drained", "long ago", "not silent yet"],
 )
 def test_who_said_good_bye_or_is_long_forgotten_is_no_news(other: DirectorFound) -> None:
@@ -183,9 +183,20 @@ def test_an_objective_that_burns_over_both_windows(soon: float, hour: float, cod
     assert found(closer={"burns": {Q: {"normal": windows}}}) == codes
 
 
-def test_the_worst_comes_first_and_the_number_is_bounded() -> None:
-    stats = replace(WELL, directors=0, slots=0, dead=1)
+def test_the_worst_comes_first_the_number_is_bounded_and_many_of_one_kind_hide_no_other() -> None:
+    stats = replace(WELL, directors=0, slots=0)
     queues = {QueueName(f"acme/m{number:03d}:0123456789ab"): stats for number in range(MOST)}
-    findings = find(Situation(queues=queues, closer=Closer(now_ms=NOW)))
+    queues |= {Q: replace(WELL, dead=1), QueueName("acme/z:0123456789ab"): replace(WELL, paused=True)}
+    findings = find(Situation(queues=queues, directors=[director()], closer=Closer(now_ms=NOW)))
     assert len(findings) == MOST
-    assert {one.code for one in findings} == {"queue_not_served"}
+    assert [one.code for one in findings[:4]] == [
+        "queue_not_served",
+        "queue_paused",
+        "dead_letters",
+        "queue_not_served",
+    ]
+    assert [one.queue for one in findings[3:]] == [queue for queue in sorted(queues) if "/m" in queue][1 : MOST - 2]
+
+
+def test_an_open_breaker_does_not_hide_that_nobody_is_left_to_try() -> None:
+    assert found(breaker="open", directors=0, slots=0) == [("queue_not_served", "bad"), ("breaker_open", "bad")]

@@ -183,7 +183,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric("director_queue_claimed", "gauge", KEEPER, "Claimed.", ("queue",)),
     Metric("director_queue_delayed", "gauge", KEEPER, "Retries that are not due yet.", ("queue",)),
     Metric("director_queue_dead", "gauge", KEEPER, "Dead letters.", ("queue",)),
-    Metric("director_queue_directors", "gauge", KEEPER, "Directors that beat within 15 s.", ("queue",)),
+    Metric("director_queue_directors", "gauge", KEEPER, "Directors that beat within 20 s.", ("queue",)),
     Metric("director_queue_slots", "gauge", KEEPER, "Slots that they tell of.", ("queue",)),
     Metric(
         "director_queue_setup_failed", "gauge", KEEPER, "Directors whose servers all failed in their setup.", ("queue",)

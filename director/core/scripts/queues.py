@@ -142,10 +142,9 @@ class QueueScripts(Wire):
         reply = await self._call("migrate", [keys.live(queue)], args)
         return Migrated(**dict(zip(Migrated.__struct_fields__, reply, strict=True))) if reply else None
 
-    async def stats(self, queue: QueueName, *, alive_s: float = 15.0, now_ms: int | None = None) -> QueueStats:
+    async def stats(self, queue: QueueName, *, now_ms: int | None = None) -> QueueStats:
         """How much waits, runs, is delayed and dead, and how many directors serve it."""
-        args: list[Arg] = [queue, ms(alive_s), now(now_ms)]
-        reply = await self._call("stats", [keys.meta(queue)], args)
+        reply = await self._call("stats", [keys.meta(queue)], [queue, now(now_ms)])
         if not reply:
             raise UnknownQueue(queue)
         fields: dict[str, Any] = dict(zip(QueueStats.__struct_fields__, reply[:-1], strict=False))

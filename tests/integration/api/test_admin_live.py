@@ -65,7 +65,7 @@ def queues(redis: Redis, catalog: Catalog, scripts: Scripts) -> CountedQueues:
 @pytest.fixture
 def overview(queues: CountedQueues, redis: Redis, catalog: Catalog) -> Overview:
     clock = SystemClock()
-    owed = Owed(redis, catalog, clock)
+    owed = Owed(redis, catalog)
     return Overview(queues, Directors(redis), owed, CloserLook(redis, owed), clock)
 
 
