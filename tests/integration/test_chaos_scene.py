@@ -20,6 +20,8 @@ from director.up.errors import UpError
 from director.up.home import Home
 from director.up.processes import is_alive
 
+pytestmark = pytest.mark.chaos
+
 LONGEST_S = 60.0
 PROCESSES = 2 + 2 * len(cast.SERVED) + cast.KEEPERS + 1  # server, sink, directors with theirs, keepers, API
 

@@ -105,7 +105,9 @@ async def play(driver: QueueDriver, arrivals: Iterator[float], dice: random.Rand
     return told
 
 
-@pytest.mark.parametrize("trace", [poisson, bursts], ids=lambda trace: trace.__name__)
+@pytest.mark.parametrize(
+    "trace", [poisson, pytest.param(bursts, marks=pytest.mark.heavy)], ids=lambda trace: trace.__name__
+)
 async def test_nine_of_ten_start_by_the_time_that_they_were_told_and_it_is_no_idle_promise(
     driver: QueueDriver, trace: Callable[[random.Random, float], Iterator[float]]
 ) -> None:
