@@ -89,12 +89,19 @@ def on_backend(given: argparse.Namespace, act: Callable[[Backend], Awaitable[Don
     import anyio
 
     from director.cli.where import redis_url
+    from director.core.errors import BackendUnavailable
+    from director.core.redis_client import describe
+
+    url = redis_url(given)
 
     async def run() -> Done:
-        async with connected(redis_url(given)) as backend:
+        async with connected(url) as backend:
             return await act(backend)
 
-    return anyio.run(run)
+    try:
+        return anyio.run(run)
+    except BackendUnavailable as exc:
+        raise BackendUnavailable(f"{exc}, at {describe(url)}. --redis or DIRECTOR_REDIS_URL name another.") from exc
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
+from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -79,15 +80,15 @@ class Client:
 
     def get(self, prediction_id: str) -> Raw:
         """How it stands now."""
-        return self._ask("GET", f"/v1/predictions/{prediction_id}")
+        return self._ask("GET", f"/v1/predictions/{quote(prediction_id, safe='')}")
 
     def explain(self, prediction_id: str) -> Raw:
         """Its story so far."""
-        return self._ask("GET", f"/v1/predictions/{prediction_id}/explain")
+        return self._ask("GET", f"/v1/predictions/{quote(prediction_id, safe='')}/explain")
 
     def cancel(self, prediction_id: str) -> Raw:
         """Ask that it ends."""
-        return self._ask("POST", f"/v1/predictions/{prediction_id}/cancel")
+        return self._ask("POST", f"/v1/predictions/{quote(prediction_id, safe='')}/cancel")
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Raw:
         try:
@@ -120,4 +121,4 @@ def _detail(answer: httpx.Response) -> str:
     except msgspec.MsgspecError:
         return f"the service answered {answer.status_code}."
     said = str(problem.get("detail") or problem.get("title") or f"the service answered {answer.status_code}")
-    return "; ".join(line.removeprefix("- ") for line in said.splitlines() if line)
+    return "; ".join(line.removeprefix("- ") for line in said.splitlines() if line).rstrip(".") + "."

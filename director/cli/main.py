@@ -32,7 +32,7 @@ from director.cli import (
 )
 from director.cli.arguments import CommandParser
 from director.cli.lines import EXIT_CODES
-from director.cli.pipe import leave_stdout
+from director.cli.pipe import leave_stdout, printable
 from director.core.errors import DirectorError
 
 __all__ = ("made_parser", "main")
@@ -65,8 +65,7 @@ GROUPS: Final = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     try:
-        given = made_parser().parse_args(argv)
-        return int(given.run(given))
+        return _run(argv)
     except DirectorError as exc:
         return _failed(str(exc))
     except KeyboardInterrupt:
@@ -74,10 +73,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `director … | head`: whoever read has had enough
         leave_stdout()
         return FAILED
+    except OSError as exc:  # the disk that stdout goes to is full
+        leave_stdout()
+        return _failed(str(exc))
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    try:
+        given = made_parser().parse_args(argv)
+        return int(given.run(given))
+    finally:
+        sys.stdout.flush()  # at exit Python would tell of what cannot be written in words and a code of its own
 
 
 def _failed(text: str) -> int:
-    print(f"director: {text}", file=sys.stderr)
+    print(f"director: {printable(text)}", file=sys.stderr)
     return FAILED
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from director.cli.arguments import Commands, add_json, add_service, input_value, model_name
-from director.cli.pipe import print_json
+from director.cli.pipe import harmless, print_json
 from director.core.errors import DirectorError
 
 if TYPE_CHECKING:
@@ -172,4 +172,4 @@ def _print_facts(prediction: "Seen") -> None:
     }
     for name, value in facts.items():
         if value is not None:
-            print(f"{name:<10} {value}")
+            print(harmless(f"{name:<10} {value}", sys.stdout))

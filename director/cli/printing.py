@@ -6,6 +6,7 @@ from typing import Any, Final, TextIO
 import msgspec
 
 from director.cli.client import Seen
+from director.cli.pipe import harmless
 from director.core.states import Status
 
 __all__ = ("OWN_LINE", "Printer", "as_text")
@@ -57,7 +58,7 @@ class Printer:
         if len(logs) < self._logs:
             self._logs = 0
         if new := logs[self._logs :]:
-            self._err.write(new)
+            self._err.write(harmless(new, self._err))
             self._err.flush()
         self._logs = len(logs)
 
@@ -75,7 +76,7 @@ class Printer:
             self._has_ticker = True
 
     def _tell(self, text: str) -> None:
-        print(f"» {text}", file=self._err, flush=True)
+        print(harmless(f"» {text}", self._err), file=self._err, flush=True)
 
     def _clear_ticker(self) -> None:
         if self._has_ticker:
@@ -85,7 +86,7 @@ class Printer:
     def _write(self, text: str, *, own_line: bool) -> None:
         if own_line:
             self._end_line()
-        self._out.write(text)
+        self._out.write(harmless(text, self._out))
         self._is_mid_line = not text.endswith("\n") if text else self._is_mid_line
         if own_line:
             self._end_line()

@@ -6,7 +6,7 @@ from typing import Any, Final, TextIO
 import msgspec
 
 from director.audit.log import Entry
-from director.cli.pipe import printable
+from director.cli.pipe import harmless, json_line, printable
 from director.cli.printing import OWN_LINE, as_text
 from director.cli.tables import cut, padded
 from director.core.event_log import EventView
@@ -27,7 +27,6 @@ WORDS: Final[Mapping[str, str]] = {
     "metric": "metric {name} = {value}",
 }
 ANEW: Final = frozenset({"retried", "restarted", "revived"})
-KEPT: Final = "\n\t"
 
 
 def step(entry: Entry, *, width: int | None) -> str:
@@ -47,8 +46,8 @@ def step(entry: Entry, *, width: int | None) -> str:
 
 def steps_json(entries: Sequence[Entry], missed: int) -> list[str]:
     """As `director audit --to FILE` writes them."""
-    gap = [msgspec.json.encode({"kind": "missed", "count": missed})] if missed else []
-    return [line.decode() for line in (*gap, *map(msgspec.json.encode, entries))]
+    gap = [{"kind": "missed", "count": missed}] if missed else []
+    return [json_line(each) for each in (*gap, *entries)]
 
 
 class Told:
@@ -65,7 +64,7 @@ class Told:
         if event.type == "output":
             self._put(data)
         elif event.type == "logs":
-            self._err.write(_harmless(str(data), self._err))
+            self._err.write(harmless(str(data), self._err))
             self._err.flush()
         else:
             self.end()
@@ -84,14 +83,9 @@ class Told:
         is_text = isinstance(piece, str) and not piece.startswith(OWN_LINE)
         if not is_text:
             self.end()
-        text = _harmless(piece if isinstance(piece, str) else as_text(piece), self._out)
+        text = harmless(piece if isinstance(piece, str) else as_text(piece), self._out)
         self._out.write(text)
         self._out.flush()
         self._is_mid_line = not text.endswith("\n") if text else self._is_mid_line
         if not is_text:
             self.end()
-
-
-def _harmless(text: str, to: TextIO) -> str:
-    """A model's words steer no terminal; elsewhere they are as they are."""
-    return "".join(one if one in KEPT else printable(one) for one in text) if to.isatty() else text

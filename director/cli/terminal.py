@@ -12,7 +12,7 @@ import sys
 import termios
 import tty
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import anyio
@@ -21,6 +21,7 @@ __all__ = ("ENDED", "RESIZED", "Painted", "Terminal", "is_interactive", "keys_in
 
 RESIZED: Final = "resized"
 ENDED: Final = "ended"
+ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # another screen, no cursor, no wrapping
 LEAVE: Final = "\x1b[?7h\x1b[?25h\x1b[?1049l"
@@ -89,24 +90,28 @@ class Terminal:
         """Show these lines from the top, and nothing below them."""
         # a line is emptied before: behind a full one the cursor still stands on its last column
         text = "\n".join(f"\x1b[2K{codes}{line}\x1b[0m" if codes else f"\x1b[2K{line}" for line, codes in lines)
-        sys.stdout.write(f"\x1b[H{text}{BELOW if len(lines) < self.size[1] else ''}")
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(f"\x1b[H{text}{BELOW if len(lines) < self.size[1] else ''}")
+            sys.stdout.flush()
+        except OSError:  # it was closed
+            self._keys.put_nowait(ENDED)
 
     async def hear_signals(self) -> None:
         """For ever: they are told as keys are."""
-        with anyio.open_signal_receiver(
-            signal.SIGWINCH, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT
-        ) as heard:
+        with anyio.open_signal_receiver(signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT, *ENDING) as heard:
             async for number in heard:
                 if number == signal.SIGTSTP:
                     self._leave()
                     os.kill(os.getpid(), signal.SIGSTOP)
                 elif number == signal.SIGCONT:
                     self._enter()
-                self._keys.put_nowait(ENDED if number in (signal.SIGTERM, signal.SIGHUP) else RESIZED)
+                self._keys.put_nowait(ENDED if number in ENDING else RESIZED)
 
     def _read(self) -> None:
-        data = os.read(self._in, 4096)
+        try:
+            data = os.read(self._in, 4096)
+        except OSError:  # it was closed
+            data = b""
         for key in keys_in(data.decode(errors="ignore")) if data else [ENDED]:
             self._keys.put_nowait(key)
 
@@ -116,6 +121,7 @@ class Terminal:
         sys.stdout.flush()
 
     def _leave(self) -> None:
-        sys.stdout.write(LEAVE)
-        sys.stdout.flush()
-        termios.tcsetattr(self._in, termios.TCSADRAIN, self._was)
+        with suppress(OSError, termios.error):  # one that was closed is nobody's
+            sys.stdout.write(LEAVE)
+            sys.stdout.flush()
+            termios.tcsetattr(self._in, termios.TCSADRAIN, self._was)

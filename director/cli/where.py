@@ -37,6 +37,8 @@ def service(given: argparse.Namespace) -> Service:
         )
     if not token:
         raise Nowhere("a token is missing: give --token or DIRECTOR_TOKEN. `director token create` makes one.")
+    if not (token.isascii() and token.isprintable()):
+        raise Nowhere("that is no token: it has characters that none has. `director token create` makes one.")
     return Service(url.rstrip("/").removesuffix("/v1"), token)
 
 

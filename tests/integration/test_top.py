@@ -1,6 +1,9 @@
 """`director top`, in a real terminal and over a real Redis."""
 
+import io
 import json
+import os
+import pty
 import subprocess
 import sys
 
@@ -8,6 +11,7 @@ import pytest
 from anyio import to_thread
 from redis.asyncio import Redis
 
+from director.cli.terminal import ENDED, Terminal
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.policy import Policy
 from tests.support.eventually import eventually
@@ -32,6 +36,15 @@ async def gone(terminal: PlayedTerminal, text: str) -> None:
 
 def size(terminal: PlayedTerminal) -> tuple[int, int]:
     return len(terminal.screen), max(map(len, terminal.screen))
+
+
+def rows(terminal: PlayedTerminal) -> list[str]:
+    """The queues of the table."""
+    return [line[2:].split()[0] for line in terminal.screen if line.startswith(("› acme/", "  acme/"))]
+
+
+def is_other(name: str) -> bool:
+    return name.startswith("acme/other")
 
 
 async def ended(terminal: PlayedTerminal) -> int:
@@ -72,7 +85,8 @@ async def test_queues_are_shown_as_they_move_and_one_is_paused_by_a_key_that_is_
         await until(terminal, "› ")
         terminal.type("/other\r")
         await until(terminal, "1 with 'other' in their names")
-        await gone(terminal, driver.queue)
+        # what needs a person may name the other one all the same
+        await eventually(lambda: rows(terminal), "it alone", until=lambda names: [*map(is_other, names)] == [True])
         terminal.type("q")
         assert await ended(terminal) == 0
     assert "\x1b[33m" in terminal.said
@@ -88,6 +102,25 @@ async def test_it_fits_whatever_size_the_terminal_has_or_gets(server: RedisServe
         terminal.type("\x03")
         assert await ended(terminal) == 130
     assert "\x1b[33m" not in terminal.said, "NO_COLOR"
+
+
+async def test_the_terminal_is_given_back_also_by_the_key_that_quits_everything(server: RedisServer) -> None:
+    with played(command(server.url)) as terminal:
+        await until(terminal, "by waiting")
+        terminal.type("\x1c")
+        assert await ended(terminal) == 0
+
+
+async def test_a_terminal_that_is_closed_ends_it_without_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, closefd=False) as stdin, os.fdopen(theirs, "wb", buffering=0) as stdout:
+        monkeypatch.setattr("sys.stdin", stdin)
+        monkeypatch.setattr("sys.stdout", io.TextIOWrapper(stdout, write_through=True))
+        terminal = Terminal()
+        with terminal.opened():
+            os.close(ours)
+            terminal.draw([("a line", "")])
+            assert await terminal.key() == ENDED
 
 
 async def test_while_redis_is_away_it_says_so_and_goes_on_when_it_is_back() -> None:

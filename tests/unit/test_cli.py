@@ -22,6 +22,7 @@ from director.cli.arguments import input_value, model_name, port_number
 from director.cli.client import Seen
 from director.cli.inputs import FileFault, parse, save
 from director.cli.main import main
+from director.cli.pipe import print_json
 from director.cli.printing import Printer
 from director.cli.where import Nowhere, redis_url, service
 from director.core.states import Status
@@ -162,8 +163,10 @@ def test_a_service_that_is_gone_is_one_line(capsys):
 
 
 def test_redis_that_is_gone_is_one_line(capsys, tmp_path):
-    assert main(["queues", "--redis", f"unix://{tmp_path}/nobody"]) == 1
-    assert capsys.readouterr().err == "director: Redis is away: ConnectionError\n"
+    assert main(["queues", "--redis", f"unix://me:secret@{tmp_path}/nobody"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"director: Redis is away: ConnectionError, at unix://{tmp_path}/nobody. --redis or")
+    assert said.count("\n") == 1
 
 
 def test_ctrl_c_is_exit_code_130(monkeypatch):
@@ -208,6 +211,43 @@ def test_a_reader_who_has_had_enough_ends_neither_the_service_nor_in_a_traceback
     finally:
         os.close(writer)
     assert answer.stderr == "goes on\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [(["completion", "bash"], ""), (["--help"], ""), (["completion", "zsh"], "director: [Errno 28] No space")],
+    ids=["reader gone", "reader of help gone", "disk full"],
+)
+def test_what_cannot_be_written_is_a_code_that_is_said_and_at_most_one_line(line, says):
+    reader, writer = os.pipe()
+    os.close(reader)
+    to = os.open("/dev/full", os.O_WRONLY) if says else writer
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-m", "director", *line], stdout=to, stderr=subprocess.PIPE, text=True, env=env
+        )
+    finally:
+        os.close(writer)
+    assert answer.returncode == 1
+    assert answer.stderr.startswith(says)
+    assert answer.stderr.count("\n") == bool(says)
+
+
+@pytest.mark.parametrize("token", ["dr_\né", "dr_1\n2"])
+def test_a_token_that_can_be_none_is_refused_and_not_shown(token, capsys):
+    assert main(["get", "06gzx0rcvbz008pmq2tvpfvnvc", "--url", "http://127.0.0.1:1", "--token", token]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("director: that is no token")
+    assert "dr_1" not in said
+
+
+def test_an_id_leads_to_no_other_page_of_the_service(capsys):
+    api = Service((404, {"detail": "There is none"}))
+    with api.serving() as url:
+        assert main(["cancel", "../accounts/x?y=", "--url", url, "--token", "t"]) == 1
+    assert api.asked == ["POST /v1/predictions/..%2Faccounts%2Fx%3Fy%3D/cancel"]
+    assert capsys.readouterr().err.startswith("director: There is none. Check the name or the id")
 
 
 def test_python_m_director_is_director():
@@ -404,6 +444,31 @@ def test_another_attempt_prints_its_output_anew_and_says_so():
 )
 def test_each_kind_of_output_is_printed_readably(output, printed):
     assert shown((Status.SUCCEEDED, output, ""))[0] == printed
+
+
+def test_no_words_of_a_model_steer_a_terminal_and_elsewhere_they_are_as_they_are(monkeypatch):
+    words = "\x1b]0;title\x07\x9b31mred\u202e\N{NO-BREAK SPACE}\N{IDEOGRAPHIC SPACE}é\t10 %\r20 %\r\nend"
+    looks = Seen(id="p", status=Status.FAILED, output=[words, {"a": words}], logs=words, error=words)
+    for kind in (Terminal, io.StringIO):
+        out, err = kind(), kind()
+        Printer(out, err).show(looks)
+        monkeypatch.setattr("sys.stdout", kind())
+        predictions._print_facts(looks)
+        told = (out.getvalue(), err.getvalue(), sys.stdout.getvalue())
+        if kind is io.StringIO:
+            assert all(words in text for text in told)
+        for text in told if kind is Terminal else ():
+            assert "�]0;title��31mred�  é\t10 %\n20 %\nend" in text
+            assert not set("\x1b\x07\x9b\u202e\r") & set(text)
+
+
+def test_json_on_a_terminal_has_what_would_steer_it_escaped(monkeypatch):
+    for kind in (Terminal, io.StringIO):
+        monkeypatch.setattr("sys.stdout", kind())
+        print_json({"a": "\x1b\x9b\u202eé"})
+        text = sys.stdout.getvalue()
+        assert json.loads(text) == {"a": "\x1b\x9b\u202eé"}
+        assert ("\x9b" in text) == (kind is io.StringIO)
 
 
 def test_on_a_terminal_the_wait_is_one_line_that_goes_away():
