@@ -13,7 +13,7 @@ FILES := director api tests
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help up down test test-all lint types format bench wheel lock clean
+.PHONY: help up down test test-all lint types format bench bench-check bench-keep wheel lock clean
 
 help:  ## print this
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -43,8 +43,14 @@ format: $(READY)  ## put style right
 	@$(BIN)/ruff check --fix --quiet $(FILES)
 	@$(BIN)/ruff format $(FILES)
 
-bench: $(READY)  ## measure what the service adds to a call, on the `make up` that runs
-	@$(BIN)/director bench latency $(ARGS)
+bench: $(READY)  ## measure it beside what others do: make bench ARGS="--only drain,e2e"
+	@$(BIN)/python -m tests.bench run $(ARGS)
+
+bench-check: $(READY)  ## fail where a ratio became 15 % worse than the one that was kept
+	@$(BIN)/python -m tests.bench check $(ARGS)
+
+bench-keep: $(READY)  ## keep the latest results to compare with, and put them into tests/bench/README.md
+	@$(BIN)/python -m tests.bench keep $(ARGS)
 
 wheel: $(READY)  ## build the wheel of this checkout into dist/
 	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w dist .

@@ -1,0 +1,132 @@
+"""The benches from the command line: `make bench`, `make bench-check`, `make bench-keep`.
+
+Nothing here is for a service that somebody uses: every bench starts what it measures, and ends it.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from tests.bench.benches.options import Options
+from tests.bench.judge import changes, told
+from tests.bench.processes import ROOT
+from tests.bench.results import Result, append, latest, read
+from tests.bench.sides.servers import DURABILITY
+from tests.bench.suite import BENCHES, run
+from tests.bench.tables import peers_table, put_into, targets_table
+
+__all__ = ("main",)
+
+FOLDER: Final = Path(__file__).parent
+KEPT: Final = FOLDER / "history.jsonl"
+README: Final = FOLDER / "README.md"
+RESULTS: Final = ROOT / ".bench" / "results.jsonl"
+
+
+def main(arguments: list[str]) -> int:
+    """Do what was asked. 1 where a ratio has become worse, or a bench broke off."""
+    os.environ["PYTHONPATH"] = str(ROOT)  # of all that is started from here
+    given = _parser().parse_args(arguments)
+    code: int = given.act(given)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    acts = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    bench = acts.add_parser("run", help="measure, and print what was found")
+    _add_options(bench)
+    bench.set_defaults(act=_run)
+
+    check = acts.add_parser("check", help="measure without peers, and fail where a ratio is worse than the kept one")
+    _add_options(check)
+    check.add_argument("--judge", action="store_true", help="measure nothing: judge the latest results")
+    check.set_defaults(act=_check, no_peers=True)
+
+    keep = acts.add_parser("keep", help="let the latest results be what is compared with, and make the tables of them")
+    keep.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="which results (%(default)s)")
+    keep.set_defaults(act=_keep)
+
+    tables = acts.add_parser("tables", help="print the tables of the latest results")
+    tables.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="which results (%(default)s)")
+    tables.set_defaults(act=_tables)
+    return parser
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", type=_names, default=list(BENCHES), metavar="A,B", help=f"of {', '.join(BENCHES)}")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of each side, in turn (%(default)s)")
+    parser.add_argument(
+        "--part", type=float, default=1.0, metavar="X", help="of the usual length of each (%(default)s)"
+    )
+    parser.add_argument("--durability", choices=tuple(DURABILITY), default="memory", help="of every side (%(default)s)")
+    parser.add_argument("--no-peers", action="store_true", help="leave out what has to be installed")
+    parser.add_argument("--waiting", type=int, default=100_000, metavar="N", help="in the full queue (%(default)s)")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="where results go (%(default)s)")
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in BENCHES]:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: there are {', '.join(BENCHES)}")
+    return names
+
+
+def _run(given: argparse.Namespace) -> int:
+    found = _measure(given)
+    print(targets_table(latest(read(given.results))), flush=True)
+    return 0 if set(found) == set(given.only) else 1
+
+
+def _check(given: argparse.Namespace) -> int:
+    now = latest(read(given.results)) if given.judge else _measure(given)
+    found = changes(latest(read(KEPT)), now)
+    print(told(found) or "There is nothing to compare with: no ratio was kept.")
+    return 1 if not found or any(change.is_regression for change in found) else 0
+
+
+def _measure(given: argparse.Namespace) -> dict[str, Result]:
+    options = Options(
+        say=_say,
+        rounds=given.rounds,
+        part=given.part,
+        durability=given.durability,
+        with_peers=not given.no_peers,
+        waiting=given.waiting,
+    )
+    return run(given.only, options, given.results)
+
+
+def _keep(given: argparse.Namespace) -> int:
+    kept, new = latest(read(KEPT)), latest(read(given.results))
+    newer = [result for result in new.values() if result != kept.get(result.bench)]
+    append(KEPT, newer)
+    made = tables_of(kept | new)
+    text = README.read_text(encoding="utf-8")
+    for name, table in made.items():
+        text = put_into(text, name, table)
+    README.write_text(text, encoding="utf-8")
+    print(f"kept {', '.join(result.bench for result in newer) or 'nothing new'}; {README.name} has the tables")
+    return 0
+
+
+def _tables(given: argparse.Namespace) -> int:
+    for table in tables_of(latest(read(given.results))).values():
+        print(table + "\n")
+    return 0
+
+
+def tables_of(results: dict[str, Result]) -> dict[str, str]:
+    """What the README has between its marks."""
+    return {"targets": targets_table(results), "peers": peers_table(results)}
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

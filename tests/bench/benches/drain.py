@@ -1,0 +1,194 @@
+"""How fast waiting work is run: by one director, beside the bare prototype and every peer, on the same HTTP job.
+
+All of it waits before anybody begins. The model server notes when each run came, whoever sent it; what counts is the
+pace from the tenth of them to the ninth tenth, so that no side pays for its start. Every side keeps results.
+"""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import Final
+
+import anyio.to_thread
+from msgspec import Struct
+
+from tests.bench.benches.options import Found, Options, Rounds
+from tests.bench.processes import Child, until
+from tests.bench.results import OURS
+from tests.bench.sides.others import ModelServer, model_server, prototype
+from tests.bench.sides.ours import SLOTS, ours
+from tests.bench.sides.peers import PEERS, NotInstalled, Peer, installed
+from tests.bench.sides.servers import OwnRedis, own_redis
+
+__all__ = ("NAME", "PROTOTYPE", "drain", "pace")
+
+NAME: Final = "drain"
+PROTOTYPE: Final = "prototype"
+MANY: Final = 6_000
+LONGEST_S: Final = 4.0  # from the first run on: a slow side is measured on what it has done by then
+START_S: Final = 60.0
+LEAST_RUNS: Final = 20
+
+
+class Side(Struct, frozen=True, kw_only=True):
+    """Files work on an empty server, then gives a process that runs it."""
+
+    name: str
+    many: int
+    filed: Callable[[int], AbstractAsyncContextManager["Ready"]]
+
+
+class Ready(Struct, frozen=True, kw_only=True):
+    """What waits, and how to begin. `check`: raises where something that ran has not ended."""
+
+    each_bytes: float
+    begin: Callable[[], Iterator[Child]]
+    check: Callable[[int], Awaitable[None]]
+
+
+async def drain(options: Options) -> Found:
+    """Every side in turn, round after round."""
+    pace_of, bytes_of = Rounds("runs a second", "/s"), Rounds("bytes of one that waits", "bytes", less_is_better=True)
+    cpu_of = Rounds("processor time of who runs them", "µs", less_is_better=True)
+    redis_of = Rounds("processor time of Redis", "µs", less_is_better=True)
+    peers, left_out = _peers(options)
+    async with model_server() as model, own_redis(options.durability) as server:
+        sides = [_prototype(server, model), _ours(server, model), *(_peer(peer, server, model) for peer in peers)]
+        for _ in range(options.rounds):
+            for side in [side for side in sides if side.name not in left_out]:
+                try:
+                    drained = await _drained(side, options, model, server)
+                except (ChildProcessError, TimeoutError, OSError) as exc:
+                    if side.name == OURS:
+                        raise
+                    left_out[side.name] = str(exc).strip().splitlines()[-1][:200]
+                    continue
+                options.say(f"  {side.name:12} {drained.per_s:8.0f} runs/s, {drained.cpu_us:5.0f} µs each")
+                pace_of.add(side.name, drained.per_s)
+                bytes_of.add(side.name, drained.each_bytes)
+                cpu_of.add(side.name, drained.cpu_us)
+                redis_of.add(side.name, drained.redis_us)
+        return Found(
+            what=f"waiting work with one HTTP call each, {SLOTS} slots, one process that runs it, results kept",
+            redis=await server.release(),
+            durability={side.name: options.durability for side in sides},
+            figures=[each.measured() for each in (pace_of, cpu_of, redis_of, bytes_of)],
+            left_out=left_out,
+        )
+
+
+def pace(times: Sequence[float]) -> float:
+    """A second, from the tenth part of these times to the last tenth. Raises ValueError where they are too few."""
+    if len(times) < LEAST_RUNS:
+        raise ValueError(f"{len(times)} runs are too few")
+    ranked = sorted(times)
+    first, last = len(ranked) // 10, len(ranked) * 9 // 10
+    return (last - first) / (ranked[last] - ranked[first])
+
+
+class Drained(Struct, frozen=True, kw_only=True):
+    per_s: float
+    cpu_us: float
+    redis_us: float
+    each_bytes: float
+
+
+async def _drained(side: Side, options: Options, model: ModelServer, server: OwnRedis) -> Drained:
+    many = options.many(side.many)
+    async with side.filed(many) as ready:
+        await model.times()
+        with contextmanager(ready.begin)() as process:
+
+            async def has(runs: int) -> bool:
+                return await model.count() >= runs or time.monotonic() > give_up
+
+            give_up = float("inf")
+            await until(f"{side.name} runs", lambda: has(many // 10), limit_s=START_S, alive=[process])
+            before = (await model.count(), process.cpu_s(), await server.cpu_s())
+            give_up = time.monotonic() + options.seconds(LONGEST_S)
+            await until(f"{side.name} has run all", lambda: has(many * 9 // 10), limit_s=START_S, alive=[process])
+            after = (await model.count(), process.cpu_s(), await server.cpu_s())
+            give_up = min(give_up, time.monotonic() + 1)
+            await until(f"{side.name} has run all", lambda: has(many), limit_s=START_S, alive=[process])
+            times = await model.times()
+            await ready.check(len(times))
+    runs = max(1, after[0] - before[0])
+    return Drained(
+        per_s=pace(times),
+        cpu_us=1e6 * (after[1] - before[1]) / runs,
+        redis_us=1e6 * (after[2] - before[2]) / runs,
+        each_bytes=ready.each_bytes,
+    )
+
+
+def _ours(server: OwnRedis, model: ModelServer) -> Side:
+    @asynccontextmanager
+    async def filed(many: int) -> AsyncIterator[Ready]:
+        await server.flush()
+        async with ours(server) as installation:
+            before = await server.used_bytes()
+            await installation.preload(many)
+            each = (await server.used_bytes() - before) / many
+
+            def begin() -> Iterator[Child]:
+                with installation.keeper(), installation.director(model.url) as director:
+                    yield director
+
+            async def check(ran: int) -> None:
+                async def ended() -> bool:
+                    return many - await installation.live() >= ran
+
+                await until("all that ran has ended", ended, limit_s=START_S)
+
+            yield Ready(each_bytes=each, begin=begin, check=check)
+
+    return Side(name=OURS, many=MANY, filed=filed)
+
+
+def _prototype(server: OwnRedis, model: ModelServer) -> Side:
+    @asynccontextmanager
+    async def filed(many: int) -> AsyncIterator[Ready]:
+        bare = await prototype(server)
+        before = await server.used_bytes()
+        await bare.preload(many)
+        each = (await server.used_bytes() - before) / many
+
+        def begin() -> Iterator[Child]:
+            with bare.director(model.url) as director:
+                yield director
+
+        yield Ready(each_bytes=each, begin=begin, check=_unchecked)
+
+    return Side(name=PROTOTYPE, many=MANY, filed=filed)
+
+
+def _peer(peer: Peer, server: OwnRedis, model: ModelServer) -> Side:
+    @asynccontextmanager
+    async def filed(many: int) -> AsyncIterator[Ready]:
+        await server.flush()
+        before = await server.used_bytes()
+        await anyio.to_thread.run_sync(peer.file, server, many)
+        each = (await server.used_bytes() - before) / many
+
+        def begin() -> Iterator[Child]:
+            with peer.worker(server, model.url) as worker:
+                yield worker
+
+        yield Ready(each_bytes=each, begin=begin, check=_unchecked)
+
+    return Side(name=peer.name, many=peer.jobs, filed=filed)
+
+
+async def _unchecked(_ran: int) -> None:
+    """What others do with what they ran is theirs."""
+
+
+def _peers(options: Options) -> tuple[list[Peer], dict[str, str]]:
+    """Those that are there, and why the others are not."""
+    there, left_out = [], {}
+    for peer in PEERS if options.with_peers else ():
+        try:
+            there.append(installed(peer))
+        except NotInstalled as exc:
+            left_out[peer.name] = f"could not be installed: {exc}"
+    return there, left_out

@@ -1,0 +1,60 @@
+"""What every bench is given, and what it gives back."""
+
+from collections.abc import Callable
+
+from msgspec import Struct, field
+
+from tests.bench.results import OURS, Measured
+from tests.bench.sides.servers import Durability
+
+__all__ = ("Found", "Options", "Rounds")
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """`rounds` of each side, in turn. `part`: how long each takes, of what is usual."""
+
+    say: Callable[[str], None]
+    rounds: int = 5
+    part: float = 1.0
+    durability: Durability = "memory"
+    with_peers: bool = True
+    waiting: int = 100_000
+
+    def seconds(self, usual: float) -> float:
+        return max(0.5, usual * self.part)
+
+    def many(self, usual: int) -> int:
+        return max(20, round(usual * self.part))
+
+
+class Found(Struct, kw_only=True):
+    """`redis`: the release that all sides had; `durability`: of each side's."""
+
+    what: str
+    redis: str
+    durability: dict[str, str]
+    figures: list[Measured] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+class Rounds:
+    """Collects the values of one figure while rounds go on."""
+
+    def __init__(self, name: str, unit: str, *, less_is_better: bool = False) -> None:
+        self._name = name
+        self._unit = unit
+        self._less_is_better = less_is_better
+        self._rounds: dict[str, list[float]] = {}
+
+    def add(self, side: str, value: float) -> None:
+        self._rounds.setdefault(side, []).append(round(value, 4))
+
+    def measured(self) -> Measured:
+        return Measured(name=self._name, unit=self._unit, rounds=self._rounds, less_is_better=self._less_is_better)
+
+    @classmethod
+    def one(cls, name: str, unit: str, value: float, *, less_is_better: bool = True) -> Measured:
+        """A figure of ours with one value."""
+        figure = cls(name, unit, less_is_better=less_is_better)
+        figure.add(OURS, value)
+        return figure.measured()

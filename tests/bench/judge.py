@@ -1,0 +1,66 @@
+"""Has a ratio become worse than the one that was kept? Pure: made-up results judge as well as measured ones.
+
+Only ratios to something measured in the same rounds are judged, by their medians: a slower machine is no regression.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from tests.bench.ratios import Ratio
+from tests.bench.results import Result
+
+__all__ = ("MOST_WORSE", "Change", "changes", "told")
+
+MOST_WORSE: Final = 0.15
+
+
+class Change(Struct, frozen=True, kw_only=True):
+    """One ratio, before and now. `worse`: by which part; below 0 it is better."""
+
+    bench: str
+    figure: str
+    beside: str
+    before: Ratio
+    now: Ratio
+    less_is_better: bool
+
+    @property
+    def worse(self) -> float:
+        change = self.now.median / self.before.median
+        return change - 1 if self.less_is_better else 1 / change - 1
+
+    @property
+    def is_regression(self) -> bool:
+        return self.worse > MOST_WORSE
+
+
+def changes(before: Mapping[str, Result], now: Mapping[str, Result]) -> list[Change]:
+    """Of every ratio that both have, the worst first."""
+    found = []
+    for bench, result in now.items():
+        for figure in result.figures:
+            kept = before[bench].figure(figure.name) if bench in before else None
+            for reference in sorted(set(figure.references) & set(kept.references if kept else ())):
+                assert kept is not None
+                found.append(
+                    Change(
+                        bench=bench,
+                        figure=figure.name,
+                        beside=reference,
+                        before=kept.beside(reference),
+                        now=figure.beside(reference),
+                        less_is_better=figure.less_is_better,
+                    )
+                )
+    return sorted(found, key=lambda change: change.worse, reverse=True)
+
+
+def told(found: list[Change]) -> str:
+    """A line for each."""
+    return "\n".join(
+        f"{'FAIL' if change.is_regression else 'ok  '}  {change.bench}: {change.figure} beside {change.beside}: "
+        f"{change.now} ×, was {change.before} ×: {abs(change.worse):.0%} {'worse' if change.worse > 0 else 'better'}"
+        for change in found
+    )

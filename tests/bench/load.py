@@ -1,0 +1,202 @@
+"""Ask one URL again and again, over so many connections, in a process of its own: `python -m tests.bench.load LOAD`.
+
+Bare sockets, since an HTTP client would be most of what is measured. Ends after its seconds, or its requests. Prints
+one line of JSON: how many were answered in how long, and how long each took.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from typing import Final, cast
+from urllib.parse import urlsplit
+
+import msgspec
+import uvloop
+from msgspec import Struct
+
+from director.bench.figures import percentile
+from director.core.limits import raise_descriptor_limit
+
+__all__ = ("Answered", "Load", "ask")
+
+WARM_PART: Final = 0.15  # of the time: what is answered in it counts for nothing
+LEAST_WARM: Final = 10
+LIMIT_S: Final = 30.0  # of one answer
+
+
+class Load(Struct, frozen=True, kw_only=True):
+    """`wanted`: what a good answer has in its body. `rate`: requests a second in all; 0: as they are answered."""
+
+    url: str
+    headers: dict[str, str] = {}
+    body: str = "{}"
+    wanted: str = ""
+    connections: int = 1
+    seconds: float = 3.0
+    requests: int = 0
+    rate: float = 0.0
+
+
+class Answered(Struct, frozen=True, kw_only=True):
+    """What was answered once it was warm. `total`: also before; `refused`: answers that were none, of all."""
+
+    answered: int
+    total: int
+    seconds: float
+    p50_ms: float
+    p99_ms: float
+    refused: int
+    said: str = ""
+
+    @property
+    def per_s(self) -> float:
+        return self.answered / self.seconds
+
+
+class Caller(asyncio.Protocol):
+    """One connection: the next request is sent when the last one is answered, or when its turn has come."""
+
+    def __init__(self, crowd: "Crowd", number: int) -> None:
+        self._crowd = crowd
+        self._number = number
+        self._read = b""
+        self._sent_at = 0.0
+        self.over = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        self._due = time.perf_counter() + self._number / self._crowd.load.connections * self._crowd.pause_s
+        self._next()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.over.done():
+            self.over.set_exception(exc or ConnectionResetError("the server hung up"))
+
+    def data_received(self, data: bytes) -> None:
+        self._read += data
+        end = self._read.find(b"\r\n\r\n")
+        if end < 0:
+            return
+        length = int(self._read[:end].lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+        if len(self._read) < end + 4 + length:
+            return
+        answer, self._read = self._read, b""
+        self._crowd.note(answer, (time.perf_counter() - self._sent_at) * 1000)
+        self._next()
+
+    def _next(self) -> None:
+        if self._crowd.is_over:
+            if not self.over.done():
+                self.over.set_result(None)
+            self._transport.close()
+        elif (wait := self._due - time.perf_counter()) > 0 and self._crowd.pause_s:
+            asyncio.get_running_loop().call_later(wait, self._send)
+        else:
+            self._send()
+
+    def _send(self) -> None:
+        self._due += self._crowd.pause_s
+        self._sent_at = time.perf_counter()
+        self._transport.write(self._crowd.request)
+
+
+class Crowd:
+    """All of them together."""
+
+    def __init__(self, load: Load) -> None:
+        self.load = load
+        self.pause_s = load.connections / load.rate if load.rate else 0.0
+        parts = urlsplit(load.url)
+        content = load.body.encode()
+        headers = {"host": parts.netloc, "content-type": "application/json", "content-length": str(len(content))}
+        lines = [
+            f"POST {parts.path} HTTP/1.1",
+            *(f"{name}: {value}" for name, value in (headers | load.headers).items()),
+        ]
+        self.request = "\r\n".join([*lines, "\r\n"]).encode() + content
+        self._wanted = load.wanted.encode()
+        self._began = time.perf_counter()
+        self._notes: list[tuple[float, float]] = []  # when it was answered, and after how many ms
+        self._refused = 0
+        self._said = ""
+
+    @property
+    def is_over(self) -> bool:
+        enough = len(self._notes) >= self.load.requests + LEAST_WARM if self.load.requests else False
+        return enough or time.perf_counter() - self._began > self.load.seconds
+
+    def note(self, answer: bytes, took_ms: float) -> None:
+        if answer.startswith(b"HTTP/1.1 2") and self._wanted in answer:
+            self._notes.append((time.perf_counter(), took_ms))
+        else:
+            self._refused += 1
+            self._said = answer.decode(errors="replace")[-500:]
+
+    async def ask(self) -> Answered:
+        parts = urlsplit(self.load.url)
+        loop = asyncio.get_running_loop()
+        callers = []
+        for number in range(self.load.connections):
+            _, caller = await loop.create_connection(
+                lambda number=number: Caller(self, number),  # type: ignore[misc]
+                parts.hostname or "",
+                parts.port or 80,
+            )
+            callers.append(caller)
+        async with asyncio.timeout(self.load.seconds + LIMIT_S):
+            await asyncio.gather(*(caller.over for caller in callers))
+        return self._answered()
+
+    def _answered(self) -> Answered:
+        warm = self._began + (0 if self.load.requests else WARM_PART * self.load.seconds)
+        counted = [note for note in self._notes if note[0] > warm][LEAST_WARM if self.load.requests else 0 :]
+        if len(counted) < 2:
+            return Answered(answered=0, total=0, seconds=1, p50_ms=0, p99_ms=0, refused=self._refused, said=self._said)
+        times = [took_ms for _, took_ms in counted]
+        return Answered(
+            answered=len(counted) - 1,
+            total=len(self._notes),
+            seconds=counted[-1][0] - counted[0][0],
+            p50_ms=percentile(times, 0.5),
+            p99_ms=percentile(times, 0.99),
+            refused=self._refused,
+            said=self._said,
+        )
+
+
+async def ask(load: Load) -> Answered:
+    """From a process of its own. Raises ChildProcessError where that fails, or where nothing good was answered."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.bench.load",
+        msgspec.json.encode(load).decode(),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    if process.returncode:
+        raise ChildProcessError(f"the load of {load.url} broke off: {err.decode(errors='replace')[-1000:]}")
+    answered = msgspec.json.decode(out, type=Answered)
+    if answered.refused or not answered.answered:
+        raise ChildProcessError(f"{answered.refused} requests to {load.url} were not answered well: {answered.said}")
+    return answered
+
+
+def main(arguments: Sequence[str]) -> None:
+    raise_descriptor_limit()
+    load = msgspec.json.decode(arguments[0], type=Load)
+
+    async def asked() -> Answered:
+        return await Crowd(load).ask()
+
+    sys.stdout.buffer.write(msgspec.json.encode(uvloop.run(asked())))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

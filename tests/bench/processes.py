@@ -1,0 +1,116 @@
+"""Child processes of a bench: each in a session of its own, ended with the block, and what it uses of the machine.
+
+What a child starts itself counts with it. Reads /proc, so what is used can be told on Linux alone.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+__all__ = ("ROOT", "Child", "child", "until")
+
+ROOT: Final = Path(__file__).parents[2]
+END_LIMIT_S: Final = 10.0
+TICKS: Final = os.sysconf("SC_CLK_TCK")
+LAST_LINES: Final = 2_000
+
+
+class Child:
+    """One that runs, with all that it started."""
+
+    def __init__(self, name: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+        self.name = name
+        self.pid = process.pid
+        self._process = process
+        self._log = log
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def said(self) -> str:
+        """The end of what it printed."""
+        return self._log.read_text(errors="replace")[-LAST_LINES:]
+
+    def cpu_s(self) -> float:
+        """Processor time so far, of those that are there now."""
+        return sum(int(stat[11]) + int(stat[12]) for stat in self._stats()) / TICKS
+
+    def resident_bytes(self) -> int:
+        pages = sum(int(stat[21]) for stat in self._stats())
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def descriptors(self) -> int:
+        """Open files and sockets of the first process."""
+        return sum(1 for _ in os.scandir(f"/proc/{self.pid}/fd"))
+
+    def kill(self) -> None:
+        """All of it at once, as a machine dies."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def end(self) -> None:
+        """Ask it to end; what has not ended soon is killed."""
+        if self.is_alive:
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_LIMIT_S)
+        self.kill()
+
+    def _stats(self) -> Iterator[list[str]]:
+        """The fields behind the name in /proc/PID/stat, of each process of its session."""
+        for entry in os.scandir("/proc"):
+            if entry.name.isdigit():
+                with suppress(OSError):
+                    stat = Path(entry.path, "stat").read_text().rpartition(")")[2].split()
+                    if int(stat[3]) == self.pid:
+                        yield stat
+
+
+@contextmanager
+def child(name: str, command: Sequence[str], *, cwd: Path = ROOT, **env: Any) -> Iterator[Child]:
+    """Run it with these variables beside those of this process; what it prints goes to a file."""
+    variables = os.environ | {"PYTHONPATH": str(ROOT)} | {name: str(value) for name, value in env.items()}
+    with tempfile.NamedTemporaryFile(prefix=f"director-bench-{name}-") as log:
+        process = subprocess.Popen(
+            list(command),
+            cwd=cwd,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        started = Child(name, process, Path(log.name))
+        try:
+            yield started
+        finally:
+            started.end()
+
+
+async def until(
+    what: str,
+    look: Callable[[], Awaitable[bool]],
+    *,
+    limit_s: float,
+    every_s: float = 0.02,
+    alive: Sequence[Child] = (),
+) -> None:
+    """Look until it is so. Raises TimeoutError, or ChildProcessError where one of these ended meanwhile."""
+    give_up = time.monotonic() + limit_s
+    while not await look():
+        for one in alive:
+            if not one.is_alive:
+                raise ChildProcessError(f"{one.name} ended: {one.said()}")
+        if time.monotonic() > give_up:
+            said = " | ".join(one.said() for one in alive)
+            raise TimeoutError(f"{what}: not in {limit_s:g} s. {said}")
+        await asyncio.sleep(every_s)

@@ -1,0 +1,59 @@
+"""How much of a reference ours is: medians of paired rounds, and how sure that is. Pure: measures nothing.
+
+A machine that gets slower for a while slows both of a round, so only values of one round are compared.
+"""
+
+import math
+from collections.abc import Sequence
+from statistics import mean, median, stdev
+from typing import Final
+
+from msgspec import Struct
+
+__all__ = ("Ratio", "ratio", "spread")
+
+# two-sided 95 % of Student's t, by degrees of freedom; beyond them the normal's
+STUDENT: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+NORMAL: Final = 1.96
+
+
+class Ratio(Struct, frozen=True, kw_only=True):
+    """The median of the rounds' ratios, and the interval that holds their true mean in 19 of 20 runs."""
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f}–{self.high:.2f})"
+
+
+def ratio(ours: Sequence[float], reference: Sequence[float]) -> Ratio:
+    """Of rounds in their order. Raises ValueError where they are no pairs, or a value is not above 0."""
+    if not ours or len(ours) != len(reference):
+        raise ValueError(f"{len(ours)} rounds of ours and {len(reference)} of the reference are no pairs")
+    if min(*ours, *reference) <= 0:
+        raise ValueError("a ratio needs values above 0")
+    logs = [math.log(mine / other) for mine, other in zip(ours, reference, strict=True)]
+    half = _half_interval(logs)
+    return Ratio(
+        median=math.exp(median(logs)),
+        low=math.exp(mean(logs) - half),
+        high=math.exp(mean(logs) + half),
+        rounds=len(logs),
+    )
+
+
+def spread(values: Sequence[float]) -> float:
+    """How far apart rounds are: from the least to the most, as a part of the median."""
+    middle = median(values)
+    return (max(values) - min(values)) / middle if middle else 0.0
+
+
+def _half_interval(logs: Sequence[float]) -> float:
+    if len(logs) < 2:
+        return math.inf
+    freedom = len(logs) - 1
+    student = STUDENT[freedom - 1] if freedom <= len(STUDENT) else NORMAL
+    return student * stdev(logs) / math.sqrt(len(logs))

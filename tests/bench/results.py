@@ -1,0 +1,89 @@
+"""What a bench found, as one line of JSON, and the files that keep such lines.
+
+Keeps the value of every round, so that whatever is judged can be judged again. Measures nothing.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import msgspec
+from msgspec import Struct, field
+
+from tests.bench.ratios import Ratio, ratio
+
+__all__ = ("OURS", "Machine", "Measured", "Result", "append", "latest", "read")
+
+OURS: Final = "ours"
+
+
+class Machine(Struct, frozen=True, kw_only=True):
+    """Where it was measured."""
+
+    cpu: str
+    cores: int
+    kernel: str
+    python: str
+    redis: str
+
+
+class Measured(Struct, frozen=True, kw_only=True):
+    """One figure: the values of its rounds, by whose they are. Values of one round stand at one place."""
+
+    name: str
+    unit: str
+    rounds: dict[str, list[float]]
+    less_is_better: bool = False
+
+    @property
+    def references(self) -> list[str]:
+        """Who else was measured in the same rounds."""
+        return [side for side, values in self.rounds.items() if side != OURS and self._pairs(values)]
+
+    def median(self, side: str = OURS) -> float:
+        return median(self.rounds[side])
+
+    def beside(self, reference: str) -> Ratio:
+        """Ours, as a multiple of this reference."""
+        return ratio(self.rounds[OURS], self.rounds[reference])
+
+    def _pairs(self, values: Sequence[float]) -> bool:
+        return len(values) == len(self.rounds.get(OURS, [])) and min(values) > 0
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """What one bench found at one time. `durability`: of each side's Redis; `load`: of the machine before and after."""
+
+    bench: str
+    what: str
+    at: str
+    commit: str
+    machine: Machine
+    load: tuple[float, float]
+    took_s: float
+    durability: dict[str, str]
+    figures: list[Measured] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)  # side → why it was not measured
+
+    def figure(self, name: str) -> Measured | None:
+        return next((figure for figure in self.figures if figure.name == name), None)
+
+
+def append(path: Path, results: Iterable[Result]) -> None:
+    """Add a line for each, at the end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.writelines(msgspec.json.encode(result) + b"\n" for result in results)
+
+
+def read(path: Path) -> list[Result]:
+    """All lines, the oldest first; none where there is no such file."""
+    if not path.exists():
+        return []
+    return [msgspec.json.decode(line, type=Result) for line in path.read_bytes().splitlines()]
+
+
+def latest(results: Iterable[Result]) -> dict[str, Result]:
+    """The last one of each bench."""
+    return {result.bench: result for result in results}

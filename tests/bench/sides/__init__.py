@@ -1,0 +1,3 @@
+"""Who is measured, and what they are measured beside: each as processes of its own."""
+
+__all__ = ()

@@ -1,0 +1,97 @@
+"""A model server that costs next to nothing: `python -m tests.bench.sides.model PORT`.
+
+Notes when each run came, by the machine's monotonic clock. A run at /run is answered at once, one at /hold never; one
+at /v1/chat/completions streams as many tokens as its prompt says, each the time at which it was written.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from typing import Any, Final, cast
+
+import uvloop
+
+__all__ = ("ANSWER",)
+
+ANSWER: Final = b'{"output":"x"}'
+JSON_HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
+STREAM_HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+MODELS: Final = b'{"object":"list","data":[{"id":"tiny","object":"model"}]}'
+
+TIMES: list[float] = []
+
+
+class Connection(asyncio.Protocol):
+    """One caller's requests, one after the other."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        self._read = b""
+        self._streaming: asyncio.Task[None] | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._streaming is not None:
+            self._streaming.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        self._read += data
+        while (end := self._read.find(b"\r\n\r\n")) >= 0:
+            head = self._read[:end].lower()
+            length = head.partition(b"content-length:")[2].partition(b"\r\n")[0]
+            whole = end + 4 + (int(length) if length else 0)
+            if len(self._read) < whole:
+                return
+            body, self._read = self._read[end + 4 : whole], self._read[whole:]
+            method, path, _ = head.split(b" ", 2)
+            self._answer(method, path, body)
+
+    def _answer(self, method: bytes, path: bytes, body: bytes) -> None:
+        if path == b"/times":
+            self._send(json.dumps(TIMES).encode())
+            if method == b"delete":
+                TIMES.clear()
+        elif path == b"/count":
+            self._send(b"%d" % len(TIMES))
+        elif method != b"post":
+            self._send(MODELS)
+        else:
+            TIMES.append(time.monotonic())
+            if path == b"/v1/chat/completions":
+                self._streaming = asyncio.get_running_loop().create_task(self._stream(json.loads(body)))
+            elif path != b"/hold":
+                self._send(ANSWER)
+
+    def _send(self, body: bytes) -> None:
+        self._transport.write(JSON_HEAD % (len(body), body))
+
+    async def _stream(self, asked: dict[str, Any]) -> None:
+        """As many as the prompt says, so far apart as it says in seconds: "100 0.02"."""
+        many, pause_s = asked["messages"][-1]["content"].split()
+        self._transport.write(STREAM_HEAD)
+        began = time.monotonic()
+        for number in range(int(many)):
+            if float(pause_s):
+                await asyncio.sleep(began + number * float(pause_s) - time.monotonic())
+            elif number % 32 == 0:
+                await asyncio.sleep(0)
+            self._token({"content": f"{time.time()!r} "})
+        self._token({}, "stop")
+        self._chunk(b"data: [DONE]\n\n")
+        self._transport.write(b"0\r\n\r\n")
+
+    def _token(self, delta: dict[str, str], reason: str | None = None) -> None:
+        choice = {"index": 0, "delta": delta, "finish_reason": reason}
+        self._chunk(b"data: %s\n\n" % json.dumps({"id": "c", "model": "tiny", "choices": [choice]}).encode())
+
+    def _chunk(self, data: bytes) -> None:
+        self._transport.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+
+async def serve(port: int) -> None:
+    server = await asyncio.get_running_loop().create_server(Connection, "127.0.0.1", port, backlog=2048)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve(int(sys.argv[1])))

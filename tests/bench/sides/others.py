@@ -1,0 +1,105 @@
+"""What ours is measured beside, started and ended: the model server, the prototype and the bare handler."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final
+
+import httpx
+import msgspec
+
+from tests.bench.load import Load
+from tests.bench.processes import Child, child
+from tests.bench.sides.ours import INPUT, SLOTS, answers
+from tests.bench.sides.prototype.gathered import Gathered
+from tests.bench.sides.prototype.steps import ENQUEUE, STREAM, make_group, record
+from tests.bench.sides.servers import OwnRedis
+from tests.support.cog import free_port
+
+__all__ = ("ModelServer", "Prototype", "bare", "model_server", "prototype")
+
+AT_ONCE: Final = 200
+
+
+class ModelServer:
+    """The model server of a bench, and what it noted."""
+
+    def __init__(self, url: str, http: httpx.AsyncClient) -> None:
+        self.url = url
+        self._http = http
+
+    async def count(self) -> int:
+        """Runs that came so far."""
+        return int((await self._http.get(f"{self.url}/count")).text)
+
+    async def times(self) -> list[float]:
+        """When each came, by the monotonic clock; they are forgotten then."""
+        times: list[float] = (await self._http.delete(f"{self.url}/times")).json()
+        return times
+
+
+@asynccontextmanager
+async def model_server() -> AsyncIterator[ModelServer]:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with child("model", [sys.executable, "-m", "tests.bench.sides.model", str(port)]) as process:
+        await answers(f"{url}/count", process)
+        async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
+            yield ModelServer(url, http)
+
+
+class Prototype:
+    """The shape of ours with nothing in it."""
+
+    def __init__(self, server: OwnRedis) -> None:
+        self.server = server
+
+    async def preload(self, many: int) -> None:
+        calls = Gathered(self.server.redis)
+        enqueue = await self.server.redis.script_load(ENQUEUE)
+        given = msgspec.json.encode(INPUT)
+        for first in range(0, many, AT_ONCE):
+            ids = [f"preloaded{number}" for number in range(first, min(many, first + AT_ONCE))]
+            await asyncio.gather(
+                *(calls.call("EVALSHA", enqueue, 2, record(made), STREAM, made, given, "") for made in ids)
+            )
+
+    def asks(self, url: str, **how: Any) -> Load:
+        body = msgspec.json.encode({"version": "x", "input": INPUT}).decode()
+        given = {"headers": {"prefer": "wait"}, "wanted": '"status":"succeeded"', **how}
+        return Load(url=f"{url}/predictions", body=body, **given)
+
+    @contextmanager
+    def director(self, model_url: str, *, slots: int = SLOTS) -> Iterator[Child]:
+        module = "tests.bench.sides.prototype.director"
+        with child("prototype", [sys.executable, "-m", module, self.server.url, model_url, str(slots)]) as process:
+            yield process
+
+    @asynccontextmanager
+    async def api(self) -> AsyncIterator[tuple[str, Child]]:
+        async with _served("tests.bench.sides.prototype.api", self.server.url) as served:
+            yield served
+
+
+async def prototype(server: OwnRedis) -> Prototype:
+    """On an empty server."""
+    await server.flush()
+    await make_group(server.redis)
+    return Prototype(server)
+
+
+@asynccontextmanager
+async def bare(server: OwnRedis) -> AsyncIterator[tuple[str, Child]]:
+    """The bare handler: its address and its process."""
+    async with _served("tests.bench.sides.bare", server.url) as served:
+        yield served
+
+
+@asynccontextmanager
+async def _served(module: str, redis_url: str) -> AsyncIterator[tuple[str, Child]]:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with child(module.rpartition(".")[2], [sys.executable, "-m", module, redis_url, str(port)]) as process:
+        await answers(f"{url}/", process)
+        yield url, process

@@ -1,0 +1,159 @@
+"""The product as it is shipped: API, director and keeper, each a process, with one account and one model.
+
+Changes no setting but addresses, slots and what a bench names: logs are written, every promise is kept.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final
+
+import httpx
+import msgspec
+from msgspec import Struct
+
+from director.core.accounts import Accounts
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.clock import SystemClock
+from director.core.gatherer import Gatherer
+from director.core.ids import lowest_id_at, new_prediction_id, queue_name
+from director.core.policy import Policy
+from director.core.scripts import Scripts
+from director.core.shards import shard
+from tests.bench.load import Load
+from tests.bench.processes import Child, child, until
+from tests.bench.sides.servers import OwnRedis
+from tests.support.cog import free_port
+
+__all__ = ("SLOTS", "Ours", "ours")
+
+MODEL: Final = "bench/model"
+VERSION: Final = "be" * 32
+ACCOUNT: Final = "bench"
+SLOTS: Final = 64
+AT_ONCE: Final = 200
+START_S: Final = 60.0
+INPUT: Final = {"text": "hello", "n": 3}
+HTTP: Final = {"kind": "http", "path": "/run", "output": "/output"}
+
+
+class Ours:
+    """One installation. What runs of it is for each bench to say."""
+
+    def __init__(self, server: OwnRedis, scripts: Scripts, token: str) -> None:
+        self.server = server
+        self.scripts = scripts
+        self.token = token
+        self.queue = queue_name(MODEL, VERSION)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.token}"}
+
+    def asks(self, url: str, **how: Any) -> Load:
+        """Predictions over HTTP, each held until its end."""
+        body = msgspec.json.encode({"version": VERSION, "input": INPUT}).decode()
+        given = {"headers": self.headers | {"prefer": "wait"}, "wanted": '"status":"succeeded"', **how}
+        return Load(url=f"{url}/v1/predictions", body=body, **given)
+
+    async def preload(self, many: int) -> None:
+        """So many wait, as the API would have filed them."""
+        streams, clock = shard(ACCOUNT, streams=16, size=2), SystemClock()
+
+        async def file() -> None:
+            made = new_prediction_id(model=MODEL, now_ms=clock.now_ms())
+            await asyncio.gather(
+                self.scripts.enlist(made, account=ACCOUNT, oldest=lowest_id_at(0)),
+                self.scripts.enqueue(
+                    made,
+                    queue=self.queue,
+                    account=ACCOUNT,
+                    model=MODEL,
+                    version=VERSION,
+                    shard=streams,
+                    input=msgspec.json.encode(INPUT),
+                    url="http://127.0.0.1:8080",
+                ),
+            )
+
+        for first in range(0, many, AT_ONCE):
+            await asyncio.gather(*(file() for _ in range(first, min(many, first + AT_ONCE))))
+
+    async def live(self) -> int:
+        """How many have not ended."""
+        return (await self.scripts.stats(self.queue)).live
+
+    async def over(self, *alive: Child) -> None:
+        async def none_is_live() -> bool:
+            return await self.live() == 0
+
+        await until("every prediction ended", none_is_live, limit_s=120, alive=alive)
+
+    @contextmanager
+    def director(
+        self, model_url: str, *, slots: int = SLOTS, runner: dict[str, Any] = HTTP, **env: Any
+    ) -> Iterator[Child]:
+        """One for this model server."""
+        variables = {
+            "MODEL": MODEL,
+            "VERSION": VERSION,
+            "SERVERS": model_url,
+            "RUNNER": runner["kind"],
+            "RUNNER_CONFIG": msgspec.json.encode(runner).decode(),
+            "CONCURRENT_PREDICTIONS": slots,
+            **env,
+        }
+        with self._process("director", "director", "run", variables) as director:
+            yield director
+
+    @contextmanager
+    def keeper(self, **env: Any) -> Iterator[Child]:
+        with self._process("keeper", "director", "keeper", env) as keeper:
+            yield keeper
+
+    @asynccontextmanager
+    async def api(self, **env: Any) -> AsyncIterator[tuple[str, Child]]:
+        """Its address, once it answers."""
+        port = free_port()
+        url = f"http://127.0.0.1:{port}"
+        with self._process("api", "api", "", {"PORT": port, **env}) as api:
+            await answers(f"{url}/livez", api)
+            yield url, api
+
+    def _process(self, name: str, module: str, role: str, env: dict[str, Any]) -> Any:
+        common = {"REDIS_URL": self.server.url, "DURABILITY": self.server.durability}
+        variables = {f"DIRECTOR_{key}": value for key, value in (common | env).items()}
+        return child(name, [sys.executable, "-m", module, *([role] if role else [])], **variables)
+
+
+@asynccontextmanager
+async def ours(server: OwnRedis) -> AsyncIterator[Ours]:
+    """An installation on this server: its model is known, its account has a token, and nothing runs yet."""
+    gatherer = Gatherer(server.redis)
+    scripts = Scripts(gatherer)
+    catalog = Catalog(server.redis, scripts, SystemClock())
+    await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="bench", policy=Policy())
+    token = await Accounts(server.redis).create_token(ACCOUNT)
+    try:
+        yield Ours(server, scripts, token)
+    finally:
+        await gatherer.aclose()
+
+
+class Answers(Struct):
+    """Asks one address until somebody answers there."""
+
+    url: str
+
+    async def __call__(self) -> bool:
+        async with httpx.AsyncClient(trust_env=False) as http:
+            try:
+                return (await http.get(self.url)).status_code < 500
+            except httpx.TransportError:
+                return False
+
+
+async def answers(url: str, *alive: Child) -> None:
+    """Wait until there is an answer that is no fault."""
+    await until(f"{url} answers", Answers(url), limit_s=START_S, alive=alive)

@@ -1,0 +1,68 @@
+"""A Redis of a bench's own for each side, all of them set alike, and what it says of what it did."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+from redis.asyncio import Redis
+
+from director.core.redis_client import client
+from tests.support.servers import redis_server
+
+__all__ = ("DURABILITY", "Durability", "OwnRedis", "own_redis")
+
+Durability = Literal["memory", "everysec", "always"]
+
+DURABILITY: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
+    {
+        "memory": {"appendonly": "no"},
+        "everysec": {"appendonly": "yes", "appendfsync": "everysec"},
+        "always": {"appendonly": "yes", "appendfsync": "always"},
+    }
+)
+
+
+class OwnRedis:
+    """One server, empty at first, over loopback, as every client of a bench reaches it."""
+
+    def __init__(self, url: str, redis: Redis, durability: Durability) -> None:
+        self.url = url
+        self.redis: Any = redis  # its types say str or bytes, and ours answers in bytes
+        self.durability = durability
+
+    async def info(self, section: str) -> dict[str, Any]:
+        said: dict[str, Any] = await self.redis.info(section)
+        return said
+
+    async def flush(self) -> None:
+        """Empty it, and wait until the memory is given back."""
+        await self.redis.execute_command("FLUSHALL", "SYNC")
+
+    async def used_bytes(self) -> int:
+        """Without what it keeps for connections."""
+        said = await self.info("memory")
+        return int(said["used_memory"]) - int(said["mem_clients_normal"])
+
+    async def cpu_s(self) -> float:
+        said = await self.info("cpu")
+        return float(said["used_cpu_user"]) + float(said["used_cpu_sys"])
+
+    async def reads(self) -> int:
+        """How often it read from a client: round trips, as long as what is sent fits one read."""
+        return int((await self.info("stats"))["total_reads_processed"])
+
+    async def release(self) -> str:
+        said = await self.info("server")
+        return f"valkey {said['valkey_version']}" if "valkey_version" in said else f"redis {said['redis_version']}"
+
+
+@asynccontextmanager
+async def own_redis(durability: Durability) -> AsyncIterator[OwnRedis]:
+    """Ended with the block."""
+    with redis_server(loopback=True, config=DURABILITY[durability]) as server:
+        redis = client(server.tcp_url, name="bench")
+        try:
+            yield OwnRedis(server.tcp_url, redis, durability)
+        finally:
+            await redis.aclose()

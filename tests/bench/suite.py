@@ -1,0 +1,60 @@
+"""Every bench by its name, in the order in which they are run, and one run of some of them.
+
+A bench that breaks off is told and left out; what the others found is kept as soon as each has ended.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import anyio
+
+from tests.bench.benches.accept import accept
+from tests.bench.benches.drain import drain
+from tests.bench.benches.e2e import e2e
+from tests.bench.benches.latency import latency
+from tests.bench.benches.options import Found, Options
+from tests.bench.machine import commit, load, machine, now
+from tests.bench.results import Result, append
+from tests.bench.tables import measured
+
+__all__ = ("BENCHES", "run")
+
+BENCHES: Final[Mapping[str, Callable[[Options], Awaitable[Found]]]] = MappingProxyType(
+    {"latency": latency, "drain": drain, "e2e": e2e, "accept": accept}
+)
+
+
+def run(names: Sequence[str], options: Options, keep: Path) -> dict[str, Result]:
+    """Run these, print what each found, and add it to the file."""
+    found: dict[str, Result] = {}
+    for name in names:
+        options.say(f"{name} …")
+        try:
+            result = _one(name, options)
+        except Exception as exc:  # noqa: BLE001 - whatever broke one bench is no reason to lose the others
+            options.say(f"{name} BROKE OFF: {exc!r}")
+            continue
+        append(keep, [result])
+        found[name] = result
+        options.say(measured(result) + "\n")
+    return found
+
+
+def _one(name: str, options: Options) -> Result:
+    before, began = load(), time.monotonic()
+    found = anyio.run(BENCHES[name], options)
+    return Result(
+        bench=name,
+        what=found.what,
+        at=now(),
+        commit=commit(),
+        machine=machine(found.redis),
+        load=(before, load()),
+        took_s=round(time.monotonic() - began, 1),
+        durability=found.durability,
+        figures=found.figures,
+        left_out=found.left_out,
+    )

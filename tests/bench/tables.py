@@ -1,0 +1,90 @@
+"""Tables made of results, for the terminal and for the README between its marks. Pure: measures nothing."""
+
+import re
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from tests.bench.ratios import spread
+from tests.bench.results import OURS, Measured, Result
+from tests.bench.targets import TARGETS, Verdict, verdict
+
+__all__ = ("measured", "peers_table", "put_into", "targets_table")
+
+REACHED = {True: "reached", False: "**not reached**", None: "not measured"}
+
+
+def measured(result: Result) -> str:
+    """What one bench found, for people: medians, spread and ratios."""
+    before, after = result.load
+    lines = [
+        f"{result.bench}: {result.what}",
+        f"  {result.at}, {result.commit}, {result.machine.redis}, {result.took_s:.0f} s, "
+        f"load {before} → {after} on {result.machine.cores} CPUs; durability {_durability(result)}",
+    ]
+    for figure in result.figures:
+        lines.append(f"  {figure.name}{f', {figure.unit}' if figure.unit else ''}")
+        lines += [_side(figure, side, values) for side, values in figure.rounds.items()]
+    lines += [f"  {side} was left out: {why}" for side, why in result.left_out.items()]
+    return "\n".join(lines)
+
+
+def targets_table(results: Mapping[str, Result]) -> str:
+    """A row for each target."""
+    rows = [verdict(target, results) for target in TARGETS]
+    lines = ["| what | target | found | |", "|---|---|---|---|"]
+    lines += [f"| {row.target.what} | {row.target.wanted} | {row.shown} | {_reached(row)} |" for row in rows]
+    return "\n".join(lines)
+
+
+def peers_table(results: Mapping[str, Result]) -> str:
+    """Ours beside the peers, on the same job in the same rounds."""
+    result = results.get("drain")
+    if result is None:
+        return "Not measured yet."
+    names = [figure.name for figure in result.figures]
+    heads = " | ".join(f"{figure.name}{f', {figure.unit}' if figure.unit else ''}" for figure in result.figures)
+    lines = [f"| | {heads} | ours is |", f"|---|{'---|' * len(names)}---|"]
+    pace = result.figures[0]
+    for side in sorted(pace.rounds, key=lambda side: -median(pace.rounds[side])):
+        cells = [f"{figure.median(side):,.0f}" if side in figure.rounds else "" for figure in result.figures]
+        beside = f"{pace.beside(side)} ×" if side in pace.references else ""
+        lines.append(f"| {side} | {' | '.join(cells)} | {beside} |")
+    return "\n".join([*lines, "", about(result)])
+
+
+def about(result: Result) -> str:
+    """When and where it was measured."""
+    cpu = f"{result.machine.cores} × {result.machine.cpu}"
+    facts = [result.at[:10], f"commit {result.commit}", cpu, result.machine.redis, f"durability {_durability(result)}"]
+    left_out = "".join(f" Left out: {side} ({why})." for side, why in result.left_out.items())
+    return f"{', '.join(facts)}, load {result.load[0]} before, {result.load[1]} after.{left_out}"
+
+
+def put_into(text: str, name: str, table: str) -> str:
+    """The text, with this table between its marks. Raises ValueError where it has none of that name."""
+    mark = re.compile(rf"(<!-- {name} -->\n).*?(\n?<!-- /{name} -->)", re.DOTALL)
+    if not mark.search(text):
+        raise ValueError(f"no place for a table {name!r}")
+    return mark.sub(lambda found: f"{found[1]}{table}{found[2]}", text)
+
+
+def _side(figure: Measured, side: str, values: Sequence[float]) -> str:
+    beside = f"  ours is {figure.beside(side)} ×" if side in figure.references else ""
+    wide = f" ± {spread(values) / 2:.0%}" if len(values) > 1 else ""
+    return f"    {side:14}{median(values):>12,.4g}{wide:>8}{beside}"
+
+
+def _reached(row: Verdict) -> str:
+    why = f": {row.target.why}" if row.target.why and row.is_reached is False else ""
+    return REACHED[row.is_reached] + why
+
+
+def _durability(result: Result) -> str:
+    levels = set(result.durability.values())
+    if len(levels) == 1:
+        return f"{levels.pop()} on all sides"
+    return ", ".join(f"{side}: {level}" for side, level in sorted(result.durability.items(), key=_ours_first))
+
+
+def _ours_first(side: tuple[str, str]) -> tuple[bool, str]:
+    return not side[0].startswith(OURS), side[0]

@@ -1,0 +1,106 @@
+"""What is wanted of which figure, and whether it was reached. Pure: measures nothing."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from tests.bench.ratios import Ratio
+from tests.bench.results import Result
+
+__all__ = ("TARGETS", "Target", "Verdict", "verdict")
+
+
+class Target(Struct, frozen=True, kw_only=True):
+    """`beside`: a reference, of whose value ours is to be so many times; empty: the value itself.
+
+    `is_least`: the bound is the least and not the most. `why`: what stands in the way where it is not reached.
+    """
+
+    what: str
+    bench: str
+    figure: str
+    bound: float
+    beside: str = ""
+    is_least: bool = False
+    why: str = ""
+
+    @property
+    def wanted(self) -> str:
+        return f"{'≥' if self.is_least else '≤'} {self.bound:g}" + (f" × {self.beside}" if self.beside else "")
+
+
+class Verdict(Struct, frozen=True, kw_only=True):
+    """`found` is None where it was not measured."""
+
+    target: Target
+    found: float | None = None
+    ratio: Ratio | None = None
+    unit: str = ""
+
+    @property
+    def is_reached(self) -> bool | None:
+        if self.found is None:
+            return None
+        return self.found >= self.target.bound if self.target.is_least else self.found <= self.target.bound
+
+    @property
+    def shown(self) -> str:
+        if self.found is None:
+            return "not measured"
+        return f"{self.ratio} ×" if self.ratio else f"{self.found:.3g} {self.unit}".strip()
+
+
+def verdict(target: Target, results: Mapping[str, Result]) -> Verdict:
+    """By the last result of its bench."""
+    result = results.get(target.bench)
+    measured = result.figure(target.figure) if result else None
+    if measured is None or not measured.rounds.get("ours"):
+        return Verdict(target=target)
+    if not target.beside:
+        return Verdict(target=target, found=measured.median(), unit=measured.unit)
+    if target.beside not in measured.references:
+        return Verdict(target=target)
+    beside = measured.beside(target.beside)
+    return Verdict(target=target, found=beside.median, ratio=beside)
+
+
+PACE: Final = "runs a second"
+TARGETS: Final = (
+    Target(what="drain", bench="drain", figure=PACE, bound=1.3, beside="taskiq", is_least=True),
+    Target(what="drain", bench="drain", figure=PACE, bound=2, beside="arq", is_least=True),
+    Target(what="drain", bench="drain", figure=PACE, bound=0.6, beside="prototype", is_least=True),
+    Target(
+        what="end to end, 64 connections",
+        bench="e2e",
+        figure="predictions a second, 64 connections",
+        bound=0.6,
+        beside="prototype",
+        is_least=True,
+    ),
+    Target(what="added latency, p50", bench="latency", figure="added p50, memory", bound=2, beside="prototype"),
+    Target(what="added latency, p99", bench="latency", figure="added p99, memory", bound=10),
+    Target(what="a log on the disk adds", bench="latency", figure="what a log on the disk adds to p50", bound=1),
+    Target(
+        what="accept rate", bench="accept", figure="accepted a second", bound=0.5, beside="bare handler", is_least=True
+    ),
+    Target(
+        what="Redis's time of a prediction, 64 connections",
+        bench="e2e",
+        figure="processor time of Redis, 64 connections",
+        bound=120,
+    ),
+    Target(what="round trips of a prediction", bench="e2e", figure="round trips to Redis of a prediction", bound=4),
+    Target(
+        what="bytes of a waiting prediction beside its input",
+        bench="memory",
+        figure="bytes of a waiting prediction beside its input",
+        bound=1_200,
+    ),
+    Target(what="recovery, lease 15 s", bench="recovery", figure="until all run again, lease 15 s", bound=20),
+    Target(what="recovery, lease 3 s", bench="recovery", figure="until all run again, lease 3 s", bound=4),
+    Target(what="claim, full beside empty", bench="depth", figure="p99 of claim, full beside empty", bound=2),
+    Target(what="enqueue, full beside empty", bench="depth", figure="p99 of enqueue, full beside empty", bound=2),
+    Target(what="memory of a waiting client", bench="memory", figure="API memory of a waiting client", bound=60),
+    Target(what="memory of an SSE reader", bench="memory", figure="API memory of an SSE reader", bound=60),
+)

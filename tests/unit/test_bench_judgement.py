@@ -1,0 +1,160 @@
+"""How benches judge what they found: with made-up results."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.bench.benches.drain import pace
+from tests.bench.judge import changes, told
+from tests.bench.ratios import ratio, spread
+from tests.bench.results import Machine, Measured, Result, append, latest, read
+from tests.bench.tables import peers_table, put_into, targets_table
+from tests.bench.targets import TARGETS, Target, verdict
+
+MACHINE = Machine(cpu="made up", cores=2, kernel="6", python="3.11", redis="valkey 9")
+PROTOTYPE = [100.0, 200.0, 50.0, 400.0, 100.0]
+
+
+def result(*figures: Measured, bench: str = "drain", at: str = "2026-01-01T00:00:00+00:00") -> Result:
+    return Result(
+        bench=bench,
+        what="made up",
+        at=at,
+        commit="abc",
+        machine=MACHINE,
+        load=(0.1, 1.9),
+        took_s=1,
+        durability={"ours": "memory", "prototype": "memory"},
+        figures=list(figures),
+    )
+
+
+def paced(*parts: float, less_is_better: bool = False) -> Result:
+    """Ours in each round, as a part of the prototype."""
+    ours = [part * other for part, other in zip(parts, PROTOTYPE, strict=True)]
+    rounds = {"prototype": PROTOTYPE, "ours": ours}
+    return result(Measured(name="runs a second", unit="/s", rounds=rounds, less_is_better=less_is_better))
+
+
+def test_only_values_of_one_round_are_compared() -> None:
+    found = ratio([50, 100, 25, 200, 50], PROTOTYPE)
+    assert (found.median, found.low, found.high, found.rounds) == (
+        pytest.approx(0.5),
+        pytest.approx(0.5),
+        pytest.approx(0.5),
+        5,
+    )
+
+
+def test_rounds_that_disagree_make_the_interval_wide_and_one_round_says_nothing_of_it() -> None:
+    close, far = ratio([10, 11, 9], [10, 10, 10]), ratio([10, 20, 5], [10, 10, 10])
+    assert close.low < 1 < close.high
+    assert far.low < close.low < close.high < far.high
+    assert ratio([10], [5]).high == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("ours", "reference"), [([], []), ([1, 2], [1]), ([0, 1], [1, 1])], ids=["none", "no pairs", "nothing"]
+)
+def test_what_cannot_be_compared_is_refused(ours: list[float], reference: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"pairs|above 0"):
+        ratio(ours, reference)
+
+
+def test_a_ratio_that_is_a_sixth_worse_is_a_regression_and_one_outlier_is_none() -> None:
+    before = latest([paced(0.8, 0.8, 0.8, 0.8, 0.8)])
+    verdicts = {
+        "the same": paced(0.8, 0.8, 0.8, 0.8, 0.8),
+        "better": paced(1, 1, 1, 1, 1),
+        "14 % worse": paced(0.702, 0.702, 0.702, 0.702, 0.702),
+        "16 % worse": paced(0.69, 0.69, 0.69, 0.69, 0.69),
+        "bad in two rounds of five": paced(0.8, 0.1, 0.8, 0.1, 0.8),
+        "bad in three rounds of five": paced(0.8, 0.1, 0.1, 0.1, 0.8),
+    }
+    failed = [name for name, now in verdicts.items() if changes(before, latest([now]))[0].is_regression]
+    assert failed == ["16 % worse", "bad in three rounds of five"]
+
+
+def test_where_less_is_better_more_is_the_regression() -> None:
+    before = latest([paced(1, 1, 1, 1, 1, less_is_better=True)])
+    slower, faster = (latest([paced(*[part] * 5, less_is_better=True)]) for part in (1.2, 0.5))
+    assert changes(before, slower)[0].is_regression
+    assert not changes(before, faster)[0].is_regression
+
+
+def test_a_slower_machine_is_no_regression() -> None:
+    before = paced(0.8, 0.8, 0.8, 0.8, 0.8)
+    figure = before.figures[0]
+    halved = {side: [value / 2 for value in values] for side, values in figure.rounds.items()}
+    now = result(Measured(name=figure.name, unit=figure.unit, rounds=halved))
+    assert changes(latest([before]), latest([now]))[0].worse == pytest.approx(0)
+
+
+def test_what_was_not_measured_before_is_not_judged() -> None:
+    now = latest([paced(1, 1, 1, 1, 1)])
+    assert changes({}, now) == []
+    assert changes({"drain": result()}, now) == []
+
+
+def test_the_worst_change_is_told_first() -> None:
+    def both(pace: float, latency: float) -> dict[str, Result]:
+        return latest(
+            [
+                result(Measured(name="pace", unit="", rounds={"ours": [pace] * 3, "direct": [1.0] * 3})),
+                result(Measured(name="ms", unit="", rounds={"ours": [latency] * 3, "direct": [1.0] * 3}), bench="e2e"),
+            ]
+        )
+
+    lines = told(changes(both(2, 5), both(1, 5))).splitlines()
+    assert [line.split()[:2] for line in lines] == [["FAIL", "drain:"], ["ok", "e2e:"]]
+    assert "100% worse" in lines[0]
+
+
+def test_results_are_kept_and_the_last_of_each_bench_counts(tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "results.jsonl"
+    first, other, second = paced(1, 1, 1, 1, 1), result(bench="e2e"), paced(2, 2, 2, 2, 2)
+    assert read(file) == []
+    append(file, [first, other])
+    append(file, [second])
+    assert read(file) == [first, other, second]
+    assert latest(read(file)) == {"drain": second, "e2e": other}
+
+
+def test_a_target_is_judged_by_the_ratio_or_by_the_value_alone() -> None:
+    results = latest([paced(0.7, 0.7, 0.7, 0.7, 0.7)])
+    least = Target(what="x", bench="drain", figure="runs a second", bound=0.6, beside="prototype", is_least=True)
+    most = Target(what="x", bench="drain", figure="runs a second", bound=60)
+    assert verdict(least, results).is_reached is True
+    assert verdict(most, results).is_reached is False  # its median is 70
+    assert verdict(least, {}).is_reached is None
+    assert (
+        verdict(Target(what="x", bench="drain", figure="runs a second", bound=1, beside="taskiq"), results).found
+        is None
+    )
+
+
+def test_the_tables_name_every_target_and_every_side() -> None:
+    results = latest([paced(0.7, 0.7, 0.7, 0.7, 0.7)])
+    targets = targets_table(results)
+    assert targets.count("\n") == len(TARGETS) + 1
+    assert "| drain | ≥ 0.6 × prototype | 0.70 (0.70–0.70) × | reached |" in targets
+    rows = peers_table(results).splitlines()
+    assert rows[2:4] == ["| prototype | 100 |  |", "| ours | 70 |  |"] or "ours" in rows[3]
+
+
+def test_a_table_is_put_between_its_marks() -> None:
+    text = "a\n<!-- one -->\nold\n<!-- /one -->\nb <!-- two -->"
+    assert put_into(text, "one", "new") == "a\n<!-- one -->\nnew\n<!-- /one -->\nb <!-- two -->"
+    with pytest.raises(ValueError, match="two"):
+        put_into(text, "two", "new")
+
+
+def test_pace_leaves_out_the_start_and_the_end() -> None:
+    steady = [10 + number / 100 for number in range(1_000)]
+    assert pace([0.0, *steady, 1_000.0]) == pytest.approx(100)
+    with pytest.raises(ValueError, match="too few"):
+        pace([1.0, 2.0])
+
+
+def test_spread_is_a_part_of_the_median() -> None:
+    assert spread([90, 100, 120]) == pytest.approx(0.3)
