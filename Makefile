@@ -27,7 +27,7 @@ down: $(READY)  ## stop what `make up` started: make down ARGS="--home DIR"
 
 # A test that fails gets a second try, since a neighbour can starve it; the last line names it, and it is a bug to mend.
 test: $(READY)  ## run the tests: make test ARGS="-k cancel" WORKERS=0
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --reruns 1 -m "not heavy and not redis7 and not chaos and not promtool" $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --reruns 1 -m "not heavy and not redis7 and not chaos and not promtool and not kubectl" $(ARGS)
 
 test-all: $(READY)  ## run all tests, Debian's redis-server and the heavy ones too; the last line says what did not run
 	@$(BIN)/python -m pytest $(ARGS)

@@ -1,0 +1,19 @@
+#!/bin/sh
+# Puts the passwords into the list of users, as hashes, and becomes the server.
+set -eu
+
+hashes() {
+    for password in "$@"; do
+        [ -z "$password" ] || printf '#%s ' "$(printf %s "$password" | sha256sum | cut -d ' ' -f 1)"
+    done
+}
+
+here=$(dirname "$0")
+users=${TMPDIR:-/tmp}/users.acl
+umask 077
+sed -e '/^#/d' -e '/^$/d' \
+    -e "s/%DIRECTOR%/$(hashes "$REDIS_PASSWORD" "${REDIS_PASSWORD_FORMER:-}")/" \
+    -e "s/%KEDA%/$(hashes "$KEDA_PASSWORD")/" \
+    -e "s/%ADMIN%/$(hashes "$ADMIN_PASSWORD")/" \
+    "$here/users.acl" > "$users"
+exec valkey-server "$here/redis.conf" --aclfile "$users" "$@"

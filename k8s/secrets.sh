@@ -1,0 +1,16 @@
+#!/bin/sh
+# Writes the secrets of an overlay that it has not got yet: sh k8s/secrets.sh k8s/overlays/small
+set -eu
+umask 077
+file=${1:?name the folder of an overlay}/secrets.env
+
+made() {
+    od -An -N 32 -tx1 /dev/urandom | tr -d ' \n'
+}
+
+touch "$file"
+for name in REDIS_PASSWORD KEDA_PASSWORD ADMIN_PASSWORD REPLICA_PASSWORD SENTINEL_PASSWORD METRICS_TOKEN SCALE_TOKEN UPLOAD_SECRET; do
+    grep -q "^$name=" "$file" || echo "$name=$(made)" >> "$file"
+done
+# a second one that Redis takes, while a new one is being brought out
+grep -q '^REDIS_PASSWORD_FORMER=' "$file" || echo 'REDIS_PASSWORD_FORMER=' >> "$file"

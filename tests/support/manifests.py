@@ -1,0 +1,108 @@
+"""The manifests as a cluster would be given them: an overlay rendered by kubectl, with secrets of its own.
+
+Asks no cluster, and writes nothing beside the checkout.
+"""
+
+import base64
+import copy
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+from msgspec import Struct
+
+__all__ = ("K8S", "OVERLAYS", "Manifest", "Pod", "environment", "overlay", "pods", "rendered")
+
+ROOT: Final = Path(__file__).parents[2]
+K8S: Final = ROOT / "k8s"
+OVERLAYS: Final = ("ha", "kind", "multi-pool", "small")
+WORKLOADS: Final = ("Deployment", "StatefulSet", "Job", "CronJob", "DaemonSet")
+
+Manifest = dict[str, Any]
+
+
+class Pod(Struct, frozen=True, kw_only=True):
+    """What a workload starts. `containers`: all of them, sidecars too."""
+
+    workload: Manifest
+    spec: Manifest
+    labels: Mapping[str, str]
+    containers: tuple[Manifest, ...]
+
+    @property
+    def name(self) -> str:
+        """As in Deployment/api."""
+        return f"{self.workload['kind']}/{self.workload['metadata']['name']}"
+
+    def container(self, name: str) -> Manifest:
+        """The one of that name."""
+        return next(each for each in self.containers if each["name"] == name)
+
+
+def overlay(name: str) -> list[Manifest]:
+    """All objects of an overlay, for the test to change as it likes. Skips it where there is no kubectl."""
+    return copy.deepcopy(rendered(K8S / "overlays" / name))
+
+
+@cache
+def rendered(folder: Path) -> list[Manifest]:
+    """What `kubectl kustomize` makes of a folder below k8s/. Not to be changed: it is made once."""
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("no kubectl in PATH: nothing here renders the manifests")
+    with tempfile.TemporaryDirectory() as temporary:
+        copied = Path(temporary) / "k8s"
+        shutil.copytree(K8S, copied, ignore=shutil.ignore_patterns("secrets.env"))
+        place = copied / folder.relative_to(K8S)
+        subprocess.run(["sh", copied / "secrets.sh", place], check=True, timeout=60)
+        done = subprocess.run(
+            [kubectl, "kustomize", place],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            env={"HOME": temporary},
+        )
+    assert done.returncode == 0, done.stderr
+    assert "deprecated" not in done.stderr, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def pods(objects: list[Manifest]) -> Iterator[Pod]:
+    """What each workload starts."""
+    for each in objects:
+        if each["kind"] in WORKLOADS:
+            template = each["spec"]["template"]
+            spec = template["spec"]
+            containers = (*spec.get("initContainers", []), *spec["containers"])
+            yield Pod(
+                workload=each, spec=spec, labels=template["metadata"].get("labels", {}), containers=tuple(containers)
+            )
+
+
+def environment(container: Manifest, objects: list[Manifest]) -> dict[str, str]:
+    """What a container is given, as the kubelet puts it together. A reference that leads nowhere is a KeyError."""
+    known = {(each["kind"], each["metadata"]["name"]): each for each in objects}
+    given: dict[str, str] = {}
+    for source in container.get("envFrom", []):
+        given |= known["ConfigMap", source["configMapRef"]["name"]]["data"]
+    for each in container.get("env", []):
+        if "value" in each:
+            value = str(each["value"])
+            for name, text in given.items():
+                value = value.replace(f"$({name})", text)
+            given[each["name"]] = value
+        elif "secretKeyRef" in each["valueFrom"]:
+            ref = each["valueFrom"]["secretKeyRef"]
+            secret = known["Secret", ref["name"]]["data"]
+            if ref["key"] in secret or not ref.get("optional"):
+                given[each["name"]] = base64.b64decode(secret[ref["key"]] or "").decode()
+        else:  # of the pod itself: a name, an address
+            given[each["name"]] = "given-by-the-kubelet"
+    return given
