@@ -3,7 +3,7 @@
 Reads only. Every sink has a cursor of its own, so none waits for another.
 """
 
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -11,12 +11,18 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from director.core import keys
+from director.core.changes import ChangeKind
 from director.core.ids import Partition, QueueName
 from director.core.redis_client import ask, text
 
-__all__ = ("CHANGES", "AuditLog", "Batch", "Cursor", "Entry")
+__all__ = ("CHANGES", "KINDS", "AuditLog", "Batch", "Cursor", "Entry")
 
 CHANGES: Final = Partition(-1)  # stands for the log of what operators change, which is of no partition
+STEPS: Final = (
+    *("accepted", "claimed", "retried", "released", "moved", "asked"),
+    *("ended", "told", "revived", "dropped", "erased"),
+)
+KINDS: Final[frozenset[str]] = frozenset((*STEPS, *get_args(ChangeKind)))
 NO_KEY: Final = "no such key"  # nothing was ever logged there
 
 
@@ -32,8 +38,7 @@ class Entry(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `entry` names it in its partition, and is never used twice; `at` in ms.
 
-    `kind` is accepted, claimed, retried, released, moved, asked, ended, told, revived, dropped or erased; or as
-    in `director.core.changes`. What `detail` says depends on it.
+    `kind` is one of KINDS. What `detail` says depends on it.
     """
 
     partition: int

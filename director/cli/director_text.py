@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from director.cli.pipe import printable
-from director.cli.tables import cut, fitted, width_of
+from director.cli.tables import fitted, folded
 from director.cli.words import since
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ __all__ = ("lines",)
 COLUMNS: Final = ("director", "state", "slots", "holds", "version", "up", "last sign", "queues")
 WORDS: Final = ("director", "state", "version", "queues")
 SILENT: Final = "silent"
+HANG: Final = 4  # what is too long goes on there: why a server is not ready stands at the end
 
 
 def lines(found: "Sequence[DirectorView]", *, now_ms: int, width: int | None) -> list[str]:
@@ -26,7 +27,7 @@ def lines(found: "Sequence[DirectorView]", *, now_ms: int, width: int | None) ->
         for line in [*(_server(each, now_ms) for each in one.servers), *_more(one.more_servers)]
     ]
     if servers:
-        table += ["", "servers", *(cut(line, width or width_of(line)) for line in map(printable, servers))]
+        table += ["", "servers", *folded(map(printable, servers), hang=HANG, width=width).splitlines()]
     return table
 
 

@@ -36,22 +36,17 @@ def _scale(given: argparse.Namespace) -> int:
     from director.core import keys
     from director.core.errors import SettingsError, UnknownQueue
 
-    async def named(backend: Backend) -> "QueueName":
-        return await backend.scaling.named(given.queue)
-
-    async def asked(backend: Backend) -> "Scale":
-        return await backend.scaling.of(await named(backend))
+    async def asked(backend: Backend) -> "tuple[QueueName, Scale]":
+        queue = await backend.scaling.named(given.queue)
+        return queue, await backend.scaling.of(queue)
 
     try:
-        if given.key:
-            print(keys.live(on_backend(given, named)))
-        else:
-            told = on_backend(given, asked)
-            print_json(told) if given.json else print(_line(msgspec.to_builtins(told)))
+        queue, scale = on_backend(given, asked)
     except UnknownQueue as exc:
         raise SettingsError(f"there is no queue {given.queue}: `director queues` shows them.") from exc
+    told = {"key": keys.live(queue)} if given.key else msgspec.to_builtins(scale)
+    if given.json:
+        print_json(told)
+    else:
+        print(told["key"] if given.key else "  ".join(f"{name} {value}" for name, value in told.items()))
     return 0
-
-
-def _line(told: dict[str, object]) -> str:
-    return "  ".join(f"{name} {'-' if value is None else value}" for name, value in told.items())

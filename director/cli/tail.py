@@ -49,9 +49,12 @@ def add(commands: Commands) -> None:
 
 
 def _tail(given: argparse.Namespace) -> int:
+    from director.audit.log import KINDS
     from director.core.errors import SettingsError
     from director.core.ids import PredictionId, is_prediction_id
 
+    if unknown := sorted(set(given.kind) - KINDS):
+        raise SettingsError(f"nothing is of the kind {', '.join(unknown)}: there is {', '.join(sorted(KINDS))}.")
     if not given.id:
         on_backend(given, lambda backend: _follow_all(backend, given))
         return 0

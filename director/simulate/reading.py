@@ -1,9 +1,11 @@
 """Read what came to a queue, line by line: a trace, or the file that `director audit` writes.
 
-What is wrong is said with its line. A last line without an end is still being written, and is left out.
+What is wrong is said with its line. Half a line at the end is still being written, and is left out.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Annotated, Final, TypeVar
 
@@ -18,7 +20,9 @@ from director.simulate.trace import Builder, Trace
 __all__ = ("read",)
 
 LONGEST_S: Final = 366 * 86400.0
+LATEST_MS: Final = 10**14  # the year 5138
 LONGEST_LINE: Final = 64 * 1024
+STEP: Final = re.compile(rb'"kind"\s*:')  # of a log; no line of a trace has it
 
 Account = Annotated[str, Meta(min_length=1, max_length=256)]
 T = TypeVar("T")
@@ -41,7 +45,7 @@ class Step(Struct, frozen=True, kw_only=True):
     kind: str
     entry: Annotated[str, Meta(pattern=r"^[0-9]{1,20}-[0-9]{1,20}$")] = "0-0"
     partition: int = -1
-    at: int = 0
+    at: Annotated[int, Meta(ge=0, le=LATEST_MS)] = 0
     id: str = ""
     queue: str = ""
     account: str = ""
@@ -53,9 +57,11 @@ def read(path: Path, *, queue: str = "") -> Trace:
     """A trace or an audit log, whichever it is. `queue`: which one of a log with several. Raises SettingsError."""
     try:
         with path.open("rb") as file:
-            is_log = b'"partition"' in file.readline(LONGEST_LINE)
-            file.seek(0)
-            return _of_log(_lines(file), queue) if is_log else _of_trace(_lines(file))
+            lines = _lines(file)
+            first = list(islice(lines, 1))  # of a pipe there is no second look
+            is_log = bool(first and STEP.search(first[0][1]))
+            every = chain(first, lines)
+            return _of_log(every, queue) if is_log else _of_trace(every)
     except OSError as exc:
         raise SettingsError(f"{path} cannot be read: {exc.strerror}.") from exc
     except SettingsError as exc:
@@ -68,7 +74,7 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
         number += 1
         if len(line) == LONGEST_LINE:
             raise SettingsError(f"line {number} is longer than {LONGEST_LINE // 1024} KiB.")
-        if line.strip() and line.endswith(b"\n"):
+        if line.strip():
             yield number, line
 
 
@@ -77,6 +83,8 @@ def _decoded(lines: Lines, decode: Callable[[bytes], T]) -> Iterator[T]:
         try:
             yield decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            if number > 1 and not line.endswith(b"\n"):
+                return
             raise SettingsError(f"line {number}: {exc}.") from exc
 
 

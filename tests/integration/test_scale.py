@@ -14,6 +14,7 @@ import pytest
 from anyio import to_thread
 from redis.asyncio import Redis
 
+from director.cli.main import main
 from director.core import keys
 from director.core.catalog import Catalog
 from director.core.clock import SystemClock
@@ -111,7 +112,17 @@ async def test_it_says_what_the_command_says(
         return done.stdout.strip()
 
     assert json.loads(await run("--json")) == await told(keeper, driver.queue)
-    assert await driver.redis.zcard(await run("--key")) == 3
+    key = await run("--key")
+    assert await driver.redis.zcard(key) == 3
+    assert json.loads(await run("--key", "--json")) == {"key": key}
+
+
+async def test_no_key_is_told_of_a_queue_that_there_is_not(
+    server: RedisServer, driver: QueueDriver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["scale", "acme/echo:000000000000", "--key", "--redis", server.url]
+    assert await to_thread.run_sync(main, line) == 1
+    assert "there is no queue acme/echo:000000000000" in capsys.readouterr().err
 
 
 async def test_without_a_token_of_its_own_it_answers_nobody(server: RedisServer, driver: QueueDriver) -> None:

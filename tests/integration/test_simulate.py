@@ -105,6 +105,7 @@ def idle_while_waiting(trace: Trace, played: Played, *, slots: int) -> int:
 # ── fairness and policies ────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.heavy
 async def test_beside_a_heavy_account_the_light_ones_hardly_wait_and_in_one_line_they_do(scratch: Redis) -> None:
     trace = made(MadeOptions(shape="heavy-light", minutes=4, load=1.4))
     fair, fifo = [await reported(scratch, trace, tried, slots=4) for tried in (FAIR, FIFO)]

@@ -167,8 +167,9 @@ async def test_one_prediction_is_told_from_its_first_event_to_its_end(server: Re
         (["06gzx0rcvbz008pmq2tvpfvnvc"], "there is no prediction 06gzx0rcvbz008pmq2tvpfvnvc"),
         (["06gzx0rcvbz008pmq2tvpfvnvc", "--account", "a"], "ID is one prediction"),
         (["--queue", "acme/none"], "there is no queue acme/none"),
+        (["--kind", "ended", "--kind", "endde"], "nothing is of the kind endde: there is accepted, "),
     ],
-    ids=["word", "nobody", "both", "queue"],
+    ids=["word", "nobody", "both", "queue", "kind"],
 )
 async def test_what_cannot_be_followed_is_one_line(
     server: RedisServer, driver: QueueDriver, line: list[str], says: str, capsys: pytest.CaptureFixture[str]

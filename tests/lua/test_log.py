@@ -1,15 +1,20 @@
 """lib/log: each step of a prediction is one entry, and the log has an end."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from director.audit.log import KINDS
 from director.core import keys
 from director.core.ids import PredictionId, partition_of
 from director.core.states import Status
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 
 pytestmark = pytest.mark.anyio
+
+SCRIPTS = Path(__file__).parents[2] / "lua"
 
 
 async def logged(driver: QueueDriver) -> list[dict[str, str]]:
@@ -147,3 +152,9 @@ async def test_the_log_has_an_end(driver: QueueDriver) -> None:
     await driver.submit()
     assert await driver.redis.xlen(key) <= 10_200, "whole blocks of a hundred are cut"
     assert (await steps(driver))[-1][0] == "accepted"
+
+
+def test_whoever_asks_for_a_kind_may_ask_for_each_that_a_script_logs() -> None:
+    named = {kind for file in SCRIPTS.rglob("*.lua") for kind in re.findall(r"\blog\('(\w+)'", file.read_text())}
+    assert named
+    assert named <= KINDS

@@ -1,6 +1,8 @@
 """What goes into a simulation and what comes out of it, without the play."""
 
 import json
+import os
+import threading
 import xml.etree.ElementTree as ElementTree
 from array import array
 from collections import Counter
@@ -77,6 +79,35 @@ def test_a_wrong_line_is_named(file: Path, line: str, says: str) -> None:
 def test_a_last_line_that_is_still_written_is_left_out(file: Path) -> None:
     file.write_text('{"at_s": 0, "run_s": 1}\n{"at_s": 1, "ru')
     assert len(read(file)) == 1
+
+
+def test_a_last_line_that_is_whole_counts_also_without_an_end(file: Path) -> None:
+    file.write_text('{"at_s": 0, "run_s": 1}\n{"at_s": 1, "run_s": 1}')
+    assert len(read(file)) == 2
+
+
+def test_what_is_no_file_of_lines_is_named_and_not_called_empty(file: Path) -> None:
+    file.write_bytes(b"\x1f\x8b\x08 no line")
+    with pytest.raises(SettingsError, match="line 1"):
+        read(file)
+
+
+def test_a_pipe_is_read_as_a_file_is(file: Path, log: "Logged") -> None:
+    log.whole("x", 1000, 1500, 1900)
+    os.mkfifo(file)
+    writer = threading.Thread(target=write, args=(file, {"kind": "missed", "count": 3}, *log.lines))
+    writer.start()
+    trace = read(file)
+    writer.join()
+    assert (list(trace.run_ms), trace.missed) == ([400], 3)
+
+
+@pytest.mark.parametrize("at", [-1, 10**14 + 1, 10**30])
+def test_a_step_at_no_time_is_a_wrong_line(file: Path, log: "Logged", at: int) -> None:
+    log.whole("x", 1000, 1500, at)
+    write(file, *log.lines)
+    with pytest.raises(SettingsError, match=r"line 3: .*at"):
+        read(file)
 
 
 @pytest.mark.parametrize("text", ["", "\n\n"])
