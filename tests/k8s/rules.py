@@ -146,8 +146,8 @@ def ends_in_time(objects: list[Manifest]) -> Iterator[str]:
 def _needed_s(pod: Pod, objects: list[Manifest]) -> float:
     match pod.labels.get(COMPONENT):
         case "director":
-            settings = load(DirectorSettings, environment(pod.container("director"), objects))
-            return settings.drain_s + HAND_BACK_S + 2 * TELL_S + MODEL_ENDS_S
+            settings = _settings(pod, objects)
+            return settings.drain_s + HAND_BACK_S + 2 * TELL_S + MODEL_ENDS_S if settings else 0
         case "api":
             return LONGEST_WAIT_S + _pre_stop_s(pod.container("api"))
         case "keeper":
@@ -156,6 +156,14 @@ def _needed_s(pod: Pod, objects: list[Manifest]) -> float:
             return SHUTDOWN_SAVES_S
         case _:
             return 0
+
+
+def _settings(pod: Pod, objects: list[Manifest]) -> DirectorSettings | None:
+    """None where it would not start: `is_given_what_it_reads` and `refers_to_what_there_is` say so."""
+    try:
+        return load(DirectorSettings, environment(pod.container("director"), objects))
+    except (DirectorError, KeyError):
+        return None
 
 
 def _pre_stop_s(container: Manifest) -> float:
@@ -178,7 +186,9 @@ def drains_its_gpus(objects: list[Manifest]) -> Iterator[str]:
         rolling = pod.workload["spec"].get("strategy", {}).get("rollingUpdate", {})
         if rolling.get("maxSurge") != 0 or not rolling.get("maxUnavailable"):
             yield f"{pod.name} wants a GPU more while it is rolled: maxSurge 0"
-        settings = load(DirectorSettings, environment(pod.container("director"), objects))
+        settings = _settings(pod, objects)
+        if settings is None:
+            continue
         if settings.drain_s < settings.run_limit_s:
             yield f"{pod.name} cuts runs off: DIRECTOR_DRAIN_S is below DIRECTOR_RUN_LIMIT_S"
         sidecars = pod.spec.get("initContainers", [])
@@ -408,8 +418,10 @@ def scales_by_what_is_counted(objects: list[Manifest]) -> Iterator[str]:
             continue  # `refers_to_what_there_is` says it
         if "replicas" in pod.workload["spec"]:
             yield f"{where}: its Deployment has replicas, which an apply would put back"
-        given = environment(pod.container("director"), objects)
-        model = given.get("DIRECTOR_MODEL", "")
+        settings = _settings(pod, objects)
+        if settings is None:
+            continue
+        model, version = settings.model, settings.version or "0" * 64
         for trigger in each["spec"]["triggers"]:
             told = trigger["metadata"]
             match trigger["type"]:
@@ -421,7 +433,7 @@ def scales_by_what_is_counted(objects: list[Manifest]) -> Iterator[str]:
                     if url.path != f"/scale/{model}":
                         yield f"{where}: {url.path} is not the queue of {model}"
                 case "redis":
-                    if told["listName"] != keys.live(queue_name(model, given.get("DIRECTOR_VERSION", "0" * 64))):
+                    if told["listName"] != keys.live(queue_name(model, version)):
                         yield f"{where}: {told['listName']} is not what `director scale --key {model}` prints"
                 case other:
                     yield f"{where}: a trigger of the type {other} counts what is not the queue"

@@ -1,0 +1,319 @@
+"""Each fault that somebody may put into a manifest is found, and the line that says so names it."""
+
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+from tests.k8s.rules import RULES, complaints
+from tests.k8s.schemas import misfits
+from tests.support.manifests import Manifest, overlay
+
+pytestmark = pytest.mark.kubectl
+
+Change = Callable[[list[Manifest]], Any]
+
+
+class Fault(Struct, frozen=True):
+    """What is done to an overlay, and what is said then."""
+
+    change: Change
+    said: str
+    overlay: str = "small"
+
+
+def named(objects: list[Manifest], kind: str, name: str) -> Manifest:
+    return next(each for each in objects if each["kind"] == kind and re.fullmatch(name, each["metadata"]["name"]))
+
+
+def pod(objects: list[Manifest], name: str) -> Manifest:
+    kind = "StatefulSet" if name == "redis" else "Deployment"
+    found: Manifest = named(objects, kind, name)["spec"]["template"]["spec"]
+    return found
+
+
+def first(objects: list[Manifest], name: str) -> Manifest:
+    found: Manifest = pod(objects, name)["containers"][0]
+    return found
+
+
+def model(objects: list[Manifest]) -> Manifest:
+    found: Manifest = pod(objects, "director-painter")["initContainers"][0]
+    return found
+
+
+def has(objects: list[Manifest], name: str, variable: str, value: str) -> None:
+    first(objects, name)["env"].append({"name": variable, "value": value})
+
+
+def config(objects: list[Manifest], name: str, key: str, change: Callable[[str], str]) -> None:
+    data = named(objects, "ConfigMap", rf"{name}-[a-z0-9]+")["data"]
+    data[key] = change(data.get(key, ""))
+
+
+DIRECTOR = "director-painter"
+PAINTER = r"director-defaults-painter"
+SCALED = ("ScaledObject", DIRECTOR)
+
+FAULTS: dict[str, Fault] = {
+    # rights
+    "root": Fault(lambda o: pod(o, "api")["securityContext"].update(runAsUser=0), "Deployment/api api may be root"),
+    "root in a container": Fault(
+        lambda o: model(o)["securityContext"].update(runAsNonRoot=False), "director-painter model may be root"
+    ),
+    "no user": Fault(lambda o: pod(o, "keeper").pop("securityContext"), "Deployment/keeper keeper may be root"),
+    "privileged": Fault(lambda o: first(o, "api")["securityContext"].update(privileged=True), "api may get privileges"),
+    "escalation": Fault(
+        lambda o: first(o, "redis")["securityContext"].pop("allowPrivilegeEscalation"), "redis may get privileges"
+    ),
+    "a root that can be written": Fault(
+        lambda o: first(o, "api")["securityContext"].update(readOnlyRootFilesystem=False), "may write to its image"
+    ),
+    "capabilities": Fault(
+        lambda o: first(o, "api")["securityContext"].update(capabilities={"drop": ["ALL"], "add": ["NET_ADMIN"]}),
+        "api keeps capabilities",
+    ),
+    "no seccomp": Fault(lambda o: pod(o, "redis")["securityContext"].pop("seccompProfile"), "has no seccomp profile"),
+    "a token": Fault(lambda o: pod(o, "api").update(automountServiceAccountToken=True), "api mounts a token"),
+    "a token of the account": Fault(
+        lambda o: named(o, "ServiceAccount", "api").pop("automountServiceAccountToken"), "mounts its token"
+    ),
+    "service links": Fault(lambda o: pod(o, DIRECTOR).pop("enableServiceLinks"), "would set DIRECTOR_PORT"),
+    "the node's network": Fault(lambda o: pod(o, "api").update(hostNetwork=True), "api has hostNetwork"),
+    "the node's disk": Fault(
+        lambda o: pod(o, "api")["volumes"].append({"name": "etc", "hostPath": {"path": "/etc"}}), "the node's disk"
+    ),
+    # resources and images
+    "no limit": Fault(lambda o: first(o, "api")["resources"]["limits"].pop("memory"), "api api has no limits.memory"),
+    "no request": Fault(lambda o: model(o)["resources"].pop("requests"), "model has no requests.cpu"),
+    "an endless emptyDir": Fault(lambda o: pod(o, "api")["volumes"][0].update(emptyDir={}), "volume tmp has no end"),
+    "latest": Fault(lambda o: first(o, "api").update(image="registry.example/director:latest"), "has the image"),
+    "no tag": Fault(lambda o: first(o, "keeper").update(image="registry.example:5000/director"), "has the image"),
+    "a pool that names no image": Fault(lambda o: model(o).update(image="model:0.0.0"), "has the image model:0.0.0"),
+    # probes
+    "no liveness": Fault(lambda o: first(o, "keeper").pop("livenessProbe"), "keeper has no livenessProbe"),
+    "no startup of a model": Fault(lambda o: model(o).pop("startupProbe"), "model has no startupProbe"),
+    "liveness asks readiness": Fault(
+        lambda o: first(o, "api")["livenessProbe"]["httpGet"].update(path="/readyz"), "outage of Redis would restart"
+    ),
+    "liveness asks Redis": Fault(
+        lambda o: first(o, "api").update(livenessProbe={"exec": {"command": ["valkey-cli", "-h", "redis", "ping"]}}),
+        "an outage of Redis would restart it",
+    ),
+    "Redis dies of its log": Fault(
+        lambda o: first(o, "redis").update(livenessProbe=first(o, "redis")["readinessProbe"]), "livenessProbe asks"
+    ),
+    "readiness asks nothing": Fault(
+        lambda o: first(o, "api")["readinessProbe"]["httpGet"].update(path="/livez"), "asks nothing that it needs"
+    ),
+    "Redis is ready as it listens": Fault(
+        lambda o: first(o, "redis").update(readinessProbe={"tcpSocket": {"port": "redis"}}), "does not wait for PONG"
+    ),
+    "200 of Cog": Fault(
+        lambda o: model(o).update(startupProbe={"httpGet": {"path": "/health-check", "port": "model"}}),
+        "Cog answers 200 whatever its status",
+    ),
+    "a probe of nothing": Fault(
+        lambda o: first(o, "api")["startupProbe"]["httpGet"].update(path="/healthz"), "which nothing answers"
+    ),
+    "a probe of no port": Fault(
+        lambda o: first(o, "api")["livenessProbe"]["httpGet"].update(port="web"), "asks the port web, which it has not"
+    ),
+    # ends
+    "a short grace": Fault(lambda o: pod(o, DIRECTOR).update(terminationGracePeriodSeconds=600), "needs 644 s to end"),
+    "no grace of Redis": Fault(lambda o: pod(o, "redis").pop("terminationGracePeriodSeconds"), "needs 120 s to end"),
+    "a wait cut off": Fault(lambda o: pod(o, "api").update(terminationGracePeriodSeconds=30), "needs 65 s to end"),
+    "no preStop": Fault(lambda o: first(o, "api").pop("lifecycle"), "while proxies still send it callers"),
+    "runs cut off": Fault(
+        lambda o: config(o, PAINTER, "DIRECTOR_RUN_LIMIT_S", lambda _: "1800"), "DIRECTOR_DRAIN_S is below"
+    ),
+    "a surge": Fault(
+        lambda o: named(o, "Deployment", DIRECTOR)["spec"]["strategy"]["rollingUpdate"].update(maxSurge=1),
+        "maxSurge 0",
+    ),
+    "no sidecar": Fault(lambda o: model(o).pop("restartPolicy"), "model is no sidecar"),
+    "a GPU held": Fault(
+        lambda o: config(o, PAINTER, "DIRECTOR_END_SERVERS", lambda _: "false"), "goes with --await-explicit-shutdown"
+    ),
+    # settings, command lines, references
+    "an unknown variable": Fault(lambda o: has(o, "api", "DIRECTOR_LEASES_S", "15"), "DIRECTOR_LEASES_S is nothing"),
+    "another process's": Fault(
+        lambda o: has(o, "keeper", "DIRECTOR_MODEL", "a/b"), "DIRECTOR_MODEL is nothing that it"
+    ),
+    "an unknown setting": Fault(
+        lambda o: config(o, "director-config", "DIRECTOR_DURABLE", lambda _: "yes"), "DIRECTOR_DURABLE is nothing"
+    ),
+    "a value that is none": Fault(
+        lambda o: config(o, "director-config", "DIRECTOR_DURABILITY", lambda _: "sometimes"), "DIRECTOR_DURABILITY: "
+    ),
+    "no model": Fault(lambda o: config(o, "pool-painter", "DIRECTOR_MODEL", lambda _: ""), "needs --model"),
+    "a command that is none": Fault(lambda o: first(o, "api").update(args=["serve"]), "`director serve` is no command"),
+    "an option that is none": Fault(
+        lambda o: first(o, "keeper").update(args=["keeper", "--leader"]),
+        "`director keeper --leader` is no command line",
+    ),
+    "a key that is none": Fault(
+        lambda o: named(o, "Secret", r"director-secrets-\w+")["data"].pop("SCALE_TOKEN"), "has no SCALE_TOKEN"
+    ),
+    "a ConfigMap that is none": Fault(
+        lambda o: first(o, "api")["envFrom"][0]["configMapRef"].update(name="director"),
+        "there is no ConfigMap director",
+    ),
+    "an account that is none": Fault(
+        lambda o: pod(o, "api").update(serviceAccountName="web"), "there is no ServiceAccount web"
+    ),
+    "a change that rolls nothing": Fault(
+        lambda o: (
+            named(o, "ConfigMap", r"director-config-\w+")["metadata"].update(name="director-config"),
+            [
+                each["configMapRef"].update(name="director-config")
+                for name in ("api", "keeper", DIRECTOR)
+                for each in first(o, name)["envFrom"]
+                if each["configMapRef"]["name"].startswith("director-config")
+            ],
+        ),
+        "a change of it rolls nothing",
+    ),
+    "a volume that is none": Fault(
+        lambda o: first(o, "api")["volumeMounts"].append({"name": "files", "mountPath": "/files"}),
+        "there is no volume files",
+    ),
+    "a port of a service": Fault(
+        lambda o: named(o, "Service", "api")["spec"]["ports"][0].update(targetPort="web"), "web is no port of"
+    ),
+    "a port of a policy": Fault(
+        lambda o: named(o, "NetworkPolicy", "api")["spec"]["ingress"][0]["ports"][0].update(port=80), "80 is no port of"
+    ),
+    "a service of nobody": Fault(
+        lambda o: named(o, "Service", "redis")["spec"]["selector"].update({"director/pool": "painter"}),
+        "Service/redis picks nobody",
+    ),
+    "a pool that picks another": Fault(
+        lambda o: named(o, "Deployment", "director-writer")["spec"].update(
+            selector={"matchLabels": {"app.kubernetes.io/component": "director"}}
+        ),
+        "Deployment/director-writer picks what is another one's",
+        "multi-pool",
+    ),
+    # Redis
+    "everysec": Fault(
+        lambda o: config(
+            o, "redis-config", "redis.conf", lambda t: t.replace("appendfsync always", "appendfsync everysec")
+        ),
+        "appendfsync is not always",
+    ),
+    "eviction": Fault(
+        lambda o: config(o, "redis-config", "redis.conf", lambda t: t.replace("noeviction", "allkeys-lru")),
+        "maxmemory-policy is not noeviction",
+    ),
+    "no room for a rewrite": Fault(
+        lambda o: config(o, "redis-config", "redis.conf", lambda t: t.replace("1433mb", "2048mb")), "about 70 %"
+    ),
+    "an open door": Fault(
+        lambda o: config(o, "redis-config", "users.acl", lambda t: t.replace("user default off", "")), "may log in"
+    ),
+    "a disk that goes": Fault(
+        lambda o: named(o, "StatefulSet", "redis")["spec"].pop("persistentVolumeClaimRetentionPolicy"), "its disk goes"
+    ),
+    # walls
+    "no wall": Fault(
+        lambda o: o.remove(named(o, "NetworkPolicy", "default-deny")), "all traffic is allowed that nothing forbids"
+    ),
+    "a wall with a gate": Fault(
+        lambda o: named(o, "NetworkPolicy", "default-deny")["spec"].update(egress=[{}]), "all traffic is allowed"
+    ),
+    "elsewhere": Fault(
+        lambda o: named(o, "Service", "api")["metadata"].update(namespace="default"), "is in no namespace of ours"
+    ),
+    # autoscaling
+    "another model's queue": Fault(
+        lambda o: config(o, "pool-painter", "DIRECTOR_MODEL", lambda _: "acme/writer"),
+        "is not the queue of acme/writer",
+    ),
+    "another port": Fault(
+        lambda o: named(o, *SCALED)["spec"]["triggers"][0]["metadata"].update(
+            url="http://keeper.director:8080/scale/acme/painter"
+        ),
+        "nothing answers at",
+    ),
+    "another version's queue": Fault(
+        lambda o: config(o, "pool-writer", "DIRECTOR_VERSION", lambda _: "6e" * 32),
+        "`director scale --key",
+        "multi-pool",
+    ),
+    "streams": Fault(
+        lambda o: named(o, *SCALED)["spec"]["triggers"][0].update(type="redis-streams"), "counts what is not the queue"
+    ),
+    "replicas that come back": Fault(
+        lambda o: named(o, "Deployment", DIRECTOR)["spec"].update(replicas=1), "which an apply would put back"
+    ),
+}
+
+STRANGE: dict[str, Fault] = {
+    "a typo in a Deployment": Fault(
+        lambda o: first(o, "api").update(readinesProbe={}), "'readinesProbe' was unexpected"
+    ),
+    "a typo in a policy": Fault(
+        lambda o: named(o, "NetworkPolicy", "api")["spec"].update(policyType=[]), "'policyType' was unexpected"
+    ),
+    "a number as text": Fault(lambda o: first(o, "api")["ports"][0].update(containerPort="8080"), "is not of type"),
+    "a typo in a ScaledObject": Fault(lambda o: named(o, *SCALED)["spec"].update(minReplicas=0), "minReplicas"),
+    "a number that KEDA wants as text": Fault(
+        lambda o: named(o, *SCALED)["spec"]["triggers"][0]["metadata"].update(targetValue=1), "triggers.0"
+    ),
+    "a typo in a trigger": Fault(
+        lambda o: named(o, *SCALED)["spec"]["triggers"][0]["metadata"].update(valuelocation="wanted"), "triggers.0"
+    ),
+    "a typo in an authentication": Fault(
+        lambda o: named(o, "TriggerAuthentication", ".*")["spec"]["secretTargetRef"][0].update(param="x"), "param"
+    ),
+    "a typo in a monitor": Fault(
+        lambda o: named(o, "ServiceMonitor", "director-api")["spec"]["endpoints"][0].update(intervall="15s"),
+        "intervall",
+        "multi-pool",
+    ),
+    "a typo in a PodMonitor": Fault(
+        lambda o: named(o, "PodMonitor", "director")["spec"].update(endpoints=[]), "endpoints", "multi-pool"
+    ),
+    "a typo in a rule": Fault(
+        lambda o: named(o, "PrometheusRule", "director")["spec"]["groups"][0]["rules"][0].update({"fore": "5m"}),
+        "fore",
+        "multi-pool",
+    ),
+    "an old version's kind": Fault(
+        lambda o: named(o, "PodDisruptionBudget", "api").update(apiVersion="policy/v1beta1"), "Couldn't find schema"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_breaks_a_rule(name: str) -> None:
+    assert [line for line in found(name) if FAULTS[name].said in line], found(name)
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_what_a_cluster_would_not_take_is_found(name: str) -> None:
+    fault = STRANGE[name]
+    objects = overlay(fault.overlay)
+    fault.change(objects)
+    assert [line for line in misfits(objects, "1.33") if fault.said in line], misfits(objects, "1.33")
+
+
+def test_a_cluster_too_old_for_sidecars_is_told_apart() -> None:
+    assert [line for line in misfits(overlay("small"), "1.27") if "restartPolicy" in line]
+
+
+def test_each_rule_is_broken_by_some_fault() -> None:
+    broken = {line.partition(":")[0] for name, fault in FAULTS.items() for line in found(name) if fault.said in line}
+    assert broken == {rule.__name__ for rule in RULES}
+
+
+@cache
+def found(name: str) -> list[str]:
+    """What the rules say of a fault."""
+    objects = overlay(FAULTS[name].overlay)
+    FAULTS[name].change(objects)
+    return complaints(objects)
