@@ -79,7 +79,14 @@ def tracing_of(process: str, *, accounts: bool, environ: Mapping[str, str] | Non
         return OFF
     from director.core.otel import OtelTracing
 
-    return OtelTracing.exporting(process, accounts=accounts)
+    try:
+        return OtelTracing.exporting(process, accounts=accounts)
+    except ValueError:  # told without its text: that has values
+        variables = sorted(name for name in environ if name.startswith("OTEL_"))
+        log.error(
+            "tracing is off: its variables do not go together, or one makes no sense", extra={"variables": variables}
+        )
+        return OFF
 
 
 def _is_wanted(environ: Mapping[str, str]) -> bool:

@@ -77,6 +77,21 @@ def test_a_protocol_that_is_not_there_is_told_and_stops_nothing(caplog: pytest.L
     assert [record.message for record in caplog.records] == ["tracing is off: its protocol is not supported"]
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"), [("OTEL_BSP_MAX_QUEUE_SIZE", "7"), ("OTEL_SPAN_EVENT_COUNT_LIMIT", "s3cret")]
+)
+def test_a_variable_that_makes_no_sense_is_told_by_its_name_and_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(ENDPOINT, URL)
+    monkeypatch.setenv(variable, value)
+    assert tracing_of("api", accounts=False) is OFF
+    [record] = caplog.records
+    assert record.message == "tracing is off: its variables do not go together, or one makes no sense"
+    assert variable in record.__dict__["variables"]
+    assert "s3cret" not in str(record.__dict__)
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize(("named", "called"), [("", "director-keeper"), ("painters", "painters")])
 async def test_spans_reach_the_collector_that_the_environment_names(
