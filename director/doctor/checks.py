@@ -3,6 +3,7 @@
 `fail`: work is lost, refused or left lying. `warn`: it will be, or somebody should know. Nothing here mends anything.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from statistics import median, quantiles
 from typing import Final, Literal
@@ -194,7 +195,8 @@ def of(fine: str, *codes: Code) -> Callable[[Look], Answer]:
             return ok(fine.format(queues=several(look.queues, "queue")))
         verdict: Verdict = "fail" if any(finding.level == "bad" for finding in found) else "warn"
         asks = dict.fromkeys(f"`{finding.ask}`" for finding in found)
-        told = max(LONGEST_LIST, len({finding.code for finding in found}))  # the first of each kind come first
+        # of each kind as many, which come first
+        told = sum(min(count, LONGEST_LIST) for count in Counter(finding.code for finding in found).values())
         more = f"{len(found) - told}{' or' if len(look.findings) == MOST else ''} more"
         return (
             verdict,

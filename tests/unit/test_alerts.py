@@ -5,6 +5,7 @@ import io
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -131,12 +132,55 @@ FAULTS = {
         {'director_loop_lag_seconds_bucket{job="api", instance="a1", le="0.25"}': "0+100x90"}, "20m", HERE
     ),
 }
+# The same faults, seen otherwise
+OTHERWISE = {
+    "DirectorSetupFailing": Fault(
+        {f'director_servers{{{OF_Q}, state="setup_failed"}}': "0x9 1x80"}, "20m", {"queue": Q}
+    ),
+    "DirectorPoisonInput": Fault({f'director_reaped_total{{{OF_Q}, became="dead"}}': "0x29 1x60"}, "35m", {"queue": Q}),
+    "DirectorDeadLettersGrowing": Fault({f"director_queue_dead{{{OF_Q}}}": "_x29 1x60"}, "35m", {"queue": Q}),
+}
+NOBODY = {f'director_queue_directors{{{OF_Q}, instance="{k}"}}': "0x90" for k in ("k1", "k2")}
+NOTHING_WAITS = {f'director_queue_waiting{{{OF_Q}, lane="normal", instance="{k}"}}': "0x90" for k in ("k1", "k2")}
+A_CROWD = {f'director_queue_waiting{{{OF_Q}, lane="normal", instance="{k}"}}': "900x90" for k in ("k1", "k2")}
+ONE_HAS_MOST = {f"director_queue_largest_share{{{OF_Q}}}": "0.95x90"}
+BURNS = {f'director_objective_burn_rate{{{OF_Q}, lane="normal", window="5m"}}': "18x90"}
+# What looks like a fault, and is none
+HARMLESS = {
+    "nothing waits where nobody is": ("DirectorQueueNotServed", NOBODY | NOTHING_WAITS),
+    "it is paused": ("DirectorQueueNotServed", NOBODY | {f"director_queue_paused{{{OF_Q}}}": "1x90"}),
+    "paused without work": ("DirectorQueuePaused", NOTHING_WAITS | {f"director_queue_paused{{{OF_Q}}}": "1x90"}),
+    "it burns since a moment": ("DirectorObjectiveBurning", BURNS),
+    "it burnt before": ("DirectorObjectiveBurning", {name.replace("5m", "1h"): each for name, each in BURNS.items()}),
+    "few wait": ("DirectorTenantFlooding", ONE_HAS_MOST),
+    "nobody else waits": (
+        "DirectorTenantFlooding",
+        ONE_HAS_MOST | A_CROWD | {f"director_queue_tenants{{{OF_Q}}}": "1x90"},
+    ),
+    "all have much": ("DirectorTenantFlooding", A_CROWD),
+    "dead letters were dropped": ("DirectorDeadLettersGrowing", {f"director_queue_dead{{{OF_Q}}}": "9x74 3x15"}),
+    "it was taken back, and waits": (
+        "DirectorPoisonInput",
+        {f'director_reaped_total{{{OF_Q}, became="waiting"}}': "5x74 8x15"},
+    ),
+    "the only one failed": (
+        "DirectorModelFailing",
+        {
+            f'director_ends_total{{{OF_Q}, status="succeeded", error="none"}}': "7x90",
+            f'director_ends_total{{{OF_Q}, status="failed", error="model_failed"}}': "0x74 1x15",
+        },
+    ),
+    "Redis may have all memory": ("DirectorRedisFull", {"director_redis_memory_limit_bytes{}": "0x90"}),
+}
 
 
 def test_each_alert_has_a_fault_that_it_is_tried_with() -> None:
     assert set(FAULTS) == set(RULES)
-    for name, fault in FAULTS.items():
+    for name, fault in [*FAULTS.items(), *OTHERWISE.items()]:
         assert set(fault.series) <= set(WELL), name
+    for why, (name, series) in HARMLESS.items():
+        assert name in RULES, why
+        assert set(series) <= set(WELL), why
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -196,9 +240,9 @@ def test_a_command_that_there_is_not_is_found() -> None:
     assert not is_a_command(["heal"])
 
 
-def case(name: str, fault: Fault | None) -> dict[str, Any]:
-    """One test as promtool takes it: of what is well, or of one fault in it."""
-    given = WELL | (fault.series if fault else {})
+def case(name: str, fault: Fault | None, harmless: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """One test as promtool takes it: of what is well, or of one fault in it, or of what only looks like one."""
+    given = {**WELL, **(fault.series if fault else {}), **(harmless or {})}
     tests = [
         {
             "eval_time": fault.at if fault else "80m",
@@ -207,7 +251,7 @@ def case(name: str, fault: Fault | None) -> dict[str, Any]:
         }
     ]
     return {
-        "name": f"{name}: {'fault' if fault else 'well'}",
+        "name": f"{name}: {'fault' if fault else 'harmless' if harmless else 'well'}",
         "interval": "1m",
         "input_series": [{"series": each, "values": values} for each, values in given.items() if values != ABSENT],
         "alert_rule_test": tests,
@@ -230,6 +274,8 @@ def test_each_alert_fires_for_its_fault_and_not_where_all_is_well(tmp_path: Path
     if promtool is None:
         pytest.skip("no promtool in PATH: install Debian's package prometheus")
     cases = [case(name, fault) for name, each in FAULTS.items() for fault in (each, None)]
+    cases += [case(name, fault) for name, fault in OTHERWISE.items()]
+    cases += [case(name, None, series) for name, series in HARMLESS.values()]
     tests = tmp_path / "tests.yaml"
     tests.write_text(yaml.safe_dump({"rule_files": [str(FILE)], "evaluation_interval": "1m", "tests": cases}))
     done = subprocess.run(

@@ -139,7 +139,7 @@ def test_each_kind_of_what_a_check_found_is_told_however_often_there_is_another(
     many = [found_in("setup_loop", f"acme/m{number}:0123456789ab") for number in range(9)]
     _, told, fix = CHECKS["servers"](replace(SOUND, findings=[*map(found_in, servers), *many]))
     assert all(f"{code}: so" in told for code in servers)
-    assert told.endswith(" And 9 more.")
+    assert told.endswith(" And 7 more.")
     assert fix.endswith(" and 10 more")
     many = [found_in("queue_not_served")] * MOST
     assert CHECKS["directors"](replace(SOUND, findings=many))[1].endswith(f" And {MOST - 3} or more.")

@@ -25,9 +25,10 @@ from director.core.accounts import Accounts
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
 from director.core.gatherer import Gatherer
+from director.core.ids import QueueName
 from director.core.policy import Policy
 from director.core.redis_client import client
-from director.core.scripts import Scripts
+from director.core.scripts import Readiness, Scripts
 from director.core.situation import Finding
 from director.core.tokens import SCOPES
 from tests.support.api import live_api
@@ -41,6 +42,7 @@ from tests.unit.test_alerts import FILE, RULES, Fault, told
 __all__ = ("Incident", "Scene", "fires", "scene")
 
 LIMIT_S: Final = 60
+BEAT_S: Final = 1.0
 
 
 class Incident(Struct, frozen=True, kw_only=True):
@@ -77,6 +79,23 @@ class Scene:
         allowed = {"webhook_allow": "loopback", "port": self.ports["keeper"]}
         async with keeper_process(self.redis_url, **{**allowed, **given}):
             yield
+
+    @asynccontextmanager
+    async def served(self, queue: QueueName) -> AsyncGenerator[None]:
+        """By a director whose one slot is busy all the time, until the block ends."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._beats, queue)
+            yield
+            tasks.cancel_scope.cancel()
+        await self._beat(queue, "draining")
+
+    async def _beats(self, queue: QueueName) -> None:
+        while True:
+            await self._beat(queue, "ready")
+            await anyio.sleep(BEAT_S)
+
+    async def _beat(self, queue: QueueName, state: Readiness) -> None:
+        await self.scripts.extend(queue, consumer="busy", lease_s=60, claims=[], slots=1, state=state)
 
     async def command(self, *line: str) -> str:
         """What a command says."""

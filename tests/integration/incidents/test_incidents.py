@@ -96,13 +96,13 @@ async def test_an_account_that_floods_a_queue(stage: Scene) -> None:
     last = [await caller.submit(text="a") for _ in range(120)][-1]
     caller.account = "quiet"
     other = await caller.submit(text="a")
-    await stage.scripts.extend(caller.queue, consumer="busy", lease_s=60, claims=[], slots=1)
-    async with stage.keeper():
-        finding = await stage.is_named(FLOODED, caller.queue)
-        assert "noisy has 120 of the 121 that wait" in finding.detail
-        assert "noisy floods this queue" in await stage.command("doctor")
-    assert "of its own account go first" in await stage.command("explain", last)
-    assert "place 1 of its account's" in await stage.command("explain", other)
+    async with stage.served(caller.queue):
+        async with stage.keeper():
+            finding = await stage.is_named(FLOODED, caller.queue)
+            assert "noisy has 120 of the 121 that wait" in finding.detail
+            assert "noisy floods this queue" in await stage.command("doctor")
+        assert "of its own account go first" in await stage.command("explain", last)
+        assert "place 1 of its account's" in await stage.command("explain", other)
 
 
 async def test_a_receiver_that_is_dead(stage: Scene) -> None:
