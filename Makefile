@@ -13,7 +13,7 @@ FILES := director api tests
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help up down test test-all lint types format bench bench-check bench-keep wheel lock clean
+.PHONY: help up down test test-all lint types format bench bench-check bench-keep soak wheel lock clean
 
 help:  ## print this
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -51,6 +51,9 @@ bench-check: $(READY)  ## fail where a ratio became 15 % worse than the one that
 
 bench-keep: $(READY)  ## keep the latest results to compare with, and put them into tests/bench/README.md
 	@$(BIN)/python -m tests.bench keep $(ARGS)
+
+soak: $(READY)  ## half an hour at half of what it can do: does anything grow? make soak ARGS="--minutes 3"
+	@$(BIN)/python -m tests.bench soak $(ARGS)
 
 wheel: $(READY)  ## build the wheel of this checkout into dist/
 	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w dist .

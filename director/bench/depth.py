@@ -21,7 +21,7 @@ from director.core.gatherer import Gatherer
 from director.core.ids import lowest_id_at
 from director.core.scripts import Scripts
 
-__all__ = ("DepthOptions", "depth")
+__all__ = ("DepthOptions", "depth", "depth_figures")
 
 URL: Final = "http://127.0.0.1:8080"  # the API files one with each
 SLOTS: Final = 8
@@ -95,6 +95,13 @@ class Side:
 
 async def depth(options: DepthOptions, say: Callable[[str], None]) -> bool:
     """Fill one queue, measure both, and say what was found; False where a bound was not kept."""
+    figures = await depth_figures(options, say)
+    say(verdicts(figures))
+    return all(figure.ok for figure in figures)
+
+
+async def depth_figures(options: DepthOptions, say: Callable[[str], None]) -> list[Figure]:
+    """Fill one queue, and measure both."""
     async with own_server() as redis:
         gatherer = Gatherer(redis)
         full, empty = (Side(Scripts(gatherer), name, tenants=options.tenants) for name in ("full", "empty"))
@@ -105,8 +112,7 @@ async def depth(options: DepthOptions, say: Callable[[str], None]) -> bool:
         figures = [*await _measured(redis, full=full, empty=empty, rounds=options.rounds, say=say), each_bytes]
         say(f"then {await full.waiting():,} waited in the full queue and {await empty.waiting()} in the empty one")
         await gatherer.aclose()
-    say(verdicts(figures))
-    return all(figure.ok for figure in figures)
+    return figures
 
 
 async def _filled(redis: Redis, full: Side, jobs: int, say: Callable[[str], None]) -> Figure:

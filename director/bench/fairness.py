@@ -19,7 +19,7 @@ from director.core.gatherer import Gatherer
 from director.core.scripts import Scripts
 from director.core.shards import shard
 
-__all__ = ("FairnessOptions", "fairness")
+__all__ = ("FairnessOptions", "fairness", "fairness_figures")
 
 MODEL: Final = "bench/fairness"
 LIGHTS: Final = 99
@@ -71,14 +71,22 @@ async def fairness(
     options: FairnessOptions, say: Callable[[str], None], scripts: Callable[[Gatherer], Scripts] = Scripts
 ) -> bool:
     """Play all of it, and say what was found; False where a bound was not kept."""
+    figures = await fairness_figures(options, say, scripts)
+    say(verdicts(figures))
+    return all(figure.ok for figure in figures)
+
+
+async def fairness_figures(
+    options: FairnessOptions, say: Callable[[str], None], scripts: Callable[[Gatherer], Scripts] = Scripts
+) -> list[Figure]:
+    """Play all of it."""
     async with own_server() as redis:
         gatherer = Gatherer(redis)
         bench = Bench(redis, scripts(gatherer), options)
         say(f"the real scripts on a Valkey in memory, time walked by hand; seed {options.seed}")
         figures = [*await _behind_a_batch(bench, say), *await _equal_and_weighted(bench), *await _lanes(bench)]
         await gatherer.aclose()
-    say(verdicts(figures))
-    return all(figure.ok for figure in figures)
+    return figures
 
 
 # ── one tenant's batch and the others ────────────────────────────────────────────────────────────────────────────────

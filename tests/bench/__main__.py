@@ -1,4 +1,4 @@
-"""The benches from the command line: `make bench`, `make bench-check`, `make bench-keep`.
+"""The benches from the command line: `make bench`, `make bench-check`, `make bench-keep`, `make soak`.
 
 Nothing here is for a service that somebody uses: every bench starts what it measures, and ends it.
 """
@@ -6,15 +6,20 @@ Nothing here is for a service that somebody uses: every bench starts what it mea
 import argparse
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Final
 
+import anyio
+
 from tests.bench.benches.options import Options
 from tests.bench.judge import changes, told
+from tests.bench.machine import load
 from tests.bench.processes import ROOT
 from tests.bench.results import Result, append, latest, read
 from tests.bench.sides.servers import DURABILITY
-from tests.bench.suite import BENCHES, run
+from tests.bench.soak import SoakOptions, soak
+from tests.bench.suite import BENCHES, run, told_of
 from tests.bench.tables import peers_table, put_into, targets_table
 
 __all__ = ("main",)
@@ -45,6 +50,12 @@ def _parser() -> argparse.ArgumentParser:
     _add_options(check)
     check.add_argument("--judge", action="store_true", help="measure nothing: judge the latest results")
     check.set_defaults(act=_check, no_peers=True)
+
+    soaking = acts.add_parser("soak", help="half of what it can do, for half an hour: does anything grow?")
+    soaking.add_argument("--minutes", type=float, default=30.0, metavar="N", help="how long (%(default)s)")
+    soaking.add_argument("--durability", choices=tuple(DURABILITY), default="memory", help="of Redis (%(default)s)")
+    soaking.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="where results go (%(default)s)")
+    soaking.set_defaults(act=_soak)
 
     keep = acts.add_parser("keep", help="let the latest results be what is compared with, and make the tables of them")
     keep.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="which results (%(default)s)")
@@ -98,6 +109,16 @@ def _measure(given: argparse.Namespace) -> dict[str, Result]:
         waiting=given.waiting,
     )
     return run(given.only, options, given.results)
+
+
+def _soak(given: argparse.Namespace) -> int:
+    before, began = load(), time.monotonic()
+    options = SoakOptions(say=_say, minutes=given.minutes, durability=given.durability)
+    found, is_flat = anyio.run(soak, options)
+    result = told_of("soak", found, load_before=before, began=began)
+    append(given.results, [result])
+    _say(f"soak: {result.what}")
+    return 0 if is_flat else 1
 
 
 def _keep(given: argparse.Namespace) -> int:

@@ -17,7 +17,6 @@ from typing import Any, Final
 __all__ = ("ROOT", "Child", "child", "until")
 
 ROOT: Final = Path(__file__).parents[2]
-END_LIMIT_S: Final = 10.0
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 LAST_LINES: Final = 2_000
 
@@ -57,14 +56,6 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
-    def end(self) -> None:
-        """Ask it to end; what has not ended soon is killed."""
-        if self.is_alive:
-            self._process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(END_LIMIT_S)
-        self.kill()
-
     def _stats(self) -> Iterator[list[str]]:
         """The fields behind the name in /proc/PID/stat, of each process of its session."""
         for entry in os.scandir("/proc"):
@@ -93,7 +84,7 @@ def child(name: str, command: Sequence[str], *, cwd: Path = ROOT, **env: Any) ->
         try:
             yield started
         finally:
-            started.end()
+            started.kill()  # nothing that it holds matters any more
 
 
 async def until(

@@ -15,15 +15,31 @@ from tests.bench.benches.accept import accept
 from tests.bench.benches.drain import drain
 from tests.bench.benches.e2e import e2e
 from tests.bench.benches.latency import latency
+from tests.bench.benches.limits import limits
+from tests.bench.benches.memory import memory
 from tests.bench.benches.options import Found, Options
+from tests.bench.benches.queue import depth, fairness
+from tests.bench.benches.recovery import recovery
+from tests.bench.benches.streaming import streaming
 from tests.bench.machine import commit, load, machine, now
 from tests.bench.results import Result, append
 from tests.bench.tables import measured
 
-__all__ = ("BENCHES", "run")
+__all__ = ("BENCHES", "run", "told_of")
 
 BENCHES: Final[Mapping[str, Callable[[Options], Awaitable[Found]]]] = MappingProxyType(
-    {"latency": latency, "drain": drain, "e2e": e2e, "accept": accept}
+    {
+        "latency": latency,
+        "drain": drain,
+        "e2e": e2e,
+        "accept": accept,
+        "streaming": streaming,
+        "memory": memory,
+        "recovery": recovery,
+        "depth": depth,
+        "fairness": fairness,
+        "limits": limits,
+    }
 )
 
 
@@ -33,7 +49,8 @@ def run(names: Sequence[str], options: Options, keep: Path) -> dict[str, Result]
     for name in names:
         options.say(f"{name} …")
         try:
-            result = _one(name, options)
+            before, began = load(), time.monotonic()
+            result = told_of(name, anyio.run(BENCHES[name], options), load_before=before, began=began)
         except Exception as exc:  # noqa: BLE001 - whatever broke one bench is no reason to lose the others
             options.say(f"{name} BROKE OFF: {exc!r}")
             continue
@@ -43,16 +60,15 @@ def run(names: Sequence[str], options: Options, keep: Path) -> dict[str, Result]
     return found
 
 
-def _one(name: str, options: Options) -> Result:
-    before, began = load(), time.monotonic()
-    found = anyio.run(BENCHES[name], options)
+def told_of(name: str, found: Found, *, load_before: float, began: float) -> Result:
+    """What was found, with where and when."""
     return Result(
         bench=name,
         what=found.what,
         at=now(),
         commit=commit(),
         machine=machine(found.redis),
-        load=(before, load()),
+        load=(load_before, load()),
         took_s=round(time.monotonic() - began, 1),
         durability=found.durability,
         figures=found.figures,

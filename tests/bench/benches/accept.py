@@ -14,9 +14,8 @@ from tests.bench.sides.others import bare
 from tests.bench.sides.ours import INPUT, ours
 from tests.bench.sides.servers import own_redis
 
-__all__ = ("NAME", "accept")
+__all__ = "accept"
 
-NAME: Final = "accept"
 BARE: Final = "bare handler"
 CONNECTIONS: Final = 32
 SECONDS: Final = 3.0

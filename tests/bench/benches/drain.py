@@ -20,9 +20,8 @@ from tests.bench.sides.ours import SLOTS, ours
 from tests.bench.sides.peers import PEERS, NotInstalled, Peer, installed
 from tests.bench.sides.servers import OwnRedis, own_redis
 
-__all__ = ("NAME", "PROTOTYPE", "drain", "pace")
+__all__ = ("PROTOTYPE", "drain", "pace")
 
-NAME: Final = "drain"
 PROTOTYPE: Final = "prototype"
 MANY: Final = 6_000
 LONGEST_S: Final = 4.0  # from the first run on: a slow side is measured on what it has done by then

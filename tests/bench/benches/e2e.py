@@ -14,9 +14,8 @@ from tests.bench.benches.service import Service, both
 from tests.bench.load import ask
 from tests.bench.sides.ours import SLOTS
 
-__all__ = ("AT_MOST", "NAME", "e2e")
+__all__ = ("AT_MOST", "e2e")
 
-NAME: Final = "e2e"
 CONNECTIONS: Final = (1, 16, 64)
 AT_MOST: Final = max(CONNECTIONS)
 SECONDS: Final = 3.0

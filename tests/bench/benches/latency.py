@@ -12,9 +12,8 @@ from tests.bench.load import Answered, Load, ask
 from tests.bench.results import OURS, Measured
 from tests.bench.sides.servers import Durability
 
-__all__ = ("NAME", "latency")
+__all__ = "latency"
 
-NAME: Final = "latency"
 REQUESTS: Final = 200
 LEAST_MS: Final = 0.01  # what noise makes of less is no ratio
 LIMIT_S: Final = 20.0

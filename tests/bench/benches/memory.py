@@ -1,0 +1,143 @@
+"""What waiting takes: a prediction in Redis beside its input, a held response and a reader of events in the API.
+
+Beside the prototype's entry, and beside a connection that a bare handler holds. Each round has processes of its own:
+memory that was given back once is not taken anew.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+
+from director.core.limits import raise_descriptor_limit
+from tests.bench.benches.options import Found, Options, Rounds
+from tests.bench.load import Load
+from tests.bench.processes import Child, until
+from tests.bench.results import OURS
+from tests.bench.sides.others import bare, prototype
+from tests.bench.sides.ours import INPUT, Ours, ours
+from tests.bench.sides.servers import own_redis
+
+__all__ = ("memory",)
+
+PROTOTYPE: Final = "prototype"
+BARE: Final = "bare handler"
+FILED: Final = 10_000
+HELD: Final = 1_000
+WARM: Final = 20
+AT_ONCE: Final = 20
+MOST_ROUNDS: Final = 3
+LIMIT_S: Final = 60.0
+KB: Final = 1024
+
+
+async def memory(options: Options) -> Found:
+    """Bytes in Redis, then the API's memory."""
+    raise_descriptor_limit()
+    each = Rounds("bytes of a waiting prediction beside its input", "bytes", less_is_better=True)
+    clients = Rounds("API memory of a waiting client", "KB", less_is_better=True)
+    readers = Rounds("API memory of an SSE reader", "KB", less_is_better=True)
+    many = options.many(HELD)
+    for _ in range(min(options.rounds, MOST_ROUNDS)):
+        async with own_redis(options.durability) as server:
+            release = await server.release()
+            await _bytes_each(server, options.many(FILED), each)
+            await server.flush()
+            async with bare(server) as (url, process):
+                held_kb = await _grown_kb(process, [Load(url=f"{url}/hold")] * many)
+                clients.add(BARE, held_kb)
+                readers.add(BARE, held_kb)
+            async with ours(server) as installation:
+                async with installation.api() as (url, process):
+                    clients.add(OURS, await _grown_kb(process, [installation.asks(url)] * many, f"{url}/readyz"))
+                async with installation.api() as (url, process):
+                    streams = await _streams(installation, url, many)
+                    readers.add(OURS, await _grown_kb(process, streams, f"{url}/readyz"))
+        options.say("  a round has ended")
+    return Found(
+        what=f"{many:,} of each held at once",
+        redis=release,
+        durability=dict.fromkeys((OURS, PROTOTYPE, BARE), options.durability),
+        figures=[rounds.measured() for rounds in (each, clients, readers)],
+    )
+
+
+async def _bytes_each(server: Any, many: int, each: Rounds) -> None:
+    given = len(msgspec.json.encode(INPUT))
+    bare = await prototype(server)
+    before = await server.used_bytes()
+    await bare.preload(many)
+    each.add(PROTOTYPE, (await server.used_bytes() - before) / many - given)
+    await server.flush()
+    async with ours(server) as installation:
+        await installation.preload(1)  # what the queue itself takes is not of each
+        before = await server.used_bytes()
+        await installation.preload(many)
+        each.add(OURS, (await server.used_bytes() - before) / many - given)
+
+
+async def _streams(installation: Ours, url: str, many: int) -> Sequence[Load]:
+    """The event streams of so many new predictions."""
+    asked = installation.asks(url)
+    async with httpx.AsyncClient(headers=installation.headers, trust_env=False, timeout=LIMIT_S) as http:
+
+        async def create() -> Load:
+            async with gate:
+                made = (await http.post(asked.url, content=asked.body)).json()
+            return Load(url=made["urls"]["stream"], body="", headers={"accept": "text/event-stream"})
+
+        gate = asyncio.Semaphore(AT_ONCE)
+        return await asyncio.gather(*(create() for _ in range(many)))
+
+
+async def _grown_kb(process: Child, loads: Sequence[Load], ready: str = "") -> float:
+    """By how much the process grew for each of these requests while all of them are held."""
+    async with AsyncExitStack() as stack:
+        for load in loads[:WARM]:
+            await stack.enter_async_context(_held(load))
+        await _settled(ready, WARM)
+        before = process.resident_bytes()
+        for load in loads[WARM:]:
+            await stack.enter_async_context(_held(load))
+        await _settled(ready, len(loads))
+        return max(0.1, (process.resident_bytes() - before) / KB / (len(loads) - WARM))
+
+
+async def _settled(ready: str, many: int) -> None:
+    """Wait until the API says that it holds so many; a bare handler is given a moment."""
+    if not ready:
+        await asyncio.sleep(1)
+        return
+
+    async def holds() -> bool:
+        async with httpx.AsyncClient(trust_env=False) as http:
+            held = json.loads((await http.get(ready, timeout=LIMIT_S)).content)["load"]
+            return bool(held["waits"] + held["streams"] >= many)
+
+    await until(f"{many} are held", holds, limit_s=LIMIT_S, every_s=0.1)
+
+
+@asynccontextmanager
+async def _held(load: Load) -> AsyncIterator[None]:
+    """A request whose answer does not end, or has begun to come."""
+    parts = urlsplit(load.url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    headers = {"host": parts.netloc, "content-length": str(len(load.body)), **load.headers}
+    method = "POST" if load.body else "GET"
+    path = parts.path + (f"?{parts.query}" if parts.query else "")
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+    writer.write("\r\n".join([*lines, "\r\n"]).encode() + load.body.encode())
+    if not load.body:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        if not re.match(r"HTTP/1\.1 2", head):
+            raise ChildProcessError(f"{load.url} was not answered well: {head.splitlines()[0]}")
+    try:
+        yield
+    finally:
+        writer.close()
