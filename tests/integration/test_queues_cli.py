@@ -1,15 +1,14 @@
 """`director queues`: what an operator sees of queues, and does to one."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import pytest
 from anyio import to_thread
 from redis.asyncio import Redis
 
+from director.cli.main import main
 from director.cli.queue_text import report, table
 from director.cli.queues import MODES, MOST_STREAMS
 from director.core import keys
@@ -26,18 +25,32 @@ from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.anyio
 
-Run = Callable[..., Awaitable["subprocess.CompletedProcess[str]"]]
+
+class Ended(NamedTuple):
+    """A command that was typed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Awaitable[Ended]]
 
 
 @pytest.fixture
-def run(server: RedisServer) -> Run:
-    """`director queues` with these words."""
+def run(server: RedisServer, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`director queues` with these words, in a thread: a process of its own for each would take seconds to start."""
 
-    async def run(*line: str) -> "subprocess.CompletedProcess[str]":
-        words = [sys.executable, "-m", "director", "queues", "--redis", server.url, *line]
-        return await to_thread.run_sync(
-            lambda: subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-        )
+    def ended(words: list[str]) -> int:
+        try:
+            return main(words)
+        except SystemExit as exc:
+            return int(str(exc.code))
+
+    async def run(*line: str) -> Ended:
+        code = await to_thread.run_sync(ended, ["queues", "--redis", server.url, *line])
+        said = capsys.readouterr()
+        return Ended(code, said.out, said.err)
 
     return run
 

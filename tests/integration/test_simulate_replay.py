@@ -49,7 +49,9 @@ def nothing_after_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("nothing_after_runs")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, pytest.param(1, marks=pytest.mark.heavy), pytest.param(2, marks=pytest.mark.heavy)]
+)
 async def test_what_waits_is_started_in_the_order_in_which_a_director_started_it(
     seed: int, redis: Redis, scripts: Scripts, queue: QueueName, server: RedisServer, tmp_path: Path
 ) -> None:
