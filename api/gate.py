@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from director.core.clock import Clock
 from director.core.durability import Server, check
 from director.core.errors import BackendUnavailable, UnsafeBackend
+from director.core.rights import check_rights
 from director.core.settings import CommonSettings
 
 __all__ = ("Gate",)
@@ -50,6 +51,7 @@ class Gate:
         told = ""
         while not self._opened.is_set():
             try:
+                await check_rights(self._redis)
                 server = await self.run_once()
             except BackendUnavailable as exc:
                 if (reason := str(exc)) != told:

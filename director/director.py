@@ -1,6 +1,6 @@
 """Own the rooms of one director: who starts and stops whom is decided here and nowhere else.
 
-Order of a start: Redis is looked at, the health port opens, each server is watched; the first one that is ready gives
+Order of a start: the health port opens, Redis is looked at, each server is watched; the first one that is ready gives
 the queue its name, unless another director did before, and only then heartbeat and consumer begin. A drain follows the
 prediction's way: claim nothing more and say so, let runs finish, hand back what does not, stop the heartbeat last.
 Asked a second time, it ends at once.
@@ -166,13 +166,15 @@ class Director:
         self.health.metrics = shared.metering.registry
         shared.metering.watch(Watched(lambda: self._queue or settings.model, self.servers, self.holdings))
         self._inbox = Inbox("")
+        self._draining = False
 
     async def direct(self, started: Callable[[int], None]) -> None:
         """Everything, for ever."""
-        await process.look_at_redis(self._redis, self._settings, self.health, self._clock)
         async with anyio.create_task_group() as tasks:
             inbox = inbox_of(self._settings)
+            # before Redis answers: who is started anew for that only takes longer
             port = await tasks.start(serve_health, self._settings, self.health, inbox)
+            await process.look_at_redis(self._redis, self._settings, self.health, self._clock)
             tasks.start_soon(clear_up, self._settings, self._redis, self._clock)
             tasks.start_soon(self.health.missing)  # a store that does not work is in the log before anybody asks
             tasks.start_soon(measure, self._shared)
@@ -197,6 +199,7 @@ class Director:
 
     async def drain(self) -> None:
         """Claim nothing more, finish what runs, hand back what does not finish; end the servers last, if asked to."""
+        self._draining = True
         if self._consumer is not None and self._heartbeat is not None:
             await self._let_end(self._consumer, self._heartbeat)
         if self._settings.end_servers:
@@ -436,6 +439,8 @@ class Director:
 
     async def missing(self) -> str:
         """Ready when it can claim: why not, in the words of the server that is nearest to it."""
+        if self._draining:
+            return "draining"
         if self._queue_known.is_set() and self.servers.any_ready():
             return ""
         return "; ".join(server.trouble for server in self.servers.all) or "not looked at yet"

@@ -88,10 +88,12 @@ class Pool:
 
     async def direct(self, started: Callable[[int], None]) -> None:
         """Everything, for ever."""
-        await process.look_at_redis(self._redis, self._settings, self.health, self._clock)
         inbox = inbox_of(self._settings)
         async with anyio.create_task_group() as tasks:
-            started(await tasks.start(serve_health, self._settings, self.health, inbox))
+            # before Redis answers: who is started anew for that only takes longer
+            port = await tasks.start(serve_health, self._settings, self.health, inbox)
+            await process.look_at_redis(self._redis, self._settings, self.health, self._clock)
+            started(port)
             tasks.start_soon(clear_up, self._settings, self._redis, self._clock)
             tasks.start_soon(self.health.missing)  # a store that does not work is in the log before anybody asks
             tasks.start_soon(measure, self._shared)

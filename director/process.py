@@ -15,6 +15,7 @@ from director.core.durability import check
 from director.core.errors import BackendUnavailable, DirectorError, UnsafeBackend
 from director.core.logs import configure
 from director.core.redis_client import describe
+from director.core.rights import check_rights
 from director.core.settings import CommonSettings
 from director.health import Health
 
@@ -60,7 +61,7 @@ async def drained(signals: AsyncIterator[signal.Signals], drain: Callable[[], Aw
 
 
 async def look_at_redis(redis: Redis, settings: CommonSettings, health: Health, clock: Clock) -> None:
-    """Wait until Redis answers; raises UnsafeBackend when it would lose what it accepts.
+    """Wait until Redis answers; raises UnsafeBackend when it would lose what it accepts, or refuses us a right.
 
     From then on /readyz shows its level, and looks again each time: after a failover it is another server's.
     """
@@ -68,6 +69,7 @@ async def look_at_redis(redis: Redis, settings: CommonSettings, health: Health, 
     while True:
         try:
             server = await check(redis, settings)
+            await check_rights(redis)
         except BackendUnavailable as exc:
             log.warning("waiting for redis", extra={"address": address, "error": str(exc)})
             await clock.sleep(ASK_AGAIN_S)

@@ -45,15 +45,18 @@ def its_own_loop(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[RedisServer]:
-    """One durable server. A test that kills or fills its server starts its own."""
-    with redis_server() as started:
+    """One durable server, with the users that we ship. A test that kills or fills its server starts its own."""
+    with redis_server(guarded=True) as started:
         yield started
 
 
 @pytest.fixture
 async def redis(server: RedisServer) -> AsyncIterator[Redis]:
-    """A client on an empty database. Whoever leaves a key there that nothing will ever remove fails here."""
-    redis = client(server.url)
+    """A client on an empty database that may do everything, as the product may not.
+
+    Whoever leaves a key there that nothing will ever remove fails here.
+    """
+    redis = client(server.admin_url)
     try:
         await redis.flushall()
         yield redis
@@ -63,15 +66,23 @@ async def redis(server: RedisServer) -> AsyncIterator[Redis]:
 
 
 @pytest.fixture
-async def scripts(redis: Redis) -> AsyncIterator[Scripts]:
-    gatherer = Gatherer(redis)
+async def product_redis(redis: Redis, server: RedisServer) -> AsyncIterator[Redis]:
+    """A client with the rights of our own processes, and no more."""
+    product = client(server.url)
+    yield product
+    await product.aclose()
+
+
+@pytest.fixture
+async def scripts(product_redis: Redis) -> AsyncIterator[Scripts]:
+    gatherer = Gatherer(product_redis)
     yield Scripts(gatherer)
     await gatherer.aclose()
 
 
 @pytest.fixture
-def catalog(redis: Redis, scripts: Scripts) -> Catalog:
-    return Catalog(redis, scripts, SystemClock())
+def catalog(product_redis: Redis, scripts: Scripts) -> Catalog:
+    return Catalog(product_redis, scripts, SystemClock())
 
 
 @pytest.fixture

@@ -77,6 +77,7 @@ def _client(url: str, *, connections: int, name: str, socket_timeout_s: float) -
         "retry": NO_RETRIES,
         "health_check_interval": 0,
         "client_name": name,
+        "driver_info": None,  # CLIENT SETINFO: two more calls of each connection, which our user may not even make
         "max_connections": connections,
         "timeout": SOCKET_TIMEOUT_S,
     }

@@ -15,6 +15,7 @@ from director.core import situation as core
 from director.core.durability import LEAST_VERSIONS, MENDS, STRONGEST_FIRST, levels
 from director.core.findings import MOST, is_slow
 from director.core.redis_client import has_password
+from director.core.rights import MEND, in_a_line
 from director.core.situation import Code
 from director.core.words import several, some
 from director.doctor.floors import open_holes
@@ -186,6 +187,14 @@ def password(look: Look) -> Answer:
     )
 
 
+def rights(look: Look) -> Answer:
+    if look.refused is None:
+        return ok("not known: the server forbids ACL DRYRUN")
+    if look.refused:
+        return "fail", in_a_line(look.refused), MEND
+    return ok("our user may do all that is needed")
+
+
 def of(fine: str, *codes: Code) -> Callable[[Look], Answer]:
     """The check that tells what was found with one of these codes."""
 
@@ -221,6 +230,7 @@ CHECKS: Final[dict[str, Callable[[Look], Answer]]] = {
     "cluster": cluster,
     "replicas": replicas,
     "password": password,
+    "rights": rights,
     "directors": of("{queues}, none waits without a director", "queue_not_served", "director_gone"),
     "servers": of(
         "no director tells of one that is unwell", "setup_loop", "setup_failed", "server_auth", "servers_unwell"

@@ -20,6 +20,7 @@ from director.core.overview import Overview, Snapshot
 from director.core.owed import Owed
 from director.core.queues import Queues
 from director.core.redis_client import ask, describe
+from director.core.rights import refused
 from director.core.scripts import Scripts
 from director.core.settings import CommonSettings
 from director.core.situation import Finding
@@ -32,14 +33,15 @@ SCRIPT: Final = "#!lua flags=no-writes\nreturn 1"
 
 
 class Look(Struct, frozen=True, kw_only=True):
-    """A server and its service at one moment. `config` is None where the server forbids to ask. `findings`: what was
-    found of the service, by the judgement that the page shows too.
+    """A server and its service at one moment. `config` and `refused` are None where the server forbids to ask.
+    `findings`: what was found of the service, by the judgement that the page shows too.
     """
 
     address: str
     settings: CommonSettings
     info: dict[str, Any]
     config: dict[str, str] | None
+    refused: list[str] | None
     cluster: dict[str, str]
     ping_ms: list[float]
     script_ms: list[float]
@@ -72,6 +74,7 @@ async def look(redis: Redis, settings: CommonSettings, clock: Clock) -> Look:
         settings=settings,
         info=info,
         config=await _config(redis),
+        refused=await refused(redis),
         cluster=await ask(lambda: untyped.execute_command("CLUSTER INFO")) if info.get("cluster_enabled") else {},
         ping_ms=[await _timed_ms(redis.ping) for _ in range(PINGS)],
         script_ms=[await _timed_ms(lambda: redis.evalsha(sha, 0)) for _ in range(SCRIPTS)],

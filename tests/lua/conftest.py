@@ -10,5 +10,5 @@ from tests.support.servers import Kind, RedisServer, redis_server
 @pytest.fixture(scope="session", params=["valkey", pytest.param("redis7", marks=pytest.mark.redis7)])
 def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     kind: Kind = request.param
-    with redis_server(kind) as started:
+    with redis_server(kind, guarded=True) as started:
         yield started

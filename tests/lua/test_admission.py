@@ -44,17 +44,18 @@ class Crowd:
     async def _open(self, server: RedisServer) -> None:
         self.connections = [client(server.url, connections=1) for _ in range(CONNECTIONS)]
         self.scripts = [Scripts(Gatherer(redis)) for redis in self.connections]
+        self.admin = client(server.admin_url, connections=1)
 
     def close(self) -> None:
         async def close() -> None:
-            for redis in self.connections:
+            for redis in (*self.connections, self.admin):
                 await redis.aclose()
 
         self.runner.run(close())
         self.runner.close()
 
     async def empty(self) -> QueueDriver:
-        await self.connections[0].flushall()
+        await self.admin.flushall()
         await self.scripts[0].register(QUEUE, version=VERSION, policy=Policy(breaker_after=0))
         self.claims: list[Claim] = []
         self.accepted: Counter[str] = Counter()

@@ -51,15 +51,16 @@ def runner() -> Iterator[asyncio.Runner]:
 
 @asynccontextmanager
 async def emptied(server: RedisServer) -> AsyncIterator[tuple[Scripts, Accounts]]:
-    redis = client(server.url)
+    admin, redis = client(server.admin_url), client(server.url)
     gatherer = Gatherer(redis)
     try:
-        await redis.flushall()
+        await admin.flushall()
         yield Scripts(gatherer), Accounts(redis)
-        assert await leaks(redis) == []
+        assert await leaks(admin) == []
     finally:
         await gatherer.aclose()
         await redis.aclose()
+        await admin.aclose()
 
 
 @bounded

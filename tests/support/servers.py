@@ -1,8 +1,10 @@
 """Real Redis and Valkey servers for a test: started on a unix socket in a folder of their own, ended by their pid.
 
+A guarded one has the users that we ship, so that whatever the product does is done with their rights.
 Never stands in for a server, and never touches one that it did not start.
 """
 
+import hashlib
 import shutil
 import signal
 import subprocess
@@ -20,10 +22,11 @@ from redis import Redis, exceptions
 
 from tests.support.cog import free_port
 
-__all__ = ("Kind", "RedisServer", "binary", "redis_server")
+__all__ = ("USERS", "Kind", "RedisServer", "binary", "redis_server", "users_file")
 
 Kind = Literal["valkey", "redis7"]
 
+USERS: Final = Path(__file__).parents[2] / "k8s" / "base" / "redis" / "users.acl"
 START_LIMIT_S: Final = 20.0  # up in 10 ms; a busy machine may take many times that
 PROMISED: Final = MappingProxyType(
     {
@@ -39,11 +42,12 @@ PROMISED: Final = MappingProxyType(
 class RedisServer:
     """One server and its data. `kill` and `start` again keep the data, as a crash of a process does."""
 
-    def __init__(self, kind: Kind, folder: Path, *, port: int, config: Mapping[str, str]) -> None:
+    def __init__(self, kind: Kind, folder: Path, *, port: int, config: Mapping[str, str], guarded: bool) -> None:
         self.kind = kind
         self.folder = folder
         self.port = port
         self._config = {**PROMISED, **config}
+        self._guarded = guarded
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -53,7 +57,16 @@ class RedisServer:
     @property
     def url(self) -> str:
         """Over the unix socket; `tcp_url` where a test has to stand between client and server."""
-        return f"unix://{self.socket}"
+        return self.url_of("director")
+
+    @property
+    def admin_url(self) -> str:
+        """For what a test does beside the product: it may do everything."""
+        return self.url_of("admin")
+
+    def url_of(self, user: str) -> str:
+        """As this user, where users are told apart. The password of each is its name."""
+        return f"unix://{user}:{user}@{self.socket}" if self._guarded else f"unix://{self.socket}"
 
     @property
     def tcp_url(self) -> str:
@@ -71,6 +84,9 @@ class RedisServer:
             "dir": str(self.folder),
             "logfile": str(self.folder / "log"),
         }
+        if self._guarded:
+            settings["aclfile"] = str(self.folder / "users.acl")
+            (self.folder / "users.acl").write_text(users_file())
         options = [part for name, value in settings.items() for part in (f"--{name}", value)]
         self._process = subprocess.Popen([binary(self.kind), *options], stdin=subprocess.DEVNULL)
         self._wait(self._process)
@@ -109,7 +125,8 @@ class RedisServer:
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
         give_up = time.monotonic() + START_LIMIT_S
-        with Redis(unix_socket_path=str(self.socket)) as redis:
+        probe = {"username": "probe", "password": "any"} if self._guarded else {}
+        with Redis(unix_socket_path=str(self.socket), **probe) as redis:
             while time.monotonic() < give_up:
                 if process.poll() is not None:
                     raise ChildProcessError(f"{self.kind} exited with {process.returncode}:\n{self._log()}")
@@ -132,16 +149,29 @@ def redis_server(
     *,
     loopback: bool = False,
     config: Mapping[str, str] = MappingProxyType({}),
+    guarded: bool = False,
 ) -> Iterator[RedisServer]:
-    """A started server, ended with the block. Durable as the shipped configuration is, but for what `config` says."""
+    """A started server, ended with the block. Durable as the shipped configuration is, but for what `config` says.
+
+    `guarded`: nobody may do more than the users that we ship.
+    """
     # not pytest's tmp_path: a socket's path may have 107 characters
     with tempfile.TemporaryDirectory(prefix="dr-") as folder:
-        server = RedisServer(kind, Path(folder), port=free_port() if loopback else 0, config=config)
+        server = RedisServer(kind, Path(folder), port=free_port() if loopback else 0, config=config, guarded=guarded)
         try:
             server.start()
             yield server
         finally:
             server.stop()
+
+
+def users_file() -> str:
+    """The users that we ship, as a server reads them; the password of each is its name."""
+    lines = [line for line in USERS.read_text().splitlines() if not line.startswith("#")]
+    filled = "\n".join(lines)
+    for user in ("director", "keda", "admin"):
+        filled = filled.replace(f"%{user.upper()}%", f"#{hashlib.sha256(user.encode()).hexdigest()}")
+    return filled + "\n"
 
 
 def binary(kind: Kind) -> str:

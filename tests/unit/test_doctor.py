@@ -27,6 +27,7 @@ SOUND = Look(
         "connected_slaves": 0,
     },
     config={"appendonly": "yes", "appendfsync": "always", "bind": "* -::*", "port": "6379", "protected-mode": "no"},
+    refused=[],
     cluster={},
     ping_ms=[0.1] * 50,
     script_ms=[0.2] * 20,

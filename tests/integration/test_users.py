@@ -1,0 +1,307 @@
+"""The users of Redis that we ship: each may do what it is for, on every kind of server, and nothing else."""
+
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import exceptions
+from redis.asyncio import Redis
+
+import lua
+from director.core import keys
+from director.core.clock import SystemClock
+from director.core.errors import UnsafeBackend
+from director.core.ids import Partition, QueueName, new_prediction_id, partition_of_model
+from director.core.redis_client import client
+from director.core.rights import ASKED, NEEDED, check_rights, refused
+from tests.support.live_director import director_process
+from tests.support.servers import USERS, Kind, RedisServer, redis_server
+
+pytestmark = pytest.mark.anyio
+
+HOUSE = Path(__file__).parents[2]
+ROOMS = ("api", "director")
+QUEUE = QueueName("acme/echo:0123456789ab")
+LIVE = keys.live(QUEUE)
+ELSEWHERE = keys.live(QueueName("acme/other:0123456789ab"))
+ID = new_prediction_id(model="acme/echo", now_ms=SystemClock().now_ms())
+SAMPLES: dict[str, Any] = {
+    "account": "a",
+    "consumer": "host-1-00",
+    "digest": "0" * 64,
+    "director": "host-1-00",
+    "file_id": ID,
+    "host": "hooks.example",
+    "lane": "normal",
+    "model": "acme/echo",
+    "name": "acme/echo",
+    "number": 0,
+    "order": "created",
+    "partition": Partition(7),
+    "prediction_id": ID,
+    "purpose": "files",
+    "queue": QUEUE,
+    "slug": "a",
+    "tenant": "a",
+    "training": ID,
+    "version_id": "0" * 64,
+}
+# What KEDA's scaler of the type `redis` sends, since 2.0
+OF_KEDA = """
+local listName = KEYS[1]
+local listType = redis.call('type', listName).ok
+local cmd = { zset = 'zcard', set = 'scard', list = 'llen', hash = 'hlen', none = 'llen' }
+return redis.call(cmd[listType], listName)
+"""
+IN_A_SCRIPT = "ACL failure in script|user executing the script can't"
+REFUSED_US = """
+acl list
+acl setuser director +@all
+bgrewriteaof
+client kill type normal
+client list
+client no-evict on
+cluster reset
+command
+config rewrite
+config set maxmemory 1
+copy {p7}:rec:a {p7}:rec:b
+dbsize
+dump {p7}:rec:a
+eval return(1) 0
+eval redis.call('flushall') 0
+expire {p7}:rec:a 1
+failover
+fcall f 0
+flushall
+flushdb
+function flush
+get stranger
+get {q}:secret
+getdel secret:files
+hset stranger a 1
+keys *
+latency reset
+memory doctor
+migrate 127.0.0.1 1 secret:files 0 1000
+module list
+monitor
+move secret:files 1
+object freq secret:files
+psubscribe *
+publish stranger 1
+randomkey
+rename {p7}:rec:a {p7}:rec:b
+replicaof 127.0.0.1 1
+restore {p7}:rec:a 0 x
+save
+scan 0
+script flush
+script kill
+select 1
+shutdown nosave
+slowlog reset
+sort {p7}:rec:a
+subscribe stranger
+swapdb 0 1
+type {p7}:rec:a
+wait 0 0
+xgroup destroy {p7}:q:acme/echo:0:normal:s0 directors
+xsetid {p7}:log 1-1
+xtrim {p7}:log maxlen 0
+""".strip().splitlines()
+REFUSED_KEDA = f"""
+evalsha 0 0
+flushall
+get secret:files
+hgetall account:a
+info
+llen {keys.bell(QUEUE)}
+script load return(1)
+type {keys.record(ID)}
+zadd {LIVE} 1 a
+zcard secret:files
+zrange {LIVE} 0 -1
+""".strip().splitlines()
+
+
+@pytest.fixture(scope="module", params=["valkey", pytest.param("redis7", marks=pytest.mark.redis7)])
+def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    kind: Kind = request.param
+    with redis_server(kind, guarded=True) as started:
+        yield started
+
+
+@pytest.fixture
+async def admin(server: RedisServer) -> AsyncIterator[Redis]:
+    """Who may do everything, on an empty database; the users are as we ship them again afterwards."""
+    redis = client(server.admin_url)
+    await redis.flushall()
+    yield redis
+    await redis.acl_load()
+    await redis.aclose()
+
+
+@pytest.fixture
+async def ours(server: RedisServer, admin: Redis) -> AsyncIterator[Redis]:
+    redis = client(server.url)
+    yield redis
+    await redis.aclose()
+
+
+async def reply_to(redis: Any, line: str) -> str:
+    """What a command of a line is answered, or how it is refused."""
+    try:
+        return str(await redis.execute_command(*line.split()))
+    except exceptions.ResponseError as exc:
+        return type(exc).__name__
+
+
+async def not_refused(redis: Redis, lines: list[str]) -> list[str]:
+    replies = [(line, await reply_to(redis, line)) for line in lines]
+    return [f"{line}: {reply}" for line, reply in replies if reply != "NoPermissionError"]
+
+
+def granted(user: str) -> set[str]:
+    """The commands of a user's line, as they are sent."""
+    [line] = [line for line in USERS.read_text().splitlines() if line.startswith(f"user {user} ")]
+    return {word[1:].replace("|", " ") for word in line.split() if word.startswith("+")}
+
+
+def test_our_user_has_the_rights_that_are_asked_for_and_no_more() -> None:
+    containers = {"acl", "client", "cluster", "config", "script", "xgroup", "xinfo"}
+    needed = {" ".join(command[:2]) if command[0] in containers else command[0] for command in NEEDED}
+    assert granted("director") == needed | set(ASKED)
+
+
+def test_no_right_is_one_that_no_code_of_ours_needs() -> None:
+    scripts = "\n".join(path.read_text() for folder in lua.__path__ for path in Path(folder).rglob("*.lua"))
+    python = "\n".join(path.read_text() for room in ROOMS for path in (HOUSE / room).rglob("*.py"))
+    by_the_client = {"client setname": "client_name", "multi": "transaction=True", "exec": "transaction=True"}
+    by_the_client |= {"info": ".info", "script load": "script_load", "del": ".delete(", "publish": "'PUBLISH'"}
+
+    def is_used(right: str) -> bool:
+        name, _, rest = right.partition(" ")
+        spelled = (by_the_client.get(right, f".{name}(") if not rest or right in by_the_client else f"{name}_{rest}",)
+        in_lua = f"'{name.upper()}', '{rest.upper()}'" if rest else f"'{name.upper()}'"
+        return any(each in python for each in (*spelled, right.upper(), f'("{name}"')) or in_lua in scripts
+
+    assert [right for right in sorted(granted("director")) if not is_used(right)] == []
+
+
+async def test_every_key_that_we_name_is_open_to_our_user_and_to_no_other(admin: Redis) -> None:
+    def spelled(name: str) -> str:
+        function = getattr(keys, name)
+        given = {each: SAMPLES[each] for each in inspect.signature(function).parameters if each in SAMPLES}
+        return str(function(**given))
+
+    async def may(user: str, *command: str) -> bool:
+        untyped: Any = admin
+        return bool(await untyped.execute_command("ACL DRYRUN", user, *command) == b"OK")
+
+    for name in keys.__all__:
+        if name in ("GROUP", "LANES", "PERMANENT", "queue_partition", "tag"):
+            continue
+        command = ("publish", spelled(name), "1") if name.endswith("channel") else ("get", spelled(name))
+        assert await may("director", *command), name
+        assert await may("keda", "type", spelled(name)) == (name == "live"), name
+
+
+async def test_our_user_is_refused_all_else(ours: Redis, admin: Redis) -> None:
+    await admin.hset(f"{{p{partition_of_model('acme/echo')}}}:rec:a", "status", "starting")
+    assert await not_refused(ours, REFUSED_US) == []
+    untyped: Any = admin
+    refusal = await untyped.execute_command("ACL DRYRUN", "director", "debug", "sleep", "0")
+    assert b"no permissions" in refusal, "servers refuse DEBUG for another reason first"
+
+
+async def test_a_script_has_no_more_rights_than_who_sends_it(ours: Redis, admin: Redis) -> None:
+    await admin.set("stranger", "1")
+    for body in ("return redis.call('FLUSHALL')", "return redis.call('GET', 'stranger')"):
+        sha = await ours.script_load(body)
+        with pytest.raises(exceptions.ResponseError, match=IN_A_SCRIPT):
+            await ours.evalsha(sha, 0)
+    assert await admin.get("stranger") == b"1"
+
+
+async def test_kedas_user_counts_what_lives_in_a_queue_and_can_nothing_else(server: RedisServer, admin: Redis) -> None:
+    await admin.zadd(LIVE, {"a": 1, "b": 2})
+    keda: Any = Redis.from_url(server.url_of("keda"), protocol=2)
+    try:
+        assert await keda.ping()
+        assert await keda.eval(OF_KEDA, 1, LIVE) == 2
+        assert await keda.eval(OF_KEDA, 1, ELSEWHERE) == 0, "a queue in which nothing lives has no key"
+        assert await not_refused(keda, REFUSED_KEDA) == []
+        for body in ("redis.call('FLUSHALL')", "redis.call('ZADD', KEYS[1], 1, 'x')", "redis.call('GET', 'x')"):
+            with pytest.raises(exceptions.ResponseError, match=IN_A_SCRIPT):
+                await keda.eval(body, 1, LIVE)
+    finally:
+        await keda.aclose()
+
+
+async def test_who_probes_is_answered_and_hears_nothing(server: RedisServer) -> None:
+    probe: Any = Redis.from_url(server.url_of("probe"), protocol=2)
+    try:
+        assert await probe.ping()
+        assert await not_refused(probe, ["info", "get secret:files", "config get *", "subscribe x"]) == []
+    finally:
+        await probe.aclose()
+    nobody: Any = Redis.from_url(f"unix://{server.socket}", protocol=2)
+    try:
+        with pytest.raises(exceptions.ConnectionError, match="Authentication required"):
+            await nobody.ping()
+    finally:
+        await nobody.aclose()
+
+
+@pytest.mark.parametrize(
+    ("taken", "names"),
+    [
+        ("-xautoclaim", "'xautoclaim'"),
+        ("-xgroup|create", "'xgroup|create'"),
+        ("resetkeys", "'{p0}:q:a/b:0:bell'"),
+        ("resetchannels", "'{p0}:ch:0'"),
+    ],
+)
+async def test_a_right_that_is_missing_is_named(ours: Redis, admin: Redis, taken: str, names: str) -> None:
+    await check_rights(ours)
+    untyped: Any = admin
+    await untyped.execute_command("ACL SETUSER", "director", taken)
+    with pytest.raises(UnsafeBackend, match="may not do all that is needed") as caught:
+        await check_rights(ours)
+    assert names in str(caught.value)
+
+
+async def test_where_it_may_not_be_asked_nothing_is_known_of_our_rights(ours: Redis, admin: Redis) -> None:
+    untyped: Any = admin
+    await untyped.execute_command("ACL SETUSER", "director", "-acl|dryrun")
+    assert await refused(ours) is None
+    await check_rights(ours)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("command", [("api",), ("keeper",), ("doctor",)], ids=" ".join)
+async def test_a_process_that_lacks_a_right_ends_with_the_name_of_it(
+    server: RedisServer, admin: Redis, command: tuple[str, ...]
+) -> None:
+    untyped: Any = admin
+    await untyped.execute_command("ACL SETUSER", "director", "-xautoclaim")
+    env = {"PATH": "", "PYTHONPATH": str(HOUSE), "DIRECTOR_REDIS_URL": server.url, "DIRECTOR_PORT": "0"}
+    line = [sys.executable, "-m", "director", *command]
+    ended = subprocess.run(line, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert re.search(r"'xautoclaim'", ended.stdout + ended.stderr)
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.heavy
+async def test_so_does_a_director(server: RedisServer, admin: Redis) -> None:
+    untyped: Any = admin
+    await untyped.execute_command("ACL SETUSER", "director", "-xautoclaim")
+    async with director_process(server.url, "http://127.0.0.1:9") as director:
+        assert await director.exit_code() == 1
