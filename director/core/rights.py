@@ -131,7 +131,7 @@ async def refused(redis: Redis) -> list[str] | None:
             return list(await pipe.execute())
 
         answers = map(text, await ask(tried))
-    except exceptions.ResponseError:
+    except exceptions.RedisError:
         return None
     return [answer for answer in answers if answer != "OK"]
 

@@ -1,13 +1,14 @@
 """The users of Redis that we ship: each may do what it is for, on every kind of server, and nothing else."""
 
 import inspect
-import re
-import subprocess
+import os
+import shutil
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from redis import exceptions
 from redis.asyncio import Redis
@@ -19,8 +20,9 @@ from director.core.errors import UnsafeBackend
 from director.core.ids import Partition, QueueName, new_prediction_id, partition_of_model
 from director.core.redis_client import client
 from director.core.rights import ASKED, NEEDED, check_rights, refused
+from tests.support.eventually import eventually
 from tests.support.live_director import director_process
-from tests.support.servers import USERS, Kind, RedisServer, redis_server
+from tests.support.servers import USERS, Kind, RedisServer, binary, redis_server
 
 pytestmark = pytest.mark.anyio
 
@@ -284,6 +286,33 @@ async def test_where_it_may_not_be_asked_nothing_is_known_of_our_rights(ours: Re
     await check_rights(ours)
 
 
+async def test_the_pods_server_knows_passwords_by_their_hashes_alone(tmp_path: Path) -> None:
+    shipped, socket = tmp_path / "shipped", tmp_path / "s"
+    shutil.copytree(USERS.parent, shipped)
+    config = shipped / "redis.conf"
+    config.write_text(config.read_text().replace("dir /data", f"dir {tmp_path}"))
+    (tmp_path / "valkey-server").symlink_to(binary("valkey"))
+    passwords = {"REDIS_PASSWORD": "new & $o/|", "REDIS_PASSWORD_FORMER": "old", "KEDA_PASSWORD": "k"}
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path), "ADMIN_PASSWORD": "a", **passwords}
+    here = ("--port", "0", "--unixsocket", str(socket), "--logfile", str(tmp_path / "log"))
+    async with await anyio.open_process(["sh", str(shipped / "start.sh"), *here], env=env) as process:
+        try:
+            await eventually(socket.exists, "it listens")
+            for user, password in (("director", "new & $o/|"), ("director", "old"), ("keda", "k"), ("admin", "a")):
+                redis: Any = Redis(unix_socket_path=str(socket), username=user, password=password, protocol=2)
+                async with redis:
+                    assert await redis.ping()
+            refused_one: Any = Redis(unix_socket_path=str(socket), username="director", password="", protocol=2)
+            async with refused_one:
+                with pytest.raises(exceptions.ConnectionError):
+                    await refused_one.ping()
+            users = (tmp_path / "users.acl").read_text()
+            assert not [each for each in passwords.values() if f">{each}" in users or f" {each} " in users]
+        finally:
+            if process.returncode is None:
+                process.terminate()
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize("command", [("api",), ("keeper",), ("doctor",)], ids=" ".join)
 async def test_a_process_that_lacks_a_right_ends_with_the_name_of_it(
@@ -291,12 +320,12 @@ async def test_a_process_that_lacks_a_right_ends_with_the_name_of_it(
 ) -> None:
     untyped: Any = admin
     await untyped.execute_command("ACL SETUSER", "director", "-xautoclaim")
-    env = {"PATH": "", "PYTHONPATH": str(HOUSE), "DIRECTOR_REDIS_URL": server.url, "DIRECTOR_PORT": "0"}
-    line = [sys.executable, "-m", "director", *command]
-    ended = subprocess.run(line, env=env, capture_output=True, text=True, timeout=60, check=False)
+    env = dict(os.environ) | {"DIRECTOR_REDIS_URL": server.url, "DIRECTOR_PORT": "0"}
+    ended = await anyio.run_process([sys.executable, "-m", "director", *command], env=env, check=False)
     assert ended.returncode == 1
-    assert re.search(r"'xautoclaim'", ended.stdout + ended.stderr)
-    assert "Traceback" not in ended.stderr
+    said = ended.stdout + ended.stderr
+    assert b"'xautoclaim'" in said
+    assert b"Traceback" not in said
 
 
 @pytest.mark.heavy

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import pytest
 from redis import Redis, exceptions
@@ -125,7 +125,7 @@ class RedisServer:
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
         give_up = time.monotonic() + START_LIMIT_S
-        probe = {"username": "probe", "password": "any"} if self._guarded else {}
+        probe: dict[str, Any] = {"username": "probe", "password": "any"} if self._guarded else {}
         with Redis(unix_socket_path=str(self.socket), **probe) as redis:
             while time.monotonic() < give_up:
                 if process.poll() is not None:

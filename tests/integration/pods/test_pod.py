@@ -1,0 +1,216 @@
+"""What the pod of a GPU pool promises, by its two processes, started and ended as the manifest says."""
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.clock import SystemClock
+from director.core.gatherer import Gatherer
+from director.core.policy import Policy
+from director.core.redis_client import client
+from director.core.scripts import Scripts
+from tests.support.cog import write_model
+from tests.support.eventually import eventually
+from tests.support.live_director import Caller, Gate, Tally
+from tests.support.pod import DEFAULTS, GRACE_S, HAND_BACK_S, Pod, pod
+from tests.support.queue_driver import MODEL, VERSION
+from tests.support.servers import RedisServer, redis_server
+
+pytestmark = [pytest.mark.anyio, pytest.mark.cog, pytest.mark.heavy]
+
+SETUP = """
+    import os, time
+    from cog import BasePredictor
+
+    class Predictor(BasePredictor):
+        def setup(self):
+            with open({tally!r}, "a") as file:
+                file.write(".")
+            while not os.path.exists({gate!r}):
+                time.sleep(0.01)
+            if os.path.getsize({tally!r}) <= {failures}:
+                raise RuntimeError("no weights")
+
+        def predict(self, text: str = "a") -> str:
+            return text
+"""
+
+
+@pytest.fixture
+def own_server() -> Iterator[RedisServer]:
+    """One that a test may end."""
+    with redis_server(guarded=True) as started:
+        yield started
+
+
+@asynccontextmanager
+async def calling(server: RedisServer) -> AsyncGenerator[Caller]:
+    """Who asks at a server of its own."""
+    redis = client(server.url)
+    gatherer = Gatherer(redis)
+    try:
+        scripts = Scripts(gatherer)
+        await Catalog(redis, scripts, SystemClock()).register(
+            MODEL, VERSION, schema=OPEN_SCHEMA, server="", policy=Policy()
+        )
+        yield Caller(redis, scripts)
+    finally:
+        await gatherer.aclose()
+        await redis.aclose()
+
+
+def with_setup(folder: Path, gate: Gate, tally: Tally, *, failures: int = 0) -> Path:
+    """A model whose setup lasts until the gate opens, and fails so many times."""
+    return write_model(folder / "model", SETUP.format(tally=str(tally), gate=str(gate), failures=failures))
+
+
+def test_the_grace_time_is_longer_than_all_that_happens_in_it() -> None:
+    """A drain lasts its own time, then that to hand back and to tell; then the model server ends."""
+    assert float(DEFAULTS["DIRECTOR_DRAIN_S"]) >= float(DEFAULTS["DIRECTOR_RUN_LIMIT_S"])
+    assert float(DEFAULTS["DIRECTOR_DRAIN_S"]) + HAND_BACK_S + 30 <= GRACE_S
+
+
+async def test_the_director_starts_when_setup_is_over_and_not_when_the_server_answers(
+    caller: Caller, server: RedisServer, tmp_path: Path, gate: Gate, tally: Tally
+) -> None:
+    async with pod(with_setup(tmp_path, gate, tally), server.url, starts=False) as one:
+        await eventually(lambda: one.answered, "Cog says that it starts", until=lambda times: times > 1, limit_s=60)
+        assert one.starts == {"model": 1, "director": 0}
+        gate.open()
+        await one.has_started.wait()
+        await one.becomes_ready()
+        assert (await caller.ended(await caller.submit(text="b")))["output"] == "b"
+        assert one.starts == {"model": 1, "director": 1}
+
+
+async def test_a_setup_that_failed_is_told_and_the_model_server_started_anew(
+    caller: Caller, server: RedisServer, tmp_path: Path, gate: Gate, tally: Tally
+) -> None:
+    gate.open()
+    model = with_setup(tmp_path, gate, tally, failures=1)
+    async with pod(model, server.url, settings={"DIRECTOR_SETUP_RETRY_S": "2"}) as one:
+        missing = await eventually(one.missing, "the setup has failed", until=lambda told: "setup" in str(told))
+        assert not await one.is_ready(), missing
+        asked = await caller.submit(text="b")
+        await one.becomes_ready()
+        assert (await caller.ended(asked))["output"] == "b"
+        assert one.starts == {"model": 2, "director": 1}
+
+
+async def test_sigterm_lets_what_runs_finish_and_then_the_model_server_end(
+    caller: Caller, server: RedisServer, folder: Path, gate: Gate
+) -> None:
+    async with pod(folder, server.url) as one:
+        await one.becomes_ready()
+        running = await caller.submit(n=1, gate=str(gate))
+        await caller.shows(running, status="processing")
+        waiting = await caller.submit(n=1)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(one.end)
+            missing = await eventually(one.missing, "it is not ready any more")
+            assert missing == {"model": "draining"}
+            assert await one.is_live()
+            assert (await caller.status(running), one.exit_codes) == ("processing", {})
+            gate.open()
+        assert (one.exit_codes, one.killed) == ({"director": 0, "model": 0}, [])
+        assert one.starts == {"model": 1, "director": 1}
+    assert (await caller.ended(running))["status"] == "succeeded"
+    record = await caller.record(waiting)
+    assert (record.status, record.claims) == ("starting", 0)
+
+
+async def test_what_outlasts_the_drain_is_handed_back_uncounted_within_the_grace(
+    caller: Caller, server: RedisServer, folder: Path, gate: Gate
+) -> None:
+    async with pod(folder, server.url, settings={"DIRECTOR_DRAIN_S": "0.5"}) as one:
+        await one.becomes_ready()
+        asked = await caller.submit(n=1, gate=str(gate))
+        await caller.shows(asked, status="processing")
+        await one.end()
+        assert (one.exit_codes, one.killed) == ({"director": 0, "model": 0}, [])
+    record = await caller.record(asked)
+    assert (record.status, record.attempt) == ("starting", 0)
+
+
+async def test_a_redis_that_is_away_takes_readiness_and_never_liveness(own_server: RedisServer, folder: Path) -> None:
+    own_server.stop()
+    async with pod(folder, own_server.url) as one:
+        assert await one.is_live(), "before Redis ever answered"
+        assert not await one.is_ready()
+        own_server.start()
+        await one.becomes_ready()
+        own_server.kill()
+        await eventually(one.is_ready, "readiness is off", until=lambda ready: not ready)
+        assert await one.is_live()
+        own_server.start()
+        await one.becomes_ready()
+        async with calling(own_server) as caller:
+            assert (await caller.ended(await caller.submit(n=1)))["output"] == ["a0"]
+        assert one.starts == {"model": 1, "director": 1}
+
+
+async def test_a_model_server_that_is_killed_comes_back_and_the_director_goes_on(
+    caller: Caller, server: RedisServer, folder: Path, gate: Gate
+) -> None:
+    async with pod(folder, server.url, settings={"DIRECTOR_BACKOFF_S": "0"}) as one:
+        await one.becomes_ready()
+        asked = await caller.submit(n=1, gate=str(gate))
+        await caller.shows(asked, status="processing")
+        one.kill_model()
+        gate.open()
+        ended = await caller.ended(asked)
+        assert (ended["status"], (await caller.record(asked)).attempt) == ("succeeded", 2)
+        assert one.starts == {"model": 2, "director": 1}
+
+
+async def test_a_worker_that_died_has_its_server_started_anew(
+    caller: Caller, server: RedisServer, folder: Path, tally: Tally
+) -> None:
+    async with pod(folder, server.url, settings={"DIRECTOR_BACKOFF_S": "0"}) as one:
+        await one.becomes_ready()
+        asked = await caller.submit(n=1, count=str(tally), then="exit once")
+        assert (await caller.ended(asked))["status"] == "succeeded"
+        assert tally.runs == 2
+        assert one.starts == {"model": 2, "director": 1}
+
+
+async def test_a_roll_without_surge_under_load_loses_nothing_and_runs_nothing_twice(
+    caller: Caller, server: RedisServer, folder: Path, tally: Tally
+) -> None:
+    asked: list[str] = []
+    has_rolled = anyio.Event()
+
+    async def ask() -> None:
+        while not has_rolled.is_set():
+            asked.append(await caller.submit(n=1, count=str(tally)))
+            await anyio.sleep(0.05)
+
+    async with anyio.create_task_group() as pods:
+        old = [await pods.start(_run, folder, server.url) for _ in range(2)]
+        async with anyio.create_task_group() as load:
+            load.start_soon(ask)
+            for one in old:
+                await one.end()
+                assert (one.exit_codes, one.killed) == ({"director": 0, "model": 0}, [])
+                served = await caller.submit(n=1, count=str(tally))
+                asked.append(served)
+                assert (await caller.ended(served))["status"] == "succeeded", "there is always one that serves"
+                await pods.start(_run, folder, server.url)
+            has_rolled.set()
+        for prediction in asked:
+            assert (await caller.ended(prediction))["status"] == "succeeded"
+            assert (await caller.record(prediction)).attempt == 1
+        assert tally.runs == len(asked)
+        await caller.nothing_is_left()
+        pods.cancel_scope.cancel()
+
+
+async def _run(folder: Path, url: str, *, task_status: anyio.abc.TaskStatus[Pod]) -> None:
+    async with pod(folder, url) as one:
+        await one.becomes_ready()
+        task_status.started(one)
+        await anyio.sleep_forever()
