@@ -33,6 +33,7 @@ class Portrait:
         self._note(servers)
         about = About(
             version=__version__,
+            now_ms=self._clock.now_ms(),
             since_ms=self._since_ms,
             held=held,
             servers=tuple(map(self._found, servers[:MOST_SERVERS])),

@@ -8,17 +8,19 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.core import keys
 from director.core.ids import QueueName
 from director.core.redis_client import ask, text
 
-__all__ = ("ALIVE_S", "LOOP", "About", "Beat", "DirectorFound", "Directors", "ServerFound")
+__all__ = ("ALIVE_S", "LOOP", "About", "Beat", "DirectorFound", "Directors", "ServerFound", "about_of")
 
 ALIVE_S: Final = 20.0  # as scripts count on them: ALIVE_MS in lib/keys
 MOST_OF_A_QUEUE: Final = 200
 AT_ONCE: Final = 100  # queues of one write
+SKEW_MS: Final = 1_000  # by which a director's clock may be another than the server's before that counts
 LOOP: Final = 2  # starts in a row that failed: from then on it is no accident
 
 
@@ -37,9 +39,13 @@ class ServerFound(Struct, frozen=True, kw_only=True):
 
 
 class About(Struct, frozen=True, kw_only=True):
-    """What a director says of itself with each beat. `servers` are at most some; `more` is how many it left out."""
+    """What a director says of itself with each beat. `servers` are at most some; `more` is how many it left out.
+
+    Times are by its own clock, on which it is `now_ms`.
+    """
 
     version: str = ""
+    now_ms: int | None = None
     since_ms: int | None = None
     held: int | None = None
     servers: tuple[ServerFound, ...] = ()
@@ -133,12 +139,23 @@ def _newest(beats: Sequence[Beat]) -> Beat:
 
 def _beat(queue: QueueName, at_ms: int, standing: str, about: bytes | None) -> Beat:
     slots, _, state = standing.partition(" ")
-    return Beat(queue=queue, at_ms=at_ms, slots=int(slots or 0), state=state or "starting", about=_about(about))
+    return Beat(
+        queue=queue, at_ms=at_ms, slots=int(slots or 0), state=state or "starting", about=about_of(about, at_ms=at_ms)
+    )
 
 
-def _about(written: bytes | None) -> About:
-    """Nothing where its director is of a release that does not write it, or not in these words."""
+def about_of(written: bytes | None, *, at_ms: int) -> About:
+    """What came with a beat at this time of the server, with all times by the server's clock.
+
+    Nothing where its director is of a release that does not write it, or not in these words.
+    """
     try:
-        return msgspec.json.decode(written, type=About) if written else About()
+        about = msgspec.json.decode(written, type=About) if written else About()
     except msgspec.DecodeError:
         return About()
+    ahead_ms = 0 if about.now_ms is None else about.now_ms - at_ms
+    if abs(ahead_ms) < SKEW_MS:  # no more than the beat's own way, which is another one each time
+        return about
+    servers = tuple(replace(server, since_ms=server.since_ms - ahead_ms) for server in about.servers)
+    since_ms = None if about.since_ms is None else about.since_ms - ahead_ms
+    return replace(about, since_ms=since_ms, servers=servers)

@@ -1,10 +1,11 @@
 """What a director says of itself: what operators look for, and never more than a bound."""
 
 import msgspec
+import pytest
 
 from director import __version__
 from director.claims.portrait import LONGEST_DETAIL, MOST_SERVERS, Portrait
-from director.core.directors import About
+from director.core.directors import About, about_of
 from director.runners.runner import Health, HealthStatus
 from director.servers.servers import Server, Servers
 from tests.support.clock import FakeClock
@@ -39,6 +40,23 @@ def test_a_state_has_the_time_at_which_it_began() -> None:
     one.health = Health(status=HealthStatus.READY)
     [found] = told(portrait).servers
     assert (found.state, found.since_ms) == ("ready", began_ms + 30_000)
+
+
+@pytest.mark.parametrize("ahead_ms", [-3_600_000, 0, 3_600_000])
+def test_what_began_when_is_told_by_the_clock_of_redis_however_wrong_its_own_is(ahead_ms: int) -> None:
+    clock = FakeClock()
+    portrait = Portrait(Servers([server()]), clock)
+    clock.pass_time(60)
+    portrait.about(held=0)
+    clock.pass_time(30)
+    at_ms = clock.now_ms() - ahead_ms
+    about = about_of(portrait.about(held=0), at_ms=at_ms)
+    assert (about.since_ms, about.servers[0].since_ms) == (at_ms - 90_000, at_ms - 30_000)
+
+
+def test_a_director_of_another_release_is_taken_at_its_word_or_says_nothing() -> None:
+    assert about_of(b'{"since_ms": 7}', at_ms=1_000_000).since_ms == 7
+    assert about_of(b"of another release", at_ms=1) == about_of(None, at_ms=1) == About()
 
 
 def test_a_server_that_is_given_no_work_says_why() -> None:
