@@ -11,6 +11,9 @@ READY := $(VENV)/.installed
 LOCK  := requirements.lock
 FILES := director api tests
 
+HASHED = $(VENV)-lock/bin/uv pip compile --quiet --generate-hashes --no-header --no-annotate -c $(LOCK) \
+	--python-version 3.13 --python-platform linux
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help up down test test-all lint types format bench bench-check bench-keep soak wheel lock clean
@@ -63,7 +66,12 @@ lock:  ## pin the newest versions of everything again
 	@rm -rf $(VENV)-lock && $(PYTHON) -m venv $(VENV)-lock
 	@$(VENV)-lock/bin/python -m pip install --quiet --disable-pip-version-check '.[examples,test]'
 	@{ sed -n '/^#/p' $(LOCK); $(VENV)-lock/bin/python -m pip freeze --exclude director; } > $(LOCK).new
-	@mv $(LOCK).new $(LOCK) && rm -rf $(VENV)-lock
+	@mv $(LOCK).new $(LOCK)
+	@$(VENV)-lock/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@$(HASHED) pyproject.toml --extra s3 --extra otel -o k8s/requirements/image.txt
+	@echo hatchling | $(HASHED) - -o k8s/requirements/build.txt
+	@echo cog | $(HASHED) - -o k8s/requirements/hello.txt
+	@rm -rf $(VENV)-lock
 
 clean:  ## remove the virtual environment; data in .director stays
 	@rm -rf $(VENV)

@@ -1,0 +1,195 @@
+"""The scripts that start Redis in a pod: who may log in, and who is the master."""
+
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis, exceptions
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from tests.support.manifests import K8S
+from tests.support.servers import binary
+
+NO_RETRIES: Retry = Retry(NoBackoff(), 0)
+SECRETS = {
+    "REDIS_PASSWORD": "new",
+    "REDIS_PASSWORD_FORMER": "former",
+    "KEDA_PASSWORD": "keda",
+    "ADMIN_PASSWORD": "admin",
+    "REPLICA_PASSWORD": "replica",
+    "SENTINEL_PASSWORD": "sentinel",
+}
+
+
+@pytest.fixture
+def etc(tmp_path: Path) -> Path:
+    """What a pod of `ha` has in /etc/redis."""
+    folder = tmp_path / "etc-redis"
+    folder.mkdir()
+    for source in (
+        "base/redis/redis.conf",
+        "base/redis/users.acl",
+        "base/redis/start.sh",
+        "components/sentinel/member.sh",
+    ):
+        (folder / Path(source).name).write_bytes((K8S / source).read_bytes())
+    for name in ("members.acl", "sentinel.sh"):
+        (folder / name).write_bytes((K8S / "components/sentinel" / name).read_bytes())
+    return folder
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """What the scripts call, with the real server among them. Nobody answers as a Sentinel."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "valkey-server").symlink_to(binary("valkey"))
+    program(folder, "valkey-cli", "exit 1")
+    program(folder, "hostname", "echo redis-1")
+    return folder
+
+
+def program(folder: Path, name: str, does: str) -> None:
+    path = folder / name
+    path.unlink(missing_ok=True)
+    path.write_text(f"#!/bin/sh\n{does}\n")
+    path.chmod(0o755)
+
+
+def surroundings(tmp_path: Path, programs: Path) -> dict[str, str]:
+    return {**SECRETS, "PATH": f"{programs}:/usr/bin:/bin", "TMPDIR": str(tmp_path), "DATA": str(tmp_path)}
+
+
+def placed(etc: Path, tmp_path: Path) -> Path:
+    """The socket of a server whose data is the test's."""
+    socket, conf = tmp_path / "s", etc / "redis.conf"
+    conf.write_text(conf.read_text().replace("dir /data", f"dir {tmp_path}\nport 0\nunixsocket {socket}"))
+    return socket
+
+
+@contextmanager
+def started(script: Path, env: dict[str, str]) -> Iterator[None]:
+    """A server that a script becomes, until the test is over."""
+    process = subprocess.Popen(["sh", script], env=env, stdout=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait(20)
+
+
+def asked(socket: Path, user: str | None, password: str | None, *command: str | bytes) -> Any:
+    """The answer, once anybody listens."""
+    until = time.monotonic() + 20
+    with Redis(unix_socket_path=str(socket), username=user, password=password, protocol=2, retry=NO_RETRIES) as redis:
+        while True:
+            try:
+                return redis.execute_command(*command)
+            except exceptions.AuthenticationError:
+                raise
+            except (exceptions.ConnectionError, exceptions.BusyLoadingError):
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.01)
+
+
+def test_the_words_in_the_list_of_users_become_passwords(tmp_path: Path, etc: Path, programs: Path) -> None:
+    socket = placed(etc, tmp_path)
+    with started(etc / "start.sh", surroundings(tmp_path, programs)):
+        assert asked(socket, "probe", "any", "PING") is True
+        for password in ("new", "former"):
+            assert asked(socket, "director", password, "EXISTS", "queues") == 0
+        assert asked(socket, "admin", "admin", "CONFIG", "GET", "appendfsync") == [b"appendfsync", b"always"]
+        for user, password in (("director", "admin"), ("director", ""), ("keda", "new"), ("default", "")):
+            with pytest.raises(exceptions.AuthenticationError):
+                asked(socket, user, password or "no", "PING")
+        with pytest.raises(exceptions.NoPermissionError):
+            asked(socket, "probe", "any", "GET", "x")
+        with pytest.raises(exceptions.AuthenticationError):
+            asked(socket, None, None, "PING")
+    text = (tmp_path / "users.acl").read_text()
+    assert not [secret for secret in SECRETS.values() if f">{secret}" in text]
+    assert (tmp_path / "users.acl").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("sentinels", "disk", "master"),
+    [
+        ("echo redis-2.redis-nodes", "redis-0.redis-nodes", "redis-2.redis-nodes"),  # what is, before what was
+        ("exit 1", "redis-2.redis-nodes", "redis-2.redis-nodes"),  # all begin at once: what was
+        ("exit 1", "", "redis-0.redis-nodes"),  # the very first time
+        ("echo ERR invalid password", "redis-1.redis-nodes", ""),  # no answer is no master; itself
+    ],
+)
+def test_a_member_begins_as_the_replica_of_the_master_that_is_known(
+    tmp_path: Path, etc: Path, programs: Path, sentinels: str, disk: str, master: str
+) -> None:
+    program(programs, "valkey-cli", sentinels)
+    program(programs, "valkey-server", "exit 0")
+    if disk:
+        (tmp_path / "sentinel.conf").write_text(f"port 26379\nsentinel monitor director {disk} 6379 2\n")
+    subprocess.run(["sh", etc / "member.sh"], env=surroundings(tmp_path, programs), check=True, timeout=30)
+    lines = (tmp_path / "etc/redis.conf").read_text().splitlines()
+    assert [line for line in lines if line.startswith("replicaof")] == ([f"replicaof {master} 6379"] if master else [])
+    assert "replica-announce-ip redis-1.redis-nodes" in lines
+
+
+def test_a_member_lets_replicas_and_sentinels_in(tmp_path: Path, etc: Path, programs: Path) -> None:
+    program(programs, "hostname", "echo redis-0")
+    socket = placed(etc, tmp_path)
+    with started(etc / "member.sh", surroundings(tmp_path, programs)):
+        assert asked(socket, "replica", "replica", "PING") is True
+        assert asked(socket, "sentinel", "replica", "ROLE")[0] == b"master"
+        for name, value in ((b"min-replicas-to-write", b"1"), (b"maxmemory-policy", b"noeviction")):
+            assert asked(socket, "admin", "admin", "CONFIG", "GET", name) == [name, value]
+        with pytest.raises(exceptions.NoPermissionError):
+            asked(socket, "replica", "replica", "GET", "x")
+
+
+def test_a_sentinel_keeps_what_it_knows_and_takes_new_passwords(tmp_path: Path, etc: Path, programs: Path) -> None:
+    program(programs, "valkey-sentinel", "exit 0")
+    env = surroundings(tmp_path, programs)
+    conf = tmp_path / "sentinel.conf"
+    subprocess.run(["sh", etc / "sentinel.sh"], env=env, check=True, timeout=30)
+    assert "sentinel monitor director redis-0.redis-nodes 6379 2" in conf.read_text().splitlines()
+    conf.write_text(conf.read_text().replace("redis-0", "redis-2") + "sentinel current-epoch 7\n")
+    subprocess.run(["sh", etc / "sentinel.sh"], env=env | {"REPLICA_PASSWORD": "other"}, check=True, timeout=30)
+    lines = conf.read_text().splitlines()
+    assert "sentinel monitor director redis-2.redis-nodes 6379 2" in lines
+    assert "sentinel current-epoch 7" in lines
+    assert [line for line in lines if "pass" in line] == [
+        "requirepass sentinel",
+        "sentinel sentinel-pass sentinel",
+        "sentinel auth-pass director other",
+    ]
+
+
+def test_a_real_sentinel_takes_what_is_written_for_it(tmp_path: Path, etc: Path, programs: Path) -> None:
+    (programs / "valkey-sentinel").symlink_to(binary("valkey"))
+    socket = tmp_path / "s"
+    subprocess.run(
+        ["sh", etc / "sentinel.sh"],
+        env=surroundings(tmp_path, programs) | {"PATH": f"{made_nothing(tmp_path)}:{programs}:/usr/bin:/bin"},
+        check=True,
+        timeout=30,
+    )
+    conf = tmp_path / "sentinel.conf"
+    text = re.sub(r"redis-\d\.redis-nodes", "127.0.0.1", conf.read_text())  # those names are a cluster's
+    conf.write_text(text.replace("port 26379", f"port 0\nunixsocket {socket}"))
+    with started(etc / "sentinel.sh", surroundings(tmp_path, programs)):
+        assert asked(socket, None, "sentinel", "SENTINEL", "get-master-addr-by-name", "director")[0] == b"127.0.0.1"
+        with pytest.raises(exceptions.AuthenticationError):
+            asked(socket, None, None, "PING")
+
+
+def made_nothing(tmp_path: Path) -> Path:
+    folder = tmp_path / "nothing"
+    folder.mkdir()
+    program(folder, "valkey-sentinel", "exit 0")
+    return folder

@@ -1,0 +1,114 @@
+"""What is under k8s/ beside manifests: how secrets are made, of what an image is built, what Prometheus is given."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.manifests import K8S
+
+ROOT = K8S.parent
+RULES = K8S / "components/monitoring/rules.yaml"
+LISTS = ("image", "build", "hello")
+HEAD = """\
+# k8s/monitoring/alerts.yaml, as the operator takes it. A test makes it, and holds the two together.
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: director
+spec:
+"""
+
+
+def made_rule() -> str:
+    """The alert rules as an object of the Prometheus operator."""
+    lines = (K8S / "monitoring/alerts.yaml").read_text().splitlines()
+    return HEAD + "".join(f"  {line}\n" if line else "\n" for line in lines if not line.startswith("#"))
+
+
+def test_the_operator_is_given_the_alert_rules_that_there_are() -> None:
+    assert RULES.read_text() == made_rule(), "put what made_rule() makes into components/monitoring/rules.yaml"
+    assert yaml.safe_load(made_rule())["spec"] == yaml.safe_load((K8S / "monitoring/alerts.yaml").read_text())
+
+
+def test_secrets_are_made_once_and_for_their_owner_alone(tmp_path: Path) -> None:
+    file = tmp_path / "secrets.env"
+    file.write_text("REDIS_PASSWORD=mine\n")
+    file.chmod(0o600)
+    for _ in range(2):
+        subprocess.run(["sh", K8S / "secrets.sh", tmp_path], check=True, timeout=30)
+        made = dict(line.split("=", 1) for line in file.read_text().splitlines())
+        assert made["REDIS_PASSWORD"] == "mine"
+        assert made["REDIS_PASSWORD_FORMER"] == ""
+        given = [value for name, value in made.items() if not name.startswith("REDIS_PASSWORD")]
+        assert len(set(given)) == len(given) >= 6
+        assert all(re.fullmatch("[0-9a-f]{64}", value) for value in given)
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_no_secret_is_kept_beside_the_code() -> None:
+    assert "/k8s/overlays/*/secrets.env" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+# Containerfile
+
+
+def steps(word: str) -> list[str]:
+    text = (K8S / "Containerfile").read_text().replace("\\\n", " ")
+    return [line.removeprefix(f"{word} ") for line in text.splitlines() if line.startswith(f"{word} ")]
+
+
+def test_the_image_is_built_of_what_is_there_and_pinned() -> None:
+    assert re.fullmatch(
+        r"PYTHON=docker\.io/library/python:\d+\.\d+\.\d+-slim-\w+(@sha256:[0-9a-f]{64})?", steps("ARG")[0]
+    )
+    assert {each.partition(" ")[0] for each in steps("FROM")} == {"${PYTHON}"}
+    for step in steps("COPY"):
+        if not step.startswith("--from="):
+            assert [place for place in step.split()[:-1] if not (ROOT / place).exists()] == []
+    installs = [step for step in steps("RUN") if " install " in step or "pip wheel" in step]
+    assert [step for step in installs if "--require-hashes" not in step and "--no-deps" not in step] == []
+
+
+def test_the_last_stage_is_nobody_in_particular_and_is_called_director() -> None:
+    last = (K8S / "Containerfile").read_text().rpartition("FROM ")[2]
+    assert last.startswith("${PYTHON} AS director")
+    assert "\nUSER 10001:10001\n" in last
+    assert 'ENTRYPOINT ["director"]' in last
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_package_of_an_image_is_the_locked_one_and_known_by_its_hashes(name: str) -> None:
+    locked = packages((ROOT / "requirements.lock").read_text())
+    text = (K8S / f"requirements/{name}.txt").read_text()
+    pinned = packages(text)
+    assert {each: version for each, version in pinned.items() if locked.get(each, version) != version} == {}
+    assert all("--hash=sha256:" in block for block in re.split(r"\n(?=\w)", text.strip()))
+
+
+def test_an_image_has_all_that_the_wheel_asks_for() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    needed = re.search(r"^dependencies = \[\n(.*?)^\]", project, re.DOTALL | re.MULTILINE)
+    assert needed
+    names = {normal(name) for name in re.findall(r'^  "([\w-]+)', needed[1], re.MULTILINE)}
+    assert names <= packages((K8S / "requirements/image.txt").read_text()).keys()
+
+
+def packages(text: str) -> dict[str, str]:
+    return {normal(name): version for name, version in re.findall(r"^([\w.-]+)==([\w.]+)", text, re.MULTILINE)}
+
+
+def normal(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+def test_manifests_name_the_release_that_this_is() -> None:
+    found = re.search(r'^version = "([\d.]+?)(\.dev\d+)?"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert found
+    named: set[Any] = set()
+    for path in sorted(K8S.rglob("*.yaml")):
+        named |= set(re.findall(r"(?:image: director:|director(?:-hello)?, newTag: )([\w.]+)", path.read_text()))
+    assert named == {found[1]}
