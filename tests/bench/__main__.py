@@ -13,6 +13,8 @@ from typing import Final
 import anyio
 
 from tests.bench.benches.options import Options
+from tests.bench.capacity import inputs_of
+from tests.bench.capacity import table as capacity_table
 from tests.bench.judge import changes, told
 from tests.bench.machine import load
 from tests.bench.processes import ROOT
@@ -22,11 +24,12 @@ from tests.bench.soak import SoakOptions, soak
 from tests.bench.suite import BENCHES, run, told_of
 from tests.bench.tables import peers_table, put_into, targets_table
 
-__all__ = ("main",)
+__all__ = ("KEPT", "main", "tables_of")
 
 FOLDER: Final = Path(__file__).parent
 KEPT: Final = FOLDER / "history.jsonl"
 README: Final = FOLDER / "README.md"
+CAPACITY: Final = FOLDER / "capacity.md"
 RESULTS: Final = ROOT / ".bench" / "results.jsonl"
 
 
@@ -125,24 +128,34 @@ def _keep(given: argparse.Namespace) -> int:
     kept, new = latest(read(KEPT)), latest(read(given.results))
     newer = [result for result in new.values() if result != kept.get(result.bench)]
     append(KEPT, newer)
-    made = tables_of(kept | new)
-    text = README.read_text(encoding="utf-8")
-    for name, table in made.items():
-        text = put_into(text, name, table)
-    README.write_text(text, encoding="utf-8")
-    print(f"kept {', '.join(result.bench for result in newer) or 'nothing new'}; {README.name} has the tables")
+    for page, made in tables_of(kept | new).items():
+        text = page.read_text(encoding="utf-8")
+        for name, table in made.items():
+            text = put_into(text, name, table)
+        page.write_text(text, encoding="utf-8")
+    print(f"kept {', '.join(result.bench for result in newer) or 'nothing new'}; the pages have the tables")
     return 0
 
 
 def _tables(given: argparse.Namespace) -> int:
-    for table in tables_of(latest(read(given.results))).values():
-        print(table + "\n")
+    for made in tables_of(latest(read(given.results))).values():
+        print("\n\n".join(made.values()) + "\n")
     return 0
 
 
-def tables_of(results: dict[str, Result]) -> dict[str, str]:
-    """What the README has between its marks."""
-    return {"targets": targets_table(results), "peers": peers_table(results)}
+def tables_of(results: dict[str, Result]) -> dict[Path, dict[str, str]]:
+    """What the pages have between their marks."""
+    return {
+        README: {"targets": targets_table(results), "peers": peers_table(results)},
+        CAPACITY: {"capacity": _capacity(results)},
+    }
+
+
+def _capacity(results: dict[str, Result]) -> str:
+    try:
+        return capacity_table(inputs_of(results))
+    except ValueError as exc:
+        return f"Not measured yet: {exc}."
 
 
 def _say(line: str) -> None:

@@ -14,6 +14,7 @@ import anyio
 from tests.bench.benches.accept import accept
 from tests.bench.benches.drain import drain
 from tests.bench.benches.e2e import e2e
+from tests.bench.benches.idle import idle
 from tests.bench.benches.latency import latency
 from tests.bench.benches.limits import limits
 from tests.bench.benches.memory import memory
@@ -38,6 +39,7 @@ BENCHES: Final[Mapping[str, Callable[[Options], Awaitable[Found]]]] = MappingPro
         "recovery": recovery,
         "depth": depth,
         "fairness": fairness,
+        "idle": idle,
         "limits": limits,
     }
 )

@@ -62,10 +62,10 @@ def about(result: Result) -> str:
 
 def put_into(text: str, name: str, table: str) -> str:
     """The text, with this table between its marks. Raises ValueError where it has none of that name."""
-    mark = re.compile(rf"(<!-- {name} -->\n).*?(\n?<!-- /{name} -->)", re.DOTALL)
+    mark = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
     if not mark.search(text):
         raise ValueError(f"no place for a table {name!r}")
-    return mark.sub(lambda found: f"{found[1]}{table}{found[2]}", text)
+    return mark.sub(lambda found: f"{found[1]}{table}\n{found[2]}", text)
 
 
 def _side(figure: Measured, side: str, values: Sequence[float]) -> str:

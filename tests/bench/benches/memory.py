@@ -9,26 +9,30 @@ import json
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 
 from director.core.limits import raise_descriptor_limit
+from director.core.policy import Policy
 from tests.bench.benches.options import Found, Options, Rounds
 from tests.bench.load import Load
 from tests.bench.processes import Child, until
 from tests.bench.results import OURS
 from tests.bench.sides.others import bare, prototype
 from tests.bench.sides.ours import INPUT, Ours, ours
-from tests.bench.sides.servers import own_redis
+from tests.bench.sides.servers import OwnRedis, own_redis
 
 __all__ = ("memory",)
 
 PROTOTYPE: Final = "prototype"
 BARE: Final = "bare handler"
 FILED: Final = 10_000
+ENDED: Final = 3_000
+DATA_TTL_S: Final = 4.0
+STALE: Final = 1.1  # records and what else is there, where there were four keys of each
 HELD: Final = 1_000
 WARM: Final = 20
 AT_ONCE: Final = 20
@@ -40,6 +44,8 @@ KB: Final = 1024
 async def memory(options: Options) -> Found:
     """Bytes in Redis, then the API's memory."""
     raise_descriptor_limit()
+    ended = Rounds("bytes of an ended prediction", "bytes", less_is_better=True)
+    bare_ended = Rounds("bytes of an ended prediction whose data is removed", "bytes", less_is_better=True)
     each = Rounds("bytes of a waiting prediction beside its input", "bytes", less_is_better=True)
     clients = Rounds("API memory of a waiting client", "KB", less_is_better=True)
     readers = Rounds("API memory of an SSE reader", "KB", less_is_better=True)
@@ -48,6 +54,8 @@ async def memory(options: Options) -> Found:
         async with own_redis(options.durability) as server:
             release = await server.release()
             await _bytes_each(server, options.many(FILED), each)
+            await server.flush()
+            await _bytes_kept(server, options.many(ENDED), ended, bare_ended)
             await server.flush()
             async with bare(server) as (url, process):
                 held_kb = await _grown_kb(process, [Load(url=f"{url}/hold")] * many)
@@ -64,11 +72,11 @@ async def memory(options: Options) -> Found:
         what=f"{many:,} of each held at once",
         redis=release,
         durability=dict.fromkeys((OURS, PROTOTYPE, BARE), options.durability),
-        figures=[rounds.measured() for rounds in (each, clients, readers)],
+        figures=[rounds.measured() for rounds in (each, ended, bare_ended, clients, readers)],
     )
 
 
-async def _bytes_each(server: Any, many: int, each: Rounds) -> None:
+async def _bytes_each(server: OwnRedis, many: int, each: Rounds) -> None:
     given = len(msgspec.json.encode(INPUT))
     bare = await prototype(server)
     before = await server.used_bytes()
@@ -80,6 +88,25 @@ async def _bytes_each(server: Any, many: int, each: Rounds) -> None:
         before = await server.used_bytes()
         await installation.preload(many)
         each.add(OURS, (await server.used_bytes() - before) / many - given)
+
+
+async def _bytes_kept(server: OwnRedis, many: int, ended: Rounds, bare: Rounds) -> None:
+    """Of one that ended: with its input and output, and once those have gone."""
+    async with ours(server, Policy(data_ttl_s=DATA_TTL_S)) as installation:
+        before = await server.used_bytes()
+        await installation.preload(many)
+        await installation.end(many)
+        ended.add(OURS, (await server.used_bytes() - before) / many)
+
+        async def data_has_gone() -> bool:
+            keys: int = (
+                await server.redis.dbsize()
+            )  # the server forgets what has expired bit by bit, and never in a hurry
+            return keys <= STALE * many
+
+        await until("the data of all has gone", data_has_gone, limit_s=LIMIT_S, every_s=0.2)
+        await asyncio.sleep(1)
+        bare.add(OURS, (await server.used_bytes() - before) / many)
 
 
 async def _streams(installation: Ours, url: str, many: int) -> Sequence[Load]:

@@ -49,6 +49,11 @@ class Rounds:
     def add(self, side: str, value: float) -> None:
         self._rounds.setdefault(side, []).append(round(value, 4))
 
+    @property
+    def last(self) -> float:
+        """Ours, of the last round."""
+        return self._rounds[OURS][-1]
+
     def measured(self) -> Measured:
         return Measured(name=self._name, unit=self._unit, rounds=self._rounds, less_is_better=self._less_is_better)
 

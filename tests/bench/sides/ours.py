@@ -21,6 +21,7 @@ from director.core.ids import lowest_id_at, new_prediction_id, queue_name
 from director.core.policy import Policy
 from director.core.scripts import Scripts
 from director.core.shards import shard
+from director.core.states import Status
 from tests.bench.load import Load
 from tests.bench.processes import Child, child, until
 from tests.bench.sides.servers import OwnRedis
@@ -80,6 +81,27 @@ class Ours:
         for first in range(0, many, AT_ONCE):
             await asyncio.gather(*(file() for _ in range(first, min(many, first + AT_ONCE))))
 
+    async def end(self, many: int) -> None:
+        """Claim so many of those that wait, and let each succeed."""
+        left = many
+        while left:
+            nonce = f"bench{left}"
+            claims = await self.scripts.claim(self.queue, consumer=ACCOUNT, nonce=nonce, count=AT_ONCE, lease_s=60)
+            left -= len(claims)
+            await asyncio.gather(
+                *(
+                    self.scripts.finish(
+                        claim.id,
+                        token=claim.token,
+                        status=Status.SUCCEEDED,
+                        output=b'"x"',
+                        ran_ms=1,
+                        seq=claim.record.seq,
+                    )
+                    for claim in claims
+                )
+            )
+
     async def live(self) -> int:
         """How many have not ended."""
         return (await self.scripts.stats(self.queue)).live
@@ -128,12 +150,12 @@ class Ours:
 
 
 @asynccontextmanager
-async def ours(server: OwnRedis) -> AsyncIterator[Ours]:
+async def ours(server: OwnRedis, policy: Policy | None = None) -> AsyncIterator[Ours]:
     """An installation on this server: its model is known, its account has a token, and nothing runs yet."""
     gatherer = Gatherer(server.redis)
     scripts = Scripts(gatherer)
     catalog = Catalog(server.redis, scripts, SystemClock())
-    await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="bench", policy=Policy())
+    await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="bench", policy=policy or Policy())
     token = await Accounts(server.redis).create_token(ACCOUNT)
     try:
         yield Ours(server, scripts, token)

@@ -1,0 +1,82 @@
+"""The arithmetic of what a node carries, and that the pages say what was measured."""
+
+import pytest
+
+from tests.bench.__main__ import KEPT, tables_of
+from tests.bench.capacity import INPUTS, Inputs, Plan, capacity, inputs_of, table
+from tests.bench.results import Machine, Measured, Result, latest, read
+from tests.bench.tables import put_into
+
+INPUT = Inputs(
+    redis_us=200,
+    api_us=400,
+    director_us=700,
+    waiting_bytes=1_000,
+    ended_bytes=1_500,
+    record_bytes=500,
+    idle_director_us=100,
+)
+DAY_S = 86_400.0
+
+
+def measured(bench: str, names: list[str]) -> Result:
+    return Result(
+        bench=bench,
+        what="made up",
+        at="2026-01-01T00:00:00+00:00",
+        commit="abc",
+        machine=Machine(cpu="made up", cores=2, kernel="6", python="3.11", redis="valkey 9"),
+        load=(0, 0),
+        took_s=1,
+        durability={},
+        figures=[Measured(name=name, unit="", rounds={"ours": [90.0, 100.0, 120.0]}) for name in names],
+    )
+
+
+def test_a_rate_is_what_its_time_allows_and_another_node_doubles_it() -> None:
+    one, two = capacity(INPUT, Plan()), capacity(INPUT, Plan(nodes=2))
+    assert one.per_s == pytest.approx(0.7 * 1e6 / 200)
+    assert (two.per_s, two.waiting, two.directors) == pytest.approx((2 * one.per_s, 2 * one.waiting, 2 * one.directors))
+
+
+def test_what_waits_is_bounded_by_memory_and_its_input() -> None:
+    small, large = (capacity(INPUT, Plan(memory_gb=1, input_bytes=size)) for size in (0, 1_000))
+    assert small.waiting == pytest.approx(0.75 * (1 << 30) / 1_000)
+    assert large.waiting == pytest.approx(small.waiting / 2)
+
+
+def test_a_week_of_records_bounds_the_rate_and_a_day_of_them_less() -> None:
+    week, day = capacity(INPUT, Plan()), capacity(INPUT, Plan(record_s=DAY_S))
+    assert week.kept_per_s < day.kept_per_s < day.per_s
+    kept = week.kept_per_s * (3_600 * (1_000 + 2_000) + 7 * DAY_S * 500)
+    assert kept == pytest.approx(0.75 * 16 * (1 << 30))
+
+
+def test_runs_of_seconds_need_slots_and_runs_of_nothing_processor_time() -> None:
+    long, short = (capacity(INPUT, Plan(run_s=run_s, record_s=60, memory_gb=1_000)) for run_s in (2.0, 0.0))
+    assert long.slots_busy == pytest.approx(2 * long.per_s)
+    assert long.director_processes == pytest.approx(long.slots_busy / 4)
+    assert short.director_processes == pytest.approx(short.per_s * 700 / 1e6 / 0.7)
+
+
+def test_inputs_are_the_medians_of_what_was_measured() -> None:
+    by_bench: dict[str, list[str]] = {}
+    for bench, figure in INPUTS.values():
+        by_bench.setdefault(bench, []).append(figure)
+    results = {bench: measured(bench, names) for bench, names in by_bench.items()}
+    assert inputs_of(results).redis_us == 100
+    assert "| processor time of Redis, 64 connections | 100 µs | `e2e` |" in table(inputs_of(results))
+    with pytest.raises(ValueError, match="run the bench memory"):
+        inputs_of({bench: result for bench, result in results.items() if bench != "memory"})
+
+
+def test_nothing_follows_from_what_was_not_measured() -> None:
+    with pytest.raises(ValueError, match="no input"):
+        Inputs(redis_us=0, api_us=1, director_us=1, waiting_bytes=1, ended_bytes=1, record_bytes=1, idle_director_us=1)
+
+
+def test_the_pages_have_the_tables_of_what_was_kept() -> None:
+    for page, tables in tables_of(latest(read(KEPT))).items():
+        text = page.read_text(encoding="utf-8")
+        for name, made in tables.items():
+            assert put_into(text, name, made) == text, f"{page.name}: make bench-keep puts the table {name!r} there"
