@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from director.cli.arguments import Commands, add_json
-from director.cli.pipe import print_json
+from director.cli.pipe import harmless, print_json
 
 if TYPE_CHECKING:
     from director.simulate.trace import Trace
@@ -95,14 +95,16 @@ def _simulate(given: argparse.Namespace) -> int:
         raise SettingsError(f"that is {len(policies) * len(given.slots)} plays: {MOST_PLAYS} are the most at once.")
     trace = _trace(given)
     progress = _Progress(len(trace))
-    reports = anyio.run(simulate, trace, policies, given.slots, progress.show, backend_options={"use_uvloop": True})
-    progress.end()
+    try:
+        reports = anyio.run(simulate, trace, policies, given.slots, progress.show, backend_options={"use_uvloop": True})
+    finally:
+        progress.end()
     if picture is not None:
         plot(picture, reports)
     if given.json:
         print_json({"trace": msgspec.to_builtins(trace_report(trace)), "plays": msgspec.to_builtins(reports)})
     else:
-        print(told(trace_report(trace), reports))
+        print(harmless(told(trace_report(trace), reports), sys.stdout))
     return 0
 
 

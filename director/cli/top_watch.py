@@ -13,6 +13,8 @@ from msgspec.structs import replace
 
 from director.cli.audit import typist
 from director.cli.backend import Backend
+from director.cli.pipe import printable
+from director.cli.tables import cut
 from director.cli.terminal import ENDED, Terminal
 from director.cli.top_screen import Detail, Line, Seen, Style, screen
 from director.cli.top_state import Change, Row, State, pressed, shown
@@ -155,7 +157,7 @@ class Top:
             seen = replace(self._seen, away=self._away)
             lines = screen(self._state, seen, width=width, height=height)
         else:
-            lines = [Line(self._away or "looking …", "title")]
+            lines = [Line(cut(printable(self._away or "looking …"), width, is_middle=False), "title")]
         self._terminal.draw([(line.text, _codes(line.style)) for line in lines])
 
 

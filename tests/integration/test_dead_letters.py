@@ -30,6 +30,7 @@ from tests.support.live_director import Caller, Gate, keeping, live_director, su
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer
 from tests.support.terminal import played
+from tests.support.typed import Typed, typed
 
 pytestmark = pytest.mark.anyio
 
@@ -227,9 +228,11 @@ def test_what_was_never_a_cursor_is_none(cursor: str) -> None:
 # ── the command ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_the_command_lists_shows_revives_and_drops(server: RedisServer, driver: QueueDriver) -> None:
-    def run(*line: str) -> "subprocess.CompletedProcess[str]":
-        return director_cli(server, *line)
+async def test_the_command_lists_shows_revives_and_drops(
+    server: RedisServer, driver: QueueDriver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*line: str) -> Typed:
+        return typed(capsys, "dead", *line, "--redis", server.url)
 
     assert (await to_thread.run_sync(run, "list")).stdout == "no dead letters\n"
     third, second, first = await dying(driver, 3)
@@ -265,8 +268,10 @@ async def test_the_command_lists_shows_revives_and_drops(server: RedisServer, dr
     ],
     ids=lambda part: " ".join(part) if isinstance(part, list) else "",
 )
-def test_a_line_that_says_too_little_is_one_line_back(server: RedisServer, line: list[str], says: str) -> None:
-    ended = director_cli(server, *line)
+def test_a_line_that_says_too_little_is_one_line_back(
+    server: RedisServer, line: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = typed(capsys, "dead", *line, "--redis", server.url)
     assert ended.returncode == 1
     assert says in ended.stderr
     assert ended.stderr.count("\n") == 1
@@ -308,10 +313,11 @@ async def test_an_admin_may_not_make_predictions(admin: httpx.AsyncClient) -> No
     assert (await admin.post("/v1/predictions", json={"version": VERSION, "input": {}})).status_code == 403
 
 
-async def test_a_token_with_the_scope_is_made_by_command(server: RedisServer, admin: httpx.AsyncClient) -> None:
-    def create(scopes: str) -> "subprocess.CompletedProcess[str]":
-        line = ["token", "create", "--account", "ops", "--scopes", scopes, "--redis", server.url]
-        return subprocess.run([sys.executable, "-m", "director", *line], capture_output=True, text=True, check=False)
+async def test_a_token_with_the_scope_is_made_by_command(
+    server: RedisServer, admin: httpx.AsyncClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def create(scopes: str) -> Typed:
+        return typed(capsys, "token", "create", "--account", "ops", "--scopes", scopes, "--redis", server.url)
 
     made = await to_thread.run_sync(create, "read,admin")
     headers = {"authorization": f"Bearer {made.stdout.strip()}"}

@@ -2,13 +2,12 @@
 
 import json
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, get_args
+from typing import get_args
 
 import pytest
 from anyio import to_thread
 from redis.asyncio import Redis
 
-from director.cli.main import main
 from director.cli.queue_text import report, table
 from director.cli.queues import MODES, MOST_STREAMS
 from director.core import keys
@@ -22,35 +21,19 @@ from director.core.scripts import Admission
 from director.core.shards import MAX_STREAMS
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer
+from tests.support.typed import Typed, typed
 
 pytestmark = pytest.mark.anyio
 
-
-class Ended(NamedTuple):
-    """A command that was typed."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Run = Callable[..., Awaitable[Ended]]
+Run = Callable[..., Awaitable[Typed]]
 
 
 @pytest.fixture
 def run(server: RedisServer, capsys: pytest.CaptureFixture[str]) -> Run:
-    """`director queues` with these words, in a thread: a process of its own for each would take seconds to start."""
+    """`director queues` with these words."""
 
-    def ended(words: list[str]) -> int:
-        try:
-            return main(words)
-        except SystemExit as exc:
-            return int(str(exc.code))
-
-    async def run(*line: str) -> Ended:
-        code = await to_thread.run_sync(ended, ["queues", "--redis", server.url, *line])
-        said = capsys.readouterr()
-        return Ended(code, said.out, said.err)
+    async def run(*line: str) -> Typed:
+        return await to_thread.run_sync(typed, capsys, "queues", "--redis", server.url, *line)
 
     return run
 
