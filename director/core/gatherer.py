@@ -12,13 +12,15 @@ from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from typing import Any, Final, Protocol
 
+import hiredis
 from msgspec import Struct
 from redis import exceptions
 from redis.asyncio import Redis
 
 from director.core.connections import was_sent
 from director.core.errors import BackendUnavailable
-from director.core.redis_client import GIVE_UP_S, PAUSE_S, TRIES, unavailable
+from director.core.pipes import Pipes
+from director.core.redis_client import GIVE_UP_S, PAUSE_S, SOCKET_TIMEOUT_S, TRIES, unavailable
 
 __all__ = ("Arg", "Gatherer", "Meter", "source")
 
@@ -60,13 +62,12 @@ class Script(Struct, frozen=True):
 
 
 class Call(Struct):
-    """One script call on its way, and the future its caller awaits. `is_doubtful`: the server may have carried it out,
-    although its answer did not come back.
+    """One script call on its way, as it is sent, and the future its caller awaits. `is_doubtful`: the server may have
+    carried it out, although its answer did not come back.
     """
 
     script: Script
-    keys: Sequence[str]
-    args: Sequence[Arg]
+    command: bytes
     answer: "asyncio.Future[Any]"
     is_doubtful: bool = False
 
@@ -81,6 +82,7 @@ class Gatherer:
     def __init__(self, redis: Redis, *, at_once: int | None = None, meter: Meter | None = None) -> None:
         self.redis = redis
         self._meter = meter
+        self._pipes = Pipes(redis, timeout_s=SOCKET_TIMEOUT_S)
         self._at_once = at_once
         self._scripts: dict[str, Script] = {}
         self._waiting: list[Call] = []
@@ -96,9 +98,10 @@ class Gatherer:
         if script is None:
             script = self._scripts[name] = Script.load(name)
         loop = asyncio.get_running_loop()
-        # encoded here, so that text which cannot be sent fails its own caller, not every call of the pipeline
-        encoded = [arg.encode() if isinstance(arg, str) else arg for arg in args]
-        call = Call(script, keys, encoded, loop.create_future())
+        # packed here, so that text which cannot be sent fails its own caller, not every call of the pipeline
+        words: tuple[Any, ...] = ("EVALSHA", script.sha, len(keys), *keys, *args)
+        command = hiredis.pack_command(words)
+        call = Call(script, command, loop.create_future())
         self._waiting.append(call)
         if len(self._waiting) == 1:
             loop.call_soon(self._send)
@@ -110,6 +113,7 @@ class Gatherer:
             await asyncio.sleep(0)  # calls of this very turn are on their way after it
             if self._sending:
                 await asyncio.wait(self._sending)
+        await self._pipes.aclose()
 
     def _send(self) -> None:
         if self._at_once is not None and len(self._sending) >= self._at_once:
@@ -152,11 +156,8 @@ class Gatherer:
 
     async def _send_once(self, calls: list[Call]) -> list[Call]:
         """Send all in one pipeline; return those that the server does not know the script of."""
-        pipe = self.redis.pipeline(transaction=False)
-        for call in calls:
-            pipe.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
         began = time.perf_counter()
-        replies = await pipe.execute(raise_on_error=False)
+        replies = await self._pipes.ask([call.command for call in calls], answers=len(calls))
         took_s = time.perf_counter() - began
         unknown = []
         for call, reply in zip(calls, replies, strict=True):

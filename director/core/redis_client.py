@@ -19,6 +19,7 @@ __all__ = (
     "AWAY",
     "GIVE_UP_S",
     "PAUSE_S",
+    "SOCKET_TIMEOUT_S",
     "TRIES",
     "ask",
     "blocking_client",

@@ -1,0 +1,110 @@
+"""Round trips to Redis over connections that are kept at hand: many commands leave in one write, with all answers read.
+
+The client's own pipeline takes several times as long for one: it takes a connection from the pool and gives it back,
+and times each reply by itself. Here a connection is lent by the pool for as long as it is busy, and a moment longer.
+Knows nothing of what is asked, and asks nothing twice.
+"""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Any, Final, cast
+
+from redis import exceptions
+from redis.asyncio import Redis
+from redis.asyncio.connection import AbstractConnection
+
+__all__ = ("Pipes",)
+
+# others wait for it where a pool has no more, and who asks all the time comes back sooner
+KEPT_S: Final = 0.05
+
+
+class Pipes:
+    """To the server of one client. What takes longer than `timeout_s` ends its connection."""
+
+    def __init__(self, redis: Redis, *, timeout_s: float) -> None:
+        self._pool = redis.connection_pool
+        self._timeout_s = timeout_s
+        self._kept: list[AbstractConnection] = []
+        self._used = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    async def ask(self, commands: Sequence[bytes], *, answers: int) -> list[Any]:
+        """Send commands as they go over the wire; so many answers, of which an error reply is one.
+
+        Raises redis' ConnectionError or TimeoutError; whether the commands were carried out is then unknown.
+        """
+        connection = await self._taken()
+        is_good = False
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await connection.send_packed_command(commands, check_health=False)
+                replies = [await _reply(connection) for _ in range(answers)]
+            is_good = not connection.should_reconnect()  # type: ignore[no-untyped-call]
+        except TimeoutError as exc:
+            raise exceptions.TimeoutError("Redis did not answer in time") from exc
+        finally:
+            if is_good:
+                self._keep(connection)
+            else:
+                await self._give_back(connection, is_good=False)
+        return replies
+
+    async def aclose(self) -> None:
+        """Give back what is kept."""
+        if self._timer is not None:
+            self._timer.cancel()
+        while self._kept:
+            await self._give_back(self._kept.pop())
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+
+    async def _taken(self) -> AbstractConnection:
+        while self._kept:
+            connection = self._kept.pop()
+            if not await _has_ended(connection):
+                return connection
+            await self._give_back(connection, is_good=False)
+        connection = cast(AbstractConnection, await self._pool.get_connection())  # type: ignore[no-untyped-call]
+        # of a whole round trip and not of each read and write: a limit for each is a timer, or even a task
+        connection.socket_timeout = None
+        return connection
+
+    def _keep(self, connection: AbstractConnection) -> None:
+        self._kept.append(connection)
+        self._used = True
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(KEPT_S, self._tidy)
+
+    def _tidy(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(KEPT_S, self._tidy) if self._used else None
+        if not self._used:
+            while self._kept:
+                task = loop.create_task(self._give_back(self._kept.pop()))
+                self._leaving.add(task)
+                task.add_done_callback(self._leaving.discard)
+        self._used = False
+
+    async def _give_back(self, connection: AbstractConnection, *, is_good: bool = True) -> None:
+        if not is_good:
+            await connection.disconnect(nowait=True)
+        connection.socket_timeout = self._pool.connection_kwargs.get("socket_timeout")
+        await self._pool.release(connection)
+
+
+async def _reply(connection: AbstractConnection) -> Any:
+    try:
+        return await connection.read_response(timeout=math.inf)
+    except exceptions.ResponseError as exc:
+        return exc
+
+
+async def _has_ended(connection: AbstractConnection) -> bool:
+    """Nobody asked it anything: what it has to read can only be that the server has hung up."""
+    try:
+        return await connection.can_read()
+    except exceptions.ConnectionError:
+        return True

@@ -1,0 +1,354 @@
+"""What one prediction's way costs: CPU µs of each process, and commands and reads of Redis, per prediction.
+
+    python -m tests.bench.profile_way drain             one director with 64 slots, and a trivial model server
+    python -m tests.bench.profile_way accept            the API under POSTs, nothing runs
+    python -m tests.bench.profile_way wait              POSTs with `Prefer: wait`, API and one director
+    … --beside /another/checkout --rounds 5             both at the same time, and the median ratio
+    … --functions director                              where that process is, by function (cProfile)
+
+A tool, not a test: it judges nothing. CPU time and not speed, since others on the machine disturb it far less. The
+model server, the callers and this program are processes of their own, and not counted.
+"""
+
+import argparse
+import asyncio
+import cProfile
+import json
+import os
+import pstats
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import uvloop
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.accounts import Accounts
+from director.core.catalog import Catalog
+from director.core.clock import SystemClock
+from director.core.gatherer import Gatherer
+from director.core.ids import queue_name
+from director.core.redis_client import client
+from director.core.scripts import Scripts
+from tests.support.cog import free_port
+from tests.support.live_director import Caller
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
+from tests.support.servers import redis_server
+
+TICK_US: Final = 1e6 / os.sysconf("SC_CLK_TCK")
+POST_PATH: Final = f"/v1/models/{MODEL}/predictions"
+PARTS: Final = {"drain": ("director",), "accept": ("api",), "wait": ("api", "director")}
+PATIENCE_S: Final = 300.0
+LATENCIES: Final = (50, 99)
+Figures = dict[str, float]
+
+
+class ModelServer(asyncio.Protocol):
+    """Answers each request at once, and whatever was asked."""
+
+    BODIES: Final = {"/openapi.json": {"paths": {"/predictions": {"post": {}}}}, "/health-check": {"status": "READY"}}
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport, self._got = transport, b""
+
+    def data_received(self, data: bytes) -> None:
+        self._got += data
+        while (end := self._got.find(b"\r\n\r\n")) >= 0:
+            head = self._got[:end].lower()
+            length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+            if len(self._got) < end + 4 + length:
+                return
+            self._got = self._got[end + 4 + length :]
+            path = head.split(b" ", 2)[1].decode()
+            body = json.dumps(self.BODIES.get(path, {"status": "succeeded", "output": "x"})).encode()
+            self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+
+
+class Poster(asyncio.Protocol):
+    """One connection that sends the same request as often as it is answered."""
+
+    def __init__(self, request: bytes, left: list[int], times: list[float]) -> None:
+        self._request, self._left, self._times, self._got = request, left, times, b""
+        self.over = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        self._ask()
+
+    def _ask(self) -> None:
+        if not self._left[0]:
+            self._transport.close()
+            self.over.set_result(None)
+            return
+        self._left[0] -= 1
+        self._began = time.perf_counter()
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._got += data
+        end = self._got.find(b"\r\n\r\n")
+        length = int(self._got[:end].lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        if len(self._got) >= end + 4 + length:
+            if not self._got.startswith(b"HTTP/1.1 201"):
+                self.over.set_exception(RuntimeError(self._got.decode()))
+            self._got = b""
+            self._times.append(time.perf_counter() - self._began)
+            self._ask()
+
+
+async def serve_model(port: int) -> None:
+    """Until it is killed."""
+    server = await asyncio.get_running_loop().create_server(ModelServer, "127.0.0.1", port)
+    await server.serve_forever()
+
+
+async def post(port: int, token: str, wait: bool, runs: int, connections: int) -> None:
+    """Send so many requests over so many connections; print how long each took."""
+    body = b'{"input":{"text":"hello"}}'
+    prefer = b"prefer: wait\r\n" if wait else b""
+    head = (
+        f"POST {POST_PATH} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\ncontent-type: application/json\r\n"
+    )
+    request = head.encode() + prefer + b"content-length: %d\r\n\r\n%s" % (len(body), body)
+    left, times = [runs], list[float]()
+    loop = asyncio.get_running_loop()
+    made = [
+        await loop.create_connection(lambda: Poster(request, left, times), "127.0.0.1", port)
+        for _ in range(connections)
+    ]
+    await asyncio.gather(*(poster.over for _, poster in made))
+    times.sort()
+    print(json.dumps({f"p{share}_ms": 1000 * times[len(times) * share // 100] for share in LATENCIES}))
+
+
+class Process:
+    """One that is measured or plays a part."""
+
+    def __init__(self, args: list[str], *, env: dict[str, str], profile: Path | None = None) -> None:
+        ahead = [__file__, "under", str(profile)] if profile else []
+        self._process = subprocess.Popen(
+            [sys.executable, *ahead, *args], env={**os.environ, **env}, stderr=subprocess.DEVNULL
+        )
+
+    @property
+    def cpu_us(self) -> float:
+        """User and system, of all its threads, since its start."""
+        used = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(used[11]) + int(used[12])) * TICK_US
+
+    def end(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def under(profile: str, module: str, *args: str) -> None:
+    """Run a module under the profiler, by the CPU time of its thread: of the wall's, others here take a part."""
+    sys.argv = [module, *args]
+    profiler = cProfile.Profile(time.thread_time)
+    try:
+        profiler.runcall(runpy.run_module, module, run_name="__main__", alter_sys=True)
+    finally:
+        profiler.dump_stats(profile)
+
+
+class Stage:
+    """One round: a Redis, a model server, and the parts that are measured."""
+
+    def __init__(self, given: argparse.Namespace, stack: AsyncExitStack) -> None:
+        self.given = given
+        self._stack = stack
+        self.parts: dict[str, Process] = {}
+
+    async def set_up(self) -> None:
+        given, stack = self.given, self._stack
+        durable = {"appendonly": "yes", "appendfsync": "always"} if given.durable else {"appendonly": "no"}
+        server = stack.enter_context(redis_server(loopback=True, config=durable))
+        self.redis = client(server.tcp_url)
+        stack.push_async_callback(self.redis.aclose)
+        self.scripts = Scripts(Gatherer(self.redis))
+        self.queue = queue_name(MODEL, VERSION)
+        self.token = await Accounts(self.redis).create_token(ACCOUNT)
+        level = {"DIRECTOR_REDIS_URL": server.tcp_url, "DIRECTOR_DURABILITY": "always" if given.durable else "memory"}
+        model_port, self.port = free_port(), free_port()
+        self._start("model", [__file__, "serve", "--port", str(model_port)], level)
+        config = {"kind": "http", "path": "/run", "health": "/health-check"}
+        await self._wait(lambda: _listens(model_port))
+        config = {"kind": "cog", "fast": True} if given.cog else config
+        director = {"MODEL": MODEL, "VERSION": VERSION, "SERVERS": f"http://127.0.0.1:{model_port}"}
+        director |= {"CONCURRENT_PREDICTIONS": str(given.slots), "RUNNER_CONFIG": json.dumps(config)}
+        director |= {} if given.cog else {"RUNNER": "http"}
+        # for `accept` too: it registers the model
+        self._start("director", ["-m", "director", "run"], level | {f"DIRECTOR_{k}": v for k, v in director.items()})
+        await self._wait(self._is_registered)
+        if given.what == "accept":
+            self.parts.pop("director").end()
+        if given.what != "drain":
+            self._start("api", ["-m", "api"], level | {"DIRECTOR_PORT": str(self.port)})
+            await self._wait(lambda: _listens(self.port))
+
+    def _start(self, name: str, args: list[str], env: dict[str, str]) -> None:
+        profile = Path(self.given.folder) / name if self.given.functions == name else None
+        process = self.parts[name] = Process(args, env=env, profile=profile)
+        self._stack.callback(process.end)
+
+    async def _is_registered(self) -> bool:
+        catalog = Catalog(self.redis, self.scripts, SystemClock())
+        return await catalog.version(MODEL, VERSION) is not None and (await self.scripts.stats(self.queue)).slots > 0
+
+    async def _wait(self, is_so: Callable[[], Awaitable[bool]]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not await is_so():  # noqa: ASYNC110 - another process brings it about
+                await asyncio.sleep(0.01)
+
+    async def measure(self) -> Figures:
+        """Warm, then measured."""
+        runs = self.given.runs
+        await self._ready(few := max(200, runs // 10))
+        await self._work(few)
+        await self._ready(runs)
+        before, asked = self._cpu(), await _redis_facts(self.redis)
+        began = time.perf_counter()
+        told = await self._work(runs)
+        took_s = time.perf_counter() - began
+        figures = {f"{name} CPU µs": (now - before[name]) / runs for name, now in self._cpu().items()}
+        found = {name: (value - asked.get(name, 0)) / runs for name, value in (await _redis_facts(self.redis)).items()}
+        return {**figures, **found, "runs/s": runs / took_s, **told}
+
+    def _cpu(self) -> Figures:
+        return {name: self.parts[name].cpu_us for name in PARTS[self.given.what]}
+
+    async def _ready(self, runs: int) -> None:
+        """Let so many wait, where that is not what is measured."""
+        if self.given.what != "drain":
+            return
+        caller = Caller(self.redis, self.scripts)
+        await self.scripts.pause(self.queue, paused=True)
+        for begun in range(0, runs, 100):
+            await asyncio.gather(*(caller.submit(text="hello") for _ in range(min(100, runs - begun))))
+
+    async def _work(self, runs: int) -> Figures:
+        if self.given.what != "drain":
+            wait = ["--wait"] if self.given.what == "wait" else []
+            args = ["post", "--port", str(self.port), "--token", self.token, "--runs", str(runs), *wait]
+            args += ["--connections", str(self.given.connections)]
+            poster = await asyncio.create_subprocess_exec(sys.executable, __file__, *args, stdout=subprocess.PIPE)
+            said, _ = await poster.communicate()
+            return json.loads(said)
+        await self.scripts.pause(self.queue, paused=False)
+        await self._wait(self._is_empty)
+        return {}
+
+    async def _is_empty(self) -> bool:
+        await asyncio.sleep(0.02)
+        return await self.redis.zcard(keys.live(self.queue)) == 0
+
+
+async def _listens(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+async def _redis_facts(redis: Redis) -> Figures:
+    """What it did since its start: its main thread's CPU, reads from sockets, scripts and the commands within them."""
+    cpu, stats, commands = await asyncio.gather(redis.info("cpu"), redis.info("stats"), redis.info("commandstats"))
+    by_name = {name.removeprefix("cmdstat_").upper(): row for name, row in commands.items()}
+    scripts = by_name.pop("EVALSHA", {"calls": 0, "usec": 0})
+    return {
+        "redis CPU µs": 1e6 * (cpu["used_cpu_user_main_thread"] + cpu["used_cpu_sys_main_thread"]),
+        "redis reads": stats["total_reads_processed"],
+        "scripts": scripts["calls"],
+        "script µs": scripts["usec"],
+        "commands": sum(row["calls"] for row in by_name.values()),
+        **{f"  {name}": row["calls"] for name, row in sorted(by_name.items())},
+    }
+
+
+async def one_round(given: argparse.Namespace) -> Figures:
+    async with AsyncExitStack() as stack:
+        stage = Stage(given, stack)
+        await stage.set_up()
+        return await stage.measure()
+
+
+async def in_checkout(given: argparse.Namespace, checkout: str) -> Figures:
+    """A round with the code of that checkout, and the program of this one."""
+    asked = [f"--{name}={getattr(given, name)}" for name in ("runs", "slots", "connections")]
+    asked += [f"--{name}" for name in ("durable", "cog") if getattr(given, name)]
+    program = [sys.executable, __file__, given.what, *asked, "--json"]
+    env = {**os.environ, "PYTHONPATH": checkout}
+    found = await asyncio.create_subprocess_exec(*program, env=env, stdout=subprocess.PIPE)
+    said, _ = await found.communicate()
+    return json.loads(said)
+
+
+async def rounds(given: argparse.Namespace, checkouts: list[str]) -> list[list[Figures]]:
+    """Of each checkout its rounds. Those of a round go at the same time: what others here do disturbs them alike."""
+    found = [
+        await asyncio.gather(*(in_checkout(given, checkout) for checkout in checkouts)) for _ in range(given.rounds)
+    ]
+    return [list(of_one) for of_one in zip(*found, strict=True)]
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["under"]:
+        under(sys.argv[2], *sys.argv[4:])
+        return
+    given = asked()
+    if given.what == "serve":
+        uvloop.run(serve_model(given.port))
+    elif given.what == "post":
+        uvloop.run(post(given.port, given.token, given.wait, given.runs, given.connections))
+    elif given.json:
+        print(json.dumps(uvloop.run(one_round(given))))
+    elif given.functions:
+        with tempfile.TemporaryDirectory() as given.folder:
+            uvloop.run(one_round(given))
+            pstats.Stats(str(Path(given.folder) / given.functions)).sort_stats("tottime").print_stats(45)
+    else:
+        here = str(Path(__file__).parents[2])
+        show(asyncio.run(rounds(given, [here, given.beside] if given.beside else [here])))
+
+
+def asked() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=[*PARTS, "serve", "post"])
+    for name, default in (("runs", 4000), ("slots", 64), ("connections", 64), ("rounds", 1), ("port", 0)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    for name in ("durable", "cog", "json", "wait"):
+        parser.add_argument(f"--{name}", action="store_true")
+    for name in ("beside", "functions", "token"):
+        parser.add_argument(f"--{name}", default="")
+    parser.set_defaults(folder="")
+    return parser.parse_args()
+
+
+def show(found: list[list[Figures]]) -> None:
+    """A row for each figure: its median here; beside it that of the other checkout, and the median of the ratios."""
+    for name in found[0][0]:
+        rows = [[figures.get(name, 0.0) for figures in of_one] for of_one in found]
+        cells = [f"{median(row):10.2f}" for row in rows]
+        if len(rows) > 1:
+            ratios = sorted(own / other for own, other in zip(*rows, strict=True) if other)
+            cells += [f"{median(ratios):8.3f}  ({ratios[0]:.3f} … {ratios[-1]:.3f})"] if ratios else []
+        print(f"{name:22}{''.join(cells)}")
+
+
+if __name__ == "__main__":
+    main()
