@@ -184,9 +184,9 @@ class Stage:
         level = {"DIRECTOR_REDIS_URL": server.tcp_url, "DIRECTOR_DURABILITY": "always" if given.durable else "memory"}
         model_port, self.port = free_port(), free_port()
         self._start("model", [__file__, "serve", "--port", str(model_port)], level)
-        config = {"kind": "http", "path": "/run", "health": "/health-check"}
         await self._wait(lambda: _listens(model_port))
-        config = {"kind": "cog", "fast": True} if given.cog else config
+        http: dict[str, object] = {"kind": "http", "path": "/run", "health": "/health-check"}
+        config = {"kind": "cog", "fast": True} if given.cog else http
         director = {"MODEL": MODEL, "VERSION": VERSION, "SERVERS": f"http://127.0.0.1:{model_port}"}
         director |= {"CONCURRENT_PREDICTIONS": str(given.slots), "RUNNER_CONFIG": json.dumps(config)}
         director |= {} if given.cog else {"RUNNER": "http"}
@@ -246,7 +246,8 @@ class Stage:
             args += ["--connections", str(self.given.connections)]
             poster = await asyncio.create_subprocess_exec(sys.executable, __file__, *args, stdout=subprocess.PIPE)
             said, _ = await poster.communicate()
-            return json.loads(said)
+            times: Figures = json.loads(said)
+            return times
         await self.scripts.pause(self.queue, paused=False)
         await self._wait(self._is_empty)
         return {}
@@ -295,7 +296,8 @@ async def in_checkout(given: argparse.Namespace, checkout: str) -> Figures:
     env = {**os.environ, "PYTHONPATH": checkout}
     found = await asyncio.create_subprocess_exec(*program, env=env, stdout=subprocess.PIPE)
     said, _ = await found.communicate()
-    return json.loads(said)
+    figures: Figures = json.loads(said)
+    return figures
 
 
 async def rounds(given: argparse.Namespace, checkouts: list[str]) -> list[list[Figures]]:
