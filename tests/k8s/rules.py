@@ -224,6 +224,7 @@ def is_given_what_it_reads(objects: list[Manifest]) -> Iterator[str]:
                 settings = load(cls, given)
                 if isinstance(settings, DirectorSettings):
                     check_settings(settings)
+                    _ = settings.policy
             except DirectorError as exc:
                 yield f"{where}: {exc}"
             except KeyError:
@@ -243,6 +244,15 @@ def _parses(command: list[str]) -> bool:
     except SystemExit:
         return False
     return True
+
+
+def trusts_no_model(objects: list[Manifest]) -> Iterator[str]:
+    """A model's server sees nothing of ours but the secret under which it puts files to its director."""
+    for pod in pods(objects):
+        for container in pod.spec.get("initContainers", []):
+            given = {str(each["valueFrom"]) for each in container.get("env", []) if "valueFrom" in each}
+            if container.get("envFrom") or [each for each in given if "'key': 'UPLOAD_SECRET'" not in each]:
+                yield f"{pod.name} {container['name']} is given what is ours"
 
 
 def refers_to_what_there_is(objects: list[Manifest]) -> Iterator[str]:
@@ -466,6 +476,7 @@ RULES: Final[tuple[Rule, ...]] = (
     leaves_proxies_time,
     drains_its_gpus,
     is_given_what_it_reads,
+    trusts_no_model,
     refers_to_what_there_is,
     names_ports_that_there_are,
     picks_somebody,

@@ -1,10 +1,13 @@
 """Every overlay renders, a cluster would take all that it holds, and all of it keeps to the rules."""
 
+import re
+
 import pytest
+import yaml
 
 from tests.k8s.rules import complaints
 from tests.k8s.schemas import VERSIONS, misfits
-from tests.support.manifests import K8S, OVERLAYS, overlay
+from tests.support.manifests import K8S, OVERLAYS, overlay, pods, rendered
 
 pytestmark = pytest.mark.kubectl
 
@@ -21,3 +24,28 @@ def test_an_overlay_keeps_to_the_rules(name: str) -> None:
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_clusters_take_all_of_an_overlay(name: str) -> None:
     assert {version: wrong for version in VERSIONS if (wrong := misfits(overlay(name), version))} == {}
+
+
+def test_the_pod_that_restores_a_backup_is_one_that_clusters_take() -> None:
+    pod = yaml.safe_load((K8S / "restore-pod.yaml").read_text())
+    assert {version: wrong for version in VERSIONS if (wrong := misfits([pod], version))} == {}
+    assert pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == "data-redis-0"
+    redis = next(each for each in pods(overlay("small")) if each.labels["app.kubernetes.io/component"] == "redis")
+    assert pod["spec"]["containers"][0]["image"] == redis.container("redis")["image"]
+    assert pod["spec"]["containers"][0]["securityContext"] == redis.container("redis")["securityContext"]
+
+
+def test_a_pool_is_what_the_readme_says_it_is() -> None:
+    shown = re.findall(r"```yaml\n(.*?)```", (K8S / "README.md").read_text(), re.DOTALL)
+    folder = K8S / "overlays/small/pool"
+    for text, name in zip(shown, ("kustomization.yaml", "pool.yaml"), strict=True):
+        assert yaml.safe_load(text) == yaml.safe_load((folder / name).read_text())
+
+
+def test_a_model_that_has_to_be_root_is_that_alone() -> None:
+    pool = rendered(K8S / "overlays/small/pool", also="root-model")
+    said = [line for line in complaints(pool) if line.startswith("runs_without_rights")]
+    assert {line.partition(": ")[2] for line in said} == {
+        "Deployment/director-painter model may be root",
+        "Deployment/director-painter model may write to its image",
+    }

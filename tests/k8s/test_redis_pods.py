@@ -140,6 +140,25 @@ def test_a_member_begins_as_the_replica_of_the_master_that_is_known(
     assert "replica-announce-ip redis-1.redis-nodes" in lines
 
 
+@pytest.mark.parametrize(
+    ("role", "is_ready"),
+    [
+        (("master", "1042", "redis-1.redis-nodes", "6379", "1042"), True),
+        (("slave", "redis-0.redis-nodes", "6379", "connected", "1042"), True),
+        (("slave", "redis-0.redis-nodes", "6379", "sync", "-1"), False),
+        (("slave", "redis-0.redis-nodes", "6379", "connect", "-1"), False),
+        (("NOAUTH", "Authentication", "required."), False),
+    ],
+)
+def test_a_member_is_ready_once_it_has_what_its_master_has(
+    tmp_path: Path, programs: Path, role: tuple[str, ...], is_ready: bool
+) -> None:
+    program(programs, "valkey-cli", f"printf '%s\\n' {' '.join(role)}")
+    script = K8S / "components/sentinel/caught-up.sh"
+    done = subprocess.run(["sh", script], env=surroundings(tmp_path, programs), check=False, timeout=30)
+    assert (done.returncode == 0) is is_ready
+
+
 def test_a_member_lets_replicas_and_sentinels_in(tmp_path: Path, etc: Path, programs: Path) -> None:
     program(programs, "hostname", "echo redis-0")
     socket = placed(etc, tmp_path)

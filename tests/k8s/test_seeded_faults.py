@@ -150,6 +150,16 @@ FAULTS: dict[str, Fault] = {
         lambda o: config(o, "director-config", "DIRECTOR_DURABILITY", lambda _: "sometimes"), "DIRECTOR_DURABILITY: "
     ),
     "no model": Fault(lambda o: config(o, "pool-painter", "DIRECTOR_MODEL", lambda _: ""), "needs --model"),
+    "an objective that is none": Fault(
+        lambda o: config(o, "pool-painter", "DIRECTOR_OBJECTIVES", lambda _: '{"normal": {"share": 2}}'),
+        "DIRECTOR_OBJECTIVES: ",
+    ),
+    "our secrets in a model": Fault(
+        lambda o: model(o)["env"].append(first(o, DIRECTOR)["env"][0]), "model is given what is ours"
+    ),
+    "our settings in a model": Fault(
+        lambda o: model(o).update(envFrom=first(o, DIRECTOR)["envFrom"]), "model is given what is ours"
+    ),
     "a command that is none": Fault(lambda o: first(o, "api").update(args=["serve"]), "`director serve` is no command"),
     "an option that is none": Fault(
         lambda o: first(o, "keeper").update(args=["keeper", "--leader"]),

@@ -5,6 +5,7 @@ Asks no cluster, and writes nothing beside the checkout.
 
 import base64
 import copy
+import os
 import shutil
 import subprocess
 import tempfile
@@ -51,8 +52,11 @@ def overlay(name: str) -> list[Manifest]:
 
 
 @cache
-def rendered(folder: Path) -> list[Manifest]:
-    """What `kubectl kustomize` makes of a folder below k8s/. Not to be changed: it is made once."""
+def rendered(folder: Path, *, also: str = "") -> list[Manifest]:
+    """What `kubectl kustomize` makes of a folder below k8s/. Not to be changed: it is made once.
+
+    `also`: one more component.
+    """
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("no kubectl in PATH: nothing here renders the manifests")
@@ -60,6 +64,11 @@ def rendered(folder: Path) -> list[Manifest]:
         copied = Path(temporary) / "k8s"
         shutil.copytree(K8S, copied, ignore=shutil.ignore_patterns("secrets.env"))
         place = copied / folder.relative_to(K8S)
+        if also:
+            file = place / "kustomization.yaml"
+            told = yaml.safe_load(file.read_text())
+            told["components"].append(os.path.relpath(copied / "components" / also, place))
+            file.write_text(yaml.safe_dump(told))
         subprocess.run(["sh", copied / "secrets.sh", place], check=True, timeout=60)
         done = subprocess.run(
             [kubectl, "kustomize", place],
