@@ -40,7 +40,7 @@ def changes(before: Mapping[str, Result], now: Mapping[str, Result]) -> list[Cha
     """Of every ratio that both have, the worst first."""
     found = []
     for bench, result in now.items():
-        for figure in result.figures:
+        for figure in (figure for figure in result.figures if figure.is_judged):
             kept = before[bench].figure(figure.name) if bench in before else None
             for reference in sorted(set(figure.references) & set(kept.references if kept else ())):
                 assert kept is not None

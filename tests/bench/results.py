@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from tests.bench.ratios import Ratio, ratio
 
-__all__ = ("OURS", "Machine", "Measured", "Result", "append", "latest", "read")
+__all__ = ("OURS", "Machine", "Measured", "Result", "append", "latest", "pooled", "read")
 
 OURS: Final = "ours"
 
@@ -29,12 +29,16 @@ class Machine(Struct, frozen=True, kw_only=True):
 
 
 class Measured(Struct, frozen=True, kw_only=True):
-    """One figure: the values of its rounds, by whose they are. Values of one round stand at one place."""
+    """One figure: the values of its rounds, by whose they are. Values of one round stand at one place.
+
+    `is_judged`: whether a worse ratio is a regression; tails of a few hundred calls are too unsteady for that.
+    """
 
     name: str
     unit: str
     rounds: dict[str, list[float]]
     less_is_better: bool = False
+    is_judged: bool = True
 
     @property
     def references(self) -> list[str]:
@@ -68,6 +72,17 @@ class Result(Struct, frozen=True, kw_only=True):
 
     def figure(self, name: str) -> Measured | None:
         return next((figure for figure in self.figures if figure.name == name), None)
+
+
+def pooled(first: Result, second: Result) -> Result:
+    """The rounds of both, as if they had been one run."""
+    figures = []
+    for figure in second.figures:
+        before = first.figure(figure.name)
+        kept = before.rounds if before else {}
+        rounds = {side: [*kept.get(side, []), *values] for side, values in figure.rounds.items()}
+        figures.append(msgspec.structs.replace(figure, rounds=rounds))
+    return msgspec.structs.replace(second, figures=figures)
 
 
 def append(path: Path, results: Iterable[Result]) -> None:

@@ -26,7 +26,7 @@ from tests.bench.machine import commit, load, machine, now
 from tests.bench.results import Result, append
 from tests.bench.tables import measured
 
-__all__ = ("BENCHES", "run", "told_of")
+__all__ = ("BENCHES", "PAIRED", "run", "told_of")
 
 BENCHES: Final[Mapping[str, Callable[[Options], Awaitable[Found]]]] = MappingProxyType(
     {
@@ -43,6 +43,9 @@ BENCHES: Final[Mapping[str, Callable[[Options], Awaitable[Found]]]] = MappingPro
         "limits": limits,
     }
 )
+
+# those that find ratios to something that was measured in the same rounds
+PAIRED: Final = ("latency", "drain", "e2e", "accept", "streaming", "memory")
 
 
 def run(names: Sequence[str], options: Options, keep: Path) -> dict[str, Result]:

@@ -21,6 +21,8 @@ def measured(result: Result) -> str:
         f"  {result.at}, {result.commit}, {result.machine.redis}, {result.took_s:.0f} s, "
         f"load {before} → {after} on {result.machine.cores} CPUs; durability {_durability(result)}",
     ]
+    if before > result.machine.cores:
+        lines.append("  THE MACHINE WAS BUSY BEFORE IT BEGAN: conclude nothing from this")
     for figure in result.figures:
         lines.append(f"  {figure.name}{f', {figure.unit}' if figure.unit else ''}")
         lines += [_side(figure, side, values) for side, values in figure.rounds.items()]

@@ -7,7 +7,7 @@ import pytest
 from tests.bench.benches.drain import pace
 from tests.bench.judge import changes, told
 from tests.bench.ratios import ratio, spread
-from tests.bench.results import Machine, Measured, Result, append, latest, read
+from tests.bench.results import Machine, Measured, Result, append, latest, pooled, read
 from tests.bench.tables import peers_table, put_into, targets_table
 from tests.bench.targets import TARGETS, Target, verdict
 
@@ -94,6 +94,23 @@ def test_what_was_not_measured_before_is_not_judged() -> None:
     now = latest([paced(1, 1, 1, 1, 1)])
     assert changes({}, now) == []
     assert changes({"drain": result()}, now) == []
+
+
+def test_a_figure_that_is_too_unsteady_is_not_judged() -> None:
+    def tail(part: float) -> dict[str, Result]:
+        rounds = {"ours": [part] * 3, "direct": [1.0] * 3}
+        return latest([result(Measured(name="p99", unit="ms", rounds=rounds, less_is_better=True, is_judged=False))])
+
+    assert changes(tail(1), tail(9)) == []
+
+
+def test_what_is_measured_once_more_is_judged_by_the_rounds_of_both() -> None:
+    before = latest([paced(0.8, 0.8, 0.8, 0.8, 0.8)])
+    unlucky, fair = paced(0.6, 0.6, 0.6, 0.8, 0.8), paced(0.8, 0.8, 0.8, 0.8, 0.8)
+    both = pooled(unlucky, fair)
+    assert len(both.figures[0].rounds["ours"]) == 10
+    assert changes(before, latest([unlucky]))[0].is_regression
+    assert not changes(before, latest([both]))[0].is_regression
 
 
 def test_the_worst_change_is_told_first() -> None:

@@ -27,6 +27,7 @@ MANY: Final = 6_000
 LONGEST_S: Final = 4.0  # from the first run on: a slow side is measured on what it has done by then
 START_S: Final = 60.0
 LEAST_RUNS: Final = 20
+LOOK_S: Final = 0.1  # more often, who looks would be measured
 
 
 class Side(Struct, frozen=True, kw_only=True):
@@ -102,13 +103,14 @@ async def _drained(side: Side, options: Options, model: ModelServer, server: Own
                 return await model.count() >= runs or time.monotonic() > give_up
 
             give_up = float("inf")
-            await until(f"{side.name} runs", lambda: has(many // 10), limit_s=START_S, alive=[process])
+            await until(f"{side.name} runs", lambda: has(many // 10), limit_s=START_S, every_s=LOOK_S, alive=[process])
             before = (await model.count(), process.cpu_s(), await server.cpu_s())
             give_up = time.monotonic() + options.seconds(LONGEST_S)
-            await until(f"{side.name} has run all", lambda: has(many * 9 // 10), limit_s=START_S, alive=[process])
+            most = many * 9 // 10
+            await until(f"{side.name} ran", lambda: has(most), limit_s=START_S, every_s=LOOK_S, alive=[process])
             after = (await model.count(), process.cpu_s(), await server.cpu_s())
             give_up = min(give_up, time.monotonic() + 1)
-            await until(f"{side.name} has run all", lambda: has(many), limit_s=START_S, alive=[process])
+            await until(f"{side.name} ran", lambda: has(many), limit_s=START_S, every_s=LOOK_S, alive=[process])
             times = await model.times()
             await ready.check(len(times))
     runs = max(1, after[0] - before[0])

@@ -33,8 +33,8 @@ async def latency(options: Options) -> Found:
 
 async def _measured(options: Options, beside: Both, level: Durability) -> list[Measured]:
     added_p50 = Rounds(f"added p50, {level}", "ms", less_is_better=True)
-    added_p99 = Rounds(f"added p99, {level}", "ms", less_is_better=True)
-    whole = Rounds(f"p50, {level}", "ms", less_is_better=True)
+    added_p99 = Rounds(f"added p99, {level}", "ms", less_is_better=True, is_judged=False)
+    whole = Rounds(f"p50, {level}", "ms", less_is_better=True, is_judged=False)
     for service in beside.turns:
         await _one_by_one(service.asks(requests=options.many(REQUESTS), seconds=LIMIT_S))
     for _ in range(options.rounds):
@@ -56,7 +56,7 @@ async def _one_by_one(load: Load) -> Answered:
 def _what_a_disk_adds(found: Found) -> Measured:
     """Of medians: the two levels are not measured in one round."""
     by_name = {figure.name: figure for figure in found.figures}
-    added = Rounds("what a log on the disk adds to p50", "ms", less_is_better=True)
+    added = Rounds("what a log on the disk adds to p50", "ms", less_is_better=True, is_judged=False)
     for side in by_name["added p50, memory"].rounds:
         in_memory, on_disk = (median(by_name[f"added p50, {level}"].rounds[side]) for level in ("memory", "always"))
         added.add(side, max(LEAST_MS, on_disk - in_memory))

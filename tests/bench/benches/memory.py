@@ -15,14 +15,15 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
+from director.core import keys
+from director.core.ids import partition_of_model
 from director.core.limits import raise_descriptor_limit
-from director.core.policy import Policy
 from tests.bench.benches.options import Found, Options, Rounds
 from tests.bench.load import Load
 from tests.bench.processes import Child, until
 from tests.bench.results import OURS
 from tests.bench.sides.others import bare, prototype
-from tests.bench.sides.ours import INPUT, Ours, ours
+from tests.bench.sides.ours import INPUT, MODEL, Ours, ours
 from tests.bench.sides.servers import OwnRedis, own_redis
 
 __all__ = ("memory",)
@@ -31,8 +32,6 @@ PROTOTYPE: Final = "prototype"
 BARE: Final = "bare handler"
 FILED: Final = 10_000
 ENDED: Final = 3_000
-DATA_TTL_S: Final = 4.0
-STALE: Final = 1.1  # records and what else is there, where there were four keys of each
 HELD: Final = 1_000
 WARM: Final = 20
 AT_ONCE: Final = 20
@@ -91,22 +90,23 @@ async def _bytes_each(server: OwnRedis, many: int, each: Rounds) -> None:
 
 
 async def _bytes_kept(server: OwnRedis, many: int, ended: Rounds, bare: Rounds) -> None:
-    """Of one that ended: with its input and output, and once those have gone."""
-    async with ours(server, Policy(data_ttl_s=DATA_TTL_S)) as installation:
-        before = await server.used_bytes()
-        await installation.preload(many)
+    """Of one that ended: with its input, output and events, and without them, as after an hour."""
+    async with ours(server) as installation:
+
+        async def kept() -> int:
+            """The log of steps has its bound, so nothing in it is kept of each."""
+            steps = keys.log(partition_of_model(MODEL))
+            return await server.used_bytes() - int(await server.redis.memory_usage(steps, samples=0) or 0)
+
+        await installation.preload(1)  # what is there once, scripts too, is not of each
+        await installation.end(1)
+        before = await kept()
+        made = await installation.preload(many)
         await installation.end(many)
-        ended.add(OURS, (await server.used_bytes() - before) / many)
-
-        async def data_has_gone() -> bool:
-            keys: int = (
-                await server.redis.dbsize()
-            )  # the server forgets what has expired bit by bit, and never in a hurry
-            return keys <= STALE * many
-
-        await until("the data of all has gone", data_has_gone, limit_s=LIMIT_S, every_s=0.2)
-        await asyncio.sleep(1)
-        bare.add(OURS, (await server.used_bytes() - before) / many)
+        ended.add(OURS, (await kept() - before) / many)
+        for one in made:
+            await server.redis.delete(keys.input_data(one), keys.output_data(one), keys.events(one))
+        bare.add(OURS, (await kept() - before) / many)
 
 
 async def _streams(installation: Ours, url: str, many: int) -> Sequence[Load]:

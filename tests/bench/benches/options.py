@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import msgspec
 from msgspec import Struct, field
 
 from tests.bench.results import OURS, Measured
@@ -40,10 +41,8 @@ class Found(Struct, kw_only=True):
 class Rounds:
     """Collects the values of one figure while rounds go on."""
 
-    def __init__(self, name: str, unit: str, *, less_is_better: bool = False) -> None:
-        self._name = name
-        self._unit = unit
-        self._less_is_better = less_is_better
+    def __init__(self, name: str, unit: str, *, less_is_better: bool = False, is_judged: bool = True) -> None:
+        self._empty = Measured(name=name, unit=unit, rounds={}, less_is_better=less_is_better, is_judged=is_judged)
         self._rounds: dict[str, list[float]] = {}
 
     def add(self, side: str, value: float) -> None:
@@ -55,7 +54,7 @@ class Rounds:
         return self._rounds[OURS][-1]
 
     def measured(self) -> Measured:
-        return Measured(name=self._name, unit=self._unit, rounds=self._rounds, less_is_better=self._less_is_better)
+        return msgspec.structs.replace(self._empty, rounds=self._rounds)
 
     @classmethod
     def one(cls, name: str, unit: str, value: float, *, less_is_better: bool = True) -> Measured:

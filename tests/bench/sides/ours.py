@@ -17,7 +17,7 @@ from director.core.accounts import Accounts
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
 from director.core.gatherer import Gatherer
-from director.core.ids import lowest_id_at, new_prediction_id, queue_name
+from director.core.ids import PredictionId, lowest_id_at, new_prediction_id, queue_name
 from director.core.policy import Policy
 from director.core.scripts import Scripts
 from director.core.shards import shard
@@ -27,7 +27,7 @@ from tests.bench.processes import Child, child, until
 from tests.bench.sides.servers import OwnRedis
 from tests.support.cog import free_port
 
-__all__ = ("SLOTS", "Ours", "ours")
+__all__ = ("HTTP", "INPUT", "MODEL", "SLOTS", "VERSION", "Ours", "answers", "ours")
 
 MODEL: Final = "bench/model"
 VERSION: Final = "be" * 32
@@ -58,11 +58,11 @@ class Ours:
         given = {"headers": self.headers | {"prefer": "wait"}, "wanted": '"status":"succeeded"', **how}
         return Load(url=f"{url}/v1/predictions", body=body, **given)
 
-    async def preload(self, many: int) -> None:
+    async def preload(self, many: int) -> list[PredictionId]:
         """So many wait, as the API would have filed them."""
         streams, clock = shard(ACCOUNT, streams=16, size=2), SystemClock()
 
-        async def file() -> None:
+        async def file() -> PredictionId:
             made = new_prediction_id(model=MODEL, now_ms=clock.now_ms())
             await asyncio.gather(
                 self.scripts.enlist(made, account=ACCOUNT, oldest=lowest_id_at(0)),
@@ -77,9 +77,12 @@ class Ours:
                     url="http://127.0.0.1:8080",
                 ),
             )
+            return made
 
-        for first in range(0, many, AT_ONCE):
-            await asyncio.gather(*(file() for _ in range(first, min(many, first + AT_ONCE))))
+        filed: list[PredictionId] = []
+        while len(filed) < many:
+            filed += await asyncio.gather(*(file() for _ in range(min(AT_ONCE, many - len(filed)))))
+        return filed
 
     async def end(self, many: int) -> None:
         """Claim so many of those that wait, and let each succeed."""
@@ -150,12 +153,12 @@ class Ours:
 
 
 @asynccontextmanager
-async def ours(server: OwnRedis, policy: Policy | None = None) -> AsyncIterator[Ours]:
+async def ours(server: OwnRedis) -> AsyncIterator[Ours]:
     """An installation on this server: its model is known, its account has a token, and nothing runs yet."""
     gatherer = Gatherer(server.redis)
     scripts = Scripts(gatherer)
     catalog = Catalog(server.redis, scripts, SystemClock())
-    await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="bench", policy=policy or Policy())
+    await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="bench", policy=Policy())
     token = await Accounts(server.redis).create_token(ACCOUNT)
     try:
         yield Ours(server, scripts, token)

@@ -1,0 +1,50 @@
+"""Every bench, as small as it can be: it starts what it measures, finds its figures, and ends all of it. No judge."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.bench.benches.options import Options
+from tests.bench.capacity import INPUTS
+from tests.bench.processes import ROOT
+from tests.bench.results import OURS, Result
+from tests.bench.soak import SoakOptions, soak
+from tests.bench.suite import BENCHES, PAIRED, run
+from tests.bench.targets import TARGETS
+
+pytestmark = pytest.mark.heavy
+
+SMALL = Options(say=lambda _: None, rounds=1, part=0.02, with_peers=False, waiting=1_000)
+
+
+@pytest.fixture(autouse=True)
+def of_this_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def found(name: str, tmp_path: Path) -> Result:
+    lines: list[str] = []
+    asked = Options(say=lines.append, rounds=1, part=SMALL.part, with_peers=False, waiting=SMALL.waiting)
+    results = run([name], asked, tmp_path / "results.jsonl")
+    assert name in results, lines
+    return results[name]
+
+
+@pytest.mark.parametrize("name", sorted(BENCHES))
+def test_a_bench_finds_what_its_targets_and_the_arithmetic_need(name: str, tmp_path: Path) -> None:
+    result = found(name, tmp_path)
+    wanted = {target.figure for target in TARGETS if target.bench == name}
+    wanted |= {figure for bench, figure in INPUTS.values() if bench == name}
+    assert wanted <= {figure.name for figure in result.figures}
+    assert result.durability
+    if name in PAIRED:
+        assert all(figure.rounds[OURS] for figure in result.figures)
+        assert any(figure.references for figure in result.figures)
+
+
+@pytest.mark.anyio
+async def test_a_soak_looks_at_every_process_and_at_redis() -> None:
+    lines: list[str] = []
+    await soak(SoakOptions(say=lines.append, minutes=0.4))
+    looked_at = {line.split("  ")[2].strip().partition(",")[0] for line in lines if " an hour" in line}
+    assert looked_at == {"api", "director", "keeper", "redis"}
