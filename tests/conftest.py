@@ -1,4 +1,4 @@
-"""What every test has: anyio on asyncio, and one real server for the whole run."""
+"""What every test has: anyio on asyncio, and one real server for the whole run, or what `--redis-kind` names."""
 
 import inspect
 from collections.abc import AsyncIterator, Iterator
@@ -16,8 +16,8 @@ from director.core.policy import Policy
 from director.core.redis_client import client
 from director.core.scripts import Scripts
 from tests.support.keyspace import leaks
+from tests.support.kinds import KINDS, Started, started, whole
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
-from tests.support.servers import RedisServer, redis_server
 
 NOT_RUN: dict[str, list[str]] = {}
 TRIED_AGAIN: dict[str, str] = {}
@@ -43,20 +43,24 @@ def its_own_loop(request: pytest.FixtureRequest) -> Iterator[None]:
     sniffio.current_async_library_cvar.reset(token)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--redis-kind", choices=sorted(KINDS), default="valkey", help="what the tests' server is")
+
+
 @pytest.fixture(scope="session")
-def server() -> Iterator[RedisServer]:
+def server(request: pytest.FixtureRequest) -> Iterator[Started]:
     """One durable server, with the users that we ship. A test that kills or fills its server starts its own."""
-    with redis_server(guarded=True) as started:
-        yield started
+    with started(request.config.getoption("redis_kind")) as server:
+        yield server
 
 
 @pytest.fixture
-async def redis(server: RedisServer) -> AsyncIterator[Redis]:
+async def redis(server: Started) -> AsyncIterator[Redis]:
     """A client on an empty database that may do everything, as the product may not.
 
     Whoever leaves a key there that nothing will ever remove fails here.
     """
-    redis = client(server.admin_url)
+    redis = whole(server.admin_url)
     try:
         await redis.flushall()
         yield redis
@@ -66,7 +70,7 @@ async def redis(server: RedisServer) -> AsyncIterator[Redis]:
 
 
 @pytest.fixture
-async def product_redis(redis: Redis, server: RedisServer) -> AsyncIterator[Redis]:
+async def product_redis(redis: Redis, server: Started) -> AsyncIterator[Redis]:
     """A client with the rights of our own processes, and no more."""
     product = client(server.url)
     yield product

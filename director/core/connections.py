@@ -8,7 +8,7 @@ What went wrong before a connection stood is marked as such: nothing was sent by
 """
 
 import re
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from redis import exceptions
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -23,7 +23,19 @@ from redis.asyncio.sentinel import (
 )
 from redis.backoff import NoBackoff
 
-__all__ = ("NO_RETRIES", "direct_pool", "is_sentinel_url", "sentinel_pool", "was_sent")
+__all__ = (
+    "NO_RETRIES",
+    "Tcp",
+    "Tls",
+    "address",
+    "checked",
+    "direct_pool",
+    "is_sentinel_url",
+    "sentinel_pool",
+    "was_sent",
+)
+
+Pool = TypeVar("Pool", bound=BlockingConnectionPool)
 
 NO_RETRIES: Final = Retry(NoBackoff(), 0)
 # Short: while one Sentinel is away, each new connection waits this long for it before the next one is asked
@@ -61,11 +73,11 @@ class _Leaves:
             raise
 
 
-class _Tcp(_Leaves, Connection):
+class Tcp(_Leaves, Connection):
     pass
 
 
-class _Tls(_Leaves, SSLConnection):
+class Tls(_Leaves, SSLConnection):
     pass
 
 
@@ -81,7 +93,7 @@ class _ManagedTls(_Leaves, SentinelManagedSSLConnection):
     pass
 
 
-DIRECT: Final = {"redis": _Tcp, "rediss": _Tls, "unix": _Unix}
+DIRECT: Final = {"redis": Tcp, "rediss": Tls, "unix": _Unix}
 
 
 def was_sent(exc: Exception) -> bool:
@@ -95,7 +107,7 @@ def direct_pool(url: str, **options: Any) -> BlockingConnectionPool:
     `options` win over what the URL asks for: a time-out that is too short would break every wait.
     """
     known = dict(parse_url(url))
-    return _checked(BlockingConnectionPool(**{**known, **options, "connection_class": DIRECT[url.partition("://")[0]]}))
+    return checked(BlockingConnectionPool(**{**known, **options, "connection_class": DIRECT[url.partition("://")[0]]}))
 
 
 def is_sentinel_url(url: str) -> bool:
@@ -126,13 +138,13 @@ def sentinel_pool(url: str, **options: Any) -> BlockingConnectionPool:
         "ssl": bool(match["tls"]),
         **tls,
     }
-    sentinels = _Sentinels([_address(host) for host in match["hosts"].split(",")], sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
+    sentinels = _Sentinels([address(host, SENTINEL_PORT) for host in match["hosts"].split(",")], sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
     kind = _ManagedTls if match["tls"] else _Managed
     pool = _SentinelPool(match["name"], sentinels, **{**known, **options, "connection_class": kind})  # type: ignore[no-untyped-call]
-    return _checked(pool)
+    return checked(pool)
 
 
-def _checked(pool: BlockingConnectionPool) -> BlockingConnectionPool:
+def checked(pool: Pool) -> Pool:
     """Only a connection knows which options it takes, so one is made, and not opened."""
     pool.make_connection()  # type: ignore[no-untyped-call]
     return pool
@@ -161,8 +173,9 @@ async def _close_idle(redis: Redis) -> None:
     await redis.connection_pool.disconnect(inuse_connections=False)
 
 
-def _address(text: str) -> tuple[str, int]:
+def address(text: str, port: int) -> tuple[str, int]:
+    """From "host:port" or "host", which has this port. Raises ValueError where it is neither."""
     match = HOST.fullmatch(text)
     if match is None:
         raise ValueError("not a host and a port")
-    return match["host"].strip("[]"), int(match["port"] or SENTINEL_PORT)
+    return match["host"].strip("[]"), int(match["port"] or port)

@@ -8,7 +8,7 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from director.core.errors import UnsafeBackend
-from director.core.redis_client import ask
+from director.core.redis_client import ask, servers
 from director.core.settings import CommonSettings
 
 __all__ = ("LEAST_VERSIONS", "MENDS", "STRONGEST_FIRST", "Server", "check", "levels")
@@ -22,6 +22,8 @@ MENDS: Final = {
     "everysec": "set `appendonly yes` and `appendfsync everysec`",
     "replicated": "set `appendonly yes`, `appendfsync always` and `min-replicas-to-write 1`",
 }
+DIRECTLY: Final = "redis://host:port"
+TOGETHER: Final = "redis+cluster://host:port,host:port"
 # A level that is named because the server cannot be asked -> what it includes
 IMPLIED: Final = {"replicated": ("everysec",), "always": ("everysec",), "everysec": (), "memory": ()}
 
@@ -36,11 +38,25 @@ class Server(Struct, frozen=True):
 
 
 async def check(redis: Redis, settings: CommonSettings) -> Server:
-    """Look at the server. Raises UnsafeBackend with the mend when it is too old or would lose what it accepts."""
+    """Look at the server, or at every master of a Cluster: what the weakest of them promises is promised.
+
+    Raises UnsafeBackend with the mend when one is too old or would lose what it accepts.
+    """
+    try:
+        behind = await ask(lambda: servers(redis))
+    except exceptions.ResponseError as exc:
+        raise UnsafeBackend(f"This is no node of a Redis Cluster: name it {DIRECTLY}.") from exc
+    found = [await _check(one, settings, is_alone=one is redis) for one in behind]
+    return max(found, key=lambda server: STRONGEST_FIRST.index(server.level))
+
+
+async def _check(redis: Redis, settings: CommonSettings, *, is_alone: bool) -> Server:
     try:
         info = await ask(lambda: redis.info("server"))
     except exceptions.NoPermissionError as exc:
         raise UnsafeBackend("The user in the Redis URL may not use INFO: allow it, +info.") from exc
+    if is_alone and info.get("server_mode", info.get("redis_mode")) == "cluster":  # Valkey's word, and Redis's
+        raise UnsafeBackend(f"This is a node of a Redis Cluster: name several of its nodes, {TOGETHER}.")
     kind = "valkey" if "valkey_version" in info else "redis"
     version = str(info.get("valkey_version") or info["redis_version"])
     if tuple(map(int, version.split(".")[:2])) < LEAST_VERSIONS[kind]:

@@ -17,27 +17,39 @@ from msgspec import Struct
 from redis import exceptions
 from redis.asyncio import Redis
 
+from director.core.cluster import Cluster
+from director.core.cluster_pipes import ClusterPipes
+from director.core.cluster_slots import ClusterPool
 from director.core.connections import was_sent
 from director.core.errors import BackendUnavailable
 from director.core.pipes import Pipes
 from director.core.redis_client import GIVE_UP_S, PAUSE_S, SOCKET_TIMEOUT_S, TRIES, unavailable
 
-__all__ = ("Arg", "Gatherer", "Meter", "source")
+__all__ = ("IN_CLUSTER", "Arg", "Gatherer", "Meter", "source")
 
 log = logging.getLogger(__name__)
 
 Arg = str | bytes | int | float
 
 LARGEST_BATCH: Final = 256
+# What goes before every script there
+IN_CLUSTER: Final = ("lib/slot",)
 
 
 def source(name: str) -> str:
     """The text of a script with the parts of lua/lib/ that its header names put in front, below the shebang."""
-    text = files("lua").joinpath(f"{name}.lua").read_text(encoding="utf-8")
-    shebang, _, body = text.partition("\n")
+    body = _file(name).partition("\n")[2]
     uses = next((line for line in body.splitlines() if line.startswith("-- Uses ")), "-- Uses ")
-    parts = [files("lua").joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in uses.split()[2:]]
-    return "\n".join([shebang, *parts, body])
+    return _led_by(uses.split()[2:], _file(name))
+
+
+def _led_by(parts: Sequence[str], text: str) -> str:
+    shebang, _, body = text.partition("\n")
+    return "\n".join([shebang, *map(_file, parts), body])
+
+
+def _file(name: str) -> str:
+    return files("lua").joinpath(f"{name}.lua").read_text(encoding="utf-8")
 
 
 class Meter(Protocol):
@@ -56,8 +68,8 @@ class Script(Struct, frozen=True):
     sha: str
 
     @classmethod
-    def load(cls, name: str) -> "Script":
-        text = source(name)
+    def load(cls, name: str, *, first: Sequence[str] = ()) -> "Script":
+        text = _led_by(first, source(name))
         return cls(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -67,13 +79,14 @@ class Call(Struct):
     """
 
     script: Script
+    key: str
     command: bytes
     answer: "asyncio.Future[Any]"
     is_doubtful: bool = False
 
 
 class Gatherer:
-    """Script calls to one Redis server, gathered.
+    """Script calls to one Redis server, or to each master of a Cluster, gathered.
 
     While `at_once` writes are on their way, calls are gathered until one of them has come back: a crowd of callers then
     shares a few large writes, instead of waiting for a connection each until that takes too long.
@@ -82,7 +95,9 @@ class Gatherer:
     def __init__(self, redis: Redis, *, at_once: int | None = None, meter: Meter | None = None) -> None:
         self.redis = redis
         self._meter = meter
+        self._slots = redis.slots if isinstance(redis, Cluster) else None
         self._pipes = Pipes(redis, timeout_s=SOCKET_TIMEOUT_S)
+        self._routes = None if self._slots is None else ClusterPipes(self._slots, timeout_s=SOCKET_TIMEOUT_S)
         self._at_once = at_once
         self._scripts: dict[str, Script] = {}
         self._waiting: list[Call] = []
@@ -96,12 +111,12 @@ class Gatherer:
         """
         script = self._scripts.get(name)
         if script is None:
-            script = self._scripts[name] = Script.load(name)
+            script = self._scripts[name] = Script.load(name, first=() if self._slots is None else IN_CLUSTER)
         loop = asyncio.get_running_loop()
         # packed here, so that text which cannot be sent fails its own caller, not every call of the pipeline
         words: tuple[Any, ...] = ("EVALSHA", script.sha, len(keys), *keys, *args)
         command = hiredis.pack_command(words)
-        call = Call(script, command, loop.create_future())
+        call = Call(script, keys[0], command, loop.create_future())
         self._waiting.append(call)
         if len(self._waiting) == 1:
             loop.call_soon(self._send)
@@ -114,15 +129,23 @@ class Gatherer:
             if self._sending:
                 await asyncio.wait(self._sending)
         await self._pipes.aclose()
+        if self._routes is not None:
+            await self._routes.aclose()
 
     def _send(self) -> None:
         if self._at_once is not None and len(self._sending) >= self._at_once:
             return  # whichever comes back first sends them
         calls, self._waiting = self._waiting, []
-        for start in range(0, len(calls), LARGEST_BATCH):
-            task = asyncio.get_running_loop().create_task(self._deliver(calls[start : start + LARGEST_BATCH]))
-            self._sending.add(task)
-            task.add_done_callback(self._came_back)
+        for group in [calls] if self._slots is None else self._by_master(calls, self._slots):
+            for start in range(0, len(group), LARGEST_BATCH):
+                task = asyncio.get_running_loop().create_task(self._deliver(group[start : start + LARGEST_BATCH]))
+                self._sending.add(task)
+                task.add_done_callback(self._came_back)
+
+    @staticmethod
+    def _by_master(calls: list[Call], slots: ClusterPool) -> list[list[Call]]:
+        """Each master's by themselves: one that is away holds up no calls to another."""
+        return [[calls[index] for index in group] for group in slots.grouped([call.key for call in calls])]
 
     def _came_back(self, task: asyncio.Task[None]) -> None:
         self._sending.discard(task)
@@ -157,7 +180,11 @@ class Gatherer:
     async def _send_once(self, calls: list[Call]) -> list[Call]:
         """Send all in one pipeline; return those that the server does not know the script of."""
         began = time.perf_counter()
-        replies = await self._pipes.ask([call.command for call in calls], answers=len(calls))
+        commands = [call.command for call in calls]
+        if self._routes is None:
+            replies = await self._pipes.ask(commands, answers=len(calls))
+        else:
+            replies = await self._routes.ask(commands, [call.key for call in calls])
         took_s = time.perf_counter() - began
         unknown = []
         for call, reply in zip(calls, replies, strict=True):
@@ -170,8 +197,9 @@ class Gatherer:
         if self._meter is not None:
             left = set(map(id, unknown))
             self._meter.answered(took_s, [call.script.name for call in calls if id(call) not in left])
-        for text in {call.script.text for call in unknown}:
-            await self.redis.script_load(text)
+        for call in {call.script.text: call for call in unknown}.values():
+            at = self.redis if self._slots is None else await self._slots.serving(call.key)
+            await at.script_load(call.script.text)
         return unknown
 
 

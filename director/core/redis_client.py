@@ -12,6 +12,8 @@ from typing import Any, Final, TypeVar
 from redis import exceptions
 from redis.asyncio import BlockingConnectionPool, Redis
 
+from director.core.cluster import Cluster
+from director.core.cluster_slots import cluster_pool, is_cluster_url
 from director.core.connections import NO_RETRIES, direct_pool, is_sentinel_url, sentinel_pool
 from director.core.errors import BackendUnavailable, SettingsError
 
@@ -26,6 +28,8 @@ __all__ = (
     "client",
     "describe",
     "has_password",
+    "infos",
+    "servers",
     "text",
     "texts",
     "unavailable",
@@ -84,12 +88,28 @@ def _client(url: str, *, connections: int, name: str, socket_timeout_s: float) -
     }
     make: Callable[..., BlockingConnectionPool] = sentinel_pool if is_sentinel_url(url) else direct_pool
     try:
+        if is_cluster_url(url):
+            return Cluster.from_pool(cluster_pool(url, **options))
         return Redis.from_pool(make(url, **options))
     except (ValueError, TypeError):
         raise SettingsError(
             f"The Redis URL is not one ({describe(url)}): redis://host:port/db, rediss://…, unix:///path "
-            "or redis+sentinel://host:port,host:port/name"
+            "redis+sentinel://host:port,host:port/name or redis+cluster://host:port,host:port"
         ) from None  # what the parser complains of may be a piece of the password
+
+
+async def servers(redis: Redis) -> list[Redis]:
+    """A client for each server behind this one: every master of a Cluster, else itself."""
+    return await redis.slots.masters() if isinstance(redis, Cluster) else [redis]
+
+
+async def infos(redis: Redis, section: str) -> list[dict[str, Any]]:
+    """What each of them says of itself. Raises BackendUnavailable where one of them does not."""
+
+    async def read() -> list[dict[str, Any]]:
+        return [await server.info(section) for server in await servers(redis)]
+
+    return await ask(read)
 
 
 async def ask(send: Callable[[], Awaitable[Reply]]) -> Reply:

@@ -103,8 +103,8 @@ hset sink:a 0 0
 hset contact run_id 0
 """.strip().splitlines()
 )
-# What is asked where it may be, and done without where not
-ASKED: Final = ("acl whoami", "acl dryrun", "config get", "cluster info")
+# What is asked where it may be, and done without where not; and what is asked of a Cluster's nodes alone
+ASKED: Final = ("acl whoami", "acl dryrun", "config get", "cluster info", "cluster slots", "asking")
 MOST_TOLD: Final = 3
 MEND: Final = "k8s/base/redis/users.acl has a user who may."
 

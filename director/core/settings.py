@@ -44,7 +44,11 @@ class CommonSettings(Struct, frozen=True, kw_only=True):
     """What every process needs."""
 
     redis_url: Annotated[
-        str, Meta(description="Redis or Valkey: redis://, rediss://, unix:// or redis+sentinel://host,host/name.")
+        str,
+        Meta(
+            description="Redis or Valkey: redis://, rediss://, unix://, "
+            "redis+sentinel://h1,h2/name or redis+cluster://h1,h2."
+        ),
     ] = "redis://127.0.0.1:6379/0"
     durability: Annotated[
         str,

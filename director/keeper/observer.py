@@ -21,7 +21,7 @@ from director.core.ids import Partition, PredictionId, QueueName
 from director.core.metrics.names import QueueNames
 from director.core.objectives import Burns, burns
 from director.core.queue_history import QueueHistory
-from director.core.redis_client import ask, text
+from director.core.redis_client import ask, infos, text
 from director.core.scripts import QueueStats, Scripts
 from director.core.settings import KeeperSettings
 from director.keeper.registry import Registry
@@ -190,7 +190,7 @@ class Observer:
         return [int(since or completed or 0) for since, completed in await ask(read) if since or completed]
 
     async def _server(self) -> dict[str, float]:
-        memory = await ask(lambda: self._redis.info("memory"))
+        memory = max(await infos(self._redis, "memory"), key=_fullness)  # of a Cluster's masters the fullest
         try:
             await check(self._redis, self._settings)
         except UnsafeBackend:
@@ -202,6 +202,11 @@ class Observer:
             "director_redis_memory_limit_bytes": float(memory.get("maxmemory", 0)),
             "director_redis_durable": float(is_durable),
         }
+
+
+def _fullness(memory: dict[str, Any]) -> tuple[float, int]:
+    used, limit = int(memory["used_memory"]), int(memory.get("maxmemory", 0))
+    return used / limit if limit else 0.0, used
 
 
 def _is_busy(seen: Seen) -> bool:

@@ -6,7 +6,7 @@ Never tells the time of a server that has just come back: see contact.py.
 from redis.asyncio import Redis
 
 from director.core.clock import Clock
-from director.core.redis_client import ask
+from director.core.redis_client import infos
 from director.core.scripts import Scripts
 from director.keeper.contact import Contact
 
@@ -25,14 +25,17 @@ class ServerTime:
     async def proven_ms(self) -> int | None:
         """Ask now; None while contact is too young. Judge by this time, not by the clock when a script runs.
 
-        A server that freezes in between runs the script on waking, when every lease has run out.
+        A server that freezes in between runs the script on waking, when every lease has run out. In a Cluster, contact
+        is that with every master.
         """
-
-        info = await ask(lambda: self._redis.info("server"))
-        run_id = str(info["run_id"])
+        found = await infos(self._redis, "server")
+        run_id = " ".join(sorted(str(info["run_id"]) for info in found))
         now_ms, others_s = await self._scripts.contact(run_id, silence_s=self._contact.silence_s)
         self._contact.heard(run_id, at_s=self._clock.monotonic(), others_s=others_s)
-        return now_ms if self._contact.is_proven else None
+        if not self._contact.is_proven:
+            return None
+        # each master of a Cluster has a clock, and a lease ends by that of its own
+        return min(now_ms, *(int(info["server_time_usec"]) // 1000 for info in found)) if len(found) > 1 else now_ms
 
     def lost(self) -> None:
         """A call failed: contact begins anew."""

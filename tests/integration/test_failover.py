@@ -46,7 +46,7 @@ async def replicated(redis: Redis) -> None:
 async def test_the_service_heals_by_itself_when_the_master_dies(tmp_path) -> None:
     folder, gate = write_model(tmp_path / "model", SOURCE), Gate(tmp_path / "gate")
     config = {"min-replicas-to-write": "1", "min-replicas-max-lag": "2"}
-    async with failover_group(config=config) as group:
+    with failover_group(config=config) as group:
         redis = client(group.url)
         gatherer = Gatherer(redis)
         caller = Caller(redis, Scripts(gatherer))
@@ -129,7 +129,7 @@ async def ended(caller: Caller, prediction_id: str) -> bool:
 
 @pytest.mark.heavy
 async def test_a_master_that_is_frozen_is_left_by_commands_and_by_the_bell() -> None:
-    async with failover_group(replicas=1) as group:
+    with failover_group(replicas=1) as group:
         redis, waits = client(group.url), blocking_client(group.url, block_s=5)
         queue = queue_name(MODEL, VERSION)
         bell = Bell(waits, [queue], SystemClock())
@@ -144,7 +144,7 @@ async def test_a_master_that_is_frozen_is_left_by_commands_and_by_the_bell() -> 
                     await ask(lambda: redis.set("moved", "1"))
                 except BackendUnavailable:
                     return False
-                return await group.master_port() == group.servers[1].port
+                return group.master_port() == group.servers[1].port
 
             await eventually(is_moved, "commands go to the new master", limit_s=LIMIT_S)
             await ask(lambda: redis.lpush(keys.bell(queue), "1"))
@@ -156,7 +156,7 @@ async def test_a_master_that_is_frozen_is_left_by_commands_and_by_the_bell() -> 
 
 
 async def test_sentinels_that_know_no_such_master_are_an_outage() -> None:
-    async with failover_group(replicas=0) as group:
+    with failover_group(replicas=0) as group:
         redis = client(group.url.replace("mymaster", "theirs"))
         with pytest.raises(BackendUnavailable, match="MasterNotFoundError"):
             await ask(redis.ping)

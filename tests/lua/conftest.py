@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.servers import Kind, RedisServer, redis_server
+from tests.support.kinds import Started, started
 
 
 @pytest.fixture(scope="session", params=["valkey", pytest.param("redis7", marks=pytest.mark.redis7)])
-def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    kind: Kind = request.param
-    with redis_server(kind, guarded=True) as started:
-        yield started
+def server(request: pytest.FixtureRequest) -> Iterator[Started]:
+    named = request.config.getoption("redis_kind")
+    with started(named if request.param == "valkey" else request.param) as server:
+        yield server

@@ -20,8 +20,8 @@ from director.core.redis_client import client
 from director.core.schema import Claim
 from director.core.scripts import Scripts
 from tests.support.keyspace import leaks
+from tests.support.kinds import Started, whole
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
-from tests.support.servers import RedisServer
 
 QUEUE = QueueName(f"{MODEL}:{VERSION[:12]}")
 CONNECTIONS = 4
@@ -36,15 +36,15 @@ bounded = settings(max_examples=25, deadline=None, database=None)
 class Crowd:
     """Many callers and directors of one queue, over several connections of their own."""
 
-    def __init__(self, server: RedisServer) -> None:
+    def __init__(self, server: Started) -> None:
         self.runner = asyncio.Runner()
         self.runner.run(self._open(server))
         self._numbers = count()
 
-    async def _open(self, server: RedisServer) -> None:
+    async def _open(self, server: Started) -> None:
         self.connections = [client(server.url, connections=1) for _ in range(CONNECTIONS)]
         self.scripts = [Scripts(Gatherer(redis)) for redis in self.connections]
-        self.admin = client(server.admin_url, connections=1)
+        self.admin = whole(server.admin_url, connections=1)
 
     def close(self) -> None:
         async def close() -> None:
@@ -102,7 +102,7 @@ async def queued(driver: QueueDriver) -> Counter[str]:
 
 
 @pytest.fixture(scope="module")
-def crowd(server: RedisServer) -> Iterator[Crowd]:
+def crowd(server: Started) -> Iterator[Crowd]:
     with ExitStack() as stack:
         yield stack.enter_context(closing(Crowd(server)))
 

@@ -20,7 +20,7 @@ from director.core.redis_client import client
 from director.core.scripts import Scripts
 from tests.properties.limits_model import DAY_MS, ModelBucket, ModelCompute, ModelCredit, most_over
 from tests.support.keyspace import leaks
-from tests.support.servers import RedisServer
+from tests.support.kinds import Started, whole
 
 MIDNIGHT_MS = 20_000 * DAY_MS
 NAMES = st.integers(0, 40).map("n{}".format)
@@ -50,8 +50,8 @@ def runner() -> Iterator[asyncio.Runner]:
 
 
 @asynccontextmanager
-async def emptied(server: RedisServer) -> AsyncIterator[tuple[Scripts, Accounts]]:
-    admin, redis = client(server.admin_url), client(server.url)
+async def emptied(server: Started) -> AsyncIterator[tuple[Scripts, Accounts]]:
+    admin, redis = whole(server.admin_url), client(server.url)
     gatherer = Gatherer(redis)
     try:
         await admin.flushall()
@@ -70,7 +70,7 @@ async def emptied(server: RedisServer) -> AsyncIterator[tuple[Scripts, Accounts]
 )
 @given(bucket=BUCKETS, steps=STEPS)
 def test_a_bucket_answers_as_the_model_and_lets_no_more_through_than_it_says(
-    server: RedisServer, runner: asyncio.Runner, bucket: Bucket, steps: list[Step]
+    server: Started, runner: asyncio.Runner, bucket: Bucket, steps: list[Step]
 ) -> None:
     async def walk() -> None:
         model, now_ms = ModelBucket(bucket, at_ms=MIDNIGHT_MS), MIDNIGHT_MS
@@ -100,7 +100,7 @@ def test_a_bucket_answers_as_the_model_and_lets_no_more_through_than_it_says(
 @bounded
 @given(most_s=st.integers(1, 20), steps=COMPUTE_STEPS)
 def test_compute_of_a_day_is_never_reserved_beyond_its_limit(
-    server: RedisServer, runner: asyncio.Runner, most_s: int, steps: list[ComputeStep]
+    server: Started, runner: asyncio.Runner, most_s: int, steps: list[ComputeStep]
 ) -> None:
     async def walk() -> None:
         model, now_ms = ModelCompute(most_s * 1000), MIDNIGHT_MS
@@ -131,7 +131,7 @@ def test_compute_of_a_day_is_never_reserved_beyond_its_limit(
     steps=COMPUTE_STEPS,
 )
 def test_credit_is_never_reserved_beyond_its_limit_whatever_the_day_and_however_often_it_is_raised(
-    server: RedisServer, runner: asyncio.Runner, of_day: int | None, limits: list[int], steps: list[ComputeStep]
+    server: Started, runner: asyncio.Runner, of_day: int | None, limits: list[int], steps: list[ComputeStep]
 ) -> None:
     async def walk() -> None:
         today, in_all = ModelCompute(of_day and of_day * 1000), ModelCredit(0)
@@ -172,7 +172,7 @@ def test_credit_is_never_reserved_beyond_its_limit_whatever_the_day_and_however_
 CALLERS, EACH = 32, 8
 
 
-async def at_once(server: RedisServer, ask: Callable[[Scripts, str], Awaitable[bool]]) -> list[bool]:
+async def at_once(server: Started, ask: Callable[[Scripts, str], Awaitable[bool]]) -> list[bool]:
     """What each of 32 callers is told, each on a connection of its own, as fast as they can."""
     told: list[bool] = []
 
@@ -192,9 +192,7 @@ async def at_once(server: RedisServer, ask: Callable[[Scripts, str], Awaitable[b
     return told
 
 
-def test_of_32_callers_at_once_a_bucket_lets_exactly_its_burst_through(
-    server: RedisServer, runner: asyncio.Runner
-) -> None:
+def test_of_32_callers_at_once_a_bucket_lets_exactly_its_burst_through(server: Started, runner: asyncio.Runner) -> None:
     bucket = Bucket("create", rate=10.0, burst=100)
 
     async def ask(scripts: Scripts, name: str) -> bool:
@@ -208,7 +206,7 @@ def test_of_32_callers_at_once_a_bucket_lets_exactly_its_burst_through(
 
 
 def test_of_32_callers_at_once_compute_is_reserved_to_the_last_second_and_no_further(
-    server: RedisServer, runner: asyncio.Runner
+    server: Started, runner: asyncio.Runner
 ) -> None:
     async def ask(scripts: Scripts, name: str) -> bool:
         asked = await scripts.reserve("acme", 300, id=name, asked_s=3, now_ms=MIDNIGHT_MS)
@@ -218,7 +216,7 @@ def test_of_32_callers_at_once_compute_is_reserved_to_the_last_second_and_no_fur
 
 
 def test_of_32_callers_at_once_credit_is_reserved_to_the_last_second_and_no_further(
-    server: RedisServer, runner: asyncio.Runner
+    server: Started, runner: asyncio.Runner
 ) -> None:
     async def ask(scripts: Scripts, name: str) -> bool:
         now_ms = MIDNIGHT_MS + int(name.partition("-")[2]) * DAY_MS  # each turn is another day
@@ -228,7 +226,7 @@ def test_of_32_callers_at_once_credit_is_reserved_to_the_last_second_and_no_furt
 
 
 def test_what_was_given_back_under_way_can_be_had_again_and_nothing_more(
-    server: RedisServer, runner: asyncio.Runner
+    server: Started, runner: asyncio.Runner
 ) -> None:
     bucket = Bucket("create", rate=10.0, burst=100)
 

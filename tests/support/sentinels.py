@@ -5,23 +5,23 @@ Never promotes anything by itself: which server is the master is for the Sentine
 
 import subprocess
 import tempfile
-from collections.abc import AsyncGenerator
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from redis.asyncio import Redis
+from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from tests.support.cog import free_port
-from tests.support.eventually import eventually
-from tests.support.servers import RedisServer, binary, redis_server
+from tests.support.servers import RedisServer, binary, redis_server, wait_until
 
-__all__ = ("Failover", "failover_group")
+__all__ = ("GUARDED", "Failover", "failover_group", "is_linked")
 
 NAME: Final = "mymaster"
 SENTINELS: Final = 3
+GUARDED: Final = {"masteruser": "admin", "masterauth": "admin"}
 LIMIT_S: Final = 60.0
 CONFIG: Final = """
 port {port}
@@ -29,73 +29,89 @@ bind 127.0.0.1
 dir {folder}
 logfile {folder}/log
 sentinel monitor {name} 127.0.0.1 {master} 2
-sentinel down-after-milliseconds {name} 1000
+sentinel down-after-milliseconds {name} {patience_ms}
 sentinel failover-timeout {name} 3000
 sentinel parallel-syncs {name} 2
+"""
+GUARD: Final = """
+sentinel auth-user {name} admin
+sentinel auth-pass {name} admin
 """
 
 
 class Failover:
     """`url` names the Sentinels. `servers[0]` is the master at first."""
 
-    def __init__(self, servers: list[RedisServer], sentinel_ports: list[int]) -> None:
+    def __init__(self, servers: list[RedisServer], sentinel_ports: list[int], *, guarded: bool) -> None:
         self.servers = servers
         self._ports = sentinel_ports
+        self._guarded = guarded
 
     @property
     def url(self) -> str:
+        return self._url_of("director")
+
+    @property
+    def admin_url(self) -> str:
+        """For what a test does beside the product: it may do everything."""
+        return self._url_of("admin")
+
+    def _url_of(self, user: str) -> str:
         hosts = ",".join(f"127.0.0.1:{port}" for port in self._ports)
-        return f"redis+sentinel://{hosts}/{NAME}"
+        return f"redis+sentinel://{f'{user}:{user}@' if self._guarded else ''}{hosts}/{NAME}"
 
-    async def master_port(self) -> int:
+    def master_port(self) -> int:
         """Of the master, as the first Sentinel has it."""
-        return int((await self._state(self._ports[0]))["port"])
+        return int(self._state(self._ports[0])["port"])
 
-    async def is_settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Do all Sentinels know each other and every replica?"""
-        states = [await self._state(port) for port in self._ports]
+        states = [self._state(port) for port in self._ports]
         replicas = len(self.servers) - 1
         return all(
             (state.get("num-other-sentinels"), state.get("num-slaves")) == (SENTINELS - 1, replicas) for state in states
         )
 
-    async def _state(self, port: int) -> dict[str, Any]:
-        async with Redis(port=port, protocol=2) as sentinel:
+    def _state(self, port: int) -> dict[str, Any]:
+        with Redis(port=port, protocol=2) as sentinel:
             try:
-                masters: Any = await sentinel.sentinel_masters()
+                masters: Any = sentinel.sentinel_masters()
             except RedisConnectionError:
                 return {}
         return dict(masters.get(NAME, {}))
 
 
-@asynccontextmanager
-async def failover_group(*, replicas: int = 2, config: dict[str, str] | None = None) -> AsyncGenerator[Failover, None]:
-    """Started, replicating, and watched by three Sentinels that agree."""
+@contextmanager
+def failover_group(
+    *, replicas: int = 2, config: dict[str, str] | None = None, guarded: bool = False, patience_ms: int = 1000
+) -> Iterator[Failover]:
+    """Started, replicating, and watched by three Sentinels that agree, and take a silence this long for a death."""
+    options = {"repl-diskless-sync-delay": "0", **(GUARDED if guarded else {}), **(config or {})}
     with ExitStack() as started:
         servers = [
-            started.enter_context(
-                redis_server(loopback=True, config={"repl-diskless-sync-delay": "0", **(config or {})})
-            )
+            started.enter_context(redis_server(loopback=True, guarded=guarded, config=options))
             for _ in range(replicas + 1)
         ]
         for server in servers[1:]:
-            async with Redis.from_url(server.tcp_url, protocol=2) as replica:
-                await replica.replicaof("127.0.0.1", servers[0].port)
-                await eventually(partial(_is_linked, replica), "the replica is linked", limit_s=LIMIT_S)
-        ports = [_sentinel(started, servers[0].port) for _ in range(SENTINELS)]
-        group = Failover(servers, ports)
-        await eventually(group.is_settled, "the Sentinels agree", limit_s=LIMIT_S)
+            with Redis.from_url(server.admin_url, protocol=2) as replica:
+                replica.replicaof("127.0.0.1", servers[0].port)
+                wait_until(partial(is_linked, replica), "the replica is linked", limit_s=LIMIT_S)
+        ports = [_sentinel(started, servers[0].port, patience_ms, guarded=guarded) for _ in range(SENTINELS)]
+        group = Failover(servers, ports, guarded=guarded)
+        wait_until(group.is_settled, "the Sentinels agree", limit_s=LIMIT_S)
         yield group
 
 
-async def _is_linked(replica: Any) -> bool:
-    return str((await replica.info("replication")).get("master_link_status")) == "up"
+def is_linked(replica: Redis) -> bool:
+    """Does it follow its master?"""
+    return str(replica.info("replication").get("master_link_status")) == "up"
 
 
-def _sentinel(started: ExitStack, master: int) -> int:
+def _sentinel(started: ExitStack, master: int, patience_ms: int, *, guarded: bool) -> int:
     folder = Path(started.enter_context(tempfile.TemporaryDirectory(prefix="dr-")))
     port, file = free_port(), folder / "sentinel.conf"
-    file.write_text(CONFIG.format(port=port, folder=folder, name=NAME, master=master))
+    text = CONFIG + (GUARD if guarded else "")
+    file.write_text(text.format(port=port, folder=folder, name=NAME, master=master, patience_ms=patience_ms))
     process = subprocess.Popen([binary("valkey"), str(file), "--sentinel"], stdin=subprocess.DEVNULL)
     started.callback(process.wait)
     started.callback(process.kill)

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +22,7 @@ from redis import Redis, exceptions
 
 from tests.support.cog import free_port
 
-__all__ = ("USERS", "Kind", "RedisServer", "binary", "redis_server", "users_file")
+__all__ = ("USERS", "Kind", "RedisServer", "binary", "redis_server", "users_file", "wait_until")
 
 Kind = Literal["valkey", "redis7"]
 
@@ -73,6 +73,16 @@ class RedisServer:
         if not self.port:
             raise ValueError("this server listens on no port: ask for one with loopback=True")
         return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def cluster_port(self) -> int:
+        """Where the other nodes of a Cluster reach it."""
+        return int(self._config["cluster-port"])
+
+    @property
+    def is_running(self) -> bool:
+        """Is there a process?"""
+        return self._process is not None
 
     def start(self) -> None:
         """Start it, on the data that is there, and wait until it answers."""
@@ -141,6 +151,15 @@ class RedisServer:
     def _log(self) -> str:
         log = self.folder / "log"
         return log.read_text(errors="replace")[-4000:] if log.exists() else "(no log)"
+
+
+def wait_until(look: Callable[[], object], what: str, *, limit_s: float = START_LIMIT_S) -> None:
+    """For fixtures that are started outside of a loop; a test awaits `eventually`."""
+    give_up = time.monotonic() + limit_s
+    while not look():
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"after {limit_s} s it was not so that {what}")
+        time.sleep(0.01)
 
 
 @contextmanager

@@ -85,6 +85,8 @@ GOOD = {
     "unix://:secret@/run/redis.sock?db=1": "unix:///run/redis.sock",
     "redis+sentinel://a:1,b,[::1]:3/mymaster/2": "redis+sentinel://a:1,b,[::1]:3/mymaster/2",
     "rediss+sentinel://user:secret@a,b/mymaster?sentinel_password=secret": "rediss+sentinel://a,b/mymaster",
+    "redis+cluster://a:1,b,[::1]:3": "redis+cluster://a:1,b,[::1]:3",
+    "rediss+cluster://user:secret@a,b/?ssl_check_hostname=false": "rediss+cluster://a,b/",
 }
 BAD = (
     "",
@@ -99,6 +101,12 @@ BAD = (
     "redis+sentinel://a:port/m",
     "redis+sentinel://a/m/db",
     "redis+sentinel://:secret@a/m?no_such_option=1",
+    "redis+cluster://",
+    "redis+cluster://a:port",
+    "redis+cluster://a,,b",
+    "redis+cluster://a/1",
+    "redis+cluster://a?db=1",
+    "redis+cluster://:secret@a/?no_such_option=1",
 )
 
 

@@ -1,0 +1,196 @@
+"""Three masters as if they were one server: whoever uses the client need not know which of them has what."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import anyio
+import pytest
+from redis import exceptions
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.durability import check
+from director.core.errors import BackendUnavailable, UnsafeBackend
+from director.core.redis_client import blocking_client, client, infos, servers
+from director.core.settings import CommonSettings
+from tests.support.clusters import RedisCluster, redis_cluster
+from tests.support.eventually import eventually
+from tests.support.kinds import whole
+from tests.support.queue_driver import QueueDriver
+from tests.support.servers import redis_server
+
+pytestmark = pytest.mark.anyio
+
+NAMES = [f"k{number}" for number in range(12)]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisCluster]:
+    with redis_cluster() as started:
+        yield started
+
+
+@pytest.fixture
+async def redis(server: RedisCluster) -> AsyncIterator[Redis]:
+    redis = whole(server.url)
+    await redis.flushall()
+    yield redis
+    await redis.aclose()
+
+
+@pytest.fixture
+async def moved(server: RedisCluster, redis: Redis) -> str:
+    """A key that another server has than this client has in mind."""
+    await redis.set("k1", "v")
+    server.move("k1")
+    return "k1"
+
+
+async def test_every_master_has_a_part_and_answers_for_it(redis: Redis) -> None:
+    pipe = redis.pipeline(transaction=False)
+    for name in NAMES:
+        pipe.set(name, name)
+        pipe.get(name)
+    replies = await pipe.execute()
+    assert replies[1::2] == [name.encode() for name in NAMES]
+    assert [await redis.get(name) for name in NAMES] == replies[1::2]
+    parts = [await master.dbsize() for master in await servers(redis)]
+    assert len(parts) == 3
+    assert (0 not in parts, sum(parts)) == (True, len(NAMES))
+    assert len({info["run_id"] for info in await infos(redis, "server")}) == 3
+
+
+async def test_a_transaction_is_one_slots(redis: Redis) -> None:
+    pipe = redis.pipeline(transaction=True)
+    pipe.set("{a}1", 1)
+    pipe.incr("{a}1")
+    assert await pipe.execute() == [True, 2]
+    pipe = redis.pipeline(transaction=True)
+    for name in NAMES:
+        pipe.set(name, "never")
+    with pytest.raises(exceptions.ResponseError):
+        await pipe.execute()
+    assert await redis.dbsize() == 1
+
+
+async def test_what_moved_is_found_by_a_command(redis: Redis, moved: str) -> None:
+    assert await redis.get(moved) == b"v"
+
+
+async def test_what_moved_is_found_by_a_pipeline(redis: Redis, moved: str) -> None:
+    pipe = redis.pipeline(transaction=False)
+    for name in (*NAMES, moved):
+        pipe.get(name)
+    assert (await pipe.execute())[-1] == b"v"
+
+
+async def test_what_moved_is_found_by_a_transaction(redis: Redis, moved: str) -> None:
+    pipe = redis.pipeline(transaction=True)
+    pipe.get(moved)
+    assert await pipe.execute() == [b"v"]
+
+
+async def test_the_first_fault_of_a_pipeline_is_raised(redis: Redis) -> None:
+    pipe = redis.pipeline(transaction=False)
+    for name in NAMES:
+        pipe.set(name, "no number")
+        pipe.incr(name)
+    with pytest.raises(exceptions.ResponseError, match="Command # 2 "):
+        await pipe.execute()
+    replies = await pipe.execute() if len(pipe) else []
+    assert replies == [], "nothing of it is left"
+
+
+async def test_scripts_go_to_their_master_which_may_have_changed(server: RedisCluster, driver: QueueDriver) -> None:
+    first = await driver.submit()
+    server.move(keys.meta(driver.queue))
+    second = await driver.submit()
+    assert [claim.id for claim in await driver.claim(count=9)] == [first, second]
+
+
+async def test_a_slot_that_is_on_its_way_is_away_and_nothing_is_written(
+    server: RedisCluster, driver: QueueDriver
+) -> None:
+    prediction = await driver.submit()
+    with server.moving(keys.meta(driver.queue)) as move_keys:
+        for half_moved in (False, True):
+            if half_moved:
+                move_keys(2)
+            with pytest.raises(BackendUnavailable, match="TryAgainError"):
+                await driver.submit()
+            with pytest.raises(BackendUnavailable, match="TryAgainError"):
+                await driver.claim()
+            with pytest.raises(BackendUnavailable, match="TryAgainError"):
+                await driver.stats()
+    assert [claim.id for claim in await driver.claim(count=9)] == [prediction]
+
+
+async def test_a_key_that_is_on_its_way_is_read_and_written_where_it_is(server: RedisCluster, redis: Redis) -> None:
+    await redis.set("{k2}here", "1")
+    with server.moving("{k2}") as move_keys:
+        move_keys(9)
+        assert await redis.get("{k2}here") == b"1"
+        await redis.set("{k2}new", "2")
+        pipe = redis.pipeline(transaction=False)
+        pipe.get("{k2}here")
+        pipe.get("{k2}new")
+        assert await pipe.execute() == [b"1", b"2"]
+    assert await redis.get("{k2}new") == b"2"
+
+
+async def test_a_bell_rings_wherever_it_hangs(server: RedisCluster, redis: Redis) -> None:
+    waits = blocking_client(server.url, block_s=5)
+    try:
+        for name in NAMES[:3]:
+            await redis.lpush(name, "1")
+            assert await waits.blpop([name], timeout=5) == (name.encode(), b"1")
+    finally:
+        await waits.aclose()
+
+
+async def test_a_channel_is_heard_from_every_master(server: RedisCluster, redis: Redis) -> None:
+    waits = blocking_client(server.url, block_s=5)
+    async with waits.pubsub() as heard:
+        await heard.subscribe("news")
+        await eventually(lambda: heard.get_message(timeout=1), "it is subscribed")
+        for master in await servers(redis):
+            await master.publish("news", "1")
+            await eventually(lambda: heard.get_message(ignore_subscribe_messages=True, timeout=1), "it is heard")
+    await waits.aclose()
+
+
+async def test_a_node_is_refused_as_a_server_and_a_server_as_a_node(server: RedisCluster) -> None:
+    redis = client(f"redis://127.0.0.1:{server.masters[0].port}")
+    with pytest.raises(UnsafeBackend, match=r"redis\+cluster://"):
+        await check(redis, CommonSettings())
+    await redis.aclose()
+    with redis_server(loopback=True) as alone:
+        redis = client(f"redis+cluster://127.0.0.1:{alone.port}")
+        with pytest.raises(UnsafeBackend, match="no node of a Redis Cluster"):
+            await check(redis, CommonSettings())
+        await redis.aclose()
+
+
+async def test_the_weakest_master_says_what_is_promised(server: RedisCluster, redis: Redis) -> None:
+    assert (await check(redis, CommonSettings())).level == "always"
+    weak = (await servers(redis))[1]
+    await weak.config_set("appendfsync", "everysec")
+    try:
+        with pytest.raises(UnsafeBackend, match="everysec"):
+            await check(redis, CommonSettings())
+    finally:
+        await weak.config_set("appendfsync", "always")
+
+
+async def test_a_crowd_asks_once_who_has_what(server: RedisCluster) -> None:
+    async def asked() -> int:
+        stats = [await master.info("commandstats") for master in await servers(redis)]
+        return sum(each.get("cmdstat_cluster|slots", {"calls": 0})["calls"] for each in stats)
+
+    redis, crowd = client(server.url), client(server.url)
+    before = await asked()
+    async with anyio.create_task_group() as tasks:
+        for name in NAMES * 9:
+            tasks.start_soon(crowd.get, name)
+    assert await asked() - before == 1
+    await redis.aclose()
+    await crowd.aclose()

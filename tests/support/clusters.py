@@ -1,0 +1,138 @@
+"""A Redis Cluster of real servers on loopback: three masters, with or without a replica each, ended with the block.
+
+Never promotes anything by itself: which server is a master is for the nodes to say, but where a test moves a slot.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, Final
+
+from redis import Redis
+from redis.crc import key_slot
+
+from tests.support.cog import free_port
+from tests.support.sentinels import GUARDED, is_linked
+from tests.support.servers import Kind, RedisServer, redis_server, wait_until
+
+__all__ = ("RedisCluster", "redis_cluster")
+
+MASTERS: Final = 3
+SLOTS: Final = 16384
+LIMIT_S: Final = 60.0
+
+
+class RedisCluster:
+    """`masters[n]` is a master at first, and `replicas[n]` its replica, where there are any."""
+
+    def __init__(self, kind: Kind, masters: list[RedisServer], replicas: list[RedisServer], *, guarded: bool) -> None:
+        self.kind = kind
+        self._guarded = guarded
+        self.masters = masters
+        self.replicas = replicas
+
+    @property
+    def url(self) -> str:
+        return self._url_of("director")
+
+    @property
+    def admin_url(self) -> str:
+        """For what a test does beside the product: it may do everything."""
+        return self._url_of("admin")
+
+    def _url_of(self, user: str) -> str:
+        hosts = ",".join(f"127.0.0.1:{server.port}" for server in self.masters)
+        return f"redis+cluster://{f'{user}:{user}@' if self._guarded else ''}{hosts}"
+
+    def serving(self, key: str) -> RedisServer:
+        """The server that has this key, as the first one that lives has it."""
+        slot = key_slot(key.encode())
+        for server in (*self.masters, *self.replicas):
+            if server.is_running:
+                for first, last, (_, port, *_), *_ in _ask(server, "CLUSTER", "SLOTS"):
+                    if first <= slot <= last:
+                        return self._at(int(port))
+        raise LookupError(f"no server has {key}")
+
+    def move(self, key: str) -> None:
+        """Let the next master have the slot of this key, all at once for whoever asks."""
+        with self.moving(key):
+            pass
+
+    @contextmanager
+    def moving(self, key: str) -> Iterator[Callable[[int], int]]:
+        """Within, the slot of this key is on its way to the next master; gives what moves so many of its keys.
+
+        What is left moves at the end.
+        """
+        slot, here = key_slot(key.encode()), self.serving(key)
+        there = self.masters[(self.masters.index(here) + 1) % MASTERS]
+
+        def move(most: int) -> int:
+            names = _ask(here, "CLUSTER", "GETKEYSINSLOT", slot, most)
+            if names:
+                _ask(here, "MIGRATE", "127.0.0.1", there.port, "", 0, 5000, *self._proof, "KEYS", *names)
+            return len(names)
+
+        _ask(there, "CLUSTER", "SETSLOT", slot, "IMPORTING", _ask(here, "CLUSTER", "MYID"))
+        _ask(here, "CLUSTER", "SETSLOT", slot, "MIGRATING", _ask(there, "CLUSTER", "MYID"))
+        yield move
+        while move(100):
+            pass
+        for server in (there, here):
+            _ask(server, "CLUSTER", "SETSLOT", slot, "NODE", _ask(there, "CLUSTER", "MYID"))
+
+    @property
+    def _proof(self) -> tuple[str, ...]:
+        return ("AUTH2", "admin", "admin") if self._guarded else ()
+
+    def _at(self, port: int) -> RedisServer:
+        return next(server for server in (*self.masters, *self.replicas) if server.port == port)
+
+
+@contextmanager
+def redis_cluster(
+    kind: Kind = "valkey", *, replicas: bool = False, guarded: bool = False, patience_ms: int = 2000
+) -> Iterator[RedisCluster]:
+    """Started, joined, and all of one mind. They take a silence this long for a death."""
+    with ExitStack() as started:
+        servers = [
+            started.enter_context(
+                redis_server(kind, loopback=True, guarded=guarded, config=_config(patience_ms, guarded=guarded))
+            )
+            for _ in range(MASTERS * 2 if replicas else MASTERS)
+        ]
+        cluster = RedisCluster(kind, servers[:MASTERS], servers[MASTERS:], guarded=guarded)
+        for number, server in enumerate(servers):
+            _ask(server, "CLUSTER SET-CONFIG-EPOCH", number + 1)
+            for other in servers[:number]:
+                _ask(server, "CLUSTER MEET", "127.0.0.1", other.port, other.cluster_port)
+        for number, server in enumerate(cluster.masters):
+            last = SLOTS if number == MASTERS - 1 else SLOTS // MASTERS * (number + 1)
+            _ask(server, "CLUSTER ADDSLOTSRANGE", SLOTS // MASTERS * number, last - 1)
+        wait_until(lambda: all(map(_is_of_one_mind, servers)), "the nodes agree", limit_s=LIMIT_S)
+        for master, replica in zip(cluster.masters, cluster.replicas, strict=False):
+            _ask(replica, "CLUSTER REPLICATE", _ask(master, "CLUSTER", "MYID"))
+        for server in cluster.replicas:
+            with Redis.from_url(server.admin_url) as replica:
+                wait_until(partial(is_linked, replica), "the replica is linked", limit_s=LIMIT_S)
+        yield cluster
+
+
+def _config(patience_ms: int, *, guarded: bool) -> dict[str, str]:
+    return {
+        "cluster-enabled": "yes",
+        "cluster-port": str(free_port()),
+        "cluster-node-timeout": str(patience_ms),
+        "repl-diskless-sync-delay": "0",
+        **(GUARDED if guarded else {}),
+    }
+
+
+def _is_of_one_mind(server: RedisServer) -> bool:
+    return str(_ask(server, "CLUSTER INFO")["cluster_state"]) == "ok"
+
+
+def _ask(server: RedisServer, *command: Any) -> Any:
+    with Redis.from_url(server.admin_url) as redis:
+        return redis.execute_command(*command)

@@ -1,0 +1,82 @@
+"""The kinds of servers that the tests can be run on: one server, a master behind Sentinels, a Cluster.
+
+Each is real. `whole` is a client for tests alone: what it is asked of the whole keyspace it asks of every master.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Final, Literal, Protocol
+
+from redis.asyncio import Redis
+
+from director.core.cluster import Cluster
+from director.core.redis_client import client
+from tests.support.clusters import redis_cluster
+from tests.support.sentinels import failover_group
+from tests.support.servers import redis_server
+
+__all__ = ("KINDS", "RedisKind", "Started", "started", "whole")
+
+RedisKind = Literal["valkey", "redis7", "sentinel", "cluster"]
+
+
+class Started(Protocol):
+    """Whatever listens at a URL of Redis, with the users that we ship."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def admin_url(self) -> str: ...
+
+
+# So long that no busy machine is taken for a dead master
+PATIENCE_MS: Final = 60_000
+KINDS: Final[dict[RedisKind, Callable[[], AbstractContextManager[Started]]]] = {
+    "valkey": lambda: redis_server(guarded=True),
+    "redis7": lambda: redis_server("redis7", guarded=True),
+    "sentinel": lambda: failover_group(replicas=1, guarded=True, patience_ms=PATIENCE_MS),
+    "cluster": lambda: redis_cluster(guarded=True, patience_ms=PATIENCE_MS),
+}
+
+
+def started(kind: RedisKind) -> AbstractContextManager[Started]:
+    """A durable one, ended with the block."""
+    return KINDS[kind]()
+
+
+def whole(url: str, *, connections: int = 16) -> Redis:
+    """A client that has the whole keyspace, of a Cluster too."""
+    redis = client(url, connections=connections)
+    return _Whole.from_pool(redis.connection_pool) if isinstance(redis, Cluster) else redis
+
+
+class _Whole(Cluster):
+    """Asks every master what one of them cannot know, and knows more commands than are used here."""
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        if args[0] == "XREADGROUP":
+            master = await self.slots.serving(args[args.index(b"STREAMS") + 1])
+            return await master.execute_command(*args, **options)  # type: ignore[no-untyped-call]
+        if (combine := OF_ALL.get(args[0])) is None:
+            return await super().execute_command(*args, **options)
+        masters = await self.slots.masters()
+        return combine(await asyncio.gather(*(master.execute_command(*args, **options) for master in masters)))  # type: ignore[no-untyped-call]
+
+
+def _first(replies: list[Any]) -> Any:
+    return replies[0]
+
+
+def _joined(replies: list[Any]) -> Any:
+    return [each for reply in replies for each in reply]
+
+
+OF_ALL: Final[dict[str, Callable[[list[Any]], Any]]] = {
+    "CONFIG SET": _first,
+    "DBSIZE": sum,
+    "FLUSHALL": _first,
+    "KEYS": _joined,
+    "SCRIPT FLUSH": _first,
+}
