@@ -6,13 +6,13 @@ Never decides which transport a run takes, and never sends anything.
 import secrets
 from typing import Final
 
-import httpx
 import msgspec
 from msgspec import Raw, Struct
 
 from director.runners.cog_answers import Again, Answer, read_answer, too_large
 from director.runners.cog_kinds import Kind
 from director.runners.connections import read_body
+from director.runners.exchange import Exchange
 from director.runners.runner import Ended, RunRequest
 
 __all__ = ("Run", "create_body", "read_whole")
@@ -48,7 +48,7 @@ def create_body(run: Run, *, webhook: str | None = None, events: tuple[str, ...]
     return msgspec.json.encode(_Create(run.request.input, webhook, events))
 
 
-async def read_whole(run: Run, response: httpx.Response) -> Ended | Again:
+async def read_whole(run: Run, response: Exchange) -> Ended | Again:
     """Read an answer that is one body, and say what it means."""
     is_end = response.status_code == 200
     body, complete = await read_body(response, run.max_body if is_end else REFUSAL_BYTES)

@@ -7,7 +7,7 @@ import asyncio
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, suppress
-from typing import Any, Final
+from typing import Final
 
 import httpx
 from msgspec import Raw, Struct
@@ -15,6 +15,7 @@ from msgspec import Raw, Struct
 from director.runners.cog_answers import Again, read_end, too_large
 from director.runners.cog_put import Run, create_body, read_whole
 from director.runners.connections import Connection
+from director.runners.exchange import Exchange
 from director.runners.feed import Feed
 from director.runners.runner import Ended, Logged, Measured, Outcome, Produced
 from director.runners.sse import Frame, FrameTooLarge, SseParser
@@ -77,20 +78,19 @@ async def _follow(chunks: AsyncIterator[bytes], reader: "_Reader", feed: Feed) -
     return Ended(outcome=Outcome.LOST, error="The model server's event stream stopped before the run had ended")
 
 
-async def _chunks(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+async def _chunks(response: Exchange) -> AsyncGenerator[bytes, None]:
     """The body as it comes. coglet leaves Nagle's algorithm on: while an acknowledgement is delayed, it sends nothing
     more for 40 ms. The kernel forgets that it should acknowledge at once, so it is told again after every read.
     """
     acknowledge = _quick_ack(response)
     acknowledge()
-    async for chunk in response.aiter_raw():
+    async for chunk in response.chunks():
         acknowledge()
         yield chunk
 
 
-def _quick_ack(response: httpx.Response) -> Callable[[], None]:
-    stream = response.extensions.get("network_stream")
-    connected: Any = stream.get_extra_info("socket") if stream is not None else None
+def _quick_ack(response: Exchange) -> Callable[[], None]:
+    connected = response.socket
     if connected is None or not hasattr(socket, "TCP_QUICKACK"):  # only Linux has it
         return lambda: None
 

@@ -4,19 +4,19 @@ What every request to a model server has is said here, and what it means when on
 `transport.py`.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Final
 
 import httpx
 
 from director.core.trace_context import NO_TRACE, TraceHeaders
+from director.runners.exchange import Exchange
 from director.runners.runner import Ended, Outcome
-from director.runners.transport import OneServer
+from director.runners.transport import NO_HEADERS, OneServer
 
-__all__ = ("NO_HEADERS", "Connection", "Connections", "connection_lost", "read_body")
+__all__ = ("NO_HEADERS", "Connection", "Connections", "connection_lost", "read_body", "read_chunks")
 
-NO_HEADERS: Final[Mapping[str, str]] = {}
 REMOVED: Final = b"***"
 SHORTEST_KEY: Final = 8
 
@@ -28,8 +28,7 @@ class Connection:
     """
 
     def __init__(self, url: str, *, headers: Mapping[str, str] = NO_HEADERS) -> None:
-        self._url = url
-        self._headers = {
+        always = {
             "host": httpx.URL(url).netloc.decode("ascii"),
             "accept-encoding": "identity",  # without it a server may compress, and nothing here unpacks
             "content-type": "application/json",
@@ -40,7 +39,7 @@ class Connection:
         # a key is what stands behind its scheme, as in `Bearer KEY`; what is shorter than one is none
         keys = {value.rpartition(" ")[2] for value in headers.values()}
         self._secrets = tuple(key.encode() for key in keys if len(key) >= SHORTEST_KEY)
-        self._transport = OneServer(httpx.URL(url))
+        self._transport = OneServer(httpx.URL(url), headers=always)
 
     async def send(
         self,
@@ -52,22 +51,15 @@ class Connection:
         prefer: str = "",
         trace: TraceHeaders = NO_TRACE,
         sent: Callable[[], None] = lambda: None,
-    ) -> httpx.Response:
-        """Send a request and wait for the head of the answer. The caller closes the response.
+    ) -> Exchange:
+        """Send a request and wait for the head of the answer. The caller closes the answer.
 
         Raises `httpx.TransportError` when the server is away or breaks the connection.
         """
         asked = {"accept": accept, "content-length": str(len(content))} | ({"prefer": prefer} if prefer else {})
-        request = httpx.Request(
-            method,
-            self._url + path,
-            headers={**asked, **trace, **self._headers},
-            content=content,
-            extensions={"sent": sent},
-        )
-        response = await self._transport.handle_async_request(request)
-        response.extensions["secrets"] = self._secrets
-        return response
+        answer = await self._transport.send(method, path, headers={**asked, **trace}, content=content, sent=sent)
+        answer.secrets = self._secrets
+        return answer
 
     async def aclose(self) -> None:
         """Close what is open."""
@@ -101,24 +93,27 @@ class Connections:
             await self._idle.pop().aclose()
 
 
-async def read_body(response: httpx.Response, limit: int) -> tuple[bytes, bool]:
+async def read_body(response: Exchange, limit: int) -> tuple[bytes, bool]:
     """The body up to `limit` bytes, and whether that is all of it.
 
     A refusal is told to callers and in the log, and some servers repeat in it what they were sent: our secrets are
     taken out.
     """
+    body, is_whole = await read_chunks(response.chunks(), limit)
+    if not response.is_success:
+        for secret in response.secrets:
+            body = body.replace(secret, REMOVED)
+    return body, is_whole
+
+
+async def read_chunks(chunks: AsyncIterable[bytes], limit: int) -> tuple[bytes, bool]:
+    """What comes, up to `limit` bytes, and whether that is all of it."""
     body = bytearray()
-    is_whole = True
-    async for chunk in response.aiter_raw():
+    async for chunk in chunks:
         body += chunk
         if len(body) > limit:
-            del body[limit:]
-            is_whole = False
-            break
-    if not response.is_success:
-        for secret in response.extensions.get("secrets", ()):
-            body = body.replace(secret, REMOVED)
-    return bytes(body), is_whole
+            return bytes(body[:limit]), False
+    return bytes(body), True
 
 
 def connection_lost(exc: httpx.TransportError, *, has_begun: bool) -> Ended:

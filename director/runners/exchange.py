@@ -7,7 +7,7 @@ Never sends a request twice, and never opens a connection.
 import asyncio
 import select
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final, cast
 
 import httptools
@@ -19,20 +19,24 @@ MOST_BESIDE: Final = 100 * 1024  # of heads, trailers and what frames the chunks
 MOST_WAITING: Final = 256 * 1024  # of the body; beyond it the server has to wait
 FIRST_STATUS: Final = 100
 FIRST_OK: Final = 200  # what comes before it are hints that an answer is under way
-FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
+FIRST_NOT_OK: Final = 300
+FRAMING: Final = frozenset({"content-length", "transfer-encoding"})
 HUNG_UP: Final = "Server disconnected without sending a response."
 CUT_OFF: Final = "peer closed connection without sending complete message body"
 
 
-class Exchange(httpx.AsyncByteStream):
+class Exchange:
     """An answer: its head once `head` is done, then its body, once. `over` is called when it is read or given up, with
     whether the connection can be used again.
+
+    `headers` by their names in lower case. `secrets`: what we sent and nobody is to be told.
     """
 
     def __init__(self, wire: "Wire", over: Callable[[bool], None]) -> None:
         self.head: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.status = 0
-        self.headers: list[tuple[bytes, bytes]] = []
+        self.status_code = 0
+        self.headers: dict[str, str] = {}
+        self.secrets: tuple[bytes, ...] = ()
         self._wire = wire
         self._over: Callable[[bool], None] | None = over
         self._parser = httptools.HttpResponseParser(self)
@@ -44,7 +48,17 @@ class Exchange(httpx.AsyncByteStream):
         self._keeps_alive = False
         self._fault: httpx.TransportError | None = None
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
+    @property
+    def is_success(self) -> bool:
+        return FIRST_OK <= self.status_code < FIRST_NOT_OK
+
+    @property
+    def socket(self) -> Any:
+        """Of its connection."""
+        return self._wire.get_extra_info("socket")
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The body as it comes."""
         while True:
             while self._chunks:
                 chunk = self._chunks.popleft()
@@ -53,6 +67,7 @@ class Exchange(httpx.AsyncByteStream):
             if self._fault is not None:
                 raise self._fault
             if self._is_complete:
+                await self.aclose()
                 return
             self._wire.resume()
             self._news.clear()
@@ -84,7 +99,7 @@ class Exchange(httpx.AsyncByteStream):
             self.fail(httpx.ReadError(""))
         elif not self.head.done():
             self.fail(httpx.RemoteProtocolError(HUNG_UP))
-        elif any(name.lower() in FRAMING for name, _ in self.headers):
+        elif FRAMING & self.headers.keys():
             self.fail(httpx.RemoteProtocolError(CUT_OFF))
         else:
             self._is_complete = True
@@ -108,16 +123,17 @@ class Exchange(httpx.AsyncByteStream):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.head.done():  # else it is a trailer
-            self.headers.append((name, value))
+            known, text = name.lower().decode("latin-1"), value.decode("latin-1")
+            self.headers[known] = f"{self.headers[known]}, {text}" if known in self.headers else text
 
     def on_headers_complete(self) -> None:
         if self._is_complete or self.head.done():
             return
-        self.status = self._parser.get_status_code()
-        if self.status < FIRST_STATUS:  # it would have a body, and look like a hint
+        self.status_code = self._parser.get_status_code()
+        if self.status_code < FIRST_STATUS:  # it would have a body, and look like a hint
             self.fail(httpx.RemoteProtocolError("The answer has no status"))
             return
-        if self.status < FIRST_OK:
+        if self.status_code < FIRST_OK:
             self.headers.clear()
             return
         self._keeps_alive = self._parser.should_keep_alive()
@@ -131,7 +147,7 @@ class Exchange(httpx.AsyncByteStream):
             self._news.set()
 
     def on_message_complete(self) -> None:
-        if self.status >= FIRST_OK:
+        if self.status_code >= FIRST_OK:
             self._is_complete = True
             self._news.set()
 
@@ -146,6 +162,7 @@ class Wire(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._is_slow = False
         self._on_sent: Callable[[], None] | None = None
+        self._poll = select.poll()
 
     def ask(self, request: bytes, *, sent: Callable[[], None], over: Callable[[bool], None]) -> Exchange:
         """Send a request. `sent` is called when it has left, or all but its last bytes."""
@@ -168,15 +185,10 @@ class Wire(asyncio.Protocol):
     @property
     def is_silent(self) -> bool:
         """Nobody asked it anything: what it has to read can only be that the server has hung up."""
-        sock = self.get_extra_info("socket")
-        if not self.is_open or sock is None:
-            return False
-        poll = select.poll()
-        poll.register(sock.fileno(), select.POLLIN)
-        return not poll.poll(0)
+        return self.is_open and not self._poll.poll(0)
 
     def get_extra_info(self, name: str) -> Any:
-        """Of its transport, as httpx's network streams have it."""
+        """Of its transport."""
         return None if self._transport is None else self._transport.get_extra_info(name)
 
     def pause(self) -> None:
@@ -200,6 +212,7 @@ class Wire(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self.is_open = True
+        self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
         self._on_sent = None  # from here on its words count, and not its silence

@@ -18,6 +18,7 @@ from director.core.runner_config import OpenAiConfig
 from director.core.trace_context import TraceHeaders
 from director.core.view import joined
 from director.runners.connections import NO_HEADERS, Connection
+from director.runners.exchange import Exchange
 from director.runners.feed import Feed
 from director.runners.http.answers import OUTCOMES, refused, too_large
 from director.runners.http.open_runs import OpenRuns
@@ -157,8 +158,8 @@ async def _read_out(chunks: AsyncGenerator[bytes, None]) -> None:
                 pass
 
 
-async def _chunks(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    async for chunk in response.aiter_raw():
+async def _chunks(response: Exchange) -> AsyncGenerator[bytes, None]:
+    async for chunk in response.chunks():
         yield chunk
 
 

@@ -1,26 +1,31 @@
-"""A transport of httpx that is made for one model server: plain HTTP/1.1, over connections that are kept.
+"""The way to one model server: plain HTTP/1.1, over connections that are kept.
 
-Stands where httpx's own would, since that looks at every connection it has for each request, and takes several
-times as long for one. It reads no proxy or `.netrc` from the environment, keeps no cookies, follows no redirects,
-unpacks no compressed body, and never sends a request twice. Times only the connect: whoever asks knows how long an
-answer may take.
+Stands where httpx would, whose words it has for what goes wrong: that looks at every connection it has for each
+request, and what it makes of one request and its answer takes longer than all that is done here. It reads no proxy or
+`.netrc` from the environment, keeps no cookies, follows no redirects, unpacks no compressed body, and never sends a
+request twice. Times only the connect: whoever asks knows how long an answer may take.
 """
 
 import asyncio
+import re
 import socket
 import ssl
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Final
 
 import httpx
 
-from director.runners.exchange import Wire
+from director.runners.exchange import Exchange, Wire
 
-__all__ = ("OneServer",)
+__all__ = ("NO_HEADERS", "OneServer")
 
+NO_HEADERS: Final[Mapping[str, str]] = {}
 CONNECT_TIMEOUT_S: Final = 5.0
 # a Python server closes what was idle for 5 s: a request sent at that moment would look like a server that died
 KEEP_ALIVE_S: Final = 3.0
+# what nothing has to be escaped in; whatever else is a path is httpx's to write
+PLAIN: Final = re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)+")
 PORTS: Final = {"http": 80, "https": 443}
 
 # A run may be silent for as long as it likes. A machine that is gone says nothing either, and is asked: after 20 s its
@@ -35,10 +40,13 @@ PROBES: Final = [
 ]
 
 
-class OneServer(httpx.AsyncBaseTransport):
-    """Every request is for the server at `url`. `sent` of a request's extensions is called when it has left."""
+class OneServer:
+    """Every request is for the server at `url`. `headers`: lines that each of them has."""
 
-    def __init__(self, url: httpx.URL) -> None:
+    def __init__(self, url: httpx.URL, *, headers: Mapping[str, str] = NO_HEADERS) -> None:
+        self._url = str(url).rstrip("/")
+        self._prefix = url.raw_path.rstrip(b"/")
+        self._headers = _lines(headers)
         self._host = url.raw_host.decode("ascii").strip("[]")
         self._port = url.port or PORTS[url.scheme]
         self._tls = _trusted() if url.scheme == "https" else None
@@ -46,23 +54,34 @@ class OneServer(httpx.AsyncBaseTransport):
         self._busy: set[Wire] = set()
         self._is_closed = False
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send it, and wait for the head of the answer. Raises `httpx.TransportError` where none comes."""
+    async def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str] = NO_HEADERS,
+        content: bytes = b"",
+        sent: Callable[[], None] = lambda: None,
+    ) -> Exchange:
+        """Send a request, and wait for the head of the answer. `sent` is called when the request has left.
+
+        Raises `httpx.TransportError` where no answer comes, and for a header that would be two.
+        """
+        first = b"%b %b HTTP/1.1\r\n" % (method.encode("ascii"), self._target(path))
+        request = b"%b%b%b\r\n%b" % (first, _lines(headers), self._headers, content)
         wire = self._kept() or await self._connected()
         self._busy.add(wire)
 
         def over(is_good: bool) -> None:
             self._give_back(wire, is_good=is_good)
 
-        exchange = wire.ask(_bytes(request), sent=request.extensions.get("sent", _nothing), over=over)
+        exchange = wire.ask(request, sent=sent, over=over)
         try:
             await exchange.head
         except BaseException:  # also where the caller lets go: the server sees that nobody waits any more
             await exchange.aclose()
             raise
-        return httpx.Response(
-            exchange.status, headers=exchange.headers, stream=exchange, extensions={"network_stream": wire}
-        )
+        return exchange
 
     async def aclose(self) -> None:
         """Close what is open. Answers that are being read break."""
@@ -70,6 +89,12 @@ class OneServer(httpx.AsyncBaseTransport):
         for wire in [*self._idle, *self._busy]:
             wire.abort()
         self._idle.clear()
+
+    def _target(self, path: str) -> bytes:
+        """As it stands in the first line of a request."""
+        if PLAIN.fullmatch(path):
+            return self._prefix + path.encode("ascii")
+        return httpx.URL(self._url + path).raw_path
 
     def _kept(self) -> Wire | None:
         now = asyncio.get_running_loop().time()
@@ -107,15 +132,9 @@ def _trusted() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def _bytes(request: httpx.Request) -> bytes:
+def _lines(headers: Mapping[str, str]) -> bytes:
     """Raises `httpx.LocalProtocolError` for a header that would be two."""
-    lines = [b"%b %b HTTP/1.1" % (request.method.encode("ascii"), request.url.raw_path)]
-    lines += [b"%b: %b" % header for header in request.headers.raw]
-    head = b"\r\n".join(lines)
-    if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1:
+    text = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if text.count("\n") != len(headers) or text.count("\r") != len(headers):
         raise httpx.LocalProtocolError("A header of the request has more than one line")
-    return head + b"\r\n\r\n" + request.content
-
-
-def _nothing() -> None:
-    """Nobody waits for it."""
+    return text.encode("ascii")

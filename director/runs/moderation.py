@@ -19,7 +19,7 @@ from director.core.clock import Clock
 from director.core.errors import SettingsError
 from director.core.schema import Record
 from director.core.settings import DirectorSettings
-from director.runners.connections import read_body
+from director.runners.connections import read_chunks
 from director.runners.untrusted import Unreadable, one_line, read_json
 from director.runs.ends import Judged, Verdict
 from director.webhooks.messages import message_id
@@ -125,7 +125,7 @@ class Moderator:
         try:
             async with asyncio.timeout(self._timeout_s):
                 async with self._http.stream("POST", self._url, content=body, headers=headers) as response:
-                    answer, is_whole = await read_body(response, MOST_ANSWER)
+                    answer, is_whole = await read_chunks(response.aiter_raw(), MOST_ANSWER)
         except TimeoutError:
             return f"no answer within {self._timeout_s:g} s"
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as exc:

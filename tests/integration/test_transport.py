@@ -63,8 +63,8 @@ async def serving(answer: bytes | Answer) -> AsyncGenerator[tuple[Server, OneSer
 
 async def ask(server: Server, transport: OneServer) -> bytes:
     """The whole answer."""
-    response = await transport.handle_async_request(httpx.Request("GET", server.url + "/x"))
-    return b"".join([chunk async for chunk in response.aiter_raw()])
+    response = await transport.send("GET", "/x")
+    return b"".join([chunk async for chunk in response.chunks()])
 
 
 ANSWERS = {
@@ -156,10 +156,10 @@ async def test_a_body_that_nobody_takes_keeps_the_server_waiting() -> None:
             await writer.drain()
             sent += 100_000
 
-    async with serving(answer) as (server, transport):
-        response = await transport.handle_async_request(httpx.Request("GET", server.url + "/x"))
+    async with serving(answer) as (_server, transport):
+        response = await transport.send("GET", "/x")
         size = 0
-        async for chunk in response.aiter_raw():
+        async for chunk in response.chunks():
             if size == 0:  # what the kernel holds for both is some MB
                 await eventually(lambda: sent, "stuck", until=lambda at: at > MOST_WAITING)
                 for _ in range(100):
@@ -195,7 +195,7 @@ async def test_a_server_that_is_away_is_told_without_its_address() -> None:
     async with serving(OK) as (server, _):
         pass
     with pytest.raises(httpx.ConnectError) as caught:
-        await OneServer(httpx.URL(server.url)).handle_async_request(httpx.Request("GET", server.url))
+        await OneServer(httpx.URL(server.url)).send("GET", "/x")
     assert "127.0.0.1" not in str(caught.value)
 
 
@@ -207,9 +207,24 @@ async def test_a_name_that_no_server_can_have_is_one_that_is_away(host: str) -> 
 
 async def test_a_header_is_one_line() -> None:
     async with serving(OK) as (server, transport):
-        request = httpx.Request("GET", server.url, headers={"x-key": "a\r\nx-other: b"})
-        with pytest.raises(httpx.LocalProtocolError):
-            await transport.handle_async_request(request)
+        for header in ({"x-key": "a\r\nx-other: b"}, {"x-key": "a\nb"}, {"x\r\ny": "b"}):
+            with pytest.raises(httpx.LocalProtocolError):
+                await transport.send("GET", "/x", headers=header)
+        assert not server.heads
+
+
+async def test_a_path_is_written_so_that_it_is_one() -> None:
+    async with serving(OK) as (server, _):
+        transport = OneServer(httpx.URL(server.url + "/below/"))
+        for path in ("/predictions/a1b2", "/v1/a b?c=d é", "/../x"):
+            await (await transport.send("GET", path)).aclose()
+        await transport.aclose()
+    lines = [head.partition(b"\r\n")[0] for head in server.heads]
+    assert lines == [
+        b"GET /below/predictions/a1b2 HTTP/1.1",
+        b"GET /below/v1/a%20b?c=d%20%C3%A9 HTTP/1.1",
+        b"GET /x HTTP/1.1",
+    ]
 
 
 async def test_a_request_that_is_answered_early_is_not_taken_for_sent_later() -> None:
@@ -219,10 +234,7 @@ async def test_a_request_that_is_answered_early_is_not_taken_for_sent_later() ->
         writer.write(OK)
         await reader.readexactly(50_000_000)
 
-    async with serving(answer) as (server, transport):
-        request = httpx.Request(
-            "POST", server.url, content=b"x" * 50_000_000, extensions={"sent": lambda: calls.append("sent")}
-        )
-        response = await transport.handle_async_request(request)
-        assert await response.aread() == b"ok"
+    async with serving(answer) as (_server, transport):
+        response = await transport.send("POST", "/x", content=b"x" * 50_000_000, sent=lambda: calls.append("sent"))
+        assert [chunk async for chunk in response.chunks()] == [b"ok"]
         assert calls == []

@@ -53,7 +53,10 @@ FILE: Final = re.compile(
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """An answer as received. Not `complete`: there is more of its body than is read."""
+    """An answer as received. Not `complete`: there is more of its body than is read.
+
+    `headers` by their names in lower case.
+    """
 
     status: int
     body: bytes = b""

@@ -13,6 +13,7 @@ import httpx
 
 from director.core.trace_context import NO_TRACE, TraceHeaders
 from director.runners.connections import NO_HEADERS, Connection, Connections, connection_lost, read_body
+from director.runners.exchange import Exchange
 from director.runners.feed import Feed
 from director.runners.http.answers import Answer, said_of
 from director.runners.reasons import NO_ENTRY
@@ -125,7 +126,7 @@ async def post(
         return await read_answer(response, limit)
 
 
-async def read_answer(response: httpx.Response, limit: int) -> Answer:
+async def read_answer(response: Exchange, limit: int) -> Answer:
     """Read an answer: up to `limit` bytes of one that may tell an end, less of a refusal."""
     is_ok = 200 <= response.status_code < 300
     body, complete = await read_body(response, limit if is_ok else min(limit, REFUSAL_BYTES))

@@ -25,7 +25,7 @@ def used_by(
 ) -> list[dict[str, Raw]]:
     """The metrics of each run, in the order of the items: by the share that an item tells, else by cost."""
     told = {name: _number(bytes(where.find(document) or b"")) for name, where in batch.usage.items()}
-    told |= {name: _number(headers.get(header, "").encode()) for name, header in batch.usage_headers.items()}
+    told |= {name: _number(headers.get(header.lower(), "").encode()) for name, header in batch.usage_headers.items()}
     weights = _shares(items, batch.share) or costs
     parts = {name: split(total, weights) for name, total in told.items() if total is not None}
     return [
