@@ -22,7 +22,7 @@ from tests.bench.results import Result, append, latest, pooled, read
 from tests.bench.sides.servers import DURABILITY
 from tests.bench.soak import SoakOptions, soak
 from tests.bench.suite import BENCHES, PAIRED, run, told_of
-from tests.bench.tables import peers_table, put_into, targets_table
+from tests.bench.tables import pace_table, peers_table, put_into, targets_table
 
 __all__ = ("KEPT", "main", "tables_of")
 
@@ -153,6 +153,7 @@ def tables_of(results: dict[str, Result]) -> dict[Path, dict[str, str]]:
     """What the pages have between their marks."""
     return {
         README: {"targets": targets_table(results), "peers": peers_table(results)},
+        ROOT / "README.md": {"pace": pace_table(results)},
         CAPACITY: {"capacity": _capacity(results)},
     }
 

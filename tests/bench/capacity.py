@@ -4,6 +4,7 @@ Measures nothing, and knows of no machine but by its inputs. What it says of lar
 """
 
 from collections.abc import Mapping
+from math import ceil
 from typing import Final
 
 from msgspec import Struct
@@ -125,6 +126,7 @@ def table(inputs: Inputs) -> str:
     ]
     for name, plan in PLANS.items():
         can = capacity(inputs, plan)
-        numbers = (can.per_s, can.kept_per_s, can.waiting, can.directors, can.api_processes, can.director_processes)
-        lines.append(f"| {name} | {' | '.join(f'{number:,.0f}' for number in numbers)} |")
+        limits = (can.per_s, can.kept_per_s, can.waiting, can.directors)
+        numbers = (*map(round, limits), ceil(can.api_processes), ceil(can.director_processes))
+        lines.append(f"| {name} | {' | '.join(f'{number:,}' for number in numbers)} |")
     return "\n".join(lines)

@@ -8,7 +8,7 @@ from tests.bench.ratios import spread
 from tests.bench.results import OURS, Measured, Result
 from tests.bench.targets import TARGETS, Verdict, verdict
 
-__all__ = ("measured", "peers_table", "put_into", "targets_table")
+__all__ = ("measured", "pace_table", "peers_table", "put_into", "targets_table")
 
 REACHED = {True: "reached", False: "**not reached**", None: "not measured"}
 
@@ -36,6 +36,19 @@ def targets_table(results: Mapping[str, Result]) -> str:
     lines = ["| what | target | found | |", "|---|---|---|---|"]
     lines += [f"| {row.target.what} | {row.target.wanted} | {row.shown} | {_reached(row)} |" for row in rows]
     return "\n".join(lines)
+
+
+def pace_table(results: Mapping[str, Result]) -> str:
+    """The pace alone, for those who look in from outside."""
+    result = results.get("drain")
+    if result is None:
+        return "Not measured yet."
+    pace = result.figures[0]
+    lines = [f"| | {pace.name} | Director runs |", "|---|---|---|"]
+    for side in sorted(pace.rounds, key=lambda side: -median(pace.rounds[side])):
+        beside = f"{pace.beside(side)} × as many" if side in pace.references else ""
+        lines.append(f"| {'**Director**' if side == OURS else side} | {pace.median(side):,.0f} | {beside} |")
+    return "\n".join([*lines, "", about(result)])
 
 
 def peers_table(results: Mapping[str, Result]) -> str:

@@ -14,7 +14,8 @@ __all__ = ("TARGETS", "Target", "Verdict", "verdict")
 class Target(Struct, frozen=True, kw_only=True):
     """`beside`: a reference, of whose value ours is to be so many times; empty: the value itself.
 
-    `is_least`: the bound is the least and not the most. `why`: what stands in the way where it is not reached.
+    `is_least`: the bound is the least and not the most. `unit`: of a value. `why`: what stands in the way where it is
+    not reached.
     """
 
     what: str
@@ -22,12 +23,14 @@ class Target(Struct, frozen=True, kw_only=True):
     figure: str
     bound: float
     beside: str = ""
+    unit: str = ""
     is_least: bool = False
     why: str = ""
 
     @property
     def wanted(self) -> str:
-        return f"{'≥' if self.is_least else '≤'} {self.bound:g}" + (f" × {self.beside}" if self.beside else "")
+        bound = f"{'≥' if self.is_least else '≤'} {self.bound:g}"
+        return f"{bound} × {self.beside}" if self.beside else f"{bound} {self.unit}".strip()
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
@@ -79,8 +82,10 @@ TARGETS: Final = (
         is_least=True,
     ),
     Target(what="added latency, p50", bench="latency", figure="added p50, memory", bound=2, beside="prototype"),
-    Target(what="added latency, p99", bench="latency", figure="added p99, memory", bound=10),
-    Target(what="a log on the disk adds", bench="latency", figure="what a log on the disk adds to p50", bound=1),
+    Target(what="added latency, p99", bench="latency", figure="added p99, memory", bound=10, unit="ms"),
+    Target(
+        what="a log on the disk adds", bench="latency", figure="what a log on the disk adds to p50", bound=1, unit="ms"
+    ),
     Target(
         what="accept rate", bench="accept", figure="accepted a second", bound=0.5, beside="bare handler", is_least=True
     ),
@@ -89,18 +94,32 @@ TARGETS: Final = (
         bench="e2e",
         figure="processor time of Redis, 64 connections",
         bound=120,
+        unit="µs",
     ),
-    Target(what="round trips of a prediction", bench="e2e", figure="round trips to Redis of a prediction", bound=4),
+    *(
+        Target(
+            what=f"round trips of a prediction, {when}",
+            bench="e2e",
+            figure=f"round trips of a prediction, {when}",
+            bound=4,
+        )
+        for when in ("1 connection", "64 connections")
+    ),
     Target(
         what="bytes of a waiting prediction beside its input",
         bench="memory",
         figure="bytes of a waiting prediction beside its input",
         bound=1_200,
+        unit="bytes",
     ),
-    Target(what="recovery, lease 15 s", bench="recovery", figure="until all run again, lease 15 s", bound=20),
-    Target(what="recovery, lease 3 s", bench="recovery", figure="until all run again, lease 3 s", bound=4),
-    Target(what="claim, full beside empty", bench="depth", figure="p99 of claim, full beside empty", bound=2),
-    Target(what="enqueue, full beside empty", bench="depth", figure="p99 of enqueue, full beside empty", bound=2),
-    Target(what="memory of a waiting client", bench="memory", figure="API memory of a waiting client", bound=60),
-    Target(what="memory of an SSE reader", bench="memory", figure="API memory of an SSE reader", bound=60),
+    Target(what="recovery, lease 15 s", bench="recovery", figure="until all run again, lease 15 s", bound=20, unit="s"),
+    Target(what="recovery, lease 3 s", bench="recovery", figure="until all run again, lease 3 s", bound=4, unit="s"),
+    Target(what="claim, full beside empty", bench="depth", figure="p99 of claim, full beside empty", bound=2, unit="×"),
+    Target(
+        what="enqueue, full beside empty", bench="depth", figure="p99 of enqueue, full beside empty", bound=2, unit="×"
+    ),
+    Target(
+        what="memory of a waiting client", bench="memory", figure="API memory of a waiting client", bound=60, unit="KB"
+    ),
+    Target(what="memory of an SSE reader", bench="memory", figure="API memory of an SSE reader", bound=60, unit="KB"),
 )

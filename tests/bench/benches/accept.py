@@ -23,7 +23,7 @@ SECONDS: Final = 3.0
 
 async def accept(options: Options) -> Found:
     """The bare handler, ours, the bare handler …"""
-    per_s = Rounds("accepted a second", "/s")
+    per_s = Rounds("accepted a second", "")
     cpu = Rounds("processor time of the API", "µs", less_is_better=True)
     redis_cpu = Rounds("processor time of Redis", "µs", less_is_better=True)
     level = options.durability

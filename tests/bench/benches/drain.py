@@ -48,7 +48,7 @@ class Ready(Struct, frozen=True, kw_only=True):
 
 async def drain(options: Options) -> Found:
     """Every side in turn, round after round."""
-    pace_of, bytes_of = Rounds("runs a second", "/s"), Rounds("bytes of one that waits", "bytes", less_is_better=True)
+    pace_of, bytes_of = Rounds("runs a second", ""), Rounds("bytes of one that waits", "bytes", less_is_better=True)
     cpu_of = Rounds("processor time of who runs them", "µs", less_is_better=True)
     redis_of = Rounds("processor time of Redis", "µs", less_is_better=True)
     peers, left_out = _peers(options)

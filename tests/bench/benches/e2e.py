@@ -1,7 +1,7 @@
 """From a POST with `Prefer: wait` to its answer, over some connections: how many a second, and what each costs.
 
-One API process and one director, beside the prototype's. What Redis did is counted by Redis: round trips are its reads,
-with one connection, where nothing is gathered with anything else.
+One API process and one director, beside the prototype's. What Redis did is counted by Redis: round trips are its reads.
+With one connection nothing is gathered with what others ask; with many they share.
 """
 
 import time
@@ -26,10 +26,13 @@ class Tally:
     """What the rounds gave."""
 
     def __init__(self) -> None:
-        self.per_s = {many: Rounds(f"predictions a second, {many} connections", "/s") for many in CONNECTIONS}
+        self.per_s = {many: Rounds(f"predictions a second, {many} connections", "") for many in CONNECTIONS}
         self.p50 = Rounds(f"p50 with {AT_MOST} connections", "ms", less_is_better=True)
         self.p99 = Rounds(f"p99 with {AT_MOST} connections", "ms", less_is_better=True, is_judged=False)
-        self.trips = Rounds("round trips to Redis of a prediction", "", less_is_better=True)
+        self.trips = {
+            1: Rounds("round trips of a prediction, 1 connection", "", less_is_better=True),
+            AT_MOST: Rounds(f"round trips of a prediction, {AT_MOST} connections", "", less_is_better=True),
+        }
         self.cpu = {
             part: Rounds(f"processor time of {part}, {AT_MOST} connections", "µs", less_is_better=True)
             for part in ("the API", "the director", "Redis")
@@ -42,8 +45,8 @@ class Tally:
         after = await _used(service)
         api, director, redis, reads, took_s = (now - then for now, then in zip(after, before, strict=True))
         self.per_s[many].add(service.name, answered.per_s)
-        if many == 1:
-            self.trips.add(service.name, (reads - await _idle_reads(service) * took_s) / answered.total)
+        if many in self.trips:
+            self.trips[many].add(service.name, (reads - await _idle_reads(service) * took_s) / answered.total)
         if many == AT_MOST:
             self.p50.add(service.name, answered.p50_ms)
             self.p99.add(service.name, answered.p99_ms)
@@ -52,7 +55,7 @@ class Tally:
         return answered.per_s
 
     def rounds(self) -> list[Rounds]:
-        return [*self.per_s.values(), self.p50, self.p99, *self.cpu.values(), self.trips]
+        return [*self.per_s.values(), self.p50, self.p99, *self.cpu.values(), *self.trips.values()]
 
 
 async def e2e(options: Options) -> Found:

@@ -27,7 +27,7 @@ async def idle(options: Options) -> Found:
     """One director, then five: the difference is what each costs."""
     base_us = Rounds("Redis's time of an idle installation, a second", "µs", less_is_better=True)
     each_us = Rounds("Redis's time of an idle director, a second", "µs", less_is_better=True)
-    each_reads = Rounds("round trips of an idle director, a second", "/s", less_is_better=True)
+    each_reads = Rounds("round trips of an idle director, a second", "", less_is_better=True)
     level = options.durability
     seconds = max(3.0, options.seconds(SECONDS))  # several beats
     for _ in range(min(options.rounds, MOST_ROUNDS)):

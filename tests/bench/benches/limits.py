@@ -26,10 +26,10 @@ RAW: Final = "raw"
 
 async def limits(options: Options) -> Found:
     """Each in every round."""
-    plain = Rounds("XADD a second, 64 connections", "/s")
-    piped = Rounds("XADD a second, 64 connections, 16 in one write", "/s")
-    model_per_s = Rounds("POST to the model server a second, 16 connections", "/s")
-    handler_per_s = Rounds("POST to a bare handler a second, 32 connections", "/s")
+    plain = Rounds("XADD a second, 64 connections", "")
+    piped = Rounds("XADD a second, 64 connections, 16 in one write", "")
+    model_per_s = Rounds("POST to the model server a second, 16 connections", "")
+    handler_per_s = Rounds("POST to a bare handler a second, 32 connections", "")
     is_there = shutil.which(BENCHMARK) is not None
     async with own_redis(options.durability) as server, model_server() as model, bare(server) as (url, _):
         for _ in range(options.rounds):

@@ -48,7 +48,7 @@ async def memory(options: Options) -> Found:
     each = Rounds("bytes of a waiting prediction beside its input", "bytes", less_is_better=True)
     clients = Rounds("API memory of a waiting client", "KB", less_is_better=True)
     readers = Rounds("API memory of an SSE reader", "KB", less_is_better=True)
-    many = options.many(HELD)
+    many = options.many(HELD) + WARM
     for _ in range(min(options.rounds, MOST_ROUNDS)):
         async with own_redis(options.durability) as server:
             release = await server.release()

@@ -37,7 +37,7 @@ async def streaming(options: Options) -> Found:
     """Direct, ours, direct …"""
     late_p50 = Rounds(f"token written → read, p50 of {STREAMS} streams", "ms", less_is_better=True)
     late_p99 = Rounds(f"token written → read, p99 of {STREAMS} streams", "ms", less_is_better=True, is_judged=False)
-    per_s = Rounds("tokens a second, as fast as they go", "/s")
+    per_s = Rounds("tokens a second, as fast as they go", "")
     level = options.durability
     async with (
         model_server() as model,
