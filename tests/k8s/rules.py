@@ -16,7 +16,7 @@ from director.core.ids import queue_name
 from director.core.settings import ApiSettings, CommonSettings, DirectorSettings, KeeperSettings, described, load
 from director.director import HAND_BACK_S, TELL_S, check_settings
 from director.keeper.keeper import DRAIN_S
-from tests.support.manifests import Manifest, Pod, environment, pods
+from tests.support.manifests import Manifest, Pod, environment, picks, pods
 
 __all__ = ("RULES", "complaints")
 
@@ -373,18 +373,11 @@ def picks_somebody(objects: list[Manifest]) -> Iterator[str]:
             "Service",
         ):
             continue
-        picked = [pod for pod in everybody if _picks(selector or {}, pod.labels)]
+        picked = [pod for pod in everybody if picks(selector or {}, pod.labels)]
         if not picked:
             yield f"{where} picks nobody"
         if each["kind"] in ("Deployment", "StatefulSet") and [pod.workload for pod in picked] != [each]:
             yield f"{where} picks what is another one's"
-
-
-def _picks(selector: Manifest, labels: Any) -> bool:
-    exact = selector.get("matchLabels") or {}
-    if not exact.items() <= labels.items():
-        return False
-    return all(labels.get(each["key"]) in each["values"] for each in selector.get("matchExpressions", []))
 
 
 def keeps_what_was_accepted(objects: list[Manifest]) -> Iterator[str]:

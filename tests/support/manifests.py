@@ -18,7 +18,7 @@ import pytest
 import yaml
 from msgspec import Struct
 
-__all__ = ("K8S", "OVERLAYS", "Manifest", "Pod", "environment", "overlay", "pods", "rendered")
+__all__ = ("K8S", "OVERLAYS", "Manifest", "Pod", "environment", "overlay", "picks", "pods", "rendered")
 
 ROOT: Final = Path(__file__).parents[2]
 K8S: Final = ROOT / "k8s"
@@ -93,6 +93,14 @@ def pods(objects: list[Manifest]) -> Iterator[Pod]:
             yield Pod(
                 workload=each, spec=spec, labels=template["metadata"].get("labels", {}), containers=tuple(containers)
             )
+
+
+def picks(selector: Manifest, labels: Mapping[str, str]) -> bool:
+    """Does a selector mean what has these labels? An empty one means everybody."""
+    exact = selector.get("matchLabels") or {}
+    return exact.items() <= labels.items() and all(
+        labels.get(each["key"]) in each["values"] for each in selector.get("matchExpressions", [])
+    )
 
 
 def environment(container: Manifest, objects: list[Manifest]) -> dict[str, str]:
