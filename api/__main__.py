@@ -5,13 +5,15 @@ Starts while Redis is away, and answers 503 until it is back. Ends by itself onl
 
 import socket
 import sys
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import uvicorn
 
 from api.app import create_app
 from api.heads import BoundedHttp
+from director.core.early_signals import heed_sigterm
 from director.core.errors import SettingsError, UnsafeBackend
 from director.core.limits import raise_descriptor_limit
 from director.core.logs import configure
@@ -26,6 +28,13 @@ LEAVE_S: Final = 10
 
 class Server(uvicorn.Server):
     """uvicorn, which lets go of held responses and streams before it waits for them."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """From here on they are heeded, also one that came before."""
+        with super().capture_signals():
+            heed_sigterm()
+            yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.lifespan.state["parts"].release()

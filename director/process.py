@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 
 from director.core.clock import Clock
 from director.core.durability import check
+from director.core.early_signals import heed_sigterm
 from director.core.errors import BackendUnavailable, DirectorError, UnsafeBackend
 from director.core.logs import configure
 from director.core.redis_client import describe
@@ -52,6 +53,7 @@ def one_error() -> Iterator[None]:
 
 async def drained(signals: AsyncIterator[signal.Signals], drain: Callable[[], Awaitable[None]]) -> None:
     """Wait for the first signal, then drain. A second one cuts the drain short: whoever sends it will not wait."""
+    heed_sigterm()
     async for _ in signals:
         break
     async with anyio.create_task_group() as tasks:

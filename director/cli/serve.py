@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from director.cli.arguments import CommandParser, Commands, port_number
+from director.core.early_signals import hold_sigterm
 from director.core.errors import SettingsError
 from director.core.limits import raise_descriptor_limit
 
@@ -61,6 +62,7 @@ def _serving(commands: Commands, name: str, text: str, settings: str) -> Command
 
 
 def _api(given: argparse.Namespace) -> int:
+    hold_sigterm()
     raise_descriptor_limit()
     asked = {"HOST": given.host, "PORT": given.port, "REDIS_URL": given.redis}
     env = {f"DIRECTOR_{name}": str(value) for name, value in asked.items() if value is not None}
@@ -70,6 +72,7 @@ def _api(given: argparse.Namespace) -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
+    hold_sigterm()
     from director.core.settings import DirectorSettings, load
     from director.single import serve
 
@@ -111,6 +114,7 @@ def _pool(given: argparse.Namespace) -> int:
 
 
 def _keeper(given: argparse.Namespace) -> int:
+    hold_sigterm()
     from director.core.settings import KeeperSettings, load
     from director.keeper.keeper import serve
 

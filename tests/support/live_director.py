@@ -204,6 +204,10 @@ class DirectorProcess:
         said = await eventually(lambda: self.said(message), f"the director says {message!r}")
         return said[-1]
 
+    async def begins(self) -> None:
+        """Wait for its first line, whatever it says."""
+        await eventually(lambda: self._log.stat().st_size, "the director says something", limit_s=60)
+
     def send(self, signal_number: int) -> None:
         os.kill(self.process.pid, signal_number)
 
