@@ -333,6 +333,34 @@ def names_ports_that_there_are(objects: list[Manifest]) -> Iterator[str]:
                 yield f"{where}: {port} is no port of what it picks"
 
 
+def asks_services_that_there_are(objects: list[Manifest]) -> Iterator[str]:
+    """What goes by way of a service names one, and a port of it."""
+    services = [each for each in objects if each["kind"] == "Service"]
+    for each in objects:
+        where = f"{each['kind']}/{each['metadata']['name']}"
+        match each["kind"]:
+            case "ServiceMonitor":
+                wanted = each["spec"]["selector"]["matchLabels"].items()
+                meant = [service for service in services if wanted <= service["metadata"].get("labels", {}).items()]
+                asked = [(meant, endpoint["port"]) for endpoint in each["spec"]["endpoints"]]
+            case "Ingress":
+                backends = [
+                    path["backend"]["service"] for rule in each["spec"]["rules"] for path in rule["http"]["paths"]
+                ]
+                asked = [
+                    (
+                        [service for service in services if service["metadata"]["name"] == backend["name"]],
+                        backend["port"]["name"],
+                    )
+                    for backend in backends
+                ]
+            case _:
+                continue
+        for meant, port in asked:
+            if port not in {own["name"] for service in meant for own in service["spec"]["ports"]}:
+                yield f"{where}: no service has the port {port} that it asks"
+
+
 def _ports_of(pod: Pod) -> Iterator[Any]:
     for container in pod.containers:
         for port in container.get("ports", []):
@@ -472,6 +500,7 @@ RULES: Final[tuple[Rule, ...]] = (
     trusts_no_model,
     refers_to_what_there_is,
     names_ports_that_there_are,
+    asks_services_that_there_are,
     picks_somebody,
     keeps_what_was_accepted,
     scales_by_what_is_counted,

@@ -197,6 +197,18 @@ FAULTS: dict[str, Fault] = {
     "a port of a policy": Fault(
         lambda o: named(o, "NetworkPolicy", "api")["spec"]["ingress"][0]["ports"][0].update(port=80), "80 is no port of"
     ),
+    "a port of a monitor": Fault(
+        lambda o: named(o, "ServiceMonitor", "director-api")["spec"]["endpoints"][0].update(port="metrics"),
+        "no service has the port metrics",
+        "ha",
+    ),
+    "a service of an ingress": Fault(
+        lambda o: named(o, "Ingress", "api")["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"].update(
+            name="web"
+        ),
+        "Ingress/api: no service has the port http",
+        "ha",
+    ),
     "a service of nobody": Fault(
         lambda o: named(o, "Service", "redis")["spec"]["selector"].update({"director/pool": "painter"}),
         "Service/redis picks nobody",

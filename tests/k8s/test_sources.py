@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from director.cli.main import made_parser
 from tests.support.manifests import K8S
 
 ROOT = K8S.parent
@@ -51,6 +52,36 @@ def test_secrets_are_made_once_and_for_their_owner_alone(tmp_path: Path) -> None
 
 def test_no_secret_is_kept_beside_the_code() -> None:
     assert "/k8s/overlays/*/secrets.env" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_a_command_that_the_operations_page_shows_is_one() -> None:
+    text = (K8S / "README.md").read_text()
+    shown = {tuple(words.split()) for words in re.findall(r"(?:`|-- )director ((?:[a-z-]+ ?)+)", text)}
+    assert ("token", "create", "--account", "me") in {words[:4] for words in shown}
+    assert [words for words in sorted(shown) if not is_a_command(words)] == []
+
+
+def is_a_command(words: tuple[str, ...]) -> bool:
+    """Is it there, as far as it is words and no options?"""
+    parser = made_parser()
+    for word in words:
+        if word.startswith("-") or not parser.commands:
+            break
+        if word not in parser.commands:
+            return False
+        parser = parser.commands[word]
+    return True
+
+
+def test_a_command_that_there_is_not_is_found() -> None:
+    assert is_a_command(("queues", "resize", "acme"))
+    assert not is_a_command(("queues", "mend"))
+    assert not is_a_command(("heal",))
+
+
+def test_every_path_that_the_operations_page_names_is_there() -> None:
+    for target in re.findall(r"\]\(([^)#:]+)[)#]", (K8S / "README.md").read_text()):
+        assert (K8S / target).exists(), target
 
 
 # Containerfile
