@@ -1,4 +1,4 @@
-"""`director bench`: what a call costs, whether the queue is fair, and what depth costs it, on this machine, now."""
+"""`director bench`: what a call costs, how many there can be, whether the queue is fair, and what depth costs it."""
 
 import argparse
 from collections.abc import Callable
@@ -13,6 +13,7 @@ __all__ = ("add",)
 LEAST_BATCH: Final = 500  # behind a smaller one, the 99 others would wait longer for each other than for it
 
 LATENCY: Final = "What a running `up` adds to a direct call of the model server."
+THROUGHPUT: Final = "How many predictions a second a running `up` makes, from the request to the answer."
 FAIRNESS: Final = """\
 Play tenants and lanes through the real scripts on a Valkey of its own, with time walked by hand, and judge how long
 each waits and what each is given. Exit code 1 where a bound was not kept."""
@@ -31,6 +32,17 @@ def add(commands: Commands) -> None:
     add_json(latency)
     add_home(latency)
     latency.set_defaults(run=_latency)
+
+    throughput = what.add_parser("throughput", help=THROUGHPUT[0].lower() + THROUGHPUT[1:-1], description=THROUGHPUT)
+    throughput.add_argument(
+        "--connections", type=_at_least(1), default=16, metavar="N", help="that ask at once (%(default)s)"
+    )
+    throughput.add_argument(
+        "--seconds", type=_at_least(1), default=10, metavar="N", help="how long, in all (%(default)s)"
+    )
+    add_json(throughput)
+    add_home(throughput)
+    throughput.set_defaults(run=_throughput)
 
     fairness = what.add_parser("fairness", help="what one tenant or lane costs the others", description=FAIRNESS)
     fairness.add_argument(
@@ -65,6 +77,23 @@ def _latency(given: argparse.Namespace) -> int:
     from director.up.home import Home
 
     facts = latency(Home(Path(given.home)), rounds=given.n)
+    if given.json:
+        print_json(facts)
+    else:
+        print(told(facts))
+    return 0
+
+
+def _throughput(given: argparse.Namespace) -> int:
+    from functools import partial
+
+    import anyio
+
+    from director.bench.throughput import throughput, told
+    from director.up.home import Home
+
+    measure = partial(throughput, connections=given.connections, seconds=given.seconds)
+    facts = anyio.run(measure, Home(Path(given.home)))
     if given.json:
         print_json(facts)
     else:

@@ -94,6 +94,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "director audit": ("director audit --to /var/log/director/audit.jsonl",),
     "director bench": ("director bench latency",),
     "director bench latency": ("director bench latency -n 500",),
+    "director bench throughput": ("director bench throughput --connections 64",),
     "director bench fairness": ("director bench fairness --salts 5",),
     "director bench depth": ("director bench depth --waiting 100000",),
     "director simulate": (

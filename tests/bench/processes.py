@@ -17,6 +17,7 @@ from typing import Any, Final
 __all__ = ("ROOT", "Child", "child", "until")
 
 ROOT: Final = Path(__file__).parents[2]
+SETTINGS: Final = ("DIRECTOR_", "OTEL_")  # of somebody's own service
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 LAST_LINES: Final = 2_000
 
@@ -68,8 +69,9 @@ class Child:
 
 @contextmanager
 def child(name: str, command: Sequence[str], *, cwd: Path = ROOT, **env: Any) -> Iterator[Child]:
-    """Run it with these variables beside those of this process; what it prints goes to a file."""
-    variables = os.environ | {"PYTHONPATH": str(ROOT)} | {name: str(value) for name, value in env.items()}
+    """Run it with these variables beside those of this process, but for settings; what it prints goes to a file."""
+    outer = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
+    variables = outer | {"PYTHONPATH": str(ROOT)} | {name: str(value) for name, value in env.items()}
     with tempfile.NamedTemporaryFile(prefix=f"director-bench-{name}-") as log:
         process = subprocess.Popen(
             list(command),

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from director.bench.load import ask
 from tests.bench.benches.options import Found, Rounds
-from tests.bench.load import ask
 from tests.bench.processes import Child
 from tests.bench.results import OURS
 from tests.bench.sides.others import model_server

@@ -8,6 +8,7 @@ from tests.bench.benches.options import Options
 from tests.bench.capacity import INPUTS
 from tests.bench.processes import ROOT
 from tests.bench.results import OURS, Result
+from tests.bench.sides.peers import NotInstalled, Peer, installed
 from tests.bench.soak import SoakOptions, soak
 from tests.bench.suite import BENCHES, PAIRED, run
 from tests.bench.targets import TARGETS
@@ -40,6 +41,12 @@ def test_a_bench_finds_what_its_targets_and_the_arithmetic_need(name: str, tmp_p
     if name in PAIRED:
         assert all(figure.rounds[OURS] for figure in result.figures)
         assert any(figure.references for figure in result.figures)
+
+
+def test_a_peer_that_cannot_be_installed_is_named_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(NotInstalled, match="nowhere"):
+        installed(Peer(name="peer", version="1", needs=(str(tmp_path / "nowhere"),), work=()))
 
 
 @pytest.mark.anyio

@@ -235,6 +235,13 @@ def test_bench_latency_measures_both_ways(up):
     assert 0 < facts["direct_ms"]["median"] < facts["through_ms"]["median"]
 
 
+def test_bench_throughput_asks_over_many_connections(up):
+    answer = director("bench", "throughput", "--connections", "4", "--seconds", "2", "--json", home=up.home)
+    facts = json.loads(answer.stdout)
+    assert (facts["connections"], facts["durability"]) == (4, "always")
+    assert 0 < facts["predictions_per_s"]["least"] <= facts["predictions_per_s"]["most"]
+
+
 def test_doctor_finds_nothing_wrong_with_the_server_that_it_brought(up):
     answer = director("doctor", "--json", home=up.home)
     verdicts = {each["check"]: each["verdict"] for each in json.loads(answer.stdout)["checks"]}

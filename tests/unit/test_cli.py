@@ -142,6 +142,7 @@ def test_a_wrong_line_is_usage_and_exit_code_2(line, capsys):
         ["account", "list"],
         ["account", "set", "a", "--rate", "1"],
         ["bench", "latency"],
+        ["bench", "throughput"],
     ],
     ids=" ".join,
 )

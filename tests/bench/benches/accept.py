@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
+from director.bench.load import Load, ask
 from tests.bench.benches.options import Found, Options, Rounds
-from tests.bench.load import Load, ask
 from tests.bench.results import OURS
 from tests.bench.sides.others import bare
 from tests.bench.sides.ours import INPUT, ours

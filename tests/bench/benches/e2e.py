@@ -9,9 +9,9 @@ from typing import Final
 
 import anyio
 
+from director.bench.load import ask
 from tests.bench.benches.options import Found, Options, Rounds
 from tests.bench.benches.service import Service, both
-from tests.bench.load import ask
 from tests.bench.sides.ours import SLOTS
 
 __all__ = ("AT_MOST", "e2e")

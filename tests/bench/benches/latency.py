@@ -6,9 +6,9 @@ With Redis in memory, and once more with a log that is on the disk before Redis 
 from statistics import median
 from typing import Final
 
+from director.bench.load import Answered, Load, ask
 from tests.bench.benches.options import Found, Options, Rounds
 from tests.bench.benches.service import DIRECT, Both, both
-from tests.bench.load import Answered, Load, ask
 from tests.bench.results import OURS, Measured
 from tests.bench.sides.servers import Durability
 

@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
+from director.bench.load import Load
 from director.core import keys
 from director.core.ids import partition_of_model
 from director.core.limits import raise_descriptor_limit
 from tests.bench.benches.options import Found, Options, Rounds
-from tests.bench.load import Load
 from tests.bench.processes import Child, until
 from tests.bench.results import OURS
 from tests.bench.sides.others import bare, prototype

@@ -6,8 +6,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from director.bench.load import Load
 from tests.bench.benches.options import Options
-from tests.bench.load import Load
 from tests.bench.processes import Child
 from tests.bench.results import OURS
 from tests.bench.sides.others import model_server, prototype

@@ -9,7 +9,7 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from tests.bench.load import Load
+from director.bench.load import Load
 from tests.bench.processes import Child, child
 from tests.bench.sides.ours import INPUT, SLOTS, answers
 from tests.bench.sides.prototype.gathered import Gathered

@@ -13,6 +13,7 @@ import httpx
 import msgspec
 from msgspec import Struct
 
+from director.bench.load import Load
 from director.core.accounts import Accounts
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
@@ -22,7 +23,6 @@ from director.core.policy import Policy
 from director.core.scripts import Scripts
 from director.core.shards import shard
 from director.core.states import Status
-from tests.bench.load import Load
 from tests.bench.processes import Child, child, until
 from tests.bench.sides.servers import OwnRedis
 from tests.support.cog import free_port

@@ -1,13 +1,13 @@
-"""Ask one URL again and again, over so many connections, in a process of its own: `python -m tests.bench.load LOAD`.
+"""Ask one URL again and again, over so many connections, in a process of its own: `python -m director.bench.load`.
 
-Bare sockets, since an HTTP client would be most of what is measured. Ends after its seconds, or its requests. Prints
-one line of JSON: how many were answered in how long, and how long each took.
+Bare sockets, since an HTTP client would be most of what is measured. Ends after its seconds, or its requests. What to
+ask is JSON on stdin, since a command line shows its token to everybody; prints how many were answered in how
+long, and how long each took.
 """
 
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
 from typing import Final, cast
 from urllib.parse import urlsplit
 
@@ -170,13 +170,13 @@ async def ask(load: Load) -> Answered:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "tests.bench.load",
-        msgspec.json.encode(load).decode(),
+        "director.bench.load",
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        out, err = await process.communicate()
+        out, err = await process.communicate(msgspec.json.encode(load))
     finally:
         if process.returncode is None:
             process.kill()
@@ -188,9 +188,10 @@ async def ask(load: Load) -> Answered:
     return answered
 
 
-def main(arguments: Sequence[str]) -> None:
+def main() -> None:
+    """Ask what stdin says."""
     raise_descriptor_limit()
-    load = msgspec.json.decode(arguments[0], type=Load)
+    load = msgspec.json.decode(sys.stdin.buffer.read(), type=Load)
 
     async def asked() -> Answered:
         return await Crowd(load).ask()
@@ -199,4 +200,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
