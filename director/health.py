@@ -56,8 +56,9 @@ class Health:
 
     async def missing(self) -> dict[str, str]:
         """Every check that does not hold, and why."""
-        reasons = await asyncio.gather(*(_asked(check) for check in self.checks.values()))
-        return {name: reason for name, reason in zip(self.checks, reasons, strict=True) if reason}
+        asked = self.checks.copy()  # while they are asked, a process that has just come to know more replaces them
+        reasons = await asyncio.gather(*(_asked(check) for check in asked.values()))
+        return {name: reason for name, reason in zip(asked, reasons, strict=True) if reason}
 
     async def _livez(self, _: Request) -> Response:
         # it runs in the loop that it speaks for: a loop that hangs does not answer

@@ -18,6 +18,7 @@ from director.core.scripts import Scripts
 from tests.support.keyspace import leaks
 from tests.support.kinds import KINDS, Started, started, whole
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
+from tests.support.release import Release, former_release
 
 NOT_RUN: dict[str, list[str]] = {}
 TRIED_AGAIN: dict[str, str] = {}
@@ -52,6 +53,12 @@ def server(request: pytest.FixtureRequest) -> Iterator[Started]:
     """One durable server, with the users that we ship. A test that kills or fills its server starts its own."""
     with started(request.config.getoption("redis_kind")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def former(tmp_path_factory: pytest.TempPathFactory) -> Release:
+    """The release before this one."""
+    return former_release(tmp_path_factory.mktemp("former"))
 
 
 @pytest.fixture

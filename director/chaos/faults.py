@@ -6,18 +6,20 @@ director is frozen, and one that cuts or slows every link waits until all links 
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import Final
 
 from msgspec import Struct
 
 from director.core.crash import API_POINTS, DIRECTOR_POINTS
 
-__all__ = ("ALL_LINKS", "Planned", "Stage", "schedule")
+__all__ = ("ALL_LINKS", "REPLACE", "Planned", "Stage", "rollout", "schedule")
 
 TICK_MS: Final = 250
 WARM_UP_MS: Final = 1_000  # some work is under way when the first one strikes
 ALL_LINKS: Final = "all:redis"
+REPLACE: Final = "replace"
+ROLLED_OUT: Final = 0.6  # of the load: whoever is replaced last is to have work too, however late it comes to it
 LATENCY_MS: Final = (5, 50)
 ARMED_MS: Final = (5_000, 5_000)  # for its restart, and until it comes to the point where it dies
 
@@ -117,6 +119,16 @@ def schedule(seed: int, *, seconds: float, lease_s: float, stage: Stage) -> list
         for part, kind, target, lasts_ms, detail in ONCE
     ]
     return sorted(chain(once, _drawn(seed, length_ms, lease_s, stage)), key=lambda fault: fault.at_ms)
+
+
+def rollout(release: str, *, seconds: float, stage: Stage) -> list[Planned]:
+    """Every process of the product is replaced by one of another release, in turn: each mixture works for a while."""
+    mixed = [name for row in zip_longest(stage.keepers, stage.directors, stage.apis) for name in row if name]
+    apart_ms = 1_000 * seconds * ROLLED_OUT / len(mixed)
+    return [
+        Planned(at_ms=int(place * apart_ms), kind=REPLACE, target=name, detail=release)
+        for place, name in enumerate(mixed)
+    ]
 
 
 def _drawn(seed: int, length_ms: int, lease_s: float, stage: Stage) -> Iterator[Planned]:

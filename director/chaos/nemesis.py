@@ -14,7 +14,7 @@ import httpx
 from redis import exceptions
 
 from director.chaos.cast import SINK
-from director.chaos.faults import ALL_LINKS, Planned
+from director.chaos.faults import ALL_LINKS, REPLACE, Planned
 from director.chaos.journal import Fault, Journal, now_ms
 from director.chaos.proxy import Link
 from director.chaos.scene import FRONT, Scene
@@ -59,6 +59,7 @@ class Nemesis:
             "resize": self._resize,
             "restart_directors": self._restart_directors,
             RESTART: self._restart,
+            REPLACE: self._replace,
         }
 
     @property
@@ -76,9 +77,12 @@ class Nemesis:
         await self._heal()
 
     async def _in_turn(self, fault: Planned) -> None:
-        """A process that has not come back from one fault is spared the next until it has, or until all is over."""
+        """A process that has not come back from one fault is spared the next until it has, or until all is over.
+
+        A rollout is carried to its end all the same: else the last mixtures were not tried.
+        """
         async with self._turns[fault.target]:
-            if anyio.current_time() < self._ends_at:
+            if anyio.current_time() < self._ends_at or fault.kind == REPLACE:
                 await self._perform[fault.kind](fault)
 
     async def _heal(self) -> None:
@@ -145,6 +149,11 @@ class Nemesis:
         pid = self._note(fault, "begin")
         self._scene.signal(fault.target, signal.SIGTERM)
         await self._until_back(fault, pid)
+
+    async def _replace(self, fault: Planned) -> None:
+        """As an upgrade does, or a rollback: its successor is of another release."""
+        self._scene.release(fault.target, fault.detail)
+        await self._restart(fault)
 
     # ── links, the sink, the server ───────────────────────────────────────────────────────────────────────────────
 

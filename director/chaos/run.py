@@ -21,7 +21,7 @@ from director.chaos.cast import CROWDED, MODELS, SERVED, SINK
 from director.chaos.checker import Report, check
 from director.chaos.client import Counts, Errand, Rush
 from director.chaos.evidence import Rules
-from director.chaos.faults import Planned, schedule
+from director.chaos.faults import Planned, rollout, schedule
 from director.chaos.journal import Answered, Healed, Journal, now_ms, read
 from director.chaos.nemesis import Nemesis
 from director.chaos.reader import come_back
@@ -37,7 +37,7 @@ from director.up import child
 from director.up.errors import UpError
 from director.up.home import Home
 
-__all__ = ("Options", "chaos")
+__all__ = ("Options", "Rollout", "chaos")
 
 CALIBRATION_S: Final = 5.0
 LOAD: Final = 0.4  # of what is sustained without faults: the rest is for what must be done twice
@@ -55,8 +55,18 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HOME_PREFIX: Final = "director-chaos-"
 
 
+class Rollout(Struct, frozen=True, kw_only=True):
+    """Folders where two releases of the product are installed: all begins as one, and is replaced by the other."""
+
+    before: Path
+    after: Path
+
+
 class Options(Struct, frozen=True, kw_only=True):
-    """What the command line said. Without `home`, a temporary one, which stays only where it is asked for or needed."""
+    """What the command line said. Without `home`, a temporary one, which stays only where it is asked for or needed.
+
+    A `rollout` has no peace before it, and no rush: fairness is for runs of one release.
+    """
 
     seed: int
     seconds: float
@@ -66,11 +76,12 @@ class Options(Struct, frozen=True, kw_only=True):
     is_kept: bool = False
     calibration_s: float = CALIBRATION_S
     has_faults: bool = True
+    rollout: Rollout | None = None
 
     @property
     def quiet_s(self) -> float:
         """How long the load goes on in peace, before the faults."""
-        return QUIET_S if self.seconds >= LEAST_S else 0.0
+        return QUIET_S if self.seconds >= LEAST_S and self.rollout is None else 0.0
 
 
 def chaos(options: Options, say: Callable[[str], None]) -> Report:
@@ -109,7 +120,13 @@ async def _until_judged(home: Home, options: Options, say: Callable[[str], None]
     with anyio.open_signal_receiver(*SIGNALS) as signals:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_heed, signals, tasks.cancel_scope)
-            size = Size(seed=options.seed, lease_s=options.lease_s, slots=SLOTS, tenants=options.tenants + EQUALS)
+            size = Size(
+                seed=options.seed,
+                lease_s=options.lease_s,
+                slots=SLOTS,
+                tenants=options.tenants + EQUALS,
+                release=str(options.rollout.before) if options.rollout else "",
+            )
             async with staged(home, size) as scene:
                 try:
                     report = await Run(scene, options, say).judged()
@@ -164,10 +181,12 @@ class Run:
         await self._load_under_faults(rate)
 
     async def _load_under_faults(self, rate: float) -> None:
-        options = self._options
-        faults = []
+        options, stage = self._options, self._scene.stage
+        faults: list[Planned] = []
         if options.has_faults:
-            faults = schedule(options.seed, seconds=options.seconds, lease_s=options.lease_s, stage=self._scene.stage)
+            faults += schedule(options.seed, seconds=options.seconds, lease_s=options.lease_s, stage=stage)
+        if options.rollout:
+            faults += rollout(str(options.rollout.after), seconds=options.seconds, stage=stage)
         nemesis = Nemesis(self._scene, self._journal, self._say)
         with one_error():
             async with anyio.create_task_group() as tasks:
@@ -183,7 +202,7 @@ class Run:
         if options.quiet_s:
             self._say(f"{options.quiet_s:g} s in peace, with a rush")
             await anyio.sleep(options.quiet_s)
-        await nemesis.run(faults, seconds=options.seconds)
+        await nemesis.run(sorted(faults, key=lambda fault: fault.at_ms), seconds=options.seconds)
 
     async def _client(self, *, seconds: float, rate: float | None = None) -> Counts:
         """Run the client to its end."""

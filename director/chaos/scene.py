@@ -46,12 +46,13 @@ ANSWER_S: Final = 2.0
 
 
 class Size(Struct, frozen=True, kw_only=True):
-    """How large a scene is, and how long its leases."""
+    """How large a scene is, and how long its leases. `release`: see `Scene.release`; '' for this very code."""
 
     seed: int
     lease_s: float
     slots: int
     tenants: int
+    release: str = ""
 
 
 class Scene:
@@ -113,6 +114,10 @@ class Scene:
             if queue.startswith(f"{cast.IN_LINE}:") is in_line:
                 await scripts.resize(queue, streams=streams)
 
+    def release(self, name: str, folder: str) -> None:
+        """From its next start on this process of the product runs what is installed in this folder."""
+        self.roles[name].env["PYTHONPATH"] = folder
+
     def pid(self, name: str) -> int:
         """Its process now, or the last one it had; 0 for what is no process."""
         marked = self._supervisor.marks.get(name)
@@ -170,6 +175,10 @@ class Scene:
         )
         for roles in stages:
             self.roles |= {role.name: role for role in roles}
+            if size.release:
+                for role in roles:
+                    if role.name in cast.REDIS_CLIENTS:
+                        self.release(role.name, size.release)
             self._supervisor.start([role.part(self.home.path) for role in roles])
         await self._open_front(self.roles[API].url)
         await until_ready(

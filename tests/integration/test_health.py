@@ -103,3 +103,14 @@ async def test_when_it_is_canceled_the_port_is_free_again() -> None:
     async with httpx.AsyncClient(trust_env=False) as http:
         with pytest.raises(httpx.ConnectError):
             await http.get(f"{url}/livez")
+
+
+async def test_a_check_that_is_added_while_others_are_asked_counts_from_the_next_look() -> None:
+    health = Health()
+
+    async def learns_more() -> str:
+        health.checks["servers"] = nothing
+        return "redis is away"
+
+    health.checks = {"redis": learns_more}
+    assert await health.missing() == {"redis": "redis is away"}

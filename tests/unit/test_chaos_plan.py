@@ -5,7 +5,7 @@ from itertools import islice
 
 import pytest
 
-from director.chaos.faults import ALL_LINKS, KINDS, ONCE, Planned, Stage, schedule
+from director.chaos.faults import ALL_LINKS, KINDS, ONCE, REPLACE, Planned, Stage, rollout, schedule
 from director.chaos.load import EQUAL, HEAVY, PLANS, Order, key_of, orders, peaceful, rush
 from director.chaos.nemesis import Nemesis
 
@@ -147,4 +147,18 @@ def test_at_most_one_director_is_frozen():
 
 def test_the_nemesis_can_do_all_that_is_planned():
     nemesis = Nemesis(scene=None, journal=None, say=print)
-    assert nemesis.kinds >= set(KINDS) | {kind for _, kind, *_ in ONCE}
+    assert nemesis.kinds >= set(KINDS) | {kind for _, kind, *_ in ONCE} | {REPLACE}
+
+
+def test_a_rollout_replaces_each_process_of_the_product_once_while_there_is_load():
+    planned = rollout("/other", seconds=20, stage=STAGE)
+    assert [fault.target for fault in planned] == [
+        "keeper-0",
+        "director-0",
+        "api-0",
+        "keeper-1",
+        "director-1",
+        "director-2",
+    ]
+    assert {(fault.kind, fault.detail) for fault in planned} == {(REPLACE, "/other")}
+    assert [fault.at_ms for fault in planned] == [0, 2_000, 4_000, 6_000, 8_000, 10_000]
