@@ -123,7 +123,11 @@ def _measure(given: argparse.Namespace) -> dict[str, Result]:
 def _soak(given: argparse.Namespace) -> int:
     before, began = load(), time.monotonic()
     options = SoakOptions(say=_say, minutes=given.minutes, durability=given.durability)
-    found, is_flat = anyio.run(soak, options)
+    try:
+        found, is_flat = anyio.run(soak, options)
+    except (ChildProcessError, TimeoutError) as exc:
+        _say(f"soak BROKE OFF: {exc}")
+        return 1
     result = told_of("soak", found, load_before=before, began=began)
     append(given.results, [result])
     _say(f"soak: {result.what}")

@@ -7,12 +7,15 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
+
+from director.up import child as until_we_end
 
 __all__ = ("ROOT", "Child", "child", "until")
 
@@ -74,7 +77,8 @@ def child(name: str, command: Sequence[str], *, cwd: Path = ROOT, **env: Any) ->
     variables = outer | {"PYTHONPATH": str(ROOT)} | {name: str(value) for name, value in env.items()}
     with tempfile.NamedTemporaryFile(prefix=f"director-bench-{name}-") as log:
         process = subprocess.Popen(
-            list(command),
+            # by way of that, so that it does not outlive us, however we end
+            [sys.executable, "-I", "-S", str(until_we_end.__file__), str(os.getpid()), *command],
             cwd=cwd,
             env=variables,
             stdin=subprocess.DEVNULL,
