@@ -37,7 +37,8 @@ class Server(uvicorn.Server):
             yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.lifespan.state["parts"].release()
+        state = self.lifespan.state
+        (state["sites"] or state["parts"]).release()
         await super().shutdown(sockets)
 
 

@@ -18,8 +18,9 @@ from api.answers import carried
 from api.dashboard.page import elsewhere
 from api.handlers import EXCEPTION_HANDLERS
 from api.metering import Metering, Meters
-from api.parts import Clients, State, running
+from api.parts import State
 from api.routes import PAGES, PROBES, ROUTES, Handler
+from api.sites.running import Plan, all_running
 from api.urls import proxy_networks
 from director.core.clock import Clock, SystemClock
 from director.core.errors import UnsafeBackend
@@ -41,17 +42,18 @@ def create_app(
     """The application; connects to Redis when its lifespan begins. `on_unsafe` hears of a server that is too weak.
     `tracing`: instead of what the environment asks for.
 
-    Raises SettingsError where the address of Redis is none, or that of a proxy.
+    Raises SettingsError where the address of Redis is none, or that of a proxy, and for a file of sites that is none.
     """
     proxy_networks(settings.trusted_proxies)
-    clients, meters = Clients.of(settings), Meters()
+    plan, meters = Plan.of(settings), Meters()
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[State]:
         time, told = clock or SystemClock(), on_unsafe or _refuse
         spans = tracing or tracing_of("api", accounts=settings.trace_accounts)
-        async with running(settings, clients, meters, clock=time, on_unsafe=told, tracing=spans) as parts:
-            yield {"parts": parts}
+        async with all_running(plan, meters, clock=time, on_unsafe=told, tracing=spans) as state:
+            yield state
+        await spans.aclose()
 
     routes = [_route(base + path, handlers) for base in BASES for path, handlers in _by_path().items()]
     routes += [Route(path, handler, methods=["GET"]) for path, handler in PROBES]

@@ -25,7 +25,7 @@ PAUSE_S: Final = 1.0
 
 
 class Gate:
-    """`on_unsafe` hears of a server that is too weak, once."""
+    """`on_unsafe` hears of a server that is too weak, once. `is_up`: it was good when it was last looked at."""
 
     def __init__(
         self, redis: Redis, settings: CommonSettings, *, clock: Clock, on_unsafe: Callable[[UnsafeBackend], None]
@@ -35,6 +35,7 @@ class Gate:
         self._clock = clock
         self._on_unsafe = on_unsafe
         self._opened = anyio.Event()
+        self.is_up = False
 
     def pass_through(self) -> None:
         """Raises BackendUnavailable while it is shut."""
@@ -69,6 +70,11 @@ class Gate:
 
     async def run_once(self) -> Server:
         """Look at the server now. Raises BackendUnavailable, UnsafeBackend."""
-        server = await check(self._redis, self._settings)
+        try:
+            server = await check(self._redis, self._settings)
+        except (BackendUnavailable, UnsafeBackend):
+            self.is_up = False
+            raise
         self._opened.set()
+        self.is_up = True
         return server

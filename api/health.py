@@ -6,6 +6,7 @@ from starlette.responses import Response
 
 from api.answers import json_response
 from api.parts import parts_of
+from api.sites.sites import Sites, sites_of
 from director.core.errors import BackendUnavailable, UnsafeBackend
 
 __all__ = ("livez", "readyz")
@@ -29,7 +30,8 @@ class Load(Struct, frozen=True):
 class Readiness(Struct, frozen=True, kw_only=True):
     """`durability` is the level of the server behind us; `reasons` say why we are not ready.
 
-    `files`: what is wrong with their store. All that needs none is answered nevertheless.
+    `files`: what is wrong with their store. All that needs none is answered nevertheless. `sites`: where there are
+    several, each `ready`, or why it is not.
     """
 
     ready: bool
@@ -38,6 +40,7 @@ class Readiness(Struct, frozen=True, kw_only=True):
     durability: str | UnsetType = UNSET
     server: str | UnsetType = UNSET
     files: str | UnsetType = UNSET
+    sites: dict[str, str] | UnsetType = UNSET
 
 
 async def livez(_request: Request) -> Response:
@@ -46,9 +49,11 @@ async def livez(_request: Request) -> Response:
 
 
 async def readyz(request: Request) -> Response:
-    """GET /readyz: looks at Redis now; 503 where it is away, or would lose what it accepts."""
+    """GET /readyz: looks at Redis now; 503 where it is away, or loses what it accepts; of several, where all are."""
     parts = parts_of(request)
     load = Load(parts.readers.reading, parts.waiters.waiting, parts.descriptors.open, parts.descriptors.limit)
+    if (sites := sites_of(request)) is not None:
+        return _of_several(sites, load)
     try:
         server = await parts.gate.run_once()
     except (BackendUnavailable, UnsafeBackend) as exc:
@@ -56,3 +61,11 @@ async def readyz(request: Request) -> Response:
     found = f"{server.kind} {server.version}"
     files = (await parts.store_check.missing() if parts.store_check else "") or UNSET
     return json_response(Readiness(ready=True, load=load, durability=server.level, server=found, files=files))
+
+
+def _of_several(sites: Sites, load: Load) -> Response:
+    """As they were found a second ago, since one that is away would hold the answer up."""
+    up = [site for site in sites.all if site.is_up]
+    told = {site.name: "ready" if site.is_up else site.reason for site in sites.all}
+    reasons = () if up else tuple(dict.fromkeys(told.values()))
+    return json_response(Readiness(ready=bool(up), load=load, reasons=reasons, sites=told), 200 if up else 503)

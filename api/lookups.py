@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from api.cache import Cache
+from api.cache import Belief, Cache
 from api.requests import VersionRef
 from director.core.accounts import Account, Accounts
 from director.core.catalog import Catalog, Version
@@ -40,17 +40,30 @@ UNKNOWN: Final = Service(0, 1)
 
 
 class Lookups:
-    """Reads through small caches. All methods raise BackendUnavailable while Redis cannot answer."""
+    """Reads through small caches. All methods raise BackendUnavailable while Redis cannot answer, but for what was
+    known up to an hour ago where `believes` says so.
+    """
 
-    def __init__(self, accounts: Accounts, catalog: Catalog, scripts: Scripts, *, clock: Clock, cache_s: float) -> None:
+    def __init__(
+        self,
+        accounts: Accounts,
+        catalog: Catalog,
+        scripts: Scripts,
+        *,
+        clock: Clock,
+        cache_s: float,
+        believes: Belief | None = None,
+    ) -> None:
         self._accounts = accounts
         self._catalog = catalog
         self._scripts = scripts
         self._clock = clock
-        self._tokens: Cache[str, Account] = Cache(clock=clock, ttl_s=cache_s, most=MOST_TOKENS)
-        self._models: Cache[str, Model] = Cache(clock=clock, ttl_s=cache_s, most=MOST_MODELS)
-        self._owners: Cache[str, str] = Cache(clock=clock, ttl_s=cache_s, most=MOST_MODELS)
-        self._versions: Cache[tuple[str, str], Version] = Cache(clock=clock, ttl_s=cache_s, most=MOST_VERSIONS)
+        self._tokens: Cache[str, Account] = Cache(clock=clock, ttl_s=cache_s, most=MOST_TOKENS, believes=believes)
+        self._models: Cache[str, Model] = Cache(clock=clock, ttl_s=cache_s, most=MOST_MODELS, believes=believes)
+        self._owners: Cache[str, str] = Cache(clock=clock, ttl_s=cache_s, most=MOST_MODELS, believes=believes)
+        self._versions: Cache[tuple[str, str], Version] = Cache(
+            clock=clock, ttl_s=cache_s, most=MOST_VERSIONS, believes=believes
+        )
         self._cards: Cache[str, Sequence[tuple[Model, Card]]] = Cache(clock=clock, ttl_s=cache_s, most=1)
         self._queues: Cache[str, Mapping[str, list[QueueName]]] = Cache(clock=clock, ttl_s=cache_s, most=1)
         self._services: Cache[QueueName, Service] = Cache(clock=clock, ttl_s=cache_s, most=MOST_MODELS)
@@ -66,6 +79,14 @@ class Lookups:
         model = await self._models.get(name, lambda: self._catalog.model(name))
         return model if model is not None and model.may_be_seen_by(account) else None
 
+    async def has_model(self, name: str) -> bool:
+        """Is there a model of this name, for whomever?"""
+        return await self._models.get(name, lambda: self._catalog.model(name)) is not None
+
+    async def owner(self, version: str) -> str | None:
+        """The model of a version that is named by its id alone."""
+        return await self._owners.get(version, lambda: self._catalog.model_of(version))
+
     async def version(self, model: str, version: str) -> Version | None:
         """A version of a model that was found to be one of those that the caller may see."""
         return await self._versions.get((model, version), lambda: self._catalog.version(model, version))
@@ -74,7 +95,7 @@ class Lookups:
         """The version that this account means: pinned, a model's latest, or whichever model has this id."""
         name = ref.model
         if name is None and ref.version is not None:
-            name = await self._owner(ref.version)
+            name = await self.owner(ref.version)
         model = None if name is None else await self.model(name, account)
         if model is None:
             return None
@@ -118,9 +139,6 @@ class Lookups:
             return Service(stats.service_ms / 1000, stats.service_cost)
 
         return await self._services.get(queue, ask) or UNKNOWN
-
-    async def _owner(self, version: str) -> str | None:
-        return await self._owners.get(version, lambda: self._catalog.model_of(version))
 
 
 def _card(model: Model) -> Card:

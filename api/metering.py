@@ -34,6 +34,8 @@ class Meters:
         self._seconds = self.registry.histogram("director_api_request_seconds")
         self._refusals = self.registry.counter("director_api_refusals_total")
         self._accepted = self.registry.counter("director_api_accepted_total")
+        self._placed = self.registry.counter("director_api_placed_total")
+        self._sites_up = self.registry.gauge("director_api_site_up")
         for code in Code:  # where a counter begins at one, no rule sees that it rose
             self._refusals.labels(code)
         self._by_answer: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
@@ -55,6 +57,15 @@ class Meters:
     def accepted(self, kind: str, lane: str) -> None:
         """A run was taken in that was not there before."""
         self._accepted.labels(kind or "prediction", lane).inc()
+
+    def placed(self, site: str, how: str) -> None:
+        """A new run went to one of several sites."""
+        self._placed.labels(site, how).inc()
+
+    def watch_sites(self, up: Mapping[str, Callable[[], float]]) -> None:
+        """Ask these at each scrape."""
+        for name, is_up in up.items():
+            self._sites_up.labels(name).set_function(is_up)
 
     def watch(self, *, held: Callable[[], float], readers: Callable[[], float]) -> None:
         """Ask these at each scrape."""

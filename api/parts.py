@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Final, TypedDict, cast
+from typing import TYPE_CHECKING, Final, TypedDict, cast
 
 import anyio
 from msgspec import Struct
@@ -53,6 +53,9 @@ from director.core.stores.store import FileStore
 from director.core.suspensions import Suspensions
 from director.core.tracing import Tracing
 
+if TYPE_CHECKING:
+    from api.sites.sites import Sites
+
 __all__ = ("Clients", "Parts", "State", "parts_of", "running")
 
 FIRST_CHECK_S: Final = 1.0
@@ -80,8 +83,10 @@ class Clients(Struct, frozen=True, kw_only=True):
 
 
 class Parts(Struct, frozen=True, kw_only=True):
-    """The API's rooms, by hand."""
+    """The API's rooms, by hand. `site`: the number in the ids of what is placed here."""
 
+    site: int
+    redis: Redis
     settings: ApiSettings
     clock: Clock
     scripts: Scripts
@@ -128,9 +133,11 @@ class State(TypedDict):
     """What the lifespan hands to each request."""
 
     parts: Parts
+    sites: "Sites | None"
 
 
 def parts_of(request: Request) -> Parts:
+    """What is behind us; of several sites, the home."""
     return cast(Parts, request.state.parts)
 
 
@@ -143,10 +150,17 @@ async def running(
     clock: Clock,
     on_unsafe: Callable[[UnsafeBackend], None],
     tracing: Tracing,
+    site: int = 0,
+    is_home: bool = True,
+    believes: bool = False,
 ) -> AsyncIterator[Parts]:
-    """All parts, with their loops running. Closes the clients and `tracing` at the end."""
+    """All parts, with their loops running. Closes the clients at the end.
+
+    `believes`: tokens and models that are known hold while the server is away. What is shown of Redis is of the home.
+    """
     redis, glances = clients.redis, Glances(clients.redis)
-    gatherer = Gatherer(redis, at_once=WRITES_AT_ONCE, meter=meters.redis)
+    gate = Gate(redis, settings, clock=clock, on_unsafe=on_unsafe)
+    gatherer = Gatherer(redis, at_once=WRITES_AT_ONCE, meter=meters.redis if is_home else None)
     scripts = Scripts(gatherer)
     accounts, catalog = Accounts(redis, settings.account_limits, clock), Catalog(redis, scripts, clock)
     changes, descriptors = Changes(redis, scripts, clock), Descriptors(clock)
@@ -157,6 +171,8 @@ async def running(
         clients.subscriber, has_ended=glances.has_ended, read=scripts.get, clock=clock, most=settings.max_waits
     )
     parts = Parts(
+        site=site,
+        redis=redis,
         settings=settings,
         clock=clock,
         scripts=scripts,
@@ -183,7 +199,14 @@ async def running(
         meters=meters,
         kinds=Kinds(redis, scripts, catalog),
         removal=Removal(redis, scripts, catalog),
-        lookups=Lookups(accounts, catalog, scripts, clock=clock, cache_s=settings.cache_s),
+        lookups=Lookups(
+            accounts,
+            catalog,
+            scripts,
+            clock=clock,
+            cache_s=settings.cache_s,
+            believes=(lambda: not gate.is_up) if believes else None,
+        ),
         waiters=waiters,
         readers=Readers(scripts, waiters, clock=clock, descriptors=descriptors, most=settings.max_streams),
         descriptors=descriptors,
@@ -193,15 +216,15 @@ async def running(
         tracing=tracing,
         caller_files=CallerFiles(redis),
         uploading=Turns(MOST_UPLOADS, each=MOST_UPLOADS_EACH, patience_s=UPLOAD_PATIENCE_S),
-        gate=Gate(redis, settings, clock=clock, on_unsafe=on_unsafe),
+        gate=gate,
     )
-    meters.watch(held=lambda: waiters.waiting, readers=lambda: parts.readers.reading)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(parts.gate.run)
         tasks.start_soon(parts.waiters.run)
         if parts.store_check is not None:
             tasks.start_soon(parts.store_check.missing)
-        tasks.start_soon(Pulse(meters.registry, meters.redis, redis).run)
+        if is_home:
+            tasks.start_soon(Pulse(meters.registry, meters.redis, redis).run)
         # where Redis is there, the first request finds the gate open
         await parts.gate.opened(within_s=FIRST_CHECK_S)
         try:
@@ -214,4 +237,3 @@ async def running(
                 await gatherer.aclose()
     await clients.subscriber.aclose()
     await redis.aclose()
-    await tracing.aclose()

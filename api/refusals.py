@@ -277,16 +277,25 @@ def unusable_schema(reason: str) -> Problem:
     )
 
 
-def moved() -> Problem:
+class Moved(Problem):
+    """`to`: what the other server is called. Where it is one of ours, it is asked instead."""
+
+    def __init__(self, to: str) -> None:
+        told = problem(
+            503,
+            "It was moved to another site of this service, which answers for it. Please ask there, or again later.",
+            title="Moved",
+            code=Code.MOVED,
+            retry_after=MOVED_RETRY_S,
+            headers=retry_after(MOVED_RETRY_S),
+        )
+        super().__init__(told.document, told.headers)
+        self.to = to
+
+
+def moved(to: str) -> Moved:
     """It moved to another Redis server with its queue, and waits, runs or has ended there."""
-    return problem(
-        503,
-        "It was moved to another site of this service, which answers for it. Please ask there, or again later.",
-        title="Moved",
-        code=Code.MOVED,
-        retry_after=MOVED_RETRY_S,
-        headers=retry_after(MOVED_RETRY_S),
-    )
+    return Moved(to)
 
 
 def unavailable(retry_after_s: int) -> Problem:

@@ -23,6 +23,7 @@ from api.problems import InvalidField
 from api.refusals import invalid_input, invalid_version, not_found, unavailable
 from api.requests import MODEL, VERSION, VersionRef, parse_create
 from api.runs.intake import submit
+from api.sites.sites import version_named
 from director.core.account_limits import BucketName
 from director.core.accounts import Account, AccountType
 from director.core.catalog import Version
@@ -186,7 +187,7 @@ async def create_of_deployment(request: Request) -> Response:
 
 async def _version(request: Request, account: Account, model: str, version: str) -> Version | None:
     """A version of a model that this account may see now: it may have become private since it was deployed."""
-    return await parts_of(request).lookups.named(VersionRef(model=model, version=version), account)
+    return await version_named(request, VersionRef(model=model, version=version), account)
 
 
 async def _refuse_missing(request: Request, account: Account, model: str, version: str) -> None:

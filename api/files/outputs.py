@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.files.stored import stored_response
-from api.parts import parts_of
 from api.refusals import forbidden, not_found
+from api.sites.sites import parts_at
 from director.core.stores.names import FileName
 from director.core.stores.store import OpenFile
 
@@ -25,9 +25,8 @@ async def get_output(request: Request) -> Response:
     """GET /outputs/{name}?expires=&signature=: the bytes, or a `Range` of them; 403 where the signature is not good
     or is over, 404 where it is gone.
     """
-    parts, query = parts_of(request), request.query_params
-    name = FileName.parse(request.path_params["name"])
-    if name is None or parts.files is None:
+    name, query = FileName.parse(request.path_params["name"]), request.query_params
+    if name is None or (parts := parts_at(request, name.prediction_id)).files is None:
         raise not_found()
     expires, signature = query.get("expires", ""), query.get("signature", "")
     if not await parts.links.are_good(str(name), of=name.prediction_id, expires=expires, signature=signature):

@@ -84,6 +84,7 @@ HOW: Final = (
     ),
     Parameter("X-Start-By", f"1 to {LONGEST_LIFE_S} seconds: not begun by then, it fails.", place="header"),
     Parameter("X-Priority", "The lane, as far as the token may.", one_of(*LANES), "header"),
+    Parameter("X-Site", "Of several sites, the name of the one that has it.", place="header"),
     Parameter("X-Cost", f"How much it takes, from {SMALLEST_COST} to {LARGEST_COST}; 1 without.", place="header"),
     Parameter(
         "X-Affinity-Key",

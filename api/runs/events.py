@@ -11,10 +11,11 @@ from starlette.responses import Response
 
 from api.answers import json_response
 from api.auth import authenticate
-from api.parts import parts_of
+from api.parts import Parts
 from api.paths import prediction_id_of
 from api.problems import InvalidField
 from api.refusals import invalid_input, moved, not_found
+from api.sites.sites import where_it_is
 from director.core.event_log import EventView, shown_event
 
 __all__ = (
@@ -42,15 +43,19 @@ async def get_events(request: Request) -> Response:
     prediction_id = prediction_id_of(request)
     after = number_of(request, "after", default=0, least=0, most=MOST_AFTER)
     limit = number_of(request, "limit", default=PAGE, least=1, most=MOST_IN_PAGE)
-    page = await parts_of(request).scripts.replay(prediction_id, after=after, count=limit, most_bytes=MOST_BYTES)
-    if page is None or page.account != account.name:
-        raise not_found()
-    if page.moved:
-        raise moved()
-    if not page.last:
-        return json_response(Events(events=(), next=after, data_removed=True))
-    following = page.events[-1].seq if page.events else after
-    return json_response(Events(events=tuple(map(shown_event, page.events)), next=following))
+
+    async def read(parts: Parts) -> Response:
+        page = await parts.scripts.replay(prediction_id, after=after, count=limit, most_bytes=MOST_BYTES)
+        if page is None or page.account != account.name:
+            raise not_found()
+        if page.moved:
+            raise moved(page.moved)
+        if not page.last:
+            return json_response(Events(events=(), next=after, data_removed=True))
+        following = page.events[-1].seq if page.events else after
+        return json_response(Events(events=tuple(map(shown_event, page.events)), next=following))
+
+    return await where_it_is(request, prediction_id, read)
 
 
 def number_of(request: Request, name: str, *, default: int, least: int, most: int) -> int:

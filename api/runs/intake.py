@@ -26,6 +26,8 @@ from api.runs.enqueue_span import enqueue_span
 from api.runs.prefer import affinity_digest, applied, cancel_after_seconds, cost_units, start_by_seconds, wait_seconds
 from api.runs.validation import InputSchema
 from api.runs.waiters import Waiters
+from api.sites.placing import Wanted, names_a_file, place
+from api.sites.sites import parts_at, sites_of
 from api.streams.tickets import new_ticket
 from api.urls import base_url
 from director.core import crash
@@ -73,6 +75,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     late: str
     start_by_ms: int | None
     idempotency: tuple[str, str] | None
+    site: str | None
     taken: Taken | None
     trace: TraceHeaders
 
@@ -92,7 +95,8 @@ async def submit(
     """
     parts = parts_of(request)
     asked_at = parts.clock.monotonic()
-    parts.gate.pass_through()
+    if sites_of(request) is None:
+        parts.gate.pass_through()
     accepted, stored = await accept(
         request,
         account=account,
@@ -175,6 +179,7 @@ def _judged(
         late="" if lifetime is None else Status.ABORTED,
         start_by_ms=None if start_by is None else start_by_seconds(start_by) * 1000,
         idempotency=_idempotency(request.headers, body, version=version, deployment=deployment, place=place),
+        site=request.headers.get("x-site"),
         taken=taken,
         trace=trace,
     )
@@ -218,49 +223,85 @@ async def _file(request: Request, submission: Submission) -> tuple[Accepted, Sto
     """Into the queue, in one write to the socket. Returns what is stored now, without asking for it where possible."""
     parts, account, version = parts_of(request), submission.account, submission.version
     now_ms = parts.clock.now_ms()
-    prediction_id = new_prediction_id(model=version.model, now_ms=now_ms)
-    listed_s = max(parts.settings.listing_ttl_s, account.limits.data_ttl_s or 0)
-    oldest = lowest_id_at(now_ms - int(listed_s * 1000))
+    prediction_id = new_prediction_id(model=version.model, now_ms=now_ms, site=parts.site)
     try:
         await refuse_full(request, account)
         await reserve_compute(request, account, prediction_id, queue=version.queue, cost=submission.cost)
     except (Problem, QueueError):
         await give_back(request, account, prediction_id, submission.taken)
-        if (stored := await _accepted_before(parts, submission)) is not None:
+        if (stored := await _accepted_before(request, submission)) is not None:
             return Accepted(stored.record.id, replayed=True), stored
         raise
     try:
-        _, accepted = await asyncio.gather(
-            parts.scripts.enlist(prediction_id, account=account.name, oldest=oldest, kind=version.kind),
-            _enqueue(parts, prediction_id, submission),
-        )
+        accepted, parts = await _placed(request, prediction_id, submission)
     except QueueError:
-        await parts.listing.remove(account.name, prediction_id, version.kind)
         await give_back(request, account, prediction_id, submission.taken)
         raise
     crash.at("after_enqueue")
     if not accepted.replayed:
         parts.meters.accepted(version.kind, submission.lane)
-        log.info("prediction accepted", extra={"prediction": prediction_id, "queue": version.queue})
+        log.info("prediction accepted", extra={"prediction": accepted.id, "queue": version.queue})
         return accepted, _as_enqueued(submission, accepted)
-    await parts.listing.remove(account.name, prediction_id, version.kind)
     await return_compute(request, account, prediction_id)
     stored = await parts.scripts.get(accepted.id)
     if stored is None:  # its record had a shorter life than the idempotency key
         raise not_found()
     if stored.record.moved:
-        raise moved()
+        raise moved(stored.record.moved)
     return accepted, stored
 
 
-async def _accepted_before(parts: Parts, submission: Submission) -> Stored | None:
+async def _placed(request: Request, prediction_id: PredictionId, submission: Submission) -> tuple[Accepted, Parts]:
+    """Into the queue of the one server, or that of one of several sites: which of them."""
+    if (sites := sites_of(request)) is None:
+        parts = parts_of(request)
+        return await _enter(parts, prediction_id, submission), parts
+    wanted = Wanted(
+        id=prediction_id,
+        account=submission.account,
+        version=submission.version,
+        asked=submission.site,
+        names_files=names_a_file(submission.input),
+        idempotency=submission.idempotency,
+    )
+
+    async def enter(parts: Parts, version: Version, new: PredictionId) -> Accepted:
+        return await _enter(parts, new, replace(submission, version=version))
+
+    return await place(sites, wanted, enter)
+
+
+async def _enter(parts: Parts, prediction_id: PredictionId, submission: Submission) -> Accepted:
+    """On its account's list and into its queue, in one write to the socket."""
+    account, version = submission.account, submission.version
+    listed_s = max(parts.settings.listing_ttl_s, account.limits.data_ttl_s or 0)
+    oldest = lowest_id_at(parts.clock.now_ms() - int(listed_s * 1000))
+    listed, accepted = await asyncio.gather(
+        parts.scripts.enlist(prediction_id, account=account.name, oldest=oldest, kind=version.kind),
+        _enqueue(parts, prediction_id, submission),
+        return_exceptions=True,
+    )
+    if isinstance(accepted, QueueError) or (isinstance(accepted, Accepted) and accepted.replayed):
+        await parts.listing.remove(account.name, prediction_id, version.kind)
+    if isinstance(accepted, BaseException):
+        raise accepted
+    if isinstance(listed, BackendUnavailable):
+        listed.is_untouched = False  # of the list, but it is in the queue
+    if isinstance(listed, BaseException):
+        raise listed
+    return accepted
+
+
+async def _accepted_before(request: Request, submission: Submission) -> Stored | None:
     """What the same request made when it was first sent: it asks for nothing more, so no limit is in its way."""
     if submission.idempotency is None:
         return None
     digest, fingerprint = submission.idempotency
     model, account = submission.version.model, submission.account
-    known = await parts.idempotency.stands_for(account.name, model=model, digest=digest, fingerprint=fingerprint)
-    return None if known is None else await parts.scripts.get(known)
+    known = await parts_of(request).idempotency.stands_for(
+        account.name, model=model, digest=digest, fingerprint=fingerprint
+    )
+    return None if known is None else await parts_at(request, known).scripts.get(known)
 
 
 async def _enqueue(parts: Parts, prediction_id: PredictionId, submission: Submission) -> Accepted:
@@ -329,7 +370,7 @@ async def _answer(
 
     The caller's time runs since `asked_at`: what it took to file the prediction is part of it.
     """
-    parts, prefer = parts_of(request), request.headers.getlist("prefer")
+    parts, prefer = parts_at(request, stored.record.id), request.headers.getlist("prefer")
     waiters = parts.waiters
     seconds = wait_seconds(prefer)
     weight = len(stored.input or b"")

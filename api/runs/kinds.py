@@ -8,11 +8,12 @@ from starlette.responses import Response
 
 from api.answers import json_response
 from api.auth import authenticate
-from api.parts import parts_of
+from api.parts import Parts
 from api.paths import prediction_id_of
 from api.refusals import moved, not_found
+from api.sites.sites import where_it_is
 from director.core.accounts import Account
-from director.core.ids import Kind
+from director.core.ids import Kind, PredictionId
 from director.core.view import view
 
 __all__ = ("cancel_of_kind", "get_of_kind")
@@ -20,7 +21,8 @@ __all__ = ("cancel_of_kind", "get_of_kind")
 
 async def get_of_kind(request: Request, kind: Kind) -> Response:
     """GET …/{id}."""
-    return await _shown(request, await authenticate(request, "read"), kind)
+    account, prediction_id = await authenticate(request, "read"), prediction_id_of(request)
+    return await where_it_is(request, prediction_id, lambda parts: _shown(parts, prediction_id, account, kind))
 
 
 async def cancel_of_kind(request: Request, kind: Kind) -> Response:
@@ -28,15 +30,19 @@ async def cancel_of_kind(request: Request, kind: Kind) -> Response:
 
     The body is not read: official clients announce JSON and send nothing.
     """
-    account = await authenticate(request, "run")
-    await parts_of(request).scripts.cancel(prediction_id_of(request), account=account.name, kind=kind)
-    return await _shown(request, account, kind)
+    account, prediction_id = await authenticate(request, "run"), prediction_id_of(request)
+
+    async def cancel(parts: Parts) -> Response:
+        await parts.scripts.cancel(prediction_id, account=account.name, kind=kind)
+        return await _shown(parts, prediction_id, account, kind)
+
+    return await where_it_is(request, prediction_id, cancel)
 
 
-async def _shown(request: Request, account: Account, kind: Kind) -> Response:
-    stored = await parts_of(request).scripts.get(prediction_id_of(request))
+async def _shown(parts: Parts, prediction_id: PredictionId, account: Account, kind: Kind) -> Response:
+    stored = await parts.scripts.get(prediction_id)
     if stored is None or stored.record.account != account.name or stored.record.kind != kind:
         raise not_found()
     if stored.record.moved:
-        raise moved()
+        raise moved(stored.record.moved)
     return json_response(view(stored))

@@ -5,7 +5,6 @@ more is skipped. A page is bounded in what it reads and in what it weighs, which
 may be short and yet have a next one, and is over its weight by one prediction at most.
 """
 
-import asyncio
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,10 +15,10 @@ from starlette.responses import Response
 from api.answers import json_response
 from api.auth import authenticate
 from api.pages import PAGE_SIZE, Cursor, cursor_of, link
-from api.parts import Parts, parts_of
 from api.refusals import forbidden
 from api.runs.glances import Glance
 from api.runs.list_filters import Filters
+from api.sites.lists import AWAY, Listed, Lists, Looked
 from director.core.ids import Kind, PredictionId, is_prediction_id
 from director.core.schema import Page, Prediction, Stored
 from director.core.view import PATHS, view
@@ -75,7 +74,8 @@ async def list_of_kind(request: Request, kind: Kind) -> Response:
     whose = filters.account or account.name
     if whose != account.name and "admin" not in account.scopes:
         raise forbidden("Only a token with the scope 'admin' may list the predictions of another account.")
-    found = await _walk(parts_of(request), whose, kind, Span.of(filters, cursor), filters)
+    lists = Lists.of(request)
+    found = await _walk(lists, whose, kind, Span.of(filters, cursor), filters)
     if cursor is not None and cursor.backwards:
         found = _turned(found)
         older, newer = True, found.has_more
@@ -83,41 +83,38 @@ async def list_of_kind(request: Request, kind: Kind) -> Response:
         older, newer = found.has_more, cursor is not None
     after = None if found.last is None else Cursor(found.last)
     before = None if found.first is None else Cursor(found.first, backwards=True)
-    return json_response(
-        Page(
-            next=link(request, path, after, filters.given) if older else None,
-            previous=link(request, path, before, filters.given) if newer else None,
-            results=found.results,
-        )
+    page = Page(
+        next=link(request, path, after, filters.given) if older else None,
+        previous=link(request, path, before, filters.given) if newer else None,
+        results=found.results,
     )
+    return json_response(page, headers={AWAY: ", ".join(sorted(lists.away))} if lists.away else None)
 
 
-async def _walk(parts: Parts, account: str, kind: Kind, span: Span, filters: Filters) -> Found:
+async def _walk(lists: Lists, account: str, kind: Kind, span: Span, filters: Filters) -> Found:
     results: list[Prediction] = []
     walked: list[PredictionId] = []
     room = HEAVY_BYTES
     while count := min(PAGE_SIZE - len(results), MOST_READ - len(walked)):
-        ids = await _ids(parts, account, kind, span, count=count)
-        left = await parts.glances.at(ids)
-        while fitting := _fitting([_weight(one, filters) for one in left], room=room, is_first=not results):
+        listed = await _ids(lists, account, kind, span, count=count)
+        left = await lists.look(listed)
+        while fitting := _fitting([_weight(one.glance, filters) for one in left], room=room, is_first=not results):
             taken, left = left[:fitting], left[fitting:]
-            found = await _read(parts, [one.id for one in taken if filters.match(one)], filters)
+            found = await _read(lists, [one for one in taken if filters.match(one.glance)], filters)
             results += map(view, found)
             room -= sum(map(_weight_read, found))
-            walked += [one.id for one in taken]
-        if left or len(ids) < count:
+            walked += [one.glance.id for one in taken]
+        if left or len(listed) < count:
             break
-        span = span.past(ids[-1])
-    has_more = bool(walked) and bool(await _ids(parts, account, kind, span.past(walked[-1]), count=1))
+        span = span.past(listed[-1].id)
+    has_more = bool(walked) and bool(await _ids(lists, account, kind, span.past(walked[-1]), count=1))
     return Found(
         results=results, first=walked[0] if walked else None, last=walked[-1] if walked else None, has_more=has_more
     )
 
 
-async def _ids(parts: Parts, account: str, kind: Kind, span: Span, *, count: int) -> list[PredictionId]:
-    return await parts.listing.ids(
-        account, kind, low=span.low, high=span.high, count=count, newest_first=span.newest_first
-    )
+async def _ids(lists: Lists, account: str, kind: Kind, span: Span, *, count: int) -> list[Listed]:
+    return await lists.ids(account, kind, low=span.low, high=span.high, count=count, newest_first=span.newest_first)
 
 
 def _fitting(weights: Sequence[int | None], *, room: int, is_first: bool) -> int:
@@ -136,11 +133,9 @@ def _fitting(weights: Sequence[int | None], *, room: int, is_first: bool) -> int
     return len(weights)
 
 
-async def _read(parts: Parts, ids: Sequence[PredictionId], filters: Filters) -> list[Stored]:
+async def _read(lists: Lists, looked: Sequence[Looked], filters: Filters) -> list[Stored]:
     """Those that are still what was asked for."""
-    # why each of a hundred waits is nothing to a list, and the dear part of a look
-    looks = [parts.scripts.get(prediction_id, outlook=False) for prediction_id in ids]
-    found = [stored for stored in await asyncio.gather(*looks) if stored is not None]
+    found = await lists.read(looked)
     return [stored for stored in found if not stored.record.moved and filters.match(stored.record)]
 
 

@@ -11,12 +11,13 @@ from starlette.responses import Response
 from api.answers import json_response
 from api.auth import authenticate
 from api.body import read_body
-from api.parts import parts_of
+from api.parts import Parts, parts_of
 from api.paths import prediction_id_of
 from api.refusals import invalid_version, moved, not_found, not_terminal
 from api.requests import VersionRef, parse_create, parse_model, parse_version
 from api.runs.intake import submit
 from api.runs.kinds import cancel_of_kind, get_of_kind
+from api.sites.sites import parts_at, version_named, where_it_is
 from director.core.ids import PredictionId
 from director.core.stores.store import FileStore
 from director.core.story import tell
@@ -32,7 +33,7 @@ async def create(request: Request) -> Response:
     parts = parts_of(request)
     body = await read_body(request, max_bytes=parts.settings.max_body_bytes)
     asked = parse_create(body, version=True)
-    version = await parts.lookups.named(parse_version(asked.version or ""), account)
+    version = await version_named(request, parse_version(asked.version or ""), account)
     if version is None:
         raise invalid_version()
     return await submit(request, account=account, version=version, asked=asked, body=body)
@@ -45,7 +46,7 @@ async def create_of_model(request: Request) -> Response:
     model = parse_model(request.path_params["owner"], request.path_params["name"])
     body = await read_body(request, max_bytes=parts.settings.max_body_bytes)
     asked = parse_create(body, version=False)
-    version = await parts.lookups.named(VersionRef(model=model), account)
+    version = await version_named(request, VersionRef(model=model), account)
     if version is None:
         raise not_found()
     return await submit(request, account=account, version=version, asked=asked, body=body)
@@ -58,16 +59,19 @@ async def get(request: Request) -> Response:
 
 async def explain(request: Request) -> Response:
     """GET /predictions/{id}/explain: its story so far, and what is next. For operators over all accounts."""
-    account = await authenticate(request, "read", "admin")
-    parts = parts_of(request)
-    began = parts.clock.monotonic()
-    known = await parts.scripts.story(prediction_id_of(request))
-    took_ms = (parts.clock.monotonic() - began) * 1000
-    if known is None or (known.record.account != account.name and "admin" not in account.scopes):
-        raise not_found()
-    if known.record.moved:
-        raise moved()
-    return json_response(tell(known, took_ms=took_ms))
+    account, prediction_id = await authenticate(request, "read", "admin"), prediction_id_of(request)
+
+    async def explained(parts: Parts) -> Response:
+        began = parts.clock.monotonic()
+        known = await parts.scripts.story(prediction_id)
+        took_ms = (parts.clock.monotonic() - began) * 1000
+        if known is None or (known.record.account != account.name and "admin" not in account.scopes):
+            raise not_found()
+        if known.record.moved:
+            raise moved(known.record.moved)
+        return json_response(tell(known, took_ms=took_ms))
+
+    return await where_it_is(request, prediction_id, explained)
 
 
 async def cancel(request: Request) -> Response:
@@ -78,7 +82,8 @@ async def cancel(request: Request) -> Response:
 async def delete(request: Request) -> Response:
     """DELETE /predictions/{id}: one that has ended is gone at once, with its files. 409 while it has not."""
     account = await authenticate(request, "run")
-    parts, prediction_id = parts_of(request), prediction_id_of(request)
+    prediction_id = prediction_id_of(request)
+    parts = parts_at(request, prediction_id)
     match await parts.scripts.erase(prediction_id, account=account.name):
         case "unknown":
             raise not_found()

@@ -12,10 +12,11 @@ from starlette.responses import Response
 
 from api.answers import json_response
 from api.auth import authenticate
-from api.parts import parts_of
+from api.parts import Parts
 from api.paths import prediction_id_of
 from api.problems import Problem
 from api.refusals import data_removed, moved, no_webhook, not_found, not_terminal
+from api.sites.sites import where_it_is
 from director.core.accounts import Account
 from director.core.ids import PredictionId
 from director.core.scripts import Redelivered
@@ -41,25 +42,28 @@ class Webhooks(Struct, frozen=True):
 
 async def get_webhooks(request: Request) -> Response:
     """GET /predictions/{id}/webhooks: every attempt to tell its end, and when the next one is. For operators of all."""
-    account = await authenticate(request, "read", "admin")
-    return await _shown(request, account)
+    account, prediction_id = await authenticate(request, "read", "admin"), prediction_id_of(request)
+    return await where_it_is(request, prediction_id, lambda parts: _shown(parts, prediction_id, account))
 
 
 async def redeliver(request: Request) -> Response:
     """POST /predictions/{id}/webhooks/redeliver: tell its end again, now. For operators of all."""
-    account = await authenticate(request, "run", "admin")
+    account, prediction_id = await authenticate(request, "run", "admin"), prediction_id_of(request)
     whose = None if "admin" in account.scopes else account.name
-    answer = await parts_of(request).scripts.redeliver(prediction_id_of(request), account=whose)
-    if refusal := REFUSALS.get(answer):
-        raise refusal()
-    return await _shown(request, account)
+
+    async def owe(parts: Parts) -> Response:
+        answer = await parts.scripts.redeliver(prediction_id, account=whose)
+        if refusal := REFUSALS.get(answer):
+            raise refusal()
+        return await _shown(parts, prediction_id, account)
+
+    return await where_it_is(request, prediction_id, owe)
 
 
-async def _shown(request: Request, account: Account) -> Response:
-    prediction_id = prediction_id_of(request)
-    known = await parts_of(request).scripts.story(prediction_id)
+async def _shown(parts: Parts, prediction_id: PredictionId, account: Account) -> Response:
+    known = await parts.scripts.story(prediction_id)
     if known is None or (known.record.account != account.name and "admin" not in account.scopes):
         raise not_found()
     if known.record.moved:
-        raise moved()
+        raise moved(known.record.moved)
     return json_response(Webhooks(prediction_id, tell(known).webhook, data_removed=not known.events))

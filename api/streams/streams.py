@@ -10,11 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.answers import carry
-from api.parts import parts_of
+from api.parts import Parts
 from api.refusals import data_removed, moved, not_found, too_many_streams
+from api.sites.sites import where_it_is
 from api.streams.answers import RETRY_AFTER_S, STREAM, EventStream
 from api.streams.stream_events import Mark
-from api.streams.tickets import read_address
+from api.streams.tickets import Address, read_address
 
 __all__ = ("preflight", "stream")
 
@@ -35,16 +36,19 @@ async def preflight(request: Request) -> Response:
 async def stream(request: Request) -> Response:
     """GET: from the start, or after Last-Event-ID; 204 for who was told the end, so that browsers do not come again."""
     carry(request, CORS)
-    parts = parts_of(request)
     address = read_address(request.path_params["address"])
     if address is None:
         raise not_found()
+    return await where_it_is(request, address.id, lambda parts: _streamed(request, parts, address))
+
+
+async def _streamed(request: Request, parts: Parts, address: Address) -> Response:
     mark = Mark.parse(request.headers.get("last-event-id") or request.query_params.get("last_event_id", ""))
     known = await parts.readers.standing(address.id)
     if known is None or not address.opens(known.ticket):
         raise not_found()
     if known.moved:
-        raise moved()
+        raise moved(known.moved)
     if known.is_removed:
         raise data_removed()
     if mark.end == "done" and known.is_terminal:

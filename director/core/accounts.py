@@ -42,6 +42,7 @@ Policy = Literal["hold", "end"]
 Reason = Literal["unpaid", "abuse", "security", "asked", "review"]
 """A closed set, so that whoever is refused is told in words of ours."""
 ACCOUNT_NAME: Final = r"^[a-z0-9][a-z0-9_-]{0,63}$(?!\n)"  # `$` is before a last line break too
+SIGNING: Final = "webhook_secret"
 FORMER: Final = "webhook_secret_until:"
 OF_LIMITS: Final = AccountLimits.__struct_fields__
 WRITTEN: Final = (*OF_LIMITS, "limits_rev", "type", "suspended", "suspension_rev")
@@ -291,6 +292,30 @@ class Accounts:
 
         sizes = await ask(read) if files else []
         return {name: sum(int(size or 0) for size in each) for name, each in zip(files, sizes, strict=True)}
+
+    async def signing(self, account: str) -> dict[str, str]:
+        """All that its webhooks are signed with, as `adopt` takes it."""
+        found = texts(await ask(lambda: self._redis.hgetall(keys.account(account))))
+        return {field: value for field, value in found.items() if field.startswith(SIGNING)}
+
+    async def adopt(self, account: str, signing: Mapping[str, str]) -> None:
+        """Let this account of another server be known here, and its webhooks be signed with these and nothing else."""
+        if not signing:
+            return
+        key, known = keys.account(account), await self.signing(account)
+        if known == signing:
+            return
+
+        async def write() -> None:
+            pipe = self._redis.pipeline(transaction=False)
+            for field, value in signing.items():
+                pipe.hset(key, field, value)
+            if over := known.keys() - signing.keys():
+                pipe.hdel(key, *over)
+            pipe.sadd(keys.accounts(), account)
+            await pipe.execute()
+
+        await ask(write)
 
     async def webhook_secrets(self, account: str) -> list[str]:
         """The secrets that this account's webhooks are signed with; the first is the current one.

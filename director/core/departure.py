@@ -23,7 +23,7 @@ from director.core.redis_client import ask, text, texts
 from director.core.schema import Record
 from director.core.scripts import Arrived, Departed, Scripts
 
-__all__ = ("Departure", "Left", "Site", "named_site")
+__all__ = ("Departure", "Left", "Site", "named_site", "server_name")
 
 SLICE: Final = 50
 AT_ONCE: Final = 16  # of a slice: an input and its events may be megabytes
@@ -68,6 +68,11 @@ class _Luggage(Struct, frozen=True):
 async def named_site(redis: Redis) -> str:
     """What this server is called, from now on."""
     await ask(lambda: redis.set(keys.site(), secrets.token_hex(8), nx=True))
+    return await server_name(redis)
+
+
+async def server_name(redis: Redis) -> str:
+    """What this server was called by whoever moved something from it or to it; '' where nobody did."""
 
     async def read() -> str:
         return text(await redis.get(keys.site()) or b"")

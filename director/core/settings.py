@@ -81,6 +81,10 @@ class CommonSettings(Struct, frozen=True, kw_only=True):
 class ApiSettings(CommonSettings, frozen=True, kw_only=True):
     """The front door."""
 
+    sites: Annotated[
+        str,
+        Meta(description="TOML file of several Redis servers that it serves together; empty: one, DIRECTOR_REDIS_URL."),
+    ] = ""
     host: Annotated[str, Meta(description="Address the API listens on.")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="Port the API listens on.")] = 8080
     public_url: Annotated[

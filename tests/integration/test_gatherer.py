@@ -263,7 +263,9 @@ async def test_where_a_reply_was_lost_nobody_says_that_nothing_was_done(
             finally:
                 losing.lead_to(free_port())
 
-    driver = QueueDriver(far_driver.redis, Scripts(GoneAfterwards(far_driver.redis)), far_driver.queue)
+    redis = client(losing.url)
+    gatherer = GoneAfterwards(redis)
+    driver = QueueDriver(redis, Scripts(gatherer), far_driver.queue)
     prediction_id = driver.new_id()
     losing.lose_next_reply(prediction_id.encode())
     with pytest.raises(BackendUnavailable) as lost:
@@ -273,6 +275,8 @@ async def test_where_a_reply_was_lost_nobody_says_that_nothing_was_done(
     assert (lost.value.is_untouched, refused.value.is_untouched) == (False, True)
     losing.lead_to(mortal.port)
     assert list(await far_driver.members(keys.live(driver.queue))) == [prediction_id]
+    await gatherer.aclose()
+    await redis.aclose()
 
 
 async def test_a_full_server_refuses_before_it_does_anything() -> None:

@@ -96,6 +96,8 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     for lane in ("high", "normal", "low"):
         prediction_id = driver.new_id()
         await scripts.enlist(prediction_id, account=ACCOUNT, oldest=lowest_id_at(0))
+        bound = ("bound", "body")
+        await scripts.bind(prediction_id, account=ACCOUNT, model=MODEL, idempotency=bound, instead_of=None)
         await driver.submit(
             prediction_id,
             lane=lane,

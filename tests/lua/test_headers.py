@@ -19,7 +19,7 @@ PARTS = sorted(path.name.removesuffix(".lua") for path in LUA.joinpath("lib").it
 LOGS = {"lib/log": "log_key()", "note": "changes"}
 FLAGS = {
     # what accepts is refused when memory is full
-    "#!lua": {"amend", "arrive", "configure", "deploy", "enqueue", "enlist", "note_setup", "revive"},
+    "#!lua": {"amend", "arrive", "bind", "configure", "deploy", "enqueue", "enlist", "note_setup", "revive"},
     "#!lua flags=no-writes": {"demand", "get", "replay", "stats", "story"},
 }
 

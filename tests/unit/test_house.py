@@ -15,6 +15,7 @@ MAY_IMPORT = {
     "api": ("api", "director.core", "lua"),
 }
 PURE = (
+    "api.sites.placement",
     "api.streams.stream_events",
     "director.bench.figures",
     "director.core.account_limits",

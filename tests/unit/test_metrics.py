@@ -26,6 +26,7 @@ LABELS = {
         "became",
         "code",
         "error",
+        "how",
         "kind",
         "lane",
         "method",
@@ -35,7 +36,7 @@ LABELS = {
         "queue",
         "repair",
     ),
-    *("route", "script", "side", "state", "status", "version"),
+    *("route", "script", "side", "site", "state", "status", "version"),
     "window",
 }
 

@@ -81,6 +81,14 @@ METRICS: Final[tuple[Metric, ...]] = (
         "director_api_refusals_total", "counter", API, "Refusals by `code`; by status where there is none.", ("code",)
     ),
     Metric("director_api_accepted_total", "counter", API, "Runs accepted, replays left out.", ("kind", "lane")),
+    Metric(
+        "director_api_placed_total",
+        "counter",
+        API,
+        "Runs accepted, by the site of several that has them. `how`: chosen, forced, or failover from another.",
+        ("site", "how"),
+    ),
+    Metric("director_api_site_up", "gauge", API, "1 while a site of several may have new runs.", ("site",)),
     Metric("director_api_held_responses", "gauge", API, "Requests held by `Prefer: wait`."),
     Metric("director_api_stream_readers", "gauge", API, "Readers of event streams."),
     # the engine room

@@ -166,6 +166,25 @@ class CallerScripts(Wire):
             case _:
                 raise UnknownQueue(queue)
 
+    async def bind(
+        self,
+        prediction_id: PredictionId | None,
+        *,
+        account: str,
+        model: str,
+        idempotency: tuple[str, str],
+        instead_of: PredictionId | None,
+    ) -> tuple[PredictionId, str] | None:
+        """Let an idempotency key stand for this one, or for none; what it stands for instead, and whose fingerprint.
+
+        `idempotency`: (key's digest, body's fingerprint). None: it is so.
+        """
+        digest, fingerprint = idempotency
+        key = keys.idempotency(account=account, model=model, digest=digest)
+        args: list[Arg] = [prediction_id or "", fingerprint, IDEMPOTENCY_TTL_MS, instead_of or ""]
+        held = await self._call("bind", [key], args)
+        return (PredictionId(held[0].decode()), held[1].decode()) if held else None
+
     async def enlist(self, prediction_id: PredictionId, *, account: str, oldest: PredictionId, kind: Kind = "") -> None:
         """Put an id on its account's list; call it before `enqueue`. Ids below `oldest` may be dropped."""
         await self._call("enlist", [keys.listing(account, kind)], [prediction_id, oldest])

@@ -1,0 +1,130 @@
+"""The lists of what accounts have, of one server or of several as if they were one.
+
+Ids sort by time wherever they were made, so an id is a place in the list of every site, and one cursor is enough. What
+a site that does not answer has is left out, and the answer names the site. All of them away is an outage.
+"""
+
+import asyncio
+from collections import ChainMap
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+from starlette.requests import Request
+
+from api.parts import Parts, parts_of
+from api.runs.glances import Glance
+from api.sites.sites import sites_of
+from director.core.errors import BackendUnavailable
+from director.core.ids import Kind, PredictionId, site_of
+from director.core.schema import Stored
+
+__all__ = ("AWAY", "Listed", "Lists", "Looked", "Source")
+
+AWAY: Final = "X-Sites-Away"
+
+Found = TypeVar("Found")
+
+
+class Source(NamedTuple):
+    """A server and what its site is called, '' where there is one."""
+
+    name: str
+    parts: Parts
+
+
+class Listed(NamedTuple):
+    """An id, and in whose list it is."""
+
+    id: PredictionId
+    source: Source
+
+
+class Looked(NamedTuple):
+    """What a glance at one of them told."""
+
+    glance: Glance
+    source: Source
+
+
+class Lists:
+    """For one request. `away`: those that did not answer it."""
+
+    def __init__(self, sources: Sequence[Source], away: Sequence[str] = ()) -> None:
+        self._sources = tuple(sources)
+        self.away = set(away)
+
+    @classmethod
+    def of(cls, request: Request) -> "Lists":
+        if (sites := sites_of(request)) is None:
+            return cls([Source("", parts_of(request))])
+        up = [Source(site.name, site.parts) for site in sites.all if site.is_up]
+        return cls(up, sorted(sites.by_name.keys() - {source.name for source in up}))
+
+    async def ids(
+        self, account: str, kind: Kind, *, low: str, high: str, count: int, newest_first: bool
+    ) -> list[Listed]:
+        """At most `count`, in order, between bounds. What moved is listed where it is, then where it was."""
+
+        async def read(source: Source) -> list[Listed]:
+            ids = await source.parts.listing.ids(
+                account, kind, low=low, high=high, count=count, newest_first=newest_first
+            )
+            return [Listed(prediction_id, source) for prediction_id in ids]
+
+        found = [one for some in await self._each(read, self._left) for one in some]
+        if len(self._sources) > 1:
+            found.sort(key=lambda one: site_of(one.id) == one.source.parts.site)
+            found.sort(key=lambda one: one.id, reverse=newest_first)
+        return found[:count]
+
+    async def look(self, listed: Sequence[Listed]) -> list[Looked]:
+        """A glance at each, in their order; none at those whose site went away meanwhile."""
+
+        async def read(source: Source) -> list[Looked]:
+            ids = [one.id for one in listed if one.source is source]
+            return [Looked(glance, source) for glance in await source.parts.glances.at(ids)]
+
+        found = [one for some in await self._each(read, self._left) for one in some]
+        if len(self._sources) == 1:
+            return found
+        known = {(one.glance.id, one.source.name): one for one in found}
+        return [known[one.id, one.source.name] for one in listed if (one.id, one.source.name) in known]
+
+    async def read(self, looked: Sequence[Looked]) -> list[Stored]:
+        """Those that are still there, in their order."""
+
+        async def get(one: Looked) -> Stored | None:
+            # why each of a hundred waits is nothing to a list, and the dear part of a look
+            return await one.source.parts.scripts.get(one.glance.id, outlook=False)
+
+        if len(self._sources) == 1:
+            return [stored for stored in await asyncio.gather(*map(get, looked)) if stored is not None]
+
+        async def of(source: Source) -> dict[tuple[PredictionId, str], Stored | None]:
+            some = [one for one in looked if one.source is source]
+            found = await asyncio.gather(*map(get, some))
+            return {(one.glance.id, source.name): stored for one, stored in zip(some, found, strict=True)}
+
+        found = dict(ChainMap(*await self._each(of, self._left)))
+        return [stored for one in looked if (stored := found.get((one.glance.id, one.source.name))) is not None]
+
+    @property
+    def _left(self) -> list[Source]:
+        return [source for source in self._sources if source.name not in self.away]
+
+    async def _each(self, ask: Callable[[Source], Awaitable[Found]], sources: Sequence[Source]) -> list[Found]:
+        """What each answers. Raises BackendUnavailable where none does."""
+        if len(self._sources) == 1 and not self.away:
+            return [await ask(self._sources[0])]
+        answers = await asyncio.gather(*map(ask, sources), return_exceptions=True)
+        found: list[Found] = []
+        for source, answer in zip(sources, answers, strict=True):
+            if isinstance(answer, BackendUnavailable):
+                self.away.add(source.name)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                found.append(answer)
+        if not self._left:
+            raise BackendUnavailable("no site answers")
+        return found

@@ -1,0 +1,167 @@
+"""Place a new run at one of several sites, and at no second one.
+
+Another site is tried only where it is sure that the one before took nothing: its queue refused, or no connection to
+its server stood. Where a reply was lost the caller hears 503, and the run is where it is.
+
+An idempotency key is held at home before anything is placed (`lua/bind.lua`). Whoever binds it places the run and
+alone may bind it to another site. Others are shown what it stands for; while that is not there yet they are told to
+come again, and after 20 seconds nobody can be at it any more, so the next takes it over. So a key needs its home.
+"""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from api.parts import Parts
+from api.refusals import invalid_header
+from api.sites.site import Site
+from api.sites.sites import Sites
+from director.core.accounts import Account
+from director.core.catalog import Version
+from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, UnknownQueue
+from director.core.ids import PredictionId, created_ms_of, new_prediction_id
+from director.core.scripts import Accepted
+
+__all__ = ("Enter", "Wanted", "names_a_file", "place")
+
+# Longer than all tries of a call together may take, each with its connection
+SETTLED_MS: Final = 20_000
+PAUSES_S: Final = (0.0, 0.05, 0.1, 0.2, 0.4)
+MOST_TAKEOVERS: Final = 3
+FILE: Final = re.compile(rb"files\\?/[0-9a-z]{26}")  # in JSON a slash may stand behind a backslash
+
+Enter = Callable[[Parts, Version, PredictionId], Awaitable[Accepted]]
+"""File it there. Raises QueueError where that took nothing, and BackendUnavailable."""
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """What is to be placed. `id`: what it is called if that is at home; `asked`: the site that its caller named."""
+
+    id: PredictionId
+    account: Account
+    version: Version
+    asked: str | None
+    names_files: bool
+    idempotency: tuple[str, str] | None
+
+    @property
+    def only_home(self) -> bool:
+        """Would another site not know its files, its destination, or what its account may still have?"""
+        limits = self.account.limits
+        has_budget = limits.meters_compute or limits.max_files_bytes is not None
+        return bool(self.version.kind) or self.names_files or has_budget
+
+
+def names_a_file(given: bytes) -> bool:
+    """May an input have the address of a file that a caller gave? Those are known at home alone."""
+    return FILE.search(given) is not None
+
+
+async def place(sites: Sites, wanted: Wanted, enter: Enter) -> tuple[Accepted, Parts]:
+    """What became of it, and where. Raises QueueError and BackendUnavailable, as `enter` does."""
+    order = await _order(sites, wanted)
+    bound: PredictionId | None = None
+    refused: Exception | None = None
+    for site, version in order:
+        site.expects(version.queue)  # before anything is awaited: a crowd of one moment is not to choose alike
+        home, now_ms = sites.home, site.parts.clock.now_ms()
+        new = wanted.id if site is home else new_prediction_id(model=version.model, now_ms=now_ms, site=site.row.number)
+        if (known := await _bound_already(sites, wanted, new, bound)) is not None:
+            return known
+        bound = new
+        try:
+            accepted = await enter(site.parts, version, new)
+        except (QueueRefused, UnknownQueue) as exc:
+            site.expects(version.queue, -1)
+            refused = refused if isinstance(refused, QueueRefused) else exc
+        except BackendUnavailable as exc:
+            site.failed(str(exc))
+            if not exc.is_untouched:
+                raise
+            refused = refused or exc
+        else:
+            how = "forced" if wanted.asked else "chosen" if site is order[0][0] else "failover"
+            home.parts.meters.placed(site.name, how)
+            return accepted, site.parts
+    if wanted.idempotency is not None and bound is not None:
+        await _bind(sites, wanted, wanted.idempotency, None, instead_of=bound)
+    raise refused or BackendUnavailable("no site takes it")
+
+
+async def _order(sites: Sites, wanted: Wanted) -> Sequence[tuple[Site, Version]]:
+    """Where it may go, the best first."""
+    version = wanted.version
+    allowed = _allowed(sites, wanted)
+    up = [site for site in allowed if site.row.takes_new and site.is_up]
+    # of other kinds than predictions only the home was asked
+    order = [(sites.home, version)] if version.kind and up else await sites.tried(version, wanted.account.name, up)
+    if not order and len(up) == len(allowed) and all(site.is_up for site in up):
+        raise UnknownQueue(version.queue)
+    return order
+
+
+def _allowed(sites: Sites, wanted: Wanted) -> list[Site]:
+    """Those that may have it, whether they answer or not. 422 where its caller names another."""
+    names = sites.table.models.get(wanted.version.model, tuple(sites.by_name))
+    allowed = [sites.by_name[name] for name in names]
+    if wanted.only_home:
+        allowed = [sites.home]
+    if wanted.asked is None:
+        return allowed
+    forced = [site for site in allowed if site.name == wanted.asked]
+    if not forced:
+        raise invalid_header("X-Site", " or ".join(site.name for site in allowed))
+    return forced
+
+
+async def _bound_already(
+    sites: Sites, wanted: Wanted, new: PredictionId, bound: PredictionId | None
+) -> tuple[Accepted, Parts] | None:
+    """Let its key stand for `new` instead of `bound`; where it stands for another, that one and where it is."""
+    if wanted.idempotency is None:
+        return None
+    for _ in range(MOST_TAKEOVERS):
+        held = await _bind(sites, wanted, wanted.idempotency, new, instead_of=bound)
+        if held is None:
+            return None
+        other, fingerprint = held
+        if fingerprint != wanted.idempotency[1]:
+            raise IdempotencyMismatch("This Idempotency-Key was used with another body.")
+        site = sites.of(other)
+        if site is not None and await _is_there(site.parts, other):
+            return Accepted(other, replayed=True), site.parts
+        if sites.home.parts.clock.now_ms() - created_ms_of(other) < SETTLED_MS:
+            break
+        bound = other
+    raise BackendUnavailable("the same request is being placed")
+
+
+async def _bind(
+    sites: Sites,
+    wanted: Wanted,
+    idempotency: tuple[str, str],
+    new: PredictionId | None,
+    *,
+    instead_of: PredictionId | None,
+) -> tuple[PredictionId, str] | None:
+    return await sites.home.parts.scripts.bind(
+        new,
+        account=wanted.account.name,
+        model=wanted.version.model,
+        idempotency=idempotency,
+        instead_of=instead_of,
+    )
+
+
+async def _is_there(parts: Parts, prediction_id: PredictionId) -> bool:
+    """Is it, or will it be in a moment?"""
+    for pause_s in PAUSES_S:
+        await asyncio.sleep(pause_s)
+        if await parts.scripts.get(prediction_id, outlook=False) is not None:
+            return True
+        if parts.clock.now_ms() - created_ms_of(prediction_id) >= SETTLED_MS:
+            break
+    return False

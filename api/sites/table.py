@@ -1,0 +1,109 @@
+"""Read the file of sites: which Redis servers the API serves together, and how new work is placed among them.
+
+The first table is the home: the server of DIRECTOR_REDIS_URL, with its files. Addresses of the others hold secrets, so
+the file names the variables that have them. Every mistake is told with its place. Never connects to anything.
+"""
+
+import tomllib
+from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from api.sites.placement import Placement
+from director.core.errors import SettingsError
+from director.core.ids import MODEL_NAME
+from director.core.settings import ApiSettings, mistake
+
+__all__ = ("SiteRow", "SiteTable", "read_sites")
+
+MOST_BYTES: Final = 256 * 1024
+Value = TypeVar("Value", bound=Hashable)
+
+SITE_NAME: Final = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
+
+
+class SiteRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[[site]]`. `number`: in the ids of what is placed there, for ever."""
+
+    name: Annotated[str, Meta(pattern=SITE_NAME)]
+    number: Annotated[int, Meta(ge=0, le=63)]
+    redis_url_env: str = ""
+    weight: Annotated[float, Meta(gt=0, le=1000)] = 1
+    takes_new: bool = True
+    files_dir: str = ""
+    files_url: Annotated[str, Meta(pattern=r"^$|^s3://\S+$")] = ""
+
+
+class SiteTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file. `models`: which sites alone may have new runs of a model; of those that are not in it, any."""
+
+    site: Annotated[tuple[SiteRow, ...], Meta(min_length=1, max_length=64)]
+    placement: Placement = "least-wait"
+    models: Mapping[Annotated[str, Meta(pattern=MODEL_NAME)], tuple[str, ...]] = {}
+
+    def settings(self, base: ApiSettings, environ: Mapping[str, str]) -> list[ApiSettings]:
+        """What holds at each site, in order. Raises SettingsError where a variable is not set."""
+        return [base, *(_settings(row, base, environ) for row in self.site[1:])]
+
+
+def read_sites(path: Path) -> SiteTable:
+    """The file, judged. Raises SettingsError."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(MOST_BYTES + 1)
+        if len(text) > MOST_BYTES:
+            raise SettingsError(f"{path} is longer than {MOST_BYTES} bytes.")
+        table = msgspec.convert(tomllib.loads(text.decode()), SiteTable)
+    except OSError as exc:
+        raise SettingsError(f"{path} cannot be read: {exc.strerror}.") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise SettingsError(f"{path} is not TOML: {exc}") from exc
+    except msgspec.ValidationError as exc:
+        place, reason = mistake(exc)
+        raise SettingsError(f"{path}: {place + ': ' if place else ''}{reason}") from exc
+    if wrong := _wrong(table):
+        raise SettingsError(f"{path}: {wrong}.")
+    return table
+
+
+def _wrong(table: SiteTable) -> str:
+    """What contradicts itself, '' for nothing."""
+    home, *others = table.site
+    names = {row.name for row in table.site}
+    for field in ("name", "number"):
+        if twice := _twice(getattr(row, field) for row in table.site):
+            return f"two sites have the {field} {twice[0]}"
+    if home.redis_url_env or home.files_dir or home.files_url:
+        return f"{home.name} is the first, and so the home: the server and the files of the environment"
+    if nameless := [row.name for row in others if not row.redis_url_env]:
+        return f"{nameless[0]} needs redis_url_env: the variable that has the address of its server"
+    if twice := _twice(row.redis_url_env for row in others):
+        return f"two sites have the address of {twice[0]}"
+    # a keeper removes from a store what its own server does not know
+    if twice := _twice((row.files_dir, row.files_url) for row in others if row.files_dir or row.files_url):
+        return f"two sites have the files {' '.join(filter(None, twice[0]))}"
+    for model, sites in table.models.items():
+        if not sites or set(sites) - names:
+            return f"models: {model} names a site that is not there, or none"
+    return ""
+
+
+def _twice(values: Iterable[Value]) -> list[Value]:
+    seen: dict[Value, int] = {}
+    for value in values:
+        seen[value] = seen.get(value, 0) + 1
+    return [value for value, times in seen.items() if times > 1]
+
+
+def _settings(row: SiteRow, base: ApiSettings, environ: Mapping[str, str]) -> ApiSettings:
+    url = environ.get(row.redis_url_env, "")
+    if not url or url == base.redis_url:
+        raise SettingsError(f"{row.redis_url_env}: expected the address of the Redis server of the site {row.name}.")
+    mine, homes = (row.files_dir, row.files_url), (base.files_dir, base.files_url)
+    if any(mine) and mine == homes:
+        raise SettingsError(f"The site {row.name} has the files of the home: each needs its own.")
+    return replace(base, redis_url=url, files_dir=row.files_dir, files_url=row.files_url)

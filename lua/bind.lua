@@ -1,0 +1,22 @@
+#!lua
+-- bind: let an idempotency key stand for a prediction before that is placed at one of several servers. Whoever binds it
+-- places it, and may bind it to another one as long as nobody else did. See api/sites/placing.py.
+--
+--   KEYS[1]  idem         string  {p}:idem:<account>:<model>:<hash>
+--   ARGV[1]  id           '' for none: the key is free again
+--   ARGV[2]  fingerprint  of the request
+--   ARGV[3]  ttl_ms
+--   ARGV[4]  instead_of   the id that it stands for so far, '' for none
+--   Returns  {}                 it is so, perhaps since a former call
+--            {id, fingerprint}  what it stands for instead: nothing was written
+
+local key, id, fingerprint, ttl_ms, instead_of = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+
+local known, print = string.match(redis.call('GET', key) or '', '^(%S+) (%S+)$')
+if known and known ~= id and known ~= instead_of then return { known, print } end
+if id == '' then
+  redis.call('DEL', key)
+else
+  redis.call('SET', key, id .. ' ' .. fingerprint, 'PX', ttl_ms)
+end
+return {}

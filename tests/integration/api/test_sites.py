@@ -1,0 +1,257 @@
+"""Several Redis servers behind one API: where new work goes, and that each prediction is found where it is."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from director.core import keys
+from director.core.departure import named_site
+from director.core.ids import PredictionId, lowest_id_at, new_prediction_id, site_of
+from director.core.settings import ApiSettings
+from tests.support.api import api_client
+from tests.support.eventually import eventually
+from tests.support.queue_driver import ACCOUNT, MODEL, START_MS, VERSION
+from tests.support.servers import RedisServer, redis_server
+from tests.support.sites import Place, environ, place, sites_file
+
+pytestmark = pytest.mark.anyio
+
+ASKED = {"version": VERSION, "input": {}}
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[dict[str, RedisServer]]:
+    """The first is the home."""
+    with redis_server(guarded=True) as home, redis_server(guarded=True) as far:
+        yield {"eu": home, "us": far}
+
+
+@pytest.fixture
+async def eu(servers: dict[str, RedisServer]) -> AsyncIterator[Place]:
+    async with place(servers["eu"]) as started:
+        yield started
+
+
+@pytest.fixture
+async def us(servers: dict[str, RedisServer]) -> AsyncIterator[Place]:
+    async with place(servers["us"]) as started:
+        yield started
+
+
+class Service:
+    """An API of both, and what to make it with."""
+
+    def __init__(self, servers: Mapping[str, RedisServer], folder: Path, token: str) -> None:
+        self._servers = servers
+        self._folder = folder
+        self._token = token
+
+    @asynccontextmanager
+    async def api(self, *, top: str = "", **rows: Mapping[str, Any]) -> AsyncIterator[httpx.AsyncClient]:
+        path = sites_file(self._folder, list(self._servers), top=top, **rows)
+        home = next(iter(self._servers.values()))
+        settings = ApiSettings(redis_url=home.url, sites=str(path), cache_s=0.2)
+        async with api_client(settings, token=self._token) as client:
+            yield client
+
+
+@pytest.fixture
+async def service(
+    servers: dict[str, RedisServer], eu: Place, us: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Service:
+    for name, value in environ(servers).items():
+        monkeypatch.setenv(name, value)
+    return Service(servers, tmp_path, await eu.accounts.create_token(ACCOUNT))
+
+
+@pytest.fixture
+async def api(service: Service) -> AsyncIterator[httpx.AsyncClient]:
+    async with service.api(top='placement = "random"') as client:
+        yield client
+
+
+async def made(api: httpx.AsyncClient, **headers: str) -> dict[str, Any]:
+    """Accepted, and 201."""
+    answer = await api.post("/v1/predictions", json=ASKED, headers=headers)
+    assert answer.status_code == 201, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def at(api: httpx.AsyncClient, site: str) -> str:
+    """The id of one that was forced there."""
+    return str((await made(api, **{"x-site": site}))["id"])
+
+
+def number(prediction_id: str) -> int:
+    return site_of(PredictionId(prediction_id))
+
+
+# ── where it goes ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_what_is_forced_is_where_it_was_asked_for_and_its_id_says_so(
+    api: httpx.AsyncClient, eu: Place, us: Place
+) -> None:
+    ids = {site: await at(api, site) for site in ("eu", "us", "eu")}
+    assert {site: number(name) for site, name in ids.items()} == {"eu": 0, "us": 1}
+    assert (await eu.has(), await us.has()) == (2, 1)
+    refused = await api.post("/v1/predictions", json=ASKED, headers={"x-site": "mars"})
+    assert (refused.status_code, "eu or us" in refused.json()["detail"]) == (422, True)
+
+
+async def test_by_lot_both_get_some(api: httpx.AsyncClient, eu: Place, us: Place) -> None:
+    await asyncio.gather(*(made(api) for _ in range(40)))
+    has = await eu.has(), await us.has()
+    assert sum(has) == 40
+    assert min(has) > 0
+
+
+async def test_by_least_wait_the_shorter_queue_gets_it_until_it_is_as_long(
+    service: Service, eu: Place, us: Place
+) -> None:
+    for each, waiting in ((eu, 0), (us, 20)):
+        await each.driver.have_slots(1)
+        for _ in range(waiting):
+            await each.driver.submit()
+    async with service.api() as api:
+        placed = [number((await made(api))["id"]) for _ in range(20)]
+        assert placed == [0] * 20
+        await asyncio.gather(*(made(api) for _ in range(20)))
+    assert abs(await eu.has() - await us.has()) <= 10, "a crowd of one moment does not choose alike"
+
+
+async def test_a_full_queue_passes_it_on_and_where_all_are_full_the_caller_hears_it(
+    service: Service, eu: Place, us: Place
+) -> None:
+    for each, most in ((eu, 0), (us, 2)):
+        await each.driver.scripts.bound(each.driver.queue, mode="bounded", max_queued=most)
+    async with service.api() as api:
+        for _ in range(2):
+            assert number((await made(api))["id"]) == 1
+        refused = await api.post("/v1/predictions", json=ASKED)
+        assert (refused.status_code, refused.json()["code"]) == (429, "queue_full")
+        shown = (await api.get("/v1/predictions")).json()["results"]
+    assert len(shown) == 2, "what was refused is in no list"
+
+
+async def test_the_table_of_the_file_says_who_may_have_what(service: Service) -> None:
+    only = f'[models]\n"{MODEL}" = ["us"]\n'
+    async with service.api(eu={"weight": 1000}, us={"weight": 1}, top="") as api:
+        path = service._folder / "sites.toml"
+        path.write_text(path.read_text() + "\n" + only)
+    settings = ApiSettings(redis_url=service._servers["eu"].url, sites=str(path))
+    async with api_client(settings, token=service._token) as api:
+        assert {number((await made(api))["id"]) for _ in range(8)} == {1}
+        assert (await api.post("/v1/predictions", json=ASKED, headers={"x-site": "eu"})).status_code == 422
+    async with service.api(us={"takes_new": False}) as api:
+        assert {number((await made(api))["id"]) for _ in range(8)} == {0}
+        forced = await api.post("/v1/predictions", json=ASKED, headers={"x-site": "us"})
+        assert forced.status_code == 503
+
+
+async def test_what_only_the_home_knows_of_stays_there(service: Service, eu: Place) -> None:
+    named = {"version": VERSION, "input": {"file": "https://x.test/v1/files/" + "0" * 26}}
+    async with service.api(top='placement = "random"', eu={"weight": 0.001}, us={"weight": 1000}) as api:
+        assert number((await made(api))["id"]) == 1
+        for _ in range(4):
+            assert number((await api.post("/v1/predictions", json=named)).json()["id"]) == 0
+        await eu.accounts.set_limits(ACCOUNT, {"compute_s_per_day": "1000"})
+        await eventually(lambda: made(api), "the limit is known", until=lambda one: number(one["id"]) == 0)
+        assert {number((await made(api))["id"]) for _ in range(4)} == {0}
+
+
+# ── where it is found ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_each_is_read_canceled_followed_and_waited_for_where_it_is(
+    api: httpx.AsyncClient, eu: Place, us: Place
+) -> None:
+    for site, where in (("eu", eu), ("us", us)):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(where.director.run, lambda _: b'"hi"')
+            answer = await api.post("/v1/predictions", json=ASKED, headers={"x-site": site, "prefer": "wait"})
+            tasks.cancel_scope.cancel()
+        shown = answer.json()
+        assert (shown["status"], shown["output"]) == ("succeeded", "hi")
+        path = f"/v1/predictions/{shown['id']}"
+        assert (await api.get(path)).json()["output"] == "hi"
+        assert len((await api.get(f"{path}/events")).json()["events"]) > 1
+        assert (await api.get(f"{path}/explain")).status_code == 200
+        assert (await api.get(f"{path}/webhooks")).status_code == 200
+        assert "event: done" in (await api.get(httpx.URL(shown["urls"]["stream"]).raw_path.decode())).text
+        assert (await api.delete(path)).status_code == 204
+        assert (await api.get(path)).status_code == 404
+        waits = f"/v1/predictions/{await at(api, site)}"
+        assert (await api.post(f"{waits}/cancel")).json()["status"] == "canceled"
+
+
+async def test_an_id_of_no_site_is_none(api: httpx.AsyncClient) -> None:
+    strange = new_prediction_id(model=MODEL, now_ms=1_800_000_000_000, site=9)
+    for path in ("", "/events", "/explain", "/webhooks"):
+        assert (await api.get(f"/v1/predictions/{strange}{path}")).status_code == 404
+    assert (await api.get(f"/v1/streams/{strange}{'a' * 26}")).status_code == 404
+
+
+async def test_a_list_has_what_all_sites_have_newest_first_in_pages(
+    api: httpx.AsyncClient, eu: Place, us: Place
+) -> None:
+    ids = [new_prediction_id(model=MODEL, now_ms=START_MS + each, site=each % 2) for each in range(250)][::-1]
+    for number, where in enumerate((eu.driver, us.driver)):
+        here = [each for each in ids if site_of(each) == number]
+        await asyncio.gather(*(where.scripts.enlist(each, account=ACCOUNT, oldest=lowest_id_at(0)) for each in here))
+        await asyncio.gather(*map(where.submit, here))
+    pages, url = [], "/v1/predictions"
+    while url:
+        page = (await api.get(url)).json()
+        pages.append([one["id"] for one in page["results"]])
+        url, back = page["next"], page["previous"]
+    assert pages == [ids[:100], ids[100:200], ids[200:]]
+    assert [one["id"] for one in (await api.get(back)).json()["results"]] == ids[100:200]
+
+
+async def test_what_moved_to_another_of_the_sites_is_read_there(api: httpx.AsyncClient, eu: Place, us: Place) -> None:
+    prediction_id = PredictionId(await at(api, "eu"))
+    there = await named_site(us.driver.redis)
+    record = await eu.driver.redis.hgetall(keys.record(prediction_id))
+    assert await eu.driver.scripts.depart(eu.driver.queue, [(prediction_id, ACCOUNT)], site=there) == ["leaving"]
+    await us.driver.scripts.enlist(prediction_id, account=ACCOUNT, oldest=prediction_id)
+    flat = [part for pair in record.items() for part in pair]
+    await us.driver.scripts.arrive(
+        prediction_id, us.driver.queue, move=1, record=flat, input=b"{}", events=[], limits_rev=0
+    )
+    await eu.driver.scripts.vacate(prediction_id, site=there)
+    shown = await api.get(f"/v1/predictions/{prediction_id}")
+    assert (shown.status_code, shown.json()["status"]) == (200, "starting")
+    assert [one["id"] for one in (await api.get("/v1/predictions")).json()["results"]] == [prediction_id]
+    assert (await api.post(f"/v1/predictions/{prediction_id}/cancel")).json()["status"] == "canceled"
+
+
+# ── the same request again ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_an_idempotency_key_finds_its_prediction_wherever_it_was_placed(
+    api: httpx.AsyncClient, eu: Place, us: Place
+) -> None:
+    names = [f"key-{each}" for each in range(12)]
+    first = {key: (await made(api, **{"idempotency-key": key}))["id"] for key in names}
+    assert {number(name) for name in first.values()} == {0, 1}
+    for site in ("eu", "us"):
+        again = {key: (await made(api, **{"idempotency-key": key, "x-site": site}))["id"] for key in names}
+        assert again == first
+    assert await eu.has() + await us.has() == 12
+    other = await api.post("/v1/predictions", json={**ASKED, "input": {"x": 1}}, headers={"idempotency-key": names[0]})
+    assert (other.status_code, other.json()["code"]) == (422, "idempotency_mismatch")
+
+
+async def test_twins_of_one_moment_are_one(api: httpx.AsyncClient, eu: Place, us: Place) -> None:
+    for each in range(6):
+        key = {"idempotency-key": f"twins-{each}"}
+        assert len({one["id"] for one in await asyncio.gather(*(made(api, **key) for _ in range(4)))}) == 1
+    assert await eu.has() + await us.has() == 6

@@ -1,0 +1,165 @@
+"""One of several Redis servers dies: new work goes on at the others, nothing is lost, and nothing is there twice."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from director.core.ids import PredictionId, site_of
+from director.core.settings import ApiSettings
+from tests.support.api import api_client
+from tests.support.eventually import eventually
+from tests.support.queue_driver import ACCOUNT, VERSION
+from tests.support.servers import RedisServer, redis_server
+from tests.support.sites import Place, environ, place, sites_file
+
+pytestmark = pytest.mark.anyio
+
+ASKED = {"version": VERSION, "input": {}}
+NAMES = ["eu", "us", "asia"]
+
+
+@pytest.fixture
+def servers() -> Iterator[dict[str, RedisServer]]:
+    with redis_server(guarded=True) as one, redis_server() as two, redis_server() as three:
+        yield dict(zip(NAMES, (one, two, three), strict=True))
+
+
+@pytest.fixture
+async def places(servers: dict[str, RedisServer]) -> AsyncIterator[dict[str, Place]]:
+    async with AsyncExitStack() as stack:
+        yield {name: await stack.enter_async_context(place(server)) for name, server in servers.items()}
+
+
+@pytest.fixture
+async def api(
+    servers: dict[str, RedisServer], places: dict[str, Place], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[httpx.AsyncClient]:
+    for name, value in environ(servers).items():
+        monkeypatch.setenv(name, value)
+    token = await places["eu"].accounts.create_token(ACCOUNT)
+    settings = ApiSettings(
+        redis_url=servers["eu"].url, sites=str(sites_file(tmp_path, NAMES, top='placement = "random"')), cache_s=0.2
+    )
+    async with api_client(settings, token=token) as client:
+        yield client
+
+
+def site(prediction_id: str) -> str:
+    return NAMES[site_of(PredictionId(prediction_id))]
+
+
+async def forced(api: httpx.AsyncClient, name: str, **headers: str) -> str:
+    answer = await api.post("/v1/predictions", json=ASKED, headers={"x-site": name, **headers})
+    assert answer.status_code == 201
+    return str(answer.json()["id"])
+
+
+async def sites_of(api: httpx.AsyncClient) -> dict[str, str]:
+    return dict((await api.get("/readyz")).json()["sites"])
+
+
+@pytest.mark.parametrize("victim", ["us", pytest.param("eu", marks=pytest.mark.heavy)])
+async def test_what_is_there_is_503_until_it_is_back_and_all_else_goes_on(
+    api: httpx.AsyncClient, servers: dict[str, RedisServer], victim: str
+) -> None:
+    there, elsewhere = await forced(api, victim), await forced(api, "asia")
+    keyed = {"idempotency-key": "before"}
+    known = await forced(api, victim, **keyed)
+    servers[victim].kill()
+    away = await api.get(f"/v1/predictions/{there}")
+    assert (away.status_code, away.json()["code"], away.headers["retry-after"]) == (503, "unavailable", "2")
+    assert (await api.get(f"/v1/predictions/{elsewhere}")).status_code == 200
+    made = [await api.post("/v1/predictions", json=ASKED) for _ in range(6)]
+    assert {answer.status_code for answer in made} == {201}
+    assert victim not in {site(answer.json()["id"]) for answer in made}
+    again = await api.post("/v1/predictions", json=ASKED, headers=keyed)
+    assert again.status_code == 503, "it is there, and is not made a second time"
+    new = await api.post("/v1/predictions", json=ASKED, headers={"idempotency-key": "new"})
+    assert new.status_code == (503 if victim == "eu" else 201), "keys are held at home"
+    made += [new] if new.status_code == 201 else []
+    listed = await api.get("/v1/predictions")
+    assert listed.headers["x-sites-away"] == victim
+    assert [one["id"] for one in listed.json()["results"]] == sorted(
+        [elsewhere, *(answer.json()["id"] for answer in made)], reverse=True
+    )
+    ready = await api.get("/readyz")
+    assert (ready.status_code, ready.json()["ready"]) == (200, True)
+    assert ready.json()["sites"] | {victim: ""} == dict.fromkeys(NAMES, "ready") | {victim: ""}
+    servers[victim].start()
+    await eventually(lambda: sites_of(api), "it is back", until=lambda told: told[victim] == "ready")
+    assert (await api.get(f"/v1/predictions/{there}")).status_code == 200
+    assert (await api.post("/v1/predictions", json=ASKED, headers=keyed)).json()["id"] == known
+    listed = await api.get("/v1/predictions")
+    assert "x-sites-away" not in listed.headers
+    assert {there, known, elsewhere} <= {one["id"] for one in listed.json()["results"]}
+
+
+async def test_where_all_are_away_it_is_not_ready(api: httpx.AsyncClient, servers: dict[str, RedisServer]) -> None:
+    for server in servers.values():
+        server.kill()
+    await eventually(lambda: api.get("/readyz"), "nothing is there", until=lambda ready: ready.status_code == 503)
+    assert (await api.post("/v1/predictions", json=ASKED)).status_code == 503
+    assert (await api.get("/v1/predictions")).status_code == 503
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("victim", ["us", "eu"])
+async def test_killed_under_load_again_and_again_nothing_is_lost_and_nothing_is_there_twice(
+    api: httpx.AsyncClient, servers: dict[str, RedisServer], places: dict[str, Place], victim: str
+) -> None:
+    accepted: dict[str, str] = {}  # what was asked for → its id
+    refused: set[str] = set()
+    is_over = False
+
+    async def ask(name: str, **headers: str) -> None:
+        body: dict[str, Any] = {"version": VERSION, "input": {"name": name}}
+        answer = await api.post("/v1/predictions", json=body, headers=headers)
+        if answer.status_code == 201:
+            accepted[name] = answer.json()["id"]
+        else:
+            assert answer.status_code == 503, answer.text
+            refused.add(name)
+
+    async def load(who: int) -> None:
+        count = 0
+        while not is_over:
+            count += 1
+            name = f"{who}-{count}"
+            await ask(name, **({"idempotency-key": name} if who % 2 else {}))
+
+    async with anyio.create_task_group() as tasks:
+        for who in range(8):
+            tasks.start_soon(load, who)
+        for _ in range(4):
+            await anyio.sleep(0.3)
+            servers[victim].kill()
+            before = len(accepted)
+            await eventually(lambda: len(accepted), "others take it", until=lambda now, least=before: now > least + 20)
+            servers[victim].start()
+            await eventually(lambda: sites_of(api), "it is back", until=lambda told: told[victim] == "ready")
+        is_over = True
+    for name in sorted(refused):  # who has a key asks again until it is answered, and is told of one
+        if int(name.partition("-")[0]) % 2:
+            refused.discard(name)
+            await eventually(partial(_asked_again, ask, name, accepted), "it is answered", limit_s=60)
+    there: dict[str, list[str]] = {}
+    for where in places.values():
+        for claim in await where.driver.claim_all():
+            there.setdefault(bytes(claim.input).decode(), []).append(claim.id)
+    assert all(len(ids) == 1 for ids in there.values()), "nothing is there twice"
+    ids = {ids[0] for ids in there.values()}
+    assert set(accepted.values()) <= ids, "nothing is lost"
+    assert {site(one) for one in accepted.values()} == set(NAMES)
+
+
+async def _asked_again(ask: Any, name: str, accepted: dict[str, str]) -> bool:
+    await ask(name, **{"idempotency-key": name})
+    await asyncio.sleep(0.2)
+    return name in accepted

@@ -1,0 +1,72 @@
+"""Several Redis servers behind one API, each with the model acme/echo; the first is the home."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from director.core.accounts import Accounts
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.clock import SystemClock
+from director.core.gatherer import Gatherer
+from director.core.policy import Policy
+from director.core.redis_client import client
+from director.core.scripts import Scripts
+from tests.support.api import PlayedDirector
+from tests.support.queue_driver import MODEL, VERSION, QueueDriver
+from tests.support.servers import RedisServer
+
+__all__ = ("Place", "environ", "place", "sites_file")
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """One server, driven from behind the API."""
+
+    server: RedisServer
+    driver: QueueDriver
+    director: PlayedDirector
+    accounts: Accounts
+
+    async def has(self) -> int:
+        """How many are live there."""
+        return (await self.driver.scripts.stats(self.driver.queue)).live
+
+
+@asynccontextmanager
+async def place(server: RedisServer) -> AsyncIterator[Place]:
+    """This server, emptied, with the model."""
+    redis = client(server.admin_url)
+    gatherer = Gatherer(redis)
+    scripts = Scripts(gatherer)
+    await redis.flushall()
+    catalog = Catalog(redis, scripts, SystemClock())
+    queue = await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    try:
+        yield Place(
+            server=server,
+            driver=QueueDriver(redis, scripts, queue),
+            director=PlayedDirector(scripts, queue),
+            accounts=Accounts(redis),
+        )
+    finally:
+        await gatherer.aclose()
+        await redis.aclose()
+
+
+def environ(servers: Mapping[str, RedisServer]) -> dict[str, str]:
+    """The variables that have the addresses of all but the first."""
+    return {f"REDIS_{name.upper()}": server.url for name, server in list(servers.items())[1:]}
+
+
+def sites_file(folder: Path, names: list[str], *, top: str = "", **rows: Mapping[str, Any]) -> Path:
+    """A file of these sites, numbered from 0. `rows`: what else the table of one says."""
+    lines = [top]
+    for number, name in enumerate(names):
+        lines += ["[[site]]", f'name = "{name}"', f"number = {number}"]
+        lines += [f'redis_url_env = "REDIS_{name.upper()}"'] if number else []
+        lines += [f"{field} = {str(value).lower()}" for field, value in rows.get(name, {}).items()]
+    path = folder / "sites.toml"
+    path.write_text("\n".join(lines))
+    return path
