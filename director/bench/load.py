@@ -18,7 +18,7 @@ from msgspec import Struct
 from director.bench.figures import percentile
 from director.core.limits import raise_descriptor_limit
 
-__all__ = ("Answered", "Load", "ask")
+__all__ = ("Answered", "Crowd", "Load", "ask")
 
 WARM_PART: Final = 0.15  # of the time: what is answered in it counts for nothing
 LEAST_WARM: Final = 10

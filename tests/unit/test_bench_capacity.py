@@ -17,6 +17,7 @@ INPUT = Inputs(
     idle_director_us=100,
 )
 DAY_S = 86_400.0
+TOLERANCE = 0.1  # of medians of different figures of one run
 
 
 def measured(bench: str, names: list[str]) -> Result:
@@ -80,3 +81,14 @@ def test_the_pages_have_the_tables_of_what_was_kept() -> None:
         text = page.read_text(encoding="utf-8")
         for name, made in tables.items():
             assert put_into(text, name, made) == text, f"{page.name}: make bench-keep puts the table {name!r} there"
+
+
+def test_no_part_of_what_was_kept_was_busier_than_a_core_can_be() -> None:
+    results = latest(read(KEPT))
+    if not {bench for bench, _ in INPUTS.values()} <= set(results):
+        assert "Not measured yet" in (KEPT.parent / "capacity.md").read_text(encoding="utf-8")
+        return
+    found, pace = inputs_of(results), results["e2e"].figure("predictions a second, 64 connections")
+    assert pace is not None
+    busy = {name: pace.median() * getattr(found, name) / 1e6 for name in ("redis_us", "api_us")}
+    assert [name for name, part in busy.items() if part > 1 + TOLERANCE] == []
