@@ -30,7 +30,7 @@ def test_the_pod_that_restores_a_backup_is_one_that_clusters_take() -> None:
     pod = yaml.safe_load((K8S / "restore-pod.yaml").read_text())
     assert {version: wrong for version in VERSIONS if (wrong := misfits([pod], version))} == {}
     assert pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == "data-redis-0"
-    redis = next(each for each in pods(overlay("small")) if each.labels["app.kubernetes.io/component"] == "redis")
+    redis = next(each for each in pods(overlay("small")) if each.component == "redis")
     assert pod["spec"]["containers"][0]["image"] == redis.container("redis")["image"]
     assert pod["spec"]["containers"][0]["securityContext"] == redis.container("redis")["securityContext"]
 

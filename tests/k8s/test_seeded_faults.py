@@ -209,6 +209,30 @@ FAULTS: dict[str, Fault] = {
         "Ingress/api: no service has the port http",
         "ha",
     ),
+    "a port of a route": Fault(
+        lambda o: named(o, "HTTPRoute", "api")["spec"]["rules"][0]["backendRefs"][0].update(port=80),
+        "HTTPRoute/api: no service has the port 80",
+        "multi-pool",
+    ),
+    "a proxy without patience": Fault(
+        lambda o: named(o, "Ingress", "api")["metadata"]["annotations"].update(
+            {"nginx.ingress.kubernetes.io/proxy-read-timeout": "30"}
+        ),
+        "cuts held answers off",
+        "ha",
+    ),
+    "a proxy that holds streams back": Fault(
+        lambda o: named(o, "Ingress", "api")["metadata"]["annotations"].pop(
+            "nginx.ingress.kubernetes.io/proxy-buffering"
+        ),
+        "proxy-buffering is not off",
+        "ha",
+    ),
+    "a gateway that ends streams": Fault(
+        lambda o: named(o, "HTTPRoute", "api")["spec"]["rules"][0].update(timeouts={"request": "15s"}),
+        "cuts event streams off",
+        "multi-pool",
+    ),
     "a service of nobody": Fault(
         lambda o: named(o, "Service", "redis")["spec"]["selector"].update({"director/pool": "painter"}),
         "Service/redis picks nobody",
@@ -304,6 +328,9 @@ STRANGE: dict[str, Fault] = {
         lambda o: named(o, "PrometheusRule", "director")["spec"]["groups"][0]["rules"][0].update({"fore": "5m"}),
         "fore",
         "multi-pool",
+    ),
+    "a typo in a route": Fault(
+        lambda o: named(o, "HTTPRoute", "api")["spec"].update(hostname="x"), "hostname", "multi-pool"
     ),
     "an old version's kind": Fault(
         lambda o: named(o, "PodDisruptionBudget", "api").update(apiVersion="policy/v1beta1"), "Couldn't find schema"

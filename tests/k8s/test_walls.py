@@ -96,7 +96,7 @@ def is_open(way: Way, objects: list[Manifest]) -> bool:
 
 
 def _peers(name: str, objects: list[Manifest]) -> list[Peer]:
-    found: list[Peer] = [pod for pod in pods(objects) if pod.labels.get("app.kubernetes.io/component") == name]
+    found: list[Peer] = [pod for pod in pods(objects) if pod.component == name]
     return found or [name]
 
 

@@ -41,6 +41,11 @@ class Pod(Struct, frozen=True, kw_only=True):
         """As in Deployment/api."""
         return f"{self.workload['kind']}/{self.workload['metadata']['name']}"
 
+    @property
+    def component(self) -> str:
+        """What part of an installation it is: api, keeper, director, redis."""
+        return self.labels.get("app.kubernetes.io/component", "")
+
     def container(self, name: str) -> Manifest:
         """The one of that name."""
         return next(each for each in self.containers if each["name"] == name)

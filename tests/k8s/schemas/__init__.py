@@ -1,4 +1,4 @@
-"""Is an object of Kubernetes, KEDA or the Prometheus operator one that they would take? Unknown fields are refused."""
+"""Would a cluster take an object, of its own or of KEDA, the Prometheus operator, the Gateway API? No unknown field."""
 
 from functools import cache
 from pathlib import Path

@@ -1,0 +1,48 @@
+"""What must hold of every overlay: each rule looks at all of its objects and names what is wrong.
+
+Looks at manifests and at the code that they start: its settings, its command line, its times. Asks no cluster.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from tests.k8s.rules.lives import drains_its_gpus, ends_in_time, is_probed, leaves_proxies_time
+from tests.k8s.rules.promises import is_walled, keeps_what_was_accepted, lets_streams_last, scales_by_what_is_counted
+from tests.k8s.rules.references import (
+    asks_services_that_there_are,
+    names_ports_that_there_are,
+    picks_somebody,
+    refers_to_what_there_is,
+)
+from tests.k8s.rules.rights import asks_for_what_it_takes, names_its_images, runs_without_rights, trusts_no_model
+from tests.k8s.rules.settings import is_given_what_it_reads
+from tests.support.manifests import Manifest
+
+__all__ = ("RULES", "complaints")
+
+Rule = Callable[[list[Manifest]], Iterator[str]]
+
+RULES: Final[tuple[Rule, ...]] = (
+    runs_without_rights,
+    asks_for_what_it_takes,
+    names_its_images,
+    is_probed,
+    ends_in_time,
+    leaves_proxies_time,
+    drains_its_gpus,
+    is_given_what_it_reads,
+    trusts_no_model,
+    refers_to_what_there_is,
+    names_ports_that_there_are,
+    asks_services_that_there_are,
+    lets_streams_last,
+    picks_somebody,
+    keeps_what_was_accepted,
+    scales_by_what_is_counted,
+    is_walled,
+)
+
+
+def complaints(objects: list[Manifest]) -> list[str]:
+    """All that is wrong; nothing, of what may be applied."""
+    return [f"{rule.__name__}: {each}" for rule in RULES for each in rule(objects)]

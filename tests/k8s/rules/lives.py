@@ -1,0 +1,112 @@
+"""How a pod begins, is asked how it is, and ends: by what its processes do, and how long that may take."""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from api.runs.prefer import LONGEST_WAIT_S
+from director.director import HAND_BACK_S, TELL_S
+from director.keeper.keeper import DRAIN_S
+from tests.k8s.rules.settings import director_settings
+from tests.support.manifests import Manifest, Pod, pods
+
+__all__ = (
+    "drains_its_gpus",
+    "ends_in_time",
+    "is_probed",
+    "leaves_proxies_time",
+)
+
+MODEL_ENDS_S: Final = 30
+SHUTDOWN_SAVES_S: Final = 120
+
+
+def is_probed(objects: list[Manifest]) -> Iterator[str]:
+    """Each process is, and none is killed for what another one lacks."""
+    for pod in pods(objects):
+        main = {each["name"] for each in pod.spec["containers"]}
+        for container in pod.containers:
+            wanted = (
+                ("startupProbe", "readinessProbe", "livenessProbe") if container["name"] in main else ("startupProbe",)
+            )
+            where = f"{pod.name} {container['name']}"
+            yield from (f"{where} has no {probe}" for probe in wanted if probe not in container)
+            yield from (f"{where}: {said}" for said in _wrong_probes(container))
+
+
+def _wrong_probes(container: Manifest) -> Iterator[str]:
+    for name in ("startupProbe", "livenessProbe"):
+        probe = container.get(name, {})
+        path = probe.get("httpGet", {}).get("path", "/livez")
+        if path == "/readyz" or (
+            name == "livenessProbe" and re.search(r"redis|valkey|readyz", str(probe.get("exec", "")))
+        ):
+            yield f"its {name} asks what it needs: an outage of Redis would restart it"
+        elif path == "/health-check":
+            yield f"its {name} is passed at once: Cog answers 200 whatever its status"
+        elif path != "/livez":
+            yield f"its {name} asks {path}, which nothing answers"
+    ready = container.get("readinessProbe", {})
+    if ready.get("httpGet", {}).get("path", "/readyz") != "/readyz":
+        yield "its readinessProbe asks nothing that it needs"
+    if container["name"] in ("redis", "sentinel") and "PONG" not in str(ready.get("exec", "")):
+        yield "its readinessProbe does not wait for PONG: it listens while it loads"
+
+
+def ends_in_time(objects: list[Manifest]) -> Iterator[str]:
+    """The kubelet waits longer than the longest thing that a process may be about."""
+    for pod in pods(objects):
+        needed = _needed_s(pod, objects)
+        if pod.spec.get("terminationGracePeriodSeconds", 30) < needed:
+            yield f"{pod.name} needs {needed:g} s to end"
+
+
+def _needed_s(pod: Pod, objects: list[Manifest]) -> float:
+    match pod.component:
+        case "director":
+            settings = director_settings(pod, objects)
+            return settings.drain_s + HAND_BACK_S + 2 * TELL_S + MODEL_ENDS_S if settings else 0
+        case "api":
+            return LONGEST_WAIT_S + _pre_stop_s(pod.container("api"))
+        case "keeper":
+            return DRAIN_S + 5
+        case "redis":
+            return SHUTDOWN_SAVES_S
+        case _:
+            return 0
+
+
+def leaves_proxies_time(objects: list[Manifest]) -> Iterator[str]:
+    """What takes callers goes on answering until nobody sends it any."""
+    for pod in pods(objects):
+        if pod.component == "api" and not _pre_stop_s(pod.container("api")):
+            yield f"{pod.name} ends while proxies still send it callers"
+
+
+def _pre_stop_s(container: Manifest) -> float:
+    command = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [])
+    return float(command[1]) if command[:1] == ["sleep"] else 0
+
+
+def drains_its_gpus(objects: list[Manifest]) -> Iterator[str]:
+    """A pool is rolled without a GPU to spare, and no run is cut off that may still end."""
+    for pod in pods(objects):
+        if pod.component != "director":
+            continue
+        rolling = pod.workload["spec"].get("strategy", {}).get("rollingUpdate", {})
+        if rolling.get("maxSurge") != 0 or not rolling.get("maxUnavailable"):
+            yield f"{pod.name} wants a GPU more while it is rolled: maxSurge 0"
+        settings = director_settings(pod, objects)
+        if settings is None:
+            continue
+        if settings.drain_s < settings.run_limit_s:
+            yield f"{pod.name} cuts runs off: DIRECTOR_DRAIN_S is below DIRECTOR_RUN_LIMIT_S"
+        sidecars = pod.spec.get("initContainers", [])
+        yield from (
+            f"{pod.name} {each['name']} is no sidecar: restartPolicy Always"
+            for each in sidecars
+            if each.get("restartPolicy") != "Always"
+        )
+        heeds_none = any("--await-explicit-shutdown" in str(each) for each in sidecars)
+        if heeds_none != settings.end_servers:
+            yield f"{pod.name}: DIRECTOR_END_SERVERS goes with --await-explicit-shutdown"

@@ -1,0 +1,117 @@
+"""What an installation promises: nothing accepted is lost, streams last, pools go by their queues, walls stand."""
+
+from collections.abc import Iterator
+from typing import Final
+from urllib.parse import urlsplit
+
+from api.runs.prefer import LONGEST_WAIT_S
+from director.core import keys
+from director.core.ids import queue_name
+from tests.k8s.rules.settings import director_settings
+from tests.support.manifests import Manifest, pods
+
+__all__ = (
+    "is_walled",
+    "keeps_what_was_accepted",
+    "lets_streams_last",
+    "scales_by_what_is_counted",
+)
+
+MIB: Final = {"Ki": 1 / 1024, "Mi": 1, "Gi": 1024}
+CLUSTER_WIDE: Final = ("Namespace", "StorageClass", "PersistentVolume")
+
+
+def keeps_what_was_accepted(objects: list[Manifest]) -> Iterator[str]:
+    """Redis writes before it answers, never evicts, has room for a rewrite of its log, and its disk outlives it."""
+    for pod in pods(objects):
+        if pod.component != "redis":
+            continue
+        volume = next(each for each in pod.spec["volumes"] if each["name"] == "config")
+        texts = next((each["data"] for each in objects if each["metadata"]["name"] == volume["configMap"]["name"]), {})
+        config = dict(line.partition(" ")[::2] for line in texts.get("redis.conf", "").splitlines() if line[:1] != "#")
+        wanted = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction", "dir": "/data"}
+        yield from (f"{pod.name}: {name} is not {value}" for name, value in wanted.items() if config.get(name) != value)
+        limit = _mib(pod.container("redis")["resources"]["limits"]["memory"])
+        if not 0.6 * limit <= float(config.get("maxmemory", "0mb").removesuffix("mb")) <= 0.75 * limit:
+            yield f"{pod.name}: maxmemory is not about 70 % of its limit"
+        if "user default off" not in texts.get("users.acl", ""):
+            yield f"{pod.name}: anybody may log in"
+        spec = pod.workload["spec"]
+        if spec.get("persistentVolumeClaimRetentionPolicy", {}).get("whenDeleted") != "Retain":
+            yield f"{pod.name}: its disk goes with it"
+        if not any(each["mountPath"] == "/data" for each in pod.container("redis")["volumeMounts"]):
+            yield f"{pod.name}: it keeps nothing"
+
+
+def _mib(quantity: str) -> float:
+    return float(quantity[:-2]) * MIB[quantity[-2:]]
+
+
+def lets_streams_last(objects: list[Manifest]) -> Iterator[str]:
+    """Whatever stands in front waits longer than `Prefer: wait`, holds no stream back, and sends nothing twice."""
+    wanted = {"proxy-buffering": "off", "proxy-next-upstream": "off", "proxy-request-buffering": "off"}
+    for each in objects:
+        where = f"{each['kind']}/{each['metadata']['name']}"
+        if each["kind"] == "Ingress":
+            told = {name.partition("/")[2]: value for name, value in each["metadata"]["annotations"].items()}
+            yield from (f"{where}: {name} is not {value}" for name, value in wanted.items() if told.get(name) != value)
+            if int(told.get("proxy-read-timeout", 60)) < LONGEST_WAIT_S + 5:
+                yield f"{where}: proxy-read-timeout cuts held answers off"
+        if each["kind"] == "HTTPRoute" and any(
+            rule.get("timeouts", {}).get("request") != "0s" for rule in each["spec"]["rules"]
+        ):
+            yield f"{where}: timeouts.request cuts event streams off"
+
+
+def scales_by_what_is_counted(objects: list[Manifest]) -> Iterator[str]:
+    """A pool is scaled by its own model's queue, by a number that is never a nought that nobody counted."""
+    services = {
+        (each["metadata"]["name"], each["metadata"]["namespace"]): each for each in objects if each["kind"] == "Service"
+    }
+    models = {pod.workload["metadata"]["name"]: pod for pod in pods(objects)}
+    for each in objects:
+        if each["kind"] != "ScaledObject":
+            continue
+        where = f"ScaledObject/{each['metadata']['name']}"
+        pod = models.get(each["spec"]["scaleTargetRef"]["name"])
+        if pod is None:
+            continue  # `refers_to_what_there_is` says it
+        if "replicas" in pod.workload["spec"]:
+            yield f"{where}: its Deployment has replicas, which an apply would put back"
+        settings = director_settings(pod, objects)
+        if settings is None:
+            continue
+        model, version = settings.model, settings.version or "0" * 64
+        for trigger in each["spec"]["triggers"]:
+            told = trigger["metadata"]
+            match trigger["type"]:
+                case "metrics-api":
+                    url = urlsplit(told["url"])
+                    service = services.get(tuple((url.hostname or "").split(".")[:2]))  # type: ignore[arg-type]
+                    if service is None or url.port not in {port["port"] for port in service["spec"]["ports"]}:
+                        yield f"{where}: nothing answers at {told['url']}"
+                    if url.path != f"/scale/{model}":
+                        yield f"{where}: {url.path} is not the queue of {model}"
+                case "redis":
+                    if told["listName"] != keys.live(queue_name(model, version)):
+                        yield f"{where}: {told['listName']} is not what `director scale --key {model}` prints"
+                case other:
+                    yield f"{where}: a trigger of the type {other} counts what is not the queue"
+
+
+def is_walled(objects: list[Manifest]) -> Iterator[str]:
+    """In one namespace, where nothing is allowed that is not written down."""
+    spaces = {each["metadata"]["name"]: each for each in objects if each["kind"] == "Namespace"}
+    for each in objects:
+        space = each["metadata"].get("namespace", "")
+        if each["kind"] not in CLUSTER_WIDE and space not in spaces:
+            yield f"{each['kind']}/{each['metadata']['name']} is in no namespace of ours"
+    if not any(
+        each["kind"] == "NetworkPolicy"
+        and each["spec"]["podSelector"] == {}
+        and set(each["spec"]["policyTypes"]) == {"Ingress", "Egress"}
+        and not each["spec"].get("ingress")
+        and not each["spec"].get("egress")
+        for each in objects
+    ):
+        yield "all traffic is allowed that nothing forbids"

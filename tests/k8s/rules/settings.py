@@ -1,0 +1,77 @@
+"""What a process is given is what it reads: its variables, their values, its command line."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Final
+
+from director.cli.main import made_parser
+from director.core.errors import DirectorError
+from director.core.settings import ApiSettings, CommonSettings, DirectorSettings, KeeperSettings, described, load
+from director.director import check_settings
+from tests.support.manifests import Manifest, Pod, environment, pods
+
+__all__ = (
+    "director_settings",
+    "is_given_what_it_reads",
+)
+
+SETTINGS: Final[dict[str, type[CommonSettings]]] = {
+    "api": ApiSettings,
+    "keeper": KeeperSettings,
+    "run": DirectorSettings,
+}
+# What else a container of ours may be given: of itself, not read by it
+BESIDE: Final = re.compile(r"REDIS_PASSWORD|SENTINEL_PASSWORD|UPLOAD_SECRET|AWS_\w+|OTEL_\w+")
+
+
+def is_given_what_it_reads(objects: list[Manifest]) -> Iterator[str]:
+    """Each variable is one that its process knows, with a value that it takes; each command line is one."""
+    everybody = {name for cls in SETTINGS.values() for name, _, _ in described(cls)}
+    for pod in pods(objects):
+        for container in pod.containers:
+            if not _is_ours(container):
+                continue
+            where = f"{pod.name} {container['name']}"
+            command = container.get("args", [])
+            cls = SETTINGS.get(command[0] if command else "")
+            if cls is None or not _parses(command):
+                yield f"{where}: `director {shlex.join(command)}` is no command line"
+                continue
+            known = {name for name, _, _ in described(cls)}
+            for each in container.get("env", []):
+                if each["name"] not in known and not BESIDE.fullmatch(each["name"]):
+                    yield f"{where}: {each['name']} is nothing that it reads"
+            try:
+                given = environment(container, objects)
+                settings = load(cls, given)
+                if isinstance(settings, DirectorSettings):
+                    check_settings(settings)
+                    _ = settings.policy
+            except DirectorError as exc:
+                yield f"{where}: {exc}"
+            except KeyError:
+                continue  # `refers_to_what_there_is` says it
+            else:
+                strange = {name for name in given if name.startswith("DIRECTOR_")} - everybody
+                yield from (f"{where}: {name} is nothing that anybody reads" for name in sorted(strange))
+
+
+def _is_ours(container: Manifest) -> bool:
+    return bool(re.search(r"(^|/)director(:|@)", container["image"]))
+
+
+def _parses(command: list[str]) -> bool:
+    try:
+        made_parser().parse_args(command)
+    except SystemExit:
+        return False
+    return True
+
+
+def director_settings(pod: Pod, objects: list[Manifest]) -> DirectorSettings | None:
+    """None where it would not start: `is_given_what_it_reads` and `refers_to_what_there_is` say so."""
+    try:
+        return load(DirectorSettings, environment(pod.container("director"), objects))
+    except (DirectorError, KeyError):
+        return None
