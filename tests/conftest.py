@@ -108,8 +108,13 @@ def driver(redis: Redis, scripts: Scripts, queue: QueueName) -> QueueDriver:
     return QueueDriver(redis, scripts, queue)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long is begun first; all else stays in its order."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What takes long is begun first; all else stays in its order. What makes no sense on this kind is left out."""
+    kind = config.getoption("redis_kind")
+    for item in items:
+        mark = item.get_closest_marker("not_on")
+        if mark is not None and kind in mark.args:
+            item.add_marker(pytest.mark.skip(reason=f"not on {kind}: {mark.kwargs['why']}"))
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 

@@ -135,7 +135,7 @@ class ClusterPool(BlockingConnectionPool):
         """Close the connections to every node."""
         self.doubt()
         await super().disconnect(inuse_connections)
-        for node in self._nodes.values():
+        for node in list(self._nodes.values()):
             await node.connection_pool.disconnect(inuse_connections)
 
     async def _masters(self) -> list[Address]:

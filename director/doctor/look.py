@@ -19,7 +19,7 @@ from director.core.gatherer import Gatherer
 from director.core.overview import Overview, Snapshot
 from director.core.owed import Owed
 from director.core.queues import Queues
-from director.core.redis_client import ask, describe
+from director.core.redis_client import ask, describe, servers
 from director.core.rights import refused
 from director.core.scripts import Scripts
 from director.core.settings import CommonSettings
@@ -59,11 +59,12 @@ class Look(Struct, frozen=True, kw_only=True):
 
 
 async def look(redis: Redis, settings: CommonSettings, clock: Clock) -> Look:
-    """Look at the server. Raises BackendUnavailable where it does not answer."""
-    untyped: Any = redis
-    info: dict[str, Any] = await ask(redis.info)
-    sha = await ask(lambda: redis.script_load(SCRIPT))
-    skew_s = await _skew_s(redis, clock)
+    """Look at the server, of a Cluster at one of its masters. Raises BackendUnavailable where it does not answer."""
+    one = (await ask(lambda: servers(redis)))[0]
+    untyped: Any = one
+    info: dict[str, Any] = await ask(one.info)
+    sha = await ask(lambda: one.script_load(SCRIPT))
+    skew_s = await _skew_s(one, clock)
     gatherer = Gatherer(redis)
     try:
         seen = await _service(redis, Scripts(gatherer), clock)
@@ -73,11 +74,11 @@ async def look(redis: Redis, settings: CommonSettings, clock: Clock) -> Look:
         address=describe(settings.redis_url),
         settings=settings,
         info=info,
-        config=await _config(redis),
-        refused=await refused(redis),
+        config=await _config(one),
+        refused=await refused(one),
         cluster=await ask(lambda: untyped.execute_command("CLUSTER INFO")) if info.get("cluster_enabled") else {},
-        ping_ms=[await _timed_ms(redis.ping) for _ in range(PINGS)],
-        script_ms=[await _timed_ms(lambda: redis.evalsha(sha, 0)) for _ in range(SCRIPTS)],
+        ping_ms=[await _timed_ms(one.ping) for _ in range(PINGS)],
+        script_ms=[await _timed_ms(lambda: one.evalsha(sha, 0)) for _ in range(SCRIPTS)],
         skew_s=skew_s,
         queues=len(seen.queues) + seen.more_queues,
         findings=seen.findings,

@@ -8,10 +8,13 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from director.core import keys
+from director.core.clock import SystemClock
 from director.core.durability import check
 from director.core.errors import BackendUnavailable, UnsafeBackend
 from director.core.redis_client import blocking_client, client, infos, servers
 from director.core.settings import CommonSettings
+from director.doctor.checks import examine
+from director.doctor.look import look
 from tests.support.clusters import RedisCluster, redis_cluster
 from tests.support.eventually import eventually
 from tests.support.kinds import whole
@@ -179,6 +182,13 @@ async def test_the_weakest_master_says_what_is_promised(server: RedisCluster, re
             await check(redis, CommonSettings())
     finally:
         await weak.config_set("appendfsync", "always")
+
+
+async def test_doctor_finds_it_well(server: RedisCluster, redis: Redis) -> None:
+    answers = examine(await look(redis, CommonSettings(redis_url=server.url), SystemClock()))
+    told = {answer.check: answer for answer in answers}
+    assert told["cluster"].found == "16384 slots"
+    assert [answer for answer in answers if answer.verdict == "fail"] == []
 
 
 async def test_a_crowd_asks_once_who_has_what(server: RedisCluster) -> None:

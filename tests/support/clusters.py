@@ -55,9 +55,15 @@ class RedisCluster:
         raise LookupError(f"no server has {key}")
 
     def move(self, key: str) -> None:
-        """Let the next master have the slot of this key, all at once for whoever asks."""
+        """Let the next master have the slot of this key."""
         with self.moving(key):
             pass
+
+    def move_at_once(self, key: str) -> None:
+        """Begin to: Valkey 9 moves the slot behind the scenes, and its new master has it when it has all of it."""
+        slot, here = key_slot(key.encode()), self.serving(key)
+        there = _ask(self._next(here), "CLUSTER", "MYID")
+        _ask(here, "CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", there)
 
     @contextmanager
     def moving(self, key: str) -> Iterator[Callable[[int], int]]:
@@ -66,7 +72,7 @@ class RedisCluster:
         What is left moves at the end.
         """
         slot, here = key_slot(key.encode()), self.serving(key)
-        there = self.masters[(self.masters.index(here) + 1) % MASTERS]
+        there = self._next(here)
 
         def move(most: int) -> int:
             names = _ask(here, "CLUSTER", "GETKEYSINSLOT", slot, most)
@@ -85,6 +91,9 @@ class RedisCluster:
     @property
     def _proof(self) -> tuple[str, ...]:
         return ("AUTH2", "admin", "admin") if self._guarded else ()
+
+    def _next(self, server: RedisServer) -> RedisServer:
+        return self.masters[(self.masters.index(server) + 1) % MASTERS]
 
     def _at(self, port: int) -> RedisServer:
         return next(server for server in (*self.masters, *self.replicas) if server.port == port)
