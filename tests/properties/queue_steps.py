@@ -24,8 +24,8 @@ from director.core.scripts import Scripts
 from tests.properties.books import Books, read_books
 from tests.properties.breaker_model import COOL_MS
 from tests.properties.queue_model import ATTEMPTS, LEASE_MS, Model, Prediction, Tenant
+from tests.support.kinds import Mortal, whole
 from tests.support.queue_driver import MODEL, START_MS, VERSION, QueueDriver
-from tests.support.servers import RedisServer
 
 __all__ = ("TENANTS", "WHICH", "WHO", "WISHES", "QueueSteps", "Wish", "policy")
 
@@ -72,7 +72,7 @@ class QueueSteps(RuleBasedStateMachine):
     claim looks at.
     """
 
-    def __init__(self, server: RedisServer, *, scan: int) -> None:
+    def __init__(self, server: Mortal, *, scan: int) -> None:
         super().__init__()
         self.server = server
         self.scan = scan
@@ -84,7 +84,7 @@ class QueueSteps(RuleBasedStateMachine):
         self.do(self._open())
 
     async def _open(self) -> None:
-        self.redis = client(self.server.url)  # ours, to look with; the scripts' connections mend themselves
+        self.redis = whole(self.server.admin_url)  # ours, to look with; the scripts' connections mend themselves
         await self.redis.flushall()
         self.gatherer = Gatherer(client(self.server.url))
         self.scripts = Scripts(self.gatherer)

@@ -10,18 +10,24 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from director.core import gatherer as gathering
 from tests.properties.queue_machine import QueueMachine
-from tests.support.servers import Kind, RedisServer, redis_server
+from tests.support.kinds import Cut, Mortal, started
+from tests.support.servers import Kind, redis_server
 
 SCAN: Final = 64
 FEW: Final = 5
 
 
 @pytest.fixture(scope="module", params=["valkey", pytest.param("redis7", marks=pytest.mark.redis7)])
-def own_server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+def own_server(request: pytest.FixtureRequest) -> Iterator[Mortal]:
     """One that nobody else uses: it is killed. What it was told is in the kernel's hands by then, synced or not."""
-    kind: Kind = request.param
-    with redis_server(kind, config={"appendfsync": "no"}) as started:
-        yield started
+    named = request.config.getoption("redis_kind")
+    if named in ("cluster", "sentinel"):
+        with started(named) as several:
+            yield Cut(several)
+    else:
+        kind: Kind = named if request.param == "valkey" else request.param
+        with redis_server(kind, config={"appendfsync": "no"}) as alone:
+            yield alone
 
 
 def edit(monkeypatch: pytest.MonkeyPatch, wanted: str, instead: str, *, script: str = "") -> None:
@@ -59,12 +65,12 @@ def scan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
     return bound
 
 
-def test_any_order_of_anything_loses_doubles_and_strands_nothing(own_server: RedisServer, scan: int) -> None:
+def test_any_order_of_anything_loses_doubles_and_strands_nothing(own_server: Mortal, scan: int) -> None:
     run_state_machine_as_test(lambda: QueueMachine(own_server, scan=scan), settings=BOUNDED)
 
 
 @pytest.mark.heavy
-def test_any_order_of_anything_at_length(own_server: RedisServer, scan: int) -> None:
+def test_any_order_of_anything_at_length(own_server: Mortal, scan: int) -> None:
     """Another walk each time."""
     longer = settings(BOUNDED, max_examples=200, stateful_step_count=80, derandomize=False, print_blob=True)
     run_state_machine_as_test(lambda: QueueMachine(own_server, scan=scan), settings=longer)
@@ -161,10 +167,11 @@ QUICK = (
 )
 
 
+@pytest.mark.not_on("cluster", "sentinel", why="whether this test finds a fault is no question of the server")
 @pytest.mark.parametrize(
     "fault", [*QUICK, *(pytest.param(name, marks=pytest.mark.heavy) for name in FAULTS if name not in QUICK)]
 )
-def test_it_bites(own_server: RedisServer, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+def test_it_bites(own_server: Mortal, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     wanted, instead, script, scan = FAULTS[fault]
     edit(monkeypatch, wanted, instead, script=script)
     if scan == FEW:

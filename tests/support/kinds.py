@@ -11,12 +11,12 @@ from typing import Any, Final, Literal, Protocol
 from redis.asyncio import Redis
 
 from director.core.cluster import Cluster
-from director.core.redis_client import client
+from director.core.redis_client import client, servers
 from tests.support.clusters import redis_cluster
 from tests.support.sentinels import failover_group
 from tests.support.servers import redis_server
 
-__all__ = ("KINDS", "RedisKind", "Started", "started", "whole")
+__all__ = ("KINDS", "Cut", "Mortal", "RedisKind", "Started", "started", "whole")
 
 RedisKind = Literal["valkey", "redis7", "sentinel", "cluster"]
 
@@ -29,6 +29,34 @@ class Started(Protocol):
 
     @property
     def admin_url(self) -> str: ...
+
+
+class Mortal(Started, Protocol):
+    """One that can be killed, and started again on its data."""
+
+    def kill(self) -> None: ...
+
+    def start(self) -> None: ...
+
+
+class Cut:
+    """In place of a death that takes several servers seconds to get over, each connection to them is cut."""
+
+    def __init__(self, server: Started) -> None:
+        self.url = server.url
+        self.admin_url = server.admin_url
+
+    def kill(self) -> None:
+        """Lose every connection."""
+        asyncio.run(self._cut())
+
+    def start(self) -> None:
+        """They were there all the time."""
+
+    async def _cut(self) -> None:
+        async with client(self.admin_url) as redis:
+            for server in await servers(redis):
+                await server.client_kill_filter(_type="normal", skipme=True)
 
 
 # So long that no busy machine is taken for a dead master

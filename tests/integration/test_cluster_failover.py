@@ -1,0 +1,182 @@
+"""A Cluster under a service at work: a master dies, a slot moves, a part is gone. Nothing accepted is lost by it."""
+
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.accounts import Accounts
+from director.core.errors import BackendUnavailable
+from director.core.gatherer import Gatherer
+from director.core.redis_client import client
+from director.core.scripts import Scripts
+from tests.support.api import live_api
+from tests.support.clusters import RedisCluster, redis_cluster
+from tests.support.cog import cog_server, write_model
+from tests.support.eventually import eventually
+from tests.support.live_director import Caller, director_process, keeper_process
+from tests.support.queue_driver import ACCOUNT, MODEL
+
+pytestmark = [pytest.mark.anyio, pytest.mark.cog, pytest.mark.heavy]
+
+LIMIT_S = 90.0
+PAUSE_S = 0.02
+SOURCE = """
+    from cog import BasePredictor
+
+    class Predictor(BasePredictor):
+        def predict(self, text: str = "a") -> str:
+            return text
+"""
+
+
+class Asker:
+    """Asks without a pause, and notes what was answered; a key for each, so that what was lost is asked again."""
+
+    def __init__(self, http: httpx.AsyncClient, caller: Caller) -> None:
+        self.caller = caller
+        self.accepted: list[str] = []
+        self.answers: Counter[int] = Counter()
+        self._http = http
+        self._is_over = False
+
+    async def run(self) -> None:
+        number = 0
+        while not self._is_over:
+            number += 1
+            await self.ask(f"text {number}")
+            await anyio.sleep(PAUSE_S)
+
+    def end(self) -> None:
+        self._is_over = True
+
+    async def ask(self, text: str) -> None:
+        """Until it is accepted, as a client that heeds Retry-After does it."""
+        body, headers = {"input": {"text": text}}, {"idempotency-key": text}
+        with anyio.fail_after(LIMIT_S):
+            while True:
+                answer = await self._http.post(f"/models/{MODEL}/predictions", json=body, headers=headers)
+                self.answers[answer.status_code] += 1
+                if answer.status_code != 503:
+                    assert answer.status_code == 201, answer.text
+                    self.accepted.append(answer.json()["id"])
+                    return
+                assert int(answer.headers["retry-after"]) >= 1
+                await anyio.sleep(0.1)
+
+    async def more(self, count: int) -> None:
+        """Wait until so many more were accepted."""
+        wanted = len(self.accepted) + count
+        await eventually(lambda: len(self.accepted) >= wanted, f"{count} more are accepted", limit_s=LIMIT_S)
+
+    async def all_succeeded(self) -> None:
+        """Each that was accepted, once."""
+        assert len(set(self.accepted)) == len(self.accepted)
+        for prediction in self.accepted:
+            await eventually(lambda it=prediction: self._has_ended(it), f"{prediction} ended", limit_s=LIMIT_S)
+            answer = await self._http.get(f"/predictions/{prediction}")
+            assert answer.json()["status"] == "succeeded", answer.text
+        await self.caller.nothing_is_left()
+
+    async def _has_ended(self, prediction: str) -> bool:
+        try:
+            stored = await self.caller.scripts.get(prediction)  # type: ignore[arg-type]
+        except BackendUnavailable:
+            return False
+        return stored is not None and stored.record.is_terminal
+
+
+@asynccontextmanager
+async def at_work(cluster: RedisCluster, folder: Path) -> AsyncGenerator[Asker]:
+    """API, keeper and director as processes, and somebody who asks all the time."""
+    redis = client(cluster.url)
+    gatherer = Gatherer(redis)
+    caller = Caller(redis, Scripts(gatherer))
+    try:
+        token = await Accounts(redis).create_token(ACCOUNT)
+        headers = {"authorization": f"Bearer {token}"}
+        async with (
+            cog_server(write_model(folder, SOURCE)) as cog,
+            live_api(cluster.url) as api,
+            keeper_process(cluster.url, lease_s=3, health_port=0),
+            director_process(cluster.url, cog, lease_s=3) as director,
+            httpx.AsyncClient(base_url=f"{api.url}/v1", headers=headers, timeout=LIMIT_S, trust_env=False) as http,
+            anyio.create_task_group() as tasks,
+        ):
+            await eventually(lambda: director.said("model registered"), "a director serves it", limit_s=LIMIT_S)
+            asker = Asker(http, caller)
+            tasks.start_soon(asker.run)
+            await asker.more(10)
+            yield asker
+            asker.end()
+        await gatherer.aclose()
+    finally:
+        await redis.aclose()
+
+
+async def replicated(redis: Redis) -> bool:
+    """Has its replica all that this master has?"""
+    found = await redis.info("replication")
+    return found["slave0"]["offset"] == found["master_repl_offset"]
+
+
+async def test_a_master_dies_and_its_replica_takes_over(tmp_path: Path) -> None:
+    with redis_cluster(replicas=True) as cluster:
+        async with at_work(cluster, tmp_path / "model") as asker:
+            meta = keys.meta(asker.caller.queue)
+            master = cluster.serving(meta)
+            asker.end()
+            await asker.all_succeeded()
+            node = await asker.caller.redis.slots.serving(meta)
+            await eventually(lambda: replicated(node), "all is replicated", limit_s=LIMIT_S)
+            master.kill()
+            await asker.ask("while it is away")
+            for number in range(20):
+                await asker.ask(f"later {number}")
+            await asker.all_succeeded()
+            assert cluster.serving(meta) in cluster.replicas
+            assert asker.answers[503] > 0, "it was away, and said so"
+            assert set(asker.answers) == {201, 503}
+
+
+@pytest.mark.parametrize("how", ["key by key", "at once"])
+async def test_a_slot_moves_under_load(tmp_path: Path, how: str) -> None:
+    with redis_cluster() as cluster:
+        async with at_work(cluster, tmp_path / "model") as asker:
+            meta = keys.meta(asker.caller.queue)
+            before = cluster.serving(meta)
+            if how == "at once":
+                cluster.move_at_once(meta)
+                await eventually(lambda: cluster.serving(meta) is not before, "it has moved", limit_s=LIMIT_S)
+            else:
+                with cluster.moving(meta) as move:
+                    for _ in range(20):
+                        move(5)
+                        await anyio.sleep(0.05)
+            assert cluster.serving(meta) is not before
+            await asker.more(20)
+            asker.end()
+            await asker.all_succeeded()
+            assert set(asker.answers) <= {201, 503}
+            assert (asker.answers[503] > 0) == (how == "key by key")
+
+
+async def test_a_part_without_a_master_is_away_and_comes_back(tmp_path: Path) -> None:
+    with redis_cluster() as cluster:
+        async with at_work(cluster, tmp_path / "model") as asker:
+            master = cluster.serving(keys.meta(asker.caller.queue))
+            master.kill()
+            await eventually(lambda: asker.answers[503] > 5, "it says that it is away", limit_s=LIMIT_S)
+            with pytest.raises(BackendUnavailable):
+                await asker.caller.scripts.stats(asker.caller.queue)
+            master.start()
+            await asker.more(20)
+            asker.end()
+            await asker.all_succeeded()
+            assert set(asker.answers) == {201, 503}
