@@ -91,7 +91,12 @@ def _names(text: str) -> list[str]:
 
 def _run(given: argparse.Namespace) -> int:
     found = _measure(given)
-    print(targets_table(latest(read(given.results))), flush=True)
+    known = latest(read(given.results))
+    print(targets_table(known))
+    print(
+        f"of {len(known)} benches, measured from {min((one.at for one in known.values()), default='now')} on",
+        flush=True,
+    )
     return 0 if set(found) == set(given.only) else 1
 
 

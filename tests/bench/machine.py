@@ -3,14 +3,17 @@
 import os
 import platform
 import subprocess
+import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
-from tests.bench.results import Machine
+from tests.bench.results import Load, Machine
 
-__all__ = ("commit", "load", "machine", "now")
+__all__ = ("Load", "commit", "load", "machine", "now")
 
-ROOT = Path(__file__).parents[2]
+ROOT: Final = Path(__file__).parents[2]
+LOOK_S: Final = 0.5
 
 
 def machine(redis: str) -> Machine:
@@ -30,13 +33,23 @@ def commit() -> str:
     return f"{head}+" if changed else head
 
 
-def load() -> float:
-    """The load average of the last minute."""
-    return round(os.getloadavg()[0], 2)
+def load() -> Load:
+    """The load average, in which what has just ended still is, and how many cores others keep busy now."""
+    before = _cpu_ticks()
+    time.sleep(LOOK_S)
+    after = _cpu_ticks()
+    busy, whole = (now - then for now, then in zip(after, before, strict=True))
+    return Load(average=round(os.getloadavg()[0], 2), busy=round((os.cpu_count() or 1) * busy / max(1, whole), 2))
 
 
 def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _cpu_ticks() -> tuple[int, int]:
+    """Of all cores so far: in use, and all."""
+    ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)  # but for idle, and waiting for a disk
 
 
 def _cpu() -> str:

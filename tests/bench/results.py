@@ -13,9 +13,10 @@ from msgspec import Struct, field
 
 from tests.bench.ratios import Ratio, ratio
 
-__all__ = ("OURS", "Machine", "Measured", "Result", "append", "latest", "pooled", "read")
+__all__ = ("OURS", "Load", "Machine", "Measured", "Result", "append", "latest", "pooled", "read")
 
 OURS: Final = "ours"
+MOST_BUSY: Final = 0.3
 
 
 class Machine(Struct, frozen=True, kw_only=True):
@@ -26,6 +27,16 @@ class Machine(Struct, frozen=True, kw_only=True):
     kernel: str
     python: str
     redis: str
+
+
+class Load(Struct, frozen=True, kw_only=True):
+    """What else went on: the machine's load average, and the cores that others kept busy while no bench ran."""
+
+    average: float
+    busy: float
+
+    def __str__(self) -> str:
+        return f"{self.average:g} ({self.busy:g} cores busy)"
 
 
 class Measured(Struct, frozen=True, kw_only=True):
@@ -64,11 +75,16 @@ class Result(Struct, frozen=True, kw_only=True):
     at: str
     commit: str
     machine: Machine
-    load: tuple[float, float]
+    load: tuple[Load, Load]
     took_s: float
     durability: dict[str, str]
     figures: list[Measured] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)  # side → why it was not measured
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Others wanted so much of the machine, before or after, that nothing should be concluded from it."""
+        return max(load.busy for load in self.load) > MOST_BUSY
 
     def figure(self, name: str) -> Measured | None:
         return next((figure for figure in self.figures if figure.name == name), None)

@@ -22,7 +22,7 @@ from tests.bench.benches.options import Found, Options
 from tests.bench.benches.queue import depth, fairness
 from tests.bench.benches.recovery import recovery
 from tests.bench.benches.streaming import streaming
-from tests.bench.machine import commit, load, machine, now
+from tests.bench.machine import Load, commit, load, machine, now
 from tests.bench.results import Result, append
 from tests.bench.tables import measured
 
@@ -65,7 +65,7 @@ def run(names: Sequence[str], options: Options, keep: Path) -> dict[str, Result]
     return found
 
 
-def told_of(name: str, found: Found, *, load_before: float, began: float) -> Result:
+def told_of(name: str, found: Found, *, load_before: Load, began: float) -> Result:
     """What was found, with where and when."""
     return Result(
         bench=name,

@@ -21,8 +21,8 @@ def measured(result: Result) -> str:
         f"  {result.at}, {result.commit}, {result.machine.redis}, {result.took_s:.0f} s, "
         f"load {before} → {after} on {result.machine.cores} CPUs; durability {_durability(result)}",
     ]
-    if before > result.machine.cores:
-        lines.append("  THE MACHINE WAS BUSY BEFORE IT BEGAN: conclude nothing from this")
+    if result.is_doubtful:
+        lines.append("  THE MACHINE WAS BUSY WITH SOMETHING ELSE: conclude nothing from this")
     for figure in result.figures:
         lines.append(f"  {figure.name}{f', {figure.unit}' if figure.unit else ''}")
         lines += [_side(figure, side, values) for side, values in figure.rounds.items()]
@@ -72,7 +72,8 @@ def about(result: Result) -> str:
     cpu = f"{result.machine.cores} × {result.machine.cpu}"
     facts = [result.at[:10], f"commit {result.commit}", cpu, result.machine.redis, f"durability {_durability(result)}"]
     left_out = "".join(f" Left out: {side} ({why})." for side, why in result.left_out.items())
-    return f"{', '.join(facts)}, load {result.load[0]} before, {result.load[1]} after.{left_out}"
+    doubt = " **The machine was busy with something else.**" if result.is_doubtful else ""
+    return f"{', '.join(facts)}, load {result.load[0]} before, {result.load[1]} after.{doubt}{left_out}"
 
 
 def put_into(text: str, name: str, table: str) -> str:

@@ -67,9 +67,7 @@ def _complaints(logs: Path) -> Iterator[str]:
         for line in (logs / f"{name}.log").read_text().splitlines():
             try:
                 entry = msgspec.json.decode(line, type=dict[str, object])
-            except (
-                msgspec.DecodeError
-            ):  # of a process that dies by itself; or the half line of one that was killed
+            except msgspec.DecodeError:  # of a process that dies by itself; or the half line of one that was killed
                 if not line.startswith("{"):
                     yield f"{name}: {line}"
                 continue

@@ -4,7 +4,7 @@ import pytest
 
 from tests.bench.__main__ import KEPT, tables_of
 from tests.bench.capacity import INPUTS, Inputs, Plan, capacity, inputs_of, table
-from tests.bench.results import Machine, Measured, Result, latest, read
+from tests.bench.results import Load, Machine, Measured, Result, latest, read
 from tests.bench.tables import put_into
 
 INPUT = Inputs(
@@ -27,7 +27,7 @@ def measured(bench: str, names: list[str]) -> Result:
         at="2026-01-01T00:00:00+00:00",
         commit="abc",
         machine=Machine(cpu="made up", cores=2, kernel="6", python="3.11", redis="valkey 9"),
-        load=(0, 0),
+        load=(Load(average=0, busy=0), Load(average=0, busy=0)),
         took_s=1,
         durability={},
         figures=[Measured(name=name, unit="", rounds={"ours": [90.0, 100.0, 120.0]}) for name in names],

@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.bench.benches.drain import pace
 from tests.bench.judge import changes, told
 from tests.bench.ratios import ratio, spread
-from tests.bench.results import Machine, Measured, Result, append, latest, pooled, read
-from tests.bench.tables import pace_table, peers_table, put_into, targets_table
+from tests.bench.results import Load, Machine, Measured, Result, append, latest, pooled, read
+from tests.bench.tables import measured, pace_table, peers_table, put_into, targets_table
 from tests.bench.targets import TARGETS, Target, verdict
 
 MACHINE = Machine(cpu="made up", cores=2, kernel="6", python="3.11", redis="valkey 9")
@@ -22,7 +23,7 @@ def result(*figures: Measured, bench: str = "drain", at: str = "2026-01-01T00:00
         at=at,
         commit="abc",
         machine=MACHINE,
-        load=(0.1, 1.9),
+        load=(Load(average=0.1, busy=0), Load(average=1.9, busy=0.2)),
         took_s=1,
         durability={"ours": "memory", "prototype": "memory"},
         figures=list(figures),
@@ -157,6 +158,14 @@ def test_the_tables_name_every_target_and_every_side() -> None:
     assert "| drain | ≥ 0.6 × prototype | 0.70 (0.70–0.70) × | reached |" in targets
     assert peers_table(results).splitlines()[2:4] == ["| prototype | 100 | 0.70 (0.70–0.70) × |", "| ours | 70 |  |"]
     assert pace_table(results).splitlines()[3] == "| **Director** | 70 |  |"
+
+
+def test_what_was_measured_beside_something_else_says_so() -> None:
+    quiet, busy = paced(1, 1, 1, 1, 1), Load(average=0.1, busy=0.4)
+    doubtful = msgspec.structs.replace(quiet, load=(quiet.load[0], busy))
+    assert "busy with something else" in pace_table({"drain": doubtful})
+    assert "BUSY" in measured(doubtful)
+    assert "busy with something else" not in pace_table({"drain": quiet})
 
 
 def test_a_table_is_put_between_its_marks() -> None:

@@ -4,6 +4,7 @@ All of it waits before anybody begins. The model server notes when each run came
 pace from the tenth of them to the ninth tenth, so that no side pays for its start. Every side keeps results.
 """
 
+import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
@@ -58,7 +59,7 @@ async def drain(options: Options) -> Found:
             for side in [side for side in sides if side.name not in left_out]:
                 try:
                     drained = await _drained(side, options, model, server)
-                except (ChildProcessError, TimeoutError, OSError) as exc:
+                except (OSError, ValueError, subprocess.SubprocessError) as exc:
                     if side.name == OURS:
                         raise
                     left_out[side.name] = str(exc).strip().splitlines()[-1][:200]
