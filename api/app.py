@@ -19,7 +19,7 @@ from api.dashboard.page import elsewhere
 from api.handlers import EXCEPTION_HANDLERS
 from api.metering import Metering, Meters
 from api.parts import State
-from api.routes import PAGES, PROBES, ROUTES, Handler
+from api.routes import INTERNAL, PAGES, PROBES, ROUTES, Handler
 from api.sites.running import Plan, all_running
 from api.urls import proxy_networks
 from director.core.clock import Clock, SystemClock
@@ -57,6 +57,7 @@ def create_app(
 
     routes = [_route(base + path, handlers) for base in BASES for path, handlers in _by_path().items()]
     routes += [Route(path, handler, methods=["GET"]) for path, handler in PROBES]
+    routes += [Route(path, handler, methods=[method]) for method, path, handler in INTERNAL]
     routes += [Route(path, handler, methods=["GET"]) for path, handler in PAGES]
     templates = {route.endpoint: _template(route.path) for route in routes}
     metering = Middleware(Metering, meters=meters, routes=templates)

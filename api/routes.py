@@ -12,7 +12,7 @@ from starlette.responses import Response
 from api import accounts, health
 from api.catalogue import collections, deployments, models, search, versions
 from api.dashboard import page
-from api.files import files, outputs
+from api.files import files, ours, outputs
 from api.openapi import served
 from api.operators import accounts as admin_accounts
 from api.operators import audit as admin_audit
@@ -27,7 +27,7 @@ from api.operators import queues as admin_queues
 from api.runs import batches, events, listing, predictions, procedures, trainings, webhooks
 from api.streams import streams
 
-__all__ = ("PAGES", "PROBES", "ROUTES", "Handler")
+__all__ = ("INTERNAL", "PAGES", "PROBES", "ROUTES", "Handler")
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -120,6 +120,12 @@ PROBES: Final[tuple[tuple[str, Handler], ...]] = (
     ("/livez", health.livez),
     ("/readyz", health.readyz),
     ("/metrics", admin_metrics.get_metrics),
+)
+# For our own directors, without the bases: no caller has use for them
+INTERNAL: Final[tuple[tuple[str, str, Handler], ...]] = (
+    ("GET", "/internal/files", ours.look_at_files),
+    ("PUT", "/internal/outputs/{name}", ours.put_output),
+    ("DELETE", "/internal/predictions/{id}/outputs", ours.delete_outputs),
 )
 # For browsers, without the bases
 PAGES: Final[tuple[tuple[str, Handler], ...]] = (

@@ -19,8 +19,8 @@ from director.core.gatherer import Gatherer
 from director.core.metrics.pulse import Pulse
 from director.core.redis_client import blocking_client, client
 from director.core.settings import DirectorSettings
-from director.core.stores.choose import store_in
-from director.core.stores.store import FileStore
+from director.core.stores.choose import output_store_in
+from director.core.stores.store import OutputStore
 from director.core.tracing import Tracing, tracing_of
 from director.health import Health, serve_http
 from director.metering import Metering
@@ -46,7 +46,7 @@ class Shared(Struct, frozen=True, kw_only=True):
     moderator: Moderator | None
     metering: Metering
     tracing: Tracing
-    store: FileStore | None
+    store: OutputStore | None
 
 
 @asynccontextmanager
@@ -67,7 +67,7 @@ async def connections(
     gatherer = Gatherer(redis, meter=metering.redis)
     tracing = tracing or tracing_of("director", accounts=settings.trace_accounts)
     try:
-        store = store_in(settings.files_dir, redis, clock, url=settings.files_url, writes=True)
+        store = output_store_in(settings.files_dir, redis, clock, url=settings.files_url)
         yield Shared(
             gatherer=gatherer,
             waits=waits,

@@ -2,7 +2,7 @@
 
 The secret behind them is one for all processes, made in Redis by whoever needs it first. Never tells why a signature is
 not good, and knows nothing of what is at an address. What is signed of an output has a line break and no space, what is
-signed of a caller's file has spaces and no line break: neither's signature is good for the other.
+signed of a caller's file has spaces and no line break, and an order has both: no signature is good for another's.
 """
 
 import base64
@@ -64,6 +64,20 @@ class Links:
         """As `are_good`, for the address of a caller's file."""
         right = _download_signature(await self._known(), owner, file_id, expiry)
         return _is_right(right, signature) and self._is_to_come(expiry)
+
+    async def order(self, verb: str, what: str, *, expires_s: int) -> str:
+        """The query by which one of our own processes does this to an output's files at the API until then.
+
+        Raises BackendUnavailable while the secret is not known.
+        """
+        signature = _signature(await self._known(), f"{verb} {what}", str(expires_s))
+        return urlencode({"expires": expires_s, "signature": signature})
+
+    async def is_ordered(self, verb: str, what: str, *, expires: str, signature: str) -> bool:
+        """Was this signed by us, and is it not over? Raises BackendUnavailable while that cannot be known."""
+        return _is_right(_signature(await self._known(), f"{verb} {what}", expires), signature) and self._is_to_come(
+            expires
+        )
 
     def _is_to_come(self, expires: str) -> bool:
         return int(expires) * 1000 > self._clock.now_ms()  # a number, since we signed it

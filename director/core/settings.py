@@ -72,8 +72,9 @@ class CommonSettings(Struct, frozen=True, kw_only=True):
     files_url: Annotated[
         str,
         Meta(
-            pattern=r"^$|^s3://\S+$",
-            description="Bucket for files instead of a folder: s3://bucket/prefix?endpoint=…&region=….",
+            pattern=r"^$|^(s3|https?)://\S+$",
+            description="Bucket for files instead of a folder: s3://bucket/prefix?endpoint=…&region=…. "
+            "Of directors also the API, which has the folder: http://api:8080.",
         ),
     ] = ""
 

@@ -21,7 +21,7 @@ from director.core.redis_client import ask, text
 from director.core.removal import Removal
 from director.core.schema import Record
 from director.core.stores.names import FileName
-from director.core.stores.store import FileStore
+from director.core.stores.store import OutputStore
 
 __all__ = ("Trained", "TrainedVersions", "whose_weights_are_kept")
 
@@ -39,7 +39,7 @@ class Trained(Struct, frozen=True):
 class TrainedVersions:
     """All methods raise BackendUnavailable while Redis cannot answer. `store`: of the files of outputs, if any is."""
 
-    def __init__(self, redis: Redis, catalog: Catalog, removal: Removal, *, store: FileStore | None) -> None:
+    def __init__(self, redis: Redis, catalog: Catalog, removal: Removal, *, store: OutputStore | None) -> None:
         self._redis: Any = redis  # its types say str or bytes, and ours answers in bytes
         self._catalog = catalog
         self._removal = removal

@@ -19,7 +19,7 @@ from director.core.clock import Clock
 from director.core.ids import FileId, is_file_id
 from director.core.schema import Record
 from director.core.stores.names import FileName
-from director.core.stores.store import FileStore
+from director.core.stores.store import OutputStore
 
 __all__ = ("FileInputs", "filled", "moved", "named")
 
@@ -34,7 +34,7 @@ FETCH_S: Final = 60.0  # a server fetches before it runs
 class FileInputs:
     """One for all of a director's claims. `base`: where model servers reach the API; empty: where callers do."""
 
-    def __init__(self, store: FileStore, files: CallerFiles, clock: Clock, *, base: str, run_limit_s: float) -> None:
+    def __init__(self, store: OutputStore, files: CallerFiles, clock: Clock, *, base: str, run_limit_s: float) -> None:
         self._store = store
         self._files = files
         self._clock = clock

@@ -20,7 +20,7 @@ from director.core.schema import Record
 from director.core.scripts import Scripts
 from director.core.states import WebhookEvent
 from director.core.stores.names import FileName, file_name, name_of
-from director.core.stores.store import FileStore
+from director.core.stores.store import OutputStore
 from director.runners.runner import ServerFile
 from director.runs.media import DataUri
 
@@ -48,7 +48,7 @@ class Storing:
     """
 
     def __init__(
-        self, store: FileStore, scripts: Scripts, clock: Clock, *, run_limit_s: float, data_ttl_s: float
+        self, store: OutputStore, scripts: Scripts, clock: Clock, *, run_limit_s: float, data_ttl_s: float
     ) -> None:
         self._store = store
         self._scripts = scripts

@@ -8,7 +8,7 @@ import logging
 from typing import Final
 
 from director.core.clock import Clock
-from director.core.stores.store import FileStore
+from director.core.stores.store import OutputStore
 
 __all__ = ("StoreCheck",)
 
@@ -22,7 +22,7 @@ LONGEST_S: Final = 1.5  # below what a probe of a process waits
 class StoreCheck:
     """One store's, for one process."""
 
-    def __init__(self, store: FileStore, clock: Clock) -> None:
+    def __init__(self, store: OutputStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self._reason = ""

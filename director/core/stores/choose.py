@@ -8,9 +8,20 @@ from director.core.clock import Clock
 from director.core.errors import SettingsError
 from director.core.links import Links
 from director.core.stores.local import LocalFiles
-from director.core.stores.store import FileStore
+from director.core.stores.store import FileStore, OutputStore
+from director.core.stores.through_api import ApiFiles
 
-__all__ = ("store_in",)
+__all__ = ("output_store_in", "store_in")
+
+
+def output_store_in(folder: str, redis: Redis, clock: Clock, *, url: str = "") -> OutputStore | None:
+    """Where a director puts files: to the API, where the URL is one of it, else where the others have them.
+
+    Raises as `store_in` does.
+    """
+    if _is_api(url):
+        return ApiFiles(url.rstrip("/"), Links(redis, clock), clock)
+    return store_in(folder, redis, clock, url=url, writes=True)
 
 
 def store_in(folder: str, redis: Redis, clock: Clock, *, url: str = "", writes: bool = False) -> FileStore | None:
@@ -18,6 +29,10 @@ def store_in(folder: str, redis: Redis, clock: Clock, *, url: str = "", writes: 
 
     Raises SettingsError where there is no such store, or one that it `writes` and cannot.
     """
+    if _is_api(url):
+        raise SettingsError(
+            "DIRECTOR_FILES_URL: only a director puts files to the API, which itself needs a folder or a bucket."
+        )
     if url:
         try:
             from director.core.stores.s3 import S3Files, bucket_of
@@ -30,3 +45,7 @@ def store_in(folder: str, redis: Redis, clock: Clock, *, url: str = "", writes: 
     if writes:
         store.prepare()
     return store
+
+
+def _is_api(url: str) -> bool:
+    return url.startswith(("http://", "https://"))

@@ -13,7 +13,7 @@ from msgspec import Struct
 from director.core.ids import PredictionId
 from director.core.stores.names import CallerFileName, FileName, StoredName
 
-__all__ = ("PLAIN_TYPE", "READ_BYTES", "FileStore", "OpenFile")
+__all__ = ("PLAIN_TYPE", "READ_BYTES", "FileStore", "OpenFile", "OutputStore")
 
 READ_BYTES: Final = 256 * 1024
 PLAIN_TYPE: Final = "application/octet-stream"
@@ -29,11 +29,10 @@ class OpenFile(Struct, frozen=True, eq=False):
     read: Callable[[int, int], AsyncGenerator[bytes, None]]
 
 
-class FileStore(Protocol):
-    """What a store has to do. Any error that it raises is taken for a passing one, and it is asked again."""
-
-    sweep_s: float
-    """How often it is looked through for what is to be deleted."""
+class OutputStore(Protocol):
+    """What a director has to be able to do with one. Any error that it raises is taken for a passing one, and it is
+    asked again.
+    """
 
     async def probe(self) -> str:
         """What is wrong with it, in words for whoever runs it, without a secret; '' when nothing is."""
@@ -43,7 +42,7 @@ class FileStore(Protocol):
         """Keep a file, for good once this returns. Safe to repeat."""
         ...
 
-    async def take(self, name: StoredName, blocks: AsyncIterator[bytes], *, content_type: str) -> None:
+    async def take(self, name: FileName, blocks: AsyncIterator[bytes], *, content_type: str) -> None:
         """Keep a file as it comes, for good once this returns. Nobody sees it before, and where `blocks` raises nothing
         of it is kept.
         """
@@ -55,6 +54,21 @@ class FileStore(Protocol):
 
     async def fetch_url(self, name: CallerFileName, *, shown: str, base: str, expires_s: int) -> str:
         """Where a model server fetches a caller's file until then; `shown`: the name it came with."""
+        ...
+
+    async def remove(self, prediction_id: PredictionId) -> None:
+        """Delete all files of this prediction, and of no other."""
+        ...
+
+
+class FileStore(OutputStore, Protocol):
+    """What a store has to do for whoever hands files out, takes those of callers, or clears up."""
+
+    sweep_s: float
+    """How often it is looked through for what is to be deleted."""
+
+    async def take(self, name: StoredName, blocks: AsyncIterator[bytes], *, content_type: str) -> None:
+        """As of an output, for a caller's file too."""
         ...
 
     async def open(self, name: StoredName) -> OpenFile | None:
@@ -71,8 +85,4 @@ class FileStore(Protocol):
 
     def holders(self, most: int) -> AsyncIterator[list[PredictionId]]:
         """Whose files are kept, so many predictions at a time."""
-        ...
-
-    async def remove(self, prediction_id: PredictionId) -> None:
-        """Delete all files of this prediction, and of no other."""
         ...

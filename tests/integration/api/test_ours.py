@@ -1,0 +1,146 @@
+"""Files that a director puts through the API: kept under an order of ours alone, and only as what they are named."""
+
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from director.core.clock import SystemClock
+from director.core.errors import SettingsError
+from director.core.ids import PredictionId, new_prediction_id
+from director.core.links import Links
+from director.core.settings import ApiSettings
+from director.core.stores.choose import output_store_in, store_in
+from director.core.stores.names import FileName, file_name
+from director.core.stores.through_api import ApiFiles
+from tests.support.api import BASE, api_client
+from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.anyio
+
+BYTES = bytes(range(256)) * 4096
+ID = new_prediction_id(model="acme/echo", now_ms=SystemClock().now_ms())
+OTHER = new_prediction_id(model="acme/echo", now_ms=SystemClock().now_ms())
+NAME = file_name(ID, BYTES, content_type="image/png")
+
+
+def in_s(seconds: int) -> int:
+    return SystemClock().now_ms() // 1000 + seconds
+
+
+async def pieces() -> AsyncIterator[bytes]:
+    for start in range(0, len(BYTES), 100_000):
+        yield BYTES[start : start + 100_000]
+
+
+@pytest.fixture
+def links(product_redis: Redis) -> Links:
+    return Links(product_redis, SystemClock())
+
+
+@pytest.fixture
+async def api(server: RedisServer, redis: Redis, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with api_client(ApiSettings(redis_url=server.url, files_dir=str(tmp_path / "files"))) as http:
+        yield http
+
+
+@pytest.fixture
+def store(api: httpx.AsyncClient, links: Links) -> ApiFiles:
+    """A director's, which asks the API of this test."""
+    return ApiFiles(BASE, links, SystemClock(), transport=api._transport)
+
+
+@pytest.mark.parametrize("way", ["whole", "as it comes"])
+async def test_what_a_director_puts_is_had_at_its_address(api: httpx.AsyncClient, store: ApiFiles, way: str) -> None:
+    for _ in range(2):  # a reply that was lost: it is put again
+        if way == "whole":
+            await store.put(NAME, BYTES, content_type="image/png")
+        else:
+            await store.take(NAME, pieces(), content_type="image/png")
+    answer = await api.get(await store.url(NAME, base=BASE, expires_s=in_s(60)))
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "image/png")
+    assert answer.content == BYTES
+
+
+async def test_what_is_removed_is_gone_and_nothing_of_another(api: httpx.AsyncClient, store: ApiFiles) -> None:
+    kept = file_name(OTHER, b"kept", content_type="text/plain")
+    await store.put(NAME, BYTES, content_type="image/png")
+    await store.put(kept, b"kept", content_type="text/plain")
+    for _ in range(2):
+        await store.remove(ID)
+    assert (await api.get(await store.url(NAME, base=BASE, expires_s=in_s(60)))).status_code == 404
+    assert (await api.get(await store.url(kept, base=BASE, expires_s=in_s(60)))).content == b"kept"
+
+
+async def test_nobody_is_obeyed_without_an_order_for_just_this(
+    api: httpx.AsyncClient, links: Links, store: ApiFiles, tmp_path: Path
+) -> None:
+    later = in_s(60)
+    shown = (await store.url(NAME, base=BASE, expires_s=later)).partition("?")[2]
+    orders = {
+        "": 403,
+        "expires=9999999999&signature=": 403,
+        "expires=x&signature=%00": 403,
+        shown: 403,
+        await links.order("remove", ID, expires_s=later): 403,
+        await links.order("put", str(file_name(ID, b"x", content_type="image/png")), expires_s=later): 403,
+        await links.order("put", str(NAME), expires_s=in_s(-1)): 403,
+        await links.order("put", str(NAME), expires_s=later): 204,
+    }
+    answers = {
+        order: (await api.put(f"/internal/outputs/{NAME}?{order}", content=BYTES)).status_code for order in orders
+    }
+    assert answers == orders
+    put = await links.order("put", str(NAME), expires_s=later)
+    assert (await api.delete(f"/internal/predictions/{ID}/outputs?{put}")).status_code == 403
+    shows = await api.get(f"/v1/outputs/{NAME}?{put}")
+    assert shows.status_code == 403, "an order shows nothing"
+
+
+async def test_other_bytes_than_those_of_the_name_are_not_kept(
+    api: httpx.AsyncClient, links: Links, tmp_path: Path
+) -> None:
+    order = await links.order("put", str(NAME), expires_s=in_s(60))
+    for wrong in (b"", BYTES[:-1], BYTES + b"x"):
+        answer = await api.put(f"/internal/outputs/{NAME}?{order}", content=wrong)
+        assert answer.status_code == 422
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+async def test_a_name_that_is_none_of_ours_becomes_no_path(api: httpx.AsyncClient, links: Links) -> None:
+    digest = hashlib.sha256(BYTES).hexdigest()[:32]
+    for name in (
+        f"{ID}-{digest}.",
+        f"..%2f{ID}-{digest}.png",
+        "x",
+        str(FileName(PredictionId("x" * 26), digest, "png")),
+    ):
+        order = await links.order("put", name, expires_s=in_s(60))
+        assert (await api.put(f"/internal/outputs/{name}?{order}", content=BYTES)).status_code == 404
+    order = await links.order("put", str(NAME), expires_s=in_s(60))
+    long = {"Content-Type": "a/" + "b" * 300}
+    assert (await api.put(f"/internal/outputs/{NAME}?{order}", content=BYTES, headers=long)).status_code == 422
+
+
+async def test_a_director_hears_what_is_wrong_with_the_store(
+    server: RedisServer, links: Links, store: ApiFiles, tmp_path: Path
+) -> None:
+    assert await store.probe() == ""
+    (tmp_path / "file").touch()
+    for folder, said in (("", "stores no files"), (str(tmp_path / "file" / "x"), "own store does not work")):
+        async with api_client(ApiSettings(redis_url=server.url, files_dir=folder)) as http:
+            wrong = ApiFiles(BASE, links, SystemClock(), transport=http._transport)
+            assert said in await wrong.probe()
+            with pytest.raises(OSError, match="the API answers"):
+                await wrong.put(NAME, BYTES, content_type="image/png")
+    assert "cannot be reached" in await ApiFiles("http://127.0.0.1:9", links, SystemClock()).probe()
+
+
+async def test_only_directors_name_the_api_as_their_store(product_redis: Redis) -> None:
+    url = "http://api:8080"
+    assert isinstance(output_store_in("", product_redis, SystemClock(), url=url), ApiFiles)
+    with pytest.raises(SettingsError, match="only a director"):
+        store_in("", product_redis, SystemClock(), url=url)
