@@ -60,7 +60,7 @@ class Held:
         if self.is_lost:
             self._cut()
         try:
-            await asyncio.wait({reading})
+            await _over(reading)
         finally:
             # nobody asks from here on: this prediction's next run may be on the same server by then
             self._let_go = True
@@ -148,6 +148,14 @@ class Held:
         if self._reading is not None and not self._is_cut:
             self._is_cut = True
             self._reading.cancel()
+
+
+async def _over(task: "asyncio.Task[None]") -> None:
+    """Wait until it is over, however it ends; whoever stops waiting leaves it be. As `asyncio.wait`, for one alone."""
+    if not task.done():
+        over = asyncio.get_running_loop().create_future()
+        task.add_done_callback(lambda _: None if over.done() else over.set_result(None))
+        await over
 
 
 class Holdings:

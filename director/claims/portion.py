@@ -98,6 +98,8 @@ class Portions:
         seated: dict[int, Seat] = {}
         for suits in (_runs_already, self._is_warm):
             for at, claim in enumerate(claims):
+                if not (claim.record.remote or claim.record.affinity):  # any seat is as good
+                    continue
                 if at not in seated and (seat := next((seat for seat in free if suits(claim, seat)), None)):
                     free.remove(seat)
                     seated[at] = seat

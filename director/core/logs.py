@@ -51,6 +51,9 @@ class JsonLines(logging.Formatter):
 
 def configure(level: str, *, process: str) -> None:
     """Let this process log, from `level` on. `process` names it in every line: api, keeper, director."""
+    # a line tells neither caller nor thread, and finding them out takes longer than all else of it
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(process=process))
     root = logging.getLogger()

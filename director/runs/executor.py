@@ -163,7 +163,7 @@ class Executor:
         """Tell the caller of the end, beside the slot. The courier has it too, so no receiver that keeps silent may
         pile up ends here: beyond a time and a number it is left to the courier.
         """
-        if self._telling >= MOST_TELLING:
+        if not outbox.is_wanted or self._telling >= MOST_TELLING:
             return
         self._telling += 1
         try:

@@ -44,6 +44,7 @@ class Progress:
         self._is_awaited = asyncio.Event()
         self._wrote_at = float("-inf")
         self._writing = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
     def add(self, events: tuple[NewEvent, ...]) -> None:
@@ -63,6 +64,7 @@ class Progress:
 
     async def close(self) -> tuple[NewEvent, ...]:
         """Stop writing; what is left belongs into the last write. Waits for a write that is under way."""
+        self._unset()
         async with self._writing:
             if self._task is not None:
                 self._task.cancel()
@@ -75,6 +77,7 @@ class Progress:
 
     def drop(self) -> None:
         """Write nothing more, not even what is under way."""
+        self._unset()
         if self._task is not None:
             self._task.cancel()
 
@@ -104,25 +107,43 @@ class Progress:
         self._news.set()
         if is_awaited:
             self._is_awaited.set()
-        if self._task is None:
+        if self._task is not None:
+            return
+        if is_awaited:
+            self._begin()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._begin)
+
+    def _begin(self) -> None:
+        self._unset()
+        if not self._held.tracker.ended:  # else the last write has it: a run that is short needs no other, and no task
             self._task = asyncio.get_running_loop().create_task(self._run())
 
+    def _unset(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     async def _run(self) -> None:
-        while True:
+        while await self._write():
             await self._news.wait()
             await self._gather()
-            self._news.clear()
-            self._is_awaited.clear()
-            self._wrote_at = asyncio.get_running_loop().time()
-            try:
-                async with self._writing:
-                    await self.run_once()
-            except BackendUnavailable:
-                self._news.set()
-                await self._clock.sleep(AWAY_S)
-            except Exception:  # not the run's fault: the last write has all of it
-                log.exception("writing progress failed", extra={"prediction": self._held.claim.id})
-                return
+
+    async def _write(self) -> bool:
+        """False where there is no use in another one."""
+        self._news.clear()
+        self._is_awaited.clear()
+        self._wrote_at = asyncio.get_running_loop().time()
+        try:
+            async with self._writing:
+                await self.run_once()
+        except BackendUnavailable:
+            self._news.set()
+            await self._clock.sleep(AWAY_S)
+        except Exception:  # not the run's fault: the last write has all of it
+            log.exception("writing progress failed", extra={"prediction": self._held.claim.id})
+            return False
+        return True
 
     async def _gather(self) -> None:
         """Let more come: GATHER_S, but with output only as much as is left of it since the last write."""

@@ -58,6 +58,11 @@ class Outbox:
         self._closed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def is_wanted(self) -> bool:
+        """Does its caller want to be told anything?"""
+        return bool(self._record.webhook)
+
     def tell(self, event: WebhookEvent, *, started_ms: int | None) -> None:
         """The caller may hear of this, if it wanted to. `started_ms`: when the run began, where Redis said so."""
         self._started_ms = started_ms or self._started_ms

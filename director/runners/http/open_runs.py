@@ -48,8 +48,9 @@ class OpenRuns:
                 if isinstance(event, Ended):
                     return
         finally:
-            following.cancel()
-            await asyncio.wait({following})
+            if not following.done():
+                following.cancel()
+                await asyncio.wait({following})
 
     def hang_up(self, prediction_id: str) -> bool:
         """Let go of the server; the run ends as canceled. False where no such run is open."""
