@@ -35,6 +35,7 @@ __all__ = (
     "malformed",
     "method_not_allowed",
     "moved",
+    "newer_release",
     "no_destination",
     "no_files",
     "no_such_part",
@@ -208,6 +209,15 @@ def no_files() -> Problem:
     return problem(
         501,
         "This service stores no files: give an http, https or data URI as the input instead.",
+        title="Not implemented",
+        code=Code.NOT_IMPLEMENTED,
+    )
+
+
+def newer_release() -> Problem:
+    return problem(
+        501,
+        "A newer release wrote it, in words that this one does not know: ask that one, or write it anew.",
         title="Not implemented",
         code=Code.NOT_IMPLEMENTED,
     )

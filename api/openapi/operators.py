@@ -185,7 +185,7 @@ MODELS: Final[Operations] = {
         scopes=ADMIN,
         parameters=MODEL,
         answers=CONFIG,
-        refusals=TOKEN | PATH,
+        refusals=TOKEN | PATH | {501},
     ),
     ("PUT", "/admin/models/{owner}/{name}/config"): Operation(
         name="admin.models.config.put",

@@ -16,7 +16,7 @@ from api.auth import authenticate, named
 from api.body import decode_json, read_body
 from api.parts import parts_of
 from api.problems import InvalidField
-from api.refusals import config_changed, invalid_header, invalid_input, not_found
+from api.refusals import config_changed, invalid_header, invalid_input, newer_release, not_found
 from api.requests import parse_model
 from director.core.errors import SettingsError, UnknownModel
 from director.core.model_config import ModelConfig, StoredConfig
@@ -82,7 +82,10 @@ async def _write(request: Request, model: str, config: ModelConfig, *, by: str, 
 
 
 async def _answer(request: Request, model: str) -> Response:
-    stored = await parts_of(request).configs.get(model)
+    try:
+        stored = await parts_of(request).configs.get(model)
+    except SettingsError as exc:
+        raise newer_release() from exc
     if stored is None:
         raise not_found()
     return json_response(ConfigView.of(stored), headers={"ETag": f'"{stored.revision}"'})

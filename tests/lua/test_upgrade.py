@@ -1,4 +1,7 @@
-"""What the former release filed is served by this one: without arrival, without counts, whoever holds it."""
+"""What an early release filed is served by this one: without arrival, without counts, whoever holds it.
+
+What a later one adds is left alone.
+"""
 
 from collections.abc import Awaitable, Callable
 
@@ -218,3 +221,21 @@ async def test_once_a_director_of_this_release_has_come_its_policy_counts(driver
     late = await driver.submit()
     assert (await driver.record(late)).deadline == driver.now_ms + 60_000
     assert (await driver.record(claim.id)).deadline is None
+
+
+async def test_what_a_later_release_adds_is_left_alone(driver: QueueDriver) -> None:
+    """Fields of the record, an entry and the queue that nobody here knows."""
+    prediction_id = driver.new_id()
+    mid = await driver.redis.xadd(
+        keys.stream(driver.queue, "normal", 3), {"id": prediction_id, "cost": "1", "of_tomorrow": "x"}
+    )
+    await driver.submit(prediction_id, streams=[3])
+    own = await driver.field(prediction_id, "mid")
+    await driver.redis.xdel(keys.stream(driver.queue, "normal", 3), own)
+    await driver.redis.hset(keys.record(prediction_id), mapping={"mid": mid, "of_tomorrow": "x"})
+    await driver.redis.hset(keys.meta(driver.queue), "of_tomorrow", "x")
+    claim = await driver.claim_one()
+    assert await driver.release(claim, spent=True) == "waiting"
+    await driver.run(await driver.claim_one(), 1)
+    assert (await driver.field(prediction_id, "of_tomorrow"), await driver.meta("of_tomorrow")) == ("x", "x")
+    assert await driver.entries() == {}

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
+from director.core import keys
 from director.core.accounts import Accounts
 from director.core.ids import QueueName
 from director.core.settings import ApiSettings
@@ -62,6 +63,17 @@ async def test_who_read_another_revision_changes_nothing(admin: httpx.AsyncClien
     assert (answer.status_code, answer.headers["etag"]) == (200, '"2"')
     answer = await admin.put(PATH, json={"slots": 1}, headers={"If-Match": "two"})
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_header")
+
+
+async def test_what_a_newer_release_wrote_is_said_to_be_so_and_can_be_written_anew(
+    admin: httpx.AsyncClient, redis: Redis
+) -> None:
+    await admin.put(PATH, json=CONFIG)
+    await redis.hset(keys.model(MODEL), "config", b'{"attempts":2,"of_tomorrow":1}')
+    answer = await admin.get(PATH)
+    assert (answer.status_code, answer.json()["code"]) == (501, "not_implemented")
+    assert (await admin.put(PATH, json={"slots": 1})).status_code == 200
+    assert (await admin.get(PATH)).json()["config"] == {"slots": 1}
 
 
 @pytest.mark.parametrize(

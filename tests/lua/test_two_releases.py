@@ -1,0 +1,101 @@
+"""What one release files the other one serves: enqueue, claim, beat and end, each by either of them, in every mixture.
+
+Under the users that this release ships: a right that the former one needs is missed here.
+"""
+
+from collections.abc import AsyncIterator
+from copy import copy
+from itertools import product
+from typing import Any
+
+import pytest
+
+from director.core import keys
+from director.core.policy import Policy
+from tests.support.queue_driver import VERSION, QueueDriver
+from tests.support.release import Release, TheirScripts
+from tests.support.servers import RedisServer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.chaos]
+
+Drivers = dict[str, QueueDriver]
+
+WHO = ("new", "old")
+
+
+@pytest.fixture
+async def drivers(driver: QueueDriver, former: Release, server: RedisServer) -> AsyncIterator[Drivers]:
+    """One queue without a breaker, since its directors die one after the other, driven by each release."""
+    await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(breaker_after=0))
+    theirs = TheirScripts(former, server.url)
+    former_driver = copy(driver)  # with its nonces, since no two claims may have the same
+    former_driver.scripts = theirs.scripts
+    yield {"new": driver, "old": former_driver}
+    await theirs.aclose()
+
+
+async def runs_and_succeeds(files: QueueDriver, holds: QueueDriver, ends: QueueDriver) -> None:
+    prediction_id = await files.submit(webhook="http://receiver.example/")
+    claim = await holds.claim_one()
+    assert await ends.extend(claim) == ["held"]
+    seq = await ends.begin(claim, ("output", b'"a"'))
+    assert await ends.finish(claim, output=b'"a"', ran_ms=5, seq=seq)
+    assert (await files.record(prediction_id)).status == "succeeded"
+    assert await holds.kinds(prediction_id) == ["created", "started", "output", "completed"]
+
+
+async def loses_its_director(files: QueueDriver, holds: QueueDriver, ends: QueueDriver) -> None:
+    prediction_id = await files.submit()
+    lost = await holds.claim_one()
+    assert await files.extend(lost) == ["held"]
+    ends.pass_time(16)
+    assert await ends.reap() == {prediction_id: "waiting"}
+    files.now_ms = holds.now_ms = ends.now_ms
+    again = await files.claim_one(consumer="d2")
+    assert not await holds.finish(lost), "its claim is lost"
+    assert await holds.finish(again)
+
+
+async def dies_and_is_revived(files: QueueDriver, holds: QueueDriver, ends: QueueDriver) -> None:
+    prediction_id = await files.submit()
+    for who in (holds, ends, files):
+        became = await who.release(await holds.claim_one(), spent=True, error="It broke.", code="broken")
+    assert became == "dead"
+    assert await ends.revive(prediction_id)
+    assert await files.finish(await holds.claim_one())
+
+
+async def waits_until_it_is_too_late(files: QueueDriver, holds: QueueDriver, ends: QueueDriver) -> None:
+    prediction_id = await files.submit(lifetime_ms=1_000)
+    assert (await holds.outlook(prediction_id)).ahead == 0
+    ends.pass_time(2)
+    assert (await ends.expire())[0] == 1
+    files.now_ms = holds.now_ms = ends.now_ms
+
+
+async def is_canceled(files: QueueDriver, holds: QueueDriver, ends: QueueDriver) -> None:
+    waiting = await files.submit()
+    assert await ends.cancel(waiting) == "canceled"
+    running = await files.submit()
+    claim = await holds.claim_one()
+    await ends.cancel(running)
+    assert await holds.extend(claim) == ["user"]
+    await holds.finish(claim)
+
+
+STORIES = (runs_and_succeeds, loses_its_director, dies_and_is_revived, waits_until_it_is_too_late, is_canceled)
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+async def test_each_step_may_be_the_other_release_s(drivers: Drivers, story: Any) -> None:
+    for mixture in product(WHO, repeat=3):
+        named = [drivers[who] for who in mixture]
+        latest = max(driver.now_ms for driver in drivers.values())
+        for driver in drivers.values():
+            driver.now_ms = latest
+        await story(*named)
+        for who, driver in drivers.items():
+            stats = await driver.stats()
+            assert (stats.waiting, stats.claimed, stats.live) == (0, 0, 0), (mixture, who)
+            assert await driver.counts(keys.queued(driver.queue)) == {}, (mixture, who)
+            assert await driver.counts(keys.running(driver.queue)) == {}, (mixture, who)
