@@ -210,7 +210,7 @@ FAULTS: dict[str, Fault] = {
         "ha",
     ),
     "a port of a route": Fault(
-        lambda o: named(o, "HTTPRoute", "api")["spec"]["rules"][0]["backendRefs"][0].update(port=80),
+        lambda o: named(o, "HTTPRoute", "api")["spec"]["rules"][1]["backendRefs"][0].update(port=80),
         "HTTPRoute/api: no service has the port 80",
         "multi-pool",
     ),
@@ -229,9 +229,18 @@ FAULTS: dict[str, Fault] = {
         "ha",
     ),
     "a gateway that ends streams": Fault(
-        lambda o: named(o, "HTTPRoute", "api")["spec"]["rules"][0].update(timeouts={"request": "15s"}),
+        lambda o: named(o, "HTTPRoute", "api")["spec"]["rules"][1].update(timeouts={"request": "15s"}),
         "cuts event streams off",
         "multi-pool",
+    ),
+    "a way in for directors' files": Fault(
+        lambda o: named(o, "HTTPRoute", "api")["spec"]["rules"].pop(0), "it passes /internal on", "multi-pool"
+    ),
+    "another way in for them": Fault(
+        lambda o: o.remove(named(o, "Ingress", "internal")), "it passes /internal on", "ha"
+    ),
+    "an open way in for them": Fault(
+        lambda o: named(o, "Ingress", "internal")["metadata"].pop("annotations"), "it passes /internal on", "ha"
     ),
     "a service of nobody": Fault(
         lambda o: named(o, "Service", "redis")["spec"]["selector"].update({"director/pool": "painter"}),

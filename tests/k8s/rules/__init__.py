@@ -7,7 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from tests.k8s.rules.lives import drains_its_gpus, ends_in_time, is_probed, leaves_proxies_time
-from tests.k8s.rules.promises import is_walled, keeps_what_was_accepted, lets_streams_last, scales_by_what_is_counted
+from tests.k8s.rules.promises import (
+    is_walled,
+    keeps_inside_what_is_for_directors,
+    keeps_what_was_accepted,
+    lets_streams_last,
+    scales_by_what_is_counted,
+)
 from tests.k8s.rules.references import (
     asks_services_that_there_are,
     names_ports_that_there_are,
@@ -36,6 +42,7 @@ RULES: Final[tuple[Rule, ...]] = (
     names_ports_that_there_are,
     asks_services_that_there_are,
     lets_streams_last,
+    keeps_inside_what_is_for_directors,
     picks_somebody,
     keeps_what_was_accepted,
     scales_by_what_is_counted,

@@ -12,11 +12,13 @@ from tests.support.manifests import Manifest, pods
 
 __all__ = (
     "is_walled",
+    "keeps_inside_what_is_for_directors",
     "keeps_what_was_accepted",
     "lets_streams_last",
     "scales_by_what_is_counted",
 )
 
+INTERNAL: Final = "/internal"
 MIB: Final = {"Ki": 1 / 1024, "Mi": 1, "Gi": 1024}
 CLUSTER_WIDE: Final = ("Namespace", "StorageClass", "PersistentVolume")
 
@@ -50,17 +52,54 @@ def _mib(quantity: str) -> float:
 def lets_streams_last(objects: list[Manifest]) -> Iterator[str]:
     """Whatever stands in front waits longer than `Prefer: wait`, holds no stream back, and sends nothing twice."""
     wanted = {"proxy-buffering": "off", "proxy-next-upstream": "off", "proxy-request-buffering": "off"}
-    for each in objects:
+    for each, path in _fronts(objects):
         where = f"{each['kind']}/{each['metadata']['name']}"
+        if path == INTERNAL:
+            continue
         if each["kind"] == "Ingress":
-            told = {name.partition("/")[2]: value for name, value in each["metadata"]["annotations"].items()}
+            told = _annotations(each)
             yield from (f"{where}: {name} is not {value}" for name, value in wanted.items() if told.get(name) != value)
             if int(told.get("proxy-read-timeout", 60)) < LONGEST_WAIT_S + 5:
                 yield f"{where}: proxy-read-timeout cuts held answers off"
-        if each["kind"] == "HTTPRoute" and any(
-            rule.get("timeouts", {}).get("request") != "0s" for rule in each["spec"]["rules"]
-        ):
+        elif any(rule.get("timeouts", {}).get("request") != "0s" for rule in _leading(each)):
             yield f"{where}: timeouts.request cuts event streams off"
+
+
+def keeps_inside_what_is_for_directors(objects: list[Manifest]) -> Iterator[str]:
+    """Nothing that stands in front passes on where directors put files."""
+    fronts = list(_fronts(objects))
+    for kind in ("Ingress", "HTTPRoute"):
+        ours = [(each, path) for each, path in fronts if each["kind"] == kind]
+        refused = [
+            _annotations(each).get("whitelist-source-range") == "127.0.0.1/32"
+            if kind == "Ingress"
+            else all(_path(rule) != INTERNAL for rule in _leading(each))
+            for each, path in ours
+            if path == INTERNAL
+        ]
+        if ours and (not refused or not all(refused)):
+            yield f"{kind}: it passes {INTERNAL} on"
+
+
+def _fronts(objects: list[Manifest]) -> Iterator[tuple[Manifest, str]]:
+    """What brings callers in, and each path of it."""
+    for each in objects:
+        if each["kind"] == "Ingress":
+            yield from ((each, path["path"]) for rule in each["spec"]["rules"] for path in rule["http"]["paths"])
+        elif each["kind"] == "HTTPRoute":
+            yield from ((each, _path(rule)) for rule in each["spec"]["rules"])
+
+
+def _annotations(each: Manifest) -> dict[str, str]:
+    return {name.partition("/")[2]: value for name, value in each["metadata"].get("annotations", {}).items()}
+
+
+def _leading(route: Manifest) -> list[Manifest]:
+    return [rule for rule in route["spec"]["rules"] if rule.get("backendRefs")]
+
+
+def _path(rule: Manifest) -> str:
+    return str(rule["matches"][0]["path"]["value"])
 
 
 def scales_by_what_is_counted(objects: list[Manifest]) -> Iterator[str]:

@@ -136,7 +136,7 @@ def asks_services_that_there_are(objects: list[Manifest]) -> Iterator[str]:
                     for backend in backends
                 ]
             case "HTTPRoute":
-                backends = [ref for rule in each["spec"]["rules"] for ref in rule["backendRefs"]]
+                backends = [ref for rule in each["spec"]["rules"] for ref in rule.get("backendRefs", [])]
                 asked = [
                     ([service for service in services if service["metadata"]["name"] == ref["name"]], ref["port"])
                     for ref in backends
