@@ -21,12 +21,14 @@ from api.pages import PAGE_SIZE, Cursor, cursor_of, link
 from api.parts import parts_of
 from api.problems import InvalidField
 from api.refusals import account_exists, invalid_input, not_found
+from api.sites.sites import others
 from director.core.account_limits import DEFAULT, NO_LIMIT, AccountLimits
 from director.core.accounts import ACCOUNT_NAME, AccountType, Policy, Reason, Suspension, Usage
 from director.core.administration import Administration
 from director.core.errors import SettingsError
 from director.core.keys import LANES
 from director.core.schema import Page
+from director.core.suspensions import Ended
 from director.core.tokens import LABEL, Token
 from director.core.view import iso
 
@@ -188,8 +190,13 @@ async def suspend_account(request: Request) -> Response:
     administration, by = await _entered(request)
     name = await _named(request)
     asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AskedSuspension)
-    ended = await administration.suspend(name, asked.policy, asked.reason, by=by, within_s=LONGEST_S)
-    return json_response(SuspendedAccount(**asdict(await _view(request, name)), **asdict(ended)))
+    ended = [await administration.suspend(name, asked.policy, asked.reason, by=by, within_s=LONGEST_S)]
+    for site in others(request):  # where one is away the caller hears it, and asks again
+        await site.introduce(name)
+        there = site.parts.administration
+        ended.append(await there.suspend(name, asked.policy, asked.reason, by=by, within_s=LONGEST_S))
+    counts = {field: sum(getattr(each, field) for each in ended) for field in Ended.__struct_fields__}
+    return json_response(SuspendedAccount(**asdict(await _view(request, name)), **counts))
 
 
 async def resume_account(request: Request) -> Response:
@@ -197,6 +204,9 @@ async def resume_account(request: Request) -> Response:
     administration, by = await _entered(request)
     name = await _named(request)
     await administration.resume(name, by=by)
+    for site in others(request):
+        if await site.parts.accounts.exists(name):
+            await site.parts.administration.resume(name, by=by)
     return json_response(await _view(request, name))
 
 

@@ -22,7 +22,7 @@ from director.core.departure import server_name
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, site_of
 
-__all__ = ("Sites", "parts_at", "sites_of", "version_named", "where_it_is")
+__all__ = ("Sites", "others", "parts_at", "sites_of", "version_named", "where_it_is")
 
 Done = TypeVar("Done")
 
@@ -112,6 +112,12 @@ class Sites:
 def sites_of(request: Request) -> Sites | None:
     """All of them; None where there is one server."""
     return cast(Sites | None, request.state.sites)
+
+
+def others(request: Request) -> Sequence[Site]:
+    """All sites but the home; none where there is one server."""
+    sites = sites_of(request)
+    return () if sites is None else sites.all[1:]
 
 
 def parts_at(request: Request, prediction_id: PredictionId) -> Parts:

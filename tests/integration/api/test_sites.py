@@ -1,6 +1,7 @@
 """Several Redis servers behind one API: where new work goes, and that each prediction is found where it is."""
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 from director.core import keys
+from director.core.clock import SystemClock
 from director.core.departure import named_site
 from director.core.ids import PredictionId, lowest_id_at, new_prediction_id, site_of
 from director.core.settings import ApiSettings
@@ -233,6 +235,37 @@ async def test_what_moved_to_another_of_the_sites_is_read_there(api: httpx.Async
     assert (await api.post(f"/v1/predictions/{prediction_id}/cancel")).json()["status"] == "canceled"
 
 
+async def test_a_suspension_holds_what_an_account_has_at_every_site(
+    api: httpx.AsyncClient, service: Service, eu: Place, us: Place
+) -> None:
+    await made(api, **{"x-site": "us"})
+    operator = await eu.accounts.create_token("ops", scopes=["admin"])
+    path, headers = f"/v1/admin/accounts/{ACCOUNT}", {"authorization": f"Bearer {operator}"}
+    asked = {"policy": "hold", "reason": "abuse"}
+    assert (await api.post(f"{path}/suspend", json=asked, headers=headers)).status_code == 200
+    assert await us.driver.claim_all() == []
+    assert (await api.post(f"{path}/resume", headers=headers)).status_code == 200
+    assert len(await us.driver.claim_all()) == 1
+    await made(api, **{"x-site": "us"})
+    ended = await api.post(f"{path}/suspend", json={**asked, "policy": "end"}, headers=headers)
+    assert (ended.json()["ended"], ended.json()["asked"]) == (1, 1)
+
+
+async def test_webhooks_of_every_site_are_signed_with_the_secret_that_the_caller_was_told(
+    api: httpx.AsyncClient, eu: Place, us: Place
+) -> None:
+    await made(api, **{"x-site": "us"})
+    told = (await api.get("/v1/webhooks/default/secret")).json()["key"]
+    assert await us.accounts.webhook_secrets(ACCOUNT) == [told]
+    await eu.driver.scripts.rotate(ACCOUNT, secret="whsec_new", keep_s=60)
+
+    async def again() -> list[str]:
+        await made(api, **{"x-site": "us"})
+        return await us.accounts.webhook_secrets(ACCOUNT)
+
+    await eventually(again, "the new one signs, and the old one for a while", until=["whsec_new", told].__eq__)
+
+
 # ── the same request again ──────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -248,6 +281,21 @@ async def test_an_idempotency_key_finds_its_prediction_wherever_it_was_placed(
     assert await eu.has() + await us.has() == 12
     other = await api.post("/v1/predictions", json={**ASKED, "input": {"x": 1}}, headers={"idempotency-key": names[0]})
     assert (other.status_code, other.json()["code"]) == (422, "idempotency_mismatch")
+
+
+async def test_a_key_that_somebody_is_placing_is_503_and_one_that_nobody_can_be_placing_is_taken_over(
+    api: httpx.AsyncClient, eu: Place, us: Place
+) -> None:
+    key = {"idempotency-key": "once"}
+    await made(api, **key)
+    held = keys.idempotency(account=ACCOUNT, model=MODEL, digest=hashlib.sha256(b"once").hexdigest())
+    fingerprint = (await eu.driver.redis.get(held)).decode().partition(" ")[2]
+    for age_s, status in ((1, 503), (60, 201)):
+        other = new_prediction_id(model=MODEL, now_ms=SystemClock().now_ms() - age_s * 1000, site=1)
+        await eu.driver.redis.set(held, f"{other} {fingerprint}", px=60_000)
+        answer = await api.post("/v1/predictions", json=ASKED, headers={**key, "x-site": "us"})
+        assert answer.status_code == status
+    assert (await made(api, **key))["id"] == answer.json()["id"]
 
 
 async def test_twins_of_one_moment_are_one(api: httpx.AsyncClient, eu: Place, us: Place) -> None:
