@@ -76,3 +76,27 @@ async def test_the_level_is_shown_and_one_that_has_become_too_weak_is_not_ready(
         weak = await http.get("/readyz")
         assert weak.status_code == 503
         assert "DIRECTOR_DURABILITY=everysec" in weak.text
+
+
+async def test_before_redis_answers_a_director_lives_and_is_not_ready(server: RedisServer) -> None:
+    server.stop()
+    port = free_port()
+    settings = settings_for(server.url, [f"http://127.0.0.1:{free_port()}"], health_port=port)
+    async with (
+        connected(settings) as director,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
+        anyio.create_task_group() as tasks,
+    ):
+
+        async def missing() -> dict[str, str]:
+            try:
+                return dict((await http.get("/readyz")).json()["missing"])
+            except httpx.TransportError:
+                return {}
+
+        tasks.start_soon(director.direct, lambda _: None)
+        await eventually(missing, "it is asked for Redis", until=lambda told: "redis" in told)
+        assert (await http.get("/livez")).status_code == 200
+        server.start()
+        await eventually(missing, "Redis is there", until=lambda told: told.keys() == {"model"})
+        tasks.cancel_scope.cancel()

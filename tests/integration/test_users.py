@@ -1,6 +1,7 @@
 """The users of Redis that we ship: each may do what it is for, on every kind of server, and nothing else."""
 
 import inspect
+import json
 import os
 import shutil
 import sys
@@ -326,6 +327,16 @@ async def test_a_process_that_lacks_a_right_ends_with_the_name_of_it(
     said = ended.stdout + ended.stderr
     assert b"'xautoclaim'" in said
     assert b"Traceback" not in said
+
+
+@pytest.mark.heavy
+async def test_the_doctor_sees_all_with_our_users_rights(server: RedisServer, admin: Redis) -> None:
+    line = [sys.executable, "-m", "director", "doctor", "--json", "--redis", server.url]
+    found = json.loads((await anyio.run_process(line, check=False)).stdout)["checks"]
+    told = {check["check"]: (check["verdict"], check["found"]) for check in found}
+    assert told["rights"] == ("ok", "our user may do all that is needed")
+    assert told["durability"] == ("ok", "always, and always is asked for")
+    assert not [check for check, (_, said) in told.items() if "not known" in said]
 
 
 @pytest.mark.heavy

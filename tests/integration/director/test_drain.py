@@ -78,7 +78,9 @@ async def test_a_run_that_heeds_no_cancel_is_handed_back_unspent(
     async with supervised_cog(folder) as cog, live_director(server.url, cog.url, drain_s=0) as director:
         asked = await caller.submit(n=1, gate=str(gate), then="stubborn")
         await caller.shows(asked, output=["a0"])
+        assert await director.missing() == ""
         await director.drain()
+        assert await director.missing() == "draining"
         assert len(director.holdings) == 0
         record = await caller.record(asked)
         assert (record.status, record.attempt, record.claims) == ("starting", 0, 1)

@@ -22,6 +22,7 @@ from tests.support.servers import RedisServer, redis_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cog, pytest.mark.heavy]
 
+MODEL_END_S = 30
 SETUP = """
     import os, time
     from cog import BasePredictor
@@ -71,7 +72,7 @@ def with_setup(folder: Path, gate: Gate, tally: Tally, *, failures: int = 0) -> 
 def test_the_grace_time_is_longer_than_all_that_happens_in_it() -> None:
     """A drain lasts its own time, then that to hand back and to tell; then the model server ends."""
     assert float(DEFAULTS["DIRECTOR_DRAIN_S"]) >= float(DEFAULTS["DIRECTOR_RUN_LIMIT_S"])
-    assert float(DEFAULTS["DIRECTOR_DRAIN_S"]) + HAND_BACK_S + 30 <= GRACE_S
+    assert float(DEFAULTS["DIRECTOR_DRAIN_S"]) + HAND_BACK_S + MODEL_END_S <= GRACE_S
 
 
 async def test_the_director_starts_when_setup_is_over_and_not_when_the_server_answers(
@@ -132,6 +133,19 @@ async def test_what_outlasts_the_drain_is_handed_back_uncounted_within_the_grace
         await caller.shows(asked, status="processing")
         await one.end()
         assert (one.exit_codes, one.killed) == ({"director": 0, "model": 0}, [])
+    record = await caller.record(asked)
+    assert (record.status, record.attempt) == ("starting", 0)
+
+
+async def test_a_run_that_heeds_nothing_keeps_no_pod_beyond_its_grace(
+    caller: Caller, server: RedisServer, folder: Path, gate: Gate
+) -> None:
+    async with pod(folder, server.url, settings={"DIRECTOR_DRAIN_S": "0.5"}) as one:
+        await one.becomes_ready()
+        asked = await caller.submit(n=1, gate=str(gate), then="stubborn")
+        await caller.shows(asked, output=["a0"])
+        await one.end(grace_s=0.5 + HAND_BACK_S + MODEL_END_S)
+        assert (one.exit_codes["director"], one.killed) == (0, [])
     record = await caller.record(asked)
     assert (record.status, record.attempt) == ("starting", 0)
 
