@@ -73,6 +73,7 @@ TARGETS: Final = (
     Target(what="drain", bench="drain", figure=PACE, bound=1.3, beside="taskiq", is_least=True),
     Target(what="drain", bench="drain", figure=PACE, bound=2, beside="arq", is_least=True),
     Target(what="drain", bench="drain", figure=PACE, bound=0.6, beside="prototype", is_least=True),
+    Target(what="drain, a stretch", bench="drain", figure=PACE, bound=1, beside="bullmq", is_least=True),
     Target(
         what="end to end, 64 connections",
         bench="e2e",

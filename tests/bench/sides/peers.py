@@ -1,6 +1,6 @@
 """The peers: what is installed for each, and where; how jobs are filed, and run.
 
-Each has a virtual environment outside the repository, made once. Uses the network then, and never while it measures.
+Each has an environment outside the repository, made once. Uses the network then, and never while it measures.
 """
 
 import os
@@ -31,14 +31,14 @@ class NotInstalled(Exception):
 
 
 class Peer(Struct, frozen=True, kw_only=True):
-    """`needs`: what is installed. `work`: how its Python is told to run jobs, of which `jobs` take a few seconds."""
+    """`needs`: what is installed. `work`: how its Python, or Node, is told to run jobs; `jobs` take a few seconds."""
 
     name: str
     version: str
     needs: tuple[str, ...]
     work: tuple[str, ...]
     jobs: int = 4_000
-    is_threaded: bool = False
+    is_node: bool = False
 
     @property
     def shown(self) -> str:
@@ -50,22 +50,34 @@ class Peer(Struct, frozen=True, kw_only=True):
         return caches / "director-bench" / f"{self.name}-{self.version}"
 
     @property
-    def python(self) -> str:
-        return str(self.home / "bin" / "python")
+    def program(self) -> str:
+        return "node" if self.is_node else str(self.home / "bin" / "python")
+
+    @property
+    def install(self) -> list[str]:
+        """The command that puts what it needs into its home."""
+        if self.is_node:
+            return ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(self.home), *self.needs]
+        pip = [sys.executable, "-m", "pip", "--python", self.program, "install", "--quiet"]
+        return [*pip, "--disable-pip-version-check", *self.needs]
 
     def file(self, server: OwnRedis, many: int) -> None:
         """Let so many jobs wait."""
-        command = [self.python, f"{self.name}_job.py", str(many)]
-        subprocess.run(command, cwd=JOBS, env=os.environ | self._env(server, ""), check=True, timeout=FILE_S)
+        command = [self.program, f"{self.name}_job.{'cjs' if self.is_node else 'py'}", str(many)]
+        env = os.environ | self._env(server, "")
+        filing = subprocess.run(command, cwd=JOBS, env=env, capture_output=True, text=True, timeout=FILE_S, check=False)
+        if filing.returncode:
+            raise ChildProcessError(f"{self.name} could not file its jobs: {_last_line(filing.stderr)}")
 
     @contextmanager
     def worker(self, server: OwnRedis, model_url: str) -> Iterator[Child]:
         """One process that runs jobs, 64 at once."""
-        with child(self.name, [self.python, *self.work], cwd=JOBS, **self._env(server, model_url)) as worker:
+        with child(self.name, [self.program, *self.work], cwd=JOBS, **self._env(server, model_url)) as worker:
             yield worker
 
     def _env(self, server: OwnRedis, model_url: str) -> dict[str, str]:
-        return {"BENCH_REDIS": server.url, "BENCH_MODEL": model_url, "BENCH_SLOTS": str(SLOTS), "PYTHONPATH": str(JOBS)}
+        where = {"NODE_PATH": str(self.home / "node_modules")} if self.is_node else {"PYTHONPATH": str(JOBS)}
+        return {"BENCH_REDIS": server.url, "BENCH_MODEL": model_url, "BENCH_SLOTS": str(SLOTS), **where}
 
 
 PEERS: Final = (
@@ -91,7 +103,6 @@ PEERS: Final = (
         version="2.2.1",
         needs=("dramatiq[redis]==2.2.1", FAST[0]),
         work=("-m", "dramatiq", "dramatiq_job", "--processes", "1", "--threads", str(SLOTS)),
-        is_threaded=True,
     ),
     Peer(
         name="celery",
@@ -102,7 +113,14 @@ PEERS: Final = (
             *("--without-gossip", "--without-mingle", "--loglevel", "WARNING"),
         ),
         jobs=1_200,
-        is_threaded=True,
+    ),
+    Peer(
+        name="bullmq",
+        version="6.7.0",
+        needs=("bullmq@6.7.0", "ioredis@6.0.0"),
+        work=("bullmq_job.cjs", "work"),
+        jobs=6_000,
+        is_node=True,
     ),
 )
 
@@ -114,21 +132,17 @@ def installed(peer: Peer) -> Peer:
     if stamp.exists() and stamp.read_text() == wanted:
         return peer
     try:
-        venv.create(peer.home, with_pip=False, clear=True)
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "--python",
-            peer.python,
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-        ]
-        subprocess.run([*pip, *peer.needs], check=True, capture_output=True, text=True, timeout=INSTALL_S)
+        peer.home.mkdir(parents=True, exist_ok=True)
+        if not peer.is_node:
+            venv.create(peer.home, with_pip=False, clear=True)
+        subprocess.run(peer.install, check=True, capture_output=True, text=True, timeout=INSTALL_S)
     except subprocess.CalledProcessError as exc:
-        raise NotInstalled((exc.stderr.strip().splitlines() or ["pip failed"])[-1]) from exc
+        raise NotInstalled(_last_line(exc.stderr)) from exc
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise NotInstalled(str(exc)) from exc
     stamp.write_text(wanted)
     return peer
+
+
+def _last_line(said: str) -> str:
+    return (said.strip().splitlines() or ["it did not say why"])[-1]
