@@ -3,7 +3,6 @@
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -139,7 +138,8 @@ def normal(name: str) -> str:
 def test_manifests_name_the_release_that_this_is() -> None:
     found = re.search(r'^version = "([\d.]+?)(\.dev\d+)?"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert found
-    named: set[Any] = set()
-    for path in sorted(K8S.rglob("*.yaml")):
-        named |= set(re.findall(r"(?:image: director:|director(?:-hello)?, newTag: )([\w.]+)", path.read_text()))
-    assert named == {found[1]}
+    named: dict[str, set[str]] = {}
+    for path in (*sorted(K8S.rglob("*.yaml")), K8S / "README.md", K8S / "Containerfile"):
+        for release in re.findall(r"\bdirector(?:-hello)?(?::|, newTag: )(\d+\.[\w.]+)", path.read_text()):
+            named.setdefault(release, set()).add(str(path.relative_to(K8S)))
+    assert named.keys() == {found[1]}, f"put {found[1]} in place of the others: {named}"
