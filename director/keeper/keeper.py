@@ -170,6 +170,7 @@ class Keeper:
 
     async def drain(self) -> None:
         """Let what is under way end, for a while. Only the courier has any: all else is one script at a time."""
+        self.health.checks["keeper"] = _draining
         log.info("draining")
         with anyio.move_on_after(DRAIN_S):
             await self.courier.drain()
@@ -185,3 +186,7 @@ class Keeper:
 
     async def _durability_known(self) -> str:
         return "" if "durability" in self.health.facts else "not looked at yet"
+
+
+async def _draining() -> str:
+    return "draining"

@@ -136,9 +136,12 @@ async def test_a_second_signal_leaves_a_delivery_under_way_and_ends_the_keeper_a
             told = await driver.claim_one()
             assert await driver.finish(told)
             log = Log(process)
+            port = (await log.until("health is served"))["port"]
             await silent.arrived(1)
             process.send_signal(signal.SIGTERM)
             await log.until("draining")
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+                assert (await ready(http, status=503))["missing"] == {"keeper": "draining"}
             process.send_signal(signal.SIGTERM)
             await log.until("drain cut short")
             await log.until("keeper ended")
