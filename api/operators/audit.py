@@ -13,10 +13,10 @@ from starlette.responses import Response
 
 from api.answers import json_response
 from api.auth import authenticate
-from api.parts import parts_of
 from api.problems import InvalidField
 from api.refusals import invalid_input
 from api.runs.events import number_of
+from api.sites.sites import parts_asked
 from director.core.changes import FIRST, Change
 from director.core.view import iso
 
@@ -72,7 +72,7 @@ async def list_changes(request: Request) -> Response:
         raise invalid_input([InvalidField("format", "after", "Is not the `next` of a page of this list")])
     if order not in ORDERS:
         raise invalid_input([InvalidField("enum", "order", f"Must be one of {', '.join(ORDERS)}")])
-    limit, changes = number_of(request, "limit", default=PAGE, least=1, most=MOST_IN_PAGE), parts_of(request).changes
+    limit, changes = number_of(request, "limit", default=PAGE, least=1, most=MOST_IN_PAGE), parts_asked(request).changes
     if order == "desc":
         found = await changes.before(after, count=limit)
         following = found[-1].entry if len(found) == limit else None

@@ -17,10 +17,10 @@ from api.answers import json_response
 from api.auth import authenticate, named
 from api.body import decode_json, read_body
 from api.pages import PAGE_SIZE, Cursor, cursor_of, link
-from api.parts import parts_of
 from api.paths import prediction_id_of
 from api.problems import InvalidField
 from api.refusals import invalid_input, not_found
+from api.sites.sites import parts_asked
 from director.core.dead import Asked, DeadLetter, DeadLetters, Done, Place
 from director.core.ids import PredictionId, QueueName, is_prediction_id
 from director.core.schema import Page
@@ -97,7 +97,7 @@ async def drop_dead(request: Request) -> Response:
 
 async def _entered(request: Request) -> tuple[DeadLetters, str]:
     operator = await authenticate(request, "admin")
-    return parts_of(request).dead, named(operator)
+    return parts_asked(request).dead, named(operator)
 
 
 async def _one(request: Request, dead: DeadLetters, act: Act) -> Response:
@@ -110,7 +110,7 @@ async def _one(request: Request, dead: DeadLetters, act: Act) -> Response:
 
 
 async def _many(request: Request, dead: DeadLetters, act: Act) -> Response:
-    body = await read_body(request, max_bytes=parts_of(request).settings.max_body_bytes)
+    body = await read_body(request, max_bytes=parts_asked(request).settings.max_body_bytes)
     asked = decode_json(body, ManyLetters)
     if bool(asked.ids) == asked.is_all:
         raise invalid_input([InvalidField("required", "", 'Either "ids" or "all" is required')])
@@ -132,7 +132,7 @@ async def _slices(places: list[Place]) -> Slices:
 
 async def _queues(request: Request, queue: str) -> list[QueueName]:
     """The one that is named, or all."""
-    known = await parts_of(request).catalog.queues()
+    known = await parts_asked(request).catalog.queues()
     if not queue:
         return known
     if queue not in known:

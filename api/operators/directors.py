@@ -12,9 +12,9 @@ from starlette.responses import Response
 from api.answers import json_response
 from api.auth import authenticate
 from api.pages import PAGE_SIZE, Cursor, cursor_of, link
-from api.parts import parts_of
 from api.problems import InvalidField
 from api.refusals import invalid_input
+from api.sites.sites import parts_asked
 from director.core.director_view import director_view
 from director.core.ids import QueueName
 from director.core.schema import Page
@@ -27,7 +27,7 @@ PATH: Final = "/admin/directors"
 async def list_directors(request: Request) -> Response:
     """GET /admin/directors?queue=&cursor=: by name, of one queue or of all."""
     await authenticate(request, "admin")
-    parts, queue, cursor = parts_of(request), request.query_params.get("queue", ""), cursor_of(request)
+    parts, queue, cursor = parts_asked(request), request.query_params.get("queue", ""), cursor_of(request)
     queues = await parts.queues.all()
     if queue and queue not in queues:
         raise invalid_input([InvalidField("enum", "queue", "There is no such queue")])

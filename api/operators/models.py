@@ -14,10 +14,10 @@ from starlette.responses import Response
 from api.answers import json_response
 from api.auth import authenticate, named
 from api.body import decode_json, read_body
-from api.parts import parts_of
 from api.problems import InvalidField
 from api.refusals import config_changed, invalid_header, invalid_input, newer_release, not_found
 from api.requests import parse_model
+from api.sites.sites import parts_asked
 from director.core.errors import SettingsError, UnknownModel
 from director.core.model_config import ModelConfig, StoredConfig
 from director.core.model_configs import ConfigChanged
@@ -72,7 +72,7 @@ async def remove_config(request: Request) -> Response:
 
 async def _write(request: Request, model: str, config: ModelConfig, *, by: str, was: int | None) -> None:
     try:
-        await parts_of(request).configs.put(model, config, by=by, was=was)
+        await parts_asked(request).configs.put(model, config, by=by, was=was)
     except UnknownModel as exc:
         raise not_found() from exc
     except ConfigChanged as exc:
@@ -83,7 +83,7 @@ async def _write(request: Request, model: str, config: ModelConfig, *, by: str, 
 
 async def _answer(request: Request, model: str) -> Response:
     try:
-        stored = await parts_of(request).configs.get(model)
+        stored = await parts_asked(request).configs.get(model)
     except SettingsError as exc:
         raise newer_release() from exc
     if stored is None:

@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from api.answers import json_response
 from api.auth import authenticate
-from api.parts import parts_of
 from api.problems import InvalidField
 from api.refusals import invalid_input
+from api.sites.sites import parts_asked
 
 __all__ = ("LONGEST_HOST", "get_owed")
 
@@ -25,4 +25,4 @@ async def get_owed(request: Request) -> Response:
     host = request.query_params.get("host", "")
     if len(host) > LONGEST_HOST:
         raise invalid_input([InvalidField("max_length", "host", f"Has at most {LONGEST_HOST} characters")])
-    return json_response(await parts_of(request).owed.look(host=host))
+    return json_response(await parts_asked(request).owed.look(host=host))

@@ -16,9 +16,9 @@ from api.answers import json_response
 from api.auth import authenticate, named
 from api.body import decode_json, read_body
 from api.operators.queues import queue_of, stats_of
-from api.parts import parts_of
 from api.problems import InvalidField
 from api.refusals import invalid_input, not_found
+from api.sites.sites import parts_asked
 from director.core.accounts import ACCOUNT_NAME
 from director.core.clock import Clock
 from director.core.errors import SettingsError, UnknownQueue
@@ -101,7 +101,7 @@ async def pause_queue(request: Request) -> Response:
     """POST …/pause: nothing is handed out any more, of one account or at all; what runs goes on."""
     queue, by = await _entered(request)
     account = await _account(request)
-    await parts_of(request).queue_administration.pause(queue, account=account, by=by)
+    await parts_asked(request).queue_administration.pause(queue, account=account, by=by)
     return await _answer(request, queue)
 
 
@@ -109,7 +109,7 @@ async def resume_queue(request: Request) -> Response:
     """POST …/resume: what waits is handed out again."""
     queue, by = await _entered(request)
     account = await _account(request)
-    await parts_of(request).queue_administration.resume(queue, account=account, by=by)
+    await parts_asked(request).queue_administration.resume(queue, account=account, by=by)
     return await _answer(request, queue)
 
 
@@ -117,7 +117,7 @@ async def drain_queue(request: Request) -> Response:
     """POST …/drain: pause it, and say whether anything still runs. Asked again, it tells how far it is."""
     queue, by = await _entered(request)
     try:
-        view = view_of(queue, await parts_of(request).queue_administration.drain(queue, by=by))
+        view = view_of(queue, await parts_asked(request).queue_administration.drain(queue, by=by))
     except UnknownQueue as exc:
         raise not_found() from exc
     return json_response(Drained(drained=view.claimed == 0, queue=view))
@@ -127,7 +127,7 @@ async def resize_queue(request: Request) -> Response:
     """POST …/resize: change the streams of each lane; `read` is more than `streams` until the others are empty."""
     queue, by = await _entered(request)
     asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AskedSize)
-    await parts_of(request).queue_administration.resize(queue, streams=asked.streams, by=by)
+    await parts_asked(request).queue_administration.resize(queue, streams=asked.streams, by=by)
     return await _answer(request, queue)
 
 
@@ -137,7 +137,7 @@ async def bound_queue(request: Request) -> Response:
     asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AskedBound)
     if (asked.mode == "bounded") != (asked.max_queued is not None):
         raise invalid_input([InvalidField("invalid", "max_queued", "Goes with the mode bounded, and with no other")])
-    await parts_of(request).queue_administration.bound(queue, mode=asked.mode, max_queued=asked.max_queued, by=by)
+    await parts_asked(request).queue_administration.bound(queue, mode=asked.mode, max_queued=asked.max_queued, by=by)
     return await _answer(request, queue)
 
 
@@ -145,7 +145,7 @@ async def migrate_queue(request: Request) -> Response:
     """POST …/migrate: what waits goes to the queue of another version, with its records."""
     queue, by = await _entered(request)
     asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AskedMigration)
-    parts = parts_of(request)
+    parts = parts_asked(request)
     to = await parts.queues.named(asked.to)
     if to is None:
         raise invalid_input([InvalidField("enum", "to", "There is no such queue")])
@@ -183,7 +183,7 @@ async def _entered(request: Request) -> tuple[QueueName, str]:
     """The queue, and who changes it; 404 where there is none, so that nothing is noted of what is not done."""
     operator = await authenticate(request, "admin")
     queue = queue_of(request)
-    if not await parts_of(request).queues.has(queue):
+    if not await parts_asked(request).queues.has(queue):
         raise not_found()
     return queue, named(operator)
 
@@ -194,7 +194,7 @@ async def _account(request: Request) -> str:
     asked = decode_json(body, AskedPause) if body.strip() else AskedPause()
     if asked.account is None:
         return ""
-    if not await parts_of(request).accounts.exists(asked.account):
+    if not await parts_asked(request).accounts.exists(asked.account):
         raise invalid_input([InvalidField("enum", "account", "There is no such account")])
     return asked.account
 

@@ -16,10 +16,10 @@ from api.answers import json_response
 from api.auth import authenticate
 from api.operators.models import ConfigView
 from api.pages import PAGE_SIZE, Cursor, cursor_of, link
-from api.parts import parts_of
 from api.problems import InvalidField
 from api.refusals import invalid_input, not_found
 from api.runs.events import number_of
+from api.sites.sites import parts_asked
 from director.core.errors import SettingsError, UnknownQueue
 from director.core.ids import QUEUE_END, QueueName
 from director.core.living import LivePlace, LiveState, LiveView
@@ -101,12 +101,12 @@ async def list_queues(request: Request) -> Response:
     wanted, cursor = request.query_params.get("q", "").lower(), cursor_of(request)
     if len(wanted) > LONGEST_FILTER:
         raise invalid_input([InvalidField("max_length", "q", f"Has at most {LONGEST_FILTER} characters")])
-    names = [name for name in await parts_of(request).queues.all() if wanted in name]
+    names = [name for name in await parts_asked(request).queues.all() if wanted in name]
     rest = [name for name in names if cursor is None or name > cursor.at]
     page, more = rest[:PAGE_SIZE], rest[PAGE_SIZE:]
     kept: Mapping[str, str] = {"q": wanted} if wanted else {}
     following = link(request, PATH, Cursor(page[-1]), kept) if more else None
-    found = await parts_of(request).queues.stats_of(page)
+    found = await parts_asked(request).queues.stats_of(page)
     return json_response(Page(next=following, previous=None, results=[view_of(*one) for one in found]))
 
 
@@ -114,7 +114,7 @@ async def get_queue(request: Request) -> Response:
     """GET /admin/queues/{owner}/{name}/{version}?history=: with so many samples of its history."""
     await authenticate(request, "admin")
     queue, samples = queue_of(request), number_of(request, "history", default=SAMPLES, least=0, most=MOST_SAMPLES)
-    parts, stats = parts_of(request), await stats_of(request, queue)
+    parts, stats = parts_asked(request), await stats_of(request, queue)
     tenants, history = await parts.queues.tenants(queue, most=MOST_TENANTS), await parts.history.of(queue)
     return json_response(
         QueueDetail(
@@ -138,9 +138,9 @@ async def list_live(request: Request) -> Response:
     if state is not None and state not in STATES:
         raise invalid_input([InvalidField("enum", "state", f"Must be one of {', '.join(STATES)}")])
     cursor = cursor_of(request, is_place=lambda text: LivePlace.parse(text) is not None)
-    if not await parts_of(request).queues.has(queue):
+    if not await parts_asked(request).queues.has(queue):
         raise not_found()
-    found = await parts_of(request).living.page(
+    found = await parts_asked(request).living.page(
         queue,
         cast(LiveState | None, state),
         after=LivePlace.parse(cursor.at) if cursor else None,
@@ -162,14 +162,14 @@ def queue_of(request: Request) -> QueueName:
 async def stats_of(request: Request, queue: QueueName) -> QueueStats:
     """404 where there is none of this name."""
     try:
-        return await parts_of(request).scripts.stats(queue)
+        return await parts_asked(request).scripts.stats(queue)
     except UnknownQueue as exc:
         raise not_found() from exc
 
 
 async def _config(request: Request, queue: QueueName) -> ConfigView | None:
     try:
-        stored = await parts_of(request).configs.get(queue.rpartition(":")[0])
+        stored = await parts_asked(request).configs.get(queue.rpartition(":")[0])
     except SettingsError:  # a newer release wrote it
         return None
     return None if stored is None or not stored.revision else ConfigView.of(stored)

@@ -85,8 +85,9 @@ async def place(sites: Sites, wanted: Wanted, enter: Enter) -> tuple[Accepted, P
         else:
             if accepted.replayed and wanted.idempotency is not None:  # the site knew the key, and its home did not
                 await _bind(sites, wanted, wanted.idempotency, accepted.id, instead_of=new)
-            how = "forced" if wanted.asked else "chosen" if site is order[0][0] else "failover"
-            home.parts.meters.placed(site.name, how)
+            if not accepted.replayed:
+                how = "forced" if wanted.asked else "chosen" if site is order[0][0] else "failover"
+                home.parts.meters.placed(site.name, how)
             return accepted, site.parts
     if wanted.idempotency is not None and bound is not None:
         await _bind(sites, wanted, wanted.idempotency, None, instead_of=bound)

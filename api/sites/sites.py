@@ -11,7 +11,7 @@ from typing import Final, TypeVar, cast
 from starlette.requests import Request
 
 from api.parts import Parts, parts_of
-from api.refusals import Moved, not_found
+from api.refusals import Moved, invalid_header, not_found
 from api.requests import VersionRef
 from api.sites.placement import Look, in_order
 from api.sites.site import Site
@@ -22,7 +22,7 @@ from director.core.departure import server_name
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, site_of
 
-__all__ = ("Sites", "others", "parts_at", "sites_of", "version_named", "where_it_is")
+__all__ = ("Sites", "others", "parts_asked", "parts_at", "sites_of", "version_named", "where_it_is")
 
 Done = TypeVar("Done")
 
@@ -129,6 +129,16 @@ def parts_at(request: Request, prediction_id: PredictionId) -> Parts:
     if site is None:
         raise not_found()
     return site.parts
+
+
+def parts_asked(request: Request) -> Parts:
+    """What an operator asks: the site that `X-Site` names, else the home. 422 where there is none such."""
+    sites, name = sites_of(request), request.headers.get("x-site")
+    if sites is None or name is None:
+        return parts_of(request)
+    if name not in sites.by_name:
+        raise invalid_header("X-Site", " or ".join(sites.by_name))
+    return sites.by_name[name].parts
 
 
 async def where_it_is(request: Request, prediction_id: PredictionId, act: Callable[[Parts], Awaitable[Done]]) -> Done:

@@ -251,6 +251,18 @@ async def test_a_suspension_holds_what_an_account_has_at_every_site(
     assert (ended.json()["ended"], ended.json()["asked"]) == (1, 1)
 
 
+async def test_operators_ask_the_home_or_the_site_that_they_name(api: httpx.AsyncClient, eu: Place, us: Place) -> None:
+    operator = await eu.accounts.create_token("ops", scopes=["admin"])
+    headers = {"authorization": f"Bearer {operator}", "x-site": "us"}
+    queue = f"/v1/admin/queues/{us.driver.queue.replace(':', '/')}"
+    assert (await api.post(f"{queue}/pause", headers=headers)).status_code == 200
+    assert ((await us.driver.stats()).paused, (await eu.driver.stats()).paused) == (True, False)
+    assert (await api.get(queue, headers=headers)).json()["paused"] is True
+    for path in ("/v1/admin/directors", "/v1/admin/owed", "/v1/admin/dead", "/v1/admin/audit"):
+        assert (await api.get(path, headers=headers)).status_code == 200
+        assert (await api.get(path, headers={**headers, "x-site": "mars"})).status_code == 422
+
+
 async def test_webhooks_of_every_site_are_signed_with_the_secret_that_the_caller_was_told(
     api: httpx.AsyncClient, eu: Place, us: Place
 ) -> None:

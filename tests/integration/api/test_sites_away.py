@@ -110,6 +110,22 @@ async def test_where_all_are_away_it_is_not_ready(api: httpx.AsyncClient, server
 
 
 @pytest.mark.heavy
+async def test_one_that_hangs_is_left_out_once_that_is_noticed_and_comes_back(
+    api: httpx.AsyncClient, servers: dict[str, RedisServer]
+) -> None:
+    await forced(api, "asia")
+    servers["us"].freeze()
+    await eventually(lambda: sites_of(api), "it is noticed", until=lambda told: told["us"] != "ready", limit_s=30)
+    with anyio.fail_after(10):
+        made = [await api.post("/v1/predictions", json=ASKED) for _ in range(10)]
+    assert {answer.status_code for answer in made} == {201}
+    assert "us" not in {site(answer.json()["id"]) for answer in made}
+    servers["us"].thaw()
+    await eventually(lambda: sites_of(api), "it is back", until=lambda told: told["us"] == "ready", limit_s=30)
+    await forced(api, "us")
+
+
+@pytest.mark.heavy
 @pytest.mark.parametrize("victim", ["us", "eu"])
 async def test_killed_under_load_again_and_again_nothing_is_lost_and_nothing_is_there_twice(
     api: httpx.AsyncClient, servers: dict[str, RedisServer], places: dict[str, Place], victim: str
