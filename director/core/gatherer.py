@@ -7,8 +7,9 @@ A caller that is canceled abandons its answer, never the call: state-changing wo
 import asyncio
 import hashlib
 import logging
+import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.resources import files
 from typing import Any, Final, Protocol
 
@@ -32,15 +33,39 @@ log = logging.getLogger(__name__)
 Arg = str | bytes | int | float
 
 LARGEST_BATCH: Final = 256
+# Of a part of lua/lib/: a function, up to the `end` that closes its only line or stands at the left; or any other line
+BLOCKS: Final = re.compile(
+    r"^local function (?P<name>\w+)(?:.* end$|(?s:.*?)^end$)|^(?!local function ).*$", re.MULTILINE
+)
+WORDS: Final = re.compile(r"[A-Za-z_]\w*")
+COMMENT: Final = re.compile(r"--.*")
 # What goes before every script there
 IN_CLUSTER: Final = ("lib/slot",)
 
 
 def source(name: str) -> str:
-    """The text of a script with the parts of lua/lib/ that its header names put in front, below the shebang."""
-    body = _file(name).partition("\n")[2]
+    """The text of a script with the parts of lua/lib/ that its header names put in front, below the shebang.
+
+    Functions of them that it does not come to are left out: a server makes each one anew whenever the script is run.
+    """
+    shebang, _, body = _file(name).partition("\n")
     uses = next((line for line in body.splitlines() if line.startswith("-- Uses ")), "-- Uses ")
-    return _led_by(uses.split()[2:], _file(name))
+    return "\n".join([shebang, *_needed("\n".join(map(_file, uses.split()[2:])), body), body])
+
+
+def _needed(parts: str, body: str) -> Iterator[str]:
+    """The blocks of these parts, but for functions that neither the body nor another block that is needed names."""
+    blocks = [(match["name"] or "", match[0]) for match in BLOCKS.finditer(parts)]
+    needed, words = {""}, _words(body) | {""}
+    while words:
+        needed |= words
+        found = [text for name, text in blocks if name in words]
+        words = set().union(*map(_words, found)) - needed
+    return (text for name, text in blocks if name in needed)
+
+
+def _words(text: str) -> set[str]:
+    return set(WORDS.findall(COMMENT.sub("", text)))
 
 
 def _led_by(parts: Sequence[str], text: str) -> str:

@@ -2,7 +2,7 @@
 -- Needs lib/keys.
 
 -- Entries that nobody was given yet. Not XLEN: that counts the claimed ones too.
-local function waiting(stream)
+local function count_waiting(stream)
   local length = redis.call('XLEN', stream)
   if length == 0 then return 0 end
   for _, group in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
@@ -11,6 +11,13 @@ local function waiting(stream)
     end
   end
   return length
+end
+
+-- The same, counted once: a script runs alone, and notes what it does to it by itself.
+local waiting_in = {}
+local function waiting(stream)
+  if not waiting_in[stream] then waiting_in[stream] = count_waiting(stream) end
+  return waiting_in[stream]
 end
 
 -- The last entry that was handed out, '0-0' before the first.
@@ -48,7 +55,9 @@ end
 
 -- Make sure that claims look into this stream.
 local function offer(queue, lane, number)
-  redis.call('HSET', queue_key(queue, 'meta'), 'mask:' .. lane, with_bit(mask_of(queue, lane), number))
+  local mask = mask_of(queue, lane)
+  local offered = with_bit(mask, number)
+  if offered ~= mask then redis.call('HSET', queue_key(queue, 'meta'), 'mask:' .. lane, offered) end
   ring(queue)
 end
 
@@ -80,6 +89,8 @@ end
 
 -- Returns the stream's number and the entry's id. The caller writes both into the record, and makes claims look there.
 local function put(id, r, number)
-  local mid = redis.call('XADD', stream_key(r.queue, r.lane, number), '*', 'id', id, 'cost', r.cost)
+  local stream = stream_key(r.queue, r.lane, number)
+  local mid = redis.call('XADD', stream, '*', 'id', id, 'cost', r.cost)
+  if waiting_in[stream] then waiting_in[stream] = waiting_in[stream] + 1 end
   return number, mid
 end

@@ -197,6 +197,7 @@ local function unplace(id, r)
   local stream = stream_key(r.queue, r.lane, r.stream)
   redis.call('XACK', stream, GROUP, r.mid)
   redis.call('XDEL', stream, r.mid)
+  waiting_in[stream] = nil
   if r.token == '' then count_ready(r, -1) end
 end
 

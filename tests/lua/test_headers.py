@@ -45,6 +45,23 @@ async def test_it_compiles(name: str, redis: Redis) -> None:
     assert await redis.script_load(source(name))
 
 
+def test_it_brings_along_the_functions_that_it_comes_to_and_no_others() -> None:
+    function = re.compile(r"^local function (\w+)", re.MULTILINE)
+    known = {name for part in PARTS for name in function.findall(text(f"lib/{part}"))}
+    for name in NAMES:
+        shipped = re.sub(r"--.*", "", source(name))
+        uses = {
+            part for part in PARTS if f"lib/{part}" in header(name).partition("-- Uses ")[2].partition("\n")[0].split()
+        }
+        usable = {found for part in uses for found in function.findall(text(f"lib/{part}"))}
+        brought = [found for found in function.findall(shipped) if found in known]
+        named = {found for found in usable if re.search(rf"\b{found}\b", shipped)}
+        assert set(brought) == named, name
+        assert len(brought) == len(set(brought)), name
+        idle = [found for found in brought if len(re.findall(rf"\b{found}\b", shipped)) == 1]
+        assert not idle, name
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_its_first_lines_are_what_a_full_server_does_with_it_and_its_own_name(name: str) -> None:
     shebang, title, *_ = text(name).splitlines()
