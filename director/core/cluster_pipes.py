@@ -26,13 +26,21 @@ class ClusterPipes:
         self._pipes: dict[Redis, Pipes] = {}
 
     async def ask(self, commands: Sequence[bytes], names: Sequence[str]) -> list[Any]:
-        """Send each command to where its key of this name is; their answers, of which an error reply is one."""
+        """Send each command to where its key of this name is; their answers, of which an error is one.
+
+        An error reply, or what went wrong with its master. Raises where nothing of all was sent.
+        """
         answers: list[Any] = [moving()] * len(commands)
         left = list(range(len(commands)))
         for _ in range(REDIRECTS):
-            parts: dict[Redis, list[int]] = {}
-            for index in left:
-                parts.setdefault(await self._slots.serving(names[index]), []).append(index)
+            try:
+                parts = await self._parts(left, names)
+            except exceptions.RedisError as exc:
+                if len(left) == len(commands):
+                    raise
+                for index in left:
+                    answers[index] = exc
+                break
             left = []
             for node, index, answer in await self._ask_all(parts, commands):
                 if isinstance(answer, exceptions.MovedError):
@@ -43,6 +51,12 @@ class ClusterPipes:
             if not left:
                 break
         return answers
+
+    async def _parts(self, left: Sequence[int], names: Sequence[str]) -> dict[Redis, list[int]]:
+        parts: dict[Redis, list[int]] = {}
+        for index in left:
+            parts.setdefault(await self._slots.serving(names[index]), []).append(index)
+        return parts
 
     async def aclose(self) -> None:
         """Give back what is kept."""
@@ -61,14 +75,15 @@ class ClusterPipes:
         return answers
 
     async def _ask(self, node: Redis, commands: list[bytes]) -> list[Any]:
+        """What went wrong is the answer to its own commands: another master may have carried out the others."""
         pipes = self._pipes.get(node)
         if pipes is None:
             pipes = self._pipes[node] = Pipes(node, timeout_s=self._timeout_s)
         try:
             replies = await pipes.ask(commands, answers=len(commands))
-        except DOUBTS:
+        except DOUBTS as exc:
             self._slots.doubt()
-            raise
+            return [exc] * len(commands)
         if any(isinstance(reply, exceptions.ClusterDownError) for reply in replies):
             self._slots.doubt()
         return replies

@@ -15,9 +15,9 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.connection import parse_url
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
-from director.core.connections import Tcp, Tls, address, checked
+from director.core.connections import Tcp, Tls, address, checked, unsent
 
-__all__ = ("ClusterPool", "cluster_pool", "is_cluster_url")
+__all__ = ("Address", "ClusterPool", "cluster_pool", "is_cluster_url")
 
 Address: TypeAlias = tuple[str, int]
 
@@ -101,15 +101,12 @@ class ClusterPool(BlockingConnectionPool):
         owner = self._owners[_slot(key)]
         if owner is None:
             self.doubt()
-            raise exceptions.ClusterDownError("no master has this slot")
+            raise unsent(exceptions.ClusterDownError("no master has this slot"))
         return self.node(owner)
 
-    def grouped(self, names: Sequence[str]) -> list[list[int]]:
-        """The indexes of these keys, those of one master together. All of them, where nothing is known yet."""
-        groups: dict[Address | None, list[int]] = {}
-        for index, name in enumerate(names):
-            groups.setdefault(self._owners[_slot(name)] if self._owners else None, []).append(index)
-        return list(groups.values())
+    def owner(self, key: str) -> Address | None:
+        """Who has this key, as last heard; None where nobody is known to."""
+        return self._owners[_slot(key)] if self._owners else None
 
     def node(self, where: Address) -> Redis:
         """The client for the node at an address."""
@@ -173,7 +170,7 @@ class ClusterPool(BlockingConnectionPool):
                 return
             doubtful = owners
         if doubtful is None:
-            raise exceptions.ConnectionError("no node of the Cluster answers") from failed
+            raise unsent(exceptions.ConnectionError("no node of the Cluster answers")) from failed
         self._owners = doubtful
 
     async def _ask(self, where: Address) -> tuple[bool, list[Address | None]]:

@@ -32,10 +32,12 @@ __all__ = (
     "direct_pool",
     "is_sentinel_url",
     "sentinel_pool",
+    "unsent",
     "was_sent",
 )
 
 Pool = TypeVar("Pool", bound=BlockingConnectionPool)
+Failure = TypeVar("Failure", bound=exceptions.RedisError)
 
 NO_RETRIES: Final = Retry(NoBackoff(), 0)
 # Short: while one Sentinel is away, each new connection waits this long for it before the next one is asked
@@ -58,8 +60,7 @@ class _Leaves:
         try:
             await super().connect_check_health(*args, **options)  # type: ignore[misc]
         except exceptions.RedisError as exc:
-            exc.add_note(UNSENT)
-            raise
+            raise unsent(exc)  # noqa: B904 - the same one
 
     async def read_response(self, *args: Any, **options: Any) -> Any:
         try:
@@ -94,6 +95,12 @@ class _ManagedTls(_Leaves, SentinelManagedSSLConnection):
 
 
 DIRECT: Final = {"redis": Tcp, "rediss": Tls, "unix": _Unix}
+
+
+def unsent(exc: Failure) -> Failure:
+    """The same, marked: it went wrong before anything was sent."""
+    exc.add_note(UNSENT)
+    return exc
 
 
 def was_sent(exc: Exception) -> bool:

@@ -9,7 +9,9 @@ import hashlib
 import logging
 import re
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from importlib.resources import files
 from typing import Any, Final, Protocol
 
@@ -20,7 +22,7 @@ from redis.asyncio import Redis
 
 from director.core.cluster import Cluster
 from director.core.cluster_pipes import ClusterPipes
-from director.core.cluster_slots import ClusterPool
+from director.core.cluster_slots import Address
 from director.core.connections import was_sent
 from director.core.errors import BackendUnavailable
 from director.core.pipes import Pipes
@@ -39,6 +41,9 @@ BLOCKS: Final = re.compile(
 )
 WORDS: Final = re.compile(r"[A-Za-z_]\w*")
 COMMENT: Final = re.compile(r"--.*")
+# Nothing is known of what was asked: it is asked again
+LOST: Final = (exceptions.ConnectionError, exceptions.TimeoutError)
+NOT_CARRIED_OUT: Final = (exceptions.NoScriptError, *LOST)
 # What goes before every script there
 IN_CLUSTER: Final = ("lib/slot",)
 
@@ -109,12 +114,18 @@ class Call(Struct):
     answer: "asyncio.Future[Any]"
     is_doubtful: bool = False
 
+    @property
+    def is_answered(self) -> bool:
+        """Did its caller hear? One that is gone never does."""
+        return self.answer.done() and not self.answer.cancelled()
+
 
 class Gatherer:
     """Script calls to one Redis server, or to each master of a Cluster, gathered.
 
     While `at_once` writes are on their way, calls are gathered until one of them has come back: a crowd of callers then
-    shares a few large writes, instead of waiting for a connection each until that takes too long.
+    shares a few large writes, instead of waiting for a connection each until that takes too long. The calls to each
+    master go by themselves: one that is away holds up none to another.
     """
 
     def __init__(self, redis: Redis, *, at_once: int | None = None, meter: Meter | None = None) -> None:
@@ -125,8 +136,8 @@ class Gatherer:
         self._routes = None if self._slots is None else ClusterPipes(self._slots, timeout_s=SOCKET_TIMEOUT_S)
         self._at_once = at_once
         self._scripts: dict[str, Script] = {}
-        self._waiting: list[Call] = []
-        self._sending: set[asyncio.Task[None]] = set()
+        self._waiting: dict[Address | None, list[Call]] = {}
+        self._sending: defaultdict[Address | None, set[asyncio.Task[None]]] = defaultdict(set)
 
     async def call(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         """Run a script and return its reply as redis-py gives it.
@@ -142,40 +153,37 @@ class Gatherer:
         words: tuple[Any, ...] = ("EVALSHA", script.sha, len(keys), *keys, *args)
         command = hiredis.pack_command(words)
         call = Call(script, keys[0], command, loop.create_future())
-        self._waiting.append(call)
-        if len(self._waiting) == 1:
-            loop.call_soon(self._send)
+        master = None if self._slots is None else self._slots.owner(keys[0])
+        waiting = self._waiting.setdefault(master, [])
+        waiting.append(call)
+        if len(waiting) == 1:
+            loop.call_soon(self._send, master)
         return await call.answer
 
     async def aclose(self) -> None:
         """Let calls that are on their way come back."""
-        while self._waiting or self._sending:
+        while self._waiting or any(self._sending.values()):
             await asyncio.sleep(0)  # calls of this very turn are on their way after it
-            if self._sending:
-                await asyncio.wait(self._sending)
+            if sending := set().union(*self._sending.values()):
+                await asyncio.wait(sending)
         await self._pipes.aclose()
         if self._routes is not None:
             await self._routes.aclose()
 
-    def _send(self) -> None:
-        if self._at_once is not None and len(self._sending) >= self._at_once:
+    def _send(self, master: Address | None) -> None:
+        sending = self._sending[master]
+        if self._at_once is not None and len(sending) >= self._at_once:
             return  # whichever comes back first sends them
-        calls, self._waiting = self._waiting, []
-        for group in [calls] if self._slots is None else self._by_master(calls, self._slots):
-            for start in range(0, len(group), LARGEST_BATCH):
-                task = asyncio.get_running_loop().create_task(self._deliver(group[start : start + LARGEST_BATCH]))
-                self._sending.add(task)
-                task.add_done_callback(self._came_back)
+        calls = self._waiting.pop(master, [])
+        for start in range(0, len(calls), LARGEST_BATCH):
+            task = asyncio.get_running_loop().create_task(self._deliver(calls[start : start + LARGEST_BATCH]))
+            sending.add(task)
+            task.add_done_callback(partial(self._came_back, master))
 
-    @staticmethod
-    def _by_master(calls: list[Call], slots: ClusterPool) -> list[list[Call]]:
-        """Each master's by themselves: one that is away holds up no calls to another."""
-        return [[calls[index] for index in group] for group in slots.grouped([call.key for call in calls])]
-
-    def _came_back(self, task: asyncio.Task[None]) -> None:
-        self._sending.discard(task)
-        if self._at_once is not None and self._waiting:
-            self._send()
+    def _came_back(self, master: Address | None, task: asyncio.Task[None]) -> None:
+        self._sending[master].discard(task)
+        if self._at_once is not None and master in self._waiting:
+            self._send(master)
 
     async def _deliver(self, calls: list[Call]) -> None:
         give_up = asyncio.get_running_loop().time() + GIVE_UP_S
@@ -186,6 +194,7 @@ class Gatherer:
                 away = unavailable(exc)
                 if away is not None and self._meter is not None:
                     self._meter.failed(exc)
+                calls = [call for call in calls if not call.is_answered]
                 if was_sent(exc):
                     for call in calls:
                         call.is_doubtful = True
@@ -203,7 +212,10 @@ class Gatherer:
             _fail(call, BackendUnavailable("Redis forgets its scripts as fast as they are loaded"))
 
     async def _send_once(self, calls: list[Call]) -> list[Call]:
-        """Send all in one pipeline; return those that the server does not know the script of."""
+        """Send all in one pipeline; return those that the server does not know the script of.
+
+        Raises where some were not answered; others may be.
+        """
         began = time.perf_counter()
         commands = [call.command for call in calls]
         if self._routes is None:
@@ -211,20 +223,26 @@ class Gatherer:
         else:
             replies = await self._routes.ask(commands, [call.key for call in calls])
         took_s = time.perf_counter() - began
-        unknown = []
+        unknown: list[Call] = []
+        lost: list[Exception] = []
         for call, reply in zip(calls, replies, strict=True):
             if isinstance(reply, exceptions.NoScriptError):
                 unknown.append(call)
+            elif isinstance(reply, LOST):
+                lost.append(reply)
             elif isinstance(reply, Exception):
                 _fail(call, reply)
             elif not call.answer.done():
                 call.answer.set_result(reply)
         if self._meter is not None:
-            left = set(map(id, unknown))
-            self._meter.answered(took_s, [call.script.name for call in calls if id(call) not in left])
+            carried_out = zip(calls, replies, strict=True)
+            named = [call.script.name for call, reply in carried_out if not isinstance(reply, NOT_CARRIED_OUT)]
+            self._meter.answered(took_s, named)
         for call in {call.script.text: call for call in unknown}.values():
             at = self.redis if self._slots is None else await self._slots.serving(call.key)
             await at.script_load(call.script.text)
+        if lost:
+            raise next(filter(was_sent, lost), lost[0])
         return unknown
 
 

@@ -14,10 +14,14 @@ from redis import exceptions
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 
+from director.core.connections import unsent
+
 __all__ = ("Pipes",)
 
-# others wait for it where a pool has no more, and who asks all the time comes back sooner
+# who asks all the time comes back sooner
 KEPT_S: Final = 0.05
+# of a pool, for what is asked by the client itself: it hears nothing of a connection that is kept here
+SPARE: Final = 2
 
 
 class Pipes:
@@ -27,6 +31,8 @@ class Pipes:
         self._pool = redis.connection_pool
         self._timeout_s = timeout_s
         self._kept: list[AbstractConnection] = []
+        self._most = max(0, self._pool.max_connections - SPARE)
+        self._wanting = 0
         self._used = False
         self._timer: asyncio.TimerHandle | None = None
         self._leaving: set[asyncio.Task[None]] = set()
@@ -46,10 +52,10 @@ class Pipes:
         except TimeoutError as exc:
             raise exceptions.TimeoutError("Redis did not answer in time") from exc
         finally:
-            if is_good:
+            if is_good and not self._wanting and len(self._kept) < self._most:
                 self._keep(connection)
             else:
-                await self._give_back(connection, is_good=False)
+                await self._give_back(connection, is_good=is_good)
         return replies
 
     async def aclose(self) -> None:
@@ -67,7 +73,13 @@ class Pipes:
             if not await _has_ended(connection):
                 return connection
             await self._give_back(connection, is_good=False)
-        connection = cast(AbstractConnection, await self._pool.get_connection())  # type: ignore[no-untyped-call]
+        self._wanting += 1
+        try:
+            connection = cast(AbstractConnection, await self._pool.get_connection())  # type: ignore[no-untyped-call]
+        except exceptions.RedisError as exc:
+            raise unsent(exc)  # noqa: B904 - the same one
+        finally:
+            self._wanting -= 1
         # of a whole round trip and not of each read and write: a limit for each is a timer, or even a task
         connection.socket_timeout = None
         return connection

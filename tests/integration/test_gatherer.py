@@ -115,11 +115,34 @@ async def test_a_crowd_shares_a_few_writes_where_no_more_may_be_on_their_way(dri
         callers.append(asyncio.ensure_future(scripts.get(prediction_id)))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert len(gatherer._sending) <= 2
+        assert len(gatherer._sending[None]) <= 2
     assert all(await asyncio.gather(*callers))
     assert sum(gatherer.pipelines) == 50
     assert len(gatherer.pipelines) < 25
     await gatherer.aclose()
+
+
+async def test_more_callers_than_connections_all_have_their_turn(server: RedisServer) -> None:
+    redis = client(server.url, connections=3)
+    gatherer = Gatherer(redis)
+    scripts = Scripts(gatherer)
+    turns = [0] * 6
+
+    async def ask(who: int) -> None:
+        while min(turns) < 20:  # those in front never leave off, and whoever gets none gives up after three seconds
+            if who:
+                await scripts.get(PredictionId("0" * 26))
+            else:
+                await redis.ping()
+            turns[who] += 1
+
+    async with asyncio.TaskGroup() as tasks:
+        for who in reversed(range(len(turns))):
+            tasks.create_task(ask(who))
+            for _ in range(3):  # a write of its own each
+                await asyncio.sleep(0)
+    await gatherer.aclose()
+    await redis.aclose()
 
 
 # ── each caller has its own fate ────────────────────────────────────────────────────────────────────────────────

@@ -1,21 +1,28 @@
 """Three masters as if they were one server: whoever uses the client need not know which of them has what."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import anyio
 import pytest
 from redis import exceptions
 from redis.asyncio import Redis
+from redis.crc import key_slot
 
 from director.core import keys
 from director.core.clock import SystemClock
+from director.core.cluster import Cluster
 from director.core.durability import check
 from director.core.errors import BackendUnavailable, UnsafeBackend
+from director.core.gatherer import Gatherer
+from director.core.ids import PredictionId
 from director.core.redis_client import blocking_client, client, infos, servers
+from director.core.scripts import Scripts
 from director.core.settings import CommonSettings
 from director.doctor.checks import examine
 from director.doctor.look import look
 from tests.support.clusters import RedisCluster, redis_cluster
+from tests.support.cog import free_port
 from tests.support.eventually import eventually
 from tests.support.kinds import whole
 from tests.support.queue_driver import QueueDriver
@@ -23,6 +30,7 @@ from tests.support.servers import redis_server
 
 pytestmark = pytest.mark.anyio
 
+PREDICTION = PredictionId("0" * 26)
 NAMES = [f"k{number}" for number in range(12)]
 
 
@@ -125,6 +133,63 @@ async def test_a_slot_that_is_on_its_way_is_away_and_nothing_is_written(
             with pytest.raises(BackendUnavailable, match="TryAgainError"):
                 await driver.stats()
     assert [claim.id for claim in await driver.claim(count=9)] == [prediction]
+
+
+async def test_one_master_that_is_away_takes_nothing_from_what_another_answers(redis: Cluster) -> None:
+    gatherer = Gatherer(redis)
+    scripts = Scripts(gatherer)
+    await redis.get("k1")
+    here, there = await two_accounts(redis)
+    # as before a move to a server that is gone since
+    owners, slots = redis.slots._owners, [key_slot(keys.listing(name).encode()) for name in (here, there)]
+    away = owners[slots[1]]
+    assert away is not None
+    owners[slots[1]] = owners[slots[0]]
+    await redis.slots.node(away).aclose()
+    redis.slots._nodes[away] = client(f"redis://127.0.0.1:{free_port()}")
+    first, second = await asyncio.gather(
+        *(scripts.enlist(PREDICTION, account=account, oldest=PREDICTION) for account in (here, there)),
+        return_exceptions=True,
+    )
+    assert (first, type(second)) == (None, BackendUnavailable)
+    assert isinstance(second, BackendUnavailable)
+    assert second.is_untouched, "its master was never reached"
+    await gatherer.aclose()
+
+
+async def test_where_no_master_can_be_found_nothing_was_done() -> None:
+    redis = client(f"redis+cluster://127.0.0.1:{free_port()}")
+    with pytest.raises(BackendUnavailable) as refused:
+        await Scripts(Gatherer(redis)).enlist(PREDICTION, account="a", oldest=PREDICTION)
+    assert refused.value.is_untouched
+    await redis.aclose()
+
+
+async def test_a_master_that_is_silent_holds_up_no_calls_to_another(server: RedisCluster, redis: Cluster) -> None:
+    gatherer = Gatherer(redis, at_once=1)
+    scripts = Scripts(gatherer)
+    here, there = await two_accounts(redis)
+    silent = await redis.slots.serving(keys.listing(there))
+    await silent.client_pause(60_000, all=False)
+    try:
+        waits = asyncio.ensure_future(scripts.enlist(PREDICTION, account=there, oldest=PREDICTION))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        await scripts.enlist(PREDICTION, account=here, oldest=PREDICTION)
+        assert not waits.done()
+    finally:
+        await silent.client_unpause()
+    await waits
+    await gatherer.aclose()
+
+
+async def two_accounts(redis: Cluster) -> tuple[str, str]:
+    """Whose lists two masters have."""
+    owners: dict[Redis, str] = {}
+    for name in NAMES:
+        owners.setdefault(await redis.slots.serving(keys.listing(name)), name)
+    here, there, *_ = owners.values()
+    return here, there
 
 
 async def test_a_key_that_is_on_its_way_is_read_and_written_where_it_is(server: RedisCluster, redis: Redis) -> None:
