@@ -3,7 +3,7 @@
 from collections import Counter
 from random import Random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api.sites.placement import Candidate, Look, Placement, in_order
@@ -36,6 +36,7 @@ def candidate(
     return Candidate(name=name, weight=weight, look=told, since=since)
 
 
+@settings(max_examples=30)
 @given(candidates=CANDIDATES, placement=st.sampled_from(["random", "least-wait"]), seed=st.integers())
 def test_every_site_is_tried_once_and_those_where_nothing_starts_last(
     candidates: list[Candidate], placement: Placement, seed: int
@@ -46,6 +47,7 @@ def test_every_site_is_tried_once_and_those_where_nothing_starts_last(
     assert [stuck[name] for name in order] == sorted(stuck[name] for name in order)
 
 
+@settings(max_examples=30)
 @given(candidates=CANDIDATES, seed=st.integers())
 def test_by_least_wait_nobody_is_behind_a_longer_one(candidates: list[Candidate], seed: int) -> None:
     waits = {each.name: each.wait_ms for each in candidates}
