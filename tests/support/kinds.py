@@ -81,12 +81,14 @@ def whole(url: str, *, connections: int = 16) -> Redis:
 
 
 class _Whole(Cluster):
-    """Asks every master what one of them cannot know, and knows more commands than are used here."""
+    """Asks every master what one of them cannot know, and for each key of several by itself."""
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         if args[0] == "XREADGROUP":
             master = await self.slots.serving(args[args.index(b"STREAMS") + 1])
             return await master.execute_command(*args, **options)  # type: ignore[no-untyped-call]
+        if args[0] in OF_EACH_KEY and len(args) > 2:
+            return sum([await self.execute_command(args[0], name, **options) for name in args[1:]])
         if (combine := OF_ALL.get(args[0])) is None:
             return await super().execute_command(*args, **options)
         masters = await self.slots.masters()
@@ -101,10 +103,29 @@ def _joined(replies: list[Any]) -> Any:
     return [each for reply in replies for each in reply]
 
 
+def _summed(replies: list[Any]) -> Any:
+    """Numbers by their names, however deep."""
+    summed = dict(replies[0])
+    for reply in replies[1:]:
+        for name, value in reply.items():
+            known = summed.get(name)
+            if isinstance(value, dict):
+                summed[name] = _summed([known or {}, value])
+            elif isinstance(value, int | float):
+                summed[name] = (known or 0) + value
+    return summed
+
+
+OF_EACH_KEY: Final = frozenset(("DEL", "EXISTS"))
 OF_ALL: Final[dict[str, Callable[[list[Any]], Any]]] = {
+    "CLIENT": sum,
+    "CLIENT LIST": _joined,
+    "CONFIG RESETSTAT": _first,
     "CONFIG SET": _first,
     "DBSIZE": sum,
     "FLUSHALL": _first,
+    "INFO": _summed,
     "KEYS": _joined,
+    "PUBSUB CHANNELS": _joined,
     "SCRIPT FLUSH": _first,
 }
