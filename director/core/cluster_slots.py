@@ -26,7 +26,7 @@ CLUSTER_URL: Final = re.compile(
 )
 PORT: Final = 6379
 # Short: a node that does not answer is one of several that can be asked
-ASK_TIMEOUT_S: Final = 1.0
+ASK_TIMEOUT_S: Final = 2.0
 # At most this often the nodes are asked who has what, however many calls fail meanwhile
 ASK_EVERY_S: Final = 0.2
 

@@ -57,6 +57,9 @@ BODIES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+pytestmark = pytest.mark.not_on("cluster", "sentinel", why="its API has a server of its own")
+
+
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with (
