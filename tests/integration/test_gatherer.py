@@ -305,9 +305,11 @@ async def test_where_a_reply_was_lost_nobody_says_that_nothing_was_done(
 async def test_a_full_server_refuses_before_it_does_anything() -> None:
     with redis_server(config={"maxmemory": "1mb"}) as full:
         redis = client(full.url)
+        gatherer = Gatherer(redis)
         with pytest.raises(BackendUnavailable) as refused:
-            await Scripts(Gatherer(redis)).enlist(PredictionId("x"), account=ACCOUNT, oldest=lowest_id_at(0))
+            await Scripts(gatherer).enlist(PredictionId("x"), account=ACCOUNT, oldest=lowest_id_at(0))
         assert refused.value.is_untouched
+        await gatherer.aclose()
         await redis.aclose()
 
 
