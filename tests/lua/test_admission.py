@@ -59,7 +59,7 @@ class Crowd:
         await self.scripts[0].register(QUEUE, version=VERSION, policy=Policy(breaker_after=0))
         self.claims: list[Claim] = []
         self.accepted: Counter[str] = Counter()
-        return QueueDriver(self.connections[0], self.scripts[0], QUEUE)
+        return QueueDriver(self.admin, self.scripts[0], QUEUE)
 
     async def play(self, asked: list[tuple[str, str]], counts: list[int], connections: int, **options: Any) -> None:
         """All at once: these submits, and claims of so many."""
