@@ -31,11 +31,14 @@ def measured(result: Result) -> str:
 
 
 def targets_table(results: Mapping[str, Result]) -> str:
-    """A row for each target."""
+    """A row for each target, and what each bench was of which they speak."""
     rows = [verdict(target, results) for target in TARGETS]
     lines = ["| what | target | found | |", "|---|---|---|---|"]
     lines += [f"| {row.target.what} | {row.target.wanted} | {row.shown} | {_reached(row)} |" for row in rows]
-    return "\n".join(lines)
+    benches = [results[name] for name in dict.fromkeys(row.target.bench for row in rows) if name in results]
+    return "\n".join(
+        [*lines, *[""][: len(benches)], *(f"- `{one.bench}`: {one.what}. {about(one)}" for one in benches)]
+    )
 
 
 def pace_table(results: Mapping[str, Result]) -> str:

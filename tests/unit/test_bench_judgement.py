@@ -154,7 +154,9 @@ def test_a_target_is_judged_by_the_ratio_or_by_the_value_alone() -> None:
 def test_the_tables_name_every_target_and_every_side() -> None:
     results = latest([paced(0.7, 0.7, 0.7, 0.7, 0.7)])
     targets = targets_table(results)
-    assert targets.count("\n") == len(TARGETS) + 1
+    assert targets.count("\n| ") == len(TARGETS)
+    assert targets.endswith("load 0.1 (0 cores busy) before, 1.9 (0.2 cores busy) after.")
+    assert "- `drain`: made up. 2026-01-01, commit abc" in targets
     assert "| drain | ≥ 0.6 × prototype | 0.70 (0.70–0.70) × | reached |" in targets
     assert peers_table(results).splitlines()[2:4] == ["| prototype | 100 | 0.70 (0.70–0.70) × |", "| ours | 70 |  |"]
     assert pace_table(results).splitlines()[3] == "| **Director** | 70 |  |"
