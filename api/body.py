@@ -5,11 +5,11 @@ nothing but a Problem. Requests that need no body (a cancel, which official clie
 nothing in it) must not come here.
 """
 
+import asyncio
 import re
 from itertools import accumulate
 from typing import Final, TypeVar
 
-import anyio
 import msgspec
 from starlette.requests import Request
 
@@ -38,7 +38,7 @@ async def read_body(request: Request, *, max_bytes: int) -> bytes:
     if announced.isdecimal() and int(announced[:20]) > max_bytes:
         raise too_large(max_bytes)
     try:
-        with anyio.fail_after(LONGEST_S):
+        async with asyncio.timeout(LONGEST_S):
             return await _counted(request, max_bytes)
     except TimeoutError as exc:
         raise too_slow(LONGEST_S) from exc

@@ -25,7 +25,7 @@ def base_url(request: Request) -> str:
     """The public URL, else the scheme and host that the request was sent to; 400 where that is no host at all."""
     if public := parts_of(request).settings.public_url:
         return public.rstrip("/")
-    scheme, host = request.url.scheme, request.headers.get("host", "")
+    scheme, host = request.scope["scheme"], request.headers.get("host", "")
     if _is_from_proxy(request):
         scheme = _last(request, "x-forwarded-proto") or scheme
         host = _last(request, "x-forwarded-host") or host

@@ -57,6 +57,9 @@ FORMAT: Final = 0
 FILE_FORMAT: Final = 3
 LENGTH: Final = 26
 ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+# two letters at once: an id is made, and one is the bound of a list, for each prediction that is taken in
+PAIRS: Final = tuple(first + second for first in ALPHABET for second in ALPHABET)
+SHIFTS: Final = tuple(range((LENGTH - 2) * 5, -1, -10))
 VALUES: Final = {letter: value for value, letter in enumerate(ALPHABET)}
 
 
@@ -140,7 +143,7 @@ def _is_id(text: str, kind: int) -> bool:
 
 def _encode(now_ms: int, partition: int, site: int, random_bits: int, kind: int = FORMAT) -> str:
     number = (((now_ms << 10 | partition) << 6 | site) << 2 | kind) << 64 | random_bits
-    return "".join(ALPHABET[number >> shift & 31] for shift in range((LENGTH - 1) * 5, -1, -5))
+    return "".join([PAIRS[number >> shift & 1023] for shift in SHIFTS])
 
 
 def _number(prediction_id: str) -> int:
