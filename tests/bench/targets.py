@@ -10,6 +10,8 @@ from tests.bench.results import Result
 
 __all__ = ("TARGETS", "Target", "Verdict", "verdict")
 
+LARGE: Final = 100  # digits behind the point say nothing then
+
 
 class Target(Struct, frozen=True, kw_only=True):
     """`beside`: a reference, of whose value ours is to be so many times; empty: the value itself.
@@ -51,7 +53,10 @@ class Verdict(Struct, frozen=True, kw_only=True):
     def shown(self) -> str:
         if self.found is None:
             return "not measured"
-        return f"{self.ratio} ×" if self.ratio else f"{self.found:.3g} {self.unit}".strip()
+        if self.ratio is not None:
+            return f"{self.ratio} ×"
+        number = f"{self.found:,.0f}" if self.found >= LARGE else f"{self.found:.3g}"
+        return f"{number} {self.unit}".strip()
 
 
 def verdict(target: Target, results: Mapping[str, Result]) -> Verdict:
