@@ -35,6 +35,7 @@ class Gate:
         self._clock = clock
         self._on_unsafe = on_unsafe
         self._opened = anyio.Event()
+        self._has_rights = False
         self.is_up = False
 
     def pass_through(self) -> None:
@@ -52,7 +53,6 @@ class Gate:
         told = ""
         while not self._opened.is_set():
             try:
-                await check_rights(self._redis)
                 server = await self.run_once()
             except BackendUnavailable as exc:
                 if (reason := str(exc)) != told:
@@ -71,6 +71,9 @@ class Gate:
     async def run_once(self) -> Server:
         """Look at the server now. Raises BackendUnavailable, UnsafeBackend."""
         try:
+            if not self._has_rights:
+                await check_rights(self._redis)
+                self._has_rights = True
             server = await check(self._redis, self._settings)
         except (BackendUnavailable, UnsafeBackend):
             self.is_up = False

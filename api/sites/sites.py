@@ -57,9 +57,10 @@ class Sites:
     async def named(self, ref: VersionRef, account: Account) -> Version | None:
         """The version that this account means. The first site that knows the model says who may see it.
 
-        Raises BackendUnavailable where the home is away, and what it says of this was not asked lately.
+        Raises BackendUnavailable where the home is away, and what it says of this was not asked lately; and where it
+        is nowhere else than perhaps at a site that is away.
         """
-        is_seen = False
+        is_seen, away = False, None
         latest = ref.version
         for site in self.all:
             lookups = site.parts.lookups
@@ -74,9 +75,12 @@ class Sites:
                 latest = latest or (model.latest if model else None)
                 if latest and (version := await lookups.version(name, latest)):
                     return version
-            except BackendUnavailable:
+            except BackendUnavailable as exc:
                 if site is self.home:
                     raise
+                away = exc
+        if away is not None:
+            raise away
         return None
 
     async def tried(self, version: Version, account: str, allowed: Sequence[Site]) -> list[tuple[Site, Version]]:

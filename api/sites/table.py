@@ -24,6 +24,8 @@ MOST_BYTES: Final = 256 * 1024
 Value = TypeVar("Value", bound=Hashable)
 
 SITE_NAME: Final = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
+# Nothing that could be an address: what is not a variable's name must not come into a message with its password
+VARIABLE: Final = r"^([A-Za-z_][A-Za-z0-9_]*)?$"
 
 
 class SiteRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,7 +33,7 @@ class SiteRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     name: Annotated[str, Meta(pattern=SITE_NAME)]
     number: Annotated[int, Meta(ge=0, le=63)]
-    redis_url_env: str = ""
+    redis_url_env: Annotated[str, Meta(pattern=VARIABLE)] = ""
     weight: Annotated[float, Meta(gt=0, le=1000)] = 1
     takes_new: bool = True
     files_dir: str = ""
@@ -47,7 +49,11 @@ class SiteTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def settings(self, base: ApiSettings, environ: Mapping[str, str]) -> list[ApiSettings]:
         """What holds at each site, in order. Raises SettingsError where a variable is not set."""
-        return [base, *(_settings(row, base, environ) for row in self.site[1:])]
+        others = {row.redis_url_env: _settings(row, base, environ) for row in self.site[1:]}
+        addresses = [each.redis_url for each in others.values()]
+        if same := [name for name, each in others.items() if each.redis_url in _twice(addresses)]:
+            raise SettingsError(f"{same[0]} and {same[1]} have the address of one server.")
+        return [base, *others.values()]
 
 
 def read_sites(path: Path) -> SiteTable:

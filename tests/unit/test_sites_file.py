@@ -24,6 +24,7 @@ WRONG = {
     "one number twice": (f"{HOME}{FAR.replace('= 1', '= 0')}", "two sites have the number 0"),
     "an address of the home": (f'{HOME}redis_url_env = "X"\n', "eu is the first, and so the home"),
     "no address of another": (HOME + FAR.partition("redis")[0], "us needs redis_url_env"),
+    "an address in place of a variable": (HOME + FAR.replace("REDIS_US", "redis://u:hidden@us"), "site"),
     "one server twice": (HOME + FAR + FAR.replace('"us"', '"asia"').replace("= 1", "= 2"), "address of REDIS_US"),
     "a model of a site that is not there": (f'{HOME}[models]\n"acme/echo" = ["mars"]\n', "models: acme/echo"),
     "a model of none": (f'{HOME}[models]\n"acme/echo" = []\n', "models: acme/echo"),
@@ -40,6 +41,7 @@ def test_a_mistake_is_told_in_one_line(tmp_path: Path) -> None:
             read_sites(path)
         told[why] = str(wrong.value)
     assert [why for why, (_, part) in WRONG.items() if part not in told[why] or "\n" in told[why]] == []
+    assert "hidden" not in "".join(told.values())
     with pytest.raises(SettingsError, match="cannot be read"):
         read_sites(tmp_path / "none")
 
@@ -58,6 +60,14 @@ def test_another_site_needs_an_address_of_its_own(tmp_path: Path, url: str) -> N
     path.write_text(HOME + FAR)
     with pytest.raises(SettingsError, match="REDIS_US"):
         read_sites(path).settings(BASE, {"REDIS_US": url})
+
+
+def test_two_variables_name_two_servers(tmp_path: Path) -> None:
+    path = tmp_path / "sites.toml"
+    path.write_text(HOME + FAR + FAR.replace('"us"', '"asia"').replace("= 1", "= 2").replace("REDIS_US", "REDIS_ASIA"))
+    with pytest.raises(SettingsError, match="REDIS_US and REDIS_ASIA have the address of one server") as wrong:
+        read_sites(path).settings(BASE, dict.fromkeys(("REDIS_US", "REDIS_ASIA"), "redis://:hidden@us"))
+    assert "hidden" not in str(wrong.value)
 
 
 def test_files_are_of_one_site_alone(tmp_path: Path) -> None:

@@ -169,6 +169,20 @@ async def test_what_only_the_home_knows_of_stays_there(service: Service, eu: Pla
         assert {number((await made(api))["id"]) for _ in range(4)} == {0}
 
 
+async def test_a_site_that_does_not_let_us_do_all_takes_nothing_and_says_why(service: Service, us: Place) -> None:
+    admin: Any = us.driver.redis
+    await admin.execute_command("ACL SETUSER", "director", "-xadd")
+    try:
+        async with service.api(top='placement = "random"') as api:
+            assert {number((await made(api))["id"]) for _ in range(8)} == {0}
+            told = "The user in the Redis URL may not do all that is needed"
+            await eventually(
+                lambda: api.get("/readyz"), "it says why", until=lambda ready: told in ready.json()["sites"]["us"]
+            )
+    finally:
+        await admin.execute_command("ACL SETUSER", "director", "+xadd")
+
+
 # ── where it is found ───────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -11,11 +11,14 @@ import anyio
 import httpx
 import pytest
 
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.clock import SystemClock
 from director.core.ids import PredictionId, site_of
+from director.core.policy import Policy
 from director.core.settings import ApiSettings
 from tests.support.api import api_client
 from tests.support.eventually import eventually
-from tests.support.queue_driver import ACCOUNT, VERSION
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.servers import RedisServer, redis_server
 from tests.support.sites import Place, environ, place, sites_file
 
@@ -67,12 +70,17 @@ async def sites_of(api: httpx.AsyncClient) -> dict[str, str]:
 
 @pytest.mark.parametrize("victim", ["us", pytest.param("eu", marks=pytest.mark.heavy)])
 async def test_what_is_there_is_503_until_it_is_back_and_all_else_goes_on(
-    api: httpx.AsyncClient, servers: dict[str, RedisServer], victim: str
+    api: httpx.AsyncClient, servers: dict[str, RedisServer], places: dict[str, Place], victim: str
 ) -> None:
     there, elsewhere = await forced(api, victim), await forced(api, "asia")
     keyed = {"idempotency-key": "before"}
     known = await forced(api, victim, **keyed)
+    scripts, only_there = places[victim].driver.scripts, "c3" * 32
+    catalog = Catalog(places[victim].driver.redis, scripts, SystemClock())
+    await catalog.register(MODEL, only_there, schema=OPEN_SCHEMA, server="echo", policy=Policy())
     servers[victim].kill()
+    perhaps = await api.post("/v1/predictions", json={**ASKED, "version": only_there})
+    assert perhaps.status_code == 503, "nobody can say that there is no such version"
     away = await api.get(f"/v1/predictions/{there}")
     assert (away.status_code, away.json()["code"], away.headers["retry-after"]) == (503, "unavailable", "2")
     assert (await api.get(f"/v1/predictions/{elsewhere}")).status_code == 200
