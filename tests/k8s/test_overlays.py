@@ -26,6 +26,12 @@ def test_clusters_take_all_of_an_overlay(name: str) -> None:
     assert {version: wrong for version in VERSIONS if (wrong := misfits(overlay(name), version))} == {}
 
 
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_what_no_cluster_changes_is_the_same_of_every_kubectl(name: str) -> None:
+    claims = [claim for pod in pods(overlay(name)) for claim in pod.workload["spec"].get("volumeClaimTemplates", [])]
+    assert [claim["metadata"] for claim in claims] == [{"name": "data"}]
+
+
 def test_the_pod_that_restores_a_backup_is_one_that_clusters_take() -> None:
     pod = yaml.safe_load((K8S / "restore-pod.yaml").read_text())
     assert {version: wrong for version in VERSIONS if (wrong := misfits([pod], version))} == {}

@@ -205,6 +205,11 @@ def test_a_real_sentinel_takes_what_is_written_for_it(tmp_path: Path, etc: Path,
         assert asked(socket, None, "sentinel", "SENTINEL", "get-master-addr-by-name", "director")[0] == b"127.0.0.1"
         with pytest.raises(exceptions.AuthenticationError):
             asked(socket, None, None, "PING")
+        assert asked(socket, None, "sentinel", "SENTINEL", "FLUSHCONFIG")
+    with started(etc / "sentinel.sh", surroundings(tmp_path, programs) | {"SENTINEL_PASSWORD": "other"}):
+        assert asked(socket, None, "other", "PING") is True
+        with pytest.raises(exceptions.AuthenticationError):
+            asked(socket, None, "sentinel", "PING")
 
 
 def made_nothing(tmp_path: Path) -> Path:

@@ -160,6 +160,9 @@ FAULTS: dict[str, Fault] = {
     "our settings in a model": Fault(
         lambda o: model(o).update(envFrom=first(o, DIRECTOR)["envFrom"]), "model is given what is ours"
     ),
+    "a password that is named too early": Fault(
+        lambda o: first(o, "api")["env"].reverse(), "DIRECTOR_REDIS_URL names a variable that does not stand above it"
+    ),
     "a command that is none": Fault(lambda o: first(o, "api").update(args=["serve"]), "`director serve` is no command"),
     "an option that is none": Fault(
         lambda o: first(o, "keeper").update(args=["keeper", "--leader"]),

@@ -109,11 +109,12 @@ def picks(selector: Manifest, labels: Mapping[str, str]) -> bool:
 
 
 def environment(container: Manifest, objects: list[Manifest]) -> dict[str, str]:
-    """What a container is given, as the kubelet puts it together. A reference that leads nowhere is a KeyError."""
+    """What a container is given, as the kubelet puts it together. A reference that leads nowhere is a KeyError.
+
+    A variable may name those that stand above it in `env`, and no others: what it names else stays as it is written.
+    """
     known = {(each["kind"], each["metadata"]["name"]): each for each in objects}
     given: dict[str, str] = {}
-    for source in container.get("envFrom", []):
-        given |= known["ConfigMap", source["configMapRef"]["name"]]["data"]
     for each in container.get("env", []):
         if "value" in each:
             value = str(each["value"])
@@ -127,4 +128,7 @@ def environment(container: Manifest, objects: list[Manifest]) -> dict[str, str]:
                 given[each["name"]] = base64.b64decode(secret[ref["key"]] or "").decode()
         else:  # of the pod itself: a name, an address
             given[each["name"]] = "given-by-the-kubelet"
-    return given
+    from_maps: dict[str, str] = {}
+    for source in container.get("envFrom", []):
+        from_maps |= known["ConfigMap", source["configMapRef"]["name"]]["data"]
+    return from_maps | given

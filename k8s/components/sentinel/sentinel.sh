@@ -19,8 +19,8 @@ sentinel parallel-syncs director 1
 sentinel auth-user director sentinel
 END
 fi
-# passwords may have changed since
-sed -i -e '/^requirepass /d' -e '/^sentinel sentinel-pass /d' -e '/^sentinel auth-pass director /d' "$conf"
+# passwords may have changed since; `user` is what it made of its own one, and would win over it
+sed -i -e '/^requirepass /d' -e '/^user default /d' -e '/^sentinel sentinel-pass /d' -e '/^sentinel auth-pass director /d' "$conf"
 cat >> "$conf" << END
 requirepass $SENTINEL_PASSWORD
 sentinel sentinel-pass $SENTINEL_PASSWORD

@@ -55,6 +55,11 @@ def is_given_what_it_reads(objects: list[Manifest]) -> Iterator[str]:
             else:
                 strange = {name for name in given if name.startswith("DIRECTOR_")} - everybody
                 yield from (f"{where}: {name} is nothing that anybody reads" for name in sorted(strange))
+                yield from (
+                    f"{where}: {name} names a variable that does not stand above it"
+                    for name, value in given.items()
+                    if "$(" in value
+                )
 
 
 def _is_ours(container: Manifest) -> bool:
