@@ -21,6 +21,7 @@ __all__ = ("QueueMachine",)
 
 MOST = st.sampled_from([None, None, 1, 2])
 HOUR_S: Final = 3600.0
+ALL: Final = 10_000  # more than a walk can file: a keeper that looks at some only is not what the model knows
 LOSSES: Final = ("server", "group", "entry", "stream", "leases", "line", "turns", "times", "mask", "delayed", "counts")
 
 
@@ -58,7 +59,7 @@ class QueueMachine(QueueSteps):
         getattr(self, role)()
 
     def reap(self) -> None:
-        self._taken_back(self.do(self.driver.reap()), self.model.expired())
+        self._taken_back(self.do(self.driver.reap(limit=ALL)), self.model.expired())
 
     def recover(self) -> None:
         pending = self.books().entries
@@ -70,7 +71,7 @@ class QueueMachine(QueueSteps):
                     for entry in entries
                     if entry.is_pending and (entry.lane, entry.number) == (lane, number)
                 }
-                cursor, found = self.do(self.driver.recover(number, lane=lane))
+                cursor, found = self.do(self.driver.recover(number, lane=lane, count=ALL))
                 assert cursor == "0-0"
                 lost = [p for p in self.model.expired() if p.id in here]
                 self._taken_back(found, sorted(lost, key=lambda p: list(here).index(p.id)))
@@ -81,12 +82,12 @@ class QueueMachine(QueueSteps):
             assert found == {p.id: self.model.take_back(p, due=delayed.get(p.id)) for p in lost}
 
     def promote(self) -> None:
-        assert self.do(self.driver.promote()) == self.model.promote()
+        assert self.do(self.driver.promote(limit=ALL)) == self.model.promote()
         if self.model.breaker.is_ripe(self.model.now_ms):
             assert self.books().has_rung, "it may be tried again, and nobody is told"
 
     def expire(self) -> None:
-        assert self.do(self.driver.expire()) == self.model.expire()
+        assert self.do(self.driver.expire(limit=ALL)) == self.model.expire()
 
     def reconcile(self) -> None:
         start, slices, untimed = 0, 0, self.model.untimed()
@@ -347,7 +348,7 @@ class QueueMachine(QueueSteps):
 
     def _repair(self, expected: dict[PredictionId, str]) -> None:
         untimed = self.model.untimed()
-        following, repaired = self.do(self.driver.reconcile())
+        following, repaired = self.do(self.driver.reconcile(count=ALL))
         assert (following, repaired) == (0, {p.id: "timed" for p in untimed} | expected)
         self._put_right([p for p in untimed if expected.get(p.id) != "offered"])
 
