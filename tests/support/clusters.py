@@ -20,6 +20,8 @@ __all__ = ("RedisCluster", "redis_cluster")
 MASTERS: Final = 3
 SLOTS: Final = 16384
 LIMIT_S: Final = 60.0
+# An introduction that went wrong is begun anew after so long, so nodes are patient once they know each other
+QUICK_MS: Final = 2000
 
 
 class RedisCluster:
@@ -101,14 +103,12 @@ class RedisCluster:
 
 @contextmanager
 def redis_cluster(
-    kind: Kind = "valkey", *, replicas: bool = False, guarded: bool = False, patience_ms: int = 2000
+    kind: Kind = "valkey", *, replicas: bool = False, guarded: bool = False, patience_ms: int = QUICK_MS
 ) -> Iterator[RedisCluster]:
     """Started, joined, and all of one mind. They take a silence this long for a death."""
     with ExitStack() as started:
         servers = [
-            started.enter_context(
-                redis_server(kind, loopback=True, guarded=guarded, config=_config(patience_ms, guarded=guarded))
-            )
+            started.enter_context(redis_server(kind, loopback=True, guarded=guarded, config=_config(guarded=guarded)))
             for _ in range(MASTERS * 2 if replicas else MASTERS)
         ]
         cluster = RedisCluster(kind, servers[:MASTERS], servers[MASTERS:], guarded=guarded)
@@ -125,14 +125,16 @@ def redis_cluster(
         for server in cluster.replicas:
             with Redis.from_url(server.admin_url) as replica:
                 wait_until(partial(is_linked, replica), "the replica is linked", limit_s=LIMIT_S)
+        for server in servers:
+            _ask(server, "CONFIG", "SET", "cluster-node-timeout", patience_ms)
         yield cluster
 
 
-def _config(patience_ms: int, *, guarded: bool) -> dict[str, str]:
+def _config(*, guarded: bool) -> dict[str, str]:
     return {
         "cluster-enabled": "yes",
         "cluster-port": str(free_port()),
-        "cluster-node-timeout": str(patience_ms),
+        "cluster-node-timeout": str(QUICK_MS),
         "repl-diskless-sync-delay": "0",
         **(GUARDED if guarded else {}),
     }
