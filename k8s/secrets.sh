@@ -9,6 +9,8 @@ made() {
 }
 
 touch "$file"
+# an editor may have left the last line without its end, and what is added would become part of it
+[ -z "$(tail -c 1 "$file")" ] || echo >> "$file"
 for name in REDIS_PASSWORD KEDA_PASSWORD ADMIN_PASSWORD REPLICA_PASSWORD SENTINEL_PASSWORD METRICS_TOKEN SCALE_TOKEN UPLOAD_SECRET; do
     grep -q "^$name=" "$file" || echo "$name=$(made)" >> "$file"
 done

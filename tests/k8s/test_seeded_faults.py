@@ -302,6 +302,14 @@ FAULTS: dict[str, Fault] = {
         "`director scale --key",
         "multi-pool",
     ),
+    "no time for the first director": Fault(
+        lambda o: named(o, "ScaledObject", "director-writer")["spec"].pop("initialCooldownPeriod"),
+        "takes the first director away",
+        "multi-pool",
+    ),
+    "a Redis that is none": Fault(
+        lambda o: o.remove(named(o, "Service", "redis")), "nothing answers at redis.director:6379", "multi-pool"
+    ),
     "streams": Fault(
         lambda o: named(o, *SCALED)["spec"]["triggers"][0].update(type="redis-streams"), "counts what is not the queue"
     ),

@@ -36,7 +36,7 @@ def test_the_operator_is_given_the_alert_rules_that_there_are() -> None:
 
 def test_secrets_are_made_once_and_for_their_owner_alone(tmp_path: Path) -> None:
     file = tmp_path / "secrets.env"
-    file.write_text("REDIS_PASSWORD=mine\n")
+    file.write_text("REDIS_PASSWORD=mine")  # no end of the line: an editor's
     file.chmod(0o600)
     for _ in range(2):
         subprocess.run(["sh", K8S / "secrets.sh", tmp_path], check=True, timeout=30)

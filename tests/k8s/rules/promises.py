@@ -8,7 +8,7 @@ from api.runs.prefer import LONGEST_WAIT_S
 from director.core import keys
 from director.core.ids import queue_name
 from tests.k8s.rules.settings import director_settings
-from tests.support.manifests import Manifest, pods
+from tests.support.manifests import Manifest, Pod, pods
 
 __all__ = (
     "is_walled",
@@ -132,10 +132,21 @@ def scales_by_what_is_counted(objects: list[Manifest]) -> Iterator[str]:
                     if url.path != f"/scale/{model}":
                         yield f"{where}: {url.path} is not the queue of {model}"
                 case "redis":
+                    service = services.get(tuple(told["address"].partition(":")[0].split(".")[:2]))  # type: ignore[arg-type]
+                    if service is None:
+                        yield f"{where}: nothing answers at {told['address']}"
+                    if each["spec"].get("initialCooldownPeriod", 0) < _starts_s(pod):
+                        yield f"{where}: it takes the first director away before anybody knows its version"
                     if told["listName"] != keys.live(queue_name(model, version)):
                         yield f"{where}: {told['listName']} is not what `director scale --key {model}` prints"
                 case other:
                     yield f"{where}: a trigger of the type {other} counts what is not the queue"
+
+
+def _starts_s(pod: Pod) -> float:
+    """How long the slowest of its containers may take."""
+    probes = [each["startupProbe"] for each in pod.containers if "startupProbe" in each]
+    return max((each["periodSeconds"] * each["failureThreshold"] for each in probes), default=0)
 
 
 def is_walled(objects: list[Manifest]) -> Iterator[str]:
