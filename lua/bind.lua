@@ -8,12 +8,14 @@
 --   ARGV[3]  ttl_ms
 --   ARGV[4]  instead_of   the id that it stands for so far, '' for none
 --   Returns  {}                 it is so, perhaps since a former call
---            {id, fingerprint}  what it stands for instead: nothing was written
+--            {id, fingerprint, age_ms}  what it stands for instead, for how long: nothing was written
 
 local key, id, fingerprint, ttl_ms, instead_of = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
 local known, print = string.match(redis.call('GET', key) or '', '^(%S+) (%S+)$')
-if known and known ~= id and known ~= instead_of then return { known, print } end
+if known and known ~= id and known ~= instead_of then
+  return { known, print, ttl_ms - redis.call('PTTL', key) }
+end
 if id == '' then
   redis.call('DEL', key)
 else

@@ -17,6 +17,7 @@
 --   Returns  {'created', created_ms, deadline, outlook}   as lib/outlook has it; only created_ms when this very id was accepted before
 --            {'replayed', id}                   the idempotency key stands for that prediction
 --            {'mismatch'}                       the key was used with another body
+--            {'late'}                           only with the field `bound`, see bind.lua: the key went to a later one
 --            {'unknown'}                        nobody registered this queue
 --            {'refused', code, limit, retry_after_ms, eta_ms}   nothing was written; '' where there is none; a limit of time is in s
 --            code: 'breaker_open', 'too_many_queued', 'queue_full', 'no_capacity' or 'cannot_start_in_time'
@@ -25,6 +26,8 @@ local id, input, fingerprint, idem_ttl_ms, now = ARGV[1], ARGV[2], ARGV[3], ARGV
 
 local created = redis.call('HGET', KEYS[1], 'created')
 if created then return { 'created', created } end
+local r = setmetatable({}, EMPTY)
+for i = 6, #ARGV, 2 do r[ARGV[i]] = ARGV[i + 1] end
 if fingerprint ~= '' then
   local held = redis.call('GET', KEYS[3])
   if held then
@@ -33,10 +36,9 @@ if fingerprint ~= '' then
       if print ~= fingerprint then return { 'mismatch' } end
       return { 'replayed', known }
     end
+    if r.bound ~= '' and known > id then return { 'late' } end -- ids sort by time: somebody took the key over
   end
 end
-local r = setmetatable({}, EMPTY)
-for i = 6, #ARGV, 2 do r[ARGV[i]] = ARGV[i + 1] end
 r.token, r.mid, r.claims = '', '', 0
 
 local queue, tenant = r.queue, r.account
@@ -84,7 +86,7 @@ local function add(field, value)
   fields[#fields + 1] = value
 end
 local NOT_KEPT = { lifetime_ms = true, start_by_ms = true, weight = true, most_queued = true, most_running = true,
-  limits_rev = true }
+  limits_rev = true, bound = true }
 local lifetime = math.min(tonumber(r.lifetime_ms) or math.huge, tonumber(m.lifetime_ms) or math.huge)
 if lifetime < math.huge then r.deadline = now + lifetime end
 if r.start_by_ms ~= '' then r.start_by = now + r.start_by_ms end

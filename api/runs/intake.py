@@ -266,19 +266,21 @@ async def _placed(request: Request, prediction_id: PredictionId, submission: Sub
     )
 
     async def enter(parts: Parts, version: Version, new: PredictionId) -> Accepted:
-        return await _enter(parts, new, replace(submission, version=version))
+        return await _enter(parts, new, replace(submission, version=version), is_bound=True)
 
     return await place(sites, wanted, enter)
 
 
-async def _enter(parts: Parts, prediction_id: PredictionId, submission: Submission) -> Accepted:
+async def _enter(
+    parts: Parts, prediction_id: PredictionId, submission: Submission, *, is_bound: bool = False
+) -> Accepted:
     """On its account's list and into its queue, in one write to the socket."""
     account, version = submission.account, submission.version
     listed_s = max(parts.settings.listing_ttl_s, account.limits.data_ttl_s or 0)
     oldest = lowest_id_at(parts.clock.now_ms() - int(listed_s * 1000))
     listed, accepted = await asyncio.gather(
         parts.scripts.enlist(prediction_id, account=account.name, oldest=oldest, kind=version.kind),
-        _enqueue(parts, prediction_id, submission),
+        _enqueue(parts, prediction_id, submission, is_bound=is_bound),
         return_exceptions=True,
     )
     if isinstance(accepted, QueueError) or (isinstance(accepted, Accepted) and accepted.replayed):
@@ -304,7 +306,7 @@ async def _accepted_before(request: Request, submission: Submission) -> Stored |
     return None if known is None else await parts_at(request, known).scripts.get(known)
 
 
-async def _enqueue(parts: Parts, prediction_id: PredictionId, submission: Submission) -> Accepted:
+async def _enqueue(parts: Parts, prediction_id: PredictionId, submission: Submission, *, is_bound: bool) -> Accepted:
     version, account = submission.version, submission.account
     return await parts.scripts.enqueue(
         prediction_id,
@@ -334,6 +336,7 @@ async def _enqueue(parts: Parts, prediction_id: PredictionId, submission: Submis
         late=submission.late,
         start_by_ms=submission.start_by_ms,
         idempotency=submission.idempotency,
+        is_bound=is_bound,
         trace=submission.trace,
     )
 

@@ -5,7 +5,8 @@ its server stood. Where a reply was lost the caller hears 503, and the run is wh
 
 An idempotency key is held at home before anything is placed (`lua/bind.lua`). Whoever binds it places the run and
 alone may bind it to another site. Others are shown what it stands for; while that is not there yet they are told to
-come again, and after 20 seconds nobody can be at it any more, so the next takes it over. So a key needs its home.
+come again, and after 20 seconds by the home's clock the next takes it over. What comes later still is refused where it
+was to be (`lua/enqueue.lua`), so it is at no second one. So a key needs its home.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from director.core.catalog import Version
 from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, UnknownQueue
 from director.core.ids import PredictionId, created_ms_of, new_prediction_id
 from director.core.scripts import Accepted
+from director.core.scripts.caller import Bound
 
 __all__ = ("Enter", "Wanted", "names_a_file", "place")
 
@@ -126,19 +128,20 @@ async def _bound_already(
     """Let its key stand for `new` instead of `bound`; where it stands for another, that one and where it is."""
     if wanted.idempotency is None:
         return None
+    late: PredictionId | None = None
     for _ in range(MOST_TAKEOVERS):
         held = await _bind(sites, wanted, wanted.idempotency, new, instead_of=bound)
         if held is None:
-            return None
-        other, fingerprint = held
-        if fingerprint != wanted.idempotency[1]:
+            return None if late is None else await _taken_over(sites, wanted, late, new)
+        other = held.id
+        if held.fingerprint != wanted.idempotency[1]:
             raise IdempotencyMismatch("This Idempotency-Key was used with another body.")
         site = sites.of(other)
-        if site is not None and await _is_there(site.parts, other):
+        if site is not None and await _is_there(site.parts, held):
             return Accepted(other, replayed=True), site.parts
-        if sites.home.parts.clock.now_ms() - created_ms_of(other) < SETTLED_MS:
+        if held.age_ms < SETTLED_MS:
             break
-        bound = other
+        bound = late = other
     raise BackendUnavailable("the same request is being placed")
 
 
@@ -149,7 +152,7 @@ async def _bind(
     new: PredictionId | None,
     *,
     instead_of: PredictionId | None,
-) -> tuple[PredictionId, str] | None:
+) -> Bound | None:
     return await sites.home.parts.scripts.bind(
         new,
         account=wanted.account.name,
@@ -159,12 +162,45 @@ async def _bind(
     )
 
 
-async def _is_there(parts: Parts, prediction_id: PredictionId) -> bool:
+async def _is_there(parts: Parts, held: Bound) -> bool:
     """Is it, or will it be in a moment?"""
     for pause_s in PAUSES_S:
         await asyncio.sleep(pause_s)
-        if await parts.scripts.get(prediction_id, outlook=False) is not None:
+        if await parts.scripts.get(held.id, outlook=False) is not None:
             return True
-        if parts.clock.now_ms() - created_ms_of(prediction_id) >= SETTLED_MS:
+        if held.age_ms >= SETTLED_MS:
             break
     return False
+
+
+async def _taken_over(
+    sites: Sites, wanted: Wanted, late: PredictionId, new: PredictionId
+) -> tuple[Accepted, Parts] | None:
+    """Its key stands for `new`: let `late` not be accepted any more where it was to be. That, where it is there."""
+    site, idempotency = sites.of(late), wanted.idempotency
+    if idempotency is None or site is None or site is sites.home:  # at home the key itself bars it
+        return None
+    try:
+        held = await _barred(site, wanted, late, idempotency)
+    except BackendUnavailable:
+        await _bind(sites, wanted, idempotency, late, instead_of=new)
+        raise
+    if held is None or held.fingerprint != idempotency[1]:
+        return None
+    await _bind(sites, wanted, idempotency, held.id, instead_of=new)
+    return Accepted(held.id, replayed=True), site.parts
+
+
+async def _barred(site: Site, wanted: Wanted, late: PredictionId, idempotency: tuple[str, str]) -> Bound | None:
+    """Let the key stand for a later one there, which never comes; what it stands for instead, where that is there."""
+    scripts, model = site.parts.scripts, wanted.version.model
+    bar = new_prediction_id(model=model, now_ms=created_ms_of(late) + 1, site=site.row.number)
+    held: Bound | None = None
+    for _ in range(2):
+        instead_of = held.id if held else None
+        held = await scripts.bind(
+            bar, account=wanted.account.name, model=model, idempotency=idempotency, instead_of=instead_of
+        )
+        if held is None or await scripts.get(held.id, outlook=False) is not None:
+            return held
+    raise BackendUnavailable("the same request is being placed")

@@ -3,9 +3,11 @@
 import pytest
 
 from director.core import keys
-from director.core.ids import PredictionId
+from director.core.errors import BackendUnavailable
+from director.core.ids import PredictionId, new_prediction_id
 from director.core.scripts import Scripts
-from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver
+from director.core.scripts.caller import IDEMPOTENCY_TTL_MS
+from tests.support.queue_driver import ACCOUNT, MODEL, START_MS, QueueDriver
 
 pytestmark = pytest.mark.anyio
 
@@ -13,7 +15,8 @@ KEY = ("digest", "print")
 
 
 async def bind(scripts: Scripts, new: PredictionId | None, *, instead_of: PredictionId | None = None) -> object:
-    return await scripts.bind(new, account=ACCOUNT, model=MODEL, idempotency=KEY, instead_of=instead_of)
+    held = await scripts.bind(new, account=ACCOUNT, model=MODEL, idempotency=KEY, instead_of=instead_of)
+    return held and held[:2]
 
 
 async def test_the_first_has_it_and_alone_may_hand_it_on_or_free_it(driver: QueueDriver) -> None:
@@ -39,3 +42,24 @@ async def test_what_was_bound_is_then_accepted_under_the_same_key(driver: QueueD
     await bind(driver.scripts, bound)
     assert await driver.submit(bound, idempotency=KEY) == bound
     assert await driver.submit(idempotency=KEY) == bound
+
+
+async def test_its_age_is_by_the_servers_clock(driver: QueueDriver) -> None:
+    first = new_prediction_id(model=MODEL, now_ms=0)
+    key = keys.idempotency(account=ACCOUNT, model=MODEL, digest=KEY[0])
+    await bind(driver.scripts, first)
+    await driver.redis.pexpire(key, IDEMPOTENCY_TTL_MS - 5_000)
+    held = await driver.scripts.bind(driver.new_id(), account=ACCOUNT, model=MODEL, idempotency=KEY, instead_of=None)
+    assert held is not None
+    assert 5_000 <= held.age_ms < 60_000
+
+
+async def test_who_lost_the_key_to_a_later_one_is_not_accepted_any_more(driver: QueueDriver) -> None:
+    late, later, last = (new_prediction_id(model=MODEL, now_ms=START_MS + each) for each in range(3))
+    await bind(driver.scripts, late)
+    assert await bind(driver.scripts, later, instead_of=late) is None
+    with pytest.raises(BackendUnavailable) as refused:
+        await driver.submit(late, idempotency=KEY, is_bound=True)
+    assert not refused.value.is_untouched, "it is not to be tried elsewhere"
+    assert await driver.members(keys.live(driver.queue)) == {}
+    assert await driver.submit(last, idempotency=KEY, is_bound=True) == last, "the one between was never there"

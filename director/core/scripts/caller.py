@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 
 from msgspec import Raw, Struct
 
 from director.core import keys
-from director.core.errors import IdempotencyMismatch, QueueRefused, UnknownQueue
+from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, UnknownQueue
 from director.core.gatherer import Arg
 from director.core.ids import Kind, PredictionId, QueueName, partition_of
 from director.core.schema import Event, Outlook, Record, Stored, flat, pairs
@@ -17,7 +17,7 @@ from director.core.story import Known
 from director.core.trace_context import NO_TRACE, TraceHeaders
 from director.core.view import fold
 
-__all__ = ("Accepted", "CallerScripts", "Canceled", "Erased", "Redelivered", "Replayed")
+__all__ = ("Accepted", "Bound", "CallerScripts", "Canceled", "Erased", "Redelivered", "Replayed")
 
 Canceled = Literal["canceled", "asked", "over", "moved", "unknown"]
 
@@ -36,6 +36,14 @@ class Accepted(Struct, frozen=True):
     created_ms: int = 0
     deadline_ms: int | None = None
     outlook: Outlook | None = None
+
+
+class Bound(NamedTuple):
+    """What an idempotency key stands for, of which request, and since when by the server's clock."""
+
+    id: PredictionId
+    fingerprint: str
+    age_ms: int
 
 
 class Replayed(Struct, frozen=True, kw_only=True):
@@ -101,6 +109,7 @@ class CallerScripts(Wire):
         metered: bool = False,
         data_ttl_s: float | None = None,
         idempotency: tuple[str, str] | None = None,
+        is_bound: bool = False,
         trace: TraceHeaders = NO_TRACE,
         now_ms: int | None = None,
     ) -> Accepted:
@@ -109,8 +118,8 @@ class CallerScripts(Wire):
         `affinity`: 16 hex digits. `weight`, `most_queued`, `most_running`: the account's, in this queue, as of change
         `limits_rev`: an older one than the queue knows is not heeded. `metered`: its
         compute was reserved, and is put right at its end. `data_ttl_s`: how long its data is kept after the end, where
-        not as long as the queue says. `trace`: what is handed on with it.
-        Raises UnknownQueue, IdempotencyMismatch, QueueRefused.
+        not as long as the queue says. `trace`: what is handed on with it. `is_bound`: the key was bound to it before.
+        Raises UnknownQueue, IdempotencyMismatch, QueueRefused; BackendUnavailable where its key went to a later one.
         """
         if lane not in keys.LANES:  # no claim would ever look there
             raise ValueError(f"{lane} is no lane")
@@ -143,6 +152,7 @@ class CallerScripts(Wire):
                 "most_queued": most_queued,
                 "most_running": most_running,
                 "limits_rev": limits_rev,
+                "bound": int(is_bound) or None,
                 **trace,
             },
         )
@@ -161,6 +171,8 @@ class CallerScripts(Wire):
                 return Accepted(PredictionId(rest[0].decode()), replayed=True)
             case b"mismatch":
                 raise IdempotencyMismatch("This Idempotency-Key was used with another body.")
+            case b"late":
+                raise BackendUnavailable("the same request was placed anew meanwhile")
             case b"refused":
                 raise _refused(*rest)
             case _:
@@ -174,8 +186,8 @@ class CallerScripts(Wire):
         model: str,
         idempotency: tuple[str, str],
         instead_of: PredictionId | None,
-    ) -> tuple[PredictionId, str] | None:
-        """Let an idempotency key stand for this one, or for none; what it stands for instead, and whose fingerprint.
+    ) -> Bound | None:
+        """Let an idempotency key stand for this one, or for none; what it stands for instead.
 
         `idempotency`: (key's digest, body's fingerprint). None: it is so.
         """
@@ -183,7 +195,7 @@ class CallerScripts(Wire):
         key = keys.idempotency(account=account, model=model, digest=digest)
         args: list[Arg] = [prediction_id or "", fingerprint, IDEMPOTENCY_TTL_MS, instead_of or ""]
         held = await self._call("bind", [key], args)
-        return (PredictionId(held[0].decode()), held[1].decode()) if held else None
+        return Bound(PredictionId(held[0].decode()), held[1].decode(), held[2]) if held else None
 
     async def enlist(self, prediction_id: PredictionId, *, account: str, oldest: PredictionId, kind: Kind = "") -> None:
         """Put an id on its account's list; call it before `enqueue`. Ids below `oldest` may be dropped."""

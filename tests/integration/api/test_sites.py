@@ -14,7 +14,9 @@ import pytest
 from director.core import keys
 from director.core.clock import SystemClock
 from director.core.departure import named_site
+from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, lowest_id_at, new_prediction_id, site_of
+from director.core.scripts.caller import IDEMPOTENCY_TTL_MS
 from director.core.settings import ApiSettings
 from tests.support.api import api_client
 from tests.support.eventually import eventually
@@ -312,16 +314,20 @@ async def test_an_idempotency_key_finds_its_prediction_wherever_it_was_placed(
 async def test_a_key_that_somebody_is_placing_is_503_and_one_that_nobody_can_be_placing_is_taken_over(
     api: httpx.AsyncClient, eu: Place, us: Place
 ) -> None:
-    key = {"idempotency-key": "once"}
+    key = {"idempotency-key": "once", "x-site": "eu"}
     await made(api, **key)
     held = keys.idempotency(account=ACCOUNT, model=MODEL, digest=hashlib.sha256(b"once").hexdigest())
     fingerprint = (await eu.driver.redis.get(held)).decode().partition(" ")[2]
     for age_s, status in ((1, 503), (60, 201)):
-        other = new_prediction_id(model=MODEL, now_ms=SystemClock().now_ms() - age_s * 1000, site=1)
-        await eu.driver.redis.set(held, f"{other} {fingerprint}", px=60_000)
-        answer = await api.post("/v1/predictions", json=ASKED, headers={**key, "x-site": "us"})
+        # by the clock of whoever made it, it is a minute old
+        other = new_prediction_id(model=MODEL, now_ms=SystemClock().now_ms() - 60_000, site=1)
+        await eu.driver.redis.set(held, f"{other} {fingerprint}", px=IDEMPOTENCY_TTL_MS - age_s * 1000)
+        answer = await api.post("/v1/predictions", json=ASKED, headers=key)
         assert answer.status_code == status
     assert (await made(api, **key))["id"] == answer.json()["id"]
+    with pytest.raises(BackendUnavailable):  # whoever made it was frozen so long, or the network was
+        await us.driver.submit(other, idempotency=(held.rpartition(":")[2], fingerprint), is_bound=True)
+    assert (await eu.has(), await us.has()) == (2, 0)
 
 
 async def test_twins_of_one_moment_are_one(api: httpx.AsyncClient, eu: Place, us: Place) -> None:
