@@ -1,6 +1,7 @@
 """Three Redis pods of the overlay `ha`, as processes: one is lost, comes back, and all of them start at once."""
 
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -84,6 +85,11 @@ class Pod:
             process.wait(20)
         self._processes = []
 
+    def lose_disk(self) -> None:
+        """While it does not run."""
+        shutil.rmtree(self._folder / "data")
+        (self._folder / "data").mkdir()
+
     def ask(self, *command: str) -> Any:
         with Redis(host=self.host, port=self.port, username="admin", password="admin", retry=NO_RETRIES) as redis:
             return redis.execute_command(*command)
@@ -117,7 +123,7 @@ class Pod:
             "dir /data", f"dir {self._folder}/data"
         )
         text = text.replace(f"\nport {self.port + 1}\n", f"\nport {self.port + 1}\nbind {self.host}\n")
-        return text.replace("milliseconds director 5000", "milliseconds director 1000")
+        return text.replace("milliseconds director 5000", "milliseconds director 1000").replace("sleep 1", "sleep 0.2")
 
 
 @contextmanager
@@ -179,4 +185,12 @@ def test_what_was_written_outlives_a_node_and_a_start_of_all(tmp_path: Path) -> 
         for pod in pods:
             pod.start()
         wait_for(lambda: are_one(pods), "three that begin at once are one again")
+        assert [masters(pods)[0].ask("GET", f"contact:{number}") for number in (1, 2)] == [b"kept", b"kept"]
+
+        wait_for(lambda: all(pod.knows == (2, 2) for pod in pods), "Sentinels know each other again")
+        [master] = masters(pods)
+        master.lose()
+        master.lose_disk()
+        master.start()
+        wait_for(lambda: are_one(pods), "one that comes back with an empty disk is no master that others copy")
         assert [masters(pods)[0].ask("GET", f"contact:{number}") for number in (1, 2)] == [b"kept", b"kept"]

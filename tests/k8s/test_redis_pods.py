@@ -141,6 +141,33 @@ def test_a_member_begins_as_the_replica_of_the_master_that_is_known(
 
 
 @pytest.mark.parametrize(
+    ("has_data", "looks", "master"),
+    [
+        (False, 3, "redis-2.redis-nodes"),  # they name another one in time
+        (False, 99, ""),  # there is none: they know no other member yet
+        (True, 99, ""),
+    ],
+)
+def test_a_member_with_an_empty_disk_leaves_the_others_time_to_name_another_master(
+    tmp_path: Path, etc: Path, programs: Path, has_data: bool, looks: int, master: str
+) -> None:
+    tally = tmp_path / "looks"
+    program(
+        programs,
+        "valkey-cli",
+        f"echo >> {tally}; [ $(wc -l < {tally}) -gt {looks} ] && m=2; echo redis-${{m:-1}}.redis-nodes",
+    )
+    program(programs, "valkey-server", "exit 0")
+    program(programs, "sleep", "exit 0")
+    if has_data:
+        (tmp_path / "appendonlydir").mkdir()
+    subprocess.run(["sh", etc / "member.sh"], env=surroundings(tmp_path, programs), check=True, timeout=30)
+    lines = (tmp_path / "etc/redis.conf").read_text().splitlines()
+    assert [line for line in lines if line.startswith("replicaof")] == ([f"replicaof {master} 6379"] if master else [])
+    assert len(tally.read_text()) == (1 if has_data else min(looks + 1, 21))
+
+
+@pytest.mark.parametrize(
     ("role", "is_ready"),
     [
         (("master", "1042", "redis-1.redis-nodes", "6379", "1042"), True),

@@ -7,16 +7,23 @@ tmp=${TMPDIR:-/tmp}
 data=${DATA:-/data}
 me=$(hostname).redis-nodes
 
-master() {
+named() {  # by the Sentinels of the others: that beside this one knows what is on its disk, and on a new one nothing
     for member in 0 1 2; do
+        [ "redis-$member.redis-nodes" != "$me" ] || continue
         said=$(timeout 3 valkey-cli -h "redis-$member.redis-nodes" -p 26379 --no-auth-warning -a "$SENTINEL_PASSWORD" \
             sentinel get-master-addr-by-name director 2> /dev/null | head -n 1) || continue
         case $said in redis-*) echo "$said"; return ;; esac
     done
-    sed -n 's/^sentinel monitor director \([^ ]*\) .*/\1/p' "$data/sentinel.conf" 2> /dev/null || true
 }
 
-found=$(master)
+found=$(named)
+# with an empty disk it is not the master that they mean, and the others would copy nothing: they get time to see it gone
+for _ in $(seq 20); do
+    [ "$found" = "$me" ] && [ ! -d "$data/appendonlydir" ] || break
+    sleep 1
+    found=$(named)
+done
+found=${found:-$(sed -n 's/^sentinel monitor director \([^ ]*\) .*/\1/p' "$data/sentinel.conf" 2> /dev/null || true)}
 found=${found:-redis-0.redis-nodes}
 umask 077
 mkdir -p "$tmp/etc"
