@@ -1,10 +1,14 @@
 """The folder behind the files of outputs: what is put is had again, and nobody reaches beyond their own."""
 
+import asyncio
 import os
+import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
+from anyio import to_thread
 from redis.asyncio import Redis
 
 from director.core import keys
@@ -55,6 +59,35 @@ async def test_what_was_put_is_had_again_with_its_type(store: LocalFiles, data: 
     for _ in range(2):
         name = await put(store, MINE, data, "audio/x-wav")
         assert await content(store, name) == ("audio/x-wav", data)
+
+
+async def test_a_put_that_is_given_up_while_its_file_opens_leaves_none(
+    store: LocalFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening, may_open = threading.Event(), threading.Event()
+    opened: list[IO[bytes]] = []
+    real = Path.open
+
+    def slow(path: Path, *args: Any, **more: Any) -> IO[bytes]:
+        opening.set()
+        may_open.wait(30)
+        opened.append(real(path, *args, **more))
+        return opened[0]
+
+    async def blocks() -> AsyncIterator[bytes]:
+        yield b"data"
+
+    monkeypatch.setattr(Path, "open", slow)
+    name = file_name(MINE, b"data", content_type="text/plain")
+    putting = asyncio.ensure_future(store.take(name, blocks(), content_type="text/plain"))
+    await to_thread.run_sync(opening.wait, 30)
+    putting.cancel()
+    await asyncio.sleep(0)
+    may_open.set()
+    with pytest.raises(asyncio.CancelledError):
+        await putting
+    assert [file.closed for file in opened] == [True]
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 @pytest.mark.parametrize(

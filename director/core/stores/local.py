@@ -4,6 +4,7 @@ All processes that read or write it have to see the same folder. Nobody ever see
 has reached the disk.
 """
 
+import asyncio
 import os
 import re
 import secrets
@@ -14,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
-from anyio import to_thread
+from anyio import CancelScope, to_thread
 from msgspec.structs import replace
 
 from director.core.errors import SettingsError
@@ -68,16 +69,18 @@ class LocalFiles:
         path = self._path(name)
         await _in_thread(_make_folder, path.parent)
         new = _beside(path) if isinstance(name, FileName) else self._path(replace(name, ending=PARTIAL))
-        # nothing of it is left behind running: what it writes to is closed and gone when this returns
-        file = await to_thread.run_sync(new.open, "xb")
+        opened: list[BinaryIO] = []
         try:
-            await to_thread.run_sync(file.write, _head(content_type))
+            await _to_its_end(lambda: opened.append(new.open("xb")))
+            [file] = opened
+            await _to_its_end(file.write, _head(content_type))
             async for block in blocks:
-                await to_thread.run_sync(file.write, block)
-            await to_thread.run_sync(_bring_to_disk, file)
-            await to_thread.run_sync(new.replace, path)
+                await _to_its_end(file.write, block)
+            await _to_its_end(_bring_to_disk, file)
+            await _to_its_end(new.replace, path)
         finally:
-            file.close()
+            for file in opened:
+                file.close()
             new.unlink(missing_ok=True)
         await _in_thread(self._sync_up, path)
 
@@ -197,6 +200,17 @@ def _at(path: Path, begin: int) -> BinaryIO:
 async def _in_thread(call: Callable[..., T], *args: Any) -> T:
     # a disk that hangs must not hang who waits for it: the thread is left behind
     return await to_thread.run_sync(call, *args, abandon_on_cancel=True)
+
+
+async def _to_its_end(call: Callable[..., object], *args: Any) -> None:
+    # whoever is cancelled waits for the thread: so what it opened is known, and nothing is written after
+    running = asyncio.ensure_future(to_thread.run_sync(call, *args))
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        with CancelScope(shield=True):
+            await asyncio.gather(running, return_exceptions=True)
+        raise
 
 
 def _names(folder: Path) -> list[str]:
