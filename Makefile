@@ -5,6 +5,12 @@ VENV   ?= .venv
 ARGS   ?=
 # more than there are cores: most tests wait for a disk or a clock most of the time
 WORKERS ?= 4
+KINDS   ?= cluster sentinel redis7
+# what keeps its promises in Redis, and so is tried on each kind of it
+SUITES  ?= tests/lua tests/properties tests/integration/api tests/integration/director tests/integration/test_gatherer.py \
+	tests/integration/test_keeper.py tests/integration/test_keeper_repairs.py tests/integration/test_dead_letters.py \
+	tests/integration/test_outages.py
+FAST    := not heavy and not redis7 and not chaos and not promtool and not kubectl
 
 BIN   := $(VENV)/bin
 READY := $(VENV)/.installed
@@ -16,7 +22,7 @@ HASHED = $(VENV)-lock/bin/uv pip compile --quiet --generate-hashes --no-header -
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help up down test test-all lint types format bench bench-check bench-keep soak wheel lock clean
+.PHONY: help up down test test-all test-kinds lint types format bench bench-check bench-keep soak wheel lock clean
 
 help:  ## print this
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -30,10 +36,14 @@ down: $(READY)  ## stop what `make up` started: make down ARGS="--home DIR"
 
 # A test that fails gets a second try, since a neighbour can starve it; the last line names it, and it is a bug to mend.
 test: $(READY)  ## run the tests: make test ARGS="-k cancel" WORKERS=0
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --reruns 1 -m "not heavy and not redis7 and not chaos and not promtool and not kubectl" $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --reruns 1 -m "$(FAST)" $(ARGS)
 
 test-all: $(READY)  ## run all tests, Debian's redis-server and the heavy ones too; the last line says what did not run
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-kinds: $(READY)  ## run the tests of queue and API on other kinds of Redis: make test-kinds KINDS=cluster SUITES=tests/lua
+	@set -e; for kind in $(KINDS); do echo "on $$kind:"; $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --reruns 1 \
+		--redis-kind $$kind -m "$(FAST) and not long" $(SUITES) $(ARGS); done
 
 lint: $(READY)  ## check style
 	@$(BIN)/ruff check $(FILES)

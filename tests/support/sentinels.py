@@ -44,6 +44,7 @@ class Failover:
 
     def __init__(self, servers: list[RedisServer], sentinel_ports: list[int], *, guarded: bool) -> None:
         self.servers = servers
+        self.kind = servers[0].kind
         self._ports = sentinel_ports
         self._guarded = guarded
 

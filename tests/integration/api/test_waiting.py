@@ -382,7 +382,7 @@ async def test_a_lost_subscription_is_renewed(api: httpx.AsyncClient, director: 
         tasks.start_soon(ask, api, "wait=30", answers)
         claim = await director.claim()
         await eventually(is_held)
-        assert await redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub") == 1
+        assert await redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub") >= 1  # Sentinels subscribe as well
         await eventually(is_held)
         await director.finish(claim, output=b"1")
     assert (answers[0].status_code, answers[0].json()["output"]) == (201, 1)
