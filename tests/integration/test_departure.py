@@ -125,6 +125,7 @@ async def test_what_cannot_be_is_told_in_one_line(mover: Mover, driver: QueueDri
     assert ended.stderr == f"director: there is no queue {MODEL} there: a director there makes it.\n"
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("point", MOVER_POINTS)
 async def test_killed_between_any_two_steps_the_same_command_carries_on(
     mover: Mover, driver: QueueDriver, there: QueueDriver, point: Point
@@ -148,6 +149,7 @@ async def test_killed_between_any_two_steps_the_same_command_carries_on(
         assert await there.field(canceled, "status") == "canceled"
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("point", MOVER_POINTS[:2])
 async def test_killed_it_may_be_put_back_instead(
     mover: Mover, driver: QueueDriver, there: QueueDriver, point: Point

@@ -169,6 +169,7 @@ QUICK = (
 )
 
 
+@pytest.mark.faults
 @pytest.mark.not_on("cluster", "sentinel", why="whether this test finds a fault is no question of the server")
 @pytest.mark.parametrize(
     "fault", [*QUICK, *(pytest.param(name, marks=pytest.mark.heavy) for name in FAULTS if name not in QUICK)]
