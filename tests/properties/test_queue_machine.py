@@ -58,7 +58,9 @@ BOUNDED = settings(
 )
 
 
-@pytest.fixture(params=[SCAN, FEW], ids=["as it is", "few at a time"])
+@pytest.fixture(
+    params=[pytest.param(SCAN, id="as it is"), pytest.param(FEW, id="few at a time", marks=pytest.mark.faults)]
+)
 def scan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many entries one claim looks at."""
     bound: int = request.param
