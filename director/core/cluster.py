@@ -5,7 +5,8 @@ the two servers has a part. Its callers hear that Redis is away, until the slot'
 """
 
 import asyncio
-from typing import Any, Final, TypeAlias, cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeAlias, TypeGuard, cast
 
 from redis import exceptions
 from redis.asyncio import Redis
@@ -13,7 +14,7 @@ from redis.asyncio.client import Pipeline
 
 from director.core.cluster_slots import ClusterPool
 
-__all__ = ("DOUBTS", "REDIRECTS", "Cluster", "moving")
+__all__ = ("DOUBTS", "Cluster", "asks", "in_parts", "moving")
 
 Command: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -90,36 +91,12 @@ class ClusterPipeline(Pipeline):
         raise moving()
 
     async def _in_parts(self, stack: list[Command]) -> list[Any]:
-        replies: list[Any] = [moving()] * len(stack)
-        left = list(range(len(stack)))
-        for _ in range(REDIRECTS):
-            parts: dict[Redis, list[int]] = {}
-            for index in left:
-                parts.setdefault(await self._slots.serving(_key(stack[index][0]) or ""), []).append(index)
-            left = []
-            for node, indexes, answers in await self._send_all(parts, stack):
-                for index, answer in zip(indexes, answers, strict=True):
-                    if isinstance(answer, exceptions.MovedError):
-                        self._slots.redirected(node, answer)
-                        left.append(index)
-                    else:
-                        replies[index] = await self._followed(node, stack[index], answer)
-            if not left:
-                break
-        return replies
+        async def send(node: Redis, indexes: Sequence[int]) -> list[Any]:
+            commands = [stack[index] for index in indexes]
+            answers = await self._send(node, commands)
+            return [await self._followed(node, *one) for one in zip(commands, answers, strict=True)]
 
-    async def _send_all(
-        self, parts: dict[Redis, list[int]], stack: list[Command]
-    ) -> list[tuple[Redis, list[int], list[Any]]]:
-        sent = [self._send(node, [stack[index] for index in indexes]) for node, indexes in parts.items()]
-        # each is heard to its end, so that none is left behind with a connection
-        answers = [await sent[0]] if len(sent) == 1 else await asyncio.gather(*sent, return_exceptions=True)
-        found = []
-        for (node, indexes), answer in zip(parts.items(), answers, strict=True):
-            if isinstance(answer, BaseException):
-                raise answer
-            found.append((node, indexes, answer))
-        return found
+        return await in_parts(self._slots, [_key(args) or "" for args, _ in stack], send)
 
     async def _send(self, node: Redis, commands: list[Command]) -> list[Any]:
         part: Any = node.pipeline(transaction=self.is_transaction)
@@ -134,12 +111,65 @@ class ClusterPipeline(Pipeline):
         return replies
 
     async def _followed(self, node: Redis, command: Command, answer: Any) -> Any:
-        if not isinstance(answer, exceptions.AskError):
+        if not asks(answer):
             return answer
         try:
             return await _follow(self._slots.redirected(node, answer), command)
         except exceptions.ResponseError as exc:
             return exc
+
+
+Send: TypeAlias = Callable[[Redis, Sequence[int]], Awaitable[list[Any]]]
+"""Sends the commands of these numbers to a master; an answer to each."""
+
+
+async def in_parts(slots: ClusterPool, names: Sequence[str], send: Send) -> list[Any]:
+    """Let each master be sent the commands whose keys it has, by their names; the answers in order.
+
+    What is refused as moved is sent on. Raises what `send` does, and RedisError where nothing of all was sent; once
+    something was, whatever could not be is answered by that error.
+    """
+    answers: list[Any] = [moving()] * len(names)
+    left = list(range(len(names)))
+    for _ in range(REDIRECTS):
+        try:
+            parts = await _masters(slots, names, left)
+        except exceptions.RedisError as exc:
+            if len(left) == len(names):
+                raise
+            for index in left:
+                answers[index] = exc
+            break
+        left = []
+        for node, replies in await _all_sent(parts, send):
+            for index, reply in zip(parts[node], replies, strict=True):
+                if isinstance(reply, exceptions.MovedError):
+                    slots.redirected(node, reply)
+                    left.append(index)
+                else:
+                    answers[index] = reply
+        if not left:
+            break
+    return answers
+
+
+async def _masters(slots: ClusterPool, names: Sequence[str], left: Sequence[int]) -> dict[Redis, list[int]]:
+    parts: dict[Redis, list[int]] = {}
+    for index in left:
+        parts.setdefault(await slots.serving(names[index]), []).append(index)
+    return parts
+
+
+async def _all_sent(parts: dict[Redis, list[int]], send: Send) -> list[tuple[Redis, list[Any]]]:
+    sent = [send(node, indexes) for node, indexes in parts.items()]
+    # each is heard to its end, so that none is left behind with a connection
+    heard = [await sent[0]] if len(sent) == 1 else await asyncio.gather(*sent, return_exceptions=True)
+    found = []
+    for node, replies in zip(parts, heard, strict=True):
+        if isinstance(replies, BaseException):
+            raise replies
+        found.append((node, replies))
+    return found
 
 
 async def _follow(node: Redis, command: Command) -> Any:
@@ -151,6 +181,11 @@ async def _follow(node: Redis, command: Command) -> Any:
     pipe.execute_command("ASKING")
     pipe.execute_command(*args, **options)
     return (await pipe.execute())[-1]
+
+
+def asks(answer: Any) -> TypeGuard[exceptions.AskError]:
+    """Is it to be asked for where the slot goes to? What has moved for good is an AskError of redis-py's too."""
+    return isinstance(answer, exceptions.AskError) and not isinstance(answer, exceptions.MovedError)
 
 
 def moving() -> exceptions.TryAgainError:

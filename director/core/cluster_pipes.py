@@ -3,14 +3,13 @@
 Never sends a script after a slot that is on its way: see cluster.py. Asks nothing twice but what was refused as moved.
 """
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from redis import exceptions
 from redis.asyncio import Redis
 
-from director.core.cluster import DOUBTS, REDIRECTS, moving
+from director.core.cluster import DOUBTS, asks, in_parts, moving
 from director.core.cluster_slots import ClusterPool
 from director.core.pipes import Pipes
 
@@ -30,49 +29,16 @@ class ClusterPipes:
 
         An error reply, or what went wrong with its master. Raises where nothing of all was sent.
         """
-        answers: list[Any] = [moving()] * len(commands)
-        left = list(range(len(commands)))
-        for _ in range(REDIRECTS):
-            try:
-                parts = await self._parts(left, names)
-            except exceptions.RedisError as exc:
-                if len(left) == len(commands):
-                    raise
-                for index in left:
-                    answers[index] = exc
-                break
-            left = []
-            for node, index, answer in await self._ask_all(parts, commands):
-                if isinstance(answer, exceptions.MovedError):
-                    self._slots.redirected(node, answer)
-                    left.append(index)
-                else:
-                    answers[index] = moving() if isinstance(answer, exceptions.AskError) else answer
-            if not left:
-                break
-        return answers
 
-    async def _parts(self, left: Sequence[int], names: Sequence[str]) -> dict[Redis, list[int]]:
-        parts: dict[Redis, list[int]] = {}
-        for index in left:
-            parts.setdefault(await self._slots.serving(names[index]), []).append(index)
-        return parts
+        def send(node: Redis, indexes: Sequence[int]) -> Awaitable[list[Any]]:
+            return self._ask(node, [commands[index] for index in indexes])
+
+        return await in_parts(self._slots, names, send)
 
     async def aclose(self) -> None:
         """Give back what is kept."""
         for pipes in self._pipes.values():
             await pipes.aclose()
-
-    async def _ask_all(self, parts: dict[Redis, list[int]], commands: Sequence[bytes]) -> list[tuple[Redis, int, Any]]:
-        asked = [self._ask(node, [commands[index] for index in indexes]) for node, indexes in parts.items()]
-        # each is heard to its end, so that none is left behind with a connection
-        heard = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked, return_exceptions=True)
-        answers = []
-        for (node, indexes), replies in zip(parts.items(), heard, strict=True):
-            if isinstance(replies, BaseException):
-                raise replies
-            answers += [(node, index, reply) for index, reply in zip(indexes, replies, strict=True)]
-        return answers
 
     async def _ask(self, node: Redis, commands: list[bytes]) -> list[Any]:
         """What went wrong is the answer to its own commands: another master may have carried out the others."""
@@ -86,4 +52,4 @@ class ClusterPipes:
             return [exc] * len(commands)
         if any(isinstance(reply, exceptions.ClusterDownError) for reply in replies):
             self._slots.doubt()
-        return replies
+        return [moving() if asks(reply) else reply for reply in replies]
