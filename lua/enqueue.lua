@@ -12,7 +12,7 @@
 --   ARGV[4]  idem_ttl_ms
 --   ARGV[5]  now_ms        '' for the server's clock
 --   ARGV[6…] field, value  of the record: account, model, version, queue, lane, shard, cost, url, webhook, …
---                          where its caller has a trace, traceparent and tracestate. `lifetime_ms` becomes `deadline`, `start_by_ms` becomes `start_by`; weight, most_queued and
+--                          where its caller has a trace, traceparent and tracestate; where its response is held, waiter. `lifetime_ms` becomes `deadline`, `start_by_ms` becomes `start_by`; weight, most_queued and
 --                          most_running are its tenant's, '' for no limit, as of its change limits_rev
 --   Returns  {'created', created_ms, deadline, outlook}   as lib/outlook has it; only created_ms when this very id was accepted before
 --            {'replayed', id}                   the idempotency key stands for that prediction

@@ -14,6 +14,7 @@ from api.limits import Taken, give_back, refuse_full, reserve_compute, return_co
 from api.parts import Parts, parts_of
 from api.problems import Problem
 from api.refusals import moved, not_found
+from api.runs.waiters import Wait
 from api.sites.placing import Wanted, names_a_file, place
 from api.sites.sites import parts_at, sites_of
 from director.core import crash
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class Submission(Struct, frozen=True, kw_only=True):
-    """All that was asked for, judged and found good."""
+    """All that was asked for, judged and found good. `wait`: its caller's, where it waits for the end."""
 
     account: Account
     version: Version
@@ -54,6 +55,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     site: str | None
     taken: Taken | None
     trace: TraceHeaders
+    wait: Wait | None
 
 
 async def file(request: Request, submission: Submission) -> tuple[Accepted, Stored]:
@@ -144,7 +146,7 @@ async def _accepted_before(request: Request, submission: Submission) -> Stored |
 
 
 async def _enqueue(parts: Parts, prediction_id: PredictionId, submission: Submission, *, is_bound: bool) -> Accepted:
-    version, account = submission.version, submission.account
+    version, account, wait = submission.version, submission.account, submission.wait
     return await parts.scripts.enqueue(
         prediction_id,
         queue=version.queue,
@@ -175,6 +177,7 @@ async def _enqueue(parts: Parts, prediction_id: PredictionId, submission: Submis
         idempotency=submission.idempotency,
         is_bound=is_bound,
         trace=submission.trace,
+        waiter="" if wait is None else parts.waiters.expect(prediction_id, wait),
     )
 
 

@@ -3,6 +3,7 @@
 Everything that can be refused is refused before anything is filed. The 201 or 202 is sent only after Redis has it.
 """
 
+import asyncio
 import contextlib
 import hashlib
 from collections.abc import Mapping
@@ -22,16 +23,17 @@ from api.runs.enqueue_span import enqueue_span
 from api.runs.filing import Submission, file
 from api.runs.prefer import affinity_digest, applied, cancel_after_seconds, cost_units, start_by_seconds, wait_seconds
 from api.runs.validation import InputSchema
-from api.runs.waiters import Waiters
+from api.runs.waiters import Wait, Waiters
 from api.sites.sites import parts_at, sites_of
 from api.streams.tickets import new_ticket
 from api.urls import base_url
 from director.core.accounts import Account
 from director.core.catalog import Version
+from director.core.endings import Ending
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId
 from director.core.keys import LANES
-from director.core.schema import Outlook, Prediction, Stored
+from director.core.schema import Outlook, Stored
 from director.core.scripts import Accepted
 from director.core.states import Status, WebhookEvent
 from director.core.trace_context import TraceHeaders
@@ -65,20 +67,27 @@ async def submit(
     asked_at = parts.clock.monotonic()
     if sites_of(request) is None:
         parts.gate.pass_through()
-    accepted, stored = await accept(
-        request,
-        account=account,
-        version=version,
-        asked=asked,
-        body=body,
-        deployment=deployment,
-        taken=taken_of(request),
-    )
-    shown = view(stored)
-    headers = {"Location": shown.urls.get}
-    if accepted.replayed:
-        headers["Idempotency-Replayed"] = "true"
-    return await _answer(request, stored, shown, headers, asked_at=asked_at)
+    seconds = wait_seconds(request.headers.getlist("prefer"))
+    wait = None if seconds is None else Wait()
+    try:
+        accepted, stored = await accept(
+            request,
+            account=account,
+            version=version,
+            asked=asked,
+            body=body,
+            deployment=deployment,
+            taken=taken_of(request),
+            wait=wait,
+        )
+        headers = {"Location": view(stored).urls.get}
+        if accepted.replayed:
+            headers["Idempotency-Replayed"] = "true"
+        until = None if seconds is None else asked_at + seconds
+        return await _answer(request, stored, headers, until=until, wait=wait)
+    finally:
+        if wait is not None:
+            wait.leave()
 
 
 async def accept(
@@ -91,8 +100,12 @@ async def accept(
     taken: Taken | None,
     deployment: str = "",
     place: str = "",
+    wait: Wait | None = None,
 ) -> tuple[Accepted, Stored]:
-    """Judge and file one prediction. `place` tells it from others of its request, which have the same key."""
+    """Judge and file one prediction. `place` tells it from others of its request, which have the same key.
+
+    `wait`: its caller's, where it waits for the end.
+    """
     with enqueue_span(request, account, version) as step:
         schema = InputSchema.of(version)
         if faults := schema.check(asked.input):
@@ -106,6 +119,7 @@ async def accept(
             deployment=deployment,
             taken=taken,
             place=place,
+            wait=wait,
             ticket=new_ticket() if schema.can_stream else "",
             trace=step.headers,
         )
@@ -124,6 +138,7 @@ def _judged(
     deployment: str,
     taken: Taken | None,
     place: str,
+    wait: Wait | None,
     ticket: str,
     trace: TraceHeaders,
 ) -> Submission:
@@ -150,6 +165,7 @@ def _judged(
         site=request.headers.get("x-site"),
         taken=taken,
         trace=trace,
+        wait=wait,
     )
 
 
@@ -188,25 +204,24 @@ def _idempotency(
 
 
 async def _answer(
-    request: Request, stored: Stored, shown: Prediction, headers: dict[str, str], *, asked_at: float
+    request: Request, stored: Stored, headers: dict[str, str], *, until: float | None, wait: Wait | None
 ) -> Response:
     """201 with the prediction; where the caller waits, once it has ended, or 202 as if it had not begun.
 
-    The caller's time runs since `asked_at`: what it took to file the prediction is part of it.
+    `until`: what it took to file the prediction is part of the caller's time.
     """
-    parts, prefer = parts_at(request, stored.record.id), request.headers.getlist("prefer")
+    parts = parts_at(request, stored.record.id)
     waiters = parts.waiters
-    seconds = wait_seconds(prefer)
     weight = len(stored.input or b"")
-    if seconds is None or not waiters.has_room(weight):
-        return json_response(shown, 201, headers)
-    headers["Preference-Applied"] = applied(prefer) or ""
+    if until is None or not waiters.has_room(weight):
+        return json_response(view(stored), 201, headers)
+    headers["Preference-Applied"] = applied(request.headers.getlist("prefer")) or ""
     if stored.record.is_terminal:
-        return json_response(shown, 201, headers)
-    left_s = max(0.0, asked_at + seconds - parts.clock.monotonic())
-    ended = await _hold(request, waiters, stored.record.id, seconds=left_s, weight=weight)
+        return json_response(view(stored), 201, headers)
+    left_s = max(0.0, until - parts.clock.monotonic())
+    ended = await _hold(request, waiters, stored.record.id, seconds=left_s, weight=weight, wait=wait)
     if ended is not None:
-        return json_response(view(ended), 201, headers)
+        return json_response(view(ended.of(stored) if isinstance(ended, Ending) else ended), 201, headers)
     # Clients take any other status for the end, and a piece of the output for all of it.
     record = replace(stored.record, status=Status.STARTING, started=None)
     outlook = await _outlook(parts, record.id)
@@ -222,18 +237,22 @@ async def _outlook(parts: Parts, prediction_id: PredictionId) -> Outlook | None:
 
 
 async def _hold(
-    request: Request, waiters: Waiters, prediction_id: PredictionId, *, seconds: float, weight: int
-) -> Stored | None:
+    request: Request,
+    waiters: Waiters,
+    prediction_id: PredictionId,
+    *,
+    seconds: float,
+    weight: int,
+    wait: Wait | None,
+) -> Ending | Stored | None:
     """Wait as long as the caller does. One that hangs up frees its wait; the prediction goes on."""
-    ended = None
-    async with anyio.create_task_group() as tasks:
+    gone = asyncio.get_running_loop().create_task(_gone(request))
+    try:
+        return await waiters.ended(prediction_id, seconds=seconds, weight=weight, wait=wait, gone=gone)
+    finally:
+        gone.cancel()
 
-        async def until_gone() -> None:
-            while (await request.receive())["type"] != "http.disconnect":
-                pass
-            tasks.cancel_scope.cancel()
 
-        tasks.start_soon(until_gone)
-        ended = await waiters.ended(prediction_id, seconds=seconds, weight=weight)
-        tasks.cancel_scope.cancel()
-    return ended
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

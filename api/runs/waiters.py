@@ -1,15 +1,19 @@
 """Hold responses until their prediction has ended: one subscription for the whole process, however many wait.
 
-Subscribes to a prediction's channel only while somebody waits for it, or listens to it in another room. Never trusts a
-message for more than a hint: whoever is woken looks whether it has ended, at a bounded pace, and every two seconds in
-any case, so that a lost message or connection costs time and never an answer. Never reads a prediction before it has
-ended: its progress is nothing to who waits for its end. Ends nothing: who leaves takes only the own wait along.
+What is filed to be waited for names this process, and whatever ends it tells it here, with all that is answered. A
+prediction's own channel is subscribed to only while somebody waits for what another request filed, or listens in
+another room. Its messages are hints: whoever is woken looks whether it has ended, at a bounded pace. Everybody looks
+every two seconds in any case, so that a lost message or connection costs time and never an answer. Never reads a
+prediction before it has ended: its progress is nothing to who waits for its end. Ends nothing: who leaves takes only
+the own wait along.
 """
 
 import asyncio
 import logging
+import math
+import secrets
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Final
 
 import anyio
@@ -20,12 +24,13 @@ from redis.exceptions import RedisError
 
 from director.core import keys
 from director.core.clock import Clock
+from director.core.endings import Ending, heard
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId
 from director.core.redis_client import text
 from director.core.schema import Stored
 
-__all__ = ("Waiters",)
+__all__ = ("Wait", "Waiters")
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +49,27 @@ HasEnded = Callable[[PredictionId], Awaitable[bool]]
 Read = Callable[[PredictionId], Awaitable[Stored | None]]
 
 
+class Wait:
+    """That of one caller, from before its prediction is filed: no end comes too early for it. Leave it once."""
+
+    def __init__(self) -> None:
+        self.news = asyncio.Event()
+        self.ending: Ending | None = None
+        self._place: dict[PredictionId, Wait] = {}
+        self._id: PredictionId | None = None
+
+    def enter(self, place: "dict[PredictionId, Wait]", prediction_id: PredictionId) -> None:
+        """It is for this prediction from now on, and for none before."""
+        self.leave()
+        self._place, self._id = place, prediction_id
+        place[prediction_id] = self
+
+    def leave(self) -> None:
+        """Nothing more is to be heard."""
+        if self._id is not None:
+            self._place.pop(self._id, None)
+
+
 class Waiters:
     """At most `most` waits at once; `has_ended` is cheap, `read` gives a prediction as it is now."""
 
@@ -53,12 +79,16 @@ class Waiters:
         self._read = read
         self._clock = clock
         self._most = most
+        self._name = secrets.token_hex(4)
+        self._ends = keys.ends_channel(self._name)
+        self._expected: dict[PredictionId, Wait] = {}
         self._listeners: dict[str, set[asyncio.Event]] = {}
         self._changed: set[str] = set()  # channels that somebody came to or left
         self._has_changed = asyncio.Event()
-        self._held: set[anyio.CancelScope] = set()
+        self._held: set[asyncio.Timeout] = set()
         self._weight = 0
         self._is_leaving = False
+        self._is_silent = True
         self._told = ""  # of what is wrong with the subscription
 
     @property
@@ -69,19 +99,51 @@ class Waiters:
         """For one more wait, during which so many bytes are held?"""
         return self.waiting < self._most and self._weight + weight <= MOST_BYTES
 
-    async def ended(self, prediction_id: PredictionId, *, seconds: float, weight: int = 0) -> Stored | None:
-        """The prediction once it is terminal; None when it is not, `seconds` from now."""
+    def expect(self, prediction_id: PredictionId, wait: Wait) -> str:
+        """It is filed now, and then waited for: what to name as its `waiter`."""
+        wait.enter(self._expected, prediction_id)
+        return self._name
+
+    async def ended(
+        self,
+        prediction_id: PredictionId,
+        *,
+        seconds: float,
+        weight: int = 0,
+        wait: Wait | None = None,
+        gone: "asyncio.Future[None] | None" = None,
+    ) -> Ending | Stored | None:
+        """How the prediction ended, or what it is, once it is terminal; None when it is not, `seconds` from now.
+
+        `wait`: with which it was filed, where it was by this request; `gone` is done when who waits has left.
+        """
         if self._is_leaving:
             return None
-        with self.listening(prediction_id) as news, anyio.move_on_after(seconds) as scope:
-            self._held.add(scope)
-            self._weight += weight
-            try:
-                return await self._watch(prediction_id, news)
-            finally:
-                self._held.discard(scope)
-                self._weight -= weight
+        if wait is None or self._expected.get(prediction_id) is not wait:  # it is another request's
+            wait = None
+        hearing = self.listening(prediction_id) if wait is None else nullcontext(wait.news)
+        with suppress(TimeoutError), hearing as news:
+            async with asyncio.timeout(seconds) as limit:
+                with self._holding(limit, weight, gone):
+                    return await self._watch(prediction_id, news, wait)
         return None
+
+    @contextmanager
+    def _holding(self, limit: asyncio.Timeout, weight: int, gone: "asyncio.Future[None] | None") -> Iterator[None]:
+        def leave(_: object) -> None:
+            _end(limit)
+
+        self._held.add(limit)
+        self._weight += weight
+        if gone is not None:
+            gone.add_done_callback(leave)
+        try:
+            yield
+        finally:
+            if gone is not None:
+                gone.remove_done_callback(leave)
+            self._held.discard(limit)
+            self._weight -= weight
 
     @contextmanager
     def listening(self, prediction_id: PredictionId) -> Iterator[asyncio.Event]:
@@ -104,8 +166,8 @@ class Waiters:
     def release(self) -> None:
         """The process is to end: whoever waits now or later has waited long enough."""
         self._is_leaving = True
-        for scope in self._held:
-            scope.cancel()
+        for limit in self._held:
+            _end(limit)
 
     async def run(self) -> None:
         """Keep one subscription, and make it again when it is lost."""
@@ -128,16 +190,20 @@ class Waiters:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._subscribe, pubsub)
                 tasks.start_soon(self._listen, pubsub)
+                tasks.start_soon(self._ask_where_it_is_silent, pubsub)
         finally:
             with anyio.CancelScope(shield=True):
                 await pubsub.aclose()  # type: ignore[no-untyped-call]
 
-    async def _watch(self, prediction_id: PredictionId, news: asyncio.Event) -> Stored:
+    async def _watch(self, prediction_id: PredictionId, news: asyncio.Event, wait: Wait | None) -> Ending | Stored:
         pace = _Pace(self._clock)
         while True:
-            # the first news is that the subscription stands: what ended before that is seen by the look after it
-            with anyio.move_on_after(SAFETY_S):
-                await news.wait()
+            # the first news of a channel is that the subscription stands: what ended before is seen by the next look
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SAFETY_S):
+                    await news.wait()
+            if wait is not None and wait.ending is not None:
+                return wait.ending
             await pace.turn()
             news.clear()
             try:
@@ -155,6 +221,7 @@ class Waiters:
     async def _subscribe(self, pubsub: PubSub) -> None:
         """Follow who comes and goes; those of one moment share a command."""
         subscribed: set[str] = set()
+        await pubsub.subscribe(self._ends)
         while True:
             await self._has_changed.wait()
             self._has_changed.clear()
@@ -169,19 +236,36 @@ class Waiters:
             subscribed = (subscribed | new) - left
 
     async def _listen(self, pubsub: PubSub) -> None:
+        connection: Any = pubsub.connection
+        while True:
+            # of `get_message` only what is needed: it is on the way of every answer
+            said = await connection.read_response(timeout=math.inf, push_request=True)
+            self._is_silent, self._told = False, ""
+            if said[0] == b"message":
+                self._hear(said[1], said[2])
+            elif (message := await pubsub.handle_message(said)) is not None and message["type"] == "subscribe":  # type: ignore[no-untyped-call]
+                self._wake(text(message["channel"]))
+
+    async def _ask_where_it_is_silent(self, pubsub: PubSub) -> None:
         is_asked = False
         while True:
-            message: dict[str, Any] | None = await pubsub.get_message(timeout=SILENCE_S)
-            if message is not None:
-                is_asked = False
-                self._told = ""
-                if message["type"] in ("message", "subscribe"):
-                    self._wake(text(message["channel"]))
-            elif is_asked:
+            self._is_silent = True
+            await asyncio.sleep(SILENCE_S)
+            if self._is_silent and is_asked:
                 raise RedisConnectionError("no answer to a ping")
-            else:
-                is_asked = True
+            is_asked = self._is_silent
+            if is_asked:
                 await pubsub.ping()
+
+    def _hear(self, channel: bytes, data: bytes) -> None:
+        name = channel.decode()
+        if name != self._ends:
+            self._wake(name)
+            return
+        prediction_id, ending = heard(data)
+        if (wait := self._expected.get(prediction_id)) is not None:
+            wait.ending = ending
+            wait.news.set()
 
     def _tell(self, reason: str) -> None:
         """Once, and not every half a second for as long as it lasts."""
@@ -192,6 +276,15 @@ class Waiters:
     def _wake(self, channel: str) -> None:
         for news in self._listeners.get(channel, ()):
             news.set()
+        if channel == self._ends:  # it stands again: what was told meanwhile is to be looked at
+            for wait in self._expected.values():
+                wait.news.set()
+
+
+def _end(limit: asyncio.Timeout) -> None:
+    """Now, if it was not to be now."""
+    if not limit.expired():
+        limit.reschedule(0)
 
 
 class _Pace:

@@ -72,7 +72,7 @@ class Consumer:
         self._register = register
         self._portions = portions
         self._gather_s = gather_s
-        self._is_full = self._has_more = self._is_ahead = False
+        self._is_full = self._has_more = self._is_ahead = self._is_empty = False
         self._runs: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
@@ -86,7 +86,7 @@ class Consumer:
             while not self._stopping:
                 try:
                     # what comes while every slot is taken is for a director that has a free one: its bell is not heard
-                    if not await self._claimed() and not self._is_ahead:
+                    if not (await self._claimed() and not self._is_empty) and not self._is_ahead:
                         await self._resting(self._room() if self._is_full else self._rung())
                 except Exception:  # a fault in one claim must not end every run of this director
                     log.exception("claiming broke", extra={"queue": self._queue})
@@ -108,29 +108,33 @@ class Consumer:
 
         Each queue is asked in turn for its share of the seats, and the next time another one goes first.
         """
-        self._is_full = False
+        self._is_full = self._is_empty = False
         # queues that take turns would not by what is claimed ahead
         ahead = self._has_more and not self._portions.is_bounded and len(self._turns) == 1
         seats = await self._resting(self._servers.seats(ahead=ahead))
         self._is_ahead = not any(seat.has_slot for seat in seats)
         self._has_more = False
-        started = 0
+        started = emptied = 0
         try:
             self._turns.rotate(-1)
             for asked, queue in enumerate(self._turns):
                 share = -(-len(seats) // (len(self._turns) - asked))
                 fills_batch = seats[0].batch is not None
-                started += await self._fill(queue, seats, len(seats) if fills_batch else share)
+                claims = await self._fill(queue, seats, len(seats) if fills_batch else share)
+                started += len(claims)
+                emptied += claims.why == "empty"
                 if not seats or self._stopping or (started and fills_batch):
                     break
             self._has_more = not seats
+            # what comes after such an answer rings, so there is nothing to ask again for
+            self._is_empty = emptied == len(self._turns) and bool(seats)
             return started
         finally:
             for seat in seats:
                 self._servers.leave(seat)
 
-    async def _fill(self, queue: QueueName, seats: list[Seat], share: int) -> int:
-        """Claim for so many of the seats; how many came, whose seats are not among them any more."""
+    async def _fill(self, queue: QueueName, seats: list[Seat], share: int) -> Claims:
+        """Claim for so many of the seats; what came, whose seats are not among them any more."""
         portion = self._portions.next(seats[:share])
         claims = await self._ask(queue, portion) if portion else Claims(why="budget")
         self._is_full = self._is_full or claims.why == "budget"
@@ -140,7 +144,7 @@ class Consumer:
         for claim, seat in zip(claims, taken, strict=True):
             seats.remove(seat)
             self._start(claim, seat)
-        return len(claims)
+        return claims
 
     async def over(self) -> None:
         """After `stop`: wait until no claim is under way, and what was claimed last has started."""

@@ -16,6 +16,7 @@ local function unspent_key() return TAG .. ':unspent' end
 local function queue_key(queue, what) return TAG .. ':q:' .. queue .. ':' .. what end
 local function stream_key(queue, lane, number) return queue_key(queue, lane .. ':s' .. number) end
 local function kick_channel(consumer) return 'kick:' .. consumer end
+local function ends_channel(waiter) return 'kick:ends:' .. waiter end
 
 -- Milliseconds by the server's clock; a test may hand in its own.
 local function clock(given)

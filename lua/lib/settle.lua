@@ -15,6 +15,20 @@ local function is_late_start(r, within_ms, now)
   return r.claims == '0' and r.revivals == '' and r.token == '' and (within_ms or '') ~= '' and now - r.created > tonumber(within_ms)
 end
 
+-- The API process that holds a caller's response hears of the end, and all that it answers with, so that it need not ask.
+-- Of what is larger it hears the id alone: a subscriber that cannot take as much as comes would be cut off.
+local MOST_TOLD = 16384
+local function tell_waiter(id, r, status, started, now, end_)
+  local parts, sizes = {}, {}
+  for i, part in ipairs({ 'code', 'error', 'metrics', 'output', 'logs' }) do
+    parts[i] = end_[part] or ''
+    sizes[i] = #parts[i]
+  end
+  local whole = table.concat(parts)
+  local head = table.concat({ id, status, started == '' and '-' or started, now, table.concat(sizes, ' ') }, ' ')
+  redis.call('PUBLISH', ends_channel(r.waiter), #whole <= MOST_TOLD and head .. '\n' .. whole or id)
+end
+
 -- end_: error, code, output, logs, metrics, ran_ms, ended (token of the holder that finishes), grace_ms (time that
 -- the holder has to deliver the webhook itself), served_s (what it took of a slot),
 -- over_ms (how long ago the run was over, where it is). Removals come first: a full server still lets go of its entries.
@@ -57,6 +71,7 @@ local function settle(id, r, status, end_, now)
   if is_owed then redis.call('ZADD', owed_key(), now + (end_.grace_ms or 0), id) end
   if r.metered ~= '' then redis.call('ZADD', unspent_key(), ran, id .. ' ' .. r.account) end
   redis.call('PUBLISH', channel(id), seq)
+  if r.waiter ~= '' then tell_waiter(id, r, status, started, now, end_) end
 end
 
 -- What a passed deadline makes of a prediction. `aborted` only for callers that asked for a deadline:

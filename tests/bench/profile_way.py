@@ -294,7 +294,8 @@ async def in_checkout(given: argparse.Namespace, checkout: str) -> Figures:
     asked += [f"--{name}" for name in ("durable", "cog") if getattr(given, name)]
     program = [sys.executable, __file__, given.what, *asked, "--json"]
     env = {**os.environ, "PYTHONPATH": checkout}
-    found = await asyncio.create_subprocess_exec(*program, env=env, stdout=subprocess.PIPE)
+    # there, since `-m` looks where it is run before it looks into PYTHONPATH
+    found = await asyncio.create_subprocess_exec(*program, env=env, cwd=checkout, stdout=subprocess.PIPE)
     said, _ = await found.communicate()
     figures: Figures = json.loads(said)
     return figures

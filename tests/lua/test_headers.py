@@ -158,6 +158,7 @@ async def test_scripts_spell_keys_as_python_does(redis: Redis, queue: QueueName)
         "unspent_key()": keys.unspent(partition_of(prediction_id)),
         "stream_key(queue, 'low', 7)": keys.stream(queue, "low", 7),
         "kick_channel('d1')": keys.kick_channel("d1"),
+        "ends_channel('a1')": keys.ends_channel("a1"),
         "GROUP": keys.GROUP,
         **{
             f"queue_key(queue, '{what}')": getattr(keys, what)(queue)

@@ -92,7 +92,8 @@ class Counter:
         if isinstance(answer, str):
             return Claims(why=answer)
         record = replace(RECORD, cost=self.cost, queue=queue)
-        return Claims(Claim(replace(record, token=f"{nonce}-{number}"), Raw(b"{}")) for number in range(answer))
+        claims = [Claim(replace(record, token=f"{nonce}-{number}"), Raw(b"{}")) for number in range(answer)]
+        return Claims(claims, why="count" if answer == count else "empty" if budget is None else "budget")
 
     async def execute(self, claim: Claim, seat: Seat) -> None:
         self.executed.append(claim)
@@ -149,14 +150,15 @@ async def test_once_nothing_more_waits_nothing_is_claimed_ahead_and_the_bell_is_
     counter.servers.all[0].run_s = 0.1
     asked = len(answers)
     counter.answers = answers
-    if asked == 1:  # and then another one, which takes the last slot
+    if asked == 1:  # and then another one rings, which takes the last slot
         counter.answers.append(1)
+        counter.bell.set()
     consuming = asyncio.create_task(counter.consumer.run())
     await eventually(lambda: len(counter.executed), "both run", until=(2).__eq__)
     await eventually(lambda: len(counter.answers), "all was asked", until=(0).__eq__)
     for _ in range(10):
         await asyncio.sleep(0)
-    assert counter.heard == 0
+    assert counter.heard == (asked == 1), "only while a slot was free"
     counter.run_ends.set()
     counter.consumer.stop()
     await asyncio.wait_for(consuming, 5)
@@ -217,13 +219,13 @@ async def test_every_claim_has_a_nonce_of_its_own() -> None:
 async def test_what_comes_to_an_empty_queue_waits_for_company_and_what_waits_already_does_not() -> None:
     counter = Counter(slots=4, gather_s=0.002)
     counter.servers.all[0].places = 8
-    counter.answers = [1, 0, 2]
+    counter.answers = [1, 2]
     consuming = asyncio.create_task(counter.consumer.run())
     await eventually(lambda: counter.heard, "the queue is empty", until=(1).__eq__)
-    assert len(counter.asked) == 2, "nobody waited before"
+    assert len(counter.asked) == 1, "nobody waited before"
     counter.bell.set()
     await asyncio.sleep(0.01)
-    assert len(counter.asked) == 2
+    assert len(counter.asked) == 1
     counter.clock.pass_time(0.002)
     await eventually(lambda: len(counter.executed), "they run", until=(3).__eq__)
     counter.consumer.stop()
@@ -291,6 +293,28 @@ async def test_what_a_claim_under_way_brings_still_runs_after_stop() -> None:
     assert len(counter.asked) == 1
 
 
+async def test_where_the_queue_had_less_than_was_asked_for_it_waits_at_the_bell_and_asks_nothing_again() -> None:
+    counter = Counter(slots=2)
+    counter.answers = [1]
+    consuming = asyncio.create_task(counter.consumer.run())
+    await eventually(lambda: counter.heard, "it waits at the bell", until=(1).__eq__)
+    assert (len(counter.asked), len(counter.executed)) == (1, 1)
+    counter.consumer.stop()
+    counter.run_ends.set()
+    await asyncio.wait_for(consuming, 5)
+
+
+async def test_where_one_queue_of_two_may_have_more_it_is_asked_before_the_bell() -> None:
+    counter = Counter(slots=4, also=[OLD])
+    counter.depth = {QUEUE: 4, OLD: 1}
+    consuming = asyncio.create_task(counter.consumer.run())
+    await eventually(lambda: len(counter.executed), "all slots are used", until=(4).__eq__)
+    assert counter.heard == 0
+    counter.consumer.stop()
+    counter.run_ends.set()
+    await asyncio.wait_for(consuming, 5)
+
+
 @pytest.mark.parametrize("why", ["empty", "paused", "open"])
 async def test_a_queue_that_hands_out_nothing_is_asked_again_when_the_bell_rings(why: Ceased) -> None:
     counter = Counter()
@@ -347,7 +371,7 @@ async def test_a_run_that_ends_while_the_claim_is_under_way_is_not_waited_for_ag
 
     async def claim(*args: Any, **options: Any) -> Claims:
         claims = await asked(*args, **options)
-        if claims.why == "budget":
+        if not claims and claims.why == "budget":
             counter.run_ends.set()
             await eventually(lambda: counter.servers.busy, "its seat is left", until=(1).__eq__)
         return claims

@@ -82,6 +82,7 @@ from director.core.keys.by_queue import (
 from director.core.keys.by_service import (
     changes,
     contact,
+    ends_channel,
     kick_channel,
     partitions,
     queues,
@@ -114,6 +115,7 @@ __all__ = (
     "deployment",
     "deployments",
     "directors",
+    "ends_channel",
     "events",
     "examples",
     "file",

@@ -3,6 +3,7 @@
 __all__ = (
     "changes",
     "contact",
+    "ends_channel",
     "kick_channel",
     "partitions",
     "queues",
@@ -50,3 +51,11 @@ def site() -> str:
 def kick_channel(consumer: str) -> str:
     """channel · the id of a claim of this director that was asked to cancel."""
     return f"kick:{consumer}"
+
+
+def ends_channel(waiter: str) -> str:
+    """channel · ends of predictions whose callers this API process holds, see director.core.endings.
+
+    It begins as the one above does, since that is where a user of ours at Redis may publish in any release.
+    """
+    return f"kick:ends:{waiter}"

@@ -111,6 +111,7 @@ class CallerScripts(Wire):
         idempotency: tuple[str, str] | None = None,
         is_bound: bool = False,
         trace: TraceHeaders = NO_TRACE,
+        waiter: str = "",
         now_ms: int | None = None,
     ) -> Accepted:
         """Accept a prediction. `idempotency`: (key's digest, body's fingerprint). Safe to repeat with the same id.
@@ -119,6 +120,7 @@ class CallerScripts(Wire):
         `limits_rev`: an older one than the queue knows is not heeded. `metered`: its
         compute was reserved, and is put right at its end. `data_ttl_s`: how long its data is kept after the end, where
         not as long as the queue says. `trace`: what is handed on with it. `is_bound`: the key was bound to it before.
+        `waiter`: the API process that holds its caller's response, and hears of its end.
         Raises UnknownQueue, IdempotencyMismatch, QueueRefused; BackendUnavailable where its key went to a later one.
         """
         if lane not in keys.LANES:  # no claim would ever look there
@@ -153,6 +155,7 @@ class CallerScripts(Wire):
                 "most_running": most_running,
                 "limits_rev": limits_rev,
                 "bound": int(is_bound) or None,
+                "waiter": waiter,
                 **trace,
             },
         )

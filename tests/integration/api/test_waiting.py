@@ -49,6 +49,12 @@ async def listeners(redis: Redis) -> int:
     return len(await redis.pubsub_channels("*:ch:*"))
 
 
+async def held(api: httpx.AsyncClient) -> int:
+    """Responses that wait for an end."""
+    waits: int = (await api.get("/readyz")).json()["load"]["waits"]
+    return waits
+
+
 async def ask(api: httpx.AsyncClient, prefer: str, answers: list[httpx.Response]) -> None:
     answers.append(await api.post("/v1/predictions", json=BODY, headers={"Prefer": prefer}))
 
@@ -119,7 +125,7 @@ async def test_what_still_waits_is_202_and_says_why_as_of_now(
     answers: list[httpx.Response] = []
 
     async def is_held() -> bool:
-        return await listeners(redis) == 1
+        return await held(api) == 1
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask, api, "wait=0.5", answers)
@@ -233,7 +239,7 @@ async def test_what_a_run_has_written_so_far_is_not_sent_to_who_waits_for_its_en
     half = b'"%b"' % (b"x" * 1_000_000)
 
     async def is_held() -> bool:
-        return await listeners(redis) == 1
+        return await held(api) == 1
 
     async def sent_bytes() -> int:
         return int((await redis.info("stats"))["total_net_output_bytes"])
@@ -257,7 +263,7 @@ async def test_a_message_that_was_lost_costs_time_and_no_answer(
     api: httpx.AsyncClient, director: PlayedDirector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_waiters, "SAFETY_S", 0.1)
-    monkeypatch.setattr(api_waiters.Waiters, "_wake", lambda *_: None)
+    monkeypatch.setattr(api_waiters.Waiters, "_hear", lambda *_: None)
     answers: list[httpx.Response] = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask, api, "wait=30", answers)
@@ -273,7 +279,7 @@ async def test_beyond_the_most_waits_the_answer_is_at_once(
         tasks.start_soon(ask, api, "wait=30", answers)
 
         async def is_held() -> bool:
-            return await listeners(redis) == 1
+            return await held(api) == 1
 
         await eventually(is_held)
         second = await api.post("/v1/predictions", json=BODY, headers={"Prefer": "wait=30"})
@@ -295,10 +301,10 @@ async def test_beyond_the_bytes_that_may_be_held_the_answer_is_at_once(
         answers.append(await api.post("/v1/predictions", json=large, headers={"Prefer": "wait=30"}))
 
     async def is_held() -> bool:
-        return await listeners(redis) == 1
+        return await held(api) == 1
 
     async def is_silent() -> bool:
-        return await listeners(redis) == 0
+        return await held(api) == 0
 
     async with anyio.create_task_group() as tasks:
         for _ in range(2):  # the second time, the first one's bytes are free again
@@ -360,31 +366,82 @@ async def test_who_joins_a_standing_subscription_looks_at_once(
 
 
 async def test_nobody_listens_once_nobody_waits(api: httpx.AsyncClient, director: PlayedDirector, redis: Redis) -> None:
+    async def ask_by_key() -> None:
+        await api.post("/v1/predictions", json=BODY, headers={"Prefer": "wait=30", "Idempotency-Key": "k"})
+
+    async def is_heard() -> bool:
+        return await held(api) == 7 and await listeners(redis) == 1
+
+    async def is_silent() -> bool:
+        return await held(api) + await listeners(redis) == 0
+
     async with anyio.create_task_group() as tasks:
         for _ in range(5):
             tasks.start_soon(ask, api, "wait=30", [])
-        for _ in range(5):
+        for _ in range(2):  # the second is for what the first filed
+            tasks.start_soon(ask_by_key)
+        await eventually(is_heard)
+        for _ in range(6):
             await director.finish(await director.claim(), output=b"1")
-
-    async def is_silent() -> bool:
-        return await listeners(redis) == 0
-
     await eventually(is_silent)
 
 
-async def test_a_lost_subscription_is_renewed(api: httpx.AsyncClient, director: PlayedDirector, redis: Redis) -> None:
+@pytest.mark.parametrize("size", [3, 30_000])
+async def test_an_end_brings_all_that_is_answered_but_for_a_large_one(
+    settings: ApiSettings,
+    token: str,
+    queue: QueueName,
+    director: PlayedDirector,
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
+) -> None:
+    get, asked, answers = Scripts.get, [], list[httpx.Response]()
+
+    async def noted(self: Scripts, prediction_id: PredictionId, **options: Any) -> Stored | None:
+        asked.append(prediction_id)
+        return await get(self, prediction_id, **options)
+
+    monkeypatch.setattr(Scripts, "get", noted)
+    output = json.dumps("é" * size).encode()
+    async with api_client(settings, token=token) as api:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, api, "wait=30", answers)
+            claim = await director.claim()
+            await director.finish(claim, output=output, logs="ü\n1", metrics=b'{"a":1}', code="c")
+        assert len(asked) == (size > 3)
+        assert answers[0].json() == (await api.get(f"/v1/predictions/{claim.id}")).json()
+        assert answers[0].json()["output"] == "é" * size
+
+
+async def test_what_ends_while_nothing_is_heard_is_seen_when_the_subscription_stands_again(
+    api: httpx.AsyncClient, director: PlayedDirector, redis: Redis
+) -> None:
     answers: list[httpx.Response] = []
 
     async def is_held() -> bool:
-        return await listeners(redis) == 1
+        return await held(api) == 1
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask, api, "wait=30", answers)
         claim = await director.claim()
         await eventually(is_held)
         assert await redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub") >= 1  # Sentinels subscribe as well
-        await eventually(is_held)
         await director.finish(claim, output=b"1")
+    assert (answers[0].status_code, answers[0].json()["output"]) == (201, 1)
+
+
+async def test_a_lost_subscription_is_renewed(api: httpx.AsyncClient, director: PlayedDirector, redis: Redis) -> None:
+    answers: list[httpx.Response] = []
+
+    async def stands() -> bool:
+        return len(await redis.pubsub_channels(keys.ends_channel("*"))) == 1
+
+    await eventually(stands)
+    assert await redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub") >= 1
+    await eventually(stands)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, api, "wait=30", answers)
+        await director.finish(await director.claim(), output=b"1")
     assert (answers[0].status_code, answers[0].json()["output"]) == (201, 1)
 
 
@@ -435,15 +492,16 @@ def connect(url: str, token: str) -> socket.socket:
 
 
 async def test_a_caller_that_hangs_up_frees_its_wait_and_cancels_nothing(
-    server: RedisServer, token: str, redis: Redis, director: PlayedDirector
+    server: RedisServer, token: str, director: PlayedDirector
 ) -> None:
-    async def is_held() -> bool:
-        return await listeners(redis) == 1
+    async with live_api(server.url) as live, httpx.AsyncClient(base_url=live.url, trust_env=False) as api:
 
-    async def is_free() -> bool:
-        return await listeners(redis) == 0
+        async def is_held() -> bool:
+            return await held(api) == 1
 
-    async with live_api(server.url) as live:
+        async def is_free() -> bool:
+            return await held(api) == 0
+
         connection = await to_thread.run_sync(connect, live.url, token)
         await eventually(is_held)
         connection.close()
@@ -453,17 +511,15 @@ async def test_a_caller_that_hangs_up_frees_its_wait_and_cancels_nothing(
         await director.finish(claim, output=b"1")
 
 
-async def test_an_api_that_ends_answers_those_who_wait(
-    server: RedisServer, token: str, redis: Redis, queue: QueueName
-) -> None:
+async def test_an_api_that_ends_answers_those_who_wait(server: RedisServer, token: str, queue: QueueName) -> None:
     answers: list[httpx.Response] = []
-
-    async def is_held() -> bool:
-        return await listeners(redis) == 1
-
     async with live_api(server.url) as live:
         headers = {"Authorization": f"Bearer {token}"}
         async with httpx.AsyncClient(base_url=live.url, headers=headers, timeout=90, trust_env=False) as api:
+
+            async def is_held() -> bool:
+                return await held(api) == 1
+
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(ask, api, "wait=60", answers)
                 await eventually(is_held)

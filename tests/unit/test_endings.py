@@ -1,0 +1,48 @@
+"""What an API process hears of an end: all of it, or enough to know that it has to look."""
+
+import pytest
+
+from director.core.endings import Ending, heard
+from director.core.states import Status
+
+WHOLE = b"p1 succeeded 5 9 0 0 7 4 3\n" + b'{"a":1}' + b'"ok"' + "é\n".encode()
+
+
+def test_an_end_is_heard_whole() -> None:
+    ending = Ending(
+        status=Status.SUCCEEDED,
+        started=5,
+        completed=9,
+        code="",
+        error="",
+        metrics='{"a":1}',
+        output=b'"ok"',
+        logs="é\n",
+    )
+    assert heard(WHOLE) == ("p1", ending)
+
+
+def test_one_that_never_began_has_no_start() -> None:
+    _, ending = heard(b"p1 failed - 9 1 4 0 0 0\ncboom")
+    assert ending is not None
+    assert (ending.started, ending.code, ending.error) == (None, "c", "boom")
+
+
+def test_what_a_newer_release_adds_is_left_alone() -> None:
+    head, _, rest = WHOLE.partition(b"\n")
+    assert heard(head + b" 4\n" + rest + b"more") == heard(WHOLE)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"p1",
+        b"p1 \n",
+        b"p1 processing 5 9 0 0 0 0 0\n",
+        b"p1 vanished 5 9 0 0 0 0 0\n",
+        b"p1 failed 5 x 0 0 0 0 0\n",
+        b"p1 failed 5 9 0 0 0 0 1\n\xff",
+    ],
+)
+def test_of_what_is_not_whole_the_id_is_heard(message: bytes) -> None:
+    assert heard(message) == ("p1", None)
