@@ -4,7 +4,7 @@ Headers that a request carries go with whatever answers it, a refusal too.
 """
 
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
@@ -22,10 +22,12 @@ def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | Non
 
 def carry(request: Request, headers: Mapping[str, str]) -> None:
     """Send these with the answer to this request, whatever it will be."""
-    request.state.carried = headers
+    request.scope["state"]["carried"] = headers
 
 
 def carried(request: Request, response: Response) -> Response:
     """The answer, with what the request carries."""
-    response.headers.update(cast(Mapping[str, str], getattr(request.state, "carried", {})))
+    headers: Mapping[str, str] | None = request.scope["state"].get("carried")
+    if headers is not None:
+        response.raw_headers += [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     return response

@@ -50,12 +50,12 @@ class Taken(Struct, frozen=True):
 
 async def admit(request: Request, account: Account, name: BucketName) -> None:
     """Let one more request of this account in, and have every answer to it tell what is left; else 429."""
-    request.state.taken = await take(request, account, name)
+    request.scope["state"]["taken"] = await take(request, account, name)
 
 
 def taken_of(request: Request) -> Taken | None:
     """The token that a request came in with; None where nothing limits its account."""
-    taken: Taken | None = getattr(request.state, "taken", None)
+    taken: Taken | None = request.scope["state"].get("taken")
     return taken
 
 

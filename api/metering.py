@@ -4,20 +4,16 @@ Requests are counted by the template of their route, so no caller's text becomes
 of an answer: an event stream may last for hours.
 """
 
-import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from prometheus_client import Counter, Histogram
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.handlers import REFUSAL
 from api.problems import Code, Problem
-from api.refusals import internal
 from director.core.metrics.redis_meter import RedisMeter
 from director.core.metrics.registry import Registry
 
-__all__ = ("NO_ROUTE", "Metering", "Meters")
+__all__ = ("NO_ROUTE", "Meters")
 
 NO_ROUTE: Final = "none"
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "QUERY"})
@@ -42,6 +38,7 @@ class Meters:
 
     def answered(self, route: str, method: str, status: int, took_s: float) -> None:
         """A request has the head of its answer."""
+        method = method if method in METHODS else OTHER
         found = self._by_answer.get((route, method, status))
         if found is None:
             found = self._requests.labels(route, method, str(status)), self._seconds.labels(route, method)
@@ -71,41 +68,3 @@ class Meters:
         """Ask these at each scrape."""
         self.registry.gauge("director_api_held_responses").set_function(held)
         self.registry.gauge("director_api_stream_readers").set_function(readers)
-
-
-class Metering:
-    """Around the application. `routes`: what answers → the template that leads to it."""
-
-    def __init__(self, app: ASGIApp, *, meters: Meters, routes: Mapping[Any, str]) -> None:
-        self._app = app
-        self._meters = meters
-        self._routes = routes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        began = time.perf_counter()
-        is_answered = False
-
-        def count(status: int) -> None:
-            nonlocal is_answered
-            is_answered = True
-            route = self._routes.get(scope.get("endpoint", NO_ROUTE), NO_ROUTE)  # set by the router, once it knows
-            method = scope["method"] if scope["method"] in METHODS else OTHER
-            self._meters.answered(route, method, status, time.perf_counter() - began)
-            if (problem := scope.get(REFUSAL)) is not None:
-                self._meters.refused(problem)
-
-        async def counted(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                count(message["status"])
-            await send(message)
-
-        try:
-            await self._app(scope, receive, counted)
-        except Exception:
-            if not is_answered:  # the answer to a fault is made around us
-                scope[REFUSAL] = internal()
-                count(500)
-            raise

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, TypedDict, cast
+from typing import TYPE_CHECKING, Final, TypedDict
 
 import anyio
 from msgspec import Struct
@@ -138,7 +138,8 @@ class State(TypedDict):
 
 def parts_of(request: Request) -> Parts:
     """What is behind us; of several sites, the home."""
-    return cast(Parts, request.scope["state"]["parts"])  # asked for often, and `request.state` is slow
+    parts: Parts = request.scope["state"]["parts"]  # asked for often, and `request.state` is slow
+    return parts
 
 
 @asynccontextmanager

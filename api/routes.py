@@ -3,15 +3,12 @@
 Names rooms and nothing in them; a path is written once, without the bases that `app.py` puts before it.
 """
 
-from collections.abc import Awaitable, Callable
 from typing import Final
-
-from starlette.requests import Request
-from starlette.responses import Response
 
 from api import accounts, health
 from api.catalogue import collections, deployments, models, search, versions
 from api.dashboard import page
+from api.door import Handler
 from api.files import files, ours, outputs
 from api.openapi import served
 from api.operators import accounts as admin_accounts
@@ -27,9 +24,7 @@ from api.operators import queues as admin_queues
 from api.runs import batches, events, listing, predictions, procedures, trainings, webhooks
 from api.streams import streams
 
-__all__ = ("INTERNAL", "PAGES", "PROBES", "ROUTES", "Handler")
-
-Handler = Callable[[Request], Awaitable[Response]]
+__all__ = ("INTERNAL", "PAGES", "PROBES", "ROUTES")
 
 ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("POST", "/predictions", predictions.create),

@@ -14,7 +14,6 @@ from urllib.parse import quote
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from api.refusals import not_found
 
@@ -92,13 +91,12 @@ async def for_people(request: Request) -> Response:
     return _shown(f"predictions/{quote(request.path_params['id'], safe='')}")
 
 
-async def elsewhere(scope: Scope, receive: Receive, send: Send) -> None:
+async def elsewhere(request: Request) -> Response:
     """What no route fits: /{owner}/{name}, the address of a model for people, or nothing that there is."""
-    request = Request(scope, receive)
     wants_page = request.method in ("GET", "HEAD") and "text/html" in request.headers.get("accept", "")
     if not wants_page or not MODEL_PATH.fullmatch(request.url.path):
         raise not_found()
-    await _shown(f"run{request.url.path}")(scope, receive, send)
+    return _shown(f"run{request.url.path}")
 
 
 async def asset(request: Request) -> Response:

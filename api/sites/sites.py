@@ -6,7 +6,7 @@ Where there is one server only, there is no `Sites`, and nothing here is asked.
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from random import random
-from typing import Final, TypeVar, cast
+from typing import Final, TypeVar
 
 from starlette.requests import Request
 
@@ -115,7 +115,8 @@ class Sites:
 
 def sites_of(request: Request) -> Sites | None:
     """All of them; None where there is one server."""
-    return cast(Sites | None, request.state.sites)
+    sites: Sites | None = request.scope["state"]["sites"]
+    return sites
 
 
 def others(request: Request) -> Sequence[Site]:

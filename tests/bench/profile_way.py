@@ -157,6 +157,8 @@ class Process:
 def under(profile: str, module: str, *args: str) -> None:
     """Run a module under the profiler, by the CPU time of its thread: of the wall's, others here take a part."""
     sys.argv = [module, *args]
+    # uvicorn raises the signal again once it has ended in good order
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     profiler = cProfile.Profile(time.thread_time)
     try:
         profiler.runcall(runpy.run_module, module, run_name="__main__", alter_sys=True)

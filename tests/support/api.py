@@ -15,8 +15,12 @@ import anyio
 import httpx
 from anyio.abc import Process
 from msgspec import Struct
+from starlette.routing import Router
 
 from api.app import create_app
+from api.dashboard.page import elsewhere
+from api.door import Door, Entrance, Handler
+from api.metering import Meters
 from director.core.errors import UnsafeBackend
 from director.core.ids import QueueName
 from director.core.schema import Claim
@@ -26,7 +30,7 @@ from director.core.states import Status
 from director.core.tracing import Tracing
 from tests.support.cog import free_port
 
-__all__ = ("LiveApi", "PlayedDirector", "api_client", "eventually", "live_api")
+__all__ = ("LiveApi", "PlayedDirector", "api_client", "door_to", "eventually", "live_api")
 
 START_LIMIT_S: Final = 30.0
 BASE: Final = "http://director.test"
@@ -52,6 +56,16 @@ async def api_client(
         transport = httpx.ASGITransport(app=with_state, client=(peer, 1))
         async with httpx.AsyncClient(transport=transport, base_url=BASE, headers=headers) as client:
             yield client
+
+
+def door_to(handler: Handler, *, method: str = "GET") -> Callable[..., Awaitable[None]]:
+    """The API's own door, with nothing behind it but this, at /."""
+    door = Door({"/": Entrance("/", {method: handler})}, elsewhere=elsewhere, router=Router(), meters=Meters())
+
+    async def with_state(scope: Any, receive: Any, send: Any) -> None:
+        await door({**scope, "state": {}}, receive, send)
+
+    return with_state
 
 
 class LiveApi(Struct, frozen=True, kw_only=True):

@@ -10,14 +10,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from api.body import MAX_NESTING, decode_json, read_body
-from api.handlers import EXCEPTION_HANDLERS
 from api.problems import Problem
+from tests.support.api import door_to
 
 MAX_BYTES = 1_000
 
@@ -27,8 +25,8 @@ async def echo(request: Request) -> Response:
 
 
 async def post(content: bytes | AsyncIterator[bytes], headers: dict[str, str] | None = None) -> httpx.Response:
-    app = Starlette(routes=[Route("/", echo, methods=["POST"])], exception_handlers=EXCEPTION_HANDLERS)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://director") as client:
+    transport = httpx.ASGITransport(door_to(echo, method="POST"))
+    async with httpx.AsyncClient(transport=transport, base_url="http://director") as client:
         return await client.post("/", content=content, headers=headers)
 
 

@@ -6,16 +6,14 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from api import refusals
-from api.handlers import EXCEPTION_HANDLERS
 from api.problems import Code, InvalidField, Problem
 from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, UnknownQueue
+from tests.support.api import door_to
 
 SECRET = "redis://:hunter2@10.0.0.1"
 
@@ -25,11 +23,10 @@ def body_of(problem: Problem) -> Any:
 
 
 async def answer_to(error: Exception, *, path: str = "/", method: str = "GET") -> httpx.Response:
-    def endpoint(_request: Request) -> Response:
+    async def endpoint(_request: Request) -> Response:
         raise error
 
-    app = Starlette(routes=[Route("/", endpoint)], exception_handlers=EXCEPTION_HANDLERS)
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    transport = httpx.ASGITransport(door_to(endpoint), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://director") as client:
         return await client.request(method, path)
 
@@ -197,11 +194,12 @@ async def test_a_method_that_is_not_allowed_is_a_problem_that_names_those_that_a
 
 @pytest.mark.anyio
 async def test_a_fault_of_ours_still_reaches_the_server_which_logs_it() -> None:
-    def endpoint(_request: Request) -> Response:
+    async def endpoint(_request: Request) -> Response:
         raise RuntimeError("broken")
 
-    app = Starlette(routes=[Route("/", endpoint)], exception_handlers=EXCEPTION_HANDLERS)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://director") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(door_to(endpoint)), base_url="http://director"
+    ) as client:
         with pytest.raises(RuntimeError, match="broken"):
             await client.get("/")
 

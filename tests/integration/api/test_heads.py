@@ -105,3 +105,26 @@ async def test_each_request_of_a_connection_has_its_own_head(live: LiveApi) -> N
     one = BEGIN + b"X: %b\r\n" % (b"a" * 30_000)
     request = (one + b"\r\n") * 5 + one + b"Connection: close\r\n\r\n"
     assert (await to_thread.run_sync(exchange, live.url, request)).count(b"HTTP/1.1 200 ") == 6
+
+
+def pieces(url: str, request: bytes) -> list[bytes]:
+    """What each read brings, until the other side has closed."""
+    address = urlsplit(url)
+    with socket.create_connection((address.hostname or "", address.port or 0), timeout=20) as connection:
+        connection.sendall(request)
+        return list(iter(lambda: connection.recv(1 << 20), b""))
+
+
+async def test_an_answer_whose_length_is_known_leaves_in_one_write(live: LiveApi) -> None:
+    request = BEGIN + b"Connection: close\r\n\r\n"
+    for _ in range(5):
+        (whole,) = await to_thread.run_sync(pieces, live.url, request)
+        assert whole.startswith(b"HTTP/1.1 200 ")
+        assert whole.endswith(b"}")
+
+
+async def test_an_answer_to_a_head_request_has_its_head_alone(live: LiveApi) -> None:
+    request = BEGIN.replace(b"GET", b"HEAD") + b"\r\n" + BEGIN + b"Connection: close\r\n\r\n"
+    answer = await to_thread.run_sync(exchange, live.url, request)
+    assert answer.count(b"HTTP/1.1 200 ") == 2
+    assert answer.count(b"}") == 1
