@@ -130,8 +130,7 @@ class Consumer:
             self._is_empty = emptied == len(self._turns) and bool(seats)
             return started
         finally:
-            for seat in seats:
-                self._servers.leave(seat)
+            self._servers.leave_all(seats)
 
     async def _fill(self, queue: QueueName, seats: list[Seat], share: int) -> Claims:
         """Claim for so many of the seats; what came, whose seats are not among them any more."""

@@ -123,4 +123,5 @@ def _runs_already(claim: Claim, seat: Seat) -> bool:
 
 def _together(seats: Sequence[Seat]) -> list[Seat]:
     """Those that one claim is for: all of them, or the places of one batch."""
-    return [seat for seat in seats if seat.batch is seats[0].batch]
+    batch = seats[0].batch if seats else None
+    return [seat for seat in seats if (seat.place is None if batch is None else seat.batch is batch)]

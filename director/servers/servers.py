@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -229,6 +229,18 @@ class Servers:
             self._hand_on(seat.server)
         self._changed.set()
 
+    def leave_all(self, seats: Sequence[Seat]) -> None:
+        """Those that nothing was found for: most of them, where little goes on."""
+        for seat in seats:
+            if seat.place is None and seat.turn is None and seat.taken:
+                seat.taken = False
+                seat.server.busy -= 1
+            else:
+                self.leave(seat)
+        for server in {seat.server for seat in seats}:
+            self._hand_on(server)
+        self._changed.set()
+
     def setup_wait_s(self, waited_s: float) -> float:
         """How much of the time that a prediction waited until now there was no server that could run anything."""
         now = self._now()
@@ -399,12 +411,20 @@ class Servers:
         return seats
 
     def _take(self) -> list[Seat]:
-        seats = []
-        while free := [server for server in self.all if server.free > 0]:
-            server = min(free, key=lambda server: server.busy / server.usable)
+        seats: list[Seat] = []
+        free = [(server, server.usable) for server in self.all if server.free > 0]
+        while free:
+            server, usable = min(free, key=_share) if len(free) > 1 else free[0]
             server.busy += 1
             seats += _seats(server)
+            if server.busy >= usable:
+                free.remove((server, usable))
         return seats
+
+
+def _share(free: tuple[Server, int]) -> float:
+    server, usable = free
+    return server.busy / usable
 
 
 def _failed_starts(server: Server, health: Health) -> int:
