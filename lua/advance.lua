@@ -26,10 +26,10 @@ if ran_ms ~= '' and r[3] == 'starting' then
   redis.call('HSET', KEYS[1], 'status', 'processing', 'started', started, 'begun', '1')
 end
 if ARGV[6] ~= '' then redis.call('HSET', KEYS[1], 'remote', ARGV[6]) end
-for i = 7 + 2 * math.max(0, seq - known), #ARGV, 2 do
-  seq = seq + 1
-  append(id, ARGV[i], now, ARGV[i + 1])
-end
+local shown = {}
+for i = 7 + 2 * math.max(0, seq - known), #ARGV, 2 do shown[#shown + 1] = entry(ARGV[i], now, ARGV[i + 1]) end
+append(id, shown)
+seq = seq + #shown
 redis.call('HSET', KEYS[1], 'seq', seq)
 redis.call('PUBLISH', channel(id), seq)
 return { word, seq, started }

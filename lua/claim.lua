@@ -21,18 +21,11 @@
 
 local meta, queue, consumer, nonce = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local most, lease_ms, claims, now = tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6]), clock(ARGV[7])
+local now_text = string.format('%d', now)
 local budget, alone, warm = tonumber(ARGV[8]), ARGV[9] == '1', ARGV[10]
 local SHARES = { high = 8, normal = 3, low = 1 }
 local SCAN = 64
 
-local function handed(id, r)
-  local flat = {}
-  for field, value in pairs(r) do
-    flat[#flat + 1] = field
-    flat[#flat + 1] = tostring(value)
-  end
-  return { id, redis.call('GET', input_key(id)), flat }
-end
 
 local state = redis.call('HMGET', meta, 'streams', 'paused', 'probe', 'breaker', 'open_until',
   'mask:high', 'mask:normal', 'mask:low', 'next:high', 'next:normal', 'next:low',
@@ -47,7 +40,7 @@ if string.match(last, '^%S+') == nonce then
   local again = { 'ok', 'count' }
   for index, id in string.gmatch(last, ' (%d+):(%S+)') do
     local r = read(id)
-    if r and r.token == nonce .. '-' .. index then again[#again + 1] = handed(id, r) end
+    if r and r.token == nonce .. '-' .. index then again[#again + 1] = { id, redis.call('GET', input_key(id)), as_read[r] } end
   end
   return again
 end
@@ -93,25 +86,30 @@ local function put_back(id, r)
   correct(r, 0)
 end
 
--- May this entry be handed out? Settles or drops it where not.
-local function runnable(id, r, stream, mid)
+-- Its input, where this entry may be handed out. Settles or drops it where not.
+local function input_of(id, r, stream, mid)
   if not r or TERMINAL[r.status] or r.mid ~= mid then
     redis.call('XACK', stream, GROUP, mid)
     redis.call('XDEL', stream, mid)
-  elseif r.token ~= '' then
-    return false -- claimed, only its pending entry was lost: its lease decides, not we
-  elseif end_if_late(id, r, now) then
-    return false
-  elseif redis.call('EXISTS', input_key(id)) == 0 then
+    return nil
+  end
+  if r.token ~= '' then return nil end -- claimed, only its pending entry was lost: its lease decides, not we
+  local input = redis.call('GET', input_key(id))
+  local may_be_late = past(r.deadline, now) or past(r.start_by, now)
+  if input and not may_be_late and tonumber(r.claims) < claims and may_run(queue, r.account) then return input end
+  write_counts(queue)
+  if end_if_late(id, r, now) then
+    return nil
+  elseif not input then
     settle(id, r, 'failed', { error = 'Its input is gone.', code = 'input_lost' }, now)
   elseif tonumber(r.claims) >= claims then
     bury(id, r, { error = 'It was handed out too often without ever starting.', code = 'too_many_claims' }, now)
   elseif not may_run(queue, r.account) then
     put_back(id, r)
   else
-    return true
+    return input
   end
-  return false
+  return nil
 end
 
 -- Does it still go into the budget? Notes that it was what stopped us.
@@ -124,7 +122,9 @@ end
 -- Every stream of the lane was read to its end: nothing is ready, whatever a lost key made of the count.
 local function read_to_the_end(lane, number)
   mask[lane] = without_bit(mask[lane], number)
-  if mask[lane] == 0 and ready[lane] ~= '0' then redis.call('HSET', meta, 'ready:' .. lane, 0) end
+  if mask[lane] ~= 0 or ready[lane] == '0' then return end
+  write_counts(queue)
+  redis.call('HSET', meta, 'ready:' .. lane, 0)
 end
 
 local function take_ready(lane)
@@ -137,7 +137,8 @@ local function take_ready(lane)
       scanned = scanned + 1
       next_stream[lane] = (number + 1) % 32
       local r = read(id)
-      if runnable(id, r, stream, mid) then return id, r end
+      local input = input_of(id, r, stream, mid)
+      if input then return id, r, input end
     else
       read_to_the_end(lane, number)
     end
@@ -149,7 +150,9 @@ local function nobody_waits(lane)
   if backlogged[lane] == '0' or has_any(queue, 'limits') or has_any(queue, 'held') or has_any(queue, 'suspended') then
     return
   end
-  if redis.call('EXISTS', queue_key(queue, 'vtime:' .. lane)) == 0 then redis.call('HSET', meta, 'backlogged:' .. lane, 0) end
+  if redis.call('EXISTS', queue_key(queue, 'vtime:' .. lane)) == 1 then return end
+  write_counts(queue)
+  redis.call('HSET', meta, 'backlogged:' .. lane, 0)
 end
 
 local function take_in_turn(lane)
@@ -159,7 +162,8 @@ local function take_in_turn(lane)
     if not id then return nobody_waits(lane) end
     if not fits(tonumber(r.cost)) then return end
     let_in(id, r, own, state[1])
-    count_ready(r, 1)
+    count_later('meta', 'backlogged:' .. lane, -1)
+    if r.arrival ~= '' then count_later('meta', 'ready:' .. lane, 1) end
     local number, stream = r.stream, stream_key(queue, lane, r.stream)
     local mid, read_id = read_one(stream)
     if read_id ~= id then -- its group was lost, or entries were where no claim looked: they are read before it
@@ -167,15 +171,16 @@ local function take_in_turn(lane)
       redis.call('HSET', record_key(id), 'stream', r.stream, 'mid', r.mid, 'charged', r.charged, 'arrival', r.arrival)
       r = read(read_id)
     end
-    if runnable(read_id, r, stream, mid) then return read_id, r end
+    local input = input_of(read_id, r, stream, mid)
+    if input then return read_id, r, input end
   end
 end
 
 local function take(lane)
   repeat
-    local id, r = take_ready(lane)
-    if not id and not stopped then id, r = take_in_turn(lane) end
-    if id or stopped then return id, r end
+    local id, r, input = take_ready(lane)
+    if not id and not stopped then id, r, input = take_in_turn(lane) end
+    if id or stopped then return id, r, input end
   until mask[lane] == 0 or scanned >= SCAN
 end
 
@@ -205,10 +210,10 @@ local function take_any()
       local is_better = not best or credit[lane] + SHARES[lane] > credit[best] + SHARES[best]
       if not tried[lane] and is_better then best = lane end
     end
-    local id, r = take(best)
+    local id, r, input = take(best)
     if id then
       pay(best)
-      return id, r
+      return id, r, input
     elseif stopped then
       return nil
     end
@@ -217,21 +222,50 @@ local function take_any()
 end
 
 -- What is counted of those that start for the first time. A dead letter that was revived was promised nothing.
-local tallied = {}
 local function note_start(r)
   if r.claims ~= '0' then return end
   local waited_ms = math.max(0, now - r.created)
-  tallied.started = (tallied.started or 0) + 1
+  count_later('tally', 'started', 1)
   if r.revivals ~= '' then return end
-  tallied.waited_ms = (tallied.waited_ms or 0) + waited_ms
+  count_later('tally', 'waited_ms', waited_ms)
   if not within[r.lane] then return end
-  local verdict = (waited_ms <= within[r.lane] and 'met:' or 'missed:') .. r.lane
-  tallied[verdict] = (tallied[verdict] or 0) + 1
+  count_later('tally', (waited_ms <= within[r.lane] and 'met:' or 'missed:') .. r.lane, 1)
 end
 
-local reply, remembered = { 'ok', 'count' }, { nonce }
+-- One more of its tenant runs. Only who has limits comes to one, and that is looked at at once.
+local function note_claim(r)
+  if r.arrival ~= '' then
+    count_later('meta', 'ready:' .. r.lane, -1)
+    count_later('queued', r.account, -1)
+  end
+  count_later('running', r.account, 1)
+  if not has_any(queue, 'limits') then return end
+  write_counts(queue)
+  note_running(queue, r.account)
+end
+
+-- Write the claim into the record, and show the record as it is now. Where it is was written when it was filed, unless
+-- it was let in just now: that was charged.
+local function hand_out(id, r, token)
+  local attempt, handed = tostring(r.attempt + 1), tostring(r.claims + 1)
+  local written = { 'token', token, 'holder', consumer, 'attempt', attempt, 'claims', handed, 'claimed', now_text }
+  local shown = as_read[r]
+  for _, part in ipairs(written) do shown[#shown + 1] = part end
+  if r.charged ~= '' then
+    for _, part in ipairs({ 'stream', r.stream, 'mid', r.mid, 'charged', r.charged }) do written[#written + 1] = part end
+  end
+  if r.arrival == '' then -- what the former release had filed is counted from here on
+    written[#written + 1] = 'arrival'
+    written[#written + 1] = '0'
+  end
+  redis.call('HSET', record_key(id), unpack(written))
+  log('claimed', id, queue, r.account, now_text, consumer .. ' ' .. attempt)
+  return shown
+end
+
+local reply, remembered, leases = { 'ok', 'count' }, { nonce }, {}
 for index = 1, most do
-  local id, r = take_any()
+  local id, r, input = take_any()
   if not id then
     reply[2] = stopped or (scanned >= SCAN and 'bound') or 'empty'
     break
@@ -239,24 +273,19 @@ for index = 1, most do
   spent = spent + r.cost
   score(r, now)
   note_start(r)
-  if r.affinity ~= '' then tally(queue, r.affinity == warm and 'warm' or 'cold') end
-  count_ready(r, -1)
-  if r.arrival ~= '' then count(queue, 'queued', r.account, -1) end
-  count(queue, 'running', r.account, 1)
-  note_running(queue, r.account)
-  r.token, r.holder, r.claimed = nonce .. '-' .. index, consumer, now
-  r.attempt, r.claims = r.attempt + 1, r.claims + 1
-  r.arrival = r.arrival ~= '' and r.arrival or '0' -- what the former release had filed is counted from here on
-  redis.call('HSET', record_key(id), 'token', r.token, 'holder', r.holder, 'attempt', r.attempt, 'claims', r.claims,
-    'claimed', r.claimed, 'stream', r.stream, 'mid', r.mid, 'charged', r.charged, 'arrival', r.arrival)
-  redis.call('ZADD', queue_key(queue, 'lease'), now + lease_ms, id)
-  log('claimed', id, queue, r.account, now, consumer, r.attempt)
+  if r.affinity ~= '' then count_later('tally', r.affinity == warm and 'warm' or 'cold', 1) end
+  note_claim(r)
+  leases[#leases + 1] = now + lease_ms
+  leases[#leases + 1] = id
   if is_probe then redis.call('HSET', meta, 'breaker', 'probing', 'probe', id) end
   remembered[#remembered + 1] = index .. ':' .. id
-  reply[#reply + 1] = handed(id, r)
+  reply[#reply + 1] = { id, input, hand_out(id, r, nonce .. '-' .. index) }
 end
-for what, by in pairs(tallied) do tally(queue, what, by) end
-if budget and #reply > 2 then tally(queue, 'batch_' .. (spent > budget and 'oversize' or reply[2])) end
+if #leases > 0 then redis.call('ZADD', queue_key(queue, 'lease'), unpack(leases)) end
+if budget and #reply > 2 then count_later('tally', 'batch_' .. (spent > budget and 'oversize' or reply[2]), 1) end
+write_counts(queue)
+write_scores(queue)
+write_clocks(queue)
 
 -- An idle poll writes nothing: with AOF always that would be a sync of the disk.
 local new_state, has_changed = {}, false

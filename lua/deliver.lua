@@ -37,9 +37,9 @@ if queue and outcome ~= 'put_off' then
   redis.call('HSET', KEYS[1], 'told', outcome, 'tellings', attempt)
   local status, later = ARGV[5] == '' and '-' or ARGV[5], next_at == '' and '-' or next_at
   local data = table.concat({ 'completed', outcome, status, attempt, later, ARGV[6], ARGV[9] ~= '' and ARGV[9] or nil }, ' ')
-  log('told', id, queue, r[4], now, outcome, status, attempt)
+  log('told', id, queue, r[4], now, table.concat({ outcome, status, attempt }, ' '))
   if attempt <= MOST_EVENTS and redis.call('EXISTS', events_key(id)) == 1 then -- gone, it would get no lifetime again
-    append(id, 'webhook', now, data)
+    append(id, { entry('webhook', now, data) })
     redis.call('PUBLISH', channel(id), redis.call('HINCRBY', KEYS[1], 'seq', 1))
   end
 end

@@ -27,11 +27,9 @@ if not r or token == '' then return 'lost' end
 if r.ended == token then return 'finished' end
 if r.token ~= token then return 'lost' end
 
-local over_ms = tonumber(ARGV[13])
-for i = 14 + 2 * math.max(0, r.seq - known), #ARGV, 2 do
-  r.seq = r.seq + 1
-  append(id, ARGV[i], now, ARGV[i + 1])
-end
+local over_ms, shown = tonumber(ARGV[13]), {}
+for i = 14 + 2 * math.max(0, r.seq - known), #ARGV, 2 do shown[#shown + 1] = entry(ARGV[i], now, ARGV[i + 1]) end
+r.seq = r.seq + #shown
 local served_ms = 0
 if r.started ~= '' or ran_ms ~= '' then -- not `begun`: an earlier attempt proves nothing of this one's server
   served_ms = math.max(0, now - over_ms - r.claimed)
@@ -41,6 +39,6 @@ end
 settle(id, r, status, {
   error = ARGV[4], code = ARGV[5], output = ARGV[6], logs = ARGV[7], metrics = ARGV[8],
   ran_ms = ran_ms, grace_ms = ARGV[10], ended = token, served_s = served_ms / 1000,
-  over_ms = over_ms,
+  over_ms = over_ms, shown = shown,
 }, now)
 return 'finished'

@@ -21,7 +21,7 @@ local placed = file(id, r)
 count(r.queue, 'queued', r.account, 1)
 tally(r.queue, 'accepted:' .. r.lane) -- as it starts and ends again
 redis.call('DEL', events_key(id), output_key(id)) -- the list begins anew: it may be gone by now, and numbers are places
-append(id, 'revived', now, '')
+append(id, { entry('revived', now, '') })
 log('revived', id, r.queue, r.account, now)
 redis.call('HSET', KEYS[1], 'status', 'starting', 'started', '', 'completed', '', 'begun', '', 'error', '', 'code', '',
   'metrics', '', 'ended', '', 'metered', '', 'ran_ms', '', 'deadline', '', 'start_by', '', 'attempt', 0, 'claims', 0, 'place', '', 'eta50', '', 'eta90', '',

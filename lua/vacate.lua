@@ -33,6 +33,6 @@ redis.call('HSET', KEYS[1], 'moved', site)
 redis.call('PEXPIRE', KEYS[1], redis.call('HGET', queue_key(r.queue, 'meta'), 'record_ttl_ms') or RECORD_TTL_MS)
 -- nothing of what was reserved is used here
 if r.metered ~= '' then redis.call('ZADD', unspent_key(), 0, id .. ' ' .. r.account) end
-log('moved', id, r.queue, r.account, now, 'site', site)
+log('moved', id, r.queue, r.account, now, 'site ' .. site)
 redis.call('PUBLISH', channel(id), r.seq)
 return 'moved'

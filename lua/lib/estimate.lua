@@ -1,5 +1,5 @@
 -- lib/estimate: what a run takes, learned from those that ended; and how true what callers were told of their wait came.
--- Needs lib/keys.
+-- Needs lib/keys, lib/place.
 --
 -- meta: service_ms, service_dev  mean and deviation of the time that a run has a slot, the newest counted most
 --       service_cost             mean of what those runs were declared to cost
@@ -17,13 +17,16 @@ local function note_service(queue, ms, cost)
   local off = ms - (m[2] or ms)
   local variance = (1 - 1 / n) * ((m[3] or 0) ^ 2 + off * off / n)
   local counted_cost = math.max(mean_cost / ODD, math.min(mean_cost * ODD, cost))
-  redis.call('HSET', meta, 'service_n', n, 'service_ms', (m[2] or ms) + off / n, 'service_dev', math.sqrt(variance),
-    'service_cost', mean_cost + (counted_cost - mean_cost) / n)
+  redis.call('HSET', meta, 'service_ms', (m[2] or ms) + off / n, 'service_dev', math.sqrt(variance))
+  if m[1] == tostring(n) and counted_cost == mean_cost then return end -- as it nearly always is
+  redis.call('HSET', meta, 'service_n', n, 'service_cost', mean_cost + (counted_cost - mean_cost) / n)
 end
 
 -- Seconds of a slot that one of this cost will take, as far as anybody knows.
+local means -- asked once, since a script runs alone
 local function expected_s(r)
-  local m = redis.call('HMGET', queue_key(r.queue, 'meta'), 'service_ms', 'service_cost')
+  means = means or redis.call('HMGET', queue_key(r.queue, 'meta'), 'service_ms', 'service_cost')
+  local m = means
   if not m[1] then return tonumber(r.cost) * UNKNOWN_S end
   return math.max(0.001, m[1] / 1000) * r.cost / m[2]
 end
@@ -37,19 +40,29 @@ local function moved(scale, was_longer, missing)
   return math.min(MOST, math.max(LEAST, (scale or 1) * math.exp(STEP * ((was_longer and 1 or 0) - missing))))
 end
 
--- How far off was what its caller was told when it was filed?
+-- How far off was what its caller was told when it was filed? Written by write_scores.
 local BUCKETS_S = { 0.1, 0.5, 1, 5, 15, 60, 300 }
+local scales
 local function score(r, now)
   if r.eta90 == '' or r.claims ~= '0' then return end
-  local meta = queue_key(r.queue, 'meta')
-  local m = redis.call('HMGET', meta, 'scale50', 'scale90', 'moved_at')
-  if tonumber(r.created) < tonumber(m[3] or 0) then return end
+  if not scales then
+    local m = redis.call('HMGET', queue_key(r.queue, 'meta'), 'scale50', 'scale90', 'moved_at')
+    scales = { p50 = m[1], p90 = m[2], moved_at = tonumber(m[3] or 0) }
+  end
+  if tonumber(r.created) < scales.moved_at then return end
   local waited, eta50, eta90 = now - r.created, tonumber(r.eta50), tonumber(r.eta90)
   local error_s, bucket = math.abs(waited - eta50) / 1000, 'inf'
   for i = #BUCKETS_S, 1, -1 do
     if error_s <= BUCKETS_S[i] then bucket = BUCKETS_S[i] end
   end
-  tally(r.queue, 'eta_error:' .. bucket)
-  tally(r.queue, waited <= eta90 and 'eta_kept' or 'eta_missed')
-  redis.call('HSET', meta, 'scale50', moved(m[1], waited > eta50, 0.5), 'scale90', moved(m[2], waited > eta90, 0.1))
+  count_later('tally', 'eta_error:' .. bucket, 1)
+  count_later('tally', waited <= eta90 and 'eta_kept' or 'eta_missed', 1)
+  scales.p50, scales.p90 = moved(scales.p50, waited > eta50, 0.5), moved(scales.p90, waited > eta90, 0.1)
+  scales.has_moved = true
+end
+
+local function write_scores(queue)
+  if scales and scales.has_moved then
+    redis.call('HSET', queue_key(queue, 'meta'), 'scale50', scales.p50, 'scale90', scales.p90)
+  end
 end

@@ -25,11 +25,13 @@ local function clock(given)
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- The record as a table, or nil. Absent fields read as ''.
+-- The record as a table, or nil. Absent fields read as ''. `as_read` keeps what it was made from.
 local EMPTY = { __index = function() return '' end }
+local as_read = {}
 local function as_record(flat)
   local r = {}
   for i = 1, #flat, 2 do r[flat[i]] = flat[i + 1] end
+  as_read[r] = flat
   return setmetatable(r, EMPTY)
 end
 
@@ -57,6 +59,9 @@ local function soonest(r)
 end
 
 -- An event's number is its place in the list, from 1; whoever appends counts up `seq` in the record.
-local function append(id, kind, now, data)
-  redis.call('RPUSH', events_key(id), kind .. ' ' .. now .. ' ' .. data)
+local function entry(kind, now, data) return kind .. ' ' .. now .. ' ' .. data end
+local function append(id, entries)
+  for first = 1, #entries, 1000 do -- a call takes only so many arguments
+    redis.call('RPUSH', events_key(id), unpack(entries, first, math.min(#entries, first + 999)))
+  end
 end

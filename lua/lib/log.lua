@@ -5,7 +5,7 @@
 -- what he missed.
 local MOST_LOGGED = 10000
 
-local function log(kind, id, queue, account, now, ...)
+local function log(kind, id, queue, account, now, detail)
   redis.call('XADD', log_key(), 'MAXLEN', '~', MOST_LOGGED, '*',
-    'id', id, 'kind', kind, 'queue', queue, 'account', account, 'at', now, 'detail', table.concat({ ... }, ' '))
+    'id', id, 'kind', kind, 'queue', queue, 'account', account, 'at', now, 'detail', detail or '')
 end

@@ -67,6 +67,31 @@ local function count(queue, what, tenant, by)
   if redis.call('HINCRBY', key, tenant, by) <= 0 then redis.call('HDEL', key, tenant) end
 end
 
+-- What a script counts of many is written once: at its end, and before anything that goes by it.
+local uncounted = {}
+local function count_later(what, field, by)
+  local sums = uncounted[what]
+  if not sums then
+    sums = {}
+    uncounted[what] = sums
+  end
+  sums[field] = (sums[field] or 0) + by
+end
+
+local OF_TENANTS = { queued = true, running = true }
+local function write_counts(queue)
+  for what, sums in pairs(uncounted) do
+    for field, by in pairs(sums) do
+      if OF_TENANTS[what] then
+        count(queue, what, field, by)
+      else
+        redis.call('HINCRBY', queue_key(queue, what), field, by)
+      end
+    end
+  end
+  uncounted = {}
+end
+
 local function counted(queue, what, tenant) return tonumber(redis.call('HGET', queue_key(queue, what), tenant) or 0) end
 
 -- An entry came into the streams, or left them because it was handed out or ended.

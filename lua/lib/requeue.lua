@@ -33,7 +33,7 @@ local function requeue(id, r, how, now)
     bury(id, r, { error = why, code = code }, now)
     return 'dead'
   end
-  local ran = ran_in_all(id, r, r.started, now)
+  local ran = r.metered ~= '' and ran_in_all(id, r, r.started, now)
   unplace(id, r)
   -- a run that died is paid for: else an input that kills servers would hold slots for nothing. Where its director died
   -- too, nobody knows when, and what it was charged stands
@@ -48,8 +48,8 @@ local function requeue(id, r, how, now)
   redis.call('ZREM', queue_key(r.queue, 'lease'), id)
   local seq = r.seq + 1
   local kind = how.spent and 'retried' or 'released'
-  append(id, kind, now, table.concat({ code, r.holder, r.claimed }, ' '))
-  log(kind, id, r.queue, r.account, now, code, r.holder)
+  append(id, { entry(kind, now, table.concat({ code, r.holder, r.claimed }, ' ')) })
+  log(kind, id, r.queue, r.account, now, code .. ' ' .. r.holder)
   local placed = { 'stream', '', 'mid', '', 'charged', '' }
   if delay_ms > 0 then
     redis.call('ZADD', queue_key(r.queue, 'delayed'), now + delay_ms, id)
@@ -60,7 +60,7 @@ local function requeue(id, r, how, now)
     'attempt', how.spent and attempt or attempt - 1, 'seq', seq, 'arrival', r.arrival, unpack(placed))
   -- a run that ended badly is not followed again; one whose director died may still go on
   if r.remote ~= '' and how.spent and not how.lost then redis.call('HDEL', record_key(id), 'remote') end
-  if r.metered ~= '' then redis.call('HSET', record_key(id), 'ran_ms', ran) end
+  if ran then redis.call('HSET', record_key(id), 'ran_ms', ran) end
   note_running(r.queue, r.account)
   if r.begun == '' and r.start_by ~= '' then
     redis.call('ZADD', queue_key(r.queue, 'deadline'), soonest(r), id)

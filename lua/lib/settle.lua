@@ -29,9 +29,12 @@ local function tell_waiter(id, r, status, started, now, end_)
   redis.call('PUBLISH', ends_channel(r.waiter), #whole <= MOST_TOLD and head .. '\n' .. whole or id)
 end
 
--- end_: error, code, output, logs, metrics, ran_ms, ended (token of the holder that finishes), grace_ms (time that
--- the holder has to deliver the webhook itself), served_s (what it took of a slot),
--- over_ms (how long ago the run was over, where it is). Removals come first: a full server still lets go of its entries.
+-- Fields of the record that get what the end says of them, '' where it says nothing: most have that already.
+local MAY_CHANGE = { 'cancel', 'charged', 'error', 'code', 'metrics', 'ended' }
+
+-- end_: error, code, output, logs, metrics, ran_ms, ended (token of the holder that finishes), shown (entries of
+-- its events before the last), grace_ms (time that the holder has to deliver the webhook itself), served_s (what it took
+-- of a slot), over_ms (how long ago the run was over, where it is). Removals come first: a full server still lets go of its entries.
 local function settle(id, r, status, end_, now)
   local ttl = redis.call('HMGET', queue_key(r.queue, 'meta'), 'data_ttl_ms', 'record_ttl_ms', 'probe',
     'within:' .. r.lane)
@@ -43,33 +46,41 @@ local function settle(id, r, status, end_, now)
   end
   local started = r.started
   if started == '' and end_.ran_ms and end_.ran_ms ~= '' then started = now - end_.ran_ms end
-  local ran = ran_in_all(id, r, started, now - (end_.over_ms or 0))
+  local ran = r.metered ~= '' and ran_in_all(id, r, started, now - (end_.over_ms or 0))
   unplace(id, r)
   if r.arrival ~= '' then count(r.queue, r.token == '' and 'queued' or 'running', r.account, -1) end
   correct(r, end_.served_s or 0)
   note_running(r.queue, r.account)
   if ttl[3] == id then end_probe(r.queue, now) end -- it ended without telling anything of the servers
-  for _, index in ipairs({ 'live', 'lease', 'deadline', 'delayed' }) do
-    redis.call('ZREM', queue_key(r.queue, index), id)
-  end
+  redis.call('ZREM', queue_key(r.queue, 'live'), id)
+  redis.call('ZREM', queue_key(r.queue, r.token == '' and 'delayed' or 'lease'), id)
+  if r.deadline ~= '' or r.start_by ~= '' then redis.call('ZREM', queue_key(r.queue, 'deadline'), id) end
   tally(r.queue, 'ended')
   if is_late_start(r, ttl[4], now) then tally(r.queue, 'missed:' .. r.lane) end
   local seq = r.seq + 1
-  redis.call('HSET', record_key(id), 'status', status, 'completed', now, 'started', started, 'seq', seq,
-    'token', '', 'mid', '', 'cancel', '', 'charged', '', 'error', end_.error or '', 'code', end_.code or '',
-    'metrics', end_.metrics or '', 'ended', end_.ended or '')
+  local written = { 'status', status, 'completed', now, 'started', started, 'seq', seq, 'token', '', 'mid', '' }
+  for _, field in ipairs(MAY_CHANGE) do
+    local value = end_[field] or ''
+    if value ~= r[field] then
+      written[#written + 1] = field
+      written[#written + 1] = value
+    end
+  end
+  redis.call('HSET', record_key(id), unpack(written))
   local output, logs = end_.output or '', end_.logs or ''
   if output ~= '' or logs ~= '' then
     redis.call('HSET', output_key(id), 'output', output, 'logs', logs)
     redis.call('PEXPIRE', output_key(id), data_ttl)
   end
-  append(id, 'completed', now, status)
-  log('ended', id, r.queue, r.account, now, status, end_.code ~= '' and end_.code or nil)
+  local shown = end_.shown or {}
+  shown[#shown + 1] = entry('completed', now, status)
+  append(id, shown)
+  log('ended', id, r.queue, r.account, now, (end_.code or '') ~= '' and status .. ' ' .. end_.code or status)
   redis.call('PEXPIRE', events_key(id), data_ttl)
   redis.call('PEXPIRE', input_key(id), data_ttl)
   redis.call('PEXPIRE', record_key(id), record_ttl)
   if is_owed then redis.call('ZADD', owed_key(), now + (end_.grace_ms or 0), id) end
-  if r.metered ~= '' then redis.call('ZADD', unspent_key(), ran, id .. ' ' .. r.account) end
+  if ran then redis.call('ZADD', unspent_key(), ran, id .. ' ' .. r.account) end
   redis.call('PUBLISH', channel(id), seq)
   if r.waiter ~= '' then tell_waiter(id, r, status, started, now, end_) end
 end

@@ -4,7 +4,7 @@
 -- lib/estimate.
 
 local LANES = { 'high', 'normal', 'low' }
-local LOOK_FOR_WARM = 8 -- of the tenant whose turn it is, how many may be looked at for the key a consumer is warm for
+local LOOK_AHEAD = 8 -- of the tenant whose turn it is, so many are looked up at once, or looked at for what a consumer is warm for
 
 local function backlog_key(queue, lane, tenant) return queue_key(queue, 'backlog:' .. lane .. ':' .. tenant) end
 
@@ -65,8 +65,17 @@ end
 
 -- ── virtual time ─────────────────────────────────────────────────────────────────────────────────────────────────
 
+-- Whoever lets many in moves the clock with each, and writes it once, with the debts that say nothing any more.
+local clocks = {}
+local function write_clocks(queue)
+  for lane, own in pairs(clocks) do
+    redis.call('HSET', queue_key(queue, 'meta'), 'clock:' .. lane, own)
+    redis.call('ZREMRANGEBYSCORE', queue_key(queue, 'debt:' .. lane), '-inf', own)
+  end
+end
+
 local function lane_clock(queue, lane)
-  return tonumber(redis.call('HGET', queue_key(queue, 'meta'), 'clock:' .. lane) or 0)
+  return clocks[lane] or tonumber(redis.call('HGET', queue_key(queue, 'meta'), 'clock:' .. lane) or 0)
 end
 
 -- The virtual time of a tenant without a turn is kept only while it is ahead of the lane's: else it says nothing.
@@ -96,6 +105,7 @@ local function part(queue, lane, tenant)
   if redis.call('EXISTS', vtime) == 0 then -- nobody waits for a turn: what was served so far is forgotten
     redis.call('DEL', queue_key(queue, 'debt:' .. lane))
     redis.call('HDEL', queue_key(queue, 'meta'), 'clock:' .. lane)
+    clocks[lane] = nil
   else
     keep_debt(queue, lane, tenant, tonumber(own))
   end
@@ -103,15 +113,10 @@ end
 
 -- Move a tenant's virtual time, while there is anybody it is compared with.
 local function owe(queue, lane, tenant, seconds)
-  local vtime = queue_key(queue, 'vtime:' .. lane)
-  if redis.call('EXISTS', vtime) == 0 then return end
-  local by = seconds / limits_of(queue, tenant)
-  if redis.call('ZSCORE', vtime, tenant) then
-    redis.call('ZINCRBY', vtime, by, tenant)
-    return
-  end
-  local own = tonumber(redis.call('ZSCORE', queue_key(queue, 'debt:' .. lane), tenant) or lane_clock(queue, lane))
-  keep_debt(queue, lane, tenant, own + by)
+  local vtime, by = queue_key(queue, 'vtime:' .. lane), seconds / limits_of(queue, tenant)
+  if redis.call('ZADD', vtime, 'XX', 'INCR', by, tenant) or redis.call('EXISTS', vtime) == 0 then return end
+  local own = tonumber(redis.call('ZSCORE', queue_key(queue, 'debt:' .. lane), tenant) or 0)
+  keep_debt(queue, lane, tenant, math.max(own, lane_clock(queue, lane)) + by)
 end
 
 -- What it was charged when it entered the streams is put right by what it took.
@@ -121,8 +126,22 @@ end
 
 -- ── the backlog ──────────────────────────────────────────────────────────────────────────────────────────────────
 
+-- The first of a tenant's line, looked up once for several: whoever lets them in takes them out of it.
+local lines = {}
+local function line_of(backlog)
+  local line = lines[backlog]
+  if not line or (#line == 0 and not line.is_whole) then
+    line = redis.call('ZRANGE', backlog, 0, LOOK_AHEAD - 1)
+    line.is_whole = #line < LOOK_AHEAD
+    lines[backlog] = line
+  end
+  return line
+end
+
 local function into_backlog(id, r)
-  if redis.call('ZADD', backlog_key(r.queue, r.lane, r.account), tonumber(r.arrival) or 0, id) == 1 then
+  local backlog = backlog_key(r.queue, r.lane, r.account)
+  lines[backlog] = nil
+  if redis.call('ZADD', backlog, tonumber(r.arrival) or 0, id) == 1 then
     redis.call('HINCRBY', queue_key(r.queue, 'meta'), 'backlogged:' .. r.lane, 1)
   end
 end
@@ -130,6 +149,7 @@ end
 -- True when it stood there.
 local function out_of_backlog(id, r)
   local backlog = backlog_key(r.queue, r.lane, r.account)
+  lines[backlog] = nil
   if redis.call('ZREM', backlog, id) == 0 then return false end
   redis.call('HINCRBY', queue_key(r.queue, 'meta'), 'backlogged:' .. r.lane, -1)
   if redis.call('EXISTS', backlog) == 0 then part(r.queue, r.lane, r.account) end
@@ -201,6 +221,17 @@ local function unplace(id, r)
   if r.token == '' then count_ready(r, -1) end
 end
 
+-- Of those whose line it is, the first one; or of the first few the first that a consumer is warm for.
+local function first_in_line(backlog, warm)
+  if warm == '' then return line_of(backlog)[1] end
+  lines[backlog] = nil
+  local line = line_of(backlog)
+  for i = 1, #line do
+    if redis.call('HGET', record_key(line[i]), 'affinity') == warm then return line[i] end
+  end
+  return line[1]
+end
+
 -- Whose turn it is in a lane: (id, looks it took, record, virtual time); id nil when nobody's. Moves nothing but what is out of place: a
 -- tenant that may not run now, an id that does not wait.
 local function next_in_turn(queue, lane, warm)
@@ -209,11 +240,7 @@ local function next_in_turn(queue, lane, warm)
     local least = redis.call('ZRANGE', vtime, 0, 0, 'WITHSCORES')
     local tenant = least[1]
     if not tenant then return nil, looked end
-    local ids = redis.call('ZRANGE', backlog_key(queue, lane, tenant), 0, warm == '' and 0 or LOOK_FOR_WARM - 1)
-    local id = ids[1]
-    for i = #ids, 1, -1 do
-      if warm ~= '' and redis.call('HGET', record_key(ids[i]), 'affinity') == warm then id = ids[i] end
-    end
+    local id = first_in_line(backlog_key(queue, lane, tenant), warm)
     local r = id and read(id)
     if not id or not may_run(queue, tenant) then
       part(queue, lane, tenant)
@@ -227,14 +254,18 @@ local function next_in_turn(queue, lane, warm)
 end
 
 -- Let it in, charged what it is expected to take: the lane's streams are empty, so any of its shard will do. Its place is
--- noted in `r`; the caller writes it into the record.
+-- noted in `r`; the caller writes it into the record, counts, and writes the clock at its end.
 local function let_in(id, r, own, streams)
-  local queue, lane = r.queue, r.lane
+  local queue, lane, tenant = r.queue, r.lane, r.account
   r.stream, r.mid = put(id, r, string.match(r.shard, '%d+') % streams)
-  local charged = expected_s(r)
-  r.charged = charged
-  redis.call('HSET', queue_key(queue, 'meta'), 'clock:' .. lane, own)
-  redis.call('ZREMRANGEBYSCORE', queue_key(queue, 'debt:' .. lane), '-inf', own)
-  redis.call('ZADD', queue_key(queue, 'vtime:' .. lane), own + charged / limits_of(queue, r.account), r.account)
-  out_of_backlog(id, r)
+  r.charged = expected_s(r)
+  clocks[lane] = own
+  redis.call('ZADD', queue_key(queue, 'vtime:' .. lane), own + r.charged / limits_of(queue, tenant), tenant)
+  local backlog = backlog_key(queue, lane, tenant)
+  local line = line_of(backlog)
+  redis.call('ZREM', backlog, id)
+  for i, other in ipairs(line) do
+    if other == id then table.remove(line, i) end
+  end
+  if #line_of(backlog) == 0 then part(queue, lane, tenant) end
 end

@@ -98,11 +98,11 @@ FAULTS = {
     "nobody is called for a turn": Fault(
         "    ring(queue)\n  end\n  return { 'stream', ''", "  end\n  return { 'stream', ''"
     ),
-    "an end forgets its deadline": Fault("'live', 'lease', 'deadline', 'delayed'", "'live', 'lease', 'delayed'"),
+    "an end forgets its deadline": Fault("  if r.deadline ~= '' or r.start_by ~= '' then", "  if false then"),
     "a paused queue hands out": Fault("if state[2] == '1' then return { 'paused' } end", script="claim"),
     "a revived one keeps its lifetime": Fault("redis.call('PERSIST', KEYS[1])", script="revive"),
     "a due retry is promoted twice": Fault("redis.call('ZREM', KEYS[1], id)", script="promote"),
-    "what runs is not counted": Fault("  count(queue, 'running', r.account, 1)\n", script="claim"),
+    "what runs is not counted": Fault("  count_later('running', r.account, 1)\n", script="claim"),
     "what ends is still counted": Fault(
         "r.token == '' and 'queued' or 'running', r.account, -1)",
         "r.token == '' and 'queued' or 'running', r.account, 0)",
@@ -112,6 +112,11 @@ FAULTS = {
     "what leaves a backlog is still counted there": Fault(
         "  redis.call('HINCRBY', queue_key(r.queue, 'meta'), 'backlogged:' .. r.lane, -1)\n"
     ),
+    "what is let in is still counted in its backlog": Fault(
+        "    count_later('meta', 'backlogged:' .. lane, -1)\n", script="claim"
+    ),
+    "what is counted of many is not written": Fault("write_counts(queue)\nwrite_scores", "write_scores", "claim"),
+    "what is handed out has no lease": Fault("if #leases > 0 then", "if false then", "claim"),
     "who has come to a limit keeps its turns": Fault("  note_running(queue, r.account)\n", script="claim"),
     "who has room again gets no turns": Fault("  note_running(r.queue, r.account)\n", script="finish"),
     "who may run again is not called": Fault(
@@ -124,7 +129,7 @@ FAULTS = {
     "what is put back is in two places": Fault(
         "  unplace(id, r)\n  into_backlog(id, r)\n  part(", "  into_backlog(id, r)\n  part(", "claim"
     ),
-    "what is let in stays in its backlog": Fault("r.account)\n  out_of_backlog(id, r)\nend", "r.account)\nend"),
+    "what is let in stays in its backlog": Fault("  redis.call('ZREM', backlog, id)\n"),
     "what is let in behind others is left there": Fault(
         "      mask[lane] = with_bit(mask[lane], number)\n", script="claim"
     ),
@@ -132,9 +137,7 @@ FAULTS = {
         "redis.call('ZRANGE', vtime, 0, 0, 'WITHSCORES')", "redis.call('ZREVRANGE', vtime, 0, 0, 'WITHSCORES')", "claim"
     ),
     "the last of a line goes first": Fault(
-        "redis.call('ZRANGE', backlog_key(queue, lane, tenant), 0, warm",
-        "redis.call('ZREVRANGE', backlog_key(queue, lane, tenant), 0, warm",
-        "claim",
+        "redis.call('ZRANGE', backlog, 0, LOOK", "redis.call('ZREVRANGE', backlog, 0, LOOK", "claim"
     ),
     "who comes again has two virtual times": Fault("  redis.call('ZREM', debt, tenant)\n"),
     "a budget bounds nothing": Fault("if not budget or not cost", "if true or not cost", "claim"),
