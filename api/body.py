@@ -7,8 +7,9 @@ nothing in it) must not come here.
 
 import asyncio
 import re
+from functools import cache
 from itertools import accumulate
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -56,11 +57,17 @@ def decode_json(body: bytes, kind: type[T]) -> T:
     if _depth(body) > MAX_NESTING:
         raise malformed(f"The body is nested too deeply: at most {MAX_NESTING} levels are accepted.")
     try:
-        return msgspec.json.decode(body, type=kind)
+        decoded: T = _decoder(kind).decode(body)  # type: ignore[arg-type] # a class can be hashed
+        return decoded
     except msgspec.DecodeError as exc:
         # it names a place and a reason, and quotes nothing of the text once a word that is none of a closed set is cut
         said = QUOTED.sub(r"\1", str(exc))
         raise malformed(f"The body cannot be read: {said}.") from exc
+
+
+@cache
+def _decoder(kind: type) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
 
 
 async def _counted(request: Request, max_bytes: int) -> bytes:

@@ -13,7 +13,7 @@ from uuid import uuid4
 from msgspec import Struct
 from starlette.requests import Request
 
-from api.answers import carry
+from api.answers import RawHeaders, carry, raw
 from api.parts import parts_of
 from api.refusals import compute_exhausted, credit_exhausted, rate_limited, storage_full
 from director.core.account_limits import Bucket, BucketName
@@ -34,9 +34,9 @@ __all__ = (
 
 # On every answer of Replicate's, and a program may pace itself by them: these are its own, when nothing was used
 # lately. Without RateLimit-Limit, since there is none.
-WITHOUT_RATE: Final[Mapping[BucketName, Mapping[str, str]]] = {
-    "create": {"RateLimit-Remaining": "599", "RateLimit-Reset": "1"},
-    "read": {"RateLimit-Remaining": "2999", "RateLimit-Reset": "1"},
+WITHOUT_RATE: Final[Mapping[BucketName, RawHeaders]] = {
+    "create": raw({"RateLimit-Remaining": "599", "RateLimit-Reset": "1"}),
+    "read": raw({"RateLimit-Remaining": "2999", "RateLimit-Reset": "1"}),
 }
 UNKNOWN_S: Final = 1.0  # what a run is taken to be while a queue has finished none
 
@@ -67,7 +67,7 @@ async def take(request: Request, account: Account, name: BucketName) -> Taken | 
         return None
     taken = Taken(bucket, uuid4().hex)
     allowance = await parts_of(request).scripts.reserve(account.name, bucket, id=taken.id)
-    carry(request, _headers(allowance))
+    carry(request, raw(_headers(allowance)))
     if not allowance.allowed:
         raise rate_limited(allowance.most, retry_after_s=_seconds(allowance.retry_after_ms), reset_s=_reset(allowance))
     return taken

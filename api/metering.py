@@ -34,6 +34,7 @@ class Meters:
         self._sites_up = self.registry.gauge("director_api_site_up")
         for code in Code:  # where a counter begins at one, no rule sees that it rose
             self._refusals.labels(code)
+        self._by_run: dict[tuple[str, str], Counter] = {}
         self._by_answer: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
     def answered(self, route: str, method: str, status: int, took_s: float) -> None:
@@ -53,7 +54,10 @@ class Meters:
 
     def accepted(self, kind: str, lane: str) -> None:
         """A run was taken in that was not there before."""
-        self._accepted.labels(kind or "prediction", lane).inc()
+        counter = self._by_run.get((kind, lane))
+        if counter is None:
+            counter = self._by_run[kind, lane] = self._accepted.labels(kind or "prediction", lane)
+        counter.inc()
 
     def placed(self, site: str, how: str) -> None:
         """A new run went to one of several sites."""

@@ -5,6 +5,8 @@ Never judges. What a limit had counted is given back where nothing was filed, an
 
 import asyncio
 import logging
+import math
+from functools import lru_cache
 
 from msgspec import Raw, Struct
 from msgspec.structs import replace
@@ -116,21 +118,29 @@ async def _enter(
     """On its account's list and into its queue, in one write to the socket."""
     account, version = submission.account, submission.version
     listed_s = max(parts.settings.listing_ttl_s, account.limits.data_ttl_s or 0)
-    oldest = lowest_id_at(parts.clock.now_ms() - int(listed_s * 1000))
-    listed, accepted = await asyncio.gather(
-        parts.scripts.enlist(prediction_id, account=account.name, oldest=oldest, kind=version.kind),
-        _enqueue(parts, prediction_id, submission, is_bound=is_bound),
-        return_exceptions=True,
-    )
-    if isinstance(accepted, QueueError) or (isinstance(accepted, Accepted) and accepted.replayed):
+    oldest = _lowest_id_at_s(parts.clock.now_ms() // 1000 - math.ceil(listed_s))
+    listing = parts.scripts.enlist(prediction_id, account=account.name, oldest=oldest, kind=version.kind)
+    try:
+        accepted = await _enqueue(parts, prediction_id, submission, is_bound=is_bound)
+    except QueueError:
+        await asyncio.gather(listing, return_exceptions=True)  # or it is listed after it was taken off
         await parts.listing.remove(account.name, prediction_id, version.kind)
-    if isinstance(accepted, BaseException):
-        raise accepted
-    if isinstance(listed, BackendUnavailable):
-        listed.is_untouched = False  # of the list, but it is in the queue
-    if isinstance(listed, BaseException):
-        raise listed
+        raise
+    if accepted.replayed:
+        await asyncio.gather(listing, return_exceptions=True)
+        await parts.listing.remove(account.name, prediction_id, version.kind)
+    try:
+        await listing
+    except BackendUnavailable as exc:
+        exc.is_untouched = False  # of the list, but it is in the queue
+        raise
     return accepted
+
+
+@lru_cache(maxsize=64)
+def _lowest_id_at_s(seconds: int) -> PredictionId:
+    """That of a whole second, which thousands of predictions share."""
+    return lowest_id_at(seconds * 1000)
 
 
 async def _accepted_before(request: Request, submission: Submission) -> Stored | None:

@@ -77,6 +77,7 @@ class InputSchema:
 
     def __init__(self, schema: dict[str, Any], *, can_stream: bool) -> None:
         self.can_stream = can_stream
+        self._all = _Validator(schema)
         properties: dict[str, Schema] = schema.get("properties", {})
         self._required: list[str] = schema.get("required", [])
         self._fields = {name: _Validator(part) for name, part in properties.items()}
@@ -118,6 +119,8 @@ class InputSchema:
         value = decode_json(text, object)
         if not isinstance(value, dict):
             return [_invalid("type", ["input"], {"types": ["object"], "given": value})]
+        if self._all.takes(value):
+            return []
         # each has its comma or its opening; those in strings are counted too, which is none the less a bound
         elements = sum(map(text.count, (b",", b"[", b"{")))
         return list(islice(self._faults(value, elements=elements), MAX_INVALID_FIELDS))
@@ -149,9 +152,13 @@ class _Validator:
         self._has_alternatives = '"anyOf"' in _json(schema)
         self._errors_each = _size(schema) if self._has_alternatives else 1
 
+    def takes(self, value: Any) -> bool:
+        """Is there nothing wrong with it?"""
+        return self._validator.is_valid(value)
+
     def faults(self, value: Any, path: list[str], *, elements: int) -> Iterator[InvalidField]:
         """What is wrong with a value of at most so many `elements`."""
-        if self._validator.is_valid(value):
+        if self.takes(value):
             return
         if elements * self._errors_each <= MANY_ERRORS:
             yield from (_described(error, path) for error in self._validator.iter_errors(value))

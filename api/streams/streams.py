@@ -9,7 +9,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.answers import carry
+from api.answers import carry, raw
 from api.parts import Parts
 from api.refusals import data_removed, moved, not_found, too_many_streams
 from api.sites.sites import where_it_is
@@ -19,7 +19,7 @@ from api.streams.tickets import Address, read_address
 
 __all__ = ("preflight", "stream")
 
-CORS: Final = {"Access-Control-Allow-Origin": "*"}
+CORS: Final = raw({"Access-Control-Allow-Origin": "*"})
 PREFLIGHT: Final = {
     "Access-Control-Allow-Methods": "GET",
     "Access-Control-Allow-Headers": "Authorization, Cache-Control, Last-Event-ID",

@@ -145,6 +145,10 @@ class Gatherer:
         Raises BackendUnavailable while Redis cannot answer; whether the call was carried out is then unknown, unless
         that says so.
         """
+        return await self.begin(name, keys, args)
+
+    def begin(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> "asyncio.Future[Any]":
+        """As `call`, for who has more to ask in the same write: it goes on by itself, and needs no task for that."""
         script = self._scripts.get(name)
         if script is None:
             script = self._scripts[name] = Script.load(name, first=() if self._slots is None else IN_CLUSTER)
@@ -158,7 +162,7 @@ class Gatherer:
         waiting.append(call)
         if len(waiting) == 1:
             loop.call_soon(self._send, master)
-        return await call.answer
+        return call.answer
 
     async def aclose(self) -> None:
         """Let calls that are on their way come back."""

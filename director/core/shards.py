@@ -5,6 +5,7 @@ each, one pair of tenants in 120. The golden vectors in the tests pin it: a chan
 """
 
 import hashlib
+from functools import lru_cache
 from typing import Final
 
 __all__ = ("MAX_STREAMS", "shard")
@@ -12,6 +13,7 @@ __all__ = ("MAX_STREAMS", "shard")
 MAX_STREAMS: Final = 32  # a lane's streams are one bit mask of 32 in Lua
 
 
+@lru_cache(maxsize=10_000)
 def shard(tenant: str, *, streams: int, size: int) -> tuple[int, ...]:
     """`size` different streams out of `streams` for this tenant, always the same ones, in their order of preference."""
     digest = hashlib.sha256(tenant.encode()).digest()

@@ -1,5 +1,6 @@
 """What a caller asks for: to accept a prediction, show it, cancel it. Holds no claim."""
 
+import asyncio
 import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, cast
@@ -200,9 +201,11 @@ class CallerScripts(Wire):
         held = await self._call("bind", [key], args)
         return Bound(PredictionId(held[0].decode()), held[1].decode(), held[2]) if held else None
 
-    async def enlist(self, prediction_id: PredictionId, *, account: str, oldest: PredictionId, kind: Kind = "") -> None:
-        """Put an id on its account's list; call it before `enqueue`. Ids below `oldest` may be dropped."""
-        await self._call("enlist", [keys.listing(account, kind)], [prediction_id, oldest])
+    def enlist(
+        self, prediction_id: PredictionId, *, account: str, oldest: PredictionId, kind: Kind = ""
+    ) -> "asyncio.Future[object]":
+        """Put an id on its account's list: call it before `enqueue`. Ids below `oldest` may be dropped."""
+        return self._begin("enlist", [keys.listing(account, kind)], [prediction_id, oldest])
 
     async def get(
         self, prediction_id: PredictionId, *, outlook: bool = True, now_ms: int | None = None

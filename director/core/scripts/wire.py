@@ -13,6 +13,7 @@ class Wire:
 
     def __init__(self, gatherer: Gatherer) -> None:
         self._call = gatherer.call
+        self._begin = gatherer.begin
 
 
 def ms(seconds: float) -> int:
