@@ -13,7 +13,9 @@ import random
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
+
+from redis import exceptions
 
 from director.claims.bell import LEAST_S, LONGEST_S, Bell
 from director.claims.portion import Portion, Portions
@@ -23,6 +25,7 @@ from director.core.errors import BackendUnavailable, UnknownQueue
 from director.core.ids import QueueName
 from director.core.schema import Claim
 from director.core.scripts import Claims, Scripts
+from director.runs.ends import CLAIMED_AHEAD
 from director.runs.executor import Executor
 from director.servers.servers import Seat, Servers
 
@@ -31,7 +34,10 @@ __all__ = ("Consumer",)
 log = logging.getLogger(__name__)
 
 AWAY_S: Final = 1.0
+# Of a claim that waits at the server: a machine that vanishes takes so many along for a lease, which others could have
+MOST_AT_BELL: Final = 4
 
+Send = Callable[[bytes], Awaitable[Any]]
 Waited = TypeVar("Waited")
 
 
@@ -85,9 +91,7 @@ class Consumer:
         try:
             while not self._stopping:
                 try:
-                    # what comes while every slot is taken is for a director that has a free one: its bell is not heard
-                    if not (await self._claimed() and not self._is_empty) and not self._is_ahead:
-                        await self._resting(self._room() if self._is_full else self._rung())
+                    await self._claim_or_rest()
                 except Exception:  # a fault in one claim must not end every run of this director
                     log.exception("claiming broke", extra={"queue": self._queue})
                     await self._resting(self._clock.sleep(AWAY_S))
@@ -127,7 +131,7 @@ class Consumer:
                     break
             self._has_more = not seats
             # what comes after such an answer rings, so there is nothing to ask again for
-            self._is_empty = emptied == len(self._turns) and bool(seats)
+            self._is_empty = emptied == len(self._turns) and bool(seats) and not self._is_ahead
             return started
         finally:
             self._servers.leave_all(seats)
@@ -137,13 +141,71 @@ class Consumer:
         portion = self._portions.next(seats[:share])
         claims = await self._ask(queue, portion) if portion else Claims(why="budget")
         self._is_full = self._is_full or claims.why == "budget"
+        if portion:
+            self._begin(portion, claims, seats, share)
+        return claims
+
+    def _begin(self, portion: Portion, claims: Sequence[Claim], seats: list[Seat], share: int) -> None:
         if claims:
             crash.at("after_claim")
-        taken = self._portions.take(portion, claims, seats[:share]) if portion else []
-        for claim, seat in zip(claims, taken, strict=True):
+        for claim, seat in zip(claims, self._portions.take(portion, claims, seats[:share]), strict=True):
             seats.remove(seat)
             self._start(claim, seat)
-        return claims
+
+    async def _claim_or_rest(self) -> None:
+        # a claim that dies with its director, which may be before it was heard of here, must not cost an attempt
+        carries = self._bell.carries and self._servers.may_wait and not self._portions.is_bounded
+        carries = carries and not self._servers.take_batches()
+        if self._is_empty and carries:
+            await self._claim_at_bell()
+            return
+        started = await self._claimed()
+        # what comes while every slot is taken is for a director that has a free one: its bell is not heard
+        if self._is_ahead or (started and not self._is_empty) or (self._is_empty and carries):
+            return
+        await self._resting(self._room() if self._is_full else self._rung())
+
+    async def _claim_at_bell(self) -> None:
+        """Wait for what comes, with a claim of a few that the server carries out when the bell has rung.
+
+        No seat is held meanwhile: what has none when it comes is given back, uncounted.
+        """
+        self._is_empty = False
+        free = self._servers.free_seats(MOST_AT_BELL)
+        portion = self._portions.next(free) if free else None
+        self._servers.leave_all(free)
+        if portion is None:
+            return
+        nonce = secrets.token_hex(16)
+        try:
+            claims = await self._resting(self._ask_once(self._queue, portion, nonce, send=self._bell.carry))
+        except exceptions.RedisError as exc:  # it may have been carried out, and is then answered again
+            log.info("a claim at the bell was lost, asking again", extra={"error": type(exc).__name__})
+            claims = await self._claim(self._queue, portion, nonce)
+        except asyncio.CancelledError:
+            if self._stopping:
+                await self._run_what_came(nonce)
+            raise
+        await self._begin_or_give_back(portion, claims)
+        self._is_empty = claims.why == "empty"
+
+    async def _run_what_came(self, nonce: str) -> None:
+        """Stopped at the bell, which may have rung by then: run what that brought, and ask for nothing more."""
+        nothing = Portion(count=0)
+        try:
+            claims = await self._ask_once(self._queue, nothing, nonce)
+        except (BackendUnavailable, UnknownQueue):  # what it may have claimed comes back by its lease
+            return
+        await self._begin_or_give_back(nothing, claims)
+
+    async def _begin_or_give_back(self, portion: Portion, claims: Claims) -> None:
+        seats = self._servers.free_seats(len(claims))
+        run, left = claims[: len(seats)], claims[len(seats) :]
+        self._begin(portion, run, seats, len(seats))
+        for claim in left:
+            with contextlib.suppress(BackendUnavailable):  # then its lease gives it back
+                await self._scripts.release(claim.id, token=claim.token, spent=False, code=CLAIMED_AHEAD)
+            log.warning("claim given back", extra={"prediction": claim.id, "spent": False, "code": CLAIMED_AHEAD})
 
     async def over(self) -> None:
         """After `stop`: wait until no claim is under way, and what was claimed last has started."""
@@ -212,26 +274,30 @@ class Consumer:
         self._strange.discard(queue)
         return claims
 
-    async def _claim(self, queue: QueueName, portion: Portion) -> Claims:
+    async def _claim(self, queue: QueueName, portion: Portion, nonce: str = "") -> Claims:
         """The nonce stays until an answer came, and the seats too: a claim whose reply was lost is answered again."""
-        nonce = secrets.token_hex(16)
+        nonce = nonce or secrets.token_hex(16)
         while True:
             try:
-                return await self._scripts.claim(
-                    queue,
-                    consumer=self._name,
-                    nonce=nonce,
-                    count=portion.count,
-                    lease_s=self._lease_s,
-                    budget=portion.budget,
-                    alone=portion.alone,
-                    warm=portion.warm,
-                )
+                return await self._ask_once(queue, portion, nonce)
             except BackendUnavailable as exc:
                 log.warning("claiming failed", extra={"queue": queue, "error": str(exc)})
                 if self._stopping:  # what it may have claimed comes back by its lease
                     return Claims()
                 await self._resting(self._clock.sleep(AWAY_S))
+
+    async def _ask_once(self, queue: QueueName, portion: Portion, nonce: str, *, send: Send | None = None) -> Claims:
+        return await self._scripts.claim(
+            queue,
+            consumer=self._name,
+            nonce=nonce,
+            count=portion.count,
+            lease_s=self._lease_s,
+            budget=portion.budget,
+            alone=portion.alone,
+            warm=portion.warm,
+            send=send,
+        )
 
     def _start(self, claim: Claim, seat: Seat) -> None:
         run = asyncio.get_running_loop().create_task(self._executor.execute(claim, seat))

@@ -149,13 +149,9 @@ class Gatherer:
 
     def begin(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> "asyncio.Future[Any]":
         """As `call`, for who has more to ask in the same write: it goes on by itself, and needs no task for that."""
-        script = self._scripts.get(name)
-        if script is None:
-            script = self._scripts[name] = Script.load(name, first=() if self._slots is None else IN_CLUSTER)
         loop = asyncio.get_running_loop()
         # packed here, so that text which cannot be sent fails its own caller, not every call of the pipeline
-        words: tuple[Any, ...] = ("EVALSHA", script.sha, len(keys), *keys, *args)
-        command = hiredis.pack_command(words)
+        script, command = self._script(name), self.packed(name, keys, args)
         call = Call(script, keys[0], command, loop.create_future())
         master = None if self._slots is None else self._slots.owner(keys[0])
         waiting = self._waiting.setdefault(master, [])
@@ -163,6 +159,18 @@ class Gatherer:
         if len(waiting) == 1:
             loop.call_soon(self._send, master)
         return call.answer
+
+    def packed(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> bytes:
+        """The call as it goes over the wire, for whoever sends it in another way."""
+        words: tuple[Any, ...] = ("EVALSHA", self._script(name).sha, len(keys), *keys, *args)
+        command: bytes = hiredis.pack_command(words)
+        return command
+
+    def _script(self, name: str) -> Script:
+        script = self._scripts.get(name)
+        if script is None:
+            script = self._scripts[name] = Script.load(name, first=() if self._slots is None else IN_CLUSTER)
+        return script
 
     async def aclose(self) -> None:
         """Let calls that are on their way come back."""

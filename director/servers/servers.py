@@ -189,6 +189,10 @@ class Servers:
             await self._changed.wait()
         return seats
 
+    def free_seats(self, most: int) -> list[Seat]:
+        """Those that are free now, at most so many."""
+        return self._take(most)
+
     async def turn(self, seat: Seat) -> bool:
         """Wait until the seat has a slot. False when it took too long: what runs there is longer than it was."""
         if seat.turn is not None:
@@ -410,10 +414,10 @@ class Servers:
                 seats.append(server.waiting[-1])
         return seats
 
-    def _take(self) -> list[Seat]:
+    def _take(self, most: float = math.inf) -> list[Seat]:
         seats: list[Seat] = []
         free = [(server, server.usable) for server in self.all if server.free > 0]
-        while free:
+        while free and len(seats) < most:
             server, usable = min(free, key=_share) if len(free) > 1 else free[0]
             server.busy += 1
             seats += _seats(server)

@@ -1,12 +1,13 @@
 """How claims come in: never more than there are seats, never twice, and whole also at the end."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 from msgspec import Raw
 from msgspec.structs import replace
+from redis import exceptions
 
 from director.claims.consumer import Consumer
 from director.claims.portion import Portions
@@ -43,6 +44,9 @@ class Counter:
         self.bounds: list[tuple[float | None, bool]] = []
         self.cost = 1.0
         self.heard = 0
+        self.carries = False
+        self.carried: list[object] = []
+        self.released: list[Claim | str] = []
         self.executed: list[Claim] = []
         self.registered = 0
         self.away: list[Exception] = []
@@ -76,7 +80,10 @@ class Counter:
         budget: float | None,
         alone: bool,
         warm: str,
+        send: Callable[[bytes], Awaitable[Any]] | None,
     ) -> Claims:
+        if send is not None:
+            await send(nonce.encode())
         self.asked.append((nonce, count))
         self.bounds.append((budget, alone))
         self.queues.append(queue)
@@ -103,6 +110,18 @@ class Counter:
     async def wait(self) -> bool:
         self.heard += 1
         return await self.bell.wait()
+
+    async def carry(self, call: bytes) -> None:
+        self.heard += 1
+        self.carried.append(call)
+        await self.bell.wait()
+        self.bell.clear()
+        if self.away:
+            raise self.away.pop(0)
+
+    async def release(self, prediction_id: str, *, token: str, spent: bool, code: str) -> None:
+        assert (spent, code) == (False, "claimed_ahead")
+        self.released.append(token)
 
     async def register(self) -> None:
         self.registered += 1
@@ -481,3 +500,73 @@ async def test_batches_of_both_queues_together_cost_no_more_than_one_may() -> No
     await eventually(lambda: counter.executed, "it runs")
     counter.run_ends.set()
     await eventually(lambda: counter.servers.busy, "seats are left", until=(0).__eq__)
+
+
+# ── a claim that waits behind the bell ───────────────────────────────────────────────────────────────────────────
+
+
+async def test_at_an_empty_queue_a_claim_waits_behind_the_bell_and_holds_no_seat() -> None:
+    counter = Counter(slots=2)
+    counter.carries = True
+    consuming = asyncio.create_task(counter.consumer.run())
+    await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
+    assert counter.servers.busy == 0
+    counter.answers = [1]
+    counter.bell.set()
+    await eventually(lambda: counter.executed, "it runs")
+    await eventually(lambda: counter.heard, "it waits again, and asked nothing meanwhile", until=(2).__eq__)
+    assert [count for _, count in counter.asked] == [2, 2]
+    counter.consumer.stop()
+    counter.run_ends.set()
+    await asyncio.wait_for(consuming, 5)
+
+
+async def test_a_claim_behind_the_bell_that_was_lost_is_asked_for_again_under_its_nonce() -> None:
+    counter = Counter(slots=2)
+    counter.carries = True
+    consuming = asyncio.create_task(counter.consumer.run())
+    await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
+    counter.answers, counter.away = [1], [exceptions.ConnectionError("lost")]
+    counter.bell.set()
+    await eventually(lambda: counter.executed, "it runs")
+    assert counter.asked[1][0].encode() == counter.carried[0]
+    counter.consumer.stop()
+    counter.run_ends.set()
+    await asyncio.wait_for(consuming, 5)
+
+
+async def test_stopped_at_the_bell_it_runs_what_the_bell_had_brought_and_asks_for_nothing_more() -> None:
+    counter = Counter(slots=2)
+    counter.carries = True
+    consuming = asyncio.create_task(counter.consumer.run())
+    await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
+    counter.consumer.stop()
+    await asyncio.wait_for(consuming, 5)
+    assert (counter.asked[-1][0].encode(), counter.asked[-1][1]) == (counter.carried[0], 0)
+
+
+async def test_what_comes_from_behind_the_bell_once_no_server_can_run_it_is_given_back_uncounted() -> None:
+    counter = Counter(slots=2)
+    counter.carries = True
+    consuming = asyncio.create_task(counter.consumer.run())
+    await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
+    counter.servers.saw(counter.servers.all[0], Health(status=HealthStatus.UNREACHABLE))
+    counter.answers = [2]
+    counter.bell.set()
+    await eventually(lambda: len(counter.released), "both are given back", until=(2).__eq__)
+    assert counter.executed == []
+    counter.consumer.stop()
+    await asyncio.wait_for(consuming, 5)
+
+
+@pytest.mark.parametrize("why", ["a lost claim fails it", "bounded", "batches"])
+async def test_no_claim_waits_behind_the_bell_where_it_could_do_harm(why: str) -> None:
+    counter = Counter(slots=2, portions=Portions(batch_size=2) if why == "bounded" else None)
+    counter.carries = True
+    counter.servers.may_wait = why != "a lost claim fails it"
+    counter.servers.all[0].places = 8 if why == "batches" else 0
+    consuming = asyncio.create_task(counter.consumer.run())
+    await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
+    assert counter.carried == []
+    counter.consumer.stop()
+    await asyncio.wait_for(consuming, 5)

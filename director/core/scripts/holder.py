@@ -1,7 +1,7 @@
 """What the holder of a claim does with it, from taking it to letting it go. Writes nothing once the claim is lost."""
 
-from collections.abc import Iterable, Sequence
-from typing import Literal, cast
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Literal, cast
 
 from msgspec import Raw, Struct
 
@@ -59,17 +59,20 @@ class HolderScripts(Wire):
         budget: float | None = None,
         alone: bool = True,
         warm: str = "",
+        send: Callable[[bytes], Awaitable[Any]] | None = None,
         now_ms: int | None = None,
     ) -> Claims:
         """Claim up to `count`. Repeating a call with its nonce answers it again. A paused queue hands out nothing.
 
         `budget`: most that all may cost together; with `alone` the first is had whatever it costs. `warm`: the affinity
-        key that goes first among those of the tenant whose turn it is.
-        Raises UnknownQueue.
+        key that goes first among those of the tenant whose turn it is. `send`: takes the call to the server in its own
+        way, once, and brings the answer; raises what it likes. Raises UnknownQueue.
         """
         bounds: list[Arg] = ["" if budget is None else budget, int(alone), warm]
         args: list[Arg] = [queue, consumer, nonce, count, ms(lease_s), MOST_CLAIMS, now(now_ms), *bounds]
-        state, *handed = await self._call("claim", [keys.meta(queue)], args)
+        named = [keys.meta(queue)]
+        sent = self._call("claim", named, args) if send is None else send(self._packed("claim", named, args))
+        state, *handed = await sent
         if state == b"unknown":
             raise UnknownQueue(queue)
         claims = Claims(why=cast(Ceased, (handed[0] if handed else state).decode()))

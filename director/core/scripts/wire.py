@@ -14,6 +14,7 @@ class Wire:
     def __init__(self, gatherer: Gatherer) -> None:
         self._call = gatherer.call
         self._begin = gatherer.begin
+        self._packed = gatherer.packed
 
 
 def ms(seconds: float) -> int:

@@ -1,0 +1,103 @@
+"""A call that waits behind the bell at the server: carried out when it rings, or when the wait is over."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from redis import exceptions
+from redis.asyncio import Redis
+
+from director.claims import bell as claims_bell
+from director.claims.bell import Bell
+from director.core import keys
+from director.core.clock import SystemClock
+from director.core.redis_client import blocking_client
+from director.core.scripts import Claims
+from tests.support.eventually import eventually
+from tests.support.queue_driver import QueueDriver
+from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def bell(server: RedisServer, driver: QueueDriver) -> Any:
+    waits = blocking_client(server.url, block_s=5, connections=1)
+    bell = Bell(waits, [driver.queue], SystemClock())
+    if not bell.carries:
+        pytest.skip("in a Cluster nothing waits behind the bell")
+    await driver.claim()  # its script is loaded
+    yield bell
+    await waits.aclose()
+
+
+async def claim(driver: QueueDriver, bell: Bell, nonce: str = "n1") -> Claims:
+    return await driver.scripts.claim(
+        driver.queue, consumer="d1", nonce=nonce, count=4, lease_s=15, send=bell.carry, now_ms=driver.now_ms
+    )
+
+
+async def is_waited_for(redis: Redis) -> None:
+    async def blocked() -> int:
+        return int((await redis.info("clients"))["blocked_clients"])
+
+    await eventually(blocked, "somebody waits at the bell")
+
+
+async def test_it_brings_what_came_with_the_ring(driver: QueueDriver, redis: Redis, bell: Bell) -> None:
+    for nonce in ("n1", "n2"):
+        claiming = asyncio.create_task(claim(driver, bell, nonce))
+        await is_waited_for(redis)
+        accepted = await driver.submit()
+        assert [found.id for found in await asyncio.wait_for(claiming, 10)] == [accepted]
+    assert not await redis.exists(keys.bell(driver.queue))
+
+
+async def test_where_nothing_rings_it_is_carried_out_when_the_wait_is_over(
+    driver: QueueDriver, bell: Bell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims_bell, "LEAST_S", 0.01)
+    monkeypatch.setattr(claims_bell, "LONGEST_S", 0.02)
+    claims = await claim(driver, bell)
+    assert (list(claims), claims.why) == ([], "empty")
+
+
+async def test_canceled_it_leaves_nothing_behind_at_the_server(driver: QueueDriver, redis: Redis, bell: Bell) -> None:
+    claiming = asyncio.create_task(claim(driver, bell))
+    await is_waited_for(redis)
+    claiming.cancel()
+
+    async def nobody() -> bool:
+        return not (await redis.info("clients"))["blocked_clients"]
+
+    await eventually(nobody, "its connection is gone")
+    accepted = await driver.submit()
+    assert [found.id for found in await driver.claim(consumer="d2")] == [accepted]
+
+
+async def test_what_it_brought_and_nobody_heard_is_told_again_to_who_asks_for_nothing_more(
+    driver: QueueDriver, bell: Bell
+) -> None:
+    accepted = await driver.submit()
+    await claim(driver, bell)
+    await driver.submit()
+    assert [found.id for found in await driver.claim(0, nonce="n1")] == [accepted]
+
+
+async def test_a_connection_that_is_lost_is_an_error_and_the_next_call_has_a_new_one(
+    driver: QueueDriver, redis: Redis, bell: Bell
+) -> None:
+    claiming = asyncio.create_task(claim(driver, bell))
+    await is_waited_for(redis)
+    await redis.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    with pytest.raises(exceptions.ConnectionError):
+        await claiming
+    accepted = await driver.submit()
+    assert [found.id for found in await claim(driver, bell, "n2")] == [accepted]
+
+
+async def test_the_bell_alone_has_the_same_connection(driver: QueueDriver, bell: Bell) -> None:
+    await driver.submit()
+    await claim(driver, bell)
+    await driver.submit()
+    assert await bell.wait() is True
