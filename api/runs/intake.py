@@ -37,7 +37,7 @@ from director.core.schema import Outlook, Stored
 from director.core.scripts import Accepted
 from director.core.states import Status, WebhookEvent
 from director.core.trace_context import TraceHeaders
-from director.core.view import view
+from director.core.view import address, view
 
 __all__ = ("accept", "submit")
 
@@ -80,7 +80,7 @@ async def submit(
             taken=taken_of(request),
             wait=wait,
         )
-        headers = {"Location": view(stored).urls.get}
+        headers = {"Location": address(stored.record)}
         if accepted.replayed:
             headers["Idempotency-Replayed"] = "true"
         until = None if seconds is None else asked_at + seconds

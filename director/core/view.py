@@ -8,9 +8,9 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from director.core.ids import Kind
-from director.core.schema import Eta, Event, Outlook, Place, Prediction, Stored, Urls
+from director.core.schema import Eta, Event, Outlook, Place, Prediction, Record, Stored, Urls
 
-__all__ = ("LINES_DROPPED", "PATHS", "RESTARTS", "fold", "iso", "joined", "place", "view")
+__all__ = ("LINES_DROPPED", "PATHS", "RESTARTS", "address", "fold", "iso", "joined", "place", "view")
 
 # where a caller finds a run of each kind
 PATHS: Final[Mapping[Kind, str]] = {"": "predictions", "training": "trainings", "procedure": "procedures"}
@@ -22,7 +22,7 @@ LINES_DROPPED: Final = "… earlier lines were dropped …\n"  # what logs begin
 def view(stored: Stored) -> Prediction:
     """The prediction, or run of another kind, as Replicate's API shows it."""
     record = stored.record
-    base = f"{record.url}/v1/{PATHS[record.kind]}/{record.id}"
+    base = address(record)
     return Prediction(
         id=record.id,
         model=record.model,
@@ -51,6 +51,11 @@ def view(stored: Stored) -> Prediction:
         webhook=record.webhook or UNSET,
         webhook_events_filter=tuple(record.events.split(",")) if record.webhook else UNSET,
     )
+
+
+def address(record: Record) -> str:
+    """Where it can be asked for."""
+    return f"{record.url}/v1/{PATHS[record.kind]}/{record.id}"
 
 
 # The closed set of reasons, each with the words for a person; `{}` is the outlook's detail where it has one
