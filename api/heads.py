@@ -24,6 +24,7 @@ class BoundedHttp(HttpToolsProtocol):
     """HTTP/1.1 as uvicorn speaks it; 431 and the end of the connection once a head is too large.
 
     `state["hang_up"]` of a request breaks its connection, so that a part of an answer is not taken for the whole.
+    `state["is_whole"]`: all of its body is here.
     """
 
     _head_bytes = 0  # since the last piece of structure: a request's begin, its headers' end, a chunk, a piece of body
@@ -55,6 +56,10 @@ class BoundedHttp(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0
         super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self.scope["state"]["is_whole"] = True
 
     def _hang_up(self, cycle: RequestResponseCycle) -> None:
         cycle.disconnected = True  # else uvicorn calls it a fault that the answer has no end

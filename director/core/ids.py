@@ -11,6 +11,7 @@ ids of callers' files: 48 milliseconds, then random but for the format, so neith
 
 import hashlib
 import secrets
+from functools import lru_cache
 from typing import Final, Literal, NewType
 
 __all__ = (
@@ -109,6 +110,7 @@ def partition_of_model(model: str) -> Partition:
     return Partition(int.from_bytes(hashlib.sha256(model.encode()).digest()[:4]) % PARTITIONS)
 
 
+@lru_cache(maxsize=1_000)
 def queue_name(model: str, version: str, kind: Kind = "") -> QueueName:
     """The queue of one version of a model. Twelve digits of the version keep the name, and each record, small.
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -114,7 +115,14 @@ def joined(items: Sequence[bytes]) -> Raw | None:
 
 def iso(at_ms: int) -> str:
     """RFC 3339 with milliseconds and Z, as Replicate writes it."""
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    seconds, rest = divmod(at_ms, 1000)
+    return f"{_second(seconds)}.{rest:03}Z"
+
+
+@lru_cache(maxsize=64)
+def _second(at_s: int) -> str:
+    """What thousands of times have in common."""
+    return datetime.fromtimestamp(at_s, UTC).isoformat().removesuffix("+00:00")
 
 
 def _metrics(stored: Stored) -> dict[str, Raw]:
