@@ -7,11 +7,10 @@ of an answer: an event stream may last for hours.
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from prometheus_client import Counter, Histogram
-
 from api.problems import Code, Problem
 from director.core.metrics.redis_meter import RedisMeter
 from director.core.metrics.registry import Registry
+from director.core.metrics.series import Counter, Histogram
 
 __all__ = ("NO_ROUTE", "Meters")
 

@@ -6,7 +6,6 @@ Decides nothing. What a run costs here is a few microseconds: the series of a qu
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from prometheus_client import Counter
 from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -16,6 +15,7 @@ from director.core.keys import LANES
 from director.core.metrics.names import QueueNames
 from director.core.metrics.redis_meter import RedisMeter
 from director.core.metrics.registry import Registry
+from director.core.metrics.series import Counter
 from director.core.metrics.table import METRICS
 from director.core.metrics.webhook_meter import WebhookMeter
 from director.core.retry import ErrorClass

@@ -7,7 +7,8 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from functools import cached_property
 from typing import Final
 
 from director.core.clock import Clock
@@ -32,7 +33,9 @@ CANCEL_ANSWER_S: Final = 1.0
 
 
 class Held:
-    """One claim and the run that it became. `ahead_s`: what it waited here before it was started."""
+    """One claim and the run that it became. `ahead_s`: what it waited here before it was started; `took`: its own
+    figures, once it is over.
+    """
 
     def __init__(self, claim: Claim, tracker: Tracker, runner: Runner, clock: Clock) -> None:
         self.claim = claim
@@ -43,33 +46,45 @@ class Held:
         self.unbegun = False
         self.left = False
         self.ahead_s = 0.0
-        self.wanted_over = asyncio.Event()
+        self.took: dict[str, float] = {}
         self._clock = clock
-        self._reading: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[object] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._limit: asyncio.TimerHandle | None = None
         self._stop_until = math.inf
-        self._over = asyncio.Event()
+        self._over: asyncio.Event | None = None
         self._older: Held | None = None
         self._let_go = False
         self._is_cut = False
 
-    async def read(self, reading: asyncio.Task[None]) -> None:
-        """Wait until the run has ended or was abandoned; then nobody asks the server about it any more."""
-        self._reading = reading
-        if self.is_lost:
-            self._cut()
+    @cached_property
+    def wanted_over(self) -> asyncio.Event:
+        """Set once somebody wants it to end."""
+        return asyncio.Event()
+
+    async def read(self, reading: Coroutine[None, None, None]) -> None:
+        """Follow the run until it has ended or was abandoned; then nobody asks the server about it any more.
+
+        In the task of who calls, since one for each run costs more than all that is done here: what lets go of the run
+        cancels that task, and here it goes on.
+        """
+        self.unbegun = self.tracker.stopped is not None and self.tracker.began_at is None
+        if self.is_lost or self.unbegun:
+            reading.close()
+            self._let_go_of()
+            return
+        self._reading = task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - for the type checker: a coroutine runs in one
+        asked = task.cancelling()
         try:
-            await _over(reading)
+            await reading
+        except asyncio.CancelledError:
+            if task.cancelling() > asked + self._is_cut:  # it is the whole claim that is to be let go of
+                raise
         finally:
-            # nobody asks from here on: this prediction's next run may be on the same server by then
-            self._let_go = True
-            reading.cancel()
-            if self._limit is not None:
-                self._limit.cancel()
-            if self._stopping is not None:
-                self._stopping.cancel()
-            self._over.set()
+            if self._is_cut:
+                task.uncancel()
+            self._let_go_of()
 
     async def settle(self, working: asyncio.Task[None]) -> None:
         """After `read`: wait for what is still done beside the run. It is let go of when the claim is lost."""
@@ -86,7 +101,7 @@ class Held:
     async def turn(self) -> None:
         """Wait until no older claim's run is followed: letting go of it cancels by the prediction's id, and so ours."""
         if self._older is not None:
-            await self._older._over.wait()
+            await self._older._gone()
             self._older = None
 
     def limit(self, seconds: float) -> None:
@@ -143,19 +158,26 @@ class Held:
         except Exception:
             log.exception("asking a server to stop a run failed", extra={"prediction": self.claim.id})
 
+    def _let_go_of(self) -> None:
+        """Nobody asks from here on: this prediction's next run may be on the same server by then."""
+        self._let_go = True
+        self._reading = None
+        for under_way in (self._limit, self._stopping):
+            if under_way is not None:
+                under_way.cancel()
+        if self._over is not None:
+            self._over.set()
+
+    async def _gone(self) -> None:
+        if not self._let_go:
+            self._over = self._over or asyncio.Event()
+            await self._over.wait()
+
     def _cut(self) -> None:
         """Let go of the run, once: asked again, it would not even see to it that the server stops."""
         if self._reading is not None and not self._is_cut:
             self._is_cut = True
             self._reading.cancel()
-
-
-async def _over(task: "asyncio.Task[None]") -> None:
-    """Wait until it is over, however it ends; whoever stops waiting leaves it be. As `asyncio.wait`, for one alone."""
-    if not task.done():
-        over = asyncio.get_running_loop().create_future()
-        task.add_done_callback(lambda _: None if over.done() else over.set_result(None))
-        await over
 
 
 class Holdings:

@@ -5,17 +5,19 @@ Decides nothing about what is logged, except that no library may log a URL: call
 
 import logging
 import sys
-from collections.abc import Iterator
+import time
 from datetime import UTC, datetime
-from typing import Final
+from functools import lru_cache
+from typing import Any, Final, TextIO
 
 import msgspec
 from msgspec import Raw
 
 __all__ = ("JsonLines", "configure")
 
-# What every record has; the rest of its attributes are facts.
-OF_EVERY_RECORD: Final = frozenset(vars(logging.makeLogRecord({}))) | {
+# What a record may have of its own; the rest of its attributes are facts.
+BLANK: Final = vars(logging.makeLogRecord({}))
+OF_EVERY_RECORD: Final = frozenset(BLANK) | {
     "message",
     "asctime",
     "taskName",
@@ -24,6 +26,34 @@ OF_EVERY_RECORD: Final = frozenset(vars(logging.makeLogRecord({}))) | {
 
 # httpx tells every URL at info, with its query; uvicorn tells every request.
 QUIET: Final = ("httpx", "httpcore", "uvicorn", "uvicorn.access", "uvicorn.error", "asyncio")
+
+
+class Record(logging.LogRecord):
+    """With what a line tells. All else that records have is blank: to find it out takes longer than the line itself."""
+
+    def __init__(
+        self, name: str, level: int, _path: str, _lineno: int, msg: object, args: Any, exc_info: Any, *_: object
+    ) -> None:
+        self.__dict__ = {
+            **BLANK,
+            "name": name,
+            "levelno": level,
+            "levelname": logging.getLevelName(level),
+            "msg": msg,
+            "args": args,
+            "exc_info": exc_info,
+            "created": time.time(),
+        }
+
+
+class Lines(logging.StreamHandler[TextIO]):
+    """Each record is written at once, in one piece: what was said is there, however the process ends."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self.stream.write(f"{self.format(record)}\n")  # which is flushed at the end of a line
+        except Exception:  # noqa: BLE001 - no line is worth a crash
+            self.handleError(record)
 
 
 class JsonLines(logging.Formatter):
@@ -35,15 +65,16 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "time": _time(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
             "process": self._process,
             "message": _message(record),
         }
-        for name, fact in _facts(record):
-            # a fact never hides what the line says of itself
-            line[f"{name}_" if name in line or name == "exception" else name] = fact
+        for name, fact in vars(record).items():
+            if name not in OF_EVERY_RECORD:
+                # a fact never hides what the line says of itself
+                line[f"{name}_" if name in line or name == "exception" else name] = fact
         if record.exc_info and record.exc_info[0] is not None:
             line["exception"] = self.formatException(record.exc_info)
         return _json(line).decode()
@@ -51,10 +82,9 @@ class JsonLines(logging.Formatter):
 
 def configure(level: str, *, process: str) -> None:
     """Let this process log, from `level` on. `process` names it in every line: api, keeper, director."""
-    # a line tells neither caller nor thread, and finding them out takes longer than all else of it
-    logging._srcfile = None
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    handler = logging.StreamHandler(sys.stderr)
+    logging._srcfile = None  # nor is its caller looked for
+    logging.setLogRecordFactory(Record)
+    handler = Lines(sys.stderr)
     handler.setFormatter(JsonLines(process=process))
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -73,8 +103,14 @@ def _message(record: logging.LogRecord) -> str:
         return str(record.msg)
 
 
-def _facts(record: logging.LogRecord) -> Iterator[tuple[str, object]]:
-    return ((name, fact) for name, fact in vars(record).items() if name not in OF_EVERY_RECORD)
+def _time(created: float) -> str:
+    millis = round(created * 1000)
+    return f"{_second(millis // 1000)}.{millis % 1000:03}+00:00"
+
+
+@lru_cache(1)
+def _second(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _json(line: dict[str, object]) -> bytes:

@@ -32,7 +32,7 @@ class Metering:
         self._repaired = self.registry.counter("director_repaired_total")
         self._promoted = self.registry.counter("director_promoted_total")
         self._expired = self.registry.counter("director_expired_total")
-        self._put_off = self.registry.counter("director_webhooks_put_off_total")
+        self._put_off = self.registry.counter("director_webhooks_put_off_total").labels()
         for repair in get_args(Repair):
             self._repaired.labels(repair)
 

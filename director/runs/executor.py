@@ -153,11 +153,9 @@ class Executor:
 
     def _measured(self, held: Held, end: Finish, setup_wait_s: float) -> Finish:
         record = held.claim.record
-        metrics = metrics_of(record, held.tracker, setup_wait_s=setup_wait_s, ahead_s=held.ahead_s)
-        facts = {"model": record.model, "version": record.version, "server": held.runner.url, "status": end.status}
-        log.info("inference", extra={**_facts(held.claim), **facts, "code": end.code, **metrics})
-        self._metering.measured(record, metrics)
-        return replace(end, metrics=with_metrics(end.metrics, metrics))
+        held.took = metrics_of(record, held.tracker, setup_wait_s=setup_wait_s, ahead_s=held.ahead_s)
+        self._metering.measured(record, held.took)
+        return replace(end, metrics=with_metrics(end.metrics, held.took))
 
     async def _tell(self, outbox: Outbox) -> None:
         """Tell the caller of the end, beside the slot. The courier has it too, so no receiver that keeps silent may
@@ -175,10 +173,10 @@ class Executor:
 
     async def _follow(self, held: Held, performer: Performer, seat: Seat, spans: ClaimSpans) -> None:
         """Start the run and follow it until it is over, or the claim is lost."""
-        reading = asyncio.get_running_loop().create_task(self._read(held, performer, seat, spans))
-        await held.read(reading)
-        if not reading.cancelled() and (fault := reading.exception()):
-            log.error("following a run failed", exc_info=fault, extra={"prediction": held.claim.id})
+        try:
+            await held.read(self._read(held, performer, seat, spans))
+        except Exception:
+            log.exception("following a run failed", extra={"prediction": held.claim.id})
         if held.is_lost:
             return
         if not held.tracker.is_over:
@@ -216,7 +214,7 @@ class Executor:
                     held.limit(self.run_limit_s)
                     crash.at("after_put")
                     self._metering.started(record)
-                    log.info("prediction started", extra=_facts(held.claim))
+                    log.debug("prediction started", extra=_facts(held.claim))
                 elif isinstance(event, Ended):
                     spans.ran(event)
                     unasked = held.tracker.stopped is None
@@ -288,8 +286,7 @@ class Executor:
                 crash.at("after_finish")
                 if finished:
                     self._metering.ended(held.claim.record, end.status, end.code, now_ms=self._clock.now_ms())
-                facts = {**_facts(held.claim), "status": end.status, "code": end.code}
-                log.info("prediction ended" if finished else "claim lost", extra=facts)
+                log.info("inference" if finished else "claim lost", extra=_facts_of_end(held, end))
                 # the grace began when it was carried out, and that may be as long ago as it was first asked for
                 return finished and self._now() - asked_at < GRACE_S - TELL_S
         return False
@@ -330,6 +327,12 @@ class Executor:
 def _leaves_files_unnamed(claim: Claim, end: Finish | GiveBack | None) -> bool:
     """Does nothing name its files after this end? Of a training an earlier attempt may have made a version of them."""
     return isinstance(end, Finish) and not end.output and claim.record.kind != "training"
+
+
+def _facts_of_end(held: Held, end: Finish) -> dict[str, object]:
+    record = held.claim.record
+    facts = {"model": record.model, "version": record.version, "server": held.runner.url, "status": end.status}
+    return {**_facts(held.claim), **facts, "code": end.code, **held.took}
 
 
 def _facts(claim: Claim) -> dict[str, object]:

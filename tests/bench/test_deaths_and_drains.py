@@ -113,13 +113,13 @@ async def test_a_director_that_leaves_under_load_does_so_in_its_grace_and_holds_
     ):
         asking = asyncio.create_task(asked_for(caller, log, asked, over))
         for director in (leaving, staying):
-            await eventually(lambda director=director: len(director.said("prediction started")) > 20, "it works")
+            await eventually(lambda director=director: len(director.said("inference")) > 20, "it works")
         asked_at = time.monotonic()
         leaving.send(signal.SIGTERM)
         assert await leaving.exit_code() == 0
         left_at = time.monotonic()
-        done = len(staying.said("prediction started"))
-        await eventually(lambda: len(staying.said("prediction started")) > done + 20, "the other one goes on")
+        done = len(staying.said("inference"))
+        await eventually(lambda: len(staying.said("inference")) > done + 20, "the other one goes on")
         over.set()
         await asking
         ends = [(await caller.ended(each))["status"] for each in asked]  # type: ignore[arg-type]

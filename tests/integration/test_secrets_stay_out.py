@@ -276,7 +276,7 @@ async def test_no_secret_is_in_a_log_or_in_what_is_shown(locked: RedisServer, tm
         for line in logs[name].splitlines():
             json.loads(line)
     assert {"prediction accepted", "redis is safe"} <= processes.said("api")
-    assert {"prediction ended", "webhook failed", "claim given back"} <= said_by(processes, directors)
+    assert {"inference", "webhook failed", "claim given back"} <= said_by(processes, directors)
     assert "the health of a model server changed" in processes.said("parrot")
     assert len(secrets) > 6
     texts = {**logs, **shown}

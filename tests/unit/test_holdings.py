@@ -38,8 +38,7 @@ class Run:
         self.following = asyncio.create_task(self._follow())
 
     async def _follow(self) -> None:
-        self.reading = asyncio.create_task(self._read())
-        await self.held.read(self.reading)
+        await self.held.read(self._read())
 
     async def _read(self) -> None:
         async for event in self.runner.run(RunRequest(id=CLAIM.id, input=CLAIM.input)):
@@ -128,7 +127,7 @@ async def test_a_run_that_heeds_no_cancel_is_abandoned() -> None:
     run.clock.pass_time(CANCEL_WAIT_S)
     await run.over()
     assert run.held.stuck
-    assert run.reading.cancelled()
+    assert run.runner.let_go.is_set()
 
 
 @pytest.mark.parametrize("before", [None, Stop.USER, Stop.DEADLINE, Stop.RUN_LIMIT])
@@ -176,6 +175,21 @@ async def test_a_drain_waits_for_the_name_of_a_run_and_cancels_nothing_that_anot
 def test_a_drain_has_time_left_to_hand_back_what_it_gave_up() -> None:
     assert DRAIN_WAIT_S + CANCEL_ANSWER_S + max(CANCEL_AGAIN_S) + LET_GO_PATIENCE_S < HAND_BACK_S
     assert parts.HAND_BACK_S > HAND_BACK_S + TELL_S  # before `up` kills it
+
+
+async def test_who_let_go_of_a_run_goes_on_and_can_be_let_go_of_itself() -> None:
+    run = Run()
+    await run.runner.started.wait()
+    run.held.lose()
+    await run.over()
+    assert (run.following.cancelled(), run.following.cancelling()) == (False, 0)
+    run = Run()
+    await run.runner.started.wait()
+    run.held.lose()
+    run.following.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run.over()
+    assert run.following.cancelled()
 
 
 async def test_a_run_that_has_not_begun_is_let_go_of_at_once() -> None:

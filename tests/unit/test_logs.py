@@ -17,7 +17,10 @@ def as_before() -> Iterator[None]:
     """Give the root logger, and those of libraries, back as they were."""
     loggers = [logging.getLogger(name) for name in ("", *QUIET)]
     before = [(logger, logger.level, logger.handlers[:], logger.propagate) for logger in loggers]
+    factory, source = logging.getLogRecordFactory(), logging._srcfile
     yield
+    logging.setLogRecordFactory(factory)
+    logging._srcfile = source
     for logger, level, handlers, propagate in before:
         logger.setLevel(level)
         logger.handlers[:] = handlers

@@ -75,7 +75,7 @@ async def progress(held: Held, wire: Wire) -> AsyncGenerator[Progress]:
     yield progress
     progress.drop()
     held.lose()
-    await held.read(asyncio.create_task(asyncio.sleep(0)))  # ends what still asks the run to stop
+    await held.read(asyncio.sleep(0))  # ends what still asks the run to stop
 
 
 @pytest.fixture

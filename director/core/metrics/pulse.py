@@ -24,7 +24,7 @@ class Pulse:
     """One per process. Those in `on_beat` hear of each beat, and how long ago the one before it was."""
 
     def __init__(self, registry: Registry, meter: RedisMeter, redis: Redis) -> None:
-        self._lag = registry.histogram("director_loop_lag_seconds")
+        self._lag = registry.histogram("director_loop_lag_seconds").labels()
         self._meter = meter
         self._redis = redis
         self.on_beat: list[Callable[[float], None]] = []

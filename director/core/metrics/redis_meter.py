@@ -7,9 +7,8 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
-from prometheus_client import Summary
-
 from director.core.metrics.registry import Registry
+from director.core.metrics.series import Summary
 from director.core.redis_client import AWAY
 
 __all__ = ("RedisMeter",)
@@ -24,7 +23,7 @@ class RedisMeter:
 
     def __init__(self, registry: Registry) -> None:
         self._up = registry.gauge("director_redis_up")
-        self._round_trip = registry.histogram("director_redis_round_trip_seconds")
+        self._round_trip = registry.histogram("director_redis_round_trip_seconds").labels()
         self._calls = registry.summary("director_redis_call_seconds")
         self._errors = registry.counter("director_redis_errors_total")
         self._by_script: dict[str, Summary] = {}

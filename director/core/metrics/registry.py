@@ -6,19 +6,15 @@ in a thread, and at most once a second, so that no scrape holds up the loop.
 
 import time
 from collections.abc import Iterable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 from prometheus_client import (
     CollectorRegistry,
-    Counter,
     Gauge,
     GCCollector,
-    Histogram,
     PlatformCollector,
     ProcessCollector,
-    Summary,
-    disable_created_metrics,
     generate_latest,
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -27,6 +23,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from director import __version__
+from director.core.metrics.series import Counter, Histogram, Series, Summary, counters, histograms, summaries
 from director.core.metrics.table import METRICS, Metric, Process
 
 __all__ = ("OPEN_METRICS", "PLAIN", "Registry")
@@ -35,10 +32,7 @@ PLAIN: Final = CONTENT_TYPE_PLAIN_0_0_4
 OPEN_METRICS: Final = openmetrics.CONTENT_TYPE_LATEST
 AGAIN_S: Final = 1.0
 
-Made = TypeVar("Made", Counter, Gauge, Histogram, Summary)
-
-# when a counter began is told by nothing that reads it here, and would double every scrape
-disable_created_metrics()  # type: ignore[no-untyped-call]
+Made = TypeVar("Made", bound=Counter | Histogram | Summary)
 
 
 class Registry:
@@ -47,7 +41,7 @@ class Registry:
     def __init__(self, process: Process) -> None:
         self.process: Final = process
         self._prometheus = CollectorRegistry(auto_describe=False)
-        self._made: dict[str, tuple[Metric, Counter | Gauge | Histogram | Summary]] = {}
+        self._made: dict[str, tuple[Metric, Series[Any]]] = {}
         self._own: set[str] = set()
         self._pages: dict[str, tuple[float, bytes]] = {}
         self._writing = anyio.Lock()
@@ -56,22 +50,22 @@ class Registry:
         GCCollector(registry=self._prometheus)
         self.gauge("director_info").labels(process, __version__).set(1)
 
-    def counter(self, name: str) -> Counter:
+    def counter(self, name: str) -> Series[Counter]:
         row = self._row(name, "counter")
-        return self._kept(row, Counter(row.name, row.what, row.labels, registry=self._prometheus))
+        return self._kept(row, counters(row.name, row.what, row.labels))
 
     def gauge(self, name: str) -> Gauge:
         row = self._row(name, "gauge")
-        return self._kept(row, Gauge(row.name, row.what, row.labels, registry=self._prometheus))
+        self._own.add(name)
+        return Gauge(row.name, row.what, row.labels, registry=self._prometheus)
 
-    def histogram(self, name: str) -> Histogram:
+    def histogram(self, name: str) -> Series[Histogram]:
         row = self._row(name, "histogram")
-        made = Histogram(row.name, row.what, row.labels, buckets=row.buckets, registry=self._prometheus)
-        return self._kept(row, made)
+        return self._kept(row, histograms(row.name, row.what, row.labels, row.buckets))
 
-    def summary(self, name: str) -> Summary:
+    def summary(self, name: str) -> Series[Summary]:
         row = self._row(name, "summary")
-        return self._kept(row, Summary(row.name, row.what, row.labels, registry=self._prometheus))
+        return self._kept(row, summaries(row.name, row.what, row.labels))
 
     def add(self, names: Iterable[str], collector: Collector) -> None:
         """Ask `collector` for these gauges and counters at each scrape."""
@@ -84,7 +78,7 @@ class Registry:
         """Drop all that is counted for this queue."""
         for row, made in self._made.values():
             if "queue" in row.labels:
-                made.remove_by_labels({"queue": queue})
+                made.remove("queue", queue)
 
     @property
     def names(self) -> set[str]:
@@ -119,6 +113,7 @@ class Registry:
             raise ValueError(f"{name} is there already")
         return row
 
-    def _kept(self, row: Metric, made: Made) -> Made:
+    def _kept(self, row: Metric, made: Series[Made]) -> Series[Made]:
         self._made[row.name] = row, made
+        self._prometheus.register(made)
         return made

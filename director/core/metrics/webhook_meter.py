@@ -3,8 +3,6 @@
 Never knows to whom: a receiver is the caller's own business.
 """
 
-from prometheus_client import Counter
-
 from director.core.metrics.registry import Registry
 
 __all__ = ("WebhookMeter",)
@@ -18,7 +16,7 @@ class WebhookMeter:
     def __init__(self, registry: Registry) -> None:
         seconds = registry.histogram("director_webhook_seconds")
         self._seconds = {ok: seconds.labels("yes" if ok else "no") for ok in (True, False)}
-        self._outcomes: Counter = registry.counter("director_webhooks_total")
+        self._outcomes = registry.counter("director_webhooks_total")
         for outcome in OUTCOMES:  # where a counter begins at one, no rule sees that it rose
             self._outcomes.labels(outcome)
 

@@ -94,7 +94,7 @@ async def test_a_director_that_slept_through_its_lease_writes_nothing(
             ended = await caller.ended(asked)
             assert (ended["status"], ended["output"]) == ("succeeded", ["a0"])
             assert (await caller.record(asked)).holder == heir.name
-        assert not zombie.said("prediction ended")
+        assert not zombie.said("inference")
         assert not zombie.said("claim given back")
         events = await caller.kinds(asked)
         assert events.count("started") == 2

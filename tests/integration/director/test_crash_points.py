@@ -191,7 +191,7 @@ async def awake(director: DirectorProcess, receiver: Sink, point: Point, expecte
     else:
         await director.says("claim lost")
     if point not in TOLD:
-        assert not director.said("prediction ended")
+        assert not director.said("inference")
 
 
 def is_frozen(pid: int) -> bool:
