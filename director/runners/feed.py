@@ -1,7 +1,7 @@
-"""The events of one run, on their way from the task that follows it to whoever reads them.
+"""The events of one run, on their way from who follows it to whoever hears or reads them.
 
-The server is followed eagerly, since it drops what is not read in time; the reader takes its own. Never holds much
-more than `read_ahead` bytes, never says `Began` twice, and lets nothing through after `Ended`.
+Where there is a reader, the server is followed eagerly, since it drops what is not read in time; the reader takes its
+own. Never holds much more than `read_ahead` bytes, never says `Began` twice, and lets nothing through after `Ended`.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from director.runners.runner import (
     Accepted,
     Began,
     Ended,
+    Hear,
     Logged,
     Measured,
     Outcome,
@@ -22,7 +23,7 @@ from director.runners.runner import (
     Unreceived,
 )
 
-__all__ = ("RAN", "Feed")
+__all__ = ("RAN", "Feed", "Voice")
 
 BEGAN_AFTER_S: Final = 0.03  # a refusal takes a millisecond: who is silent for this long has begun
 EVENT_BYTES: Final = 200  # what an event costs in memory beside its data
@@ -33,18 +34,14 @@ RAN: Final = frozenset({Outcome.SUCCEEDED, Outcome.FAILED, Outcome.CANCELED})  #
 Progress = Accepted | Produced | Received | Unreceived | Logged | Measured | Restarted
 
 
-class Feed:
-    """One writer, one reader."""
+class Voice:
+    """What is said of one run. This one says it at once."""
 
-    def __init__(self, *, read_ahead: int) -> None:
-        self._read_ahead = read_ahead
-        self._events: deque[tuple[RunEvent, int]] = deque()
-        self._held = 0
+    def __init__(self, hear: Hear) -> None:
+        self._hear = hear
         self._began = False
         self._ended = False
         self._timer: asyncio.TimerHandle | None = None
-        self._arrived = asyncio.Event()
-        self._taken = asyncio.Event()
 
     @property
     def has_begun(self) -> bool:
@@ -80,6 +77,22 @@ class Feed:
             self.begin()
         self._put(ended, 0)
         self._ended = True
+
+    def _put(self, event: RunEvent, size: int) -> None:
+        if not self._ended:
+            self._hear(event)
+
+
+class Feed(Voice):
+    """One writer, and one reader who takes each event when there is time."""
+
+    def __init__(self, *, read_ahead: int) -> None:
+        super().__init__(lambda event: None)
+        self._read_ahead = read_ahead
+        self._events: deque[tuple[RunEvent, int]] = deque()
+        self._held = 0
+        self._arrived = asyncio.Event()
+        self._taken = asyncio.Event()
 
     async def room(self) -> None:
         """Wait until the reader has caught up enough for the server to be read further."""

@@ -12,7 +12,7 @@ import httpx
 from director.core.runner_config import BatchConfig, HttpConfig
 from director.runners.batch import Batch
 from director.runners.connections import NO_HEADERS
-from director.runners.feed import Feed
+from director.runners.feed import Voice
 from director.runners.http.batch_answers import ends_of
 from director.runners.http.rounds import Rounds, Together
 from director.runners.http.server import post
@@ -33,7 +33,7 @@ class HttpBatchRunner(HttpRunner):
         self.capabilities = Capabilities(batches=self._batch.most)
         self._rounds: dict[Batch, Rounds] = {}
 
-    async def _follow(self, request: RunRequest, feed: Feed) -> Ended:
+    async def _follow(self, request: RunRequest, feed: Voice) -> Ended:
         template = self._config.input
         if (missing := template.missing(request.input)) is not None:
             return Ended(outcome=Outcome.INVALID, error=f"The input has nothing at {missing.text}")

@@ -13,12 +13,12 @@ from msgspec import Raw
 
 from director.core.runner_config import HttpConfig
 from director.runners.connections import NO_HEADERS
-from director.runners.feed import Feed
+from director.runners.feed import Voice
 from director.runners.http.answers import Answer, file_end, mapped_end, mapped_error, read_document, refused, too_large
 from director.runners.http.open_runs import OpenRuns
 from director.runners.http.openapi import openapi
 from director.runners.http.server import HttpServer, post
-from director.runners.runner import Capabilities, Ended, Health, Outcome, RunEvent, RunRequest
+from director.runners.runner import Capabilities, Ended, Health, Hear, OneAnswer, Outcome, RunEvent, RunRequest
 from director.runners.untrusted import Unreadable
 
 __all__ = ("HttpRunner",)
@@ -26,7 +26,7 @@ __all__ = ("HttpRunner",)
 ACCEPTED: Final = 202
 
 
-class HttpRunner:
+class HttpRunner(OneAnswer):
     """One such server with `slots` slots. `max_body`: the most that is read of one answer."""
 
     capabilities = Capabilities()
@@ -53,6 +53,10 @@ class HttpRunner:
         """Start a run and wait for its answer. Closed early, it hangs up."""
         return self._runs.run(request, self._follow)
 
+    async def hear(self, request: RunRequest, hear: Hear) -> None:
+        """The same in the task of who calls, who is told each event. Canceled, it hangs up."""
+        await self._runs.hear(request, self._follow, hear)
+
     def knows(self, remote: str) -> bool:
         """Never: a run is its connection."""
         return False
@@ -71,7 +75,7 @@ class HttpRunner:
         await self._runs.aclose()
         await self._server.aclose()
 
-    async def _follow(self, request: RunRequest, feed: Feed) -> Ended:
+    async def _follow(self, request: RunRequest, feed: Voice) -> Ended:
         body = self._config.input.fill(request.input)
         async with self._server.lend() as connection:
             try:

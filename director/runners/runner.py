@@ -4,6 +4,7 @@ A runner owns one model server. It never decides what a prediction becomes: it r
 ends with exactly one `Ended`. It never talks to Redis and never learns a caller's URL.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable
 from enum import StrEnum
 from typing import Any, Final, Protocol
@@ -22,9 +23,11 @@ __all__ = (
     "Ended",
     "Health",
     "HealthStatus",
+    "Hear",
     "Lasting",
     "Logged",
     "Measured",
+    "OneAnswer",
     "Outcome",
     "Produced",
     "Received",
@@ -221,6 +224,10 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     batches: int = 0
 
 
+Hear = Callable[[RunEvent], None]
+"""Is told each event of a run, in order."""
+
+
 class Runner(Protocol):
     """One model server."""
 
@@ -259,3 +266,11 @@ class Runner(Protocol):
     async def aclose(self) -> None:
         """Let go of connections. Runs still open end as LOST."""
         ...
+
+
+class OneAnswer(ABC):
+    """A runner whose runs show nothing before their end: whoever wants one can follow it itself, with no task more."""
+
+    @abstractmethod
+    async def hear(self, request: RunRequest, hear: Hear) -> None:
+        """As `run`, in the task of who calls: returns after `Ended` was told. Canceled, it lets go of the run."""

@@ -25,7 +25,7 @@ from director.core.scripts import Requeued, Scripts
 from director.core.states import Status
 from director.core.tracing import OFF, Tracing
 from director.metering import Metering
-from director.runners.runner import Began, Ended, Outcome, RunRequest
+from director.runners.runner import Began, Ended, OneAnswer, Outcome, RunEvent, RunRequest
 from director.runs.claim_spans import ClaimSpans
 from director.runs.ends import CLAIMED_AHEAD, Finish, GiveBack, Limits
 from director.runs.file_inputs import FileInputs
@@ -208,19 +208,29 @@ class Executor:
             trace=spans.asks(),
         )
         self._servers.starts(seat)
+
+        def hear(event: RunEvent) -> None:
+            if isinstance(event, Began):
+                self._began(held)
+            elif isinstance(event, Ended):
+                spans.ran(event)
+                unasked = held.tracker.stopped is None
+                self._servers.ended(seat, event, unasked=unasked, account=record.account)
+            performer.feed(event)
+
+        if isinstance(held.runner, OneAnswer):
+            await held.runner.hear(request, hear)
+            return
         async with aclosing(held.runner.run(request)) as events:
             async for event in events:
-                if isinstance(event, Began):
-                    held.limit(self.run_limit_s)
-                    crash.at("after_put")
-                    self._metering.started(record)
-                    log.debug("prediction started", extra=_facts(held.claim))
-                elif isinstance(event, Ended):
-                    spans.ran(event)
-                    unasked = held.tracker.stopped is None
-                    self._servers.ended(seat, event, unasked=unasked, account=record.account)
-                performer.feed(event)
+                hear(event)
                 await performer.room()
+
+    def _began(self, held: Held) -> None:
+        held.limit(self.run_limit_s)
+        crash.at("after_put")
+        self._metering.started(held.claim.record)
+        log.debug("prediction started", extra=_facts(held.claim))
 
     async def _given(self, claim: Claim) -> Raw | None:
         """The input for this run; None while it cannot be told where its files are."""

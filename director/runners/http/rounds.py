@@ -13,7 +13,7 @@ from typing import Final
 from msgspec import Struct
 
 from director.runners.batch import Batch
-from director.runners.feed import Feed
+from director.runners.feed import Voice
 from director.runners.runner import Ended, Outcome, RunRequest
 
 __all__ = ("Rounds", "Send", "Together")
@@ -30,7 +30,7 @@ class Together(Struct, eq=False):
     """One of the runs. `shared`: it can go only with those that have the same; None where it has to go alone."""
 
     request: RunRequest
-    feed: Feed
+    feed: Voice
     shared: Hashable
     end: asyncio.Future[Ended]
 

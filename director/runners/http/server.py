@@ -14,7 +14,7 @@ import httpx
 from director.core.trace_context import NO_TRACE, TraceHeaders
 from director.runners.connections import NO_HEADERS, Connection, Connections, connection_lost, read_body
 from director.runners.exchange import Exchange
-from director.runners.feed import Feed
+from director.runners.feed import Voice
 from director.runners.http.answers import Answer, said_of
 from director.runners.reasons import NO_ENTRY
 from director.runners.runner import Ended, Health, HealthStatus
@@ -107,7 +107,7 @@ class HttpServer:
 
 
 async def post(
-    connection: Connection, path: str, body: bytes, *feeds: Feed, limit: int, trace: TraceHeaders = NO_TRACE
+    connection: Connection, path: str, body: bytes, *feeds: Voice, limit: int, trace: TraceHeaders = NO_TRACE
 ) -> Answer:
     """Start a run, or several that go together, and read the answer. Raises `httpx.TransportError` when the connection
     breaks.
