@@ -13,6 +13,7 @@ import uvicorn
 
 from api.app import create_app
 from api.heads import BoundedHttp
+from director.core.cycles import look_seldom
 from director.core.early_signals import heed_sigterm
 from director.core.errors import SettingsError, UnsafeBackend
 from director.core.limits import raise_descriptor_limit
@@ -71,6 +72,7 @@ def _serve(settings: ApiSettings, listener: socket.socket) -> int:
 
     app = create_app(settings, on_unsafe=leave)
     server = Server(uvicorn.Config(app, **_OPTIONS))
+    look_seldom()
     with suppress(KeyboardInterrupt):  # uvicorn raises the signal again once it has ended in good order
         server.run(sockets=[listener])
     return _failed(str(unsafe[0])) if unsafe else 0

@@ -11,6 +11,7 @@ import anyio
 from redis.asyncio import Redis
 
 from director.core.clock import Clock
+from director.core.cycles import look_seldom
 from director.core.durability import check
 from director.core.early_signals import heed_sigterm
 from director.core.errors import BackendUnavailable, DirectorError, UnsafeBackend
@@ -32,6 +33,7 @@ AnySettings = TypeVar("AnySettings", bound=CommonSettings)
 def serve(name: str, command: str, main: Callable[[AnySettings], Awaitable[None]], settings: AnySettings) -> None:
     """Run a process until it ends. What an operator has to mend ends it with one line that names the command."""
     configure(settings.log_level, process=name)
+    look_seldom()
     has_uvloop = importlib.util.find_spec("uvloop") is not None
     try:
         anyio.run(main, settings, backend="asyncio", backend_options={"use_uvloop": has_uvloop})

@@ -4,10 +4,10 @@ Knows who holds what and how to reach a run from outside it: to stop it, or to a
 """
 
 import asyncio
-import contextlib
 import logging
 import math
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Final
 
@@ -192,22 +192,25 @@ class Holdings:
     def __len__(self) -> int:
         return len(self._held)
 
-    @contextlib.contextmanager
-    def holding(self, held: Held) -> Iterator[None]:
+    def holding(self, held: Held) -> AbstractContextManager[None]:
         """Heartbeats and cancels find the claim while this lasts."""
+        return _Holding(self, held)
+
+    def add(self, held: Held) -> None:
+        """From here on they find it."""
         if (older := self._held.get(held.claim.id)) is not None:
             held.replace(older)
         self._held[held.claim.id] = held
         self._empty.clear()
         if self._stopped is not None:
             held.stop(self._stopped)
-        try:
-            yield
-        finally:
-            if self._held.get(held.claim.id) is held:  # a newer claim of the same prediction may have come back here
-                del self._held[held.claim.id]
-            if not self._held:
-                self._empty.set()
+
+    def remove(self, held: Held) -> None:
+        """From here on they do not."""
+        if self._held.get(held.claim.id) is held:  # a newer claim of the same prediction may have come back here
+            del self._held[held.claim.id]
+        if not self._held:
+            self._empty.set()
 
     async def empty(self) -> None:
         """Wait until nothing is held."""
@@ -228,3 +231,15 @@ class Holdings:
         self._stopped = why
         for held in list(self._held.values()):
             held.stop(why)
+
+
+class _Holding(AbstractContextManager[None]):
+    def __init__(self, holdings: Holdings, held: Held) -> None:
+        self._holdings = holdings
+        self._held = held
+
+    def __enter__(self) -> None:
+        self._holdings.add(self._held)
+
+    def __exit__(self, *_: object) -> None:
+        self._holdings.remove(self._held)

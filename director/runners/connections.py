@@ -4,8 +4,8 @@ What every request to a model server has is said here, and what it means when on
 `transport.py`.
 """
 
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 import httpx
@@ -56,8 +56,8 @@ class Connection:
 
         Raises `httpx.TransportError` when the server is away or breaks the connection.
         """
-        asked = {"accept": accept, "content-length": str(len(content))} | ({"prefer": prefer} if prefer else {})
-        answer = await self._transport.send(method, path, headers={**asked, **trace}, content=content, sent=sent)
+        asked = {"accept": accept, **({"prefer": prefer} if prefer else {}), **trace}
+        answer = await self._transport.send(method, path, headers=asked, content=content, sent=sent)
         answer.secrets = self._secrets
         return answer
 
@@ -75,22 +75,39 @@ class Connections:
         self._keep = keep
         self._idle: list[Connection] = []
 
-    @asynccontextmanager
-    async def lend(self) -> AsyncIterator[Connection]:
+    def lend(self) -> AbstractAsyncContextManager[Connection]:
         """A connection for one run. After an error it is still good: the transport drops what broke."""
-        connection = self._idle.pop() if self._idle else Connection(self._url, headers=self._headers)
-        try:
-            yield connection
-        finally:
-            if len(self._idle) < self._keep:
-                self._idle.append(connection)
-            else:
-                await connection.aclose()
+        return _Lent(self)
+
+    def take(self) -> Connection:
+        """One to be given back."""
+        return self._idle.pop() if self._idle else Connection(self._url, headers=self._headers)
+
+    async def give_back(self, connection: Connection) -> None:
+        """Keep it for the next one, if there is a slot for it."""
+        if len(self._idle) < self._keep:
+            self._idle.append(connection)
+        else:
+            await connection.aclose()
 
     async def aclose(self) -> None:
         """Close those that are not lent."""
         while self._idle:
             await self._idle.pop().aclose()
+
+
+class _Lent(AbstractAsyncContextManager[Connection]):
+    """Between taking a connection and giving it back."""
+
+    def __init__(self, lender: Connections) -> None:
+        self._lender = lender
+
+    async def __aenter__(self) -> Connection:
+        self._connection = self._lender.take()
+        return self._connection
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._lender.give_back(self._connection)
 
 
 async def read_body(response: Exchange, limit: int) -> tuple[bytes, bool]:
@@ -99,7 +116,8 @@ async def read_body(response: Exchange, limit: int) -> tuple[bytes, bool]:
     A refusal is told to callers and in the log, and some servers repeat in it what they were sent: our secrets are
     taken out.
     """
-    body, is_whole = await read_chunks(response.chunks(), limit)
+    here = response.whole()
+    body, is_whole = await read_chunks(response.chunks(), limit) if here is None else (here[:limit], len(here) <= limit)
     if not response.is_success:
         for secret in response.secrets:
             body = body.replace(secret, REMOVED)

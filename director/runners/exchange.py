@@ -43,7 +43,7 @@ class Exchange:
         self._beside = 0
         self._chunks: deque[bytes] = deque()
         self._waiting = 0
-        self._news = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
         self._is_complete = False
         self._keeps_alive = False
         self._fault: httpx.TransportError | None = None
@@ -70,10 +70,24 @@ class Exchange:
                 await self.aclose()
                 return
             self._wire.resume()
-            self._news.clear()
-            await self._news.wait()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+
+    def whole(self) -> bytes | None:
+        """The body, where all of it is here: then it is read."""
+        if not self._is_complete or self._fault is not None:
+            return None
+        body = b"".join(self._chunks)
+        self._chunks.clear()
+        self._waiting = 0
+        self.close()
+        return body
 
     async def aclose(self) -> None:
+        """As `close`."""
+        self.close()
+
+    def close(self) -> None:
         """Nobody reads further. Unless it was read to its end, the server sees the connection close."""
         if self._over is not None:
             over, self._over = self._over, None
@@ -103,7 +117,7 @@ class Exchange:
             self.fail(httpx.RemoteProtocolError(CUT_OFF))
         else:
             self._is_complete = True
-            self._news.set()
+            self._wake()
 
     def fail(self, fault: httpx.TransportError) -> None:
         """Nothing more of it can be believed."""
@@ -112,8 +126,12 @@ class Exchange:
             if not self.head.done():
                 self.head.set_exception(fault)
         self._keeps_alive = False
-        self._news.set()
+        self._wake()
         self._wire.abort()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     # What follows is called by the parser.
 
@@ -144,12 +162,12 @@ class Exchange:
         if not self._is_complete:
             self._chunks.append(body)
             self._waiting += len(body)
-            self._news.set()
+            self._wake()
 
     def on_message_complete(self) -> None:
         if self.status_code >= FIRST_OK:
             self._is_complete = True
-            self._news.set()
+            self._wake()
 
 
 class Wire(asyncio.Protocol):

@@ -50,6 +50,8 @@ class OneServer:
         self._host = url.raw_host.decode("ascii").strip("[]")
         self._port = url.port or PORTS[url.scheme]
         self._tls = _trusted() if url.scheme == "https" else None
+        self._path: str | None = None
+        self._target_of_path = b""
         self._idle: list[Wire] = []
         self._busy: set[Wire] = set()
         self._is_closed = False
@@ -68,7 +70,7 @@ class OneServer:
         Raises `httpx.TransportError` where no answer comes, and for a header that would be two.
         """
         first = b"%b %b HTTP/1.1\r\n" % (method.encode("ascii"), self._target(path))
-        request = b"%b%b%b\r\n%b" % (first, _lines(headers), self._headers, content)
+        request = b"%b%b%bcontent-length: %d\r\n\r\n%b" % (first, _lines(headers), self._headers, len(content), content)
         wire = self._kept() or await self._connected()
         self._busy.add(wire)
 
@@ -91,10 +93,12 @@ class OneServer:
         self._idle.clear()
 
     def _target(self, path: str) -> bytes:
-        """As it stands in the first line of a request."""
-        if PLAIN.fullmatch(path):
-            return self._prefix + path.encode("ascii")
-        return httpx.URL(self._url + path).raw_path
+        """As it stands in the first line of a request. Mostly it is the same one again."""
+        if path != self._path:
+            is_plain = PLAIN.fullmatch(path)
+            target = self._prefix + path.encode("ascii") if is_plain else httpx.URL(self._url + path).raw_path
+            self._path, self._target_of_path = path, target
+        return self._target_of_path
 
     def _kept(self) -> Wire | None:
         now = asyncio.get_running_loop().time()

@@ -8,6 +8,7 @@ Decides nothing, and never ends a prediction: the end is kept in `end` for whoev
 import asyncio
 import logging
 from collections import deque
+from functools import cached_property
 from typing import Final, assert_never
 
 from director.claims.holdings import Held
@@ -56,8 +57,11 @@ class Performer:
         self._waiting: deque[Upload | Ask] = deque()
         self._ahead = 0
         self._has_files = False
-        self._caught_up = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+
+    @cached_property
+    def _caught_up(self) -> asyncio.Event:
+        return asyncio.Event()
 
     def feed(self, event: Happening) -> None:
         """This happened just now."""

@@ -8,6 +8,7 @@ One per claim. Knows how the claim stands by the answers. Never ends a predictio
 import asyncio
 import contextlib
 import logging
+from functools import cached_property
 from typing import Final
 
 from director.claims.holdings import Held
@@ -40,12 +41,23 @@ class Progress:
         self._unwritten: list[NewEvent] = []
         self._remote = ""
         self._untold: list[WebhookEvent] = []
-        self._news = asyncio.Event()
-        self._is_awaited = asyncio.Event()
         self._wrote_at = float("-inf")
-        self._writing = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
+
+    # of those that write on the way: what they need is made when one does
+
+    @cached_property
+    def _news(self) -> asyncio.Event:
+        return asyncio.Event()
+
+    @cached_property
+    def _is_awaited(self) -> asyncio.Event:
+        return asyncio.Event()
+
+    @cached_property
+    def _writing(self) -> asyncio.Lock:
+        return asyncio.Lock()
 
     def add(self, events: tuple[NewEvent, ...]) -> None:
         """The run has begun, and showed these."""
@@ -65,12 +77,12 @@ class Progress:
     async def close(self) -> tuple[NewEvent, ...]:
         """Stop writing; what is left belongs into the last write. Waits for a write that is under way."""
         self._unset()
-        async with self._writing:
-            if self._task is not None:
+        if self._task is not None:
+            async with self._writing:
                 self._task.cancel()
-            if self._remote and not self._held.is_lost:  # no last write has it
-                with contextlib.suppress(BackendUnavailable):
-                    await self.run_once()
+        if self._remote and not self._held.is_lost:  # no last write has it
+            with contextlib.suppress(BackendUnavailable):
+                await self.run_once()
         if not self._held.is_lost:
             self._tell(self._untold, started_ms=None)
         return tuple(self._unwritten)
@@ -104,12 +116,11 @@ class Progress:
         return advanced.hold
 
     def _wake(self, *, is_awaited: bool) -> None:
-        self._news.set()
-        if is_awaited:
-            self._is_awaited.set()
         if self._task is not None:
-            return
-        if is_awaited:
+            self._news.set()
+            if is_awaited:
+                self._is_awaited.set()
+        elif is_awaited:
             self._begin()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._begin)

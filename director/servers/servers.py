@@ -213,7 +213,9 @@ class Servers:
         """A run that another server runs already under this name uses a slot there, whether one is free or not: the
         seat is of that server from now on.
         """
-        there = next((server for server in self.all if remote and server.runner.knows(remote)), seat.server)
+        if not remote:
+            return
+        there = next((server for server in self.all if server.runner.knows(remote)), seat.server)
         if there is seat.server:
             return
         self.leave(seat)

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from functools import cached_property
 from typing import Final
 
 from msgspec import Struct
@@ -54,9 +55,15 @@ class Outbox:
         self._started_ms: int | None = None
         self._sent = 0
         self._is_dropped = False
-        self._news = asyncio.Event()
-        self._closed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+
+    @cached_property
+    def _news(self) -> asyncio.Event:
+        return asyncio.Event()
+
+    @cached_property
+    def _closed(self) -> asyncio.Event:
+        return asyncio.Event()
 
     @property
     def is_wanted(self) -> bool:
