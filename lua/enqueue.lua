@@ -42,7 +42,7 @@ end
 r.token, r.mid, r.claims = '', '', 0
 
 local queue, tenant = r.queue, r.account
-local m = look_at(queue)
+local m = look_at(queue, r.lane)
 if m.streams == '' then return { 'unknown' } end
 
 local function how_many_live() return redis.call('ZCARD', queue_key(queue, 'live')) end
@@ -101,7 +101,8 @@ for i = 6, #ARGV, 2 do
   if not NOT_KEPT[ARGV[i]] then add(ARGV[i], ARGV[i + 1]) end
 end
 
-for _, part in ipairs(file(id, r, lane_of(m, r.lane))) do fields[#fields + 1] = part end
+if fingerprint ~= '' then add('idem', string.match(KEYS[3], '[^:]+$')) end -- for whoever moves it
+for _, part in ipairs(file(id, r, m.lane)) do fields[#fields + 1] = part end
 count(queue, 'queued', tenant, 1)
 tally(queue, 'accepted:' .. r.lane)
 redis.call('HSET', KEYS[1], unpack(fields))
@@ -109,9 +110,6 @@ redis.call('SET', KEYS[2], input)
 redis.call('ZADD', queue_key(queue, 'live'), now, id)
 if soonest(r) then redis.call('ZADD', queue_key(queue, 'deadline'), soonest(r), id) end
 redis.call('RPUSH', events_key(id), 'created ' .. now .. ' ')
-if fingerprint ~= '' then
-  redis.call('HSET', KEYS[1], 'idem', string.match(KEYS[3], '[^:]+$')) -- for whoever moves it
-  redis.call('SET', KEYS[3], id .. ' ' .. fingerprint, 'PX', idem_ttl_ms)
-end
+if fingerprint ~= '' then redis.call('SET', KEYS[3], id .. ' ' .. fingerprint, 'PX', idem_ttl_ms) end
 log('accepted', id, queue, tenant, now, r.lane)
 return { 'created', now, r.deadline, hope }

@@ -36,8 +36,9 @@ end
 -- Would a claim find its stream, or its tenant's backlog? Makes sure of it; true when it had to.
 local function offered_anew(r)
   if r.mid ~= '' then
-    if bit.band(mask_of(queue, r.lane), bit.lshift(1, r.stream)) ~= 0 then return false end
-    offer(queue, r.lane, r.stream)
+    local mask = mask_of(queue, r.lane)
+    if bit.band(mask, bit.lshift(1, r.stream)) ~= 0 then return false end
+    offer(queue, r.lane, r.stream, mask)
     return true
   end
   if redis.call('ZSCORE', queue_key(queue, 'vtime:' .. r.lane), r.account) or not may_run(queue, r.account) then return false end

@@ -6,8 +6,8 @@ local LOOK = 32 -- most tenants, and entries of a stream, that one look counts
 local P90 = 1.2816
 
 -- Undelivered entries of each stream of a lane that may hold any.
-local function depths(queue, lane, m)
-  local depth, rest = {}, tonumber(m['ready:' .. lane]) > 0 and tonumber(m['mask:' .. lane]) or 0
+local function depths(queue, lane, look)
+  local depth, rest = {}, look.ready > 0 and look.mask or 0
   while rest ~= 0 do
     local number = next_set(rest, 0)
     rest = without_bit(rest, number)
@@ -81,46 +81,42 @@ end
 
 local FIELDS = { 'streams', 'mode', 'max_queued', 'lifetime_ms', 'breaker_mode', 'open_until', 'paused', 'breaker',
   'slots', 'starting', 'setup_failed', 'server_auth', 'recounted', 'service_ms', 'service_dev', 'scale50', 'scale90',
-  'mask:high', 'mask:normal', 'mask:low', 'ready:high', 'ready:normal', 'ready:low',
-  'backlogged:high', 'backlogged:normal', 'backlogged:low',
-  'next:high', 'next:normal', 'next:low' }
+  'ready:high', 'ready:normal', 'ready:low', 'backlogged:high', 'backlogged:normal', 'backlogged:low' }
 local TEXTS = { streams = true, mode = true, lifetime_ms = true, breaker_mode = true, paused = true, breaker = true }
 
-local function look_at(queue)
-  local values = redis.call('HMGET', queue_key(queue, 'meta'), unpack(FIELDS))
+-- `lane`: the lane of the one that is asked about, as look_at_lane has it, and the stream that is read next.
+local function look_at(queue, lane)
+  local values = redis.call('HMGET', queue_key(queue, 'meta'), 'mask:' .. lane, 'next:' .. lane, unpack(FIELDS))
   local m = {}
-  for i, field in ipairs(FIELDS) do m[field] = values[i] or (TEXTS[field] and '' or '0') end
-  for _, lane in ipairs(LANES) do -- a lost key may leave them below zero for a while
-    for _, what in ipairs({ 'ready:', 'backlogged:' }) do m[what .. lane] = math.max(0, tonumber(m[what .. lane])) end
+  for i, field in ipairs(FIELDS) do m[field] = values[i + 2] or (TEXTS[field] and '' or '0') end
+  for _, each in ipairs(LANES) do -- a lost key may leave them below zero for a while
+    local ready, backlogged = 'ready:' .. each, 'backlogged:' .. each
+    m[ready], m[backlogged] = math.max(0, tonumber(m[ready])), math.max(0, tonumber(m[backlogged]))
   end
   m.claimed = redis.call('ZCARD', queue_key(queue, 'lease'))
+  m.lane = { backlogged = m['backlogged:' .. lane], ready = m['ready:' .. lane], slots = tonumber(m.slots),
+    claimed = m.claimed, streams = m.streams, mask = tonumber(values[1] or 0), next = tonumber(values[2] or 0) }
   return m
-end
-
--- The same as look_at_lane has it.
-local function lane_of(m, lane)
-  return { backlogged = tonumber(m['backlogged:' .. lane]), ready = tonumber(m['ready:' .. lane]),
-    slots = tonumber(m.slots), claimed = m.claimed }
 end
 
 -- Place in its own account's line, and how many of its lane go before it.
 local function stand(id, r, m)
-  local rank, turn = nil, tonumber(m['next:' .. r.lane])
+  local rank, look = nil, m.lane
   if id then
     rank = redis.call('ZRANK', backlog_key(r.queue, r.lane, r.account), id)
-  elseif not may_run(r.queue, r.account) or not is_calm(lane_of(m, r.lane)) then
+  elseif not may_run(r.queue, r.account) or not is_calm(look) then
     rank = redis.call('ZCARD', backlog_key(r.queue, r.lane, r.account))
   end
   if rank then
     local each_s = m.service_ms ~= '0' and m.service_ms / 1000 or expected_s(r)
-    return rank + 1, tonumber(m['ready:' .. r.lane]) + ahead_in_backlogs(r, rank, each_s)
+    return rank + 1, look.ready + ahead_in_backlogs(r, rank, each_s)
   end
-  local depth = depths(r.queue, r.lane, m)
+  local depth = depths(r.queue, r.lane, look)
   if r.mid ~= '' then
-    return 1, ahead_in_streams(tonumber(r.stream), in_front(r), depth, turn)
+    return 1, ahead_in_streams(tonumber(r.stream), in_front(r), depth, look.next)
   elseif not id then
-    local number = stream_for(r)
-    return 1, ahead_in_streams(number, depth[number] or 0, depth, turn)
+    local number = stream_for(r, look)
+    return 1, ahead_in_streams(number, depth[number] or 0, depth, look.next)
   end
   return 1, 0 -- delayed: it comes back at the head of its line
 end
@@ -166,7 +162,7 @@ end
 -- How it stands with a waiting prediction, or with one that would be filed now (`id` nil):
 -- {position, ahead, p50_ms, p90_ms, reason, detail}; detail a number, or ''. `m` where the caller has looked already.
 local function outlook(id, r, now, m)
-  m = m or look_at(r.queue)
+  m = m or look_at(r.queue, r.lane)
   local _, most = limits_of(r.queue, r.account)
   local running = most and counted(r.queue, 'running', r.account) or 0
   local position, ahead = stand(id, r, m)

@@ -53,9 +53,8 @@ local function ring(queue)
   end
 end
 
--- Make sure that claims look into this stream.
-local function offer(queue, lane, number)
-  local mask = mask_of(queue, lane)
+-- Make sure that claims look into this stream; `mask` as it is.
+local function offer(queue, lane, number, mask)
   local offered = with_bit(mask, number)
   if offered ~= mask then redis.call('HSET', queue_key(queue, 'meta'), 'mask:' .. lane, offered) end
   ring(queue)
@@ -100,16 +99,16 @@ local function count_ready(r, by)
   if r.arrival ~= '' then redis.call('HINCRBY', queue_key(r.queue, 'meta'), 'ready:' .. r.lane, by) end
 end
 
--- The least waiting stream of its tenant's shard.
-local function stream_for(r)
-  local streams = tonumber(redis.call('HGET', queue_key(r.queue, 'meta'), 'streams'))
-  local best, least
+-- The least waiting stream of its tenant's shard. `look`: as look_at_lane has it, and remembers which it is.
+local function stream_for(r, look)
+  if look.number then return look.number end
+  local least
   for number in string.gmatch(r.shard, '%d+') do
-    number = number % streams -- a shard from before a resize may name a stream that takes no new work
-    local depth = waiting(stream_key(r.queue, r.lane, number))
-    if not least or depth < least then best, least = number, depth end
+    number = number % look.streams -- a shard from before a resize may name a stream that takes no new work
+    local depth = look.ready > 0 and waiting(stream_key(r.queue, r.lane, number)) or 0
+    if not least or depth < least then look.number, least = number, depth end
   end
-  return best
+  return look.number
 end
 
 -- Returns the stream's number and the entry's id. The caller writes both into the record, and makes claims look there.

@@ -177,11 +177,13 @@ end
 
 -- ── in and out ───────────────────────────────────────────────────────────────────────────────────────────────────
 
--- What decides about one that is filed: of a lane what stands in backlogs and streams, of the queue its slots and claims.
+-- What decides about one that is filed: of a lane what stands in backlogs and streams, of the queue its slots, claims and
+-- streams.
 local function look_at_lane(queue, lane)
-  local m = redis.call('HMGET', queue_key(queue, 'meta'), 'backlogged:' .. lane, 'ready:' .. lane, 'slots')
+  local m = redis.call('HMGET', queue_key(queue, 'meta'), 'backlogged:' .. lane, 'ready:' .. lane, 'slots', 'mask:' .. lane,
+    'streams')
   return { backlogged = tonumber(m[1] or 0), ready = tonumber(m[2] or 0), slots = tonumber(m[3] or 0),
-    claimed = redis.call('ZCARD', queue_key(queue, 'lease')) }
+    claimed = redis.call('ZCARD', queue_key(queue, 'lease')), mask = tonumber(m[4] or 0), streams = m[5] }
 end
 
 -- Does nobody wait for a turn in the lane, and is a slot free beyond what stands ready there?
@@ -194,10 +196,11 @@ end
 local function file(id, r, look)
   local queue, lane, tenant = r.queue, r.lane, r.account
   local may = may_run(queue, tenant)
-  if may and is_calm(look or look_at_lane(queue, lane)) then
-    local number, mid = put(id, r, stream_for(r))
+  if may then look = look or look_at_lane(queue, lane) end
+  if may and is_calm(look) then
+    local number, mid = put(id, r, stream_for(r, look))
     count_ready(r, 1)
-    offer(queue, lane, number)
+    offer(queue, lane, number, look.mask)
     return { 'stream', number, 'mid', mid, 'charged', '' }
   end
   into_backlog(id, r)

@@ -94,7 +94,7 @@ FAULTS = {
     "what is taken back keeps its old entry": Fault(
         "  redis.call('XACK', stream, GROUP, r.mid)\n  redis.call('XDEL', stream, r.mid)\n", script="reap"
     ),
-    "claims are not told of a new entry": Fault("    offer(queue, lane, number)\n"),
+    "claims are not told of a new entry": Fault("    offer(queue, lane, number, look.mask)\n"),
     "nobody is called for a turn": Fault(
         "    ring(queue)\n  end\n  return { 'stream', ''", "  end\n  return { 'stream', ''"
     ),
