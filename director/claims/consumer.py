@@ -179,9 +179,13 @@ class Consumer:
         nonce = secrets.token_hex(16)
         try:
             claims = await self._resting(self._ask_once(self._queue, portion, nonce, send=self._bell.carry))
+        except UnknownQueue:  # the next claim makes it known again
+            return
         except exceptions.RedisError as exc:  # it may have been carried out, and is then answered again
             log.info("a claim at the bell was lost, asking again", extra={"error": type(exc).__name__})
             claims = await self._claim(self._queue, portion, nonce)
+            if not claims:  # a bell that cannot be waited at must not be asked as fast as it says so
+                await self._resting(self._clock.sleep(AWAY_S))
         except asyncio.CancelledError:
             if self._stopping:
                 await self._run_what_came(nonce)

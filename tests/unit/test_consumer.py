@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import anyio
 import pytest
 from msgspec import Raw
 from msgspec.structs import replace
@@ -532,6 +533,37 @@ async def test_a_claim_behind_the_bell_that_was_lost_is_asked_for_again_under_it
     assert counter.asked[1][0].encode() == counter.carried[0]
     counter.consumer.stop()
     counter.run_ends.set()
+    await asyncio.wait_for(consuming, 5)
+
+
+async def test_a_bell_that_cannot_be_waited_at_is_not_asked_again_at_once() -> None:
+    counter = Counter(slots=2)
+    counter.carries = True
+    consuming = asyncio.create_task(counter.consumer.run())
+    await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
+    counter.away = [exceptions.ConnectionError("no more clients") for _ in range(3)]
+    counter.bell.set()
+    for heard in (1, 2, 3):
+        await anyio.wait_all_tasks_blocked()
+        assert counter.heard == heard
+        counter.bell.set()
+        counter.clock.pass_time(1)
+    counter.consumer.stop()
+    await asyncio.wait_for(consuming, 5)
+
+
+async def test_a_queue_that_is_gone_while_a_claim_waits_at_its_bell_is_registered_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    counter = Counter(slots=2)
+    counter.carries = True
+    consuming = asyncio.create_task(counter.consumer.run())
+    await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
+    counter.answers = [UnknownQueue(QUEUE), UnknownQueue(QUEUE)]
+    counter.bell.set()
+    await eventually(lambda: counter.registered, "it is made known", until=(1).__eq__)
+    assert [record.message for record in caplog.records] == ["redis does not know the queue, registering it again"]
+    counter.consumer.stop()
     await asyncio.wait_for(consuming, 5)
 
 
