@@ -122,9 +122,10 @@ async def _enter(
     listing = parts.scripts.enlist(prediction_id, account=account.name, oldest=oldest, kind=version.kind)
     try:
         accepted = await _enqueue(parts, prediction_id, submission, is_bound=is_bound)
-    except QueueError:
+    except (QueueError, BackendUnavailable) as exc:
         await asyncio.gather(listing, return_exceptions=True)  # or it is listed after it was taken off
-        await parts.listing.remove(account.name, prediction_id, version.kind)
+        if isinstance(exc, QueueError):
+            await parts.listing.remove(account.name, prediction_id, version.kind)
         raise
     if accepted.replayed:
         await asyncio.gather(listing, return_exceptions=True)

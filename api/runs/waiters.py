@@ -131,7 +131,8 @@ class Waiters:
     @contextmanager
     def _holding(self, limit: asyncio.Timeout, weight: int, gone: "asyncio.Future[None] | None") -> Iterator[None]:
         def leave(_: object) -> None:
-            _end(limit)
+            if limit in self._held:  # its end may have come in the same moment
+                _end(limit)
 
         self._held.add(limit)
         self._weight += weight

@@ -1,6 +1,9 @@
 """Redis away is a 503 that says when to come back; nothing accepted is lost, and nobody has to restart the API."""
 
+import asyncio
+import gc
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import anyio
 import httpx
@@ -75,6 +78,24 @@ async def test_every_route_says_come_back_later_and_heals(
         assert (await api.get(f"/v1/predictions/{made['id']}")).json() == made
         assert (await api.post("/v1/predictions", json=BODY, headers={"Prefer": "wait=1"})).status_code == 202
         assert (await api.get("/readyz")).status_code == 200
+
+
+async def test_a_write_that_failed_as_a_whole_is_told_once(
+    server: RedisServer, settings: ApiSettings, token: str
+) -> None:
+    faults: list[Any] = []
+    loop = asyncio.get_running_loop()
+    async with api_client(replace(settings, cache_s=60.0), token=token) as api:
+        await api.post("/v1/predictions", json=BODY)
+        server.kill()
+        loop.set_exception_handler(lambda _, context: faults.append(context))
+        try:
+            assert_away(await api.post("/v1/predictions", json=BODY))
+            await anyio.wait_all_tasks_blocked()
+            gc.collect()  # here it is found what nobody asked for
+        finally:
+            loop.set_exception_handler(None)
+    assert faults == []
 
 
 async def test_an_api_that_starts_first_serves_once_redis_is_there(

@@ -21,6 +21,7 @@ from api.runs import glances, intake
 from api.runs import waiters as api_waiters
 from director.core import keys
 from director.core.clock import SystemClock
+from director.core.endings import heard
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, QueueName
 from director.core.schema import Stored
@@ -227,6 +228,29 @@ async def test_a_look_that_fails_once_all_who_asked_have_left_is_nobodys_fault(
         may_fail.set()
         await anyio.wait_all_tasks_blocked()
         gc.collect()
+    finally:
+        loop.set_exception_handler(None)
+    assert faults == []
+
+
+async def test_who_hangs_up_in_the_moment_of_the_end_is_nobodys_fault(redis: Redis, driver: QueueDriver) -> None:
+    async def never(_: PredictionId) -> Any:
+        raise AssertionError("looked")
+
+    waiters = api_waiters.Waiters(redis, has_ended=never, read=never, clock=SystemClock(), most=10)
+    wait, gone, faults = api_waiters.Wait(), asyncio.Future[None](), list[Any]()
+    prediction_id = driver.new_id()
+    waiters.expect(prediction_id, wait)
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: faults.append(context))
+    try:
+        held = asyncio.create_task(waiters.ended(prediction_id, seconds=30, wait=wait, gone=gone))
+        await anyio.wait_all_tasks_blocked()
+        _, wait.ending = heard(f"{prediction_id} canceled - 1 0 0 0 0 0\n".encode())
+        wait.news.set()
+        gone.set_result(None)
+        assert await held is wait.ending is not None
+        await anyio.wait_all_tasks_blocked()
     finally:
         loop.set_exception_handler(None)
     assert faults == []
