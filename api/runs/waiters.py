@@ -3,9 +3,10 @@
 What is filed to be waited for names this process, and whatever ends it tells it here, with all that is answered. A
 prediction's own channel is subscribed to only while somebody waits for what another request filed, or listens in
 another room. Its messages are hints: whoever is woken looks whether it has ended, at a bounded pace. Everybody looks
-every two seconds in any case, so that a lost message or connection costs time and never an answer. Never reads a
-prediction before it has ended: its progress is nothing to who waits for its end. Ends nothing: who leaves takes only
-the own wait along.
+every two seconds in any case, so that a lost message or connection costs time and never an answer. Where an end was
+found that nobody told, which is how a director of the former release ends it, the channels are listened to as well for
+a while. Never reads a prediction before it has ended: its progress is nothing to who waits for its end. Ends nothing:
+who leaves takes only the own wait along.
 """
 
 import asyncio
@@ -35,6 +36,7 @@ __all__ = ("Wait", "Waiters")
 log = logging.getLogger(__name__)
 
 SAFETY_S: Final = 2.0
+UNTOLD_S: Final = 60.0  # so long the channels are listened to, after an end that was not told
 PAUSE_S: Final = 0.5  # before a lost subscription is made again
 SILENCE_S: Final = 10.0  # after it the connection is asked whether it lives
 
@@ -55,6 +57,7 @@ class Wait:
     def __init__(self) -> None:
         self.news = asyncio.Event()
         self.ending: Ending | None = None
+        self.is_told = False
         self._place: dict[PredictionId, Wait] = {}
         self._id: PredictionId | None = None
 
@@ -89,6 +92,7 @@ class Waiters:
         self._weight = 0
         self._is_leaving = False
         self._is_silent = True
+        self._listens_until = -math.inf
         self._told = ""  # of what is wrong with the subscription
 
     @property
@@ -121,8 +125,9 @@ class Waiters:
             return None
         if wait is None or self._expected.get(prediction_id) is not wait:  # it is another request's
             wait = None
-        hearing = self.listening(prediction_id) if wait is None else nullcontext(wait.news)
-        with suppress(TimeoutError), hearing as news:
+        news = asyncio.Event() if wait is None else wait.news
+        is_told = wait is not None and self._clock.monotonic() >= self._listens_until
+        with suppress(TimeoutError), nullcontext(news) if is_told else self.listening(prediction_id, news):
             async with asyncio.timeout(seconds) as limit:
                 with self._holding(limit, weight, gone):
                     return await self._watch(prediction_id, news, wait)
@@ -147,13 +152,13 @@ class Waiters:
             self._weight -= weight
 
     @contextmanager
-    def listening(self, prediction_id: PredictionId) -> Iterator[asyncio.Event]:
+    def listening(self, prediction_id: PredictionId, news: asyncio.Event | None = None) -> Iterator[asyncio.Event]:
         """Set when something may have happened to it, and once when the subscription stands.
 
         The listener clears it before it looks, and then misses nothing but what a lost connection swallows.
         """
         channel = keys.channel(prediction_id)
-        news = asyncio.Event()
+        news = news or asyncio.Event()
         self._listeners.setdefault(channel, set()).add(news)
         self._change(channel)
         try:
@@ -213,6 +218,8 @@ class Waiters:
                 log.info("could not look at a prediction, waiting on", extra={"reason": str(exc)})
                 continue
             if stored is not None and stored.record.is_terminal:
+                if wait is not None and not wait.is_told:
+                    self._listens_until = self._clock.monotonic() + UNTOLD_S
                 return stored
 
     def _change(self, channel: str) -> None:
@@ -265,7 +272,7 @@ class Waiters:
             return
         prediction_id, ending = heard(data)
         if (wait := self._expected.get(prediction_id)) is not None:
-            wait.ending = ending
+            wait.ending, wait.is_told = ending, True
             wait.news.set()
 
     def _tell(self, reason: str) -> None:

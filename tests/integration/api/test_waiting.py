@@ -454,6 +454,31 @@ async def test_what_ends_while_nothing_is_heard_is_seen_when_the_subscription_st
     assert (answers[0].status_code, answers[0].json()["output"]) == (201, 1)
 
 
+async def test_what_a_director_of_the_former_release_ends_is_heard_from_the_second_on(
+    api: httpx.AsyncClient, director: PlayedDirector, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[httpx.Response] = []
+
+    async def end() -> None:
+        claim = await director.claim()
+        await redis.hdel(keys.record(claim.id), "waiter")  # which that one does not know
+        await director.finish(claim, output=b"1")
+
+    async def is_heard() -> bool:
+        return await listeners(redis) == 1
+
+    with monkeypatch.context() as patched:
+        patched.setattr(api_waiters, "SAFETY_S", 0.1)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, api, "wait=30", answers)
+            await end()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, api, "wait=30", answers)
+        await eventually(is_heard)
+        await end()
+    assert [(answer.status_code, answer.json()["output"]) for answer in answers] == [(201, 1), (201, 1)]
+
+
 async def test_a_lost_subscription_is_renewed(api: httpx.AsyncClient, director: PlayedDirector, redis: Redis) -> None:
     answers: list[httpx.Response] = []
 
