@@ -47,9 +47,9 @@ local function move(id, r)
   r.queue, r.arrival = to, (tonumber(r.arrival) or 0) - OLDER
   local placed = due and { 'stream', '', 'mid', '', 'charged', '' } or file(id, r)
   count(to, 'queued', r.account, 1)
-  -- what it was told when it came was told of the other queue
+  -- what it was told when it came was told of the other queue; and whoever waits for its end took it for the former version's
   redis.call('HSET', record_key(id), 'queue', to, 'version', version, 'arrival', string.format('%d', r.arrival),
-    'place', '', 'eta50', '', 'eta90', '', unpack(placed))
+    'place', '', 'eta50', '', 'eta90', '', 'waiter', '', unpack(placed))
   log('moved', id, queue, r.account, now, to)
 end
 

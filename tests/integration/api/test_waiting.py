@@ -23,14 +23,15 @@ from director.core import keys
 from director.core.clock import SystemClock
 from director.core.endings import heard
 from director.core.errors import BackendUnavailable
-from director.core.ids import PredictionId, QueueName
+from director.core.ids import PredictionId, QueueName, queue_name
+from director.core.policy import Policy
 from director.core.schema import Stored
 from director.core.scripts import Accepted, Scripts
 from director.core.settings import ApiSettings
 from director.core.states import Status
 from tests.support.api import PlayedDirector, api_client, eventually, live_api
 from tests.support.clock import FakeClock
-from tests.support.queue_driver import VERSION, QueueDriver
+from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.anyio
@@ -477,6 +478,28 @@ async def test_what_a_director_of_the_former_release_ends_is_heard_from_the_seco
         await eventually(is_heard)
         await end()
     assert [(answer.status_code, answer.json()["output"]) for answer in answers] == [(201, 1), (201, 1)]
+
+
+async def test_what_went_to_another_version_meanwhile_ends_as_one_of_that(
+    api: httpx.AsyncClient, scripts: Scripts, queue: QueueName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_waiters, "SAFETY_S", 0.1)
+    answers: list[httpx.Response] = []
+    newer = queue_name(MODEL, "b2" * 32)
+    await scripts.register(newer, version="b2" * 32, policy=Policy())
+
+    async def is_moved() -> bool:
+        moved = await scripts.migrate(queue, to=newer, start=0, count=9, only_asks=False)
+        return moved is not None and moved.moved == 1
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, api, "wait=30", answers)
+        await eventually(is_moved)
+        director = PlayedDirector(scripts, newer)
+        claim = await director.claim()
+        await director.finish(claim, output=b"1")
+    assert answers[0].json()["version"] == "b2" * 32
+    assert answers[0].json() == (await api.get(f"/v1/predictions/{claim.id}")).json()
 
 
 async def test_a_lost_subscription_is_renewed(api: httpx.AsyncClient, director: PlayedDirector, redis: Redis) -> None:
