@@ -265,3 +265,4 @@ def _fail(call: Call, error: Exception) -> None:
     if away := unavailable(error):
         away.is_untouched, away.__cause__ = not call.is_doubtful, error
     call.answer.set_exception(away or error)
+    call.answer.exception()  # who began it may be gone: nobody is left to be told

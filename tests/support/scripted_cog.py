@@ -96,7 +96,11 @@ class ScriptedCog:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one connection's one request."""
-        exchange = await _read(reader, writer)
+        try:
+            exchange = await _read(reader, writer)
+        except asyncio.IncompleteReadError:  # who was canceled in the moment of connecting asks for nothing
+            writer.close()
+            return
         self.exchanges.append(exchange)
         scripts = self._scripts.get((exchange.method, exchange.path), [])
         script = scripts.pop(0) if len(scripts) > 1 else scripts[0] if scripts else answer(409, b"{}")
