@@ -79,12 +79,13 @@ class Held:
         try:
             await reading
         except asyncio.CancelledError:
-            if task.cancelling() > asked + self._is_cut:  # it is the whole claim that is to be let go of
-                raise
+            pass  # whose it was is counted
         finally:
             if self._is_cut:
                 task.uncancel()
             self._let_go_of()
+            if task.cancelling() > asked:  # it is the whole claim that is to be let go of, whatever failed meanwhile
+                raise asyncio.CancelledError
 
     async def settle(self, working: asyncio.Task[None]) -> None:
         """After `read`: wait for what is still done beside the run. It is let go of when the claim is lost."""

@@ -6,6 +6,7 @@ Decides nothing about what is logged, except that no library may log a URL: call
 import logging
 import sys
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final, TextIO
@@ -40,7 +41,7 @@ class Record(logging.LogRecord):
             "levelno": level,
             "levelname": logging.getLevelName(level),
             "msg": msg,
-            "args": args,
+            "args": args[0] if args and len(args) == 1 and isinstance(args[0], Mapping) else args,
             "exc_info": exc_info,
             "created": time.time(),
         }

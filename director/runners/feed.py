@@ -59,6 +59,11 @@ class Voice:
             self._timer.cancel()
             self._timer = None
 
+    def hush(self) -> None:
+        """Nobody hears any more, not even where its request goes on for others."""
+        self.answered()
+        self._ended = True
+
     def begin(self) -> None:
         """The run has begun, if that was not known."""
         if not self._began:

@@ -266,3 +266,48 @@ async def test_a_run_that_ended_by_itself_is_not_stopped() -> None:
     assert run.runner.cancels == 0
     run.held.lose()
     await run.over()
+
+
+async def test_a_fault_while_a_run_is_let_go_of_hides_no_cancel_of_the_whole_claim() -> None:
+    """Else the claim would go on, and who waits for it with it: for as long as Redis is away."""
+
+    async def fails() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise RuntimeError("while it hangs up")
+
+    for is_lost, is_canceled in ((False, True), (True, True), (True, False)):
+        held = Held(CLAIM, Tracker(CLAIM.record, Limits()), ScriptedRunner(), FakeClock())
+        following = asyncio.create_task(held.read(fails()))
+        await asyncio.sleep(0)
+        if is_lost:
+            held.lose()
+        if is_canceled:
+            following.cancel()
+        await asyncio.wait({following})
+        assert following.cancelled() is is_canceled, (is_lost, is_canceled)
+        assert following.cancelling() == is_canceled
+        if not is_canceled:
+            assert isinstance(following.exception(), RuntimeError)
+
+
+async def test_a_claim_that_is_lost_as_its_answer_comes_is_not_let_go_of_later() -> None:
+    answer = asyncio.get_running_loop().create_future()
+
+    async def read() -> None:
+        await answer
+
+    async def follow() -> str:
+        await held.read(read())
+        await asyncio.sleep(0)
+        return "went on"
+
+    held = Held(CLAIM, Tracker(CLAIM.record, Limits()), ScriptedRunner(), FakeClock())
+    following = asyncio.create_task(follow())
+    await asyncio.sleep(0)
+    answer.set_result(None)
+    held.lose()
+    held.lose()
+    assert await following == "went on"
+    assert following.cancelling() == 0

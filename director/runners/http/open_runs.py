@@ -51,10 +51,10 @@ class OpenRuns:
             ended = await self._end_of(request, voice, follow)
         except asyncio.CancelledError:
             if task not in self._let_go or task.cancelling() > asked + 1:  # whoever hears is to let go itself
+                voice.hush()
                 raise
             ended = self._let_go[task]
         finally:
-            voice.answered()
             if self._forget(request, task) is not None:
                 task.uncancel()
         voice.end(ended)

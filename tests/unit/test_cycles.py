@@ -1,0 +1,35 @@
+"""Garbage in cycles is looked for seldom, and still found."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from director.core.cycles import OBJECTS, look_seldom
+
+
+@pytest.fixture
+def as_before() -> Iterator[None]:
+    threshold = gc.get_threshold()
+    yield
+    gc.set_threshold(*threshold)
+    gc.unfreeze()
+
+
+class Knot:
+    """It holds itself."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+@pytest.mark.usefixtures("as_before")
+def test_what_is_there_at_the_start_is_set_aside_and_what_comes_later_is_found() -> None:
+    others = gc.get_threshold()[1:]
+    look_seldom()
+    assert gc.get_threshold() == (OBJECTS, *others)
+    assert gc.get_freeze_count() > 0
+    gone = weakref.ref(Knot())
+    kept = [[] for _ in range(2 * OBJECTS)]  # type: ignore[var-annotated]
+    assert gone() is None, f"{len(kept)} objects more"

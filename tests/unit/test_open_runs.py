@@ -1,0 +1,130 @@
+"""A run that is followed by the task of who hears of it: hung up, let go of, or both at the same moment."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from msgspec import Raw
+
+from director.runners.feed import Voice
+from director.runners.http.open_runs import HUNG_UP, OpenRuns
+from director.runners.runner import Began, Ended, Outcome, RunEvent, RunRequest
+
+pytestmark = pytest.mark.anyio
+
+REQUEST = RunRequest(id="abc", input=Raw(b"{}"))  # type: ignore[arg-type]
+DONE = Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"1"))
+
+
+class Heard:
+    """A run that waits for `answers`, and takes until `is_clean` to let go of its server."""
+
+    def __init__(self) -> None:
+        self.runs = OpenRuns(read_ahead=1)
+        self.events: list[RunEvent] = []
+        self.answers = asyncio.Event()
+        self.started = asyncio.Event()
+        self.cleans_up = asyncio.Event()
+        self.is_clean = asyncio.Event()
+        self.fault: Exception | None = None
+        self.let_go = False
+        self.voice: Voice | None = None
+        self.task = asyncio.create_task(self.runs.hear(REQUEST, self._follow, self.events.append))
+
+    async def _follow(self, _request: RunRequest, voice: Voice) -> Ended:
+        self.voice = voice
+        self.started.set()
+        try:
+            await self.answers.wait()
+        finally:
+            self.cleans_up.set()
+            await self.is_clean.wait()
+            self.let_go = True
+            if self.fault is not None:
+                raise self.fault
+        return DONE
+
+    async def after(self, *does: Callable[[], object]) -> None:
+        """Once it waits for its answer, all of these happen in the same moment; then it is cleaned up."""
+        await self.started.wait()
+        for do in does:
+            do()
+        await self.cleans_up.wait()
+        self.is_clean.set()
+        await asyncio.wait({self.task})
+
+    def hang_up(self) -> None:
+        assert self.runs.hang_up(REQUEST.id)
+
+
+async def test_who_hears_of_a_run_that_was_hung_up_goes_on() -> None:
+    heard = Heard()
+    await heard.after(heard.hang_up)
+    assert heard.events == [Began(), HUNG_UP]
+    assert (heard.task.cancelled(), heard.task.cancelling(), heard.let_go) == (False, 0, True)
+    assert not heard.runs.hang_up(REQUEST.id)
+
+
+async def test_hung_up_again_it_still_lets_go_of_its_server() -> None:
+    heard = Heard()
+    await heard.started.wait()
+    heard.hang_up()
+    await heard.cleans_up.wait()
+    heard.hang_up()
+    await heard.after(heard.hang_up)
+    assert (heard.events, heard.let_go) == ([Began(), HUNG_UP], True)
+
+
+async def test_a_hang_up_hides_no_cancel_of_the_same_moment() -> None:
+    for first_hung_up in (True, False):
+        heard = Heard()
+        both = [heard.hang_up, heard.task.cancel]
+        await heard.after(*(both if first_hung_up else reversed(both)))
+        assert heard.task.cancelled(), f"hung up first: {first_hung_up}"
+        assert (heard.task.cancelling(), heard.events, heard.let_go) == (1, [], True)
+
+
+async def test_an_answer_that_came_in_the_moment_of_a_hang_up_leaves_no_cancel_behind() -> None:
+    for does in (["answers", "hang_up"], ["hang_up", "answers"]):
+        heard = Heard()
+        await heard.after(*({"answers": heard.answers.set, "hang_up": heard.hang_up}[name] for name in does))
+        assert heard.events == [Began(), HUNG_UP], does
+        assert (heard.task.exception(), heard.task.cancelling()) == (None, 0), does
+
+
+async def test_a_fault_while_it_hangs_up_is_an_end_too() -> None:
+    heard = Heard()
+    heard.fault = RuntimeError("no")
+    await heard.after(heard.hang_up)
+    (end,) = heard.events
+    assert isinstance(end, Ended)
+    assert (end.outcome, heard.task.cancelling()) == (Outcome.LOST, 0)
+
+
+async def test_who_let_go_of_a_run_hears_nothing_more_of_it() -> None:
+    """One request may be that of several runs: it is sent, and answered, for the others."""
+    heard = Heard()
+    await heard.after(heard.task.cancel)
+    assert heard.voice is not None
+    heard.voice.begin()
+    assert heard.events == []
+    other = Heard()
+    await other.started.wait()
+    assert other.voice is not None
+    other.voice.begin()
+    assert other.events == [Began()]
+    await other.after(other.task.cancel)
+
+
+async def test_a_runner_that_closes_waits_until_each_run_is_cleaned_up() -> None:
+    heard = Heard()
+    await heard.started.wait()
+    closing = asyncio.create_task(heard.runs.aclose())
+    await heard.cleans_up.wait()
+    assert not closing.done()
+    heard.is_clean.set()
+    await asyncio.wait_for(closing, 10)
+    await heard.task
+    (end,) = heard.events
+    assert isinstance(end, Ended)
+    assert (end.outcome, heard.let_go, heard.task.cancelling()) == (Outcome.LOST, True, 0)
