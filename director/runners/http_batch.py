@@ -47,10 +47,12 @@ class HttpBatchRunner(HttpRunner):
         try:
             return await rounds.end_of(run)
         finally:
-            await rounds.leave(run)
-            if rounds.is_over and self._rounds.get(place.batch) is rounds:
-                del self._rounds[place.batch]
-                await rounds.aclose()
+            try:
+                await rounds.leave(run)
+            finally:  # also where it is let go of while it hangs up
+                if rounds.is_over and self._rounds.get(place.batch) is rounds:
+                    del self._rounds[place.batch]
+                    await rounds.aclose()
 
     async def _send(self, runs: Sequence[Together]) -> Sequence[Ended] | Ended:
         body = self._config.input.fill(*(run.request.input for run in runs))

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 import pytest
 from msgspec import Raw
 
+from director.core.ids import PredictionId
+from director.core.runner_config import HttpConfig, decode_runner_config
 from director.runners.batch import Batch
 from director.runners.feed import Feed
 from director.runners.http.rounds import Rounds, Together
+from director.runners.http_batch import HttpBatchRunner
 from director.runners.runner import Ended, Outcome, RunRequest
 from tests.support.eventually import eventually
 
@@ -148,3 +151,34 @@ async def test_what_is_left_when_the_server_dies_is_not_sent_to_it() -> None:
     assert [end.outcome for end in found].count(Outcome.LOST) == 1
     assert len(slot.sent) == died + 1
     assert [end.outcome for end in found].count(Outcome.REFUSED) == 4 - len("".join(slot.sent))
+
+
+async def test_a_claim_that_is_lost_while_its_request_is_let_go_of_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = '{"kind": "http", "path": "/", "input": {"$each": ""}, "output": "/out", "batch": {}}'
+    config = decode_runner_config(given)
+    assert isinstance(config, HttpConfig)
+    runner = HttpBatchRunner("http://127.0.0.1:1", config, max_body=1)
+    asked, lets_go, is_gone = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def send(_: Sequence[Together]) -> Sequence[Ended]:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            lets_go.set()
+            await is_gone.wait()
+        return []
+
+    monkeypatch.setattr(runner, "_send", send)
+    request = RunRequest(id=PredictionId("abc"), input=Raw(b'{"text":"a"}'))
+    hearing = asyncio.create_task(runner.hear(request, lambda event: None))
+    await asked.wait()
+    await runner.cancel(request.id)
+    await lets_go.wait()
+    hearing.cancel()
+    await asyncio.wait({hearing})
+    assert hearing.cancelled()
+    assert not runner._rounds
+    is_gone.set()
