@@ -13,9 +13,11 @@ from msgspec import Struct
 from director.core.schema import Claim
 from director.servers.servers import Seat, Server
 
-__all__ = ("MOST_SKIPS", "Portion", "Portions")
+__all__ = ("MOST_AT_ONCE", "MOST_SKIPS", "Portion", "Portions")
 
 MOST_SKIPS: Final = 8  # in a row, of older ones for warm ones
+# While Redis carries one claim out, what the last one brought is begun here, and others are heard there
+MOST_AT_ONCE: Final = 16
 
 
 class Portion(Struct, frozen=True, kw_only=True):
@@ -53,6 +55,7 @@ class Portions:
         self._taken = self._running() if seats[0].batch is None else []
         self._asked_beside = running = len(self._taken)
         count = min(len(seats), self._size - running) if self._size else len(seats)
+        count = min(count, MOST_AT_ONCE) if seats[0].batch is None else count
         budget = self._cost - sum(cost for _, cost in self._taken) if self._cost else None
         if count < 1 or (budget is not None and budget <= 0 and running):
             return None

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import replace
 
-from director.claims.portion import MOST_SKIPS, Portion, Portions
+from director.claims.portion import MOST_AT_ONCE, MOST_SKIPS, Portion, Portions
 from director.core.schema import Claim
 from director.runners.batch import Batch
 from director.runners.runner import Health, HealthStatus
@@ -60,6 +60,10 @@ def test_what_a_server_runs_already_gets_a_seat_there() -> None:
 
 def test_without_a_batch_there_is_no_bound_but_the_seats() -> None:
     assert asked(Portions(), 5) == Portion(count=5)
+
+
+def test_of_many_seats_one_claim_asks_for_a_few_so_that_they_are_begun_while_the_next_is_carried_out() -> None:
+    assert asked(Portions(), MOST_AT_ONCE + 1).count == MOST_AT_ONCE
 
 
 def test_the_budget_is_what_the_running_ones_leave() -> None:
