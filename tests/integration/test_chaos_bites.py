@@ -224,12 +224,12 @@ class Fault(Struct, frozen=True, kw_only=True):
     breaks: frozenset[str]
 
 
-LEASE: Final = re.escape("redis.call('ZADD', queue_key(queue, 'lease'), now + lease_ms, id)")
+LEASE: Final = r"leases\[#leases \+ 1\] = now \+ lease_ms\s+leases\[#leases \+ 1\] = id"
 FINISH: Final = re.escape("if r.token ~= token then return 'lost' end")
 ADVANCE: Final = re.escape("if token == '' or r[1] ~= token then return { 'lost' } end")
 AT_MOST_ONCE: Final = "unplace(id, r) redis.call('ZREM', queue_key(queue, 'live'), id)"
 
-BACKLOG: Final = re.escape("redis.call('ZRANGE', backlog_key(queue, lane, tenant), 0,")
+BACKLOG: Final = re.escape("redis.call('ZRANGE', backlog, 0,")
 TURN: Final = re.escape("redis.call('ZRANGE', vtime, 0, 0, 'WITHSCORES')")
 
 FAULTS: Final[dict[str, Fault]] = {
@@ -295,7 +295,7 @@ FAULTS: Final[dict[str, Fault]] = {
     ),
     "a backlog is served from its end": Fault(
         old=BACKLOG,
-        new="redis.call('ZREVRANGE', backlog_key(queue, lane, tenant), 0,",
+        new="redis.call('ZREVRANGE', backlog, 0,",
         story=one_after_the_other,
         breaks=frozenset({"I11"}),
     ),
