@@ -74,11 +74,38 @@ def verdict(target: Target, results: Mapping[str, Result]) -> Verdict:
 
 
 PACE: Final = "runs a second"
+# By perf and cProfile; the tables are in the READMEs of lua, director and api
+SCRIPTS: Final = (
+    "half of Redis's time is the interpreter of its scripts and the memory that it asks for, a quarter their commands: "
+    "34 for a claim and a finish, where the prototype has 6, for leases, fencing, turns, counters, events and the log. "
+    "It would need scripts as functions of the server, several ends in one call, and fewer indexes"
+)
+WHY_DRAIN: Final = (
+    "Redis takes ten times, the director three to four times as long for each as in the prototype; " + SCRIPTS
+)
+WHY_BULLMQ: Final = "of its processor a run takes as much there as here, and of Redis's half"
+WHY_E2E: Final = (
+    "on two cores the time of all processes counts: 1.2 ms for each, 0.4 in the prototype; the most of it is Redis's, "
+    "then the API's, of which the kernel's write of an answer is a quarter"
+)
+WHY_ACCEPT: Final = (
+    "of the API's processor one takes 1.6 times as much; the rest is Redis on the other core, 0.2 ms for 22 commands "
+    "beside one, a tenth of it closures that functions of the server would not make anew"
+)
+WHY_P50: Final = (
+    "three round trips as there; longer ones, and more Python in each of both processes: the same as in a drain"
+)
+WHY_DISK: Final = (
+    "two syncs lie one after the other, that of the create with its claim and that of the end, and no answer leaves "
+    "before it is kept"
+)
 TARGETS: Final = (
     Target(what="drain", bench="drain", figure=PACE, bound=1.3, beside="taskiq", is_least=True),
     Target(what="drain", bench="drain", figure=PACE, bound=2, beside="arq", is_least=True),
-    Target(what="drain", bench="drain", figure=PACE, bound=0.6, beside="prototype", is_least=True),
-    Target(what="drain, a stretch", bench="drain", figure=PACE, bound=1, beside="bullmq", is_least=True),
+    Target(what="drain", bench="drain", figure=PACE, bound=0.6, beside="prototype", is_least=True, why=WHY_DRAIN),
+    Target(
+        what="drain, a stretch", bench="drain", figure=PACE, bound=1, beside="bullmq", is_least=True, why=WHY_BULLMQ
+    ),
     Target(
         what="end to end, 64 connections",
         bench="e2e",
@@ -86,14 +113,28 @@ TARGETS: Final = (
         bound=0.6,
         beside="prototype",
         is_least=True,
+        why=WHY_E2E,
     ),
-    Target(what="added latency, p50", bench="latency", figure="added p50, memory", bound=2, beside="prototype"),
+    Target(
+        what="added latency, p50", bench="latency", figure="added p50, memory", bound=2, beside="prototype", why=WHY_P50
+    ),
     Target(what="added latency, p99", bench="latency", figure="added p99, memory", bound=10, unit="ms"),
     Target(
-        what="a log on the disk adds", bench="latency", figure="what a log on the disk adds to p50", bound=1, unit="ms"
+        what="a log on the disk adds",
+        bench="latency",
+        figure="what a log on the disk adds to p50",
+        bound=1,
+        unit="ms",
+        why=WHY_DISK,
     ),
     Target(
-        what="accept rate", bench="accept", figure="accepted a second", bound=0.5, beside="bare handler", is_least=True
+        what="accept rate",
+        bench="accept",
+        figure="accepted a second",
+        bound=0.5,
+        beside="bare handler",
+        is_least=True,
+        why=WHY_ACCEPT,
     ),
     Target(
         what="Redis's time of a prediction, 64 connections",
@@ -101,6 +142,7 @@ TARGETS: Final = (
         figure="processor time of Redis, 64 connections",
         bound=120,
         unit="µs",
+        why=SCRIPTS,
     ),
     *(
         Target(
