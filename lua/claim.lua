@@ -26,7 +26,6 @@ local budget, alone, warm = tonumber(ARGV[8]), ARGV[9] == '1', ARGV[10]
 local SHARES = { high = 8, normal = 3, low = 1 }
 local SCAN = 64
 
-
 local state = redis.call('HMGET', meta, 'streams', 'paused', 'probe', 'breaker', 'open_until',
   'mask:high', 'mask:normal', 'mask:low', 'next:high', 'next:normal', 'next:low',
   'ready:high', 'ready:normal', 'ready:low',

@@ -23,7 +23,7 @@ from director.core import crash
 from director.core.accounts import Account
 from director.core.catalog import Version
 from director.core.errors import BackendUnavailable, QueueError
-from director.core.ids import PredictionId, lowest_id_at, new_prediction_id
+from director.core.ids import Kind, PredictionId, lowest_id_at, new_prediction_id
 from director.core.schema import Record, Stored
 from director.core.scripts import Accepted
 from director.core.shards import shard
@@ -122,20 +122,25 @@ async def _enter(
     listing = parts.scripts.enlist(prediction_id, account=account.name, oldest=oldest, kind=version.kind)
     try:
         accepted = await _enqueue(parts, prediction_id, submission, is_bound=is_bound)
-    except (QueueError, BackendUnavailable) as exc:
-        await asyncio.gather(listing, return_exceptions=True)  # or it is listed after it was taken off
-        if isinstance(exc, QueueError):
-            await parts.listing.remove(account.name, prediction_id, version.kind)
+    except QueueError:
+        await _take_off(parts, listing, account.name, prediction_id, version.kind)
         raise
     if accepted.replayed:
-        await asyncio.gather(listing, return_exceptions=True)
-        await parts.listing.remove(account.name, prediction_id, version.kind)
+        await _take_off(parts, listing, account.name, prediction_id, version.kind)
     try:
         await listing
     except BackendUnavailable as exc:
         exc.is_untouched = False  # of the list, but it is in the queue
         raise
     return accepted
+
+
+async def _take_off(
+    parts: Parts, listing: "asyncio.Future[object]", account: str, prediction_id: PredictionId, kind: Kind
+) -> None:
+    """Off its account's list: nothing new was filed under this id."""
+    await asyncio.gather(listing, return_exceptions=True)  # or it is listed after it was taken off
+    await parts.listing.remove(account, prediction_id, kind)
 
 
 @lru_cache(maxsize=64)

@@ -224,26 +224,11 @@ class Servers:
 
     def leave(self, seat: Seat) -> None:
         """The slot is free again."""
-        if not seat.taken:
-            return
-        seat.taken = False
-        seat.server.running -= seat.is_running
-        if not seat.has_slot:
-            seat.server.waiting.remove(seat)
-        elif seat.place is None or seat.place.leave():
-            seat.server.busy -= 1
-            self._hand_on(seat.server)
-        self._changed.set()
+        self.leave_all((seat,))
 
     def leave_all(self, seats: Sequence[Seat]) -> None:
-        """Those that nothing was found for: most of them, where little goes on."""
-        for seat in seats:
-            if seat.place is None and seat.turn is None and seat.taken:
-                seat.taken = False
-                seat.server.busy -= 1
-            else:
-                self.leave(seat)
-        for server in {seat.server for seat in seats}:
+        """These slots are free again."""
+        for server in dict.fromkeys(seat.server for seat in seats if _let_go(seat)):
             self._hand_on(server)
         self._changed.set()
 
@@ -426,6 +411,21 @@ class Servers:
             if server.busy >= usable:
                 free.remove((server, usable))
         return seats
+
+
+def _let_go(seat: Seat) -> bool:
+    """True when its server has a slot more."""
+    if not seat.taken:
+        return False
+    seat.taken = False
+    seat.server.running -= seat.is_running
+    if not seat.has_slot:
+        seat.server.waiting.remove(seat)
+        return False
+    if seat.place is not None and not seat.place.leave():
+        return False
+    seat.server.busy -= 1
+    return True
 
 
 def _share(free: tuple[Server, int]) -> float:

@@ -137,7 +137,7 @@ def test_to_configure_twice_does_not_say_everything_twice(capsys: pytest.Capture
 @pytest.mark.usefixtures("as_before")
 def test_a_line_of_a_library_is_filled_as_logging_says(capsys: pytest.CaptureFixture[str]) -> None:
     configure("info", process="keeper")
-    log = logging.getLogger("some.library")
+    log = logging.getLogger("pillow")
     log.info("%s of %d", "one", 2)
     log.info("%(one)s of %(all)d", {"one": "one", "all": 2})
     log.info("100 % of it")
