@@ -57,7 +57,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Started]:
 
 @pytest.fixture(scope="session")
 def former(tmp_path_factory: pytest.TempPathFactory) -> Release:
-    """The release before this one."""
+    """The release before this one, built once in each process."""
     return former_release(tmp_path_factory.mktemp("former"))
 
 

@@ -39,7 +39,7 @@ def test_processes_are_replaced_by_those_of_another_release_and_every_promise_ho
         is_kept=True,
     )
     report = chaos(options, print)
-    print(f"{former.tag} and this one, {'back' if is_rollback else 'forth'}\n{text(report)}")
+    print(f"{former.version} and this one, {'back' if is_rollback else 'forth'}\n{text(report)}")
     assert list(_broken(report)) == []
     assert _replaced(tmp_path / "run", by=after) == set(REDIS_CLIENTS)
     assert sum(count for kind, count in report.faults.items() if kind.startswith(("kill", "crash"))) >= 2

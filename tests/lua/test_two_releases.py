@@ -6,14 +6,16 @@ Under the users that this release ships: a right that the former one needs is mi
 from collections.abc import AsyncIterator
 from copy import copy
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from director.core import keys
 from director.core.policy import Policy
+from director.core.scripts import Scripts
+from tests.support.former_scripts import FormerScripts
 from tests.support.queue_driver import VERSION, QueueDriver
-from tests.support.release import Release, TheirScripts
+from tests.support.release import Release
 from tests.support.servers import RedisServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.chaos]
@@ -27,9 +29,9 @@ WHO = ("new", "old")
 async def drivers(driver: QueueDriver, former: Release, server: RedisServer) -> AsyncIterator[Drivers]:
     """One queue without a breaker, since its directors die one after the other, driven by each release."""
     await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(breaker_after=0))
-    theirs = TheirScripts(former, server.url)
+    theirs = FormerScripts(former, server.url)
     former_driver = copy(driver)  # with its nonces, since no two claims may have the same
-    former_driver.scripts = theirs.scripts
+    former_driver.scripts = cast(Scripts, theirs)
     yield {"new": driver, "old": former_driver}
     await theirs.aclose()
 
