@@ -1,0 +1,94 @@
+"""Count the lines of the product and of its tests: `python -m tests.support.size [CHECKOUT]`.
+
+Code is what is left without blank lines, comments and docstrings. Import lines and `__all__` lines are part of the
+code, and all their physical lines count.
+"""
+
+import ast
+import io
+import sys
+import tokenize
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+__all__ = ("Size", "size")
+
+ROOT: Final = Path(__file__).parents[2]
+PRODUCT: Final = ("director", "api")
+TESTS: Final = ("tests",)
+NO_CODE: Final = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
+    tokenize.ENCODING,
+}
+HOLDERS: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class Size(Struct, frozen=True):
+    """Figures of some Python files. All but `files` are lines."""
+
+    files: int = 0
+    lines: int = 0
+    code: int = 0
+    imports: int = 0
+    dunder_all: int = 0
+
+    def __add__(self, other: "Size") -> "Size":
+        return Size(*(getattr(self, name) + getattr(other, name) for name in self.__struct_fields__))
+
+
+def size(folders: Iterable[Path]) -> Size:
+    """The size of all Python files in these folders."""
+    paths = (path for folder in folders for path in folder.rglob("*.py"))
+    return sum((_size_of(path.read_text(encoding="utf-8")) for path in paths), Size())
+
+
+def _size_of(text: str) -> Size:
+    tree = ast.parse(text)
+    code = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in NO_CODE
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return Size(
+        files=1,
+        lines=len(text.splitlines()),
+        code=len(code - _lines(_docstrings(tree))),
+        imports=len(_lines(imports)),
+        dunder_all=len(_lines(_dunder_alls(tree))),
+    )
+
+
+def _docstrings(tree: ast.Module) -> Iterator[ast.stmt]:
+    for node in ast.walk(tree):
+        if isinstance(node, HOLDERS) and ast.get_docstring(node, clean=False) is not None:
+            yield node.body[0]
+
+
+def _dunder_alls(tree: ast.Module) -> Iterator[ast.stmt]:
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="__all__")]) | ast.AnnAssign(target=ast.Name(id="__all__")):
+                yield node
+
+
+def _lines(nodes: Iterable[ast.stmt]) -> set[int]:
+    return {line for node in nodes for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+
+
+def main() -> None:
+    """Print the figures of one checkout."""
+    root = Path(sys.argv[1]) if sys.argv[1:] else ROOT
+    for name, folders in {"product": PRODUCT, "tests": TESTS}.items():
+        found = size(root / folder for folder in folders)
+        print(f"{name} ({', '.join(folders)})")
+        for field in found.__struct_fields__:
+            print(f"  {field:<10} {getattr(found, field):>8,}")
+
+
+if __name__ == "__main__":
+    main()
