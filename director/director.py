@@ -70,6 +70,7 @@ log = logging.getLogger(__name__)
 HAND_BACK_S: Final = 10.0
 TELL_S: Final = 2.0
 LOOK_AGAIN_S: Final = 2.0
+STAY_S: Final = 5.0  # as often as the slowest heartbeat
 NEEDS: Final = "A director needs --model owner/name and at least one --server URL."
 # Of one answer, where files are stored: they leave the output before it is measured
 MOST_WITH_FILES: Final = 64 << 20
@@ -196,6 +197,7 @@ class Director:
             self._heartbeat, self._consumer = self._make_rooms()
             rooms.start_soon(self._heartbeat.run)
             rooms.start_soon(self._consumer.run)
+            rooms.start_soon(self._stay_registered)
 
     async def drain(self) -> None:
         """Claim nothing more, finish what runs, hand back what does not finish; end the servers last, if asked to."""
@@ -424,6 +426,30 @@ class Director:
             )
             log.info("model registered", extra={"model": settings.model, "version": self._version})
             self._queue_known.set()
+
+    async def _stay_registered(self) -> None:
+        """Register again what a deletion of the version took away while this director registered it.
+
+        Nothing else would tell: the queue's `meta` stands, so claims are handed out, and no keeper sweeps the queue.
+        """
+        while True:
+            await self._clock.sleep(STAY_S)
+            try:
+                await self._look_at_registries()
+            except BackendUnavailable as exc:
+                log.warning("looking for the queue failed", extra={"error": str(exc)})
+
+    async def _look_at_registries(self) -> bool:
+        """One write to the socket. True where something was missing and is registered again."""
+        queue, model = self._queue, self._settings.model
+        # without a ready server its schema may not be known yet, and the first one that is ready registers
+        if queue is None or not self.servers.any_ready():
+            return False
+        if await self._catalog.is_registered(model, self._version, queue):
+            return False
+        log.error("the catalogue has lost the queue, registering it again", extra={"queue": queue})
+        await self._register()
+        return True
 
     @property
     def figures(self) -> dict[str, Any]:

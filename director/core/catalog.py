@@ -98,7 +98,8 @@ class Catalog:
                 pipe.hset(key, mapping={"schema": bytes(schema), "server": server})
                 pipe.hsetnx(key, "created", str(now_ms))
                 await pipe.execute()
-            if stands and known.get("announced") == LISTED and not is_latest:
+            is_listed = stands and known.get("announced") == LISTED
+            if is_listed and not is_latest and await self._redis.hexists(keys.versions(), version):
                 return
             await self._redis.hset(keys.versions(), version, model)
             latest = version if is_latest or not stands or "announced" not in known else None
@@ -139,7 +140,24 @@ class Catalog:
 
     async def has_version(self, model: str, version: str) -> bool:
         """Is there anything of this version, be it only what a deletion that was cut short left of it?"""
-        return bool(await ask(lambda: self._redis.exists(keys.version(model, version))))
+        if await ask(lambda: self._redis.exists(keys.version(model, version))):
+            return True
+        [served] = await self._field_of_each([keys.meta(queue_name(model, version))], "version")
+        return served == version.encode()
+
+    async def is_registered(self, model: str, version: str, queue: QueueName) -> bool:
+        """Does all that `register` wrote stand? A deletion may have met it, and taken some of it away."""
+
+        async def read() -> list[Any]:
+            pipe = self._redis.pipeline(transaction=False)
+            for each in {queue, queue_name(model, version)}:
+                pipe.sismember(keys.queues(), each)
+                pipe.exists(keys.meta(each))
+            pipe.hexists(keys.versions(), version)
+            pipe.hexists(keys.version(model, version), "created")
+            return await pipe.execute()
+
+        return all(await ask(read))
 
     async def queues(self) -> list[QueueName]:
         """Every queue there is, sorted."""

@@ -2,8 +2,12 @@
 
 A removal that was cut short is done again by the next one. Sees to no visibility and to no deployment: its caller
 does.
+
+A director may register the version meanwhile. Its queue's `meta` then stands again, and is looked for after the
+registries were written. What comes later than that look, the director finds missing by a look of its own.
 """
 
+from functools import partial
 from typing import Final
 
 from redis.asyncio import Redis
@@ -34,7 +38,7 @@ class Removal:
         """
         base = queue_name(model, version)
         # a version has a queue for each kind; that of predictions, which stands for it, goes last
-        names = await self._catalog.queues()
+        names = {*await self._catalog.queues(), base}  # a removal that was cut short may have left it in no registry
         queues = sorted((queue for queue in names if queue.partition("~")[0] == base), reverse=True)
         await self._scripts.withdraw(model, "going", version=version, runs=sum(await self._catalog.runs(queues)))
         for only_asks in (True, False):  # what keeps one of them keeps all, and the version can still be trained
@@ -43,6 +47,8 @@ class Removal:
                 if answer != "done":
                     return answer
         await self._forget(model, version, queues)
+        if await self._is_kept(model, version, queues):
+            return "served"
         await self._settle_latest(model)
         await self._scripts.withdraw(model, "gone", version=version)
         # the last write: what was cut short before it is found and done again
@@ -51,12 +57,27 @@ class Removal:
 
     async def _forget(self, model: str, version: str, queues: list[QueueName]) -> None:
         async def forget() -> None:
-            if queues:
-                await self._redis.srem(keys.queues(), *queues)
+            # the queues last: a director that misses its queue there writes both
             if await self._redis.hget(keys.versions(), version) == model.encode():
                 await self._redis.hdel(keys.versions(), version)
+            await self._redis.srem(keys.queues(), *queues)
 
         await ask(forget)
+
+    async def _is_kept(self, model: str, version: str, queues: list[QueueName]) -> bool:
+        """List the version again where a director registered it meanwhile; False where it did not."""
+        stand = [queue for queue in queues if await ask(partial(self._redis.exists, keys.meta(queue)))]
+        if not stand:
+            return False
+
+        async def list_again() -> None:
+            await self._redis.sadd(keys.queues(), *stand)
+            await self._redis.hset(keys.versions(), version, model)
+
+        await ask(list_again)
+        await self._scripts.withdraw(model, "gone", version=version, latest=version)  # its former runs stay counted
+        await self._settle_latest(model)
+        return True
 
     async def _settle_latest(self, name: str) -> None:
         """The newest that is left is the latest. Looks again after each write, as all do who remove one meanwhile: the

@@ -132,6 +132,19 @@ async def test_a_deletion_that_was_cut_short_is_done_again(
     assert (await model(api))["latest_version"]["id"] == OLD
 
 
+async def test_a_version_of_which_only_the_queue_is_left_can_be_deleted(
+    api: httpx.AsyncClient, painter: QueueName, redis: Redis
+) -> None:
+    # a deletion and a registration met, and neither the API nor the director lived to look again
+    await redis.delete(keys.version(MODEL, NEW))
+    await redis.srem(keys.queues(), painter)  # type: ignore[misc]
+    assert (await delete(api)).status_code == 202
+    assert not await redis.exists(keys.meta(painter))
+    assert (await delete(api)).status_code == 404
+    assert (await delete(api, OLD[:12] + "e" * 52)).status_code == 404, "the queue is another version's"
+    assert (await model(api))["latest_version"]["id"] == OLD
+
+
 async def test_the_runs_of_a_version_stay_counted_though_its_deletion_was_cut_short(
     api: httpx.AsyncClient, painter: QueueName, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,3 +120,21 @@ async def test_what_the_operator_set_for_the_queue_is_registered(
     }
     async with scripted_cog() as cog, live_director(server.url, cog.url, **given):
         await eventually(policy, "it is registered", until=wanted.__eq__)
+
+
+async def test_a_director_registers_again_what_a_deletion_took_away(
+    caller: Caller, server: RedisServer, redis: Redis, catalog: Catalog
+) -> None:
+    async def is_registered() -> bool:
+        return await catalog.is_registered(caller.model, caller.version, caller.queue)
+
+    async with scripted_cog() as cog, live_director(server.url, cog.url):
+        await eventually(is_registered, "it is registered")
+        await eventually(lambda: redis.zcard(keys.directors(caller.queue)), "it beats")
+        # what a deletion leaves that began before the director registered the version, and ended after that
+        await redis.srem(keys.queues(), caller.queue)  # type: ignore[misc]
+        await redis.hdel(keys.versions(), caller.version)  # type: ignore[misc]
+        await redis.delete(keys.version(caller.model, caller.version))
+        assert not await is_registered()
+        await eventually(is_registered, "it is registered again")
+    assert await catalog.version(caller.model, caller.version) is not None

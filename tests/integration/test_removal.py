@@ -1,0 +1,148 @@
+"""A version that is deleted while its director registers it stays known to all, or is known again after a look."""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from director.core import keys
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.clock import SystemClock
+from director.core.ids import QueueName
+from director.core.policy import Policy
+from director.core.removal import Removal
+from director.core.scripts import Scripts
+from tests.support.eventually import eventually
+from tests.support.kinds import Started
+from tests.support.live_director import keeping
+from tests.support.queue_driver import MODEL, VERSION, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+OLD = "c" * 64
+MOST_STEPS = 40
+
+
+class Steps:
+    """Run `act` before the step of this number, counted over everything that is wrapped."""
+
+    def __init__(self, number: int, act: Callable[[], Awaitable[Any]]) -> None:
+        self._left = number
+        self._act = act
+
+    def of(self, real: Any) -> Any:
+        return _Stepped(real, self)
+
+    @property
+    def are_taken(self) -> bool:
+        """Was there a step of this number?"""
+        return self._left < 0
+
+    async def take(self) -> None:
+        self._left -= 1
+        if self._left == -1:
+            await self._act()
+
+
+class _Stepped:
+    def __init__(self, real: Any, steps: Steps) -> None:
+        self._real = real
+        self._steps = steps
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._real, name)
+        if name == "pipeline":
+            return call
+
+        async def step(*args: Any, **options: Any) -> Any:
+            await self._steps.take()
+            return await call(*args, **options)
+
+        return step
+
+
+async def register(catalog: Catalog, version: str = VERSION) -> QueueName:
+    return await catalog.register(MODEL, version, schema=OPEN_SCHEMA, server="cog", policy=Policy())
+
+
+async def look(catalog: Catalog, queue: QueueName) -> None:
+    """What a director does now and then."""
+    if not await catalog.is_registered(MODEL, VERSION, queue):
+        await register(catalog)
+
+
+async def assert_known(redis: Redis, catalog: Catalog, queue: QueueName) -> None:
+    assert await redis.exists(keys.meta(queue))
+    assert queue in await catalog.queues()
+    assert await catalog.version(MODEL, VERSION) is not None
+    assert await catalog.model_of(VERSION) == MODEL
+    model = await catalog.model(MODEL)
+    assert model is not None
+    assert model.latest in await catalog.version_ids(MODEL)
+
+
+async def start_over(redis: Redis, scripts: Scripts) -> tuple[Catalog, QueueName]:
+    """A model of two versions, the newer one of which is about to be deleted."""
+    await redis.flushdb()
+    catalog = Catalog(redis, scripts, SystemClock())
+    await register(catalog, OLD)
+    return catalog, await register(catalog)
+
+
+async def test_a_queue_registered_while_it_is_forgotten_stays_listed_and_swept(
+    redis: Redis, server: Started, catalog: Catalog, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removal = Removal(redis, driver.scripts, catalog)
+    forget = removal._forget
+
+    async def forget_late(*args: Any) -> Any:
+        await register(catalog)
+        return await forget(*args)
+
+    monkeypatch.setattr(removal, "_forget", forget_late)
+    await removal.remove(MODEL, VERSION)
+
+    driver.now_ms = SystemClock().now_ms() - 60_000
+    prediction_id = await driver.submit()
+    await driver.claim_one()  # and its holder dies: the lease is over by now
+    async with keeping(redis, server.url, lease_s=1):
+        await eventually(
+            lambda: redis.hget(keys.record(prediction_id), "token"),
+            "it is taken back",
+            until=lambda token: token == b"",
+        )
+    await assert_known(redis, catalog, driver.queue)
+
+
+async def test_a_registration_at_any_step_of_a_deletion_leaves_the_version_known(
+    redis: Redis, scripts: Scripts
+) -> None:
+    answers = set()
+    for number in range(MOST_STEPS):
+        catalog, queue = await start_over(redis, scripts)
+        steps = Steps(number, partial(register, catalog))
+        answers.add(await Removal(steps.of(redis), steps.of(scripts), catalog).remove(MODEL, VERSION))
+        if not steps.are_taken:
+            break
+        await look(catalog, queue)
+        await assert_known(redis, catalog, queue)
+    assert not steps.are_taken
+    assert number > 5
+    assert answers == {"done", "served"}
+
+
+async def test_a_deletion_at_any_step_of_a_registration_leaves_the_version_known(
+    redis: Redis, scripts: Scripts
+) -> None:
+    for number in range(MOST_STEPS):
+        catalog, queue = await start_over(redis, scripts)
+        steps = Steps(number, partial(Removal(redis, scripts, catalog).remove, MODEL, VERSION))
+        await register(Catalog(steps.of(redis), steps.of(scripts), SystemClock()))
+        if not steps.are_taken:
+            break
+        await look(catalog, queue)
+        await assert_known(redis, catalog, queue)
+    assert not steps.are_taken
+    assert number > 5
