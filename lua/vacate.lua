@@ -7,12 +7,13 @@
 --   ARGV[1]  id
 --   ARGV[2]  site      of the server where it arrived
 --   ARGV[3]  canceled  '1': a cancel was told there
---   ARGV[4]  now_ms    '' for the server's clock
+--   ARGV[4]  came_ttl_ms  that the other server remembers the move; the tombstone lives as long, at least
+--   ARGV[5]  now_ms    '' for the server's clock
 --   Returns  'moved'   also when it had before
 --            'cancel'  its caller asked to cancel it: tell that there first. Nothing was written
 --            'stays'   it does not leave for there: nothing was written
 
-local id, site, canceled, now = ARGV[1], ARGV[2], ARGV[3] == '1', clock(ARGV[4])
+local id, site, canceled, came_ttl, now = ARGV[1], ARGV[2], ARGV[3] == '1', tonumber(ARGV[4]), clock(ARGV[5])
 local KEPT = { account = true, model = true, version = true, queue = true, kind = true, lane = true, status = true,
   created = true, seq = true, ticket = true, moves = true }
 
@@ -30,7 +31,9 @@ redis.call('ZREM', queue_key(r.queue, 'leaving'), id)
 redis.call('UNLINK', input_key(id), output_key(id), events_key(id))
 redis.call('HDEL', KEYS[1], unpack(dropped))
 redis.call('HSET', KEYS[1], 'moved', site)
-redis.call('PEXPIRE', KEYS[1], redis.call('HGET', queue_key(r.queue, 'meta'), 'record_ttl_ms') or RECORD_TTL_MS)
+-- not a record's life alone: there it begins with the end, and here with the move
+local record_ttl = redis.call('HGET', queue_key(r.queue, 'meta'), 'record_ttl_ms') or RECORD_TTL_MS
+redis.call('PEXPIRE', KEYS[1], math.max(came_ttl, record_ttl, tonumber(r.data_ttl_ms) or 0))
 -- nothing of what was reserved is used here
 if r.metered ~= '' then redis.call('ZADD', unspent_key(), 0, id .. ' ' .. r.account) end
 log('moved', id, r.queue, r.account, now, 'site ' .. site)

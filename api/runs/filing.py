@@ -18,7 +18,7 @@ from api.problems import Problem
 from api.refusals import moved, not_found
 from api.runs.waiters import Wait
 from api.sites.placing import Wanted, names_a_file, place
-from api.sites.sites import parts_at, sites_of
+from api.sites.sites import sites_of, where_it_is
 from director.core import crash
 from director.core.accounts import Account
 from director.core.catalog import Version
@@ -85,10 +85,10 @@ async def file(request: Request, submission: Submission) -> tuple[Accepted, Stor
         return accepted, _as_enqueued(submission, accepted)
     await return_compute(request, account, prediction_id)
     stored = await parts.scripts.get(accepted.id)
+    if stored is not None and stored.record.moved:
+        stored = await _where_it_moved(request, accepted.id)
     if stored is None:  # its record had a shorter life than the idempotency key
         raise not_found()
-    if stored.record.moved:
-        raise moved(stored.record.moved)
     return accepted, stored
 
 
@@ -158,7 +158,19 @@ async def _accepted_before(request: Request, submission: Submission) -> Stored |
     known = await parts_of(request).idempotency.stands_for(
         account.name, model=model, digest=digest, fingerprint=fingerprint
     )
-    return None if known is None else await parts_at(request, known).scripts.get(known)
+    return None if known is None else await _where_it_moved(request, known)
+
+
+async def _where_it_moved(request: Request, prediction_id: PredictionId) -> Stored | None:
+    """Read it as GET does: at another of our sites where it moved to one. Raises Moved where it went elsewhere."""
+
+    async def read(parts: Parts) -> Stored | None:
+        stored = await parts.scripts.get(prediction_id)
+        if stored is not None and stored.record.moved:
+            raise moved(stored.record.moved)
+        return stored
+
+    return await where_it_is(request, prediction_id, read)
 
 
 async def _enqueue(parts: Parts, prediction_id: PredictionId, submission: Submission, *, is_bound: bool) -> Accepted:

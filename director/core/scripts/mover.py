@@ -75,7 +75,7 @@ class MoverScripts(Wire):
         self, prediction_id: PredictionId, *, site: str, canceled: bool = False, now_ms: int | None = None
     ) -> Vacated:
         """Leave a tombstone of what has arrived there. `canceled`: its caller's cancel was told there."""
-        args: list[Arg] = [prediction_id, site, int(canceled), now(now_ms)]
+        args: list[Arg] = [prediction_id, site, int(canceled), CAME_TTL_MS, now(now_ms)]
         return cast(Vacated, (await self._call("vacate", [keys.record(prediction_id)], args)).decode())
 
     async def stay(self, prediction_id: PredictionId, *, site: str, now_ms: int | None = None) -> Stayed:

@@ -10,6 +10,8 @@ from director.core import keys
 from director.core.accounts import Accounts
 from director.core.ids import PredictionId, QueueName
 from director.core.scripts import Scripts
+from director.core.settings import ApiSettings
+from tests.support.api import api_client
 from tests.support.queue_driver import ACCOUNT, VERSION
 
 pytestmark = pytest.mark.anyio
@@ -83,3 +85,15 @@ async def test_lists_leave_it_out_and_its_idempotency_key_makes_no_second_one(
     assert (again.status_code, again.json()["code"]) == (503, "moved")
     assert (await api.delete(f"/v1/predictions/{moved}")).status_code == 409
     assert await redis.exists(keys.input_data(moved)) == 0
+
+
+async def test_a_repeated_create_that_a_limit_refuses_says_that_it_moved(
+    moved: PredictionId, redis: Redis, settings: ApiSettings, token: str
+) -> None:
+    await Accounts(redis).set_limits(ACCOUNT, {"compute_s_total": "1"})
+    body = {"version": VERSION, "input": {}}
+    async with api_client(settings, token=token) as api:
+        keys_used = ({"idempotency-key": "another"}, {"idempotency-key": "third"}, KEY)
+        answers = [await api.post("/v1/predictions", json=body, headers=key) for key in keys_used]
+    assert [answer.status_code for answer in answers] == [201, 402, 503]
+    assert answers[-1].json()["code"] == "moved"

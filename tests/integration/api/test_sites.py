@@ -235,7 +235,8 @@ async def test_a_list_has_what_all_sites_have_newest_first_in_pages(
 
 
 async def test_what_moved_to_another_of_the_sites_is_read_there(api: httpx.AsyncClient, eu: Place, us: Place) -> None:
-    prediction_id = PredictionId(await at(api, "eu"))
+    key = {"idempotency-key": "once"}
+    prediction_id = PredictionId((await made(api, **{"x-site": "eu", **key}))["id"])
     there = await named_site(us.driver.redis)
     record = await eu.driver.redis.hgetall(keys.record(prediction_id))
     assert await eu.driver.scripts.depart(eu.driver.queue, [(prediction_id, ACCOUNT)], site=there) == ["leaving"]
@@ -247,6 +248,8 @@ async def test_what_moved_to_another_of_the_sites_is_read_there(api: httpx.Async
     await eu.driver.scripts.vacate(prediction_id, site=there)
     shown = await api.get(f"/v1/predictions/{prediction_id}")
     assert (shown.status_code, shown.json()["status"]) == (200, "starting")
+    again = await made(api, **{"x-site": "eu", **key})
+    assert (again["id"], again["status"], again["input"]) == (prediction_id, "starting", {})
     assert [one["id"] for one in (await api.get("/v1/predictions")).json()["results"]] == [prediction_id]
     assert (await api.post(f"/v1/predictions/{prediction_id}/cancel")).json()["status"] == "canceled"
 
