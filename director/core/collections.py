@@ -68,6 +68,7 @@ class Collections:
         async def write() -> None:
             await self._redis.sadd(keys.collections(), slug)
             await self._redis.set(keys.collection(slug), msgspec.json.encode(collection))
+            await self._redis.sadd(keys.collections(), slug)  # a removal may have come between
 
         await ask(write)
 
@@ -77,6 +78,8 @@ class Collections:
         async def write() -> None:
             await self._redis.delete(keys.collection(slug))
             await self._redis.srem(keys.collections(), slug)
+            if await self._redis.exists(keys.collection(slug)):  # written again between the two
+                await self._redis.sadd(keys.collections(), slug)
 
         await ask(write)
 

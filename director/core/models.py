@@ -78,10 +78,11 @@ class Models:
         """A new model, of which this is said; False where there is one of this name."""
         now_ms = self._clock.now_ms()
         # the registry first: who is listed and not found is passed over, who is not listed stays so
-        for order in ORDERS:
-            await self._list(name, order, now_ms, only_new=True)
+        await self._list_new(name, now_ms)
         fields = {"created": str(now_ms), **_with_gist(said)}
-        return await self._scripts.amend(name, "make", said=fields, nonce=secrets.token_hex(8)) == "done"
+        is_made = await self._scripts.amend(name, "make", said=fields, nonce=secrets.token_hex(8)) == "done"
+        await self._list_new(name, now_ms)  # a removal may have come between
+        return is_made
 
     async def change(self, name: str, said: Mapping[str, str]) -> bool:
         """Say this of it, where '' takes back; all else stays. False where there is no such model."""
@@ -98,7 +99,13 @@ class Models:
                 await self._redis.zrem(keys.models(order), name)
 
         await ask(forget)
+        if (again := await self.get(name)) is not None:  # made again between the two
+            await self._list_new(name, again.created_ms)
         return True
+
+    async def _list_new(self, name: str, at_ms: int) -> None:
+        for order in ORDERS:
+            await self._list(name, order, at_ms, only_new=True)
 
     async def enlist(self, name: str, *, created_ms: int, latest_ms: int) -> None:
         """Name it in the registry, as one whose latest version was made then."""

@@ -129,6 +129,7 @@ class Tokens:
             else:
                 pipe.pexpireat(keys.token(name), made.expires_ms)
             await pipe.execute()
+            await self._redis.zadd(keys.tokens(account), {name: made.created_ms}, nx=True)  # a removal came between
 
         await ask(write)
         return _token(name, fields)
@@ -159,14 +160,29 @@ class Tokens:
         since_ms = self._clock.now_ms() - HALF_MADE_MS
         gone = [name for (name, at_ms), fields in zip(listed, replies, strict=True) if not fields and at_ms < since_ms]
         if gone:
-            await ask(lambda: self._redis.zrem(keys.tokens(account), *gone))
+            await self._take_off(account, gone)
         return [_token(text(name), texts(fields)) for (name, _), fields in zip(listed, replies, strict=True) if fields]
 
     async def remove(self, token: Token) -> bool:
         """Make it speak for nobody; False where it did not before."""
         is_gone = bool(await ask(lambda: self._redis.delete(keys.token(token.digest))))
-        await ask(lambda: self._redis.zrem(keys.tokens(token.account), token.digest))
+        await self._take_off(token.account, [token.digest.encode()])
         return is_gone
+
+    async def _take_off(self, account: str, gone: Sequence[bytes]) -> None:
+        """Take tokens off the list, but for those that were made again since they were looked for."""
+        await ask(lambda: self._redis.zrem(keys.tokens(account), *gone))
+
+        async def look() -> list[bytes | None]:
+            pipe = self._redis.pipeline(transaction=False)
+            for name in gone:
+                pipe.hget(keys.token(text(name)), "created")
+            return list(await pipe.execute())
+
+        made = await ask(look)
+        again = {name: int(at_ms) for name, at_ms in zip(gone, made, strict=True) if at_ms is not None}
+        if again:
+            await ask(lambda: self._redis.zadd(keys.tokens(account), again, nx=True))
 
 
 def digest(token: str) -> str:

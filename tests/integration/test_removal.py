@@ -1,8 +1,12 @@
-"""A version that is deleted while its director registers it stays known to all, or is known again after a look."""
+"""What is removed while it is made stays in its registry: versions, models, tokens and collections.
+
+Each test has the one whole at every step of the other.
+"""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from redis.asyncio import Redis
@@ -10,14 +14,17 @@ from redis.asyncio import Redis
 from director.core import keys
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
+from director.core.collections import Collection, Collections
 from director.core.ids import QueueName
+from director.core.models import Models
 from director.core.policy import Policy
 from director.core.removal import Removal
 from director.core.scripts import Scripts
+from director.core.tokens import Tokens
 from tests.support.eventually import eventually
 from tests.support.kinds import Started
 from tests.support.live_director import keeping
-from tests.support.queue_driver import MODEL, VERSION, QueueDriver
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 
 pytestmark = pytest.mark.anyio
 
@@ -54,13 +61,27 @@ class _Stepped:
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._real, name)
         if name == "pipeline":
-            return call
+            return lambda **options: self._pipeline(call(**options))
 
         async def step(*args: Any, **options: Any) -> Any:
             await self._steps.take()
             return await call(*args, **options)
 
         return step
+
+    def _pipeline(self, pipe: Any) -> Any:
+        execute = pipe.execute
+
+        async def step() -> Any:
+            await self._steps.take()
+            return await execute()
+
+        pipe.execute = step
+        return pipe
+
+
+NEVER = Steps(MOST_STEPS * MOST_STEPS, AsyncMock())
+Interplay = tuple[Callable[[Steps], Awaitable[Any]], Callable[[Steps], Awaitable[Any]], Callable[[], Awaitable[bool]]]
 
 
 async def register(catalog: Catalog, version: str = VERSION) -> QueueName:
@@ -146,3 +167,66 @@ async def test_a_deletion_at_any_step_of_a_registration_leaves_the_version_known
         await assert_known(redis, catalog, queue)
     assert not steps.are_taken
     assert number > 5
+
+
+async def model_both_ways(redis: Redis, scripts: Scripts) -> Interplay:
+    models = Models(redis, scripts, SystemClock())
+    await models.make(MODEL, {})
+
+    def with_(steps: Steps) -> Models:
+        return Models(steps.of(redis), steps.of(scripts), SystemClock())
+
+    async def listed() -> bool:
+        found = [[name for _, name in await models.listed(order)] for order in ("created", "latest")]
+        return await models.get(MODEL) is None or found == [[MODEL], [MODEL]]
+
+    return lambda steps: with_(steps).make(MODEL, {}), lambda steps: with_(steps).remove(MODEL), listed
+
+
+async def token_both_ways(redis: Redis, scripts: Scripts) -> Interplay:
+    tokens = Tokens(redis, SystemClock())
+    new = tokens.new(lanes=["normal"], scopes=["run"], label="", expires_ms=None, token="dr_chosen")
+    made = await tokens.add(ACCOUNT, new)
+
+    def with_(steps: Steps) -> Tokens:
+        return Tokens(steps.of(redis), SystemClock())
+
+    async def listed() -> bool:
+        return await tokens.found(new.secret) is None or await tokens.of(ACCOUNT) == [made]
+
+    return lambda steps: with_(steps).add(ACCOUNT, new), lambda steps: with_(steps).remove(made), listed
+
+
+async def collection_both_ways(redis: Redis, scripts: Scripts) -> Interplay:
+    collections = Collections(redis)
+    await collections.put("best", Collection(name="Best"))
+
+    def with_(steps: Steps) -> Collections:
+        return Collections(steps.of(redis))
+
+    async def listed() -> bool:
+        return await collections.get("best") is None or await collections.slugs() == ["best"]
+
+    return (
+        lambda steps: with_(steps).put("best", Collection(name="Best")),
+        lambda steps: with_(steps).remove("best"),
+        listed,
+    )
+
+
+@pytest.mark.parametrize("begin", [model_both_ways, token_both_ways, collection_both_ways])
+@pytest.mark.parametrize("is_cut", ["the making", "the removal"])
+async def test_what_is_there_is_listed_whenever_its_removal_met_its_making(
+    redis: Redis, scripts: Scripts, begin: Callable[[Redis, Scripts], Awaitable[Interplay]], is_cut: str
+) -> None:
+    for number in range(MOST_STEPS):
+        await redis.flushdb()
+        make, remove, is_listed = await begin(redis, scripts)
+        cut, whole = (make, remove) if is_cut == "the making" else (remove, make)
+        steps = Steps(number, partial(whole, NEVER))
+        await cut(steps)
+        if not steps.are_taken:
+            break
+        assert await is_listed(), f"cut at step {number}"
+    assert not steps.are_taken
+    assert number > 1
