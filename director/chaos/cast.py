@@ -1,7 +1,7 @@
 """Who takes part in a run: the command, the environment and the sign of readiness of each process. Starts nothing.
 
-Three directors with a model server each: two share a model, one is alone with its own. The rest is as in production:
-an API, two keepers, and a receiver of webhooks.
+Four directors with a model server each: two share a model, one is alone with its own, and one serves a model whose
+version is deleted now and then. The rest is as in production: an API, two keepers, and a receiver of webhooks.
 """
 
 import itertools
@@ -24,6 +24,7 @@ __all__ = (
     "CROWDED",
     "IN_LINE",
     "MODELS",
+    "PASSING",
     "REDIS_CLIENTS",
     "SERVED",
     "SERVER",
@@ -42,7 +43,8 @@ SINK: Final = "sink-0"
 MODELS: Final = ("chaos/shared", "chaos/alone")
 CROWDED: Final = MODELS[0]  # where tenants want more than there is
 IN_LINE: Final = MODELS[1]  # its lanes have one stream each, so that the order of claims is exact
-SERVED: Final = (MODELS[0], MODELS[0], MODELS[1])  # by each director
+PASSING: Final = "chaos/passing"  # only the nemesis asks for it: its version is deleted while its director starts
+SERVED: Final = (MODELS[0], MODELS[0], MODELS[1], PASSING)  # by each director
 KEEPERS: Final = 2
 REDIS_CLIENTS: Final = (API, *(f"director-{n}" for n in range(len(SERVED))), *(f"keeper-{n}" for n in range(KEEPERS)))
 LOOPBACK: Final = "127.0.0.1"

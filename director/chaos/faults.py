@@ -13,19 +13,20 @@ from msgspec import Struct
 
 from director.core.crash import API_POINTS, DIRECTOR_POINTS
 
-__all__ = ("ALL_LINKS", "REPLACE", "Planned", "Stage", "rollout", "schedule")
+__all__ = ("ALL_LINKS", "DELETE_VERSION", "REPLACE", "Planned", "Stage", "rollout", "schedule")
 
 TICK_MS: Final = 250
 WARM_UP_MS: Final = 1_000  # some work is under way when the first one strikes
 ALL_LINKS: Final = "all:redis"
 REPLACE: Final = "replace"
+DELETE_VERSION: Final = "delete_version"
 ROLLED_OUT: Final = 0.6  # of the load: whoever is replaced last is to have work too, however late it comes to it
 LATENCY_MS: Final = (5, 50)
 ARMED_MS: Final = (5_000, 5_000)  # for its restart, and until it comes to the point where it dies
 
 
 class Stage(Struct, frozen=True, kw_only=True):
-    """What there is to hit: names of processes and links."""
+    """What there is to hit: names of processes and links. `spared`: directors that no drawn fault hits."""
 
     directors: Sequence[str]
     cogs: Sequence[str]
@@ -34,6 +35,7 @@ class Stage(Struct, frozen=True, kw_only=True):
     links: Sequence[str]
     server: str
     sink: str
+    spared: Sequence[str] = ()
 
 
 class Planned(Struct, frozen=True, kw_only=True):
@@ -108,6 +110,7 @@ ONCE: Final[Sequence[tuple[float, str, str, int, str]]] = (
     (0.40, "restart_directors", "directors", 0, ""),
     (0.60, "resize", "queues", 0, "3"),
     (0.75, "memory_full", "redis-0", 2_000, ""),
+    (0.85, DELETE_VERSION, "director-3", 0, "2"),  # late: whoever starts its director again registers it again
 )
 
 
@@ -123,7 +126,12 @@ def schedule(seed: int, *, seconds: float, lease_s: float, stage: Stage) -> list
 
 def rollout(release: str, *, seconds: float, stage: Stage) -> list[Planned]:
     """Every process of the product is replaced by one of another release, in turn: each mixture works for a while."""
-    mixed = [name for row in zip_longest(stage.keepers, stage.directors, stage.apis) for name in row if name]
+    mixed = [
+        name
+        for row in zip_longest(stage.keepers, (*stage.directors, *stage.spared), stage.apis)
+        for name in row
+        if name
+    ]
     apart_ms = 1_000 * seconds * ROLLED_OUT / len(mixed)
     return [
         Planned(at_ms=int(place * apart_ms), kind=REPLACE, target=name, detail=release)

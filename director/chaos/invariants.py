@@ -18,7 +18,7 @@ from director.chaos.order import first_come_first_claimed
 from director.chaos.recovery import recovery_is_quick
 from director.chaos.waste import no_work_for_the_dead
 
-__all__ = ("INVARIANTS", "Invariant", "all_is_at_rest")
+__all__ = ("INVARIANTS", "Invariant", "all_is_at_rest", "what_is_served_is_registered")
 
 Invariant = Callable[[Evidence], list[Breach]]
 
@@ -49,6 +49,16 @@ def all_is_at_rest(evidence: Evidence) -> list[Breach]:
     return breaches + [Breach("I7", key, "a key that nothing will ever remove") for key in left.endless]
 
 
+def what_is_served_is_registered(evidence: Evidence) -> list[Breach]:
+    """I16. Queue by queue; that nobody looked is told by I7."""
+    queues = evidence.leftovers.queues if evidence.leftovers else []
+    return [
+        Breach("I16", rest.queue, f"it is served, and missing in {', '.join(rest.lost_by)}")
+        for rest in queues
+        if rest.lost_by
+    ]
+
+
 INVARIANTS: Final[dict[str, tuple[str, Invariant]]] = {
     "I1": ("What was answered with a 2xx has ended.", nothing_is_lost),
     "I2": ("It ended once, as its record says, and nothing changed that.", one_end),
@@ -64,4 +74,5 @@ INVARIANTS: Final[dict[str, tuple[str, Invariant]]] = {
     "I12": ("After a death, what was running starts again in time.", recovery_is_quick),
     "I13": ("Nothing was handed out too late, or worked on for nobody.", no_work_for_the_dead),
     "I14": ("Equal tenants got equal shares, and small ones did not wait.", equal_shares),
+    "I16": ("What a director serves is in every registry.", what_is_served_is_registered),
 }

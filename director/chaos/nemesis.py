@@ -13,12 +13,14 @@ import anyio
 import httpx
 from redis import exceptions
 
-from director.chaos.cast import SINK
-from director.chaos.faults import ALL_LINKS, REPLACE, Planned
-from director.chaos.journal import Fault, Journal, now_ms
+from director.chaos.cast import API, PASSING, SINK
+from director.chaos.cog import Script
+from director.chaos.faults import ALL_LINKS, DELETE_VERSION, REPLACE, Planned
+from director.chaos.journal import Answered, Fault, Journal, Sent, now_ms
 from director.chaos.proxy import Link
 from director.chaos.scene import FRONT, Scene
 from director.core.errors import DirectorError
+from director.core.ids import QueueName
 from director.up.errors import UpError
 
 __all__ = ("Nemesis",)
@@ -27,6 +29,11 @@ RESTART: Final = "restart"
 CRASH_AT: Final = "DIRECTOR_CRASH_AT"
 CREATED: Final = b"HTTP/1.1 201"
 LONGEST_MEND_S: Final = 60.0
+DELETION_DELAY_S: Final = (0.004, 0.008)  # of each piece, either way: under load they queue up
+FORGOTTEN_S: Final = 5.0
+FREEZE_S: Final = 2.0  # less than a command may take: the deletion is to go on
+FOUND_AGAIN_S: Final = 10.0
+ASK_AGAIN_S: Final = 0.3
 ROOM_BYTES: Final = 4 * 1024  # what a full server has left: a few predictions
 
 
@@ -58,6 +65,7 @@ class Nemesis:
             "memory_full": self._memory_full,
             "resize": self._resize,
             "restart_directors": self._restart_directors,
+            DELETE_VERSION: self._delete_version,
             RESTART: self._restart,
             REPLACE: self._replace,
         }
@@ -154,6 +162,72 @@ class Nemesis:
         """As an upgrade does, or a rollback: its successor is of another release."""
         self._scene.release(fault.target, fault.detail)
         await self._restart(fault)
+
+    async def _delete_version(self, fault: Planned) -> None:
+        """Delete a version while its director registers it, several times. Then ask for a prediction of it."""
+        pid = self._note(fault, "begin")
+        kill = Planned(at_ms=fault.at_ms, kind="kill_director", target=fault.target)
+        for _ in range(int(fault.detail)):
+            await self._delete_at_start(kill)
+        await self._until_accepted(f"{fault.kind}-{fault.at_ms}")
+        self._note(fault, "end", pid=pid)
+
+    async def _delete_at_start(self, kill: Planned) -> None:
+        """Its successor is let to Redis when the API has begun to delete the version, and then the API stands still."""
+        scene, pid = self._scene, self._note(kill, "begin")
+        way, deleting, queue = scene.links[f"{kill.target}:redis"], scene.links[f"{API}:redis"], scene.to_delete
+        way.cut()
+        try:
+            scene.signal(kill.target, signal.SIGKILL)
+            await scene.until_restarted(kill.target, pid)
+            await scene.until_listening(kill.target)
+            deleting.delay_s = DELETION_DELAY_S  # for its writes not to come all at once
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._delete, queue)
+                with anyio.move_on_after(FORGOTTEN_S):
+                    await scene.until_known(queue, is_known=False)
+                    await self._freeze_api_until_registered(queue, way)
+        finally:
+            way.mend()
+            deleting.delay_s = (0.0, 0.0)
+        await self._until_back(kill, pid)
+
+    async def _delete(self, queue: QueueName) -> None:
+        status = await self._scene.delete_version(queue)
+        self._say(f"  {anyio.current_time() - self._began_at:5.1f} s  the deletion was answered {status}")
+
+    async def _freeze_api_until_registered(self, queue: QueueName, way: Link) -> None:
+        scene = self._scene
+        pid = scene.pid(API)
+        scene.signal(API, signal.SIGSTOP)
+        try:
+            way.mend()
+            with anyio.move_on_after(FREEZE_S):
+                await scene.until_known(queue, is_known=True)
+        finally:
+            if scene.pid(API) == pid:
+                scene.signal(API, signal.SIGCONT)
+
+    async def _until_accepted(self, key: str) -> None:
+        """Ask for a prediction until it is accepted: for a while the version may not be found."""
+        with anyio.move_on_after(FOUND_AGAIN_S):
+            while True:
+                self._journal.write(Sent(at=now_ms(), key=key, action="create", tenant="tenant-0", model=PASSING))
+                answer = await self._scene.create(PASSING, Script(), key=key)
+                if answer is not None and answer.is_success:
+                    made = answer.json()
+                    self._journal.write(
+                        Answered(
+                            at=now_ms(),
+                            key=key,
+                            action="create",
+                            status=answer.status_code,
+                            id=made["id"],
+                            shown=made["status"],
+                        )
+                    )
+                    return
+                await anyio.sleep(ASK_AGAIN_S)
 
     # ── links, the sink, the server ───────────────────────────────────────────────────────────────────────────────
 

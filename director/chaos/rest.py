@@ -21,6 +21,7 @@ __all__ = ("LEFTOVERS", "Leftovers", "QueueRest", "leftovers", "predictions")
 LEFTOVERS: Final = "leftovers.json"
 
 BATCH: Final = 500
+ALIVE_S: Final = 20  # a director that was heard in this time serves its queue
 LISTING: Final = "{a:*}:listing"
 QUEUE: Final = re.compile(r"^\{p\d+\}:q:(.+):meta$")
 STREAM: Final = re.compile(r"^\{p\d+\}:q:(.+):[a-z]+:s\d+$")
@@ -32,7 +33,7 @@ OUTSIDE: Final = re.compile(r"^(?:\{(?:a:[^}]+|p\d+)\}:)?([a-z]+)(?::.*)?$")
 
 
 class QueueRest(Struct, kw_only=True):
-    """What one queue still has."""
+    """What one queue still has. `lost_by`: the registries that miss it though a director serves it."""
 
     queue: str
     entries: int = 0
@@ -41,6 +42,7 @@ class QueueRest(Struct, kw_only=True):
     delayed: int = 0
     deadline: int = 0
     live: int = 0
+    lost_by: list[str] = []
 
 
 class Leftovers(Struct, frozen=True, kw_only=True):
@@ -89,6 +91,7 @@ async def leftovers(redis: Redis) -> Leftovers:
         rest.delayed = await client.zcard(keys.delayed(queue))
         rest.deadline = await client.zcard(keys.deadline(queue))
         rest.live = await client.zcard(keys.live(queue))
+        rest.lost_by = await _lost_by(client, queue)
         dead |= {member.decode() for member in await client.zrange(keys.dead(queue), 0, -1)}
     for name in lifetimes:
         if match := STREAM.match(name):
@@ -99,6 +102,20 @@ async def leftovers(redis: Redis) -> Leftovers:
             owed += await client.zcard(name)
     endless = sorted(name for name, ttl in lifetimes.items() if ttl == -1 and not _may_stay(name, dead))
     return Leftovers(queues=list(queues.values()), owed=owed, endless=endless)
+
+
+async def _lost_by(client: Any, queue: QueueName) -> list[str]:
+    """Which registries miss a queue with a director that was heard lately."""
+    seconds, _ = await client.time()
+    if not await client.zcount(keys.directors(queue), (seconds - ALIVE_S) * 1000, "+inf"):
+        return []
+    model, version = queue.rpartition(":")[0], (await client.hget(keys.meta(queue), "version")).decode()
+    named = {
+        "the queues": await client.sismember(keys.queues(), queue),
+        "the versions": await client.hexists(keys.versions(), version),
+        "the catalogue": await client.hexists(keys.version(model, version), "created"),
+    }
+    return [registry for registry, is_named in named.items() if not is_named]
 
 
 async def _lifetimes(client: Any) -> AsyncIterator[tuple[str, int]]:

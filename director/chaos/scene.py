@@ -7,9 +7,9 @@ them root's. A process that dies is started again after a moment, as an orchestr
 import asyncio
 import signal
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 import anyio
@@ -21,11 +21,13 @@ from redis.asyncio import Redis
 
 from director.chaos import cast
 from director.chaos.cast import API, SERVER, SINK, Role
+from director.chaos.cog import Script
 from director.chaos.faults import Stage
 from director.chaos.proxy import Link, Upstream
 from director.chaos.server_log import NEVER_REWRITTEN
 from director.core import keys
 from director.core.accounts import Accounts
+from director.core.errors import DirectorError
 from director.core.gatherer import Gatherer
 from director.core.ids import QueueName
 from director.core.redis_client import ask, client, text
@@ -42,7 +44,9 @@ FRONT: Final = "client:api"
 AGAIN_S: Final = 0.3
 START_LIMIT_S: Final = 60.0
 LOOK_S: Final = 0.02
+SOON_S: Final = 0.002
 ANSWER_S: Final = 2.0
+DELETION_S: Final = 10.0  # over a slow link
 
 
 class Size(Struct, frozen=True, kw_only=True):
@@ -77,6 +81,8 @@ class Scene:
         self.links: dict[str, Link] = {}
         self.roles: dict[str, Role] = {}
         self.tokens: list[str] = []
+        self.operator = ""  # its token
+        self.to_delete = QueueName("")  # the queue of the version that only the nemesis asks for
         self._server = server
         self._supervisor = supervisor
 
@@ -90,12 +96,15 @@ class Scene:
     @property
     def stage(self) -> Stage:
         """What there is to hit."""
+        spared = [f"director-{n}" for n, model in enumerate(cast.SERVED) if model == cast.PASSING]
+        apart = {FRONT, *(part for name in spared for part in (name, f"{name}:redis", name.replace("director", "cog")))}
         return Stage(
-            directors=self._all("director"),
-            cogs=self._all("cog"),
+            directors=[name for name in self._all("director") if name not in apart],
+            cogs=[name for name in self._all("cog") if name not in apart],
             apis=self._all("api"),
             keepers=self._all("keeper"),
-            links=[name for name in self.links if name != FRONT],
+            links=[name for name in self.links if name not in apart],
+            spared=spared,
             server=SERVER,
             sink=SINK,
         )
@@ -113,6 +122,45 @@ class Scene:
         for queue in await self.queues():
             if queue.startswith(f"{cast.IN_LINE}:") is in_line:
                 await scripts.resize(queue, streams=streams)
+
+    async def until_listening(self, name: str) -> None:
+        """Return once its process has started so far that somebody is heard there."""
+        host, port = urlsplit(self.roles[name].url).netloc.split(":")
+        while True:
+            with suppress(OSError):
+                await (await anyio.connect_tcp(host, int(port))).aclose()
+                return
+            await anyio.sleep(LOOK_S)
+
+    async def until_known(self, queue: QueueName, *, is_known: bool) -> None:
+        """Return once the server has the queue, whatever the registries say, or has it no more."""
+        while True:
+            with suppress(DirectorError):
+                if bool(await ask(lambda: self.redis.exists(keys.meta(queue)))) is is_known:
+                    return
+            await anyio.sleep(SOON_S)
+
+    async def delete_version(self, queue: QueueName) -> int:
+        """Ask the API to delete its version, as if its directors had been silent for the minute that it waits for.
+
+        Returns the status of the answer, 0 where none came.
+        """
+        client: Any = self.redis  # its types say str or bytes, and ours answers in bytes
+        with suppress(DirectorError, httpx.TransportError):
+            version = text(await ask(lambda: client.hget(keys.meta(queue), "version")) or b"")
+            await ask(lambda: client.delete(keys.directors(queue)))
+            headers = {"authorization": f"Bearer {self.operator}"}
+            url = f"{self.roles[API].url}/v1/models/{cast.PASSING}/versions/{version}"
+            return (await self.http.delete(url, headers=headers, timeout=DELETION_S)).status_code
+        return 0
+
+    async def create(self, model: str, script: Script, *, key: str) -> httpx.Response | None:
+        """Ask for one prediction, of the first tenant; None where no answer came."""
+        headers = {"authorization": f"Bearer {self.tokens[0]}", "idempotency-key": key}
+        url = f"{self.roles[API].url}/v1/models/{model}/predictions"
+        with suppress(httpx.TransportError):
+            return await self.http.post(url, headers=headers, content=msgspec.json.encode({"input": script}))
+        return None
 
     def release(self, name: str, folder: str) -> None:
         """From its next start on this process of the product runs what is installed in this folder."""
@@ -189,6 +237,7 @@ class Scene:
             limit_s=START_LIMIT_S,
         )
         await self.resize(streams=1, in_line=True)
+        [self.to_delete] = [queue for queue in await self.queues() if queue.startswith(f"{cast.PASSING}:")]
 
     async def _make_accounts(self) -> Path:
         """A token for each tenant; their webhook secrets in a file for the sink, by the tenant's number."""
@@ -197,6 +246,7 @@ class Scene:
         for number in range(self.size.tenants):
             self.tokens.append(await accounts.create_token(f"tenant-{number}"))
             [secrets[str(number)]] = await accounts.webhook_secrets(f"tenant-{number}")
+        self.operator = await accounts.create_token("operator", scopes=("read", "run", "admin"))
         path = self.home.path / "secrets.json"
         path.touch(mode=0o600)
         path.write_bytes(msgspec.json.encode(secrets))

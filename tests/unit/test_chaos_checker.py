@@ -681,8 +681,14 @@ def test_what_is_left_in_redis_is_reported(judged: Callable[..., Report], what: 
     assert what in report.breaches["I7"][0].what
 
 
+def test_a_served_queue_that_a_registry_misses_is_reported(judged: Callable[..., Report]) -> None:
+    report = judged(good(), Leftovers(queues=[QueueRest(queue="q", lost_by=["the queues"])], owed=0, endless=[]))
+    assert broken(report) == {"I16"}
+    assert report.breaches["I16"][0].what == "it is served, and missing in the queues"
+
+
 def test_every_invariant_is_shown_to_bite() -> None:
-    assert {name for name, _, _ in BROKEN} | {"I7"} == set(INVARIANTS)
+    assert {name for name, _, _ in BROKEN} | {"I7", "I16"} == set(INVARIANTS)
 
 
 def test_a_run_that_shows_nothing_is_no_good_run(judged: Callable[..., Report]) -> None:
