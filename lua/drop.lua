@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- drop: let go of a dead letter: its data lives on as long as that of any prediction that has just ended.
+-- drop: take a dead letter off the list. Its data lives on as long as that of any prediction that has just ended.
 -- Uses lib/keys lib/log
 --
 --   KEYS[1]  record  hash  {p}:rec:<id>
@@ -14,8 +14,12 @@ local id, queue, now = ARGV[1], ARGV[2], clock(ARGV[3])
 if not redis.call('ZSCORE', queue_key(queue, 'dead'), id) then return 0 end
 
 local r = redis.call('HMGET', KEYS[1], 'data_ttl_ms', 'account')
+local data_ttl_ms = r[1] or redis.call('HGET', queue_key(queue, 'meta'), 'data_ttl_ms') or DATA_TTL_MS
+-- An owed webhook tells of the data. `deliver` shortens its lifetime once the webhook is owed no more.
+local is_owed = redis.call('ZSCORE', owed_key(), id)
 redis.call('ZREM', queue_key(queue, 'dead'), id)
-local data_ttl_ms = r[1] or redis.call('HGET', queue_key(queue, 'meta'), 'data_ttl_ms')
-for _, key in ipairs({ input_key(id), events_key(id) }) do redis.call('PEXPIRE', key, data_ttl_ms, 'LT') end
+if not is_owed then
+  for _, key in ipairs({ input_key(id), events_key(id) }) do redis.call('PEXPIRE', key, data_ttl_ms, 'LT') end
+end
 if r[2] then log('dropped', id, queue, r[2], now) end -- else its record is gone, and it only leaves the list
 return 1

@@ -311,6 +311,21 @@ async def test_a_receiver_that_says_410_is_never_told_again(
     assert (await past.record(claim.id)).told == "gone"
 
 
+async def test_receiver_that_was_away_gets_the_whole_body_of_a_dropped_letter(
+    courier: Courier, past: QueueDriver, receiver: Sink, catalog: Catalog
+) -> None:
+    policy = Policy(data_ttl_s=0)  # what drop shortens is gone at once
+    await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=policy)
+    letter = await past.die(webhook=receiver.url, events="completed")
+    receiver.answers.append(Answer(status=500))
+    assert (await courier.run_once()).outcomes == {"failed": 1}
+    assert await past.drop(letter)
+    await make_due(past, letter)
+    assert (await courier.run_once()).outcomes == {"delivered": 1}
+    said = json.loads(receiver.received[-1][1])
+    assert (said["id"], said["input"], said["data_removed"]) == (letter, {"text": "hi"}, False)
+
+
 async def test_an_address_that_is_forbidden_is_refused_for_good(courier: Courier, past: QueueDriver) -> None:
     claim = await owe(past, "http://10.0.0.1/hook")
     assert (await courier.run_once()).outcomes == {"refused": 1}

@@ -3,10 +3,12 @@
 import pytest
 
 from director.core import keys
+from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.ids import partition_of
+from director.core.policy import Policy
 from director.core.states import Status
 from tests.support.keyspace import dump
-from tests.support.queue_driver import QueueDriver
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 
 pytestmark = pytest.mark.anyio
 
@@ -173,6 +175,28 @@ async def test_dropped_it_is_an_ordinary_failure_whose_data_goes_with_its_time(d
     record = await driver.record(prediction_id)
     assert (record.status, record.code) == ("failed", "broken")
     assert not await driver.revive(prediction_id)
+
+
+async def test_drop_keeps_the_data_that_an_owed_webhook_needs(driver: QueueDriver, catalog: Catalog) -> None:
+    policy = Policy(data_ttl_s=0)  # what drop shortens is gone at once
+    await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=policy)
+    prediction_id = await driver.die(webhook="https://example.com", events="completed")
+    assert await driver.drop(prediction_id)
+    stored = await driver.scripts.get(prediction_id)
+    assert stored is not None
+    assert bytes(stored.input or b"") == b'{"text":"hi"}'
+    assert await driver.kinds(prediction_id) == ["created", "retried", "retried", "completed"]
+    assert await driver.scripts.redeliver(prediction_id, account=ACCOUNT, now_ms=driver.now_ms) == "owed"
+    assert await driver.scripts.deliver(prediction_id, outcome="delivered", delay_s=None, now_ms=driver.now_ms)
+    assert await driver.lifetime_s(keys.input_data(prediction_id)) == -2, "deliver shortens it"
+    assert await driver.lifetime_s(keys.events(prediction_id)) == -2
+
+
+async def test_drop_works_after_the_policy_of_its_queue_was_lost(driver: QueueDriver) -> None:
+    prediction_id = await driver.die()
+    await driver.redis.delete(keys.meta(driver.queue))
+    assert await driver.drop(prediction_id)
+    assert await driver.lifetime_s(keys.input_data(prediction_id)) == HOUR_S
 
 
 async def test_dropping_prolongs_nothing(driver: QueueDriver) -> None:
