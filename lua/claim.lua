@@ -297,10 +297,12 @@ for i, lane in ipairs(LANES) do
 end
 if has_changed or #reply > 2 or scanned > 0 then redis.call('HSET', meta, unpack(new_state)) end
 if #reply > 2 then redis.call('HSET', queue_key(queue, 'last'), consumer, table.concat(remembered, ' ')) end
--- The scan's bound may have stopped us with nothing to show: the rest is still claimable, so it rings too.
 local left = mask.high + mask.normal + mask.low > 0
 for _, lane in ipairs(LANES) do
   left = left or redis.call('EXISTS', queue_key(queue, 'vtime:' .. lane)) == 1
 end
-if left and not is_probe and (#reply > 2 or scanned >= SCAN) then ring(queue) end
+-- The wakeup that brought this consumer here was for one only: what is left wakes another one. With nothing to show, that is
+-- so where the scan's bound or the budget stopped us. One without room does not wait for the bell again, so nothing spins.
+local is_for_others = #reply > 2 and not is_probe or #reply == 2 and (scanned >= SCAN or stopped)
+if left and is_for_others then ring(queue) end
 return reply

@@ -160,8 +160,10 @@ class Consumer:
             await self._claim_at_bell()
             return
         started = await self._claimed()
-        # what comes while every slot is taken is for a director that has a free one: its bell is not heard
-        if self._is_ahead or (started and not self._is_empty) or (self._is_empty and carries):
+        # what comes while every slot is taken is for a director that has a free one: its bell is not heard.
+        # A full batch has no use for it either: the next look at the room says so, and asks Redis nothing.
+        goes_on = started and (not self._is_empty or self._portions.is_full)
+        if self._is_ahead or goes_on or (self._is_empty and carries):
             return
         await self._resting(self._room() if self._is_full else self._rung())
 

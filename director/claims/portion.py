@@ -85,6 +85,12 @@ class Portions:
         return bool(self._cost or self._size)
 
     @property
+    def is_full(self) -> bool:
+        """Does what runs leave no room for another, whatever it costs?"""
+        costs = [cost for seat, cost in self._running() if seat.batch is None]
+        return 0 < self._size <= len(costs) or 0 < self._cost <= sum(costs)
+
+    @property
     def has_more_room(self) -> bool:
         """Did anything end that ran when `next` was asked last?"""
         return len(self._running()) < self._asked_beside

@@ -97,6 +97,27 @@ async def test_what_did_not_fit_waits_on_and_nothing_is_pending_for_it(driver: Q
 
 
 @everywhere
+async def test_claim_whose_budget_has_no_room_rings_for_another(driver: QueueDriver, slots: int) -> None:
+    await costs(driver, 9, slots=slots)
+    assert await driver.hear_bell()
+    claims = await driver.claim(50, budget=5, alone=False)
+    assert (claims, claims.why) == ([], "budget")
+    assert await driver.hear_bell()
+    assert await claimed(driver, 5) == [9]
+    assert not await driver.hear_bell(), "nothing is left"
+
+
+async def test_probe_whose_budget_has_no_room_rings_for_another(driver: QueueDriver) -> None:
+    await driver.submit(cost=9)
+    await driver.redis.hset(keys.meta(driver.queue), mapping={"breaker": "open", "open_until": driver.now_ms})
+    assert await driver.hear_bell()
+    assert await claimed(driver, 5, alone=False) == []
+    assert await driver.hear_bell()
+    assert await claimed(driver, 5) == [9]
+    assert await driver.meta("breaker") == "probing"
+
+
+@everywhere
 async def test_each_of_a_batch_is_a_claim_of_its_own(driver: QueueDriver, slots: int) -> None:
     await costs(driver, 1, 1, 1, slots=slots)
     first, second, third = await driver.claim(50, budget=5, nonce="abc")

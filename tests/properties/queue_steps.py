@@ -196,8 +196,7 @@ class QueueSteps(RuleBasedStateMachine):
         doomed = [p for p in model.all.values() if model.is_doomed(p)]
         could, looked_at = model.claimable(), len(model.at("waiting", "claimed"))
         most = model.breaker.may_claim(model.now_ms)
-        if budget is None or is_alone:  # another one does not wait for the bell: it has runs, and waits for their end
-            self.do(self.driver.hear_bell())
+        self.do(self.driver.hear_bell())
         self.calls += 1
         nonce = f"n{self.calls}-{consumer}"
         claims = self.do(

@@ -162,7 +162,8 @@ FAULTS = {
         "if r.cancel == 'user' and not canceled then return 'cancel' end", script="vacate"
     ),
     "what arrives is not counted": Fault("count(queue, 'queued', tenant, 1)\n", script="arrive"),
-    "a bound of one claim strands the rest": Fault("(#reply > 2 or scanned >= SCAN)", "#reply > 2", "claim", scan=FEW),
+    "a bound of one claim strands the rest": Fault("(scanned >= SCAN or stopped)", "stopped", "claim", scan=FEW),
+    "a budget without room calls nobody": Fault("(scanned >= SCAN or stopped)", "scanned >= SCAN", "claim"),
 }
 
 QUICK = (

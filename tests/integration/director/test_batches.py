@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import httpx
@@ -10,7 +11,9 @@ import pytest
 
 from director.claims.portion import MOST_SKIPS
 from director.core.ids import PredictionId
+from director.director import Director
 from director.single import connected
+from tests.support.cog import cog_server
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, live_director, settings_for
 from tests.support.servers import RedisServer
@@ -113,3 +116,50 @@ async def test_of_more_slots_than_a_batch_has_places_only_those_are_used(
         gate.open()
         for each in asked:
             await caller.ended(each)
+
+
+def counted_claims(director: Director, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many predictions each call brought, from now on."""
+    calls: list[int] = []
+    claim = director._scripts.claim
+
+    async def counting(*args: Any, **options: Any) -> Any:
+        claims = await claim(*args, **options)
+        calls.append(len(claims))
+        return claims
+
+    monkeypatch.setattr(director._scripts, "claim", counting)
+    return calls
+
+
+@pytest.mark.parametrize("cost", [2, 3], ids=["nearly full", "full"])
+async def test_idle_director_starts_at_once_what_another_has_no_room_for(
+    caller: Caller,
+    server: RedisServer,
+    cog_url: str,
+    second_cog_url: str,
+    folder: Path,
+    gate: Gate,
+    monkeypatch: pytest.MonkeyPatch,
+    cost: float,
+) -> None:
+    for name in ("bell.LEAST_S", "bell.LONGEST_S", "consumer.LEAST_S", "consumer.LONGEST_S"):
+        monkeypatch.setattr(f"director.claims.{name}", 60.0)  # a poll comes too late for this test
+    monkeypatch.setattr("director.shared.LONGEST_S", 60.0)
+    async with (
+        cog_server(folder) as third_cog_url,
+        live_director(server.url, cog_url, second_cog_url, batch_cost=3) as busy,
+    ):
+        await eventually(lambda: sum(server.can_run for server in busy.servers.all) == 2, "both servers are ready")
+        first = await caller.submit(n=1, gate=str(gate), cost=cost)
+        await caller.shows(first, output=["a0"])
+        asked_by_busy = counted_claims(busy, monkeypatch)
+        async with live_director(server.url, third_cog_url, batch_cost=3) as idle:
+            asked_by_idle = counted_claims(idle, monkeypatch)
+            await eventually(lambda: asked_by_idle, "it waits at the bell, behind the busy one")
+            second = await caller.submit(n=1, cost=2)
+            await caller.ended(second)
+            assert (await caller.record(second)).holder == idle.name
+            assert asked_by_busy in ([], [0]), "who has no room does not ask again and again"
+            gate.open()
+            await caller.ended(first)
