@@ -8,7 +8,7 @@
 --   ARGV[2]  streams         per lane, when the queue is new
 --   ARGV[3]  size            of a shard, when the queue is new
 --   ARGV[4]  attempts        before a prediction becomes a dead letter
---   ARGV[5]  on_lost         'retry', or 'fail' where a run must not happen twice
+--   ARGV[5]  on_lost         'retry', or 'fail' where a run must not happen twice: one that began is never put back
 --   ARGV[6]  backoff_ms      before the third attempt at most twice that, then doubling …
 --   ARGV[7]  backoff_cap_ms  … up to that
 --   ARGV[8]  data_ttl_ms     life of input, output, logs and events after the end

@@ -7,14 +7,17 @@
 --   ARGV[2]  token     fencing token handed out by claim
 --   ARGV[3]  spent     '1' when it was an attempt
 --   ARGV[4]  delay_ms  0 for at once
---   ARGV[5]  error     what it fails with when no attempt is left
+--   ARGV[5]  error     what it fails with when it may not run again: no attempt is left, or `on_lost` is 'fail' and it began
 --   ARGV[6]  code      the same for machines
---   ARGV[7]  now_ms    '' for the server's clock
+--   ARGV[7]  began     '1' when the run began, or may have; '0' when it did not; '' where the record says it
+--   ARGV[8]  now_ms    '' for the server's clock
 --   Returns  'waiting', 'delayed', 'dead', 'canceled' or 'late': what became of it
 --            'lost'     nothing was written
 
-local id, token, spent, delay_ms, now = ARGV[1], ARGV[2], ARGV[3] == '1', tonumber(ARGV[4]), clock(ARGV[7])
+local id, token, spent, delay_ms, now = ARGV[1], ARGV[2], ARGV[3] == '1', tonumber(ARGV[4]), clock(ARGV[8])
 
 local r = read(id)
 if not r or token == '' or r.token ~= token then return 'lost' end
-return requeue(id, r, { spent = spent, delay_ms = delay_ms, error = ARGV[5], code = ARGV[6] }, now)
+local began = nil
+if ARGV[7] ~= '' then began = ARGV[7] == '1' end
+return requeue(id, r, { spent = spent, began = began, delay_ms = delay_ms, error = ARGV[5], code = ARGV[6] }, now)

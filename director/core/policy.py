@@ -16,7 +16,8 @@ BreakerMode = Literal["hold", "fail"]
 class Policy(Struct, frozen=True, kw_only=True):
     """`streams` and `size` count for a queue that is new; the rest is in force as soon as it is registered.
 
-    `on_lost`: what a claim becomes whose holder went silent; `fail` for models whose run must not happen twice.
+    `on_lost`: what becomes of a run that began and was given back: its director or its server was lost, or the director
+    was drained. `fail` is for models whose run must not happen twice.
     `lifetime_s`: of every prediction from its creation; the caller may ask for a shorter one. The breaker opens after
     `breaker_after` faults of the servers in a row (0: never), and lets one try after `breaker_cool_s`; open, the queue
     holds what comes or refuses it. `objectives` are only measured: nothing is done to keep them but to tell how many

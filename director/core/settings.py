@@ -220,7 +220,11 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     run_limit_s: Annotated[float, Meta(gt=0, description="Longest run of one attempt.")] = 1800.0
     attempts: Annotated[int, Meta(ge=1, le=20, description="Attempts before a prediction becomes a dead letter.")] = 3
     on_lost: Annotated[
-        OnLost, Meta(description="A claim whose director went silent: retry, or fail where nothing may run twice.")
+        OnLost,
+        Meta(
+            description="A run that began and lost its director or server, or was drained: "
+            "retry, or fail where nothing may run twice."
+        ),
     ] = "retry"
     backoff_s: Annotated[float, Meta(ge=0, description="Wait before another attempt: up to this, then doubling.")] = 1.0
     backoff_cap_s: Annotated[float, Meta(ge=0, description="Longest wait before another attempt.")] = 60.0

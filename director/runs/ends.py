@@ -18,6 +18,7 @@ from director.runners.runner import Ended, Outcome
 __all__ = (
     "CLAIMED_AHEAD",
     "CODES",
+    "DRAINED",
     "FAULTS",
     "STOPS",
     "VERDICTS",
@@ -78,7 +79,7 @@ class GiveBack(Struct, frozen=True, kw_only=True):
     """It may run again. `fault` says whether this was an attempt; None is a drain or a slot that did not come in time,
     which never are.
 
-    `error` and `code` are its end when no attempt is left; `asked_s` is the server's own Retry-After.
+    `error` and `code` are its end when it may not run again; `asked_s` is the server's own Retry-After.
     """
 
     fault: ErrorClass | None
@@ -86,6 +87,13 @@ class GiveBack(Struct, frozen=True, kw_only=True):
     code: str
     asked_s: float | None = None
 
+
+# Its end only where nothing may run twice, and its run had begun
+DRAINED: Final = GiveBack(
+    fault=None,
+    error="The run had begun when its director was drained, and this model allows no second run.",
+    code="drained",
+)
 
 # The code of one that waited here for a slot, while the runs before it took longer than they did lately
 CLAIMED_AHEAD: Final = "claimed_ahead"
@@ -103,8 +111,8 @@ CODES: Final[dict[Outcome, tuple[str, str]]] = {
     Outcome.FAILED: ("model_failed", "The model failed without saying why."),
     Outcome.INVALID: ("invalid_input", "The model server refused the input without saying why."),
     Outcome.REFUSED: ("refused", "The model server had no room for it."),
-    Outcome.LOST: ("server_lost", "The model server died while it ran, and no attempt is left."),
-    Outcome.CANCELED: ("server_canceled", "The model server stopped it unasked, and no attempt is left."),
+    Outcome.LOST: ("server_lost", "The model server died while it ran, and it may not run again."),
+    Outcome.CANCELED: ("server_canceled", "The model server stopped it unasked, and it may not run again."),
 }
 # Why it was stopped -> what it ends as, whatever the server says. A drained one is given back.
 STOPS: Final[dict[Stop, tuple[Status, str, str]]] = {
@@ -154,7 +162,7 @@ def end_of(ended: Ended, stopped: Stop | None, limits: Limits, *, has_begun: boo
     if not RULES[fault].again:
         return _finish(ended, limits, Status.FAILED, code=code, error=_cut(ended.error or error))
     if stopped is Stop.DRAIN:
-        return GiveBack(fault=None, error="", code="drained")
+        return DRAINED
     if code == CLAIMED_AHEAD:  # no server was asked, and another director may have a slot for it now
         return GiveBack(fault=None, error="", code=code)
     why = f"{error} ({_cut(ended.error)})" if ended.error else error
@@ -168,7 +176,7 @@ def released(end: Finish, judged: Judged, stopped: Stop | None) -> Finish | Give
     if judged.verdict is Verdict.UNKNOWN and stopped is Stop.USER:
         return replace(end, status=Status.CANCELED, output=b"")
     if judged.verdict is Verdict.UNKNOWN and stopped is Stop.DRAIN:
-        return GiveBack(fault=None, error="", code="drained")
+        return DRAINED
     code, error = VERDICTS[judged.verdict]
     return replace(end, status=Status.FAILED, code=code, error=judged.reason or error, output=b"")
 

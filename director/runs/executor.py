@@ -19,7 +19,7 @@ from director.core import crash
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.policy import Policy
-from director.core.retry import RULES, backoff_s
+from director.core.retry import RULES, ErrorClass, backoff_s
 from director.core.schema import Claim, Stored
 from director.core.scripts import Requeued, Scripts
 from director.core.states import Status
@@ -317,7 +317,13 @@ class Executor:
         spent = end.fault is not None and RULES[end.fault].spent
         crash.at("before_release")
         became = await self._scripts.release(
-            claim.id, token=claim.token, spent=spent, delay_s=delay_s, error=end.error, code=end.code
+            claim.id,
+            token=claim.token,
+            spent=spent,
+            delay_s=delay_s,
+            error=end.error,
+            code=end.code,
+            began=_may_have_begun(held, end),
         )
         crash.at("after_release")
         self._metering.given_back(claim.record, end, became)
@@ -332,6 +338,16 @@ class Executor:
 
     def _now(self) -> float:
         return self._clock.monotonic()
+
+
+def _may_have_begun(held: Held, end: GiveBack) -> bool:
+    """Could another attempt be a second run? A server that died may have begun what it was sent.
+
+    A slow refusal looks like a run that began, so there the server's word counts.
+    """
+    if end.fault is ErrorClass.INFRASTRUCTURE or held.tracker.is_accepted:
+        return True
+    return end.fault is None and held.tracker.began_at is not None
 
 
 def _leaves_files_unnamed(claim: Claim, end: Finish | GiveBack | None) -> bool:

@@ -7,6 +7,7 @@ local function spread(jitter, k) return k == 1 and jitter or (jitter + k * 0.618
 -- how: spent    was it an attempt?
 --      delay_ms before it may run again; of a lost claim the queue's policy decides
 --      lost     its holder went silent: jitter (0..1) spreads the retries
+--      began    did its run begin? nil where its holder does not say: then the record does
 --      error, code  what it is ended with when it may not run again
 local function requeue(id, r, how, now)
   if r.cancel == 'user' then
@@ -29,7 +30,10 @@ local function requeue(id, r, how, now)
     -- the first retry is immediate: the lease was the wait
     delay_ms = attempt > 1 and math.floor(how.jitter * math.min(policy[4], policy[3] * 2 ^ (attempt - 1))) or 0
   end
-  if how.spent and (attempt >= tonumber(policy[1]) or (how.lost and policy[2] == 'fail')) then
+  -- A silent holder may have begun a run that the record does not know of yet.
+  local may_have_run = how.lost or how.began
+  if may_have_run == nil then may_have_run = r.started ~= '' end
+  if (how.spent and attempt >= tonumber(policy[1])) or (may_have_run and policy[2] == 'fail') then
     bury(id, r, { error = why, code = code }, now)
     return 'dead'
   end

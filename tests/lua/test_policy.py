@@ -65,11 +65,75 @@ async def test_where_a_run_must_not_happen_twice_a_lost_claim_is_the_end(driver:
     assert list(await driver.members(keys.dead(driver.queue))) == [claim.id]
 
 
-async def test_even_there_what_its_holder_gives_back_runs_again(driver: QueueDriver, catalog: Catalog) -> None:
+GIVEN_BACK = pytest.mark.parametrize(
+    ("spent", "code"), [(True, "server_lost"), (False, "drained")], ids=["server lost", "drained"]
+)
+
+
+@GIVEN_BACK
+async def test_run_that_began_ends_where_nothing_may_run_twice(
+    driver: QueueDriver, catalog: Catalog, spent: bool, code: str
+) -> None:
     await obey(catalog, on_lost="fail")
     await driver.submit()
-    assert await driver.release(await driver.claim_one(), spent=True) == "waiting"
+    claim = await driver.claim_one()
+    await driver.begin(claim, ("output", b"1"))
+    assert await driver.release(claim, spent=spent, error="It had begun.", code=code) == "dead"
+    record = await driver.record(claim.id)
+    assert (record.status, record.error, record.code) == ("failed", "It had begun.", code)
+    assert (record.attempt, record.history) == (1, f"1 d1 {driver.now_ms} {driver.now_ms} {code}")
+    assert list(await driver.members(keys.dead(driver.queue))) == [claim.id]
+    assert await driver.claim() == []
+    assert await driver.release(claim, spent=spent, code=code) == "lost", "twice is once"
+
+
+@GIVEN_BACK
+async def test_run_that_began_runs_again_by_default(driver: QueueDriver, spent: bool, code: str) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    await driver.begin(claim)
+    assert await driver.release(claim, spent=spent, code=code, began=True) == "waiting"
+
+
+@GIVEN_BACK
+async def test_run_that_did_not_begin_is_put_back_even_there(
+    driver: QueueDriver, catalog: Catalog, spent: bool, code: str
+) -> None:
+    await obey(catalog, on_lost="fail")
+    await driver.submit()
+    assert await driver.release(await driver.claim_one(), spent=spent, code=code) == "waiting"
+
+
+async def test_holder_says_whether_a_run_began_that_the_record_does_not_know(
+    driver: QueueDriver, catalog: Catalog
+) -> None:
+    await obey(catalog, on_lost="fail")
+    await driver.submit()
+    claim = await driver.claim_one()
+    await driver.begin(claim)
+    assert await driver.release(claim, code="refused", began=False) == "waiting", "a slow refusal"
+    assert await driver.release(await driver.claim_one(), spent=True, code="server_lost", began=True) == "dead"
+
+
+async def test_run_that_began_before_and_not_now_is_put_back(driver: QueueDriver, catalog: Catalog) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    await driver.begin(claim)
+    assert await driver.release(claim, spent=True) == "waiting"
+    await obey(catalog, on_lost="fail")
     assert await driver.release(await driver.claim_one()) == "waiting"
+
+
+async def test_probe_that_began_and_is_drained_lets_another_try(driver: QueueDriver, catalog: Catalog) -> None:
+    await obey(catalog, on_lost="fail")
+    await driver.submit()
+    await driver.submit()
+    await driver.redis.hset(keys.meta(driver.queue), mapping={"breaker": "open", "open_until": driver.now_ms})
+    claim = await driver.claim_one()
+    await driver.begin(claim)
+    assert await driver.release(claim, code="drained") == "dead"
+    assert (await driver.meta("breaker"), await driver.meta("probe")) == ("open", "")
+    assert len(await driver.claim(2)) == 1
 
 
 async def test_a_policy_counts_for_what_waits_already(driver: QueueDriver, catalog: Catalog) -> None:

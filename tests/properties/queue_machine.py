@@ -26,7 +26,9 @@ LOSSES: Final = ("server", "group", "entry", "stream", "leases", "line", "turns"
 
 
 class QueueMachine(QueueSteps):
-    """All of them."""
+    """All of them. `may_run_once`: may the queue's `on_lost` be fail?"""
+
+    may_run_once = True
 
     @initialize(
         wishes=st.lists(WISHES, min_size=2, max_size=4),
@@ -209,12 +211,17 @@ class QueueMachine(QueueSteps):
         self.do(self.driver.bound(mode, most))
         self.model.mode, self.model.max_queued = mode, most
 
-    @rule(breaker_after=st.sampled_from([0, 2]), refuses_while_broken=st.booleans())
-    def set_policy(self, breaker_after: int, refuses_while_broken: bool) -> None:
-        mine = policy(breaker_after, refuses_while_broken=refuses_while_broken)
+    @rule(
+        breaker_after=st.sampled_from([0, 2]),
+        refuses_while_broken=st.booleans(),
+        runs_once=st.sampled_from([False, False, True]),
+    )
+    def set_policy(self, breaker_after: int, refuses_while_broken: bool, runs_once: bool = False) -> None:
+        runs_once = runs_once and self.may_run_once
+        mine = policy(breaker_after, refuses_while_broken=refuses_while_broken, runs_once=runs_once)
         assert self.do(self.scripts.register(self.driver.queue, version=VERSION, policy=mine))
         self.model.breaker.set_after(breaker_after)
-        self.model.refuses_while_broken = refuses_while_broken
+        self.model.refuses_while_broken, self.model.runs_once = refuses_while_broken, runs_once
 
     @precondition(lambda self: any(p.is_dead for p in self.model.all.values()))
     @rule(which=WHICH, is_dropped=st.sampled_from([True, False, False]))

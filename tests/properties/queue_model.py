@@ -96,6 +96,7 @@ class Model:
     all: dict[PredictionId, Prediction] = field(default_factory=dict)
     breaker: ModelBreaker = field(default_factory=ModelBreaker)
     refuses_while_broken: bool = False
+    runs_once: bool = False  # `on_lost` is fail
     is_paused: bool = False
     mode: Admission = "absorb"
     max_queued: int | None = None
@@ -216,7 +217,7 @@ class Model:
         delay_ms = 0 if due is None else due - self.now_ms
         most_ms = min(60_000, 1_000 * 2 ** (p.attempt - 1)) if p.attempt > 1 else 0
         assert 0 <= delay_ms <= most_ms, "a backoff beyond its bounds"
-        return self.requeue(p, is_spent=True, delay_ms=delay_ms)
+        return self.requeue(p, is_spent=True, is_lost=True, delay_ms=delay_ms)
 
     def promote(self) -> int:
         due = [p for p in self.at("delayed") if p.due <= self.now_ms]
@@ -282,7 +283,7 @@ class Model:
 
     # ── how things end ────────────────────────────────────────────────────────────────────────────────────────
 
-    def requeue(self, p: Prediction, *, is_spent: bool, delay_ms: int) -> Requeued:
+    def requeue(self, p: Prediction, *, is_spent: bool, delay_ms: int, is_lost: bool = False) -> Requeued:
         if p.cancel == "user":
             self.end(p, "canceled")
             return "canceled"
@@ -293,7 +294,8 @@ class Model:
             self.breaker.note_failure(p.id, p.holder, self.now_ms)
         else:
             self.breaker.gave_up(p.id, self.now_ms)
-        if is_spent and p.attempt >= ATTEMPTS:
+        may_have_run = is_lost or p.status == "processing"
+        if (is_spent and p.attempt >= ATTEMPTS) or (may_have_run and self.runs_once):
             self.bury(p)
             return "dead"
         p.status, p.token = "starting", ""

@@ -319,7 +319,7 @@ class QueueSteps(RuleBasedStateMachine):
         assert released == expected
 
 
-def policy(breaker_after: int = 0, *, refuses_while_broken: bool = False) -> Policy:
+def policy(breaker_after: int = 0, *, refuses_while_broken: bool = False, runs_once: bool = False) -> Policy:
     """Of the queue: small enough that all of it is met."""
     return Policy(
         streams=6,
@@ -328,6 +328,7 @@ def policy(breaker_after: int = 0, *, refuses_while_broken: bool = False) -> Pol
         breaker_after=breaker_after,
         breaker_cool_s=COOL_MS / 1000,
         breaker_mode="fail" if refuses_while_broken else "hold",
+        on_lost="fail" if runs_once else "retry",
     )
 
 

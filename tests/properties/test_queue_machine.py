@@ -163,6 +163,7 @@ FAULTS = {
     ),
     "what arrives is not counted": Fault("count(queue, 'queued', tenant, 1)\n", script="arrive"),
     "a bound of one claim strands the rest": Fault("(scanned >= SCAN or stopped)", "stopped", "claim", scan=FEW),
+    "what may run once runs again": Fault("(may_have_run and policy[2] == 'fail')", "false", "release"),
     "a budget without room calls nobody": Fault("(scanned >= SCAN or stopped)", "scanned >= SCAN", "claim"),
 }
 

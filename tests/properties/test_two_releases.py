@@ -45,6 +45,8 @@ NOT_WALKED = {"stats"}
 class MixedMachine(QueueMachine):
     """A walk whose calls are carried out by either release."""
 
+    may_run_once = False  # the former release puts back what its holder gives back
+
     def __init__(self, server: RedisServer, former: Release) -> None:
         self.former = former
         super().__init__(server, scan=SCAN)

@@ -27,7 +27,7 @@ from director.runners.runner import (
     Unreceived,
 )
 from director.runs import tracker as tracker_module
-from director.runs.ends import CODES, FAULTS, STOPS, VERDICTS, Finish, GiveBack, Judged, Limits, Stop, Verdict
+from director.runs.ends import CODES, DRAINED, FAULTS, STOPS, VERDICTS, Finish, GiveBack, Judged, Limits, Stop, Verdict
 from director.runs.tracker import Ask, Effect, Halt, Tell, Tracker, Write
 from director.runs.uploads import Upload, Uploaded
 
@@ -156,7 +156,7 @@ def test_a_drained_run_is_given_back_unspent_unless_it_ended_by_itself(outcome: 
     if outcome in LASTING:
         assert isinstance(end, Finish)
     else:
-        assert end == GiveBack(fault=None, error="", code="drained")
+        assert end == DRAINED
 
 
 @pytest.mark.parametrize("why", STOPS)
@@ -549,7 +549,7 @@ def test_an_output_that_nobody_judged_before_a_drain_is_made_again() -> None:
     run = moderated()
     follow(run, Began(), SUCCEEDED)
     assert run.stop(Stop.DRAIN)
-    assert run.apply(Judged(Verdict.UNKNOWN), 0.0) == [GiveBack(fault=None, error="", code="drained")]
+    assert run.apply(Judged(Verdict.UNKNOWN), 0.0) == [DRAINED]
 
 
 @pytest.mark.parametrize("outcome", [outcome for outcome in LASTING if outcome is not Outcome.SUCCEEDED])

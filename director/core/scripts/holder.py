@@ -155,9 +155,15 @@ class HolderScripts(Wire):
         delay_s: float = 0,
         error: str = "",
         code: str = "",
+        began: bool | None = None,
         now_ms: int | None = None,
     ) -> Requeued:
-        """Give a claim back: unspent, or as a spent attempt. Returns what became of the prediction."""
-        args: list[Arg] = [prediction_id, token, int(spent), ms(delay_s), error, code, now(now_ms)]
+        """Give a claim back: unspent, or as a spent attempt. Returns what became of the prediction.
+
+        `began`: did its run begin? Where nothing may run twice, it then ends with `error` and `code`. None: the record
+        says whether it did.
+        """
+        has_begun = "" if began is None else int(began)
+        args: list[Arg] = [prediction_id, token, int(spent), ms(delay_s), error, code, has_begun, now(now_ms)]
         answer = await self._call("release", [keys.record(prediction_id)], args)
         return cast(Requeued, answer.decode())

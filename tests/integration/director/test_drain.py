@@ -71,6 +71,27 @@ async def test_what_cannot_finish_in_time_is_handed_back_unspent_and_run_by_anot
     assert tally.runs == 2
 
 
+async def test_drained_run_ends_where_nothing_may_run_twice(
+    caller: Caller, server: RedisServer, cog_url: str, gate: Gate, tally: Tally
+) -> None:
+    async with director_process(server.url, cog_url, drain_s=0, on_lost="fail") as director:
+        asked = await caller.submit(n=1, gate=str(gate), count=str(tally))
+        await caller.shows(asked, output=["a0"])
+        waiting = await caller.submit(n=1, count=str(tally))
+        director.send(signal.SIGTERM)
+        assert await director.exit_code() == 0
+        [given_back] = director.said("claim given back")
+        assert (given_back["code"], given_back["became"]) == ("drained", "dead")
+    ended = await caller.ended(asked)
+    assert (ended["status"], ended["code"]) == ("failed", "drained")
+    assert ended["error"] == "The run had begun when its director was drained, and this model allows no second run."
+    assert await caller.dead() == [asked]
+    gate.open()
+    async with live_director(server.url, cog_url, on_lost="fail"):
+        assert (await caller.ended(waiting))["status"] == "succeeded"
+    assert tally.runs == 2, "each once"
+
+
 async def test_a_run_that_heeds_no_cancel_is_handed_back_unspent(
     caller: Caller, server: RedisServer, folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

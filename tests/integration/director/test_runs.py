@@ -161,11 +161,24 @@ async def test_a_model_that_kills_its_server_uses_up_its_attempts_and_others_go_
         async with keeping(redis, server.url, lease_s=15):
             ended = await caller.ended(poison)
             assert (ended["status"], ended["code"]) == ("failed", "server_lost")
-            assert ended["error"].startswith("The model server died while it ran, and no attempt is left.")
+            assert ended["error"].startswith("The model server died while it ran, and it may not run again.")
             assert tally.runs == 2
             assert await caller.dead() == [poison]
             assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
             assert cog.starts == 3
+
+
+async def test_run_that_lost_its_server_ends_where_nothing_may_run_twice(
+    caller: Caller, server: RedisServer, redis: Redis, folder: Path, tally: Tally
+) -> None:
+    async with supervised_cog(folder) as cog, live_director(server.url, cog.url, on_lost="fail"):
+        asked = await caller.submit(n=1, count=str(tally), then="exit")
+        async with keeping(redis, server.url, lease_s=15):
+            ended = await caller.ended(asked)
+            assert (ended["status"], ended["code"]) == ("failed", "server_lost")
+            assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
+    assert tally.runs == 1
+    assert await caller.dead() == [asked]
 
 
 async def test_one_death_of_the_server_costs_an_attempt_and_no_prediction(
