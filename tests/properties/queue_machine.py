@@ -34,9 +34,10 @@ class QueueMachine(QueueSteps):
         wishes=st.lists(WISHES, min_size=2, max_size=4),
         breaker_after=st.sampled_from([0, 2]),
         slots=st.integers(1, 8),
+        runs_once=st.sampled_from([False, False, True]),
     )
-    def begin_with_some(self, wishes: list[Wish], breaker_after: int, slots: int) -> None:
-        self.set_policy(breaker_after, refuses_while_broken=False)
+    def begin_with_some(self, wishes: list[Wish], breaker_after: int, slots: int, runs_once: bool) -> None:
+        self.set_policy(breaker_after, refuses_while_broken=False, runs_once=runs_once)
         self.extend(which=0, count=0, consumer="d1", slots=slots)
         for wish in wishes:
             self.enqueue(wish)

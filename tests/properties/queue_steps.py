@@ -275,7 +275,10 @@ class QueueSteps(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(which=WHICH)
     def begin(self, which: int) -> None:
-        claim, p = self.claim_of(which)
+        self.begin_one(self.claim_of(which)[0])
+
+    def begin_one(self, claim: Claim) -> None:
+        p = self.model.all[claim.id]
         advanced = self.do(
             self.scripts.advance(
                 p.id,
@@ -299,6 +302,16 @@ class QueueSteps(RuleBasedStateMachine):
     def release(self, which: int, is_spent: bool, delay_s: int) -> None:
         claim, _ = self.claim_of(which)
         self.release_one(claim, is_spent=is_spent, delay_s=delay_s)
+
+    @precondition(lambda self: self.model.runs_once and self.model.at("claimed"))
+    @rule(which=WHICH, is_spent=st.booleans())
+    def give_back_what_began(self, which: int, is_spent: bool) -> None:
+        """Rarely so by chance."""
+        claimed = self.model.at("claimed")
+        p = claimed[which % len(claimed)]
+        [claim] = [claim for claim in self.held if claim.token == p.token]
+        self.begin_one(claim)
+        self.release_one(claim, is_spent=is_spent, delay_s=0)
 
     @precondition(lambda self: self.model.at("claimed") and not self.model.is_paused)
     @rule(which=WHICH, consumer=CONSUMERS)

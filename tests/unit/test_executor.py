@@ -11,6 +11,7 @@ from msgspec import Raw
 from director.claims.holdings import Holdings
 from director.core import keys
 from director.core.accounts import Accounts
+from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, partition_of
@@ -20,6 +21,7 @@ from director.core.states import WebhookEvent
 from director.core.stores.local import LocalFiles
 from director.core.stores.names import FileName
 from director.runners.runner import (
+    Accepted,
     Began,
     Ended,
     Health,
@@ -39,7 +41,7 @@ from director.webhooks.outbox import Outbox, Post
 from director.webhooks.sender import Sender
 from director.webhooks.terminal import TerminalWebhooks
 from tests.support.eventually import eventually
-from tests.support.queue_driver import ACCOUNT, QueueDriver
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.scripted_runner import ScriptedRunner
 from tests.support.sink import Answer, sink
 
@@ -104,6 +106,25 @@ async def test_a_runner_that_raises_costs_an_attempt_and_is_logged(
     assert (await driver.kinds(claim.id))[-1] == "retried"
     [said] = [record for record in caplog.records if record.message == "following a run failed"]
     assert said.exc_info is not None
+
+
+@pytest.mark.parametrize(
+    ("events", "became"),
+    [
+        pytest.param([Began(), Ended(outcome=Outcome.LOST)], "failed", id="lost after it began"),
+        pytest.param([Ended(outcome=Outcome.LOST)], "failed", id="lost before anybody saw it begin"),
+        pytest.param([Accepted("a:1"), Ended(outcome=Outcome.REFUSED)], "failed", id="refused, and its server has it"),
+        pytest.param([Began(), Ended(outcome=Outcome.REFUSED)], "starting", id="refused late"),
+        pytest.param([Ended(outcome=Outcome.REFUSED)], "starting", id="refused"),
+    ],
+)
+async def test_run_that_may_have_begun_ends_where_nothing_may_run_twice(
+    bench: Bench, driver: QueueDriver, catalog: Catalog, events: list[RunEvent], became: str
+) -> None:
+    await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy(on_lost="fail"))
+    claim = await claimed(driver)
+    await bench.execute(ScriptedRunner(*events), claim)
+    assert (await driver.record(claim.id)).status == became
 
 
 async def test_a_runner_that_raises_after_its_end_changes_nothing(
