@@ -20,6 +20,8 @@ __all__ = ("GRACE_S", "CallerFile", "CallerFiles")
 
 # Longer than any upload: what is stored and not written here for so long never will be
 GRACE_S: Final = 3600.0
+# Off a list, with each file that comes
+MOST_TRIMMED: Final = 16
 
 
 class CallerFile(Struct, frozen=True, kw_only=True):
@@ -56,12 +58,20 @@ class CallerFiles:
         async def write() -> None:
             pipe = self._redis.pipeline(transaction=True)
             pipe.set(key, msgspec.json.encode(file), px=life_ms)
-            pipe.zremrangebylex(listing, "-", f"({oldest}")
             pipe.zadd(listing, {file.id: 0})
-            pipe.pexpire(listing, life_ms)
+            pipe.pexpire(listing, life_ms, nx=True)
+            pipe.pexpire(listing, life_ms, gt=True)  # older files may live longer: the setting was another one then
             await pipe.execute()
 
         await ask(write)
+        await self._trim(file.account, below=oldest)
+
+    async def _trim(self, account: str, *, below: str) -> None:
+        """Take some of those off the list that are so old and have expired: more than one came."""
+        old = await self.ids(account, high=f"({below}", count=MOST_TRIMMED, newest_first=False)
+        alive = await self.known(account, old)
+        if gone := [file_id for file_id in old if file_id not in alive]:
+            await ask(lambda: self._redis.zrem(keys.files(account), *gone))
 
     async def get(self, account: str, file_id: FileId) -> CallerFile | None:
         """One of this account's; None for any other."""

@@ -14,10 +14,12 @@ from urllib.parse import quote
 import anyio
 import httpx
 import pytest
+from msgspec import Raw
 from redis.asyncio import Redis
 
 from director.core import keys
 from director.core.accounts import Accounts
+from director.core.caller_files import CallerFile, CallerFiles
 from director.core.clock import SystemClock
 from director.core.ids import new_file_id
 from director.core.links import Links
@@ -465,6 +467,37 @@ async def test_expired_and_abandoned_files_are_swept_and_no_others(
     assert [file["id"] for file in (await api.get("/v1/files")).json()["results"]] == [living["id"]]
     assert 0 < await redis.pttl(keys.file(ACCOUNT, living["id"])) <= 3_600_000
     assert 0 < await redis.pttl(keys.files(ACCOUNT)) <= 3_600_000
+
+
+async def test_files_stay_listed_after_their_lifetime_was_lowered(redis: Redis) -> None:
+    now_ms = SystemClock().now_ms()
+    files = CallerFiles(redis)
+    older = a_file(created=now_ms - 7200_000, life_s=86400)
+    gone = a_file(created=now_ms - 7100_000, life_s=3600)
+    newest = a_file(created=now_ms, life_s=60)
+    for each in (older, gone, newest):
+        await files.add(each)
+    assert await files.ids(ACCOUNT, count=9) == [newest.id, gone.id, older.id]
+    await redis.delete(keys.file(ACCOUNT, gone.id))  # as its lifetime does
+    await files.add(newest)
+    assert await files.ids(ACCOUNT, count=9) == [newest.id, older.id]
+    assert await redis.pttl(keys.files(ACCOUNT)) > 3600_000
+
+
+def a_file(*, created: int, life_s: int) -> CallerFile:
+    return CallerFile(
+        id=new_file_id(created),
+        account=ACCOUNT,
+        name="a",
+        ending="",
+        content_type="text/plain",
+        size=1,
+        sha256="",
+        md5="",
+        metadata=Raw(b"{}"),
+        created=created,
+        expires=created + life_s * 1000,
+    )
 
 
 # ---- in a process ----
