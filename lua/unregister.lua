@@ -14,12 +14,13 @@
 
 local meta, queue, alive_ms, only_asks, now = KEYS[1], ARGV[1], ARGV[2], ARGV[3] == '1', clock(ARGV[4])
 
-local read_from = tonumber(redis.call('HGET', meta, 'read'))
-if not read_from then return 'done' end
+local MOST_STREAMS = 32
+
+if not redis.call('HGET', meta, 'read') then return 'done' end
 
 local gone = { meta }
 for _, lane in ipairs({ 'high', 'normal', 'low' }) do
-  for number = 0, read_from - 1 do
+  for number = 0, MOST_STREAMS - 1 do -- a resize to fewer leaves empty ones above those that are read
     gone[#gone + 1] = stream_key(queue, lane, number)
     if redis.call('XLEN', gone[#gone]) > 0 then return 'live' end
   end

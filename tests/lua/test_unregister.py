@@ -30,6 +30,22 @@ async def test_what_was_never_used_leaves_nothing(driver: QueueDriver) -> None:
     assert await unregister(driver) == "done"
 
 
+async def test_streams_that_a_resize_left_behind_go_with_the_queue(driver: QueueDriver) -> None:
+    for number in range(16):
+        await driver.submit(streams=[number])
+    for claim in await driver.claim_all():
+        assert await driver.finish(claim)
+    assert await driver.scripts.resize(driver.queue, streams=4) == (4, 4)
+    assert await unregister(driver) == "done"
+    assert [name for name in await dump(driver.redis) if ":q:" in name] == []
+
+
+async def test_entry_above_the_streams_that_are_read_keeps_the_queue(driver: QueueDriver) -> None:
+    await driver.redis.xadd(keys.stream(driver.queue, "low", 31), {"id": "lost"})
+    assert await refused(driver) == "live"
+    await driver.redis.delete(keys.stream(driver.queue, "low", 31))
+
+
 async def test_who_only_asks_changes_nothing(driver: QueueDriver) -> None:
     before = await dump(driver.redis)
     assert await driver.scripts.unregister(driver.queue, only_asks=True, now_ms=driver.now_ms) == "done"
