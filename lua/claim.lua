@@ -48,7 +48,7 @@ if state[2] == '1' then return { 'paused' } end
 local is_probe = (state[4] == 'open' and past(state[5], now))
   or (state[4] == 'probing' and redis.call('EXISTS', record_key(state[3])) == 0)
 if not is_probe and (state[4] or '') ~= '' then return { 'open' } end
-if is_probe then most = 1 end
+if is_probe then most = math.min(most, 1) end -- a claim of none only asks again for what it brought
 
 local mask, next_stream, ready, backlogged, credit, within = {}, {}, {}, {}, {}, {}
 for i, lane in ipairs(LANES) do

@@ -306,6 +306,14 @@ async def test_after_the_cool_time_one_is_handed_out_and_no_more(driver: QueueDr
     assert await driver.claim(5, consumer="d2") == []
 
 
+async def test_claim_of_none_leaves_the_try_to_another(driver: QueueDriver) -> None:
+    await opened(driver)
+    driver.pass_time(30)
+    assert await driver.claim(0) == []
+    assert await state(driver) == "open"
+    assert len(await driver.claim(5)) == 1
+
+
 async def test_the_same_claim_again_is_answered_while_it_tries(driver: QueueDriver) -> None:
     await opened(driver)
     driver.pass_time(30)

@@ -146,7 +146,7 @@ FAULTS = {
     "an open breaker hands out": Fault(
         "if not is_probe and (state[4] or '') ~= '' then return { 'open' } end", script="claim"
     ),
-    "several try an open breaker": Fault("if is_probe then most = 1 end", script="claim"),
+    "several try an open breaker": Fault("if is_probe then most = math.min(most, 1) end", script="claim"),
     "an older change of limits is heeded": Fault(
         " or tonumber(string.match(known, '%S+$')) > tonumber(revision)", "", "enqueue"
     ),
