@@ -4,10 +4,11 @@
 --
 --   KEYS[1]  record  hash  {p}:rec:<id>
 --   ARGV[1]  id
---   ARGV[2]  after   the last number that is known; a larger one than there is, and the list began anew: all is told
+--   ARGV[2]  after   the last number that is known; of another life than this one, or larger than there is: all is told
 --   ARGV[3]  count   most events
 --   ARGV[4]  bytes   of all together, above which no other one is added
 --   ARGV[5]  whole   1: an event that is larger than that by itself is told too; else the answer ends before it
+--   ARGV[6]  life    each revival begins a life, and the list anew: in the n-th the numbers begin after n × this
 --   Returns  {account, status, ticket, moved, last, first, event, …}
 --                moved: to which server, '' where it did not; last: number of the newest there is, 0 once they were removed; first: number of the first one here
 --                an event: kind, ms and data, with a space between
@@ -16,13 +17,15 @@
 local id, after, count, bytes, whole = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5] == '1'
 local STEP = 16 -- read at a time: one event may be megabytes
 
-local r = redis.call('HMGET', KEYS[1], 'account', 'status', 'ticket', 'moved')
+local r = redis.call('HMGET', KEYS[1], 'account', 'status', 'ticket', 'moved', 'revivals')
 if not r[1] then return {} end
 local key = events_key(id)
 local last = redis.call('LLEN', key)
-if after > last then after = 0 end
+local born = (tonumber(r[5] or '') or 0) * tonumber(ARGV[6]) -- what this life's numbers begin after
+local at = after - born
+if at < 0 or at > last then at = 0 end
 
-local reply, size, at = { r[1], r[2], r[3] or '', r[4] or '', last, after + 1 }, 0, after
+local reply, size = { r[1], r[2], r[3] or '', r[4] or '', last > 0 and born + last or 0, born + at + 1 }, 0
 local head = #reply
 while #reply - head < count and size < bytes and at < last do
   for _, entry in ipairs(redis.call('LRANGE', key, at, at + math.min(STEP, count - (#reply - head)) - 1)) do

@@ -51,7 +51,8 @@ async def _streamed(request: Request, parts: Parts, address: Address) -> Respons
         raise moved(known.moved)
     if known.is_removed:
         raise data_removed()
-    if mark.end == "done" and known.is_terminal:
+    was_told_all = mark.end == "done" and mark.seq >= known.next - 1  # and not of a run before it was revived
+    if was_told_all and known.is_terminal:
         return Response(status_code=204)
     if request.method == "HEAD":
         return Response(headers=STREAM)

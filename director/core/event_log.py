@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw, Struct
 
-from director.core.schema import Event
+from director.core.schema import LIFE, Event
 from director.core.view import iso
 
 __all__ = ("DeliveryAttempt", "EventView", "delivery_attempt", "shown_event")
@@ -41,7 +41,7 @@ class DeliveryAttempt(Struct, frozen=True, kw_only=True):
 
 def shown_event(event: Event) -> EventView:
     """The event as its caller sees it."""
-    return EventView(event.seq, event.kind, iso(event.at), DATA.get(event.kind, _as_it_is)(event))
+    return EventView(event.seq % LIFE, event.kind, iso(event.at), DATA.get(event.kind, _as_it_is)(event))
 
 
 def delivery_attempt(event: Event) -> DeliveryAttempt:

@@ -4,7 +4,7 @@ A caller's JSON stays `Raw` from end to end: nothing here re-encodes an input or
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -14,6 +14,7 @@ from director.core.states import TERMINAL, Status, WebhookEvent
 from director.core.trace_context import NO_TRACE, TraceHeaders
 
 __all__ = (
+    "LIFE",
     "Claim",
     "Eta",
     "Event",
@@ -131,8 +132,14 @@ class Claim(Struct, frozen=True):
         return self.record.token
 
 
+LIFE: Final = 10_000_000  # more events than one list ever has
+
+
 class Event(Struct, frozen=True):
-    """One entry of `ev:<id>`, and its place there. `data` is JSON for output, logs and metric, a word for the rest."""
+    """One entry of `ev:<id>`. `seq`: its place there, and `LIFE` more for each revival where a list is replayed.
+
+    `data` is JSON for output, logs and metric, a word for the rest.
+    """
 
     seq: int
     kind: str

@@ -6,6 +6,7 @@ import pytest
 
 from director.core import keys
 from director.core.ids import PredictionId
+from director.core.schema import LIFE
 from director.core.scripts import Replayed
 from tests.support.keyspace import dump
 from tests.support.queue_driver import ACCOUNT, QueueDriver
@@ -90,7 +91,25 @@ async def test_a_list_that_began_anew_is_told_from_its_start(driver: QueueDriver
     assert before.last > 1
     await driver.revive(prediction_id)
     again = await page(driver, prediction_id, after=before.last)
-    assert [(event.seq, event.kind) for event in again.events] == [(1, "revived")]
+    assert [(event.seq, event.kind) for event in again.events] == [(LIFE + 1, "revived")]
+
+
+async def test_number_of_a_former_life_is_told_all_of_the_new_one(driver: QueueDriver) -> None:
+    prediction_id = await driver.die()
+    before = await page(driver, prediction_id)
+    await driver.revive(prediction_id)
+    claim = await driver.claim_one()
+    seq = await driver.begin(claim, *[("output", b"1")] * 9)
+    await driver.finish(claim, seq=seq)
+    for event in before.events:
+        again = await page(driver, prediction_id, after=event.seq)
+        assert [event.kind for event in again.events] == ["revived", "started", *["output"] * 9, "completed"]
+        assert again.last == again.events[-1].seq == LIFE + 12
+        assert (again.next, again.has_more) == (LIFE + 13, False)
+    rest = await page(driver, prediction_id, after=LIFE + 10)
+    assert [(event.seq, event.kind) for event in rest.events] == [(LIFE + 11, "output"), (LIFE + 12, "completed")]
+    await driver.redis.delete(keys.events(prediction_id))
+    assert (await page(driver, prediction_id)).is_removed
 
 
 async def test_what_was_removed_says_so_and_what_never_was_is_none(driver: QueueDriver) -> None:

@@ -11,7 +11,7 @@ from director.core import keys
 from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, UnknownQueue
 from director.core.gatherer import Arg
 from director.core.ids import Kind, PredictionId, QueueName, partition_of
-from director.core.schema import Event, Outlook, Record, Stored, flat, pairs
+from director.core.schema import LIFE, Event, Outlook, Record, Stored, flat, pairs
 from director.core.scripts.wire import Wire, event, hoped, ms, now, number
 from director.core.states import TERMINAL, Status
 from director.core.story import Known
@@ -248,10 +248,10 @@ class CallerScripts(Wire):
     ) -> Replayed | None:
         """Its events after a number, at most `count`, and none more once they have so many bytes; None: no prediction.
 
-        A number that is larger than the newest one's is of a list that began anew since: all is told then. One event
-        may be larger than `most_bytes` by itself: unless `whole`, what comes ends before it.
+        A number from before the last revival, or larger than the newest one, is of a list that began anew since: all is
+        told then. One event may be larger than `most_bytes` by itself: unless `whole`, what comes ends before it.
         """
-        args: list[Arg] = [prediction_id, after, count, most_bytes, int(whole)]
+        args: list[Arg] = [prediction_id, after, count, most_bytes, int(whole), LIFE]
         reply = await self._call("replay", [keys.record(prediction_id)], args)
         if not reply:
             return None

@@ -257,6 +257,32 @@ async def test_another_attempt_is_told_and_ids_go_on(
     assert places == sorted(places)
 
 
+async def test_reader_that_comes_back_after_a_revival_is_told_the_new_run_alone(
+    live: LiveApi, asker: Asker, director: PlayedDirector, scripts: Scripts
+) -> None:
+    url = (await asker.create(live))["urls"]["stream"]
+    for attempt in range(3):
+        claim = await director.claim()
+        await director.begin(claim, *([b'"old-1"', b'"old-2"'] if attempt == 2 else []))
+        await scripts.release(claim.id, token=claim.token, spent=True, error="boom", code="server_lost")
+    before = await all_of(asker.http, url)
+    assert [one.event for one in before] == ["output", "output", "error", "done"]
+    assert await scripts.revive(claim.id)
+    claim = await director.claim()
+    seq = await director.begin(claim, *(b'"new-%d"' % number for number in range(1, 9)))
+    await director.finish(claim, output=b"[%s]" % b",".join(b'"new-%d"' % number for number in range(1, 9)), seq=seq)
+    run = [*(("output", f"new-{number}") for number in range(1, 9)), ("done", "{}")]
+    for one in before:
+        told = [one async for one in read_events(asker.http, url, after=one.id)]
+        assert told[0] == Comment("retried")
+        assert spoken([one for one in told if isinstance(one, Told)]) == run
+    now = await all_of(asker.http, url)
+    assert spoken(now) == run
+    assert await all_of(asker.http, url, after=now[3].id) == now[4:]
+    over = await asker.http.get(url, headers={"Last-Event-ID": now[-1].id})
+    assert over.status_code == 204
+
+
 async def test_after_its_data_was_removed_it_is_gone(live: LiveApi, asker: Asker, redis: Redis) -> None:
     made = await asker.create(live)
     await asker.http.post(made["urls"]["cancel"], headers=asker.headers)
