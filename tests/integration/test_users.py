@@ -33,7 +33,7 @@ QUEUE = QueueName("acme/echo:0123456789ab")
 LIVE = keys.live(QUEUE)
 ELSEWHERE = keys.live(QueueName("acme/other:0123456789ab"))
 # Only the former release needs them: an upgrade is no moment to take them away
-FORMER = ("zincrby",)
+FORMER = ("zincrby", "zremrangebylex")
 ID = new_prediction_id(model="acme/echo", now_ms=SystemClock().now_ms())
 SAMPLES: dict[str, Any] = {
     "account": "a",
