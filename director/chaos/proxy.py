@@ -1,4 +1,4 @@
-"""A link between two processes that can be slow, cut, or lose one reply: a TCP proxy on loopback.
+"""A link between two processes that can be slow, narrow, cut, or lose one reply: a TCP proxy on loopback.
 
 Never changes or reorders a byte. While it is cut, what was sent is kept, as a network keeps sending it again, and
 arrives afterwards; a client that was too impatient has gone by then.
@@ -13,6 +13,7 @@ from typing import Final
 __all__ = ("Link", "Upstream")
 
 CHUNK: Final = 65_536
+AHEAD_S: Final = 0.01  # a sleep is never exact: what is late is made up for within this
 
 Upstream = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
@@ -24,8 +25,11 @@ class Link:
         self.name = name
         self.port = 0
         self.delay_s = (0.0, 0.0)  # from, to: each piece waits for something between
+        self.bytes_s = 0.0  # of all connections together, each way; 0 for no bound
+        self.carried = {False: 0, True: 0}  # bytes: of requests, of replies
         self._connect = connect
         self._dice = random.Random(f"{seed}:{name}")  # noqa: S311 - repeatable on purpose
+        self._free_at = {False: 0.0, True: 0.0}
         self._open = asyncio.Event()
         self._open.set()
         self._marker: bytes | None = None
@@ -53,6 +57,7 @@ class Link:
     def mend(self) -> None:
         """Be a good link again."""
         self.delay_s = (0.0, 0.0)
+        self.bytes_s = 0.0
         self._marker = None
         self._open.set()
 
@@ -111,6 +116,8 @@ class Link:
             while chunk := await reader.read(CHUNK):
                 if self.delay_s[1]:
                     await asyncio.sleep(self._dice.uniform(*self.delay_s))
+                if self.bytes_s:
+                    await self._turn(len(chunk), replies=replies)
                 await self._open.wait()
                 if replies and self._marker is not None and self._marker in chunk:
                     self._marker = None
@@ -120,4 +127,13 @@ class Link:
                     return True
                 writer.write(chunk)
                 await writer.drain()
+                self.carried[replies] += len(chunk)
         return True
+
+    async def _turn(self, size: int, *, replies: bool) -> None:
+        """Pieces of all connections go one after the other, as through one wire."""
+        now = asyncio.get_running_loop().time()
+        free_at = max(self._free_at[replies], now - AHEAD_S) + size / self.bytes_s
+        self._free_at[replies] = free_at
+        if free_at > now:
+            await asyncio.sleep(free_at - now)

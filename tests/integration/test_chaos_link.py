@@ -75,6 +75,19 @@ async def test_what_is_sent_over_a_slow_link_arrives_whole_and_in_order():
         assert [await ends[0].readline() for _ in range(20)] == [b"%d\n" % number for number in range(20)]
 
 
+async def test_connections_of_a_narrow_link_share_its_bytes_per_second():
+    async with linked() as (link, _), connected(link) as ends, connected(link) as others:
+        link.bytes_s = 1_000_000
+        began = asyncio.get_running_loop().time()
+        lines = [b"x" * 150_000 + b"\n", b"y" * 150_000 + b"\n"]
+        for (_, writer), line in zip((ends, others), lines, strict=True):
+            writer.write(line)
+        heard = [await reader.readexactly(len(line)) for (reader, _), line in zip((ends, others), lines, strict=True)]
+        assert heard == lines
+        assert asyncio.get_running_loop().time() - began > 0.25
+        assert link.carried == {False: 300_002, True: 300_002}
+
+
 async def test_nothing_passes_a_cut_link_and_all_of_it_arrives_once_it_is_mended():
     async with linked() as (link, echo), connected(link) as ends:
         assert await say(ends, b"before\n") == b"before\n"
