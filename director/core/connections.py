@@ -3,16 +3,25 @@
 A server that was demoted keeps its connections open and answers READONLY for ever; one that was cut off from its
 replicas answers NOREPLICAS, and may have been replaced. Here either answer ends its connection, and READONLY counts as
 a lost one: the next is made to whatever the name, the proxy or the Sentinels say now.
+A `socket_timeout` counts from the last bytes that moved. redis-py's own is for a whole command and for a whole reply.
 Sentinels are asked for each new connection, and no connection to them is kept.
 What went wrong before a connection stood is marked as such: nothing was sent by it.
 """
 
+import math
 import re
 from typing import Any, Final, TypeVar
 
 from redis import exceptions
+from redis._parsers import _AsyncHiredisParser
 from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection, parse_url
+from redis.asyncio.connection import (
+    AbstractConnection,
+    Connection,
+    SSLConnection,
+    UnixDomainSocketConnection,
+    parse_url,
+)
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import (
     MasterNotFoundError,
@@ -23,8 +32,11 @@ from redis.asyncio.sentinel import (
 )
 from redis.backoff import NoBackoff
 
+from director.core.patience import Patience
+
 __all__ = (
     "NO_RETRIES",
+    "Patient",
     "Tcp",
     "Tls",
     "address",
@@ -53,44 +65,90 @@ HOST: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::(?P<port>\d
 UNSENT: Final = "nothing was sent"
 
 
-class _Leaves:
-    """In front of a connection class. redis-py does the half of it, behind Sentinels only."""
+class _Counting(_AsyncHiredisParser):
+    """Counts its reads: a large reply takes many."""
+
+    reads = 0
+
+    async def read_from_socket(self) -> bool:
+        has_read = bool(await super().read_from_socket())  # type: ignore[no-untyped-call]
+        self.reads += 1
+        return has_read
+
+
+class Patient(AbstractConnection):
+    """In front of a connection class: leaves a server that is demoted or cut off, and waits as long as bytes move.
+
+    `silence_s`: how long nothing may move; None where the caller watches. See `Patience`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, parser_class=_Counting)
+        self.silence_s: float | None = self.socket_timeout
+        self.socket_timeout = None
+        self._sent_bytes = 0
+
+    @property
+    def reads(self) -> int:
+        parser: Any = self._parser
+        return int(parser.reads)
+
+    @property
+    def unsent(self) -> int:
+        return 0 if self._writer is None else self._writer.transport.get_write_buffer_size()
 
     async def connect_check_health(self, *args: Any, **options: Any) -> None:
         try:
-            await super().connect_check_health(*args, **options)  # type: ignore[misc]
+            await super().connect_check_health(*args, **options)
         except exceptions.RedisError as exc:
             raise unsent(exc)  # noqa: B904 - the same one
 
-    async def read_response(self, *args: Any, **options: Any) -> Any:
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        if self.silence_s is None:
+            await super().send_packed_command(command, check_health)
+            return
+        self._sent_bytes = sum(map(len, command)) if isinstance(command, list) else len(command)
         try:
-            return await super().read_response(*args, **options)  # type: ignore[misc]
+            with Patience(self, self.silence_s, sending=self._sent_bytes):
+                await super().send_packed_command(command, check_health)
+        except TimeoutError:
+            raise exceptions.TimeoutError("Timeout writing to socket") from None
+
+    async def read_response(self, disable_decoding: bool = False, timeout: float | None = None, **options: Any) -> Any:
+        try:
+            if timeout is not None or self.silence_s is None:
+                return await super().read_response(disable_decoding, timeout, **options)
+            sending, self._sent_bytes = self._sent_bytes, 0  # it may still be on the way
+            with Patience(self, self.silence_s, sending=sending):
+                return await super().read_response(disable_decoding, math.inf, **options)
+        except TimeoutError:
+            raise exceptions.TimeoutError("Timeout reading from socket") from None
         except exceptions.ReadOnlyError as exc:
-            await self.disconnect()  # type: ignore[attr-defined]
+            await self.disconnect()
             raise exceptions.ConnectionError("READONLY: the server is a replica now") from exc
         except exceptions.ResponseError as exc:
             if str(exc).startswith("NOREPLICAS"):
-                self.mark_for_reconnect()  # type: ignore[attr-defined]
+                self.mark_for_reconnect()  # type: ignore[no-untyped-call]
             raise
 
 
-class Tcp(_Leaves, Connection):
+class Tcp(Patient, Connection):
     pass
 
 
-class Tls(_Leaves, SSLConnection):
+class Tls(Patient, SSLConnection):
     pass
 
 
-class _Unix(_Leaves, UnixDomainSocketConnection):
+class _Unix(Patient, UnixDomainSocketConnection):
     pass
 
 
-class _Managed(_Leaves, SentinelManagedConnection):
+class _Managed(Patient, SentinelManagedConnection):
     pass
 
 
-class _ManagedTls(_Leaves, SentinelManagedSSLConnection):
+class _ManagedTls(Patient, SentinelManagedSSLConnection):
     pass
 
 

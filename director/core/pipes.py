@@ -6,15 +6,14 @@ Knows nothing of what is asked, and asks nothing twice.
 """
 
 import asyncio
-import math
 from collections.abc import Sequence
 from typing import Any, Final, cast
 
 from redis import exceptions
 from redis.asyncio import Redis
-from redis.asyncio.connection import AbstractConnection
 
-from director.core.connections import unsent
+from director.core.connections import Patient, unsent
+from director.core.patience import Patience
 
 __all__ = ("Pipes",)
 
@@ -25,12 +24,12 @@ SPARE: Final = 2
 
 
 class Pipes:
-    """To the server of one client. What takes longer than `timeout_s` ends its connection."""
+    """Round trips to the server of one client. One on which nothing moves for `timeout_s` ends its connection."""
 
     def __init__(self, redis: Redis, *, timeout_s: float) -> None:
         self._pool = redis.connection_pool
         self._timeout_s = timeout_s
-        self._kept: list[AbstractConnection] = []
+        self._kept: list[Patient] = []
         self._most = max(0, self._pool.max_connections - SPARE)
         self._wanting = 0
         self._used = False
@@ -45,7 +44,7 @@ class Pipes:
         connection = await self._taken()
         is_good = False
         try:
-            async with asyncio.timeout(self._timeout_s):
+            with Patience(connection, self._timeout_s, sending=sum(map(len, commands))):
                 await connection.send_packed_command(commands, check_health=False)
                 replies = [await _reply(connection) for _ in range(answers)]
             is_good = not connection.should_reconnect()  # type: ignore[no-untyped-call]
@@ -67,7 +66,7 @@ class Pipes:
         if self._leaving:
             await asyncio.wait(self._leaving)
 
-    async def _taken(self) -> AbstractConnection:
+    async def _taken(self) -> Patient:
         while self._kept:
             connection = self._kept.pop()
             if not await _has_ended(connection):
@@ -75,16 +74,16 @@ class Pipes:
             await self._give_back(connection, is_good=False)
         self._wanting += 1
         try:
-            connection = cast(AbstractConnection, await self._pool.get_connection())  # type: ignore[no-untyped-call]
+            connection = cast(Patient, await self._pool.get_connection())  # type: ignore[no-untyped-call]
         except exceptions.RedisError as exc:
             raise unsent(exc)  # noqa: B904 - the same one
         finally:
             self._wanting -= 1
-        # of a whole round trip and not of each read and write: a limit for each is a timer, or even a task
-        connection.socket_timeout = None
+        # one timer for a whole round trip, and not one for each read and write
+        connection.silence_s = None
         return connection
 
-    def _keep(self, connection: AbstractConnection) -> None:
+    def _keep(self, connection: Patient) -> None:
         self._kept.append(connection)
         self._used = True
         if self._timer is None:
@@ -100,21 +99,21 @@ class Pipes:
                 task.add_done_callback(self._leaving.discard)
         self._used = False
 
-    async def _give_back(self, connection: AbstractConnection, *, is_good: bool = True) -> None:
+    async def _give_back(self, connection: Patient, *, is_good: bool = True) -> None:
         if not is_good:
             await connection.disconnect(nowait=True)
-        connection.socket_timeout = self._pool.connection_kwargs.get("socket_timeout")
+        connection.silence_s = self._pool.connection_kwargs.get("socket_timeout")
         await self._pool.release(connection)
 
 
-async def _reply(connection: AbstractConnection) -> Any:
+async def _reply(connection: Patient) -> Any:
     try:
-        return await connection.read_response(timeout=math.inf)
+        return await connection.read_response()
     except exceptions.ResponseError as exc:
         return exc
 
 
-async def _has_ended(connection: AbstractConnection) -> bool:
+async def _has_ended(connection: Patient) -> bool:
     """Nobody asked it anything: what it has to read can only be that the server has hung up."""
     try:
         return await connection.can_read()
