@@ -290,7 +290,8 @@ class Executor:
                     events=unwritten,
                 )
             except BackendUnavailable:
-                await self._clock.sleep(pause)
+                # what failed together must not be sent again together
+                await self._clock.sleep(pause * (0.5 + self._dice()))
                 pause = min(2 * pause, AWAY_MOST_S)
             else:
                 crash.at("after_finish")

@@ -1,7 +1,7 @@
 """One claim from its run to its last write, on a real Valkey, with runs that no real server shows on demand."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ from director.claims.holdings import Holdings
 from director.core import keys
 from director.core.accounts import Accounts
 from director.core.catalog import OPEN_SCHEMA, Catalog
-from director.core.clock import SystemClock
+from director.core.clock import Clock, SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, partition_of
 from director.core.policy import Policy
@@ -69,17 +69,25 @@ class Bench:
         assert len(self.holdings) == 0
         return server
 
-    def executor(self, servers: Servers, *, run_limit_s: float = 60, storing: Storing | None = None) -> Executor:
+    def executor(
+        self,
+        servers: Servers,
+        *,
+        run_limit_s: float = 60,
+        storing: Storing | None = None,
+        clock: Clock | None = None,
+        dice: Callable[[], float] = lambda: 0.5,
+    ) -> Executor:
         return Executor(
             scripts=self.driver.scripts,
-            clock=SystemClock(),
+            clock=clock or SystemClock(),
             holdings=self.holdings,
             servers=servers,
             post=self.post,
             limits=Limits(inline=None if storing is None else 0),
             policy=Policy(),
             run_limit_s=run_limit_s,
-            dice=lambda: 0.5,
+            dice=dice,
             storing=storing,
         )
 
@@ -212,6 +220,38 @@ async def test_an_end_that_was_long_in_coming_is_left_to_the_courier(
     owed = keys.owed(partition_of(claim.id))
     assert list(await driver.members(owed)) == [claim.id]
     await driver.redis.delete(owed)
+
+
+class Hurried(SystemClock):
+    """Remembers what it was to wait, and does not."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+async def test_ends_that_failed_together_are_not_tried_again_together(
+    bench: Bench, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish, asked = driver.scripts.finish, 0
+
+    async def fail_twice(*args: Any, **options: Any) -> bool:
+        nonlocal asked
+        asked += 1
+        if asked < 3:
+            raise BackendUnavailable("it is away")
+        return await finish(*args, **options)
+
+    monkeypatch.setattr(driver.scripts, "finish", fail_twice)
+    claim, clock = await claimed(driver), Hurried()
+    runner = ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED))
+    server = Server(runner, 1, busy=1, health=Health(status=HealthStatus.READY))
+    executor = bench.executor(Servers([server]), clock=clock, dice=iter((0.0, 1.0)).__next__)
+    await asyncio.wait_for(executor.execute(claim, Seat(server, server.since)), LIMIT_S)
+    assert (await driver.record(claim.id)).status == "succeeded"
+    assert clock.slept == [AWAY_S * 0.5, 2 * AWAY_S * 1.5]
 
 
 async def test_a_run_shorter_than_a_write_tells_its_start_and_its_end_in_order(
