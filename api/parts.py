@@ -59,12 +59,16 @@ if TYPE_CHECKING:
 __all__ = ("Clients", "Parts", "State", "parts_of", "running")
 
 FIRST_CHECK_S: Final = 1.0
-CONNECTIONS: Final = 6  # few, since what is asked in one turn of the loop leaves in one write
-WRITES_AT_ONCE: Final = 4  # the others are for what is no script
+CONNECTIONS: Final = 9  # few, since what is asked in one turn of the loop leaves in one write
+WRITES_AT_ONCE: Final = 4  # of small calls. Three more are for large ones, the others for what is no script
 # A few megabytes of memory each, at most; one account cannot take all
 MOST_UPLOADS: Final = 16
 MOST_UPLOADS_EACH: Final = 4
 UPLOAD_PATIENCE_S: Final = 30.0
+# Two large reads are under way at once: see director/core/gatherer.py. One account must not have both
+MOST_READS: Final = 16
+MOST_READS_EACH: Final = 1
+READ_PATIENCE_S: Final = 60.0
 
 
 class Clients(Struct, frozen=True, kw_only=True):
@@ -122,6 +126,7 @@ class Parts(Struct, frozen=True, kw_only=True):
     tracing: Tracing
     caller_files: CallerFiles
     uploading: Turns
+    reading: Turns
 
     def release(self) -> None:
         """The process is to end: let go of all who are held."""
@@ -217,6 +222,7 @@ async def running(
         tracing=tracing,
         caller_files=CallerFiles(redis),
         uploading=Turns(MOST_UPLOADS, each=MOST_UPLOADS_EACH, patience_s=UPLOAD_PATIENCE_S),
+        reading=Turns(MOST_READS, each=MOST_READS_EACH, patience_s=READ_PATIENCE_S),
         gate=gate,
     )
     async with anyio.create_task_group() as tasks:

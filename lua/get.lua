@@ -6,20 +6,31 @@
 --   ARGV[1]  id
 --   ARGV[2]  now_ms  '' for the server's clock
 --   ARGV[3]  hope    '1' for the outlook of one that waits: it is the dear part
+--   ARGV[4]  bytes   most of input, output, logs and events together; '' for no bound
 --   Returns  {record, input, output and logs, events, outlook}   flat lists; input '' once it was removed
 --                                                       an event: kind, ms and data, with a space between
 --                                                       events only while it runs: after the end output and logs tell all
 --                                                       outlook as lib/outlook has it, only while it waits and where it
 --                                                       was asked for
+--            {record, '', {}, {}, {}, bytes}            there is more than that: so much, and none of it here
 --            {}                                         no such prediction
 
-local id, hope = ARGV[1], ARGV[3] == '1'
+local id, hope, most = ARGV[1], ARGV[3] == '1', tonumber(ARGV[4])
+
+-- The answer, unless what it holds is too much: only Lua's copy of it is made for nothing then.
+local function bounded(flat, input, ended, events)
+  local size = #input
+  for i = 2, #ended, 2 do size = size + #ended[i] end
+  for _, entry in ipairs(events) do size = size + #entry end
+  if most and size > most then return { flat, '', {}, {}, {}, size } end
+  return { flat, input, ended, events, {} }
+end
 
 local flat = redis.call('HGETALL', KEYS[1])
 if #flat == 0 then return {} end
 local r = as_record(flat)
 local input = redis.call('GET', input_key(id)) or ''
-if TERMINAL[r.status] then return { flat, input, redis.call('HGETALL', output_key(id)), {}, {} } end
-if r.token == '' then return { flat, input, {}, {}, hope and r.leaving == '' and r.moved == '' and outlook(id, r, clock(ARGV[2])) or {} } end
+if TERMINAL[r.status] then return bounded(flat, input, redis.call('HGETALL', output_key(id)), {}) end
+if r.token == '' and not (most and #input > most) then return { flat, input, {}, {}, hope and r.leaving == '' and r.moved == '' and outlook(id, r, clock(ARGV[2])) or {} } end
 local events = r.status == 'processing' and redis.call('LRANGE', events_key(id), 0, -1) or {}
-return { flat, input, {}, events, {} }
+return bounded(flat, input, {}, events)

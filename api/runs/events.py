@@ -45,7 +45,9 @@ async def get_events(request: Request) -> Response:
     limit = number_of(request, "limit", default=PAGE, least=1, most=MOST_IN_PAGE)
 
     async def read(parts: Parts) -> Response:
-        page = await parts.scripts.replay(prediction_id, after=after, count=limit, most_bytes=MOST_BYTES)
+        page = await parts.scripts.replay(prediction_id, after=after, count=limit, most_bytes=MOST_BYTES, whole=False)
+        if page is not None and page.account == account.name and page.has_more and not page.events:
+            page = await parts.scripts.replay(prediction_id, after=after, count=1, most_bytes=MOST_BYTES)
         if page is None or page.account != account.name:
             raise not_found()
         if page.moved:

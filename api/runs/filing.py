@@ -119,7 +119,9 @@ async def _enter(
     account, version = submission.account, submission.version
     listed_s = max(parts.settings.listing_ttl_s, account.limits.data_ttl_s or 0)
     oldest = _lowest_id_at_s(parts.clock.now_ms() // 1000 - math.ceil(listed_s))
-    listing = parts.scripts.enlist(prediction_id, account=account.name, oldest=oldest, kind=version.kind)
+    listing = parts.scripts.enlist(
+        prediction_id, account=account.name, oldest=oldest, kind=version.kind, input_bytes=len(submission.input)
+    )
     try:
         accepted = await _enqueue(parts, prediction_id, submission, is_bound=is_bound)
     except QueueError:

@@ -13,7 +13,9 @@ from api.paths import prediction_id_of
 from api.refusals import moved, not_found
 from api.sites.sites import where_it_is
 from director.core.accounts import Account
+from director.core.errors import BackendUnavailable
 from director.core.ids import Kind, PredictionId
+from director.core.schema import Stored
 from director.core.view import view
 
 __all__ = ("cancel_of_kind", "get_of_kind")
@@ -40,9 +42,26 @@ async def cancel_of_kind(request: Request, kind: Kind) -> Response:
 
 
 async def _shown(parts: Parts, prediction_id: PredictionId, account: Account, kind: Kind) -> Response:
-    stored = await parts.scripts.get(prediction_id)
+    stored = await parts.scripts.get(prediction_id, whole=False)
     if stored is None or stored.record.account != account.name or stored.record.kind != kind:
         raise not_found()
     if stored.record.moved:
         raise moved(stored.record.moved)
+    if stored.left_out:
+        stored = await _whole(parts, stored)
     return json_response(view(stored))
+
+
+async def _whole(parts: Parts, stored: Stored) -> Stored:
+    """A large one, in the turn of its account."""
+    record = stored.record
+    try:
+        async with parts.reading.taken(record.account):
+            whole = await parts.scripts.get(record.id, size=stored.left_out)
+    except TimeoutError as exc:
+        raise BackendUnavailable("too many large predictions are read at once") from exc
+    if whole is None:
+        raise not_found()
+    if whole.record.moved:
+        raise moved(whole.record.moved)
+    return whole

@@ -15,6 +15,7 @@ from api.parts import Parts, parts_of
 from api.runs.glances import Glance
 from api.sites.sites import sites_of
 from director.core.errors import BackendUnavailable
+from director.core.gatherer import LARGE_BYTES
 from director.core.ids import Kind, PredictionId, site_of
 from director.core.schema import Stored
 
@@ -92,10 +93,12 @@ class Lists:
 
     async def read(self, looked: Sequence[Looked]) -> list[Stored]:
         """Those that are still there, in their order."""
+        is_heavy = sum(one.glance.weight or 0 for one in looked) >= LARGE_BYTES
 
         async def get(one: Looked) -> Stored | None:
             # why each of a hundred waits is nothing to a list, and the dear part of a look
-            return await one.source.parts.scripts.get(one.glance.id, outlook=False)
+            scripts, glance = one.source.parts.scripts, one.glance
+            return await scripts.get(glance.id, outlook=False, size=glance.weight if is_heavy else None)
 
         if len(self._sources) == 1:
             return [stored for stored in await asyncio.gather(*map(get, looked)) if stored is not None]

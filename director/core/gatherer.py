@@ -9,8 +9,9 @@ import hashlib
 import logging
 import re
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum, auto
 from functools import partial
 from importlib.resources import files
 from typing import Any, Final, Protocol
@@ -28,13 +29,16 @@ from director.core.errors import BackendUnavailable
 from director.core.pipes import Pipes
 from director.core.redis_client import GIVE_UP_S, PAUSE_S, SOCKET_TIMEOUT_S, TRIES, unavailable
 
-__all__ = ("IN_CLUSTER", "Arg", "Gatherer", "Meter", "source")
+__all__ = ("BATCH_BYTES", "IN_CLUSTER", "LARGE_BYTES", "Arg", "Gatherer", "Meter", "Traffic", "source")
 
 log = logging.getLogger(__name__)
 
 Arg = str | bytes | int | float
 
 LARGEST_BATCH: Final = 256
+# A pipeline is sent again as a whole, and its first answer is heard with its last one. No call is added above this
+BATCH_BYTES: Final = 1 << 20
+LARGE_BYTES: Final = 256 * 1024
 # Of a part of lua/lib/: a function, up to the `end` that closes its only line or stands at the left; or any other line
 BLOCKS: Final = re.compile(
     r"^local function (?P<name>\w+)(?:.* end$|(?s:.*?)^end$)|^(?!local function ).*$", re.MULTILINE
@@ -82,6 +86,20 @@ def _file(name: str) -> str:
     return files("lua").joinpath(f"{name}.lua").read_text(encoding="utf-8")
 
 
+class Traffic(Enum):
+    """Calls that share pipelines. What is urgent or small never waits behind what is large."""
+
+    SMALL = auto()
+    BEATS = auto()
+    LARGE_WRITES = auto()
+    LARGE_READS = auto()
+
+
+# Pipelines on their way at once. Large writes are carried out in their order
+AT_ONCE: Final[dict[Traffic, int]] = {Traffic.LARGE_WRITES: 1, Traffic.LARGE_READS: 2}
+Way = tuple[Address | None, Traffic]
+
+
 class Meter(Protocol):
     """Hears of each round trip: that it came back with the answers of these scripts, or did not."""
 
@@ -105,13 +123,14 @@ class Script(Struct, frozen=True):
 
 class Call(Struct):
     """One script call on its way, as it is sent, and the future its caller awaits. `is_doubtful`: the server may have
-    carried it out, although its answer did not come back.
+    carried it out, although its answer did not come back. `weight`: bytes of the command and, if known, of its answer.
     """
 
     script: Script
     key: str
     command: bytes
     answer: "asyncio.Future[Any]"
+    weight: int
     is_doubtful: bool = False
 
     @property
@@ -125,7 +144,7 @@ class Gatherer:
 
     While `at_once` writes are on their way, calls are gathered until one of them has come back: a crowd of callers then
     shares a few large writes, instead of waiting for a connection each until that takes too long. The calls to each
-    master go by themselves: one that is away holds up none to another.
+    master go by themselves: one that is away holds up none to another. So does each kind of `Traffic`.
     """
 
     def __init__(self, redis: Redis, *, at_once: int | None = None, meter: Meter | None = None) -> None:
@@ -134,30 +153,49 @@ class Gatherer:
         self._slots = redis.slots if isinstance(redis, Cluster) else None
         self._pipes = Pipes(redis, timeout_s=SOCKET_TIMEOUT_S)
         self._routes = None if self._slots is None else ClusterPipes(self._slots, timeout_s=SOCKET_TIMEOUT_S)
-        self._at_once = at_once
+        self._at_once = {**AT_ONCE} if at_once is None else {**AT_ONCE, Traffic.SMALL: at_once}
         self._scripts: dict[str, Script] = {}
-        self._waiting: dict[Address | None, list[Call]] = {}
-        self._sending: defaultdict[Address | None, set[asyncio.Task[None]]] = defaultdict(set)
+        self._waiting: dict[Way, deque[Call]] = {}
+        self._sending: defaultdict[Way, set[asyncio.Task[None]]] = defaultdict(set)
 
-    async def call(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
-        """Run a script and return its reply as redis-py gives it.
+    async def call(
+        self,
+        name: str,
+        keys: Sequence[str],
+        args: Sequence[Arg],
+        *,
+        traffic: Traffic = Traffic.SMALL,
+        answer_bytes: int = 0,
+    ) -> Any:
+        """Run a script and return its reply as redis-py gives it. A large command is a large write by itself.
 
         Raises BackendUnavailable while Redis cannot answer; whether the call was carried out is then unknown, unless
         that says so.
         """
-        return await self.begin(name, keys, args)
+        return await self.begin(name, keys, args, traffic=traffic, answer_bytes=answer_bytes)
 
-    def begin(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> "asyncio.Future[Any]":
+    def begin(
+        self,
+        name: str,
+        keys: Sequence[str],
+        args: Sequence[Arg],
+        *,
+        traffic: Traffic = Traffic.SMALL,
+        answer_bytes: int = 0,
+    ) -> "asyncio.Future[Any]":
         """As `call`, for who has more to ask in the same write: it goes on by itself, and needs no task for that."""
         loop = asyncio.get_running_loop()
         # packed here, so that text which cannot be sent fails its own caller, not every call of the pipeline
         script, command = self._script(name), self.packed(name, keys, args)
-        call = Call(script, keys[0], command, loop.create_future())
-        master = None if self._slots is None else self._slots.owner(keys[0])
-        waiting = self._waiting.setdefault(master, [])
+        call = Call(script, keys[0], command, loop.create_future(), len(command) + answer_bytes)
+        if len(command) >= LARGE_BYTES:
+            traffic = Traffic.LARGE_WRITES
+        way = (None if self._slots is None else self._slots.owner(keys[0]), traffic)
+        waiting = self._waiting.get(way)
+        if waiting is None:
+            waiting = self._waiting[way] = deque()
+            loop.call_soon(self._send, way)
         waiting.append(call)
-        if len(waiting) == 1:
-            loop.call_soon(self._send, master)
         return call.answer
 
     def packed(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> bytes:
@@ -182,20 +220,21 @@ class Gatherer:
         if self._routes is not None:
             await self._routes.aclose()
 
-    def _send(self, master: Address | None) -> None:
-        sending = self._sending[master]
-        if self._at_once is not None and len(sending) >= self._at_once:
-            return  # whichever comes back first sends them
-        calls = self._waiting.pop(master, [])
-        for start in range(0, len(calls), LARGEST_BATCH):
-            task = asyncio.get_running_loop().create_task(self._deliver(calls[start : start + LARGEST_BATCH]))
-            sending.add(task)
-            task.add_done_callback(partial(self._came_back, master))
+    def _send(self, way: Way) -> None:
+        sending, waiting = self._sending[way], self._waiting.get(way)
+        most = self._at_once.get(way[1])
+        while waiting and (most is None or len(sending) < most):  # else whichever comes back first sends them
+            if calls := _batch(waiting):
+                task = asyncio.get_running_loop().create_task(self._deliver(calls))
+                sending.add(task)
+                task.add_done_callback(partial(self._came_back, way))
+        if not waiting:
+            self._waiting.pop(way, None)
 
-    def _came_back(self, master: Address | None, task: asyncio.Task[None]) -> None:
-        self._sending[master].discard(task)
-        if self._at_once is not None and master in self._waiting:
-            self._send(master)
+    def _came_back(self, way: Way, task: asyncio.Task[None]) -> None:
+        self._sending[way].discard(task)
+        if way in self._waiting and way[1] in self._at_once:
+            self._send(way)
 
     async def _deliver(self, calls: list[Call]) -> None:
         give_up = asyncio.get_running_loop().time() + GIVE_UP_S
@@ -256,6 +295,19 @@ class Gatherer:
         if lost:
             raise next(filter(was_sent, lost), lost[0])
         return unknown
+
+
+def _batch(waiting: deque[Call]) -> list[Call]:
+    """Take the calls of one pipeline. A large read whose caller has gone is left out: nothing is changed by it."""
+    calls: list[Call] = []
+    weight = 0
+    while waiting and weight < BATCH_BYTES and len(calls) < LARGEST_BATCH:
+        call = waiting.popleft()
+        if call.weight - len(call.command) >= LARGE_BYTES and call.answer.cancelled():
+            continue
+        calls.append(call)
+        weight += call.weight
+    return calls
 
 
 def _fail(call: Call, error: Exception) -> None:

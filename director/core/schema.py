@@ -161,13 +161,17 @@ class Outlook(Struct, frozen=True, array_like=True):
 
 
 class Stored(Struct, frozen=True, kw_only=True):
-    """A prediction at one moment. `input` is None once the data was removed; output and logs grow while it runs."""
+    """A prediction at one moment. `input` is None once the data was removed; output and logs grow while it runs.
+
+    `left_out`: bytes of input, output and logs that were too large to be read with it, none of which is here then.
+    """
 
     record: Record
     input: Raw | None
     output: Raw | None = None
     logs: str = ""
     outlook: Outlook | None = None
+    left_out: int = 0
 
 
 class Urls(Struct, frozen=True, omit_defaults=True):

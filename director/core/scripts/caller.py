@@ -9,7 +9,7 @@ from msgspec import Raw, Struct
 
 from director.core import keys
 from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, UnknownQueue
-from director.core.gatherer import Arg
+from director.core.gatherer import BATCH_BYTES, LARGE_BYTES, Arg, Traffic
 from director.core.ids import Kind, PredictionId, QueueName, partition_of
 from director.core.schema import LIFE, Event, Outlook, Record, Stored, flat, pairs
 from director.core.scripts.wire import Wire, event, hoped, ms, now, number
@@ -202,21 +202,49 @@ class CallerScripts(Wire):
         return Bound(PredictionId(held[0].decode()), held[1].decode(), held[2]) if held else None
 
     def enlist(
-        self, prediction_id: PredictionId, *, account: str, oldest: PredictionId, kind: Kind = ""
+        self, prediction_id: PredictionId, *, account: str, oldest: PredictionId, kind: Kind = "", input_bytes: int = 0
     ) -> "asyncio.Future[object]":
-        """Put an id on its account's list: call it before `enqueue`. Ids below `oldest` may be dropped."""
-        return self._begin("enlist", [keys.listing(account, kind)], [prediction_id, oldest])
+        """Put an id on its account's list: call it before `enqueue`. Ids below `oldest` may be dropped.
+
+        `input_bytes`: size of the input that `enqueue` sends next. A large one goes another way than small calls do.
+        """
+        # what else `enqueue` sends is much less than this
+        traffic = Traffic.LARGE_WRITES if input_bytes >= LARGE_BYTES // 2 else Traffic.SMALL
+        return self._begin("enlist", [keys.listing(account, kind)], [prediction_id, oldest], traffic=traffic)
 
     async def get(
-        self, prediction_id: PredictionId, *, outlook: bool = True, now_ms: int | None = None
+        self,
+        prediction_id: PredictionId,
+        *,
+        outlook: bool = True,
+        whole: bool = True,
+        size: int | None = None,
+        now_ms: int | None = None,
     ) -> Stored | None:
-        """One prediction as it is now; None when there is none. `outlook`: with why it waits, where it does."""
-        args: list[Arg] = [prediction_id, now(now_ms), int(outlook)]
-        reply = await self._call("get", [keys.record(prediction_id)], args)
+        """One prediction as it is now; None when there is none. `outlook`: with why it waits, where it does.
+
+        A large one takes a second round trip, and no small call waits for that; unless `whole`, its data is left out
+        instead, see `Stored.left_out`. `size`: bytes of its data where they are known, for one round trip only.
+        """
+        if size is None:
+            stored = await self._get(prediction_id, now(now_ms), outlook, LARGE_BYTES)
+            if stored is None or not stored.left_out or not whole:
+                return stored
+            size = stored.left_out
+        return await self._get(prediction_id, now(now_ms), outlook, "", size=size)
+
+    async def _get(
+        self, prediction_id: PredictionId, now: Arg, outlook: bool, most: Arg, *, size: int = 0
+    ) -> Stored | None:
+        args: list[Arg] = [prediction_id, now, int(outlook), most]
+        traffic = Traffic.LARGE_READS if size else Traffic.SMALL
+        reply = await self._call("get", [keys.record(prediction_id)], args, traffic=traffic, answer_bytes=size)
         if not reply:
             return None
-        fields, data, ended, entries, hope = reply
+        fields, data, ended, entries, hope, *left_out = reply
         record = Record.parse(prediction_id, fields)
+        if left_out:
+            return Stored(record=record, input=None, left_out=left_out[0])
         raw = Raw(data) if data else None
         if not record.is_terminal:
             output, logs = fold([event(seq, entry) for seq, entry in enumerate(entries, start=1)])
@@ -252,7 +280,11 @@ class CallerScripts(Wire):
         told then. One event may be larger than `most_bytes` by itself: unless `whole`, what comes ends before it.
         """
         args: list[Arg] = [prediction_id, after, count, most_bytes, int(whole), LIFE]
-        reply = await self._call("replay", [keys.record(prediction_id)], args)
+        # what is large is read whole, and how large it is nobody knows before
+        traffic, answer_bytes = (Traffic.LARGE_READS, BATCH_BYTES) if whole and count else (Traffic.SMALL, 0)
+        reply = await self._call(
+            "replay", [keys.record(prediction_id)], args, traffic=traffic, answer_bytes=answer_bytes
+        )
         if not reply:
             return None
         account, status, ticket, moved, last, first, *entries = reply

@@ -7,7 +7,7 @@ from msgspec import Raw, Struct
 
 from director.core import keys
 from director.core.errors import UnknownQueue
-from director.core.gatherer import Arg
+from director.core.gatherer import Arg, Traffic
 from director.core.ids import PredictionId, QueueName
 from director.core.schema import Claim, NewEvent, Record, Token
 from director.core.scripts.wire import Wire, ms, now, parts
@@ -100,7 +100,9 @@ class HolderScripts(Wire):
         """
         held = [part for claim in claims for part in claim]
         args: list[Arg] = [queue, consumer, ms(lease_s), now(now_ms), slots, state, about, *held]
-        return [word.decode() for word in await self._call("extend", [keys.directors(queue)], args)]
+        return [
+            word.decode() for word in await self._call("extend", [keys.directors(queue)], args, traffic=Traffic.BEATS)
+        ]
 
     async def advance(
         self,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final, Literal, cast
 
 from director.core import keys
-from director.core.gatherer import Arg
+from director.core.gatherer import Arg, Traffic
 from director.core.ids import PredictionId, QueueName
 from director.core.scripts.wire import Wire, now
 
@@ -68,7 +68,9 @@ class MoverScripts(Wire):
         limits: list[Arg] = [f"{weight:g}", "" if most_running is None else most_running, limits_rev]
         args: list[Arg] = [prediction_id, queue, move, int(refuses), CAME_TTL_MS, input, holds, held_ms, *limits]
         rest = [part for entry in events for part in (b"", entry)]
-        reply = await self._call("arrive", names, [*args, now(now_ms), *record, *rest])
+        args += [now(now_ms), *record, *rest]
+        # in the order of the calls, however large each of them is
+        reply = await self._call("arrive", names, args, traffic=Traffic.LARGE_WRITES)
         return cast(Arrived, reply.decode())
 
     async def vacate(

@@ -1,0 +1,353 @@
+"""Large ends and replies get through a link of few bytes per second, and what is small never waits behind them."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from redis import exceptions
+
+from director.chaos.proxy import Link
+from director.core import gatherer as gatherers
+from director.core.accounts import Accounts
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.clock import SystemClock
+from director.core.errors import BackendUnavailable
+from director.core.gatherer import Gatherer, Traffic
+from director.core.pipes import Pipes
+from director.core.policy import Policy
+from director.core.redis_client import blocking_client, client
+from director.core.schema import Claim
+from director.core.scripts import Scripts
+from tests.support.api import live_api
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
+from tests.support.servers import RedisServer, redis_server
+
+pytestmark = pytest.mark.anyio
+
+MIB = 1 << 20
+SHORT_S = 0.3
+
+
+@pytest.fixture
+def mortal() -> Iterator[RedisServer]:
+    with redis_server(loopback=True) as started:
+        yield started
+
+
+@pytest.fixture
+async def link(mortal: RedisServer) -> AsyncIterator[Link]:
+    link = Link("test:redis", lambda: asyncio.open_connection("127.0.0.1", mortal.port), seed=1)
+    await link.start()
+    yield link
+    await link.stop()
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A time-out that needs few bytes to be passed."""
+    monkeypatch.setattr(gatherers, "SOCKET_TIMEOUT_S", SHORT_S)
+
+
+@asynccontextmanager
+async def driving(url: str) -> AsyncIterator[QueueDriver]:
+    redis = client(url)
+    gatherer = Gatherer(redis)
+    scripts = Scripts(gatherer)
+    queue = await Catalog(redis, scripts, SystemClock()).register(
+        MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy()
+    )
+    yield QueueDriver(redis, scripts, queue)
+    await gatherer.aclose()
+    await redis.aclose()
+
+
+def url_of(link: Link) -> str:
+    return f"redis://127.0.0.1:{link.port}/0"
+
+
+async def claimed(driver: QueueDriver, count: int) -> list[Claim]:
+    """So many claims, with every script that an end needs known to the server."""
+    for _ in range(count + 1):
+        await driver.submit()
+    first, *claims = await driver.claim(count + 1)
+    await driver.extend(first)
+    assert await driver.finish(first)
+    return claims
+
+
+async def settled(driver: QueueDriver, claim: Claim, size: int) -> bool:
+    """As an executor does: until it is written."""
+    while True:
+        try:
+            return await driver.finish(claim, output=b'"%s"' % (b"x" * size), ran_ms=0)
+        except BackendUnavailable:
+            await asyncio.sleep(0.5)
+
+
+async def beaten(driver: QueueDriver, claims: list[Claim], ends: "asyncio.Future[list[bool]]") -> list[float]:
+    """How long each heartbeat took until all was written."""
+    took = []
+    while not ends.done():
+        began = time.monotonic()
+        assert set(await driver.extend(*claims)) <= {"held", "lost"}
+        took.append(time.monotonic() - began)
+        await asyncio.sleep(0.1)
+    return took
+
+
+async def write_all(driver: QueueDriver, claims: list[Claim], size: int, *, within_s: float) -> list[float]:
+    """Write all these ends at once; how long the heartbeats beside them took."""
+    async with asyncio.timeout(within_s):
+        ends = asyncio.gather(*(settled(driver, claim, size) for claim in claims))
+        took = await beaten(driver, claims, ends)
+        assert all(await ends)
+    return took
+
+
+@pytest.mark.usefixtures("short")
+async def test_large_ends_are_sent_once_over_a_narrow_link(mortal: RedisServer, link: Link) -> None:
+    async with driving(url_of(link)) as driver:
+        claims = await claimed(driver, 8)
+        before, link.bytes_s = link.carried[False], 4 * MIB
+        took = await write_all(driver, claims, MIB // 2, within_s=10)
+        assert link.carried[False] - before < 1.2 * 8 * MIB // 2
+        assert max(took) < SHORT_S
+
+
+@pytest.mark.heavy
+async def test_24_ends_of_8_mb_are_written_over_40_mb_a_second(mortal: RedisServer, link: Link) -> None:
+    async with driving(url_of(link)) as driver:
+        claims = await claimed(driver, 24)
+        before, link.bytes_s = link.carried[False], 40_000_000
+        took = await write_all(driver, claims, 8_000_000, within_s=10)
+        assert link.carried[False] - before < 1.2 * 24 * 8_000_000
+        assert max(took) < 1
+
+
+@pytest.mark.heavy
+async def test_48_ends_of_8_mb_are_written_where_every_write_is_synced(mortal: RedisServer) -> None:
+    async with driving(mortal.url) as driver:
+        claims = await claimed(driver, 48)
+        took = await write_all(driver, claims, 8_000_000, within_s=60)
+        assert max(took) < 3
+
+
+@pytest.mark.usefixtures("short")
+async def test_a_large_prediction_is_read_over_a_narrow_link(mortal: RedisServer, link: Link) -> None:
+    async with driving(mortal.url) as near, driving(url_of(link)) as far:
+        [claim] = await claimed(near, 1)
+        assert await near.finish(claim, output=b'"%s"' % (b"x" * 3 * MIB), ran_ms=0)
+        link.bytes_s = 4 * MIB
+        reading = asyncio.gather(*(far.scripts.get(claim.id) for _ in range(4)))
+        took = []
+        while not reading.done():
+            began = time.monotonic()
+            await far.submit(account="other")
+            took.append(time.monotonic() - began)
+            await asyncio.sleep(0.1)
+        assert all(found is not None and len(found.output or b"") == 3 * MIB + 2 for found in await reading)
+        assert max(took) < SHORT_S
+
+
+async def read_beside_creates(mortal: RedisServer, link: Link, *, count: int, size: int, bytes_s: float) -> list[float]:
+    """One account reads so many large outputs at once; how long each create of another account took meanwhile."""
+    async with driving(mortal.url) as driver:
+        accounts = Accounts(driver.redis)
+        reader, other = await accounts.create_token(ACCOUNT), await accounts.create_token("other")
+        claims = await claimed(driver, count)
+        for claim in claims:
+            assert await driver.finish(claim, output=b'"%s"' % (b"x" * size), ran_ms=0)
+        async with live_api(url_of(link)) as api, httpx.AsyncClient(base_url=f"{api.url}/v1", timeout=60) as http:
+
+            async def get(claim: Claim) -> int:
+                answer = await http.get(f"/predictions/{claim.id}", headers={"Authorization": f"Bearer {reader}"})
+                return answer.status_code if len(answer.content) > size or not answer.is_success else 0
+
+            async def create() -> float:
+                began = time.monotonic()
+                body = {"version": VERSION, "input": {"text": "hi"}}
+                answer = await http.post("/predictions", json=body, headers={"Authorization": f"Bearer {other}"})
+                assert answer.status_code == 201, answer.text
+                return time.monotonic() - began
+
+            await create()
+            link.bytes_s = bytes_s
+            reading = asyncio.gather(*map(get, claims))
+            took = []
+            while not reading.done():
+                took.append(await create())
+                await asyncio.sleep(0.1)
+            assert await reading == [200] * count
+            return took
+
+
+async def test_large_reads_of_one_account_delay_no_create_of_another(mortal: RedisServer, link: Link) -> None:
+    took = await read_beside_creates(mortal, link, count=20, size=2 * MIB, bytes_s=10 * MIB)
+    assert len(took) > 4
+    assert max(took) < 1
+
+
+@pytest.mark.heavy
+async def test_30_reads_of_8_mb_over_60_mb_a_second_delay_no_create(mortal: RedisServer, link: Link) -> None:
+    took = await read_beside_creates(mortal, link, count=30, size=8_000_000, bytes_s=60_000_000)
+    assert max(took) < 1
+
+
+async def test_what_a_get_leaves_out_is_read_by_its_size(mortal: RedisServer) -> None:
+    async with driving(mortal.url) as driver:
+        small, large = await claimed(driver, 2)
+        await driver.finish(small, output=b'"few"', ran_ms=0)
+        await driver.finish(large, output=b'"%s"' % (b"x" * MIB), ran_ms=0)
+        looked = await driver.scripts.get(small.id, whole=False)
+        assert looked is not None
+        assert (bytes(looked.output or b""), looked.left_out) == (b'"few"', 0)
+        looked = await driver.scripts.get(large.id, whole=False)
+        assert looked is not None
+        assert (looked.input, looked.output, looked.left_out) == (None, None, MIB + 2 + len(b'{"text":"hi"}'))
+        assert looked.record.is_terminal
+        whole = await driver.scripts.get(large.id, size=looked.left_out)
+        assert whole is not None
+        assert (len(whole.output or b""), whole.left_out) == (MIB + 2, 0)
+
+
+async def test_one_that_waits_with_a_large_input_is_shown_with_its_outlook(mortal: RedisServer) -> None:
+    async with driving(mortal.url) as driver:
+        found = await driver.scripts.get(await driver.submit(data=b'"%s"' % (b"x" * MIB)))
+        assert found is not None
+        assert found.outlook is not None
+        assert len(found.input or b"") == MIB + 2
+
+
+async def test_a_large_reply_to_a_plain_command_takes_longer_than_its_time_out(
+    mortal: RedisServer, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("director.core.redis_client.SOCKET_TIMEOUT_S", SHORT_S)
+    redis = client(url_of(link))
+    link.bytes_s = 2 * MIB
+    await redis.set("large", b"x" * 2 * MIB)
+    assert len(await redis.get("large") or b"") == 2 * MIB
+    await redis.aclose()
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+async def test_a_server_that_hangs_is_noticed(mortal: RedisServer, size: int) -> None:
+    redis = client(mortal.tcp_url)
+    pipes = Pipes(redis, timeout_s=SHORT_S)
+    ping = b"*2\r\n$4\r\nPING\r\n$%d\r\n%s\r\n" % (size, b"x" * size)
+    assert await pipes.ask([ping], answers=1) == [b"x" * size]
+    mortal.freeze()
+    began = time.monotonic()
+    with pytest.raises(exceptions.TimeoutError):
+        await pipes.ask([ping], answers=1)
+    assert SHORT_S <= time.monotonic() - began < (2 * SHORT_S if size < 1000 else 1)
+    mortal.thaw()
+    assert await pipes.ask([ping], answers=1) == [b"x" * size]
+    await pipes.aclose()
+    await redis.aclose()
+
+
+async def test_a_plain_command_to_a_server_that_hangs_is_given_up(mortal: RedisServer) -> None:
+    redis = blocking_client(mortal.tcp_url, block_s=SHORT_S - 5)
+    assert await redis.ping()
+    mortal.freeze()
+    with pytest.raises(exceptions.TimeoutError):
+        await redis.ping()
+    mortal.thaw()
+    assert await redis.ping()
+    await redis.aclose()
+
+
+async def test_a_canceled_caller_of_a_pipe_is_canceled(mortal: RedisServer) -> None:
+    redis = client(mortal.tcp_url)
+    pipes = Pipes(redis, timeout_s=SHORT_S)
+    mortal.freeze()
+    asking = asyncio.ensure_future(pipes.ask([b"PING\r\n"], answers=1))
+    await asyncio.sleep(SHORT_S / 3)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    mortal.thaw()
+    await pipes.aclose()
+    await redis.aclose()
+
+
+class Counting(Gatherer):
+    """Remembers the bytes of each pipeline."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        super().__init__(*args, **options)  # type: ignore[arg-type]
+        self.pipelines: list[list[int]] = []
+
+    async def _send_once(self, calls: list[gatherers.Call]) -> list[gatherers.Call]:
+        self.pipelines.append([len(call.command) for call in calls])
+        return await super()._send_once(calls)
+
+
+@pytest.fixture
+async def counting(mortal: RedisServer) -> AsyncIterator[Counting]:
+    redis = client(mortal.url)
+    gatherer = Counting(redis)
+    yield gatherer
+    await gatherer.aclose()
+    await redis.aclose()
+
+
+async def test_a_pipeline_is_bounded_in_bytes(counting: Counting) -> None:
+    await asyncio.gather(
+        *(counting.call("bound", ["{p}:x"], ["x" * size]) for size in [100] + 8 * [200_000] + 2 * [2 * MIB]),
+        return_exceptions=True,
+    )
+    first = sorted(map(sum, counting.pipelines))
+    assert max(first) < 2 * MIB + 1000
+    assert [len(sizes) for sizes in counting.pipelines if max(sizes) > 2 * MIB][:2] == [1, 1]
+
+
+async def test_a_heartbeat_has_a_pipeline_of_its_own(mortal: RedisServer, counting: Counting) -> None:
+    async with driving(mortal.url) as near:
+        driver = QueueDriver(counting.redis, Scripts(counting), near.queue)
+        await asyncio.gather(driver.submit(), driver.extend())
+        counting.pipelines.clear()
+        await asyncio.gather(driver.submit(), driver.extend())
+        assert [len(sizes) for sizes in counting.pipelines] == [1, 1]
+
+
+async def test_a_large_create_is_listed_before_it_is_queued(mortal: RedisServer, counting: Counting) -> None:
+    async with driving(mortal.url) as near:
+        driver = QueueDriver(counting.redis, Scripts(counting), near.queue)
+        prediction_id = driver.new_id()
+        listed = driver.scripts.enlist(prediction_id, account=ACCOUNT, oldest=prediction_id, input_bytes=MIB)
+        await driver.submit(prediction_id, data=b'"%s"' % (b"x" * MIB))
+        await listed
+        assert len(counting.pipelines[0]) == 2
+
+
+async def test_a_large_read_that_nobody_waits_for_is_not_made(mortal: RedisServer, counting: Counting) -> None:
+    async with driving(mortal.url) as near:
+        [claim] = await claimed(near, 1)
+        scripts = Scripts(counting)
+        await scripts.get(claim.id)
+        counting.pipelines.clear()
+        readers = [asyncio.ensure_future(scripts.get(claim.id, size=2 * MIB)) for _ in range(6)]
+        await asyncio.sleep(0)
+        for reader in readers[1:]:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+        assert len(counting.pipelines) == 1
+
+
+async def test_large_writes_go_one_after_the_other(counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 0
+
+    async def count(calls: list[gatherers.Call]) -> list[gatherers.Call]:
+        nonlocal most
+        most = max(most, len(counting._sending[None, Traffic.LARGE_WRITES]))
+        return await Counting._send_once(counting, calls)
+
+    monkeypatch.setattr(counting, "_send_once", count)
+    await asyncio.gather(
+        *(counting.call("bound", ["{p}:x"], ["x" * 2 * MIB]) for _ in range(6)), return_exceptions=True
+    )
+    assert most == 1
