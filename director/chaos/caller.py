@@ -6,6 +6,7 @@ from typing import Final
 
 from director.chaos.breach import Breach
 from director.chaos.evidence import Evidence, Try, leaned_on, pid_of
+from director.chaos.faults import NARROW
 from director.chaos.history import lives
 from director.chaos.journal import Delivered
 from director.core.states import TERMINAL
@@ -90,7 +91,8 @@ def is_hindered(evidence: Evidence, prediction_id: str, asked: int, ended: int) 
     holder = pid_of(final.record.get("holder", "")) if final else 0
     since = asked - evidence.rules.recovery_s * 1000
     return any(
-        fault.overlaps(since, ended)
+        fault.kind != NARROW
+        and fault.overlaps(since, ended)
         and (fault.target in needed or fault.target.startswith(("redis", "all:")) or (holder and fault.pid == holder))
         for fault in evidence.faults
     )

@@ -21,6 +21,7 @@ from director.chaos.occupancy import runs_per_prediction
 from director.chaos.order import every_line
 from director.chaos.recovery import percentile, recoveries
 from director.chaos.rest import Leftovers
+from director.chaos.settling import slowest_end_ms
 from director.chaos.timeline import timeline
 from director.chaos.waste import waste
 
@@ -51,6 +52,7 @@ class Report(Struct, frozen=True, kw_only=True):
     recovery_p99_with_waits_ms: int | None
     cancels_timed: int
     cancel_slowest_ms: int | None
+    end_slowest_ms: int | None
     first_claims: int
     overtaken: int
     dead_work: float
@@ -96,6 +98,7 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
         recovery_p99_with_waits_ms=percentile([each.all_ms for each in orphans], 0.99),
         cancels_timed=len(cancels),
         cancel_slowest_ms=max(cancels, default=None),
+        end_slowest_ms=slowest_end_ms(evidence),
         first_claims=sum(len(line.claims) for line in in_line),
         overtaken=sum(len(line.overtaken()) for line in in_line),
         dead_work=round(wasted.share, 5),
@@ -124,6 +127,7 @@ def text(report: Report) -> str:
         f"recovery of {report.recoveries} orphans: p50 {_s(report.recovery_p50_ms)}, p99 {_s(report.recovery_p99_ms)}"
         f" (with waits for a slot {_s(report.recovery_p99_with_waits_ms)})",
         f"{report.cancels_timed} cancels that no fault hindered: the slowest took {_s(report.cancel_slowest_ms)}",
+        f"ends that nothing hindered but narrow links: the slowest was written after {_s(report.end_slowest_ms)}",
         f"{report.first_claims} first claims, {report.overtaken} of them overtaken; {report.dead_work:.2%} of the model"
         f" servers' time went to dead work ({report.dead_work_in_all:.2%} with what faults account for)",
         f"{report.followed} were followed by readers, who came back {report.resumed} times after an event",

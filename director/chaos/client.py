@@ -17,11 +17,11 @@ from msgspec import Struct
 
 from director.chaos.cog import Script
 from director.chaos.journal import Answered, Followed, Journal, Sent, now_ms
-from director.chaos.load import Order, key_of, orders, peaceful, rush
+from director.chaos.load import LARGE, Order, key_of, large, orders, peaceful, rush
 from director.chaos.reader import Reader
 from director.chaos.wire import Caller, Unanswered
 
-__all__ = ("Client", "Counts", "Errand", "Rush", "main")
+__all__ = ("Client", "Counts", "Errand", "Large", "Rush", "main")
 
 TRY_S: Final = 5.0
 WAIT_S: Final = 60.0  # for an answer that is held until the prediction has ended
@@ -44,6 +44,14 @@ class Rush(Struct, frozen=True, kw_only=True):
     seconds: float
 
 
+class Large(Struct, frozen=True, kw_only=True):
+    """From this time of the load on some predictions run whose outputs are large, and end together so much later."""
+
+    at_s: float
+    models: Sequence[str]
+    seconds: float
+
+
 class Errand(Struct, frozen=True, kw_only=True):
     """What one client process is to do. Without `rate` it measures: as many as it can, each waited for.
 
@@ -61,6 +69,7 @@ class Errand(Struct, frozen=True, kw_only=True):
     rate: float | None = None
     quiet_s: float = 0.0
     rushes: Sequence[Rush] = ()
+    large: Sequence[Large] = ()
 
 
 class Counts(Struct, kw_only=True):
@@ -105,6 +114,8 @@ class Client:
         async with anyio.create_task_group() as tasks:
             for number, each in enumerate(self._errand.rushes):
                 tasks.start_soon(self._rush, f"rush-{number}", each, began + each.at_s)
+            for number, wanted in enumerate(self._errand.large):
+                tasks.start_soon(self._large, f"{LARGE}-{number}", wanted, began + wanted.at_s)
             for upcoming in self._orders():
                 due_s += upcoming.gap / rate
                 if due_s >= self._errand.seconds:
@@ -124,6 +135,13 @@ class Client:
         async with anyio.create_task_group() as tasks:
             for _ in range(RUSH_CALLERS):
                 tasks.start_soon(self._create_all, wanted)
+
+    async def _large(self, part: str, wanted: Large, at: float) -> None:
+        await anyio.sleep_until(at)
+        until_ms = now_ms() + int(wanted.seconds * 1000)
+        async with anyio.create_task_group() as tasks:
+            for order in large(part, models=wanted.models, tenant=0, until_ms=until_ms):
+                tasks.start_soon(self._create, order)
 
     async def _create_all(self, wanted: Iterator[Order]) -> None:
         for order in wanted:

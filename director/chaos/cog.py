@@ -20,12 +20,13 @@ from msgspec import Struct
 from director.chaos.journal import CogEnded, CogStarted, Journal, now_ms
 from director.chaos.wire import Answer, Request, Unanswered, post, serve
 
-__all__ = ("Cog", "Script", "main")
+__all__ = ("FILL", "Cog", "Script", "main")
 
 STARTED_AT: Final = f"{now_ms()}"
 SLOW_CANCEL_S: Final = 1.0
 CALLBACK_S: Final = 2.0
 CRASHED: Final = 139
+FILL: Final = "x" * 1_000
 JSON_OBJECT: Final = {"type": "object"}
 ITERATOR: Final = {"type": "array", "items": JSON_OBJECT, "x-cog-array-type": "iterator"}  # so it has event streams
 SCHEMA: Final = {
@@ -39,11 +40,16 @@ Outcome = Literal["ok", "fail", "crash", "hang", "slow_cancel"]
 
 
 class Script(Struct, frozen=True):
-    """The input: how long to run, how to end, how many outputs to give on the way."""
+    """The input: how long to run, how to end, how many outputs to give on the way.
+
+    `until_ms`: runs with the same one end in one moment, by the clock of the parties. `fill`: bytes in each output.
+    """
 
     ms: float = 0.0
     outcome: Outcome = "ok"
     outputs: int = 1
+    until_ms: int = 0
+    fill: int = 0
 
 
 class Create(Struct, frozen=True):
@@ -136,11 +142,13 @@ class Cog:
             await _stopped(run, None)
             return "canceled"
         for number in range(script.outputs):
-            if await _stopped(run, script.ms / 1000 / max(1, script.outputs)):
+            rest_s = max(script.ms / 1000 / max(1, script.outputs), (script.until_ms - now_ms()) / 1000)
+            if await _stopped(run, rest_s):
                 if script.outcome == "slow_cancel":
                     await asyncio.sleep(SLOW_CANCEL_S)
                 return "canceled"
-            run.output.append({"run": run.name, "i": number})
+            fill = {"fill": FILL * (script.fill // len(FILL))} if script.fill else {}
+            run.output.append({"run": run.name, "i": number, **fill})
             if number + 1 < script.outputs:
                 await self._call_back(run, "output", Snapshot(id=run.id, status="processing", output=run.output))
         if script.outcome == "crash":

@@ -28,6 +28,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     slots: int = 8
     cancel_s: float = 2
     grace_s: float = 5  # for a run whose claim was lost to be stopped, beyond one lease
+    write_s: float = 13  # for an end to be written, however narrow the links are: the large ones take 8 s
     clock_s: float = 1  # most that a time of the code under test may differ from the server's own
 
     @property

@@ -13,7 +13,18 @@ from msgspec import Struct
 
 from director.core.crash import API_POINTS, DIRECTOR_POINTS
 
-__all__ = ("ALL_LINKS", "DELETE_VERSION", "REPLACE", "Planned", "Stage", "rollout", "schedule")
+__all__ = (
+    "ALL_LINKS",
+    "DELETE_VERSION",
+    "NARROW",
+    "NARROW_AT",
+    "NARROW_IN_PEACE",
+    "REPLACE",
+    "Planned",
+    "Stage",
+    "rollout",
+    "schedule",
+)
 
 TICK_MS: Final = 250
 WARM_UP_MS: Final = 1_000  # some work is under way when the first one strikes
@@ -104,6 +115,13 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
 }
 
+# Every link to Redis carries few bytes while some ends are large: once in peace, where nothing else can delay an end
+NARROW: Final = "narrow"
+NARROW_MS: Final = 18_000
+NARROW_AT: Final = 0.8
+NARROW_BYTES_S: Final = 4_000_000  # of each link: four outputs of 4 MB take 4 s, and their events before them as long
+NARROW_IN_PEACE: Final = Planned(at_ms=0, kind=NARROW, target=ALL_LINKS, lasts_ms=NARROW_MS, detail=str(NARROW_BYTES_S))
+
 # Once in every run, at this part of it: target, duration, detail. Resizes hit all queues: up, then down.
 ONCE: Final[Sequence[tuple[float, str, str, int, str]]] = (
     (0.25, "resize", "queues", 0, "24"),
@@ -111,6 +129,7 @@ ONCE: Final[Sequence[tuple[float, str, str, int, str]]] = (
     (0.60, "resize", "queues", 0, "3"),
     (0.75, "memory_full", "redis-0", 2_000, ""),
     (0.85, DELETE_VERSION, "director-3", 0, "2"),  # late: whoever starts its director again registers it again
+    (NARROW_AT, NARROW, ALL_LINKS, NARROW_MS, str(NARROW_BYTES_S)),
 )
 
 
@@ -118,8 +137,9 @@ def schedule(seed: int, *, seconds: float, lease_s: float, stage: Stage) -> list
     """Every fault of a run, by time."""
     length_ms = int(seconds * 1000)
     once = [
-        Planned(at_ms=int(part * length_ms), kind=kind, target=target, lasts_ms=lasts_ms, detail=detail)
+        Planned(at_ms=at_ms, kind=kind, target=target, lasts_ms=min(lasts_ms, length_ms - at_ms), detail=detail)
         for part, kind, target, lasts_ms, detail in ONCE
+        for at_ms in [int(part * length_ms)]
     ]
     return sorted(chain(once, _drawn(seed, length_ms, lease_s, stage)), key=lambda fault: fault.at_ms)
 

@@ -1,4 +1,4 @@
-"""What has to hold after a run, one function each: I1 to I14 of the reliability plan.
+"""What has to hold after a run, one function each: I1 to I17 of the reliability plan.
 
 Pure: each takes the evidence and returns what breaks its sentence. None leans on another, so that a fault of the code
 shows under the name of the promise that it breaks.
@@ -16,6 +16,7 @@ from director.chaos.history import nothing_is_lost, one_end, only_current_runs_w
 from director.chaos.occupancy import attempts_are_bounded, slots_are_kept
 from director.chaos.order import first_come_first_claimed
 from director.chaos.recovery import recovery_is_quick
+from director.chaos.settling import ends_are_written
 from director.chaos.waste import no_work_for_the_dead
 
 __all__ = ("INVARIANTS", "Invariant", "all_is_at_rest", "what_is_served_is_registered")
@@ -75,4 +76,5 @@ INVARIANTS: Final[dict[str, tuple[str, Invariant]]] = {
     "I13": ("Nothing was handed out too late, or worked on for nobody.", no_work_for_the_dead),
     "I14": ("Equal tenants got equal shares, and small ones did not wait.", equal_shares),
     "I16": ("What a director serves is in every registry.", what_is_served_is_registered),
+    "I17": ("What a model made is written soon, over narrow links too.", ends_are_written),
 }

@@ -14,9 +14,12 @@ from msgspec import Struct
 
 from director.chaos.cog import Script
 
-__all__ = ("EQUAL", "HEAVY", "Order", "Plan", "key_of", "orders", "peaceful", "rush")
+__all__ = ("EQUAL", "HEAVY", "LARGE", "Order", "Plan", "key_of", "large", "orders", "peaceful", "rush")
 
-Plan = Literal["plain", "cancel", "cancel_after", "start_by", "repeat", "other_body", "fail", "poison", "rush", "flood"]
+Plan = Literal[
+    "plain", "cancel", "cancel_after", "start_by", "repeat", "other_body", "fail", "poison", "rush", "flood", "large"
+]
+LARGE: Final = "large"  # the plan of what has an output of megabytes
 EQUAL: Final = "rush"  # the plan of tenants that want the same of a queue, and more than they can have
 HEAVY: Final = "flood"  # and of one that wants much more
 
@@ -55,6 +58,8 @@ RUSH_MS: Final = (
 )  # runs of equal tenants are of unequal length: what is fair shares time, not runs
 FLOOD_MS: Final = 400.0
 FLOOD_SHARES: Final = 2  # of what an equal tenant wants
+LARGE_BYTES: Final = 4_000_000
+LARGE_RUNS: Final = 4
 
 
 class Order(Struct, frozen=True, kw_only=True):
@@ -110,6 +115,21 @@ def rush(part: str, *, equal: Sequence[int], heavy: int, model: str, slots: int,
             model=model,
             lane="normal",
             script=Script(ms=ms),
+        )
+
+
+def large(part: str, *, models: Sequence[str], tenant: int, until_ms: int) -> Iterator[Order]:
+    """A few of each model with large outputs, which all end in one moment."""
+    for number, model in enumerate(model for model in models for _ in range(LARGE_RUNS)):
+        yield Order(
+            number=number,
+            part=part,
+            gap=0.0,
+            plan=LARGE,
+            tenant=tenant,
+            model=model,
+            lane="high",
+            script=Script(until_ms=until_ms, fill=LARGE_BYTES),
         )
 
 

@@ -15,7 +15,7 @@ from redis import exceptions
 
 from director.chaos.cast import API, PASSING, SINK
 from director.chaos.cog import Script
-from director.chaos.faults import ALL_LINKS, DELETE_VERSION, REPLACE, Planned
+from director.chaos.faults import ALL_LINKS, DELETE_VERSION, NARROW, REPLACE, Planned
 from director.chaos.journal import Answered, Fault, Journal, Sent, now_ms
 from director.chaos.proxy import Link
 from director.chaos.scene import FRONT, Scene
@@ -60,6 +60,7 @@ class Nemesis:
             "partition": self._partition,
             "latency": self._latency,
             "reset": self._reset,
+            NARROW: self._narrow,
             "lose_reply": self._lose_reply,
             "sink_outage": self._sink_outage,
             "memory_full": self._memory_full,
@@ -241,6 +242,17 @@ class Nemesis:
             link.delay_s = (most_s / 2, most_s)
 
         await self._on_links(fault, slow)
+
+    async def _narrow(self, fault: Planned) -> None:
+        """A link that is mended meanwhile of another fault stays narrow."""
+        hit = [link for name, link in self._scene.links.items() if _is_all(fault, name)]
+        self._note(fault, "begin")
+        for link in hit:
+            link.bytes_s = float(fault.detail)
+        await anyio.sleep(fault.lasts_ms / 1000)
+        for link in hit:
+            link.bytes_s = 0.0
+        self._note(fault, "end")
 
     async def _reset(self, fault: Planned) -> None:
         await self._on_links(fault, Link.reset)

@@ -57,7 +57,6 @@ class Link:
     def mend(self) -> None:
         """Be a good link again."""
         self.delay_s = (0.0, 0.0)
-        self.bytes_s = 0.0
         self._marker = None
         self._open.set()
 

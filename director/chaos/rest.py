@@ -11,6 +11,7 @@ from typing import Any, Final
 from msgspec import Struct
 from redis.asyncio import Redis
 
+from director.chaos.cog import FILL
 from director.chaos.journal import Final as Prediction
 from director.chaos.journal import now_ms
 from director.core import keys
@@ -74,7 +75,7 @@ async def predictions(redis: Redis, ids: Iterable[str]) -> AsyncIterator[Predict
                 id=each,
                 record={name.decode(): value.decode() for name, value in record.items()},
                 events=[_event(entry) for entry in events],
-                output=(output or b"").decode(),
+                output=_short(output or b"").decode(),
             )
 
 
@@ -141,5 +142,10 @@ def _may_stay(name: str, dead: set[str]) -> bool:
 
 
 def _event(entry: bytes) -> tuple[str, int, str]:
-    kind, at, data = entry.decode().split(" ", 2)
+    kind, at, data = _short(entry).decode().split(" ", 2)
     return kind, int(at), data
+
+
+def _short(output: bytes) -> bytes:
+    """An output without what only makes it large."""
+    return output.replace(FILL.encode(), b"")

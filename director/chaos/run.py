@@ -19,9 +19,9 @@ from msgspec import Struct
 
 from director.chaos.cast import CROWDED, MODELS, SERVED, SINK
 from director.chaos.checker import Report, check
-from director.chaos.client import Counts, Errand, Rush
+from director.chaos.client import Counts, Errand, Large, Rush
 from director.chaos.evidence import Rules
-from director.chaos.faults import DELETE_VERSION, Planned, rollout, schedule
+from director.chaos.faults import DELETE_VERSION, NARROW_AT, NARROW_IN_PEACE, Planned, rollout, schedule
 from director.chaos.journal import Answered, Healed, Journal, now_ms, read
 from director.chaos.nemesis import Nemesis
 from director.chaos.reader import come_back
@@ -49,7 +49,8 @@ SLOTS: Final = 8
 EQUALS: Final = 6  # tenants beside the ordinary ones who all want the same at once
 RUSH_S: Final = 8.0
 RUSHES: Final = (1.0, 0.3)  # seconds from the start, in peace; and this part of the faults
-QUIET_S: Final = 2 * RUSH_S  # what a rush leaves behind should be over by then
+PEACE_S: Final = 2 * RUSH_S  # what a rush leaves behind should be over by then
+LARGE_S: Final = 2.0  # from their creation until all that are large have a slot
 LEAST_S: Final = 10.0  # a shorter run has no room for a rush
 ATTEMPTS: Final = 3
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -82,7 +83,8 @@ class Options(Struct, frozen=True, kw_only=True):
     @property
     def quiet_s(self) -> float:
         """How long the load goes on in peace, before the faults."""
-        return QUIET_S if self.seconds >= LEAST_S and self.rollout is None else 0.0
+        is_long = self.seconds >= LEAST_S and self.rollout is None
+        return PEACE_S + NARROW_IN_PEACE.lasts_ms / 1000 if is_long else 0.0
 
 
 def chaos(options: Options, say: Callable[[str], None]) -> Report:
@@ -203,8 +205,9 @@ class Run:
     async def _disturb(self, nemesis: Nemesis, faults: Sequence[Planned]) -> None:
         options = self._options
         if options.quiet_s:
-            self._say(f"{options.quiet_s:g} s in peace, with a rush")
-            await anyio.sleep(options.quiet_s)
+            self._say(f"{options.quiet_s:g} s in peace, with a rush, then with large outputs over narrow links")
+            await anyio.sleep(PEACE_S)
+            await nemesis.run([NARROW_IN_PEACE], seconds=options.quiet_s - PEACE_S)
         await nemesis.run(sorted(faults, key=lambda fault: fault.at_ms), seconds=options.seconds)
 
     async def _client(self, *, seconds: float, rate: float | None = None) -> Counts:
@@ -222,6 +225,7 @@ class Run:
             rate=rate,
             quiet_s=self._options.quiet_s,
             rushes=self._rushes(),
+            large=self._large(),
         )
         command = [sys.executable, "-P", "-m", "director.chaos.client"]
         log = scene.home.open_log("client")
@@ -251,6 +255,14 @@ class Run:
         peace_s, part = RUSHES
         times = (peace_s, options.quiet_s + part * options.seconds)
         return [Rush(at_s=at_s, model=CROWDED, slots=slots, seconds=RUSH_S) for at_s in times]
+
+    def _large(self) -> list[Large]:
+        """Their ends meet links that have become narrow."""
+        options = self._options
+        if not options.quiet_s:
+            return []
+        times = (PEACE_S, options.quiet_s + NARROW_AT * options.seconds)
+        return [Large(at_s=at_s, models=MODELS, seconds=LARGE_S) for at_s in times]
 
     async def _rest(self) -> None:
         """Wait until nothing lives and nothing is owed, as long as that is promised to take."""

@@ -381,6 +381,14 @@ KEPT: dict[str, list[Line]] = {
         "a", "succeeded", *ended_well("a", "r-a"), ("webhook", 120, "completed delivered 200 1 - h")
     ),
     "a death, and another run": lived_through_a_death(),
+    "an end over narrow links": [
+        *altered("a", "succeeded", *ended_well("a", "r-a", at=12_000)),
+        *fault("narrow", "all:redis", 50, 16_000),
+    ],
+    "an end that was written late, but its director had no way to Redis": [
+        *altered("a", "succeeded", *ended_well("a", "r-a", at=20_000)),
+        *fault("partition", "director-0:redis", 50, 19_000),
+    ],
     "a slow start, but Redis was away": [
         *lived_through_a_death(again=25_000),
         *fault("kill_redis", "redis-0", 5_000, 6_000),
@@ -589,6 +597,11 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
         "I14",
         "light tenants waited for 37 turns of others, the heavy one for 18",
         rush(39, 39, 39, light_ms=1_200, heavy_ms=600),
+    ),
+    (
+        "I17",
+        "its end was written 19910 ms later",
+        [*altered("a", "succeeded", *ended_well("a", "r-a", at=20_000)), *fault("narrow", "all:redis", 50, 19_000)],
     ),
 ]
 UNSEEN: dict[str, list[Line]] = {

@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 
 from director.chaos.faults import ALL_LINKS, KINDS, ONCE, REPLACE, Planned, Stage, rollout, schedule
-from director.chaos.load import EQUAL, HEAVY, PLANS, Order, key_of, orders, peaceful, rush
+from director.chaos.load import EQUAL, HEAVY, LARGE, PLANS, Order, key_of, large, orders, peaceful, rush
 from director.chaos.nemesis import Nemesis
 
 STAGE = Stage(
@@ -104,6 +104,15 @@ def test_a_rush_fills_its_slots_with_equal_wants_and_a_heavy_one():
     assert {order.plan for order in wanted if not order.tenant} == {HEAVY}
     assert len({order.script.ms for order in wanted if order.tenant}) == 3, "equal time in unequal runs"
     assert len({order.number for order in wanted}) == len(wanted)
+
+
+def test_large_outputs_of_each_model_end_in_one_moment():
+    wanted = list(large("large-0", models=MODELS, tenant=0, until_ms=9_000))
+    assert {order.plan for order in wanted} == {LARGE}
+    assert {order.script.until_ms for order in wanted} == {9_000}
+    assert len({(order.part, order.number) for order in wanted}) == len(wanted)
+    assert set(Counter(order.model for order in wanted).values()) == {4}
+    assert sum(order.script.fill for order in wanted) < 50_000_000, "twice in a run, output and event each"
 
 
 # ---- the faults ----
