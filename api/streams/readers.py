@@ -41,6 +41,7 @@ LOOKS_PER_S: Final = 5_000  # of all readers together: many of them must leave t
 ENDS_AT_ONCE: Final = 4  # a final output may be megabytes, and is held whole while it is taken apart
 LARGE_AT_ONCE: Final = 16
 LARGE_S: Final = 60.0  # to take one: others wait for the room
+SLOWEST_BYTES_S: Final = 64 * 1024  # a reader that takes it at this pace has longer
 
 Send = Callable[[bytes], Awaitable[None]]
 Look = tuple[PredictionId, int, bool]
@@ -151,6 +152,7 @@ class Reader:
         self._clock = readers.clock
         self._looked = float("-inf")
         self._sent = self._clock.monotonic()
+        self._limit: anyio.CancelScope | None = None
 
     async def read(self, *, is_over: bool) -> None:
         """To the end. Raises TimeoutError when nobody takes what is sent."""
@@ -219,9 +221,10 @@ class Reader:
                 break
             await self._send(KEEP_ALIVE)
         try:
-            with anyio.fail_after(LARGE_S):
+            with anyio.fail_after(LARGE_S) as self._limit:
                 yield
         finally:
+            self._limit = None
             room.release()
 
     async def _look(self, *, whole: bool) -> Replayed | None:
@@ -244,4 +247,6 @@ class Reader:
         for start in range(0, len(data), PIECE_BYTES):
             with anyio.fail_after(STALL_S):
                 await self._transmit(data[start : start + PIECE_BYTES])
+            if self._limit is not None:
+                self._limit.deadline += PIECE_BYTES / SLOWEST_BYTES_S
             self._sent = self._clock.monotonic()

@@ -322,6 +322,22 @@ async def test_who_does_not_take_what_is_large_leaves_its_room_to_the_next(
     assert len(sink.said) == 2
 
 
+async def test_a_slow_reader_of_what_is_large_has_longer_with_each_piece(
+    readers: Readers, claim: Claim, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(Sink):
+        async def send(self, data: bytes) -> None:
+            await anyio.sleep(0.1)
+            await super().send(data)
+
+    monkeypatch.setattr(api_readers, "LARGE_S", 0.2)
+    seq = await driver.begin(claim, ("output", LARGE))
+    await driver.finish(claim, output=b"[%b]" % LARGE, seq=seq)
+    sink = Slow()
+    assert await read(readers, claim.id, sink)
+    assert len(sink.said) == 2
+
+
 async def test_who_waits_for_more_holds_nothing_of_what_was_told(
     readers: Readers, claim: Claim, driver: QueueDriver
 ) -> None:
