@@ -37,9 +37,9 @@ class CountingGatherer(Gatherer):
         super().__init__(redis)
         self.calls = 0
 
-    async def call(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
+    async def call(self, name: str, keys: Sequence[str], args: Sequence[Arg], **options: Any) -> Any:
         self.calls += name != "contact"
-        return await super().call(name, keys, args)
+        return await super().call(name, keys, args, **options)
 
 
 class Keeping:

@@ -183,9 +183,9 @@ class Counting(Gatherer):
 
     asked = 0
 
-    async def call(self, name, *given):  # type: ignore[no-untyped-def]
+    async def call(self, name, *given, **options):  # type: ignore[no-untyped-def]
         self.asked += name == "stats"
-        return await super().call(name, *given)
+        return await super().call(name, *given, **options)
 
 
 async def make_queues(catalog: Catalog, count: int) -> list[QueueName]:

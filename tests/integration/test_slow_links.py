@@ -314,12 +314,13 @@ async def test_a_heartbeat_has_a_pipeline_of_its_own(mortal: RedisServer, counti
         assert [len(sizes) for sizes in counting.pipelines] == [1, 1]
 
 
-async def test_a_large_create_is_listed_before_it_is_queued(mortal: RedisServer, counting: Counting) -> None:
+@pytest.mark.parametrize("size", [1_000, 200_000, MIB])
+async def test_a_create_is_listed_before_it_is_queued(mortal: RedisServer, counting: Counting, size: int) -> None:
     async with driving(mortal.url) as near:
         driver = QueueDriver(counting.redis, Scripts(counting), near.queue)
         prediction_id = driver.new_id()
-        listed = driver.scripts.enlist(prediction_id, account=ACCOUNT, oldest=prediction_id, input_bytes=MIB)
-        await driver.submit(prediction_id, data=b'"%s"' % (b"x" * MIB))
+        listed = driver.scripts.enlist(prediction_id, account=ACCOUNT, oldest=prediction_id, input_bytes=size + 2)
+        await driver.submit(prediction_id, data=b'"%s"' % (b"x" * size))
         await listed
         assert len(counting.pipelines[0]) == 2
 

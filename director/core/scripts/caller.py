@@ -161,7 +161,8 @@ class CallerScripts(Wire):
             },
         )
         args: list[Arg] = [prediction_id, input, fingerprint, IDEMPOTENCY_TTL_MS, now(now_ms), *fields]
-        word, *rest = await self._call("enqueue", [record, keys.input_data(prediction_id), held], args)
+        names = [record, keys.input_data(prediction_id), held]
+        word, *rest = await self._call("enqueue", names, args, traffic=_filing(len(input)))
         match word:
             case b"created":
                 created, deadline, hope = rest if len(rest) > 1 else (rest[0], b"", None)
@@ -208,9 +209,8 @@ class CallerScripts(Wire):
 
         `input_bytes`: size of the input that `enqueue` sends next. A large one goes another way than small calls do.
         """
-        # what else `enqueue` sends is much less than this
-        traffic = Traffic.LARGE_WRITES if input_bytes >= LARGE_BYTES // 2 else Traffic.SMALL
-        return self._begin("enlist", [keys.listing(account, kind)], [prediction_id, oldest], traffic=traffic)
+        names, args = [keys.listing(account, kind)], [prediction_id, oldest]
+        return self._begin("enlist", names, args, traffic=_filing(input_bytes))
 
     async def get(
         self,
@@ -321,6 +321,11 @@ class CallerScripts(Wire):
         args: list[Arg] = [prediction_id, account, now(now_ms)]
         answer = await self._call("erase", [keys.record(prediction_id), owed], args)
         return cast(Erased, answer.decode())
+
+
+def _filing(input_bytes: int) -> Traffic:
+    """How `enlist` and `enqueue` both go, one after the other. What else they send never makes a call large."""
+    return Traffic.LARGE_WRITES if input_bytes >= LARGE_BYTES // 2 else Traffic.SMALL
 
 
 def _refused(code: bytes, limit: bytes | int, retry_after_ms: bytes | int, eta_ms: bytes | int) -> QueueRefused:

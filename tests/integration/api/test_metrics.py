@@ -86,7 +86,7 @@ async def test_a_fault_of_ours_is_counted_as_one(
     async with api_client(settings, token=token) as api:
         made = (await api.post("/v1/predictions", json=BODY)).json()
 
-        async def broken(*_: object) -> None:
+        async def broken(*_: object, **__: object) -> None:
             raise RuntimeError("a fault")
 
         monkeypatch.setattr("director.core.scripts.Scripts.get", broken)
