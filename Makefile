@@ -10,7 +10,7 @@ KINDS   ?= cluster sentinel redis7
 SUITES  ?= tests/lua tests/properties tests/integration/api tests/integration/director tests/integration/test_gatherer.py \
 	tests/integration/test_keeper.py tests/integration/test_keeper_repairs.py tests/integration/test_dead_letters.py \
 	tests/integration/test_outages.py
-FAST    := not heavy and not redis7 and not faults and not chaos and not promtool and not kubectl
+FAST    := not heavy and not redis7 and not faults and not chaos and not promtool and not kubectl and not faketime
 
 BIN   := $(VENV)/bin
 READY := $(VENV)/.installed

@@ -1,24 +1,41 @@
 #!lua flags=allow-oom
--- reap: take back claims whose lease ran out, each as an attempt that was lost.
+-- reap: take back claims whose lease ran out, each as an attempt that was lost. A lease that was written before the
+-- clock went back ends too late: it is over as well once its holder was silent for a lease.
 -- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle lib/requeue
 --
 --   KEYS[1]  lease     zset  {p}:q:<queue>:lease
+--   KEYS[2]  directors zset  {p}:q:<queue>:directors
 --   ARGV[1]  limit    most claims taken back in this call
 --   ARGV[2]  jitter   0..1, drawn by the caller: scripts must not roll dice
---   ARGV[3]  now_ms   '' for the server's clock
+--   ARGV[3]  lease_ms of the directors: for so long the clock has not stepped
+--   ARGV[4]  now_ms   '' for the server's clock
 --   Returns  id, what became of it, …   in requeue's words, or 'gone' where there was no claim any more
 
-local limit, jitter, now = ARGV[1], tonumber(ARGV[2]), clock(ARGV[3])
+local lease, directors = KEYS[1], KEYS[2]
+local limit, jitter, lease_ms, now = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), clock(ARGV[4])
 
 local reaped = {}
-for k, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, limit)) do
-  local r = read(id)
+local function take_back(id, r)
+  local k = #reaped / 2 + 1
   reaped[#reaped + 1] = id
   if not r or TERMINAL[r.status] or r.token == '' then
-    redis.call('ZREM', KEYS[1], id)
+    redis.call('ZREM', lease, id)
     reaped[#reaped + 1] = 'gone'
   else
     reaped[#reaped + 1] = requeue(id, r, { spent = true, lost = true, jitter = spread(jitter, k) }, now)
+  end
+end
+
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', lease, '-inf', now, 'LIMIT', 0, limit)) do take_back(id, read(id)) end
+
+-- Of a holder that lives, the last heartbeat is in the past by now. `now` was asked for a moment ago, and in a Cluster it
+-- is that of the slowest clock: where this one's is ahead, what it wrote is not late.
+local too_late = math.max(now, clock('')) + lease_ms
+if redis.call('ZCOUNT', directors, '(' .. too_late, '+inf') > 0 then
+  for _, id in ipairs(redis.call('ZRANGE', lease, '+inf', '(' .. too_late, 'BYSCORE', 'REV', 'LIMIT', 0, limit - #reaped / 2)) do
+    local r = read(id)
+    local beat = r and tonumber(redis.call('ZSCORE', directors, r.holder) or 0)
+    if not beat or beat > too_late then take_back(id, r) end
   end
 end
 return reaped

@@ -1,7 +1,10 @@
-"""May what looks expired be believed? Only after one lease of unbroken contact with the same server run. Pure.
+"""Decide whether an expired lease may be believed: only after one lease of unbroken contact with the server. Pure.
 
 While a server is away nobody can extend a lease, yet the leases run on: a reaper that acts first after an outage
 takes everything from healthy directors. After one lease of contact whoever is alive has extended its own.
+
+A step of the server's clock is such an outage too. So is a sleep of this machine: its own clock stands still meanwhile,
+and the server's goes on. A lease ends by the server's clock, so in one moment every lease may have run out.
 """
 
 from typing import Final
@@ -21,6 +24,7 @@ class Contact:
         self._run_id = ""
         self._since_s: float | None = None
         self._last_s = 0.0
+        self._server_s = 0.0
 
     @property
     def is_proven(self) -> bool:
@@ -32,16 +36,19 @@ class Contact:
         """The longest silence that does not begin a new contact."""
         return self._lease_s * LONGEST_SILENCE
 
-    def heard(self, run_id: str, *, at_s: float, others_s: float = 0.0) -> None:
-        """The server answered. Another run, or a silence before, begins a new contact.
+    def heard(self, run_id: str, *, at_s: float, server_s: float, others_s: float = 0.0) -> None:
+        """The server answered. Another run, a silence before or a step of its clock begins a new contact.
 
-        `others_s`: how long all keepers together have heard this run. What they know holds here too, so a new contact
-        begins that long ago.
+        `server_s`: what the server's clock said. `others_s`: how long all keepers together have heard this run without
+        a break. That holds here too, so a new contact begins that long ago.
         """
-        is_broken = at_s - self._last_s > self.silence_s
-        if self._since_s is None or is_broken or run_id != self._run_id:
+        passed_s = at_s - self._last_s
+        has_stepped = abs(server_s - self._server_s - passed_s) > self.silence_s
+        if self._since_s is None or passed_s > self.silence_s or run_id != self._run_id:
             self._since_s = at_s - others_s
-        self._run_id, self._last_s = run_id, at_s
+        elif has_stepped:  # a keeper of the former release takes a step back for no break
+            self._since_s = at_s
+        self._run_id, self._last_s, self._server_s = run_id, at_s, server_s
 
     def lost(self) -> None:
         """A call failed."""

@@ -69,7 +69,7 @@ class Reaper:
         return Reaped(tuple(claims))
 
     async def _reap(self, queue: QueueName, now_ms: int) -> list[tuple[PredictionId, Requeued]]:
-        batch = await self._scripts.reap(queue, limit=LIMIT, now_ms=now_ms)
+        batch = await self._scripts.reap(queue, limit=LIMIT, lease_s=self._lease_s, now_ms=now_ms)
         for prediction_id, became in batch:
             self.on_reaped(queue, became)
             log.info("claim taken back", extra={"prediction": prediction_id, "queue": queue, "became": became})

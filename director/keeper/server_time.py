@@ -31,11 +31,10 @@ class ServerTime:
         found = await infos(self._redis, "server")
         run_id = " ".join(sorted(str(info["run_id"]) for info in found))
         now_ms, others_s = await self._scripts.contact(run_id, silence_s=self._contact.silence_s)
-        self._contact.heard(run_id, at_s=self._clock.monotonic(), others_s=others_s)
-        if not self._contact.is_proven:
-            return None
-        # each master of a Cluster has a clock, and a lease ends by that of its own
-        return min(now_ms, *(int(info["server_time_usec"]) // 1000 for info in found)) if len(found) > 1 else now_ms
+        if len(found) > 1:  # each master of a Cluster has a clock, and a lease ends by that of its own
+            now_ms = min(now_ms, *(int(info["server_time_usec"]) // 1000 for info in found))
+        self._contact.heard(run_id, at_s=self._clock.monotonic(), server_s=now_ms / 1000, others_s=others_s)
+        return now_ms if self._contact.is_proven else None
 
     def lost(self) -> None:
         """A call failed: contact begins anew."""

@@ -35,3 +35,16 @@ async def test_another_run_of_the_server_begins_anew(scripts: Scripts) -> None:
 async def test_nothing_is_left_when_the_last_keeper_is_gone(scripts: Scripts, redis: Redis) -> None:
     await hear(scripts, 0)
     assert 0 < await redis.pttl(keys.contact()) <= 31_000
+
+
+async def test_a_clock_that_goes_back_begins_anew(scripts: Scripts) -> None:
+    await hear(scripts, 0)
+    assert await hear(scripts, 5) == 5
+    assert await hear(scripts, -600) == 0
+    assert await hear(scripts, -599) == 1
+
+
+async def test_a_clock_that_goes_back_a_little_proves_no_more_than_passed(scripts: Scripts) -> None:
+    await hear(scripts, 0)
+    assert await hear(scripts, -3) == 0
+    assert await hear(scripts, -1) == 2

@@ -24,7 +24,8 @@ async def waits(driver: QueueDriver, *, jitter: float, losses: int) -> list[floa
         claim = await driver.claim_one()
         driver.pass_time(15)
         gatherer = Gatherer(driver.redis)
-        await gatherer.call("reap", [keys.lease(driver.queue)], [9, jitter, driver.now_ms])
+        names = [keys.lease(driver.queue), keys.directors(driver.queue)]
+        await gatherer.call("reap", names, [9, jitter, 15_000, driver.now_ms])
         await gatherer.aclose()
         due_ms = (await driver.members(keys.delayed(driver.queue))).get(claim.id, driver.now_ms)
         found.append((due_ms - driver.now_ms) / 1000)

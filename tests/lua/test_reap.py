@@ -3,6 +3,7 @@
 import pytest
 
 from director.core import keys
+from director.core.ids import PredictionId
 from tests.support.keyspace import dump
 from tests.support.queue_driver import QueueDriver
 
@@ -100,3 +101,62 @@ async def test_past_its_deadline_it_ends_instead_of_running_again(driver: QueueD
     await lose(driver)
     assert await driver.reap() == {prediction_id: "late"}
     assert (await driver.record(prediction_id)).status == "aborted"
+
+
+# ── after the clock went back ────────────────────────────────────────────────────────────────────────────────────
+
+BACK_S = 600
+LATER_MS = 10 * 365 * 86_400_000  # the script compares the caller's time with the server's own, and takes the later one
+
+
+async def held(driver: QueueDriver, *holders: str) -> list[PredictionId]:
+    """A claim of each, extended just now."""
+    ids = []
+    for holder in holders:
+        await driver.submit()
+        claim = await driver.claim_one(consumer=holder)
+        await driver.extend(claim, consumer=holder)
+        ids.append(claim.id)
+    return ids
+
+
+async def test_after_a_step_back_a_silent_holder_loses_its_claim(driver: QueueDriver) -> None:
+    driver.now_ms += LATER_MS
+    [dead, _] = await held(driver, "dead", "alive")
+    driver.pass_time(-BACK_S)
+    await driver.have_slots(1, consumer="alive")
+    assert await driver.reap() == {dead: "waiting"}
+    assert await driver.reap() == {}
+
+
+async def test_after_a_step_back_of_less_than_a_lease_every_lease_is_waited_for(driver: QueueDriver) -> None:
+    driver.now_ms += LATER_MS
+    await held(driver, "dead")
+    driver.pass_time(-15)
+    assert await driver.reap() == {}
+
+
+async def test_a_lease_longer_than_the_keepers_is_left_alone(driver: QueueDriver) -> None:
+    driver.now_ms += LATER_MS
+    await driver.submit()
+    claim = await driver.claim_one(lease_s=3600)
+    await driver.extend(claim, lease_s=3600)
+    assert await driver.reap() == {}
+
+
+async def test_a_keeper_behind_this_servers_clock_takes_no_long_lease(driver: QueueDriver) -> None:
+    """In a Cluster the caller's time is that of the slowest clock: what is late by that one may not be by this one."""
+    seconds, _ = await driver.redis.time()
+    driver.now_ms = seconds * 1000
+    await held(driver, "alive")
+    driver.pass_time(-BACK_S)
+    assert await driver.reap() == {}
+
+
+async def test_after_a_step_back_it_takes_no_more_than_its_limit(driver: QueueDriver) -> None:
+    driver.now_ms += LATER_MS
+    dead = set(await held(driver, "dead", "dead", "dead"))
+    driver.pass_time(-BACK_S)
+    first = set(await driver.reap(limit=2))
+    assert len(first) == 2
+    assert first | set(await driver.reap(limit=2)) == dead

@@ -6,6 +6,7 @@ Never stands in for a server, and never touches one that it did not start.
 
 import hashlib
 import platform
+import os
 import shutil
 import signal
 import subprocess
@@ -21,9 +22,10 @@ from typing import Any, Final, Literal
 import pytest
 from redis import Redis, exceptions
 
+from director.chaos.faketime import MISSING, SteppedClock, find_library
 from tests.support.cog import free_port
 
-__all__ = ("USERS", "Kind", "RedisServer", "binary", "redis_server", "users_file", "wait_until")
+__all__ = ("USERS", "Kind", "RedisServer", "binary", "redis_server", "stepped_server", "users_file", "wait_until")
 
 Kind = Literal["valkey", "redis7"]
 
@@ -43,12 +45,22 @@ PROMISED: Final = MappingProxyType(
 class RedisServer:
     """One server and its data. `kill` and `start` again keep the data, as a crash of a process does."""
 
-    def __init__(self, kind: Kind, folder: Path, *, port: int, config: Mapping[str, str], guarded: bool) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        folder: Path,
+        *,
+        port: int,
+        config: Mapping[str, str],
+        guarded: bool,
+        clock: SteppedClock | None = None,
+    ) -> None:
         self.kind = kind
         self.folder = folder
         self.port = port
         self._config = {**PROMISED, **config}
         self._guarded = guarded
+        self._environment = {**os.environ, **(clock.environment if clock else {})}
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -99,7 +111,8 @@ class RedisServer:
             settings["aclfile"] = str(self.folder / "users.acl")
             (self.folder / "users.acl").write_text(users_file())
         options = [part for name, value in settings.items() for part in (f"--{name}", value)]
-        self._process = subprocess.Popen([binary(self.kind), *options], stdin=subprocess.DEVNULL)
+        command = [binary(self.kind), *options]
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=self._environment)
         self._wait(self._process)
 
     def kill(self) -> None:
@@ -181,6 +194,25 @@ def redis_server(
         try:
             server.start()
             yield server
+        finally:
+            server.stop()
+
+
+@contextmanager
+def stepped_server() -> Iterator[tuple[RedisServer, SteppedClock]]:
+    """A Valkey of its own, and its clock, which the test steps. The test is skipped where libfaketime is missing.
+
+    Debian's redis-server hangs at its start: its jemalloc asks for the time before libfaketime is ready.
+    """
+    library = find_library()
+    if library is None:
+        pytest.skip(f"{MISSING}: install Debian's package libfaketime")
+    with tempfile.TemporaryDirectory(prefix="dr-") as folder:
+        clock = SteppedClock(library, Path(folder) / "faketime")
+        server = RedisServer("valkey", Path(folder), port=0, config={}, guarded=False, clock=clock)
+        try:
+            server.start()
+            yield server, clock
         finally:
             server.stop()
 

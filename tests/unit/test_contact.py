@@ -1,5 +1,7 @@
 """When the reaper may believe what looks expired."""
 
+import pytest
+
 from director.keeper.contact import Contact
 
 LEASE_S = 15.0
@@ -8,7 +10,7 @@ LEASE_S = 15.0
 def listened(*answers: tuple[float, str]) -> Contact:
     contact = Contact(lease_s=LEASE_S)
     for at_s, run_id in answers:
-        contact.heard(run_id, at_s=at_s)
+        contact.heard(run_id, at_s=at_s, server_s=at_s)
     return contact
 
 
@@ -36,9 +38,9 @@ def test_a_failed_call_begins_anew() -> None:
     contact.lost()
     assert not contact.is_proven
     for at_s, run_id in each_second(101, 115):
-        contact.heard(run_id, at_s=at_s)
+        contact.heard(run_id, at_s=at_s, server_s=at_s)
     assert not contact.is_proven
-    contact.heard("a", at_s=116.0)
+    contact.heard("a", at_s=116.0, server_s=116.0)
     assert contact.is_proven
 
 
@@ -53,17 +55,47 @@ def test_two_answers_a_lease_apart_are_no_unbroken_contact() -> None:
 
 def test_what_other_keepers_have_proven_holds_for_one_that_has_just_started() -> None:
     contact = Contact(lease_s=LEASE_S)
-    contact.heard("a", at_s=100, others_s=14)
+    contact.heard("a", at_s=100, server_s=9100, others_s=14)
     assert not contact.is_proven
-    contact.heard("a", at_s=101, others_s=15)
+    contact.heard("a", at_s=101, server_s=9101, others_s=15)
     assert contact.is_proven
 
 
 def test_after_a_failed_call_what_others_heard_meanwhile_counts() -> None:
     contact = listened(*each_second(0, 100))
     contact.lost()
-    contact.heard("a", at_s=103, others_s=2)
+    contact.heard("a", at_s=103, server_s=103, others_s=2)
     assert not contact.is_proven
     contact.lost()
-    contact.heard("a", at_s=110, others_s=100)
+    contact.heard("a", at_s=110, server_s=110, others_s=100)
+    assert contact.is_proven
+
+
+@pytest.mark.parametrize("step_s", [60.0, -600.0])
+def test_a_step_of_the_servers_clock_begins_anew(step_s: float) -> None:
+    contact = listened(*each_second(0, 100))
+    for at_s in range(101, 116):
+        contact.heard("a", at_s=at_s, server_s=at_s + step_s, others_s=100)
+        assert not contact.is_proven
+    contact.heard("a", at_s=116, server_s=116 + step_s)
+    assert contact.is_proven
+
+
+def test_a_machine_that_slept_begins_anew_though_its_own_clock_stood_still() -> None:
+    contact = listened(*each_second(0, 100))
+    contact.heard("a", at_s=100.1, server_s=160)
+    assert not contact.is_proven
+
+
+def test_a_clock_that_is_put_right_a_little_breaks_nothing() -> None:
+    contact = listened(*each_second(0, 100))
+    for at_s, server_s in ((101, 106), (102, 102), (103, 110)):
+        contact.heard("a", at_s=at_s, server_s=server_s)
+        assert contact.is_proven
+
+
+def test_a_server_on_another_time_than_this_machine_is_believed() -> None:
+    contact = Contact(lease_s=LEASE_S)
+    for at_s in range(100, 116):
+        contact.heard("a", at_s=at_s, server_s=1_800_000_000 + at_s)
     assert contact.is_proven

@@ -33,13 +33,15 @@ class KeeperScripts(Wire):
         return at, lasted / 1000
 
     async def reap(
-        self, queue: QueueName, *, limit: int, now_ms: int | None = None
+        self, queue: QueueName, *, limit: int, lease_s: float = 15.0, now_ms: int | None = None
     ) -> list[tuple[PredictionId, Requeued]]:
         """Take back claims whose lease ran out; what became of each.
 
-        `now_ms`: judge by this time of the server's, which a keeper that was frozen would overrun.
+        `lease_s` of the directors. `now_ms`: judge by this time of the server's, which a keeper that was frozen would
+        overrun. For a lease before it the server's clock has not stepped.
         """
-        reply = await self._call("reap", [keys.lease(queue)], [limit, _jitter(), now(now_ms)])
+        args: list[Arg] = [limit, _jitter(), ms(lease_s), now(now_ms)]
+        reply = await self._call("reap", [keys.lease(queue), keys.directors(queue)], args)
         return _outcomes(reply)
 
     async def recover(

@@ -1,0 +1,155 @@
+"""A step of the server's clock takes no claim from a living director, and leaves none with a dead one."""
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+import anyio
+import pytest
+from msgspec import Struct
+
+from director.chaos.faketime import SteppedClock
+from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.core.clock import SystemClock
+from director.core.gatherer import Gatherer
+from director.core.ids import PredictionId, QueueName, new_prediction_id
+from director.core.policy import Policy
+from director.core.redis_client import client
+from director.core.schema import Claim
+from director.core.scripts import Scripts
+from director.keeper.reaper import Reaper
+from director.keeper.registry import Registry
+from director.keeper.server_time import ServerTime
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
+from tests.support.servers import stepped_server
+
+pytestmark = [pytest.mark.anyio, pytest.mark.faketime]
+
+LEASE_S: Final = 2.0
+TICK_S: Final = 0.05
+CLAIMS: Final = 8
+
+
+class Director(Struct):
+    """What one holds, and extends as long as it lives."""
+
+    name: str
+    claims: list[Claim]
+
+
+class Service:
+    """A queue on a server whose clock is stepped, its directors, and a reaper on the machine's clock."""
+
+    def __init__(self, scripts: Scripts, queue: QueueName, reaper: Reaper, clock: SteppedClock) -> None:
+        self.scripts = scripts
+        self.clock = clock
+        self.taken: set[PredictionId] = set()
+        self._queue = queue
+        self._reaper = reaper
+
+    async def director(self, name: str, *, claims: int = CLAIMS) -> Director:
+        """One that holds so many."""
+        for _ in range(claims):
+            await self.scripts.enqueue(
+                new_prediction_id(model=MODEL, now_ms=SystemClock().now_ms()),
+                queue=self._queue,
+                account=ACCOUNT,
+                model=MODEL,
+                version=VERSION,
+                shard=[0],
+                input=b"{}",
+            )
+        held = await self.scripts.claim(
+            self._queue, consumer=name, nonce=f"nonce-{name}", count=claims, lease_s=LEASE_S
+        )
+        director = Director(name, list(held))
+        assert len(director.claims) == claims
+        await self.beat(director)
+        return director
+
+    async def beat(self, director: Director) -> list[str]:
+        """It extends what it holds."""
+        return list(
+            await self.scripts.extend(
+                self._queue,
+                consumer=director.name,
+                lease_s=LEASE_S,
+                claims=[(claim.id, claim.token) for claim in director.claims],
+                slots=CLAIMS,
+            )
+        )
+
+    async def tick(self) -> bool:
+        """The reaper looks once; False while its contact with the server is too young."""
+        reaped = await self._reaper.run_once()
+        self.taken |= {name for name, _ in reaped.claims}
+        return not reaped.is_held_off
+
+    async def go_on(self, *living: Director, seconds: float) -> None:
+        """The reaper looks all the time, and the living extend."""
+        until = anyio.current_time() + seconds
+        while anyio.current_time() < until:
+            for director in living:
+                await self.beat(director)
+            await self.tick()
+            await anyio.sleep(TICK_S)
+
+    async def prove_contact(self, *living: Director) -> None:
+        """Until the reaper may take back what expired."""
+        while not await self.tick():
+            for director in living:
+                await self.beat(director)
+            await anyio.sleep(TICK_S)
+
+
+@pytest.fixture(params=[3, 1], ids=["three-attempts", "one-attempt"])
+def attempts(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+@pytest.fixture
+async def service(attempts: int) -> AsyncIterator[Service]:
+    with stepped_server() as (server, stepped):
+        redis = client(server.url)
+        gatherer = Gatherer(redis)
+        scripts, clock = Scripts(gatherer), SystemClock()
+        catalog = Catalog(redis, scripts, clock)
+        policy = Policy(attempts=attempts)
+        queue = await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=policy)
+        time = ServerTime(redis, scripts, clock, lease_s=LEASE_S)
+        reaper = Reaper(scripts, Registry(redis, catalog, clock), time, clock, lease_s=LEASE_S)
+        yield Service(scripts, queue, reaper, stepped)
+        await gatherer.aclose()
+        await redis.aclose()
+
+
+async def test_a_step_forward_takes_no_claim_from_a_living_director(service: Service) -> None:
+    director = await service.director("alive")
+    await service.prove_contact(director)
+    await service.beat(director)
+    service.clock.step(60)
+    await service.tick()
+    assert service.taken == set()
+    assert await service.beat(director) == ["held"] * CLAIMS
+    await service.go_on(director, seconds=2 * LEASE_S)
+    assert service.taken == set()
+    assert await service.beat(director) == ["held"] * CLAIMS
+
+
+async def test_a_claim_of_the_dead_is_taken_back_after_a_step_forward(service: Service) -> None:
+    dead = await service.director("dead", claims=1)
+    await service.prove_contact(dead)
+    service.clock.step(60)
+    await service.go_on(seconds=2 * LEASE_S)
+    assert service.taken == {claim.id for claim in dead.claims}
+
+
+async def test_after_a_step_back_only_the_dead_lose_their_claims_and_soon(service: Service) -> None:
+    alive, dead = await service.director("alive"), await service.director("dead", claims=2)
+    await service.prove_contact(alive, dead)
+    await service.beat(dead)
+    service.clock.step(-600)
+    await service.tick()
+    assert service.taken == set()
+    await service.go_on(alive, seconds=2 * LEASE_S)
+    assert service.taken == {claim.id for claim in dead.claims}
+    assert await service.beat(alive) == ["held"] * CLAIMS
