@@ -30,7 +30,7 @@ local state = redis.call('HMGET', meta, 'streams', 'paused', 'probe', 'breaker',
   'mask:high', 'mask:normal', 'mask:low', 'next:high', 'next:normal', 'next:low',
   'ready:high', 'ready:normal', 'ready:low',
   'backlogged:high', 'backlogged:normal', 'backlogged:low', 'credit:high', 'credit:normal', 'credit:low',
-  'within:high', 'within:normal', 'within:low')
+  'within:high', 'within:normal', 'within:low', 'cool_ms')
 if not state[1] then return { 'unknown' } end
 
 -- The reply to this very call was lost: answer it again. Claims that were lost meanwhile are left out.
@@ -45,7 +45,7 @@ if string.match(last, '^%S+') == nonce then
 end
 if state[2] == '1' then return { 'paused' } end
 -- A probe whose record is gone would never tell how it went: another one tries.
-local is_probe = (state[4] == 'open' and past(state[5], now))
+local is_probe = (state[4] == 'open' and is_cool(state[5], state[24], now))
   or (state[4] == 'probing' and redis.call('EXISTS', record_key(state[3])) == 0)
 if not is_probe and (state[4] or '') ~= '' then return { 'open' } end
 if is_probe then most = math.min(most, 1) end -- a claim of none only asks again for what it brought

@@ -1,7 +1,7 @@
 #!lua
 -- enqueue: accept a prediction: record, input, first event, indexes and its place in a stream, all or nothing.
 -- Not allow-oom: a full server refuses new work and finishes what it has.
--- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/outlook
+-- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/outlook lib/breaker
 --
 --   KEYS[1]  record    hash    {p}:rec:<id>
 --   KEYS[2]  input     string  {p}:in:<id>
@@ -52,7 +52,7 @@ local function one_leaves_ms()
   return math.ceil(math.min(60000, math.max(1000, tonumber(m.service_ms) / math.max(1, tonumber(m.slots)))))
 end
 
-local may_be_tried = m.breaker == 'open' and past(m.open_until, now) -- and where nothing waits, only with what comes
+local may_be_tried = m.breaker == 'open' and is_cool(m.open_until, m.cool_ms, now) -- and where nothing waits, only with what comes
 local function nothing_starts()
   local why = stoppage(m, now)
   return why and not (why == 'breaker_open' and may_be_tried)

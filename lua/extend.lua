@@ -41,9 +41,9 @@ redis.call('ZADD', KEYS[1], now, consumer)
 if about ~= '' then redis.call('SET', queue_key(queue, 'about:' .. consumer), about, 'PX', ABOUT_MS) end
 local changed = redis.call('HGET', queue_key(queue, 'slots'), consumer) ~= mine
 if changed then redis.call('HSET', queue_key(queue, 'slots'), consumer, mine) end
-if changed or now - (redis.call('HGET', meta, 'recounted') or 0) >= RECOUNT_MS then
+if changed or math.abs(now - (redis.call('HGET', meta, 'recounted') or 0)) >= RECOUNT_MS then
   local sums = { ready = 0, starting = 0, setup_failed = 0, server_auth = 0 }
-  for _, alive in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], now - ALIVE_MS, '+inf')) do
+  for _, alive in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], now - ALIVE_MS, now + ALIVE_MS)) do
     local count, kind = string.match(redis.call('HGET', queue_key(queue, 'slots'), alive) or '', '^(%d+) (%S+)$')
     if sums[kind] then sums[kind] = sums[kind] + math.max(1, tonumber(count)) end
   end

@@ -20,6 +20,8 @@
 --   Returns  'finished'  also when this very claim had finished it before
 --            'lost'      nothing was written
 
+local STEP_MS = 5000 -- more than this script may have waited for
+
 local id, token, status, ran_ms, known, now = ARGV[1], ARGV[2], ARGV[3], ARGV[9], tonumber(ARGV[11]), clock(ARGV[12])
 
 local r = read(id)
@@ -30,6 +32,9 @@ if r.token ~= token then return 'lost' end
 local over_ms, shown = tonumber(ARGV[13]), {}
 for i = 14 + 2 * math.max(0, r.seq - known), #ARGV, 2 do shown[#shown + 1] = entry(ARGV[i], now, ARGV[i + 1]) end
 r.seq = r.seq + #shown
+-- The server's clock may have stepped during the run, its director's has not: what a run took is charged by that one.
+local off_ms = r.started ~= '' and ran_ms ~= '' and now - ran_ms - r.started or 0
+if math.abs(off_ms) > STEP_MS then r.started, r.claimed = now - ran_ms, r.claimed + off_ms end
 local served_ms = 0
 if r.started ~= '' or ran_ms ~= '' then -- not `begun`: an earlier attempt proves nothing of this one's server
   served_ms = math.max(0, now - over_ms - r.claimed)

@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
--- promote: put retries that are due back in line, and wake a director when an open breaker may be tried.
--- Uses lib/keys lib/place lib/estimate lib/share
+-- promote: put retries that are due back in line, and wake a director when an open breaker may be tried. A retry that is
+-- due later than any backoff was filed before the clock went back: it is due too.
+-- Uses lib/keys lib/place lib/estimate lib/share lib/breaker
 --
 --   KEYS[1]  delayed  zset  {p}:q:<queue>:delayed
 --   ARGV[1]  queue
@@ -9,16 +10,24 @@
 --   Returns  how many were promoted
 
 local queue, limit, now = ARGV[1], ARGV[2], clock(ARGV[3])
+local LEAST_MS = 60000 -- where the cap is shorter: what a former policy allowed, and a server without room has waited for
+
+local m = redis.call('HMGET', queue_key(queue, 'meta'), 'breaker', 'open_until', 'cool_ms', 'backoff_cap_ms')
 
 local promoted = 0
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, limit)) do
-  redis.call('ZREM', KEYS[1], id)
-  local r = read(id)
-  if r and not TERMINAL[r.status] and r.mid == '' then
-    redis.call('HSET', record_key(id), unpack(file(id, r)))
-    promoted = promoted + 1
+local function promote_all(ids)
+  for _, id in ipairs(ids) do
+    redis.call('ZREM', KEYS[1], id)
+    local r = read(id)
+    if r and not TERMINAL[r.status] and r.mid == '' then
+      redis.call('HSET', record_key(id), unpack(file(id, r)))
+      promoted = promoted + 1
+    end
   end
 end
-local breaker = redis.call('HMGET', queue_key(queue, 'meta'), 'breaker', 'open_until')
-if breaker[1] == 'open' and past(breaker[2], now) then ring(queue) end
+
+promote_all(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, limit))
+local too_late = now + math.max(LEAST_MS, tonumber(m[4] or 0))
+if promoted == 0 then promote_all(redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. too_late, '+inf', 'LIMIT', 0, limit)) end
+if m[1] == 'open' and is_cool(m[2], m[3], now) then ring(queue) end
 return promoted

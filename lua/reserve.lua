@@ -30,6 +30,7 @@ end
 local DAY_MS, TOKEN = 86400000, 1000000000
 local BURST_MS = 1000 -- a denial within this time of the last one is of the same burst: some clients ask six times at once
 local REMEMBERED_MS, REMEMBERED = 30000, 512 -- longer than a call is repeated; who is forgotten takes twice
+local WAITED_MS = 60000 -- for a clock that went back to catch up; further back, a bucket would stay empty for as long
 
 -- For a day at least: so long the bursts are counted. A bucket that is forgotten is full, so not before it is.
 local function keep(least_ms)
@@ -81,10 +82,14 @@ end
 
 local rate, cap = tonumber(ARGV[4]), most * TOKEN
 local kept = redis.call('HMGET', usage, limit .. ':tokens', limit .. ':at')
-local at = math.max(now, tonumber(kept[2] or now))
-local tokens = math.min(cap, tonumber(kept[1] or cap) + (at - tonumber(kept[2] or at)) * rate)
+local last = tonumber(kept[2] or now)
+local is_ahead = last - now > WAITED_MS
+if is_ahead then last = now end
+local at = math.max(now, last)
+local tokens = math.min(cap, tonumber(kept[1] or cap) + (at - last) * rate)
 local member = limit .. ' ' .. id
 local is_repeated = redis.call('ZSCORE', taken, member)
+if is_ahead then redis.call('HSET', usage, limit .. ':at', now) end
 if not is_repeated and tokens < TOKEN then
   return deny(limit, 0, (cap - tokens) / rate, math.max(1, (TOKEN - tokens) / rate))
 end

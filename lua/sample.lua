@@ -63,7 +63,7 @@ end
 -- Of the directors that are ready, how many slots one has: what to reckon with while there is none.
 local function slots_each()
   local sum, ready = 0, 0
-  for _, alive in ipairs(redis.call('ZRANGEBYSCORE', queue_key(queue, 'directors'), now - ALIVE_MS, '+inf', 'LIMIT', 0, LOOK)) do
+  for _, alive in ipairs(redis.call('ZRANGEBYSCORE', queue_key(queue, 'directors'), now - ALIVE_MS, now + ALIVE_MS, 'LIMIT', 0, LOOK)) do
     local slots = string.match(redis.call('HGET', queue_key(queue, 'slots'), alive) or '', '^(%d+) ready$')
     if slots then sum, ready = sum + math.max(1, tonumber(slots)), ready + 1 end
   end

@@ -32,7 +32,7 @@ for _, index in ipairs({ 'lease', 'delayed', 'dead', 'live' }) do
 end
 local oldest = redis.call('ZRANGE', queue_key(queue, 'live'), 0, 0, 'WITHSCORES')
 counts[#counts + 1] = oldest[2] and now - oldest[2] or 0
-counts[#counts + 1] = redis.call('ZCOUNT', queue_key(queue, 'directors'), now - ALIVE_MS, '+inf')
+counts[#counts + 1] = redis.call('ZCOUNT', queue_key(queue, 'directors'), now - ALIVE_MS, now + ALIVE_MS)
 counts[#counts + 1] = tonumber(m[1])
 counts[#counts + 1] = tonumber(m[2])
 counts[#counts + 1] = m[3] == '1' and 1 or 0

@@ -8,6 +8,11 @@
 local ONE_FAULT_MS = 1000 -- what one holder loses within a second was lost to one fault: `failed_holders` since `failed_at`
 local LONGEST = 10 -- times the first cool time
 
+-- May one claim try, with an open breaker? Its time is over as well where it is later than it can be: the clock went back.
+local function is_cool(open_until, cool_ms, now)
+  return past(open_until, now) or open_until - now > tonumber(cool_ms or 0)
+end
+
 local function open_breaker(queue, cool_ms, now)
   redis.call('HSET', queue_key(queue, 'meta'), 'breaker', 'open', 'open_until', now + cool_ms, 'cool_ms', cool_ms, 'probe', '')
 end
@@ -25,7 +30,7 @@ local function note_failure(id, r, now)
   end
   if breaker ~= '' then return end
   local several = m[6] == '1' or (failures > 0 and m[5] ~= id)
-  local is_same_second = failures > 0 and now - m[4] < ONE_FAULT_MS
+  local is_same_second = failures > 0 and math.abs(now - m[4]) < ONE_FAULT_MS
   local holders, since = is_same_second and m[3] or '', is_same_second and m[4] or now
   if not string.find(holders .. ' ', ' ' .. r.holder .. ' ', 1, true) then
     failures, holders = failures + 1, holders .. ' ' .. r.holder

@@ -3,7 +3,8 @@
 
 local TAG = string.match(KEYS[1], '^{p%d+}')
 local GROUP = 'directors'
-local ALIVE_MS = 20000 -- a director silent for longer is not counted on: ALIVE_S in core/directors
+local ALIVE_MS = 20000 -- a director silent for longer is not counted on: ALIVE_S in core/directors. Nor one whose last
+-- heartbeat is as far ahead: it came before the clock went back
 
 local function record_key(id) return TAG .. ':rec:' .. id end
 local function input_key(id) return TAG .. ':in:' .. id end

@@ -79,7 +79,7 @@ local function wait_of(starts, slots, m)
   return scale_of(m.scale50) * expected, math.max(scale_of(m.scale50) * expected, scale_of(m.scale90) * 1.5 * late)
 end
 
-local FIELDS = { 'streams', 'mode', 'max_queued', 'lifetime_ms', 'breaker_mode', 'open_until', 'paused', 'breaker',
+local FIELDS = { 'streams', 'mode', 'max_queued', 'lifetime_ms', 'breaker_mode', 'open_until', 'cool_ms', 'paused', 'breaker',
   'slots', 'starting', 'setup_failed', 'server_auth', 'recounted', 'service_ms', 'service_dev', 'scale50', 'scale90',
   'ready:high', 'ready:normal', 'ready:low', 'backlogged:high', 'backlogged:normal', 'backlogged:low' }
 local TEXTS = { streams = true, mode = true, lifetime_ms = true, breaker_mode = true, paused = true, breaker = true }

@@ -27,7 +27,7 @@ async def driver(driver: QueueDriver) -> QueueDriver:
 
 
 async def rule(driver: QueueDriver, **options: Any) -> None:
-    policy = Policy(**{"breaker_after": 3, "breaker_cool_s": 30, "attempts": 15, **options})
+    policy = Policy(**{"breaker_after": 3, "breaker_cool_s": 30, "attempts": 15, "backoff_cap_s": 3600, **options})
     assert await driver.scripts.register(driver.queue, version=VERSION, policy=policy)
 
 

@@ -1,0 +1,109 @@
+"""A clock that steps far: what was dated before is believed no longer than it would have been without the step."""
+
+from typing import Any
+
+import pytest
+
+from director.core import keys
+from director.core.account_limits import Bucket
+from director.core.directors import Directors
+from director.core.ids import partition_of
+from director.core.policy import Policy
+from director.core.scripts import Scripts
+from tests.support.queue_driver import VERSION, QueueDriver
+
+pytestmark = pytest.mark.anyio
+
+BACK_S = 600
+
+
+async def opened(driver: QueueDriver, **policy: Any) -> None:
+    """Its breaker opens, for 30 seconds."""
+    options = {"breaker_after": 1, "breaker_cool_s": 30, **policy}
+    await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(**options))
+    for _ in range(3):
+        await driver.submit()
+    for number in range(2):
+        claim = await driver.claim_one(consumer=f"d{number}")
+        assert await driver.release(claim, spent=True, delay_s=1) == "delayed"
+        driver.pass_time(1.5)
+    assert await driver.meta("breaker") == "open"
+    await driver.hear_bell()
+
+
+async def test_an_open_breaker_is_tried_at_once(driver: QueueDriver) -> None:
+    await opened(driver)
+    driver.pass_time(-BACK_S)
+    await driver.promote()
+    assert await driver.hear_bell()
+    assert len(await driver.claim(5)) == 1
+
+
+async def test_an_open_breaker_that_refuses_lets_one_come(driver: QueueDriver) -> None:
+    await opened(driver, breaker_mode="fail")
+    driver.pass_time(-BACK_S)
+    assert await driver.submit()
+
+
+async def test_a_step_within_the_cool_time_tries_nothing_sooner(driver: QueueDriver) -> None:
+    await opened(driver)
+    driver.pass_time(-1)
+    assert await driver.claim(5) == []
+
+
+async def test_a_retry_that_waits_longer_than_any_backoff_is_due(driver: QueueDriver) -> None:
+    await driver.submit()
+    assert await driver.release(await driver.claim_one(), spent=True, delay_s=60) == "delayed"
+    assert await driver.promote() == 0
+    driver.pass_time(-BACK_S)
+    assert await driver.promote() == 1
+    assert len(await driver.claim()) == 1
+
+
+async def test_a_director_that_died_before_it_counts_no_longer(driver: QueueDriver) -> None:
+    await driver.have_slots(4, consumer="dead")
+    await driver.have_slots(2, consumer="alive")
+    assert (await driver.stats()).slots == 6
+    driver.pass_time(-BACK_S)
+    await driver.have_slots(2, consumer="alive")
+    stats = await driver.stats()
+    assert (stats.slots, stats.directors) == (2, 1)
+
+
+async def test_a_director_that_died_before_it_is_shown_as_silent(driver: QueueDriver) -> None:
+    seconds, _ = await driver.redis.time()
+    driver.now_ms = (seconds + BACK_S) * 1000
+    await driver.have_slots(1, consumer="dead")
+    [found] = await Directors(driver.redis).of([driver.queue])
+    assert not found.is_alive
+
+
+async def test_a_bucket_fills_again(scripts: Scripts, redis: Any) -> None:
+    async def take(at_s: int) -> bool:
+        name = f"at {at_s}"
+        return (await scripts.reserve("acme", bucket, id=name, now_ms=at_s * 1000)).allowed
+
+    bucket = Bucket("create", rate=1.0, burst=1)
+    assert await take(BACK_S)
+    assert not await take(0)
+    assert await take(1)
+    await redis.delete(keys.usage("acme"))
+
+
+@pytest.mark.parametrize("step_s", [60, -600])
+async def test_a_run_is_charged_by_its_directors_clock(driver: QueueDriver, step_s: int) -> None:
+    await driver.submit(metered=True)
+    claim = await driver.claim_one()
+    driver.pass_time(1)
+    await driver.begin(claim)
+    driver.pass_time(2)
+    driver.pass_time(step_s)
+    await driver.extend(claim)
+    assert await driver.finish(claim, ran_ms=2_000)
+    owed = keys.unspent(partition_of(claim.id))
+    assert list((await driver.members(owed)).values()) == [2_000]
+    assert (await driver.stats()).service_ms == 3_000
+    record = await driver.record(claim.id)
+    assert record.started is not None
+    assert record.completed == record.started + 2_000
+    await driver.redis.delete(owed)
