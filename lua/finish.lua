@@ -16,11 +16,10 @@
 --   ARGV[11] seq       the last event that the holder knows of, as advance has it
 --   ARGV[12] now_ms    '' for the server's clock
 --   ARGV[13] over_ms   how long ago the run was over: what the end waited for since took no slot
---   ARGV[14…] kind, data  events not written yet
+--   ARGV[14] claimed_ms  how long ago it was claimed, by the holder's clock; '' where that is not known
+--   ARGV[15…] kind, data  events not written yet
 --   Returns  'finished'  also when this very claim had finished it before
 --            'lost'      nothing was written
-
-local STEP_MS = 5000 -- more than this script may have waited for
 
 local id, token, status, ran_ms, known, now = ARGV[1], ARGV[2], ARGV[3], ARGV[9], tonumber(ARGV[11]), clock(ARGV[12])
 
@@ -30,11 +29,9 @@ if r.ended == token then return 'finished' end
 if r.token ~= token then return 'lost' end
 
 local over_ms, shown = tonumber(ARGV[13]), {}
-for i = 14 + 2 * math.max(0, r.seq - known), #ARGV, 2 do shown[#shown + 1] = entry(ARGV[i], now, ARGV[i + 1]) end
+for i = 15 + 2 * math.max(0, r.seq - known), #ARGV, 2 do shown[#shown + 1] = entry(ARGV[i], now, ARGV[i + 1]) end
 r.seq = r.seq + #shown
--- The server's clock may have stepped during the run, its director's has not: what a run took is charged by that one.
-local off_ms = r.started ~= '' and ran_ms ~= '' and now - ran_ms - r.started or 0
-if math.abs(off_ms) > STEP_MS then r.started, r.claimed = now - ran_ms, r.claimed + off_ms end
+r.started, r.claimed = put_right(r.started, ran_ms, now), put_right(r.claimed, ARGV[14], now)
 local served_ms = 0
 if r.started ~= '' or ran_ms ~= '' then -- not `begun`: an earlier attempt proves nothing of this one's server
   served_ms = math.max(0, now - over_ms - r.claimed)

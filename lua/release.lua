@@ -11,6 +11,7 @@
 --   ARGV[6]  code      the same for machines
 --   ARGV[7]  began     '1' when the run began, or may have; '0' when it did not; '' where the record says it
 --   ARGV[8]  now_ms    '' for the server's clock
+--   ARGV[9]  claimed_ms  how long ago it was claimed, by the holder's clock; '' where that is not known
 --   Returns  'waiting', 'delayed', 'dead', 'canceled' or 'late': what became of it
 --            'lost'     nothing was written
 
@@ -18,6 +19,7 @@ local id, token, spent, delay_ms, now = ARGV[1], ARGV[2], ARGV[3] == '1', tonumb
 
 local r = read(id)
 if not r or token == '' or r.token ~= token then return 'lost' end
+r.claimed = put_right(r.claimed, ARGV[9], now)
 local began = nil
 if ARGV[7] ~= '' then began = ARGV[7] == '1' end
 return requeue(id, r, { spent = spent, began = began, delay_ms = delay_ms, error = ARGV[5], code = ARGV[6] }, now)

@@ -48,6 +48,7 @@ class Held:
         self.ahead_s = 0.0
         self.took: dict[str, float] = {}
         self._clock = clock
+        self._claimed_at = clock.monotonic()
         self._reading: asyncio.Task[object] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._limit: asyncio.TimerHandle | None = None
@@ -61,6 +62,11 @@ class Held:
     def wanted_over(self) -> asyncio.Event:
         """Set once somebody wants it to end."""
         return asyncio.Event()
+
+    @property
+    def claimed_ms(self) -> int:
+        """How long ago it was claimed."""
+        return round((self._clock.monotonic() - self._claimed_at) * 1000)
 
     async def read(self, reading: Coroutine[None, None, None]) -> None:
         """Follow the run until it has ended or was abandoned; then nobody asks the server about it any more.

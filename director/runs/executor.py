@@ -285,6 +285,7 @@ class Executor:
                     metrics=end.metrics,
                     ran_ms=held.tracker.ran_ms(self._now()),
                     over_ms=held.tracker.over_ms(self._now()),
+                    claimed_ms=held.claimed_ms,
                     grace_s=GRACE_S,
                     seq=progress.seq,
                     events=unwritten,
@@ -325,6 +326,7 @@ class Executor:
             error=end.error,
             code=end.code,
             began=_may_have_begun(held, end),
+            claimed_ms=held.claimed_ms,
         )
         crash.at("after_release")
         self._metering.given_back(claim.record, end, became)

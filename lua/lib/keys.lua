@@ -50,6 +50,13 @@ local OWED_MS = 345600000
 -- Lifetimes where a queue's own are lost.
 local DATA_TTL_MS, RECORD_TTL_MS = 3600000, 604800000
 
+-- A time, and how long ago it was by its holder's clock, '' where that does not say. More apart than a call may be on its
+-- way, the server's clock has stepped since: the holder's has not.
+local function put_right(at, ago_ms, now)
+  if at == '' or ago_ms == '' or math.abs(now - ago_ms - at) <= 5000 then return at end
+  return now - ago_ms
+end
+
 local function past(when, now) return when ~= '' and tonumber(when) <= now end
 
 -- The next moment at which a waiting prediction may have to end, or nil.

@@ -91,15 +91,17 @@ async def test_a_bucket_fills_again(scripts: Scripts, redis: Any) -> None:
 
 
 @pytest.mark.parametrize("step_s", [60, -600])
-async def test_a_run_is_charged_by_its_directors_clock(driver: QueueDriver, step_s: int) -> None:
+@pytest.mark.parametrize("is_told", [True, False], ids=["it-was-told-of", "nothing-was-told"])
+async def test_a_run_is_charged_by_its_directors_clock(driver: QueueDriver, step_s: int, is_told: bool) -> None:
     await driver.submit(metered=True)
     claim = await driver.claim_one()
     driver.pass_time(1)
-    await driver.begin(claim)
+    if is_told:
+        await driver.begin(claim)
     driver.pass_time(2)
     driver.pass_time(step_s)
     await driver.extend(claim)
-    assert await driver.finish(claim, ran_ms=2_000)
+    assert await driver.finish(claim, ran_ms=2_000, claimed_ms=3_000)
     owed = keys.unspent(partition_of(claim.id))
     assert list((await driver.members(owed)).values()) == [2_000]
     assert (await driver.stats()).service_ms == 3_000
@@ -107,3 +109,16 @@ async def test_a_run_is_charged_by_its_directors_clock(driver: QueueDriver, step
     assert record.started is not None
     assert record.completed == record.started + 2_000
     await driver.redis.delete(owed)
+
+
+async def test_a_run_that_is_given_back_is_charged_by_its_directors_clock(driver: QueueDriver) -> None:
+    for account in ("nobody", "a", "a", "b", "b"):  # the first is ready, and the others wait for a turn
+        await driver.submit(account=account)
+    await driver.claim_one()
+    claim = await driver.claim_one()
+    assert claim.record.account == "a"
+    await driver.begin(claim)
+    driver.pass_time(3 + 60)
+    assert await driver.release(claim, spent=True, claimed_ms=3_000) == "waiting"
+    turns = await driver.redis.zrange(keys.vtime(driver.queue, "normal"), 0, -1, withscores=True)
+    assert dict(turns) == {b"a": 3, b"b": 0}

@@ -135,16 +135,18 @@ class HolderScripts(Wire):
         ran_ms: int | None = None,
         grace_s: float = 0,
         over_ms: int = 0,
+        claimed_ms: int | None = None,
         seq: int = 0,
         events: Sequence[NewEvent] = (),
         now_ms: int | None = None,
     ) -> bool:
         """Write the terminal record and remove the entry; False when the claim is lost and nothing was written.
 
-        `over_ms`: how long ago its run was over; `seq` and `events` as for `advance`: what it did not write yet.
+        `over_ms`: how long ago its run was over; `claimed_ms`: how long ago it was claimed, by the caller's clock;
+        `seq` and `events` as for `advance`: what it did not write yet.
         """
         ended: list[Arg] = [status, error, code, output, logs, metrics]
-        written: list[Arg] = [now(ran_ms), ms(grace_s), seq, now(now_ms), over_ms]
+        written: list[Arg] = [now(ran_ms), ms(grace_s), seq, now(now_ms), over_ms, now(claimed_ms)]
         args: list[Arg] = [prediction_id, token, *ended, *written, *parts(events)]
         return bool(await self._call("finish", [keys.record(prediction_id)], args) == b"finished")
 
@@ -158,14 +160,16 @@ class HolderScripts(Wire):
         error: str = "",
         code: str = "",
         began: bool | None = None,
+        claimed_ms: int | None = None,
         now_ms: int | None = None,
     ) -> Requeued:
         """Give a claim back: unspent, or as a spent attempt. Returns what became of the prediction.
 
         `began`: did its run begin? Where nothing may run twice, it then ends with `error` and `code`. None: the record
-        says whether it did.
+        says whether it did. `claimed_ms`: how long ago it was claimed, by the caller's clock.
         """
         has_begun = "" if began is None else int(began)
-        args: list[Arg] = [prediction_id, token, int(spent), ms(delay_s), error, code, has_begun, now(now_ms)]
+        args: list[Arg] = [prediction_id, token, int(spent), ms(delay_s), error, code, has_begun]
+        args += [now(now_ms), now(claimed_ms)]
         answer = await self._call("release", [keys.record(prediction_id)], args)
         return cast(Requeued, answer.decode())
