@@ -63,6 +63,7 @@ class Report(Struct, frozen=True, kw_only=True):
     followed: int
     resumed: int
     faults: dict[str, int]
+    left_out: str
     counts: dict[str, int]
     breaches: dict[str, list[Breach]]
 
@@ -111,6 +112,7 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
         followed=len(evidence.followed),
         resumed=sum(bool(visit.after and visit.status) for visits in evidence.visits.values() for visit in visits),
         faults=_faults(evidence),
+        left_out=evidence.rules.left_out,
         counts={name: len(found) for name, found in breaches.items()},
         breaches={name: _explained(evidence, found) for name, found in breaches.items() if found},
     )
@@ -120,6 +122,7 @@ def text(report: Report) -> str:
     """The verdict for people: what happened, each invariant, then the first breaches of each with their evidence."""
     lines = [
         f"{report.seconds:g} s of faults with seed {report.seed}, lease {report.lease:g} s: {_named(report.faults)}",
+        *([report.left_out] if report.left_out else []),
         f"sent {report.sent}  accepted {report.acked}  terminal {report.terminal}  lost {report.lost}"
         f"  double {report.double}  stale {report.stale}  extra runs {report.duplicate_runs}"
         f"  webhooks missing {report.webhooks_missing}",

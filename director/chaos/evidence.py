@@ -3,6 +3,7 @@
 Pure, and judges nothing: that is for invariants.py. gather.py puts it together.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -12,7 +13,7 @@ from director.chaos.journal import Answered, Arrived, Claimed, Delivered, Final,
 from director.chaos.rest import Leftovers
 from director.core.states import TERMINAL
 
-__all__ = ("Event", "Evidence", "Rules", "Run", "Try", "Window", "leaned_on", "pid_of")
+__all__ = ("Event", "Evidence", "Rules", "Run", "ServerClock", "Try", "Window", "leaned_on", "pid_of")
 
 Event = tuple[str, int, str]
 """(kind, at, data) of a prediction, as `Final` has it."""
@@ -30,6 +31,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     grace_s: float = 5  # for a run whose claim was lost to be stopped, beyond one lease
     write_s: float = 13  # for an end to be written, however narrow the links are: the large ones take 8 s
     clock_s: float = 1  # most that a time of the code under test may differ from the server's own
+    left_out: str = ""  # faults that this run could not have, and why
 
     @property
     def recovery_s(self) -> float:
@@ -104,6 +106,47 @@ class Window(Struct, frozen=True, kw_only=True):
         return self.begin <= end and begin <= self.end
 
 
+class ServerClock(Struct, frozen=True):
+    """The server's clock against that of the machine, from `since` on. `steps`: (when, ms), in order, by the machine's.
+
+    A step back is longer than the run, so a time of the server's belongs to one stretch between two steps.
+    """
+
+    since: int = 0
+    steps: tuple[tuple[int, int], ...] = ()
+
+    def machine(self, server_ms: int) -> int:
+        """The machine's time at this time of the server's. What was read just before a step stays before it."""
+        if not self.steps:
+            return server_ms
+        begin, end, offset = min(self._stretches(), key=lambda each: _beyond(server_ms - each[2], each[0], each[1]))
+        return round(min(max(begin, server_ms - offset), end))
+
+    def server(self, at: int) -> int:
+        """The server's time at this time of the machine's."""
+        return at + sum(ms for when, ms in self.steps if when <= at)
+
+    def reached(self, server_ms: int, *, since: int) -> float:
+        """When the server's clock first showed this time or a later one, from `since` on."""
+        for begin, end, offset in self._stretches():
+            at = max(begin, since, server_ms - offset)
+            if at <= end:
+                return at
+        return math.inf
+
+    def _stretches(self) -> Iterator[tuple[int, float, int]]:
+        """(first, last, how far ahead the server's clock is)."""
+        begin, offset = self.since, 0
+        for when, ms in self.steps:
+            yield begin, when - 1, offset
+            begin, offset = when, offset + ms
+        yield begin, math.inf, offset
+
+
+def _beyond(at: float, begin: float, end: float) -> float:
+    return max(begin - at, at - end, 0)
+
+
 class Evidence(Struct, frozen=True, kw_only=True):
     """All of it, by what it is about. `until`: when the last line was written."""
 
@@ -124,6 +167,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
     finals: dict[str, Final]
     leftovers: Leftovers | None
     until: int
+    clock: ServerClock = ServerClock()
 
     def was_hit(self, begin: float, end: float) -> bool:
         """Did anything break in this time: a planned fault, or a model server by what it ran?"""

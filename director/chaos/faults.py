@@ -15,6 +15,7 @@ from director.core.crash import API_POINTS, DIRECTOR_POINTS
 
 __all__ = (
     "ALL_LINKS",
+    "CLOCK_STEP",
     "DELETE_VERSION",
     "NARROW",
     "NARROW_AT",
@@ -29,6 +30,7 @@ __all__ = (
 TICK_MS: Final = 250
 WARM_UP_MS: Final = 1_000  # some work is under way when the first one strikes
 ALL_LINKS: Final = "all:redis"
+CLOCK_STEP: Final = "clock_step"
 REPLACE: Final = "replace"
 DELETE_VERSION: Final = "delete_version"
 ROLLED_OUT: Final = 0.6  # of the load: whoever is replaced last is to have work too, however late it comes to it
@@ -47,6 +49,7 @@ class Stage(Struct, frozen=True, kw_only=True):
     server: str
     sink: str
     spared: Sequence[str] = ()
+    has_clock: bool = True  # whether the server's clock can be stepped
 
 
 class Planned(Struct, frozen=True, kw_only=True):
@@ -133,15 +136,31 @@ ONCE: Final[Sequence[tuple[float, str, str, int, str]]] = (
 )
 
 
+# Also once, where the server's clock can be stepped: seconds as detail. A step back is longer than the run, so that no
+# time of the server's comes twice. The machine that is suspended for a minute stands still for a moment.
+STEPS: Final[Sequence[tuple[float, str, str, int, str]]] = (
+    (0.15, CLOCK_STEP, "redis-0", 0, "back"),
+    (0.35, CLOCK_STEP, "redis-0", 0, "+60"),
+    (0.70, "suspend_machine", "all:machine", 300, "+60"),
+)
+LEAST_BACK_S: Final = 600
+
+
 def schedule(seed: int, *, seconds: float, lease_s: float, stage: Stage) -> list[Planned]:
     """Every fault of a run, by time."""
     length_ms = int(seconds * 1000)
     once = [
         Planned(at_ms=at_ms, kind=kind, target=target, lasts_ms=min(lasts_ms, length_ms - at_ms), detail=detail)
-        for part, kind, target, lasts_ms, detail in ONCE
+        for part, kind, target, lasts_ms, detail in (*ONCE, *(_steps(seconds) if stage.has_clock else ()))
         for at_ms in [int(part * length_ms)]
     ]
     return sorted(chain(once, _drawn(seed, length_ms, lease_s, stage)), key=lambda fault: fault.at_ms)
+
+
+def _steps(seconds: float) -> Iterator[tuple[float, str, str, int, str]]:
+    for part, kind, target, lasts_ms, detail in STEPS:
+        far = f"{-max(LEAST_BACK_S, int(3 * seconds))}" if detail == "back" else detail
+        yield part, kind, target, lasts_ms, far
 
 
 def rollout(release: str, *, seconds: float, stage: Stage) -> list[Planned]:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
-from director.chaos.evidence import Evidence, Rules, Run, Try, Window
+from director.chaos.evidence import Evidence, Rules, Run, ServerClock, Try, Window
+from director.chaos.faults import CLOCK_STEP
 from director.chaos.journal import (
     Answered,
     Arrived,
@@ -40,7 +42,9 @@ OfOne = TypeVar("OfOne", Delivered, Heard, Visited)
 
 def gather(folder: Path, rules: Rules, leftovers: Leftovers | None = None) -> Evidence:
     """Read every journal of a folder, and what was left in Redis where it is not given."""
-    lines = sorted((line for path in sorted(folder.glob("*.jsonl")) for line in read(path)), key=lambda line: line.at)
+    written = [line for path in sorted(folder.glob("*.jsonl")) for line in read(path)]
+    clock = _clock(written)
+    lines = sorted((_by_the_machine(line, clock) for line in written), key=_at)
     if leftovers is None and (folder / LEFTOVERS).exists():
         leftovers = msgspec.json.decode((folder / LEFTOVERS).read_bytes(), type=Leftovers)
     until = lines[-1].at if lines else 0
@@ -72,7 +76,29 @@ def gather(folder: Path, rules: Rules, leftovers: Leftovers | None = None) -> Ev
         finals={final.id: final for final in _only(lines, Final)},
         leftovers=leftovers,
         until=until,
+        clock=clock,
     )
+
+
+def _clock(written: list[Line]) -> ServerClock:
+    begun = [line for line in _only(written, Fault) if line.kind == CLOCK_STEP and line.phase == "begin"]
+    since = min((line.at for line in written if not isinstance(line, Arrived | Breaker | Claimed)), default=0)
+    return ServerClock(since, tuple((line.at, int(line.detail) * 1000) for line in sorted(begun, key=_at)))
+
+
+def _at(line: Line) -> int:
+    return line.at
+
+
+def _by_the_machine(line: Line, clock: ServerClock) -> Line:
+    """Times that the server told, by the clock that all else is written down by."""
+    if isinstance(line, Arrived | Breaker):
+        return replace(line, at=clock.machine(line.at))
+    if isinstance(line, Claimed):
+        return replace(line, at=clock.machine(line.at), delivered=line.delivered and clock.machine(line.delivered))
+    if isinstance(line, Final):
+        return replace(line, events=[(kind, clock.machine(at), data) for kind, at, data in line.events])
+    return line
 
 
 def _only(lines: Iterable[Line], kind: type[Kind]) -> list[Kind]:

@@ -1,4 +1,4 @@
-"""What has to hold after a run, one function each: I1 to I17 of the reliability plan.
+"""What has to hold after a run, one function each: I1 to I18 of the reliability plan.
 
 Pure: each takes the evidence and returns what breaks its sentence. None leans on another, so that a fault of the code
 shows under the name of the promise that it breaks.
@@ -15,7 +15,7 @@ from director.chaos.following import followed_once_in_order
 from director.chaos.history import nothing_is_lost, one_end, only_current_runs_write
 from director.chaos.occupancy import attempts_are_bounded, slots_are_kept
 from director.chaos.order import first_come_first_claimed
-from director.chaos.recovery import recovery_is_quick
+from director.chaos.recovery import only_the_silent_lose, recovery_is_quick
 from director.chaos.settling import ends_are_written
 from director.chaos.waste import no_work_for_the_dead
 
@@ -77,4 +77,5 @@ INVARIANTS: Final[dict[str, tuple[str, Invariant]]] = {
     "I14": ("Equal tenants got equal shares, and small ones did not wait.", equal_shares),
     "I16": ("What a director serves is in every registry.", what_is_served_is_registered),
     "I17": ("What a model made is written soon, over narrow links too.", ends_are_written),
+    "I18": ("No claim was taken from a director that was there all the time.", only_the_silent_lose),
 }

@@ -2,7 +2,8 @@
 
 Each party writes a file of its own (`client.jsonl`, `cog-0.jsonl`, `sink.jsonl`, `nemesis.jsonl`, `server.jsonl`,
 `queue.jsonl`) and flushes every line, so that a killed process leaves all but its last thought. Times are milliseconds
-of the one clock of this machine. Nothing here is written by the code under test.
+of the one clock of this machine. The server tells times of its own clock, which may be stepped: gather.py translates
+them. Nothing here is written by the code under test.
 
 What the checker counts on:
 
@@ -16,7 +17,8 @@ What the checker counts on:
 - nemesis: a process is named by its part and number (`director-0`, `cog-0`, `api-0`), a link by its two ends
   (`director-0:redis`, `all:redis`). Director and model server of one number belong together. Kinds that end a process
   begin with `kill` or `crash`, those that freeze it with `stop`; `partition` cuts a link. A fault ends when what it hit
-  works again: after a kill, when the next process is ready. `pid` is the process that was hit.
+  works again: after a kill, when the next process is ready. `pid` is the process that was hit. A `clock_step` of the
+  server's clock has its seconds as detail, and is written down before it is done.
 - the server: its own log of changes, read once all is at rest (server_log.py). `number` is a line's place in it.
 """
 

@@ -13,9 +13,9 @@ import anyio
 import httpx
 from redis import exceptions
 
-from director.chaos.cast import API, PASSING, SINK
+from director.chaos.cast import API, PASSING, SERVER, SINK
 from director.chaos.cog import Script
-from director.chaos.faults import ALL_LINKS, DELETE_VERSION, NARROW, REPLACE, Planned
+from director.chaos.faults import ALL_LINKS, CLOCK_STEP, DELETE_VERSION, NARROW, REPLACE, Planned
 from director.chaos.journal import Answered, Fault, Journal, Sent, now_ms
 from director.chaos.proxy import Link
 from director.chaos.scene import FRONT, Scene
@@ -47,6 +47,7 @@ class Nemesis:
         self._began_at = 0.0
         self._ends_at = 0.0
         self._turns: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)  # by target
+        self._stopped: set[str] = set()
         self._perform: dict[str, Callable[[Planned], Coroutine[Any, Any, None]]] = {
             "kill_director": self._kill,
             "kill_cog": self._kill,
@@ -67,6 +68,8 @@ class Nemesis:
             "resize": self._resize,
             "restart_directors": self._restart_directors,
             DELETE_VERSION: self._delete_version,
+            CLOCK_STEP: self._step_clock,
+            "suspend_machine": self._suspend_machine,
             RESTART: self._restart,
             REPLACE: self._replace,
         }
@@ -95,8 +98,13 @@ class Nemesis:
                 await self._perform[fault.kind](fault)
 
     async def _heal(self) -> None:
-        """Wait until every process is ready. Raises UpError that names one which is not."""
+        """Put the server's clock right, and wait until every process is ready.
+
+        Raises UpError that names one which is not.
+        """
         scene = self._scene
+        if scene.clock is not None and scene.clock.offset_s:
+            self._step(-scene.clock.offset_s)
         late = ""
         with anyio.move_on_after(LONGEST_MEND_S):
             for late in scene.names:
@@ -141,9 +149,11 @@ class Nemesis:
     async def _stop(self, fault: Planned) -> None:
         pid = self._note(fault, "begin")
         self._scene.signal(fault.target, signal.SIGSTOP)
+        self._stopped.add(fault.target)
         try:
             await anyio.sleep(fault.lasts_ms / 1000)
         finally:
+            self._stopped.discard(fault.target)
             if self._scene.pid(fault.target) == pid:
                 self._scene.signal(fault.target, signal.SIGCONT)
             self._note(fault, "end", pid=pid)
@@ -300,6 +310,38 @@ class Nemesis:
         with suppress(DirectorError):
             await self._scene.resize(streams=int(fault.detail))
         self._note(fault, "end")
+
+    # ── the server's clock ────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _step_clock(self, fault: Planned) -> None:
+        self._step(int(fault.detail))
+
+    async def _suspend_machine(self, fault: Planned) -> None:
+        """Stop every process for a moment, and step the server's clock meanwhile.
+
+        A machine that sleeps stops all of its processes, and the clock that only grows with them. When it wakes, no
+        time has passed by that one, and a minute by the server's. The other processes' clocks of day are not stepped.
+        """
+        stopped = [name for name in self._scene.names if name not in self._stopped]
+        self._note(fault, "begin")
+        for name in stopped:
+            self._scene.signal(name, signal.SIGSTOP)
+        try:
+            self._step(int(fault.detail))
+            await anyio.sleep(fault.lasts_ms / 1000)
+        finally:
+            for name in stopped:
+                self._scene.signal(name, signal.SIGCONT)
+            self._note(fault, "end")
+
+    def _step(self, seconds: int) -> None:
+        """Written down before it is done: no time of the server's is later than the step without being of after it."""
+        if self._scene.clock is None:
+            raise UpError("The server of this run was started without libfaketime.")
+        step = Planned(at_ms=0, kind=CLOCK_STEP, target=SERVER, detail=f"{seconds:+d}")
+        self._note(step, "begin")
+        self._scene.clock.step(seconds)
+        self._note(step, "end")
 
     # ── what they share ───────────────────────────────────────────────────────────────────────────────────────────
 

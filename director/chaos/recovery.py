@@ -1,18 +1,24 @@
-"""I12: how long after the death of its holder a prediction starts again, as nemesis and model servers wrote it down.
+"""I12, I18: how soon a prediction starts again after the death of its holder, and that no other holder loses its claim.
 
-Pure. Judged are the first retries: later ones wait on purpose. Left out are deaths whose window holds an outage of
-Redis, and time in which no slot was free for it, or its queue's breaker was open: nobody could have started it then.
+Pure. Judged by what nemesis and model servers wrote down. Of I12 the first retries are judged: later ones wait on
+purpose. Left out are deaths whose window holds an outage of Redis, and time in which no slot was free for it, or its
+queue's breaker was open: nobody could have started it then. For a lease after a step of the server's clock, no lease is
+believed to be over.
 """
 
 import math
+from typing import Final
 
 from msgspec import Struct
 
 from director.chaos.breach import Breach
 from director.chaos.contention import by_queue
-from director.chaos.evidence import Event, Evidence, Run, Window, pid_of
+from director.chaos.evidence import Event, Evidence, Run, Window, leaned_on, pid_of
+from director.chaos.faults import ALL_LINKS
 
-__all__ = ("Recovery", "percentile", "recoveries", "recovery_is_quick")
+__all__ = ("Recovery", "only_the_silent_lose", "percentile", "recoveries", "recovery_is_quick")
+
+LOST: Final = "director_lost "
 
 
 class Recovery(Struct, frozen=True, kw_only=True):
@@ -51,8 +57,50 @@ def recoveries(evidence: Evidence) -> list[Recovery]:
             continue
         all_ms = again.began - death
         full_ms = contention[final.record.get("queue", "")].between(retry[1], again.began)
-        found.append(Recovery(id=final.id, died=death, ms=all_ms - full_ms, all_ms=all_ms))
+        held_ms = _held_off_ms(evidence, death)
+        found.append(Recovery(id=final.id, died=death, ms=all_ms - full_ms - held_ms, all_ms=all_ms))
     return found
+
+
+def _held_off_ms(evidence: Evidence, died: int) -> int:
+    """How long after the end of its lease a claim may be held on to: until a lease without a step has passed."""
+    lease_ms = round(evidence.rules.lease_s * 1000)
+    until = died + lease_ms
+    for at, _ in evidence.clock.steps:
+        if died <= at <= until:
+            until = at + lease_ms
+    return until - died - lease_ms
+
+
+def only_the_silent_lose(evidence: Evidence) -> list[Breach]:
+    """I18. Judged where a run shows which director held it."""
+    return [
+        Breach("I18", final.id, f"taken back at {at} from {holder}, which nothing had silenced")
+        for final in evidence.finals.values()
+        for kind, at, data in final.events
+        if kind == "retried" and data.startswith(LOST)
+        for holder in [data.split(" ")[1]]
+        if (name := _director(evidence, final.id, at)) and not _was_silenced(evidence, name, pid_of(holder), at)
+    ]
+
+
+def _director(evidence: Evidence, prediction_id: str, at: int) -> str:
+    """The director beside the model server that ran it last before; '' where none did."""
+    before = [run for run in evidence.runs.get(prediction_id, []) if run.began <= at]
+    return leaned_on(max(before, key=lambda run: run.began).server)[1] if before else ""
+
+
+def _was_silenced(evidence: Evidence, name: str, pid: int, at: int) -> bool:
+    """Had it ended, stood still, or been out of reach of Redis? Steps of the clock are no reason."""
+    since = at - evidence.rules.recovery_s * 1000
+    for fault in evidence.faults:
+        if fault.pid == pid and fault.begin <= at and not fault.is_freeze:
+            return True
+        is_cut = fault.kind == "partition" and fault.target in (f"{name}:redis", ALL_LINKS)
+        is_stopped = fault.pid == pid and fault.is_freeze
+        if (is_cut or is_stopped or fault.is_outage) and fault.overlaps(since, at):
+            return True
+    return False
 
 
 def percentile(values: list[int], share: float) -> int | None:
@@ -64,7 +112,7 @@ def _death(retry: Event, runs: list[Run], kills: list[Window]) -> int | None:
     """When the holder that this event names was killed, or the server that its run was on."""
     _, at, data = retry
     code, _, holder = data.partition(" ")
-    if code == "director_lost":
+    if code == LOST.strip():
         hit = {pid_of(holder)}
     else:
         hit = {run.pid for run in runs if run.began <= at and run.outcome in ("", "crashed")}

@@ -21,6 +21,7 @@ from director.chaos.cast import CROWDED, MODELS, SERVED, SINK
 from director.chaos.checker import Report, check
 from director.chaos.client import Counts, Errand, Large, Rush
 from director.chaos.evidence import Rules
+from director.chaos.faketime import MISSING, find_library
 from director.chaos.faults import DELETE_VERSION, NARROW_AT, NARROW_IN_PEACE, Planned, rollout, schedule
 from director.chaos.journal import Answered, Healed, Journal, now_ms, read
 from director.chaos.nemesis import Nemesis
@@ -67,7 +68,8 @@ class Rollout(Struct, frozen=True, kw_only=True):
 class Options(Struct, frozen=True, kw_only=True):
     """What the command line said. Without `home`, a temporary one, which stays only where it is asked for or needed.
 
-    A `rollout` has no peace before it, and no rush: fairness is for runs of one release.
+    A `rollout` has no peace before it, and no rush: fairness is for runs of one release. `faketime`: the library that
+    steps the server's clock; '' for the one that the system has.
     """
 
     seed: int
@@ -79,6 +81,7 @@ class Options(Struct, frozen=True, kw_only=True):
     calibration_s: float = CALIBRATION_S
     has_faults: bool = True
     rollout: Rollout | None = None
+    faketime: str = ""
 
     @property
     def quiet_s(self) -> float:
@@ -90,6 +93,10 @@ class Options(Struct, frozen=True, kw_only=True):
 def chaos(options: Options, say: Callable[[str], None]) -> Report:
     """Run it; the verdict. Raises KeyboardInterrupt where a signal ended it, UpError where it could not be run."""
     raise_descriptor_limit()
+    if options.faketime and find_library(options.faketime) is None:
+        raise UpError(
+            f"There is no file {options.faketime}. Name the libfaketime.so.1 of this machine with --faketime."
+        )
     with _home(options, say) as home:
         report = anyio.run(_until_judged, home, options, say, backend_options={"use_uvloop": True})
         if report is None:
@@ -99,6 +106,15 @@ def chaos(options: Options, say: Callable[[str], None]) -> Report:
         elif options.home is None:
             shutil.rmtree(home.path)
         return report
+
+
+def _left_out(options: Options) -> str:
+    """Which faults this run cannot have, and why; '' for none."""
+    if options.rollout:
+        return "clock steps left out: 0.2.0 loses claims to them"
+    if find_library(options.faketime) is None:
+        return f"clock steps left out: {MISSING}"
+    return ""
 
 
 @contextmanager
@@ -129,6 +145,7 @@ async def _until_judged(home: Home, options: Options, say: Callable[[str], None]
                 slots=SLOTS,
                 tenants=options.tenants + EQUALS,
                 release=str(options.rollout.before) if options.rollout else "",
+                faketime=None if _left_out(options) else find_library(options.faketime),
             )
             async with staged(home, size) as scene:
                 try:
@@ -168,7 +185,12 @@ class Run:
         await self._write_down()
         options = self._options
         rules = Rules(
-            seed=options.seed, seconds=options.seconds, lease_s=options.lease_s, attempts=ATTEMPTS, slots=SLOTS
+            seed=options.seed,
+            seconds=options.seconds,
+            lease_s=options.lease_s,
+            attempts=ATTEMPTS,
+            slots=SLOTS,
+            left_out=_left_out(options) if options.has_faults else "",
         )
         return check(self._scene.journals, rules)
 
@@ -187,6 +209,8 @@ class Run:
         options, stage = self._options, self._scene.stage
         faults: list[Planned] = []
         if options.has_faults:
+            if left_out := _left_out(options):
+                self._say(left_out)
             drawn = schedule(options.seed, seconds=options.seconds, lease_s=options.lease_s, stage=stage)
             # 0.2.0 may leave the version unregistered: of a mixture only what both keep is judged
             faults += [fault for fault in drawn if not (options.rollout and fault.kind == DELETE_VERSION)]

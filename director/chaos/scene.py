@@ -22,6 +22,7 @@ from redis.asyncio import Redis
 from director.chaos import cast
 from director.chaos.cast import API, SERVER, SINK, Role
 from director.chaos.cog import Script
+from director.chaos.faketime import SteppedClock
 from director.chaos.faults import Stage
 from director.chaos.proxy import Link, Upstream
 from director.chaos.server_log import NEVER_REWRITTEN
@@ -50,13 +51,17 @@ DELETION_S: Final = 10.0  # over a slow link
 
 
 class Size(Struct, frozen=True, kw_only=True):
-    """How large a scene is, and how long its leases. `release`: see `Scene.release`; '' for this very code."""
+    """How large a scene is, and how long its leases. `release`: see `Scene.release`; '' for this very code.
+
+    `faketime`: the library that steps the server's clock, None where no clock is stepped.
+    """
 
     seed: int
     lease_s: float
     slots: int
     tenants: int
     release: str = ""
+    faketime: Path | None = None
 
 
 class Scene:
@@ -83,6 +88,7 @@ class Scene:
         self.tokens: list[str] = []
         self.operator = ""  # its token
         self.to_delete = QueueName("")  # the queue of the version that only the nemesis asks for
+        self.clock = None if size.faketime is None else SteppedClock(size.faketime, home.path / "faketime")
         self._server = server
         self._supervisor = supervisor
 
@@ -107,6 +113,7 @@ class Scene:
             spared=spared,
             server=SERVER,
             sink=SINK,
+            has_clock=self.clock is not None,
         )
 
     def _all(self, part: str) -> list[str]:
@@ -207,8 +214,9 @@ class Scene:
 
     async def start(self) -> None:
         """Start all, in the order of who needs whom; return when all are ready. Raises UpError when one is not."""
-        part = msgspec.structs.replace(self._server.part(self.home.path), name=SERVER)
-        self._supervisor.start([part])
+        part = self._server.part(self.home.path)
+        stepped = self.clock.environment if self.clock else {}
+        self._supervisor.start([msgspec.structs.replace(part, name=SERVER, env={**part.env, **stepped})])
         with anyio.fail_after(START_LIMIT_S):
             await self.until_ready(SERVER)
         secrets = await self._make_accounts()

@@ -21,6 +21,9 @@ def add(commands: Commands) -> None:
     chaos.add_argument("--seconds", type=float, default=60.0, metavar="S", help="length of the load (%(default)g)")
     chaos.add_argument("--lease", type=float, default=15.0, metavar="S", help="of a claim (%(default)g)")
     chaos.add_argument("--tenants", type=int, default=40, metavar="N", help="who ask (%(default)s)")
+    chaos.add_argument(
+        "--faketime", default="", metavar="FILE", help="libfaketime.so.1, which steps the server's clock (looked for)"
+    )
     chaos.add_argument("--json", default="", metavar="FILE", help="write the report there")
     chaos.add_argument("--home", default="", metavar="DIR", help="a new folder for data, journals and logs")
     chaos.add_argument("--keep", action="store_true", help="keep that folder after a run that kept every promise too")
@@ -40,6 +43,7 @@ def _chaos(given: argparse.Namespace) -> int:
         tenants=given.tenants,
         home=Path(given.home) if given.home else None,
         is_kept=given.keep,
+        faketime=given.faketime,
     )
     report = chaos(options, lambda line: print(line, flush=True))
     print(text(report))

@@ -71,6 +71,7 @@ async def a_director_sleeps(play: Play) -> None:
     await play.ask()
     sleeper = await play.run("r1", pid=41)
     assert sleeper is not None
+    play.freeze(41)
     await play.keep()
     heir = await play.run("r2", pid=42)
     assert heir is not None
@@ -83,6 +84,24 @@ async def a_director_sleeps(play: Play) -> None:
     await play.tell()
 
 
+async def a_director_beats_all_the_time(play: Play) -> None:
+    """It extends its claim, and another one waits for work."""
+    await play.ask()
+    run = await play.run("r1", pid=41)
+    assert run is not None
+    await run.shows()
+    for _ in range(16):
+        await play.driver.extend(run.claim)
+        await play.keep(1)
+    run.ends()
+    if not await run.is_finished():
+        heir = await play.run("r2", pid=42)
+        assert heir is not None
+        heir.ends()
+        await heir.is_finished()
+    await play.tell()
+
+
 async def a_director_wakes_after_a_cancel(play: Play) -> None:
     """Its claim was taken back, and its caller canceled what waited."""
     asked = await play.ask()
@@ -90,6 +109,7 @@ async def a_director_wakes_after_a_cancel(play: Play) -> None:
     sleeper = await play.run("r1", pid=41)
     assert sleeper is not None
     await sleeper.shows()
+    play.freeze(41)
     await play.keep()
     await play.cancel(asked)
     sleeper.ends()
@@ -242,6 +262,12 @@ FAULTS: Final[dict[str, Fault]] = {
         old=FINISH, new="", story=a_director_wakes_after_a_cancel, breaks=frozenset({"I2", "I4", "I6"})
     ),
     "advance looks at no token": Fault(old=ADVANCE, new="", story=a_director_sleeps, breaks=frozenset({"I4"})),
+    "a heartbeat extends no lease": Fault(
+        old=re.escape("redis.call('ZADD', queue_key(queue, 'lease'), now + lease_ms, id)\n    local late"),
+        new="local late",
+        story=a_director_beats_all_the_time,
+        breaks=frozenset({"I18"}),
+    ),
     "an attempt is never the last": Fault(
         old=re.escape("attempt >= tonumber(policy[1])"), new="attempt >= 99", story=poison, breaks=frozenset({"I5"})
     ),

@@ -210,6 +210,12 @@ class Play:
             fault = Fault(at=self.now_ms, kind="kill_director", target=f"director-{pid}", phase=phase, pid=pid)
             self.note("nemesis", fault)
 
+    def freeze(self, pid: int) -> None:
+        """The nemesis stops the director of this pid, for the rest of the run."""
+        self.note(
+            "nemesis", Fault(at=self.now_ms, kind="stop_director", target=f"director-{pid}", phase="begin", pid=pid)
+        )
+
     async def keep(self, seconds: float = LEASE_S + 1) -> None:
         """Let so much time pass under a keeper: it reaps and promotes every second, and at times checks it all."""
         driver = self.driver

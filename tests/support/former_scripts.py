@@ -66,6 +66,10 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
 OURS_ALONE: Final[Mapping[str, frozenset[str]]] = {
     "claim": frozenset({"send"}),
     "enqueue": frozenset({"is_bound", "waiter"}),
+    "finish": frozenset({"claimed_ms"}),
+    "get": frozenset({"size", "whole"}),
+    "reap": frozenset({"lease_s"}),
+    "release": frozenset({"began", "claimed_ms"}),
 }
 
 # The errors that 0.2.0's calls raise, by its names.

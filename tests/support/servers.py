@@ -5,8 +5,8 @@ Never stands in for a server, and never touches one that it did not start.
 """
 
 import hashlib
-import platform
 import os
+import platform
 import shutil
 import signal
 import subprocess

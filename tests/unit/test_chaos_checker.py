@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from director.chaos.checker import Report, check, text
 from director.chaos.evidence import Rules
@@ -279,6 +280,42 @@ def start_by(*, claims: int, began: int, again: int | None = None) -> list[Line]
     ]
 
 
+def stepped(lines: list[Line], *, at: int, seconds: int) -> list[Line]:
+    """The same, where the server's clock steps: from then on the server tells other times."""
+
+    def told_by_it(ms: int) -> int:
+        return ms + seconds * 1000 if ms >= T + at else ms
+
+    found: list[Line] = []
+    for line in lines:
+        if isinstance(line, Arrived | Breaker):
+            found.append(replace(line, at=told_by_it(line.at)))
+        elif isinstance(line, Claimed):
+            found.append(replace(line, at=told_by_it(line.at), delivered=told_by_it(line.delivered)))
+        elif isinstance(line, Final):
+            events = [(kind, told_by_it(when), data) for kind, when, data in line.events]
+            found.append(replace(line, events=events))
+        else:
+            found.append(line)
+    step = fault("clock_step", "redis-0", at, at)
+    return found + [replace(line, detail=f"{seconds:+d}") for line in step if isinstance(line, Fault)]
+
+
+def hurried(*, ended: int) -> list[Line]:
+    """One that was to start within a second, and ended without a start; beside a good one."""
+    return [
+        *good(),
+        *create("k-h", "h", start_by_s=1),
+        told("h", "failed", at=ended + 20),
+        final("h", "failed", ("created", 0, ""), ("completed", ended, "failed"), code="start_by_exceeded"),
+    ]
+
+
+def taken_from_the_living() -> list[Line]:
+    """Its director loses the claim, and nothing had hit it."""
+    return without(lived_through_a_death(), Fault)
+
+
 def too_long(*, ended: int) -> list[Line]:
     """One that was to have ended within two seconds, and whose model server was never told to stop."""
     return [
@@ -483,6 +520,21 @@ KEPT: dict[str, list[Line]] = {
     "a start in time": start_by(claims=999, began=1_100),
     "a start in time, and another one after a death": start_by(claims=900, began=950, again=4_000),
     "an end in time": too_long(ended=2_010),
+    "a start in time by a clock that went back": stepped(start_by(claims=1_500, began=1_600), at=500, seconds=-600),
+    "an end before its time by a clock that went forward": stepped(hurried(ended=600), at=500, seconds=60),
+    "all as it should be while the clock goes forward": stepped(lived_through_a_death(), at=60, seconds=60),
+    "all as it should be while the clock goes back": stepped(lived_through_a_death(), at=60, seconds=-600),
+    "a start that waited for contact after a step": stepped(
+        lived_through_a_death(again=29_000), at=10_000, seconds=-600
+    ),
+    "a claim of one that stood still": [
+        *taken_from_the_living(),
+        *fault("stop_director", "director-0", 50, 30_050, pid=41),
+    ],
+    "a claim of one that was cut off": [
+        *taken_from_the_living(),
+        *fault("partition", "director-0:redis", 50, 15_000),
+    ],
     "an end too late, under a fault": [*too_long(ended=9_000), *fault("partition", "all:redis", 1_900, 8_000)],
     "a rush, and equal shares": rush(39, 39, 39),
     "a rush under faults, and shares that are nearly equal": [
@@ -590,6 +642,14 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
     ("I11", "a had a later one claimed before it: q normal 1", in_turn(("x", 0), ("z", 1), ("y", 1))),
     ("I12", "it started again 24950 ms later", lived_through_a_death(again=25_000)),
     ("I13", "claimed 5 ms after it was to have started", start_by(claims=1_005, began=1_100)),
+    ("I13", "ended as too late, 400 ms before its time", hurried(ended=600)),
+    ("I18", "which nothing had silenced", taken_from_the_living()),
+    ("I18", "which nothing had silenced", stepped(taken_from_the_living(), at=100, seconds=60)),
+    (
+        "I18",
+        "which nothing had silenced",
+        [*taken_from_the_living(), *fault("partition", "director-1:redis", 50, 15_000)],
+    ),
     ("I13", "77.9% of the model servers' time", too_long(ended=9_000)),
     ("I14", "an index of 0.9", rush(39, 39, 24)),
     ("I14", "an index of 0.8", [*rush(39, 39, 15), *fault("kill_director", "director-0", 900, 1_100)]),

@@ -4,8 +4,9 @@ from collections import Counter
 from itertools import islice
 
 import pytest
+from msgspec.structs import replace
 
-from director.chaos.faults import ALL_LINKS, KINDS, ONCE, REPLACE, Planned, Stage, rollout, schedule
+from director.chaos.faults import ALL_LINKS, CLOCK_STEP, KINDS, ONCE, REPLACE, STEPS, Planned, Stage, rollout, schedule
 from director.chaos.load import EQUAL, HEAVY, LARGE, PLANS, Order, key_of, large, orders, peaceful, rush
 from director.chaos.nemesis import Nemesis
 
@@ -124,7 +125,7 @@ def test_the_same_seed_has_the_same_faults():
 
 
 def test_a_long_run_has_every_fault_there_is():
-    assert {fault.kind for fault in faults(1)} == set(KINDS) | {kind for _, kind, *_ in ONCE}
+    assert {fault.kind for fault in faults(1)} == set(KINDS) | {kind for _, kind, *_ in (*ONCE, *STEPS)}
 
 
 def test_faults_come_in_order_and_none_outlasts_the_run():
@@ -156,7 +157,20 @@ def test_at_most_one_director_is_frozen():
 
 def test_the_nemesis_can_do_all_that_is_planned():
     nemesis = Nemesis(scene=None, journal=None, say=print)
-    assert nemesis.kinds >= set(KINDS) | {kind for _, kind, *_ in ONCE} | {REPLACE}
+    assert nemesis.kinds >= set(KINDS) | {kind for _, kind, *_ in (*ONCE, *STEPS)} | {REPLACE}
+
+
+@pytest.mark.parametrize("seconds", [15.0, 60.0, 3600.0])
+def test_no_time_of_the_servers_clock_comes_twice(seconds: float):
+    steps = [int(fault.detail) for fault in faults(1, seconds=seconds) if fault.kind == CLOCK_STEP]
+    assert min(steps) < -2 * seconds
+    assert max(steps) > 0
+
+
+def test_without_a_clock_to_step_nothing_steps_it():
+    stage = replace(STAGE, has_clock=False)
+    kinds = {fault.kind for fault in schedule(1, seconds=60, lease_s=3, stage=stage)}
+    assert not kinds & {kind for _, kind, *_ in STEPS}
 
 
 def test_a_rollout_replaces_each_process_of_the_product_once_while_there_is_load():
