@@ -26,12 +26,12 @@ def find_library(wanted: str = "", *, places: Iterable[str] = PLACES) -> Path | 
 
 
 class SteppedClock:
-    """The clock of one process. `offset_s`: how far it is ahead of the machine's."""
+    """The clock of one process. `offset_s`: how far it is ahead of the machine's; `highest_s`: the most so far."""
 
     def __init__(self, library: Path, file: Path) -> None:
         self._library = library
         self._file = file
-        self.offset_s = 0
+        self.offset_s = self.highest_s = 0
         self._write()
 
     @property
@@ -47,6 +47,7 @@ class SteppedClock:
     def step(self, seconds: int) -> None:
         """Move it, from now on."""
         self.offset_s += seconds
+        self.highest_s = max(self.highest_s, self.offset_s)
         self._write()
 
     def _write(self) -> None:

@@ -136,9 +136,13 @@ ONCE: Final[Sequence[tuple[float, str, str, int, str]]] = (
 )
 
 
-# Also once, where the server's clock can be stepped: seconds as detail. A step back is longer than the run, so that no
-# time of the server's comes twice. The machine that is suspended for a minute stands still for a moment.
+# Where the server's clock can be stepped: seconds as detail. A step back is longer than the run, so that no time of the
+# server's comes twice. The machine that is suspended for a minute stands still for a moment. The first steps come
+# before all else, so that nothing else explains what they do.
 STEPS: Final[Sequence[tuple[float, str, str, int, str]]] = (
+    (0.01, CLOCK_STEP, "redis-0", 0, "+60"),
+    (0.03, CLOCK_STEP, "redis-0", 0, "+60"),
+    (0.05, "suspend_machine", "all:machine", 300, "+60"),
     (0.15, CLOCK_STEP, "redis-0", 0, "back"),
     (0.35, CLOCK_STEP, "redis-0", 0, "+60"),
     (0.70, "suspend_machine", "all:machine", 300, "+60"),

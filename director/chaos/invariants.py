@@ -77,5 +77,5 @@ INVARIANTS: Final[dict[str, tuple[str, Invariant]]] = {
     "I14": ("Equal tenants got equal shares, and small ones did not wait.", equal_shares),
     "I16": ("What a director serves is in every registry.", what_is_served_is_registered),
     "I17": ("What a model made is written soon, over narrow links too.", ends_are_written),
-    "I18": ("No claim was taken from a director that was there all the time.", only_the_silent_lose),
+    "I18": ("No claim was taken back before its holder was silent for a lease.", only_the_silent_lose),
 }

@@ -98,13 +98,13 @@ class Nemesis:
                 await self._perform[fault.kind](fault)
 
     async def _heal(self) -> None:
-        """Put the server's clock right, and wait until every process is ready.
+        """Let the server's clock catch up with the latest time that it showed, and wait until every process is ready.
 
         Raises UpError that names one which is not.
         """
         scene = self._scene
-        if scene.clock is not None and scene.clock.offset_s:
-            self._step(-scene.clock.offset_s)
+        if scene.clock is not None and scene.clock.offset_s < scene.clock.highest_s:
+            self._step(scene.clock.highest_s - scene.clock.offset_s)
         late = ""
         with anyio.move_on_after(LONGEST_MEND_S):
             for late in scene.names:

@@ -19,6 +19,7 @@ from director.chaos.faults import ALL_LINKS
 __all__ = ("Recovery", "only_the_silent_lose", "percentile", "recoveries", "recovery_is_quick")
 
 LOST: Final = "director_lost "
+SILENT: Final = 0.5  # of a lease, at least: who extends every third of one has two left, and may be late
 
 
 class Recovery(Struct, frozen=True, kw_only=True):
@@ -75,7 +76,7 @@ def _held_off_ms(evidence: Evidence, died: int) -> int:
 def only_the_silent_lose(evidence: Evidence) -> list[Breach]:
     """I18. Judged where a run shows which director held it."""
     return [
-        Breach("I18", final.id, f"taken back at {at} from {holder}, which nothing had silenced")
+        Breach("I18", final.id, f"taken back at {at} from {holder}, which nothing had silenced for so long")
         for final in evidence.finals.values()
         for kind, at, data in final.events
         if kind == "retried" and data.startswith(LOST)
@@ -91,14 +92,18 @@ def _director(evidence: Evidence, prediction_id: str, at: int) -> str:
 
 
 def _was_silenced(evidence: Evidence, name: str, pid: int, at: int) -> bool:
-    """Had it ended, stood still, or been out of reach of Redis? Steps of the clock are no reason."""
-    since = at - evidence.rules.recovery_s * 1000
+    """Had it ended, stood still or been out of reach of Redis, for so long that its lease was over?
+
+    It extends every third of a lease. Steps of the clock are no reason.
+    """
+    rules = evidence.rules
+    since, latest = at - rules.recovery_s * 1000, at - rules.lease_s * SILENT * 1000
     for fault in evidence.faults:
-        if fault.pid == pid and fault.begin <= at and not fault.is_freeze:
-            return True
+        has_ended = fault.pid == pid and not fault.is_freeze
+        is_frozen = fault.pid == pid and fault.is_freeze
         is_cut = fault.kind == "partition" and fault.target in (f"{name}:redis", ALL_LINKS)
-        is_stopped = fault.pid == pid and fault.is_freeze
-        if (is_cut or is_stopped or fault.is_outage) and fault.overlaps(since, at):
+        lasted = fault.overlaps(since, at) and (is_frozen or is_cut or fault.is_outage)
+        if fault.begin <= latest and (has_ended or lasted):
             return True
     return False
 

@@ -650,6 +650,11 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
         "which nothing had silenced",
         [*taken_from_the_living(), *fault("partition", "director-1:redis", 50, 15_000)],
     ),
+    (
+        "I18",
+        "which nothing had silenced for so long",
+        [*taken_from_the_living(), *fault("partition", "director-0:redis", 15_000, 19_000)],
+    ),
     ("I13", "77.9% of the model servers' time", too_long(ended=9_000)),
     ("I14", "an index of 0.9", rush(39, 39, 24)),
     ("I14", "an index of 0.8", [*rush(39, 39, 15), *fault("kill_director", "director-0", 900, 1_100)]),
