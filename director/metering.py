@@ -10,8 +10,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from director.claims.holdings import Holdings
-from director.core.ids import QueueName
-from director.core.keys import LANES
+from director.core.ids import LANES, QueueName
 from director.core.metrics.names import QueueNames
 from director.core.metrics.redis_meter import RedisMeter
 from director.core.metrics.registry import Registry

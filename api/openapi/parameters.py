@@ -8,8 +8,7 @@ from api.openapi.operation import Parameter
 from api.runs.prefer import LARGEST_COST, LONGEST_AFFINITY, LONGEST_LIFE_S, SMALLEST_COST
 from director.core.accounts import ACCOUNT_NAME
 from director.core.collections import SLUG
-from director.core.ids import MODEL_NAME, QUEUE_END, VERSION_ID
-from director.core.keys import LANES
+from director.core.ids import LANES, MODEL_NAME, QUEUE_END, VERSION_ID
 from director.core.states import Status
 
 __all__ = (

@@ -26,7 +26,7 @@ from director.core.account_limits import DEFAULT, NO_LIMIT, AccountLimits
 from director.core.accounts import ACCOUNT_NAME, AccountType, Policy, Reason, Suspension, Usage
 from director.core.administration import Administration
 from director.core.errors import SettingsError
-from director.core.keys import LANES
+from director.core.ids import LANES
 from director.core.schema import Page
 from director.core.suspensions import Ended
 from director.core.tokens import LABEL, Token

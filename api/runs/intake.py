@@ -31,8 +31,7 @@ from director.core.accounts import Account
 from director.core.catalog import Version
 from director.core.endings import Ending
 from director.core.errors import BackendUnavailable
-from director.core.ids import PredictionId
-from director.core.keys import LANES
+from director.core.ids import LANES, PredictionId
 from director.core.schema import Outlook, Stored
 from director.core.scripts import Accepted
 from director.core.states import Status, WebhookEvent

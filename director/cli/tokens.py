@@ -179,7 +179,7 @@ def _check(account: str, lanes: Sequence[str], scopes: Sequence[str]) -> None:
     """In the words of the command line, and before any server is asked."""
     from director.core.accounts import refuse_name
     from director.core.errors import SettingsError
-    from director.core.keys import LANES
+    from director.core.ids import LANES
     from director.core.tokens import SCOPES
 
     refuse_name(account)

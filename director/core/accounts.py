@@ -16,7 +16,7 @@ from director.core import keys
 from director.core.account_limits import DEFAULT, UNLIMITED, AccountLimits
 from director.core.clock import Clock, SystemClock
 from director.core.errors import SettingsError
-from director.core.keys import LANES
+from director.core.ids import LANES
 from director.core.redis_client import ask, text, texts
 from director.core.signing import new_secret
 from director.core.tokens import NewToken, Token, Tokens

@@ -15,11 +15,11 @@ from director.core.findings import CROWDED, FAILING_AFTER, HOT
 from director.core.history import spent_attempts
 from director.core.ids import PredictionId, QueueName
 from director.core.objectives import Burns, burns
-from director.core.owed import Owed
+from director.core.owed import LATE_MS, Owed
 from director.core.queue_history import QueueHistory
 from director.core.redis_client import ask, text
 from director.core.scripts import QueueStats
-from director.core.situation import LATE_MS, Closer, Heaviest, Letter, Neglected, work_of
+from director.core.situation import Closer, Heaviest, Letter, Neglected, work_of
 
 __all__ = ("CloserLook",)
 

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from director.core.director_findings import directors_gone, servers_unwell
 from director.core.directors import ALIVE_S
+from director.core.owed import LATE_MS
 from director.core.queue_view import state_of
-from director.core.situation import CODES, LATE_MS, Code, Finding, Situation, waits, work_of
+from director.core.situation import CODES, Code, Finding, Situation, waits, work_of
 from director.core.words import several, since, some, span
 
 __all__ = ("CROWDED", "FAILING_AFTER", "HOT", "MOST", "SLOW_MS", "away", "find", "is_slow")

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Final, Literal, NewType
 
 __all__ = (
+    "LANES",
     "MODEL_NAME",
     "PARTITIONS",
     "QUEUE_END",
@@ -63,6 +64,9 @@ PAIRS: Final = tuple(first + second for first in ALPHABET for second in ALPHABET
 SHIFTS: Final = tuple(range((LENGTH - 2) * 5, -1, -10))
 VALUES: Final = {letter: value for value, letter in enumerate(ALPHABET)}
 DIGITS: Final = str.maketrans(ALPHABET, "0123456789abcdefghijklmnopqrstuv")  # as `int` reads them
+
+
+LANES: Final = ("high", "normal", "low")
 
 
 def new_prediction_id(*, model: str, now_ms: int, site: int = 0) -> PredictionId:

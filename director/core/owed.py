@@ -13,16 +13,29 @@ from director.core import keys
 from director.core.catalog import Catalog
 from director.core.ids import Partition, PredictionId, QueueName
 from director.core.redis_client import ask, text
-from director.core.situation import LATE_MS, FailingHost
 from director.core.view import iso
 from director.core.webhook_url import host_of
 
-__all__ = ("Owed", "OwedHost", "OwedView", "OwedWebhook")
+__all__ = ("LATE_MS", "FailingHost", "Owed", "OwedHost", "OwedView", "OwedWebhook")
 
 MOST_LOOKED_AT: Final = 2_000
 MOST_SHOWN: Final = 100
 MOST_GLANCED_AT: Final = 200
 FIELDS: Final = ("queue", "account", "webhook", "completed", "owed_since", "tellings", "told")
+
+
+# A keeper looks every second; what is this late was seen by none
+LATE_MS: Final = 5_000
+
+
+class FailingHost(Struct, frozen=True, kw_only=True):
+    """A receiver that failed again and again. `id`: the one that was tried most often, `attempts` times."""
+
+    host: str
+    count: int
+    id: str
+    attempts: int
+    oldest_at: str
 
 
 class OwedWebhook(Struct, frozen=True, kw_only=True):

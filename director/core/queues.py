@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from director.core import keys
 from director.core.catalog import Catalog
 from director.core.errors import UnknownQueue
-from director.core.ids import MODEL_NAME, QueueName, queue_name
+from director.core.ids import LANES, MODEL_NAME, QueueName, queue_name
 from director.core.redis_client import ask, text
 from director.core.scripts import QueueStats, Scripts
 
@@ -97,11 +97,11 @@ class Queues:
 
     async def heat(self, queue: QueueName, *, read: int) -> Mapping[str, list[int]]:
         """How many stand in each stream of each lane and were not handed out, of the first `read` streams."""
-        named = [(lane, keys.stream(queue, lane, number)) for lane in keys.LANES for number in range(read)]
+        named = [(lane, keys.stream(queue, lane, number)) for lane in LANES for number in range(read)]
         lengths = await self._each("xlen", [stream for _, stream in named])
         held = [stream for (_, stream), length in zip(named, lengths, strict=True) if length]
         claimed = dict(zip(held, map(_pending, await self._each("xinfo_groups", held, may_be_gone=True)), strict=True))
-        heat: dict[str, list[int]] = {lane: [] for lane in keys.LANES}
+        heat: dict[str, list[int]] = {lane: [] for lane in LANES}
         for (lane, stream), length in zip(named, lengths, strict=True):
             heat[lane].append(max(0, length - claimed.get(stream, 0)))
         return heat

@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from director.core import keys
+from director.core.ids import LANES
 
 __all__ = ("HISTORY_S", "MOST", "PERIOD_S", "Sample", "arrivals_s", "parse", "within")
 
@@ -59,7 +59,7 @@ def parse(line: bytes) -> Sample:
     numbers = iter([int(number) for number in line.split()])
 
     def per_lane() -> dict[str, int]:
-        return {lane: next(numbers) for lane in keys.LANES}
+        return {lane: next(numbers) for lane in LANES}
 
     return Sample(  # evaluated in this order, which is the script's
         at_ms=next(numbers),

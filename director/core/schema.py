@@ -18,6 +18,7 @@ __all__ = (
     "Claim",
     "Eta",
     "Event",
+    "Known",
     "NewEvent",
     "Outlook",
     "Page",
@@ -243,3 +244,21 @@ def pairs(flat: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
 def flat(fields: Mapping[str, str | int | bytes | None]) -> list[str | int | bytes]:
     """The other way round, for a script's arguments; None and '' are left out."""
     return [part for name, value in fields.items() if value is not None and value != "" for part in (name, value)]
+
+
+class Known(Struct, frozen=True, kw_only=True):
+    """What the queue knows of one prediction at the moment `now`, all but its bulk. Times in ms.
+
+    `events` without output, logs and metrics; none once they were removed. `attempts`: most that its queue gives;
+    `due`, `lease`, `owed`: when its next attempt, the end of its lease, the next attempt of its webhook is.
+    """
+
+    now: int
+    record: Record
+    events: tuple[Event, ...] = ()
+    outlook: Outlook | None = None
+    attempts: int | None = None
+    due: int | None = None
+    lease: int | None = None
+    owed: int | None = None
+    is_dead: bool = False

@@ -11,15 +11,14 @@ from msgspec import Struct
 from director.core.directors import DirectorFound
 from director.core.ids import QueueName
 from director.core.objectives import Burns
+from director.core.owed import FailingHost
 from director.core.scripts import QueueStats
 from director.core.words import span
 
 __all__ = (
     "CODES",
-    "LATE_MS",
     "Closer",
     "Code",
-    "FailingHost",
     "Finding",
     "Heaviest",
     "Letter",
@@ -52,9 +51,6 @@ Code = Literal[
     "receiver_dead",
 ]
 CODES: Final[tuple[Code, ...]] = get_args(Code)
-
-# A keeper looks every second; what is this late was seen by none
-LATE_MS: Final = 5_000
 
 
 class Finding(Struct, frozen=True, kw_only=True):
@@ -93,16 +89,6 @@ class Letter(Struct, frozen=True, kw_only=True):
     id: str
     at_ms: int
     codes: tuple[str, ...]
-
-
-class FailingHost(Struct, frozen=True, kw_only=True):
-    """A receiver that failed again and again. `id`: the one that was tried most often, `attempts` times."""
-
-    host: str
-    count: int
-    id: str
-    attempts: int
-    oldest_at: str
 
 
 class Closer(Struct, frozen=True, kw_only=True):

@@ -11,34 +11,16 @@ from msgspec import UNSET, Struct, UnsetType
 from director.core.event_log import DeliveryAttempt, delivery_attempt
 from director.core.history import spent_attempts
 from director.core.ids import PredictionId, QueueName
-from director.core.schema import Eta, Event, Outlook, Place, Record
+from director.core.schema import Eta, Event, Known, Outlook, Place, Record
 from director.core.states import Status
 from director.core.view import iso, place
 from director.core.webhook_url import host_of
 
-__all__ = ("Coming", "Ended", "Holding", "Known", "Owed", "Story", "Submitted", "Told", "tell")
+__all__ = ("Coming", "Ended", "Holding", "Owed", "Story", "Submitted", "Told", "tell")
 
 
 CROWD: Final = 20
 SLOW_STORY_MS: Final = 50.0  # of one answer: a busy process may add to it
-
-
-class Known(Struct, frozen=True, kw_only=True):
-    """What the queue knows of one prediction at the moment `now`, all but its bulk. Times in ms.
-
-    `events` without output, logs and metrics; none once they were removed. `attempts`: most that its queue gives;
-    `due`, `lease`, `owed`: when its next attempt, the end of its lease, the next attempt of its webhook is.
-    """
-
-    now: int
-    record: Record
-    events: tuple[Event, ...] = ()
-    outlook: Outlook | None = None
-    attempts: int | None = None
-    due: int | None = None
-    lease: int | None = None
-    owed: int | None = None
-    is_dead: bool = False
 
 
 class Told(Struct, frozen=True):

@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from director.core import keys
 from director.core.clock import Clock
 from director.core.errors import SettingsError
-from director.core.keys import LANES
+from director.core.ids import LANES
 from director.core.redis_client import ask, text, texts
 
 __all__ = ("LABEL", "MOST_TOKENS", "SCOPES", "NewToken", "Token", "Tokens", "digest")

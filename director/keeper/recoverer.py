@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from director.core import keys
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
-from director.core.ids import PredictionId, QueueName
+from director.core.ids import LANES, PredictionId, QueueName
 from director.core.redis_client import ask
 from director.core.scripts import Requeued, Scripts
 from director.keeper.registry import Registry
@@ -49,7 +49,7 @@ class Walk:
     """The way through the streams of one queue. Its cursor is carried: from the start, each call would see the same."""
 
     def __init__(self, streams: int) -> None:
-        self._left = [(lane, number) for lane in keys.LANES for number in range(streams)]
+        self._left = [(lane, number) for lane in LANES for number in range(streams)]
         self.cursor = START
 
     @property

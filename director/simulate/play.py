@@ -16,8 +16,7 @@ from redis.asyncio import Redis
 
 from director.core.errors import QueueRefused
 from director.core.gatherer import Gatherer
-from director.core.ids import PredictionId, QueueName, new_prediction_id, queue_name
-from director.core.keys import LANES
+from director.core.ids import LANES, PredictionId, QueueName, new_prediction_id, queue_name
 from director.core.schema import Claim
 from director.core.scripts import Scripts
 from director.core.shards import shard

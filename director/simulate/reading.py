@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from director.core.errors import SettingsError
-from director.core.keys import LANES
+from director.core.ids import LANES
 from director.core.objectives import Lane
 from director.simulate.trace import Builder, Trace
 

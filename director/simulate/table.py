@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Final
 
-from director.core.keys import LANES
+from director.core.ids import LANES
 from director.simulate.report import Report, TraceReport
 
 __all__ = ("told",)

@@ -7,7 +7,7 @@ from array import array
 from typing import Final
 
 from director.core.errors import SettingsError
-from director.core.keys import LANES
+from director.core.ids import LANES
 
 __all__ = ("MOST", "Builder", "Trace")
 

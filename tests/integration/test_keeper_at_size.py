@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from director.core import keys
 from director.core.catalog import Catalog
 from director.core.clock import SystemClock
-from director.core.ids import PredictionId, QueueName
+from director.core.ids import LANES, PredictionId, QueueName
 from director.core.scripts import Scripts
 from director.keeper.recoverer import Recoverer
 from director.keeper.registry import Registry
@@ -173,7 +173,7 @@ async def test_resizing_up_and_down_under_load_strands_nothing(driver: QueueDriv
     async def submit(account: str) -> None:
         for number in range(100):
             streams = [random.randrange(32), random.randrange(32)]  # as callers do that know the size before
-            accepted.append(await driver.submit(account=account, streams=streams, lane=keys.LANES[number % 3]))
+            accepted.append(await driver.submit(account=account, streams=streams, lane=LANES[number % 3]))
 
     async def direct(name: str) -> None:
         while not is_over or len(finished) < len(accepted):

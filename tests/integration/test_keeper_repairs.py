@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from director.core import keys
 from director.core.catalog import OPEN_SCHEMA, Catalog
-from director.core.ids import PredictionId, QueueName
+from director.core.ids import LANES, PredictionId, QueueName
 from director.core.policy import Policy
 from director.core.schema import Claim
 from director.core.scripts import Requeued, Scripts
@@ -91,7 +91,7 @@ async def test_orphans_of_all_streams_and_lanes_are_found_in_one_pass_and_nothin
     recoverer: Recoverer, driver: QueueDriver, clock: FakeClock
 ) -> None:
     for number in range(0, 16, 3):
-        for lane in keys.LANES:
+        for lane in LANES:
             await driver.submit(streams=[number], lane=lane)
             await driver.submit(streams=[number], lane=lane)
     claims = await driver.claim_all()
@@ -130,7 +130,7 @@ async def test_a_queue_that_is_broken_does_not_keep_the_others_from_being_looked
     recoverer: Recoverer, driver: QueueDriver, clock: FakeClock, catalog: Catalog
 ) -> None:
     broken = await catalog.register(MODEL, "b2" * 32, schema=OPEN_SCHEMA, server="echo", policy=Policy())
-    for lane in keys.LANES:
+    for lane in LANES:
         await driver.redis.set(keys.stream(broken, lane, 15), "no stream", ex=60)
     await driver.submit()
     lost = await orphan(driver, await driver.claim_one())

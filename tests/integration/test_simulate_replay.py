@@ -15,8 +15,7 @@ from director.audit.log import AuditLog
 from director.audit.sinks import FileSink
 from director.bench.server import own_server
 from director.core.clock import SystemClock
-from director.core.ids import QueueName
-from director.core.keys import LANES
+from director.core.ids import LANES, QueueName
 from director.core.scripts import Scripts
 from director.simulate.play import play
 from director.simulate.reading import read

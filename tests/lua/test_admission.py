@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from director.core import keys
 from director.core.errors import QueueRefused
 from director.core.gatherer import Gatherer
-from director.core.ids import QueueName
+from director.core.ids import LANES, QueueName
 from director.core.policy import Policy
 from director.core.redis_client import client
 from director.core.schema import Claim
@@ -26,7 +26,7 @@ from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 QUEUE = QueueName(f"{MODEL}:{VERSION[:12]}")
 CONNECTIONS = 4
 TENANTS = st.sampled_from(["a", "a", "b", "c"])
-ASKED = st.lists(st.tuples(TENANTS, st.sampled_from(keys.LANES)), max_size=16)
+ASKED = st.lists(st.tuples(TENANTS, st.sampled_from(LANES)), max_size=16)
 ROUNDS = st.lists(st.tuples(ASKED, st.lists(st.integers(1, 4), max_size=8), st.integers(0, 9)), min_size=1, max_size=3)
 Round = tuple[list[tuple[str, str]], list[int], int]
 several = given(rounds=ROUNDS, most=st.integers(0, 5), connections=st.integers(1, CONNECTIONS))

@@ -7,6 +7,7 @@ import pytest
 
 from director.core import keys
 from director.core.gatherer import Gatherer
+from director.core.ids import LANES
 from director.core.redis_client import client
 from director.core.scripts import Scripts
 from director.core.states import Status
@@ -170,7 +171,7 @@ async def test_of_32_at_once_no_batch_is_over_and_no_prediction_in_two(
     dice = random.Random(seed)
     await driver.have_slots(40)
     ids = [
-        await driver.submit(account=f"t{dice.randrange(9)}", lane=dice.choice(keys.LANES), cost=dice.randint(1, 30) / 2)
+        await driver.submit(account=f"t{dice.randrange(9)}", lane=dice.choice(LANES), cost=dice.randint(1, 30) / 2)
         for _ in range(200)
     ]
 

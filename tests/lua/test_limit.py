@@ -6,7 +6,7 @@ import pytest
 
 from director.core import keys
 from director.core.errors import QueueRefused, UnknownQueue
-from director.core.ids import QueueName
+from director.core.ids import LANES, QueueName
 from director.core.schema import Claim
 from director.core.states import Status
 from tests.support.keyspace import dump
@@ -37,7 +37,7 @@ async def test_of_what_waits_for_a_turn_no_more_is_handed_out_than_may_run(drive
 
 
 async def test_claims_of_all_lanes_count_together(driver: QueueDriver) -> None:
-    for lane in keys.LANES:
+    for lane in LANES:
         for _ in range(2):
             await driver.submit(lane=lane, most_running=2)
     assert len(await driver.claim(9)) == 2
@@ -312,9 +312,9 @@ async def test_delayed_retries_wait_too_and_what_runs_does_not(driver: QueueDriv
         await driver.submit(most_queued=3)
 
 
-@pytest.mark.parametrize("lane", keys.LANES)
+@pytest.mark.parametrize("lane", LANES)
 async def test_what_waits_counts_over_all_lanes(driver: QueueDriver, lane: str) -> None:
-    for other in keys.LANES:
+    for other in LANES:
         await driver.submit(lane=other, most_queued=3)
     with pytest.raises(QueueRefused):
         await driver.submit(lane=lane, most_queued=3)

@@ -8,7 +8,7 @@ import pytest
 
 from director.core import keys
 from director.core.errors import UnknownQueue
-from director.core.ids import PredictionId, QueueName, queue_name
+from director.core.ids import LANES, PredictionId, QueueName, queue_name
 from director.core.migration import Migration, Moved
 from director.core.policy import Policy
 from director.core.schema import Claim
@@ -268,7 +268,7 @@ class Play:
             assert one.entries.keys() <= open_
             assert one.counts["queued"] == Counter(records[name]["account"] for name in waiting)
             assert one.counts["running"] == Counter(records[name]["account"] for name in open_ - set(waiting))
-            for lane in keys.LANES:
+            for lane in LANES:
                 ready = [name for name in one.entries if name in waiting and records[name]["lane"] == lane]
                 assert one.number(f"ready:{lane}") == len(ready)
                 assert one.number(f"backlogged:{lane}") == one.backlogged(lane)

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from director.core import keys
 from director.core.errors import QueueRefused
-from director.core.ids import PredictionId
+from director.core.ids import LANES, PredictionId
 from director.core.policy import Policy
 from director.core.schema import Outlook
 from director.core.scripts import Accepted, Readiness
@@ -261,7 +260,7 @@ async def test_of_one_that_goes_the_others_are_told(driver: QueueDriver) -> None
 # ── what is told at once ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("lane", keys.LANES)
+@pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize(
     "before", ["", "me", "me me", "me me me", "other", "other other me other", "nobody other me me"]
 )
@@ -269,7 +268,7 @@ async def test_what_is_told_with_the_acceptance_is_what_is_told_right_after(
     driver: QueueDriver, before: str, lane: str
 ) -> None:
     await served_by(driver, run_s=4)
-    for other in keys.LANES:
+    for other in LANES:
         for account in before.split():
             await driver.submit(account=account, lane=other)
     told = await accepted(driver, account="me", lane=lane)

@@ -2,9 +2,8 @@
 
 import pytest
 
-from director.core import keys
 from director.core.errors import UnknownQueue
-from director.core.ids import QueueName
+from director.core.ids import LANES, QueueName
 from tests.support.keyspace import dump
 from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver
 
@@ -83,7 +82,7 @@ async def test_of_a_paused_tenant_nothing_has_a_turn_and_of_others_all(driver: Q
 
 async def test_of_a_paused_tenant_work_is_taken_in(driver: QueueDriver) -> None:
     await driver.pause(tenant=ACCOUNT)
-    ids = [await driver.submit(lane=lane) for lane in keys.LANES]
+    ids = [await driver.submit(lane=lane) for lane in LANES]
     assert await driver.claim(9) == []
     await driver.pause(paused=False, tenant=ACCOUNT)
     assert [claim.id for claim in await driver.claim(9)] == ids

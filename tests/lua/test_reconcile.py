@@ -6,7 +6,7 @@ from unittest.mock import ANY
 import pytest
 
 from director.core import keys
-from director.core.ids import PredictionId
+from director.core.ids import LANES, PredictionId
 from director.core.scripts import Repair
 from tests.support.keyspace import dump
 from tests.support.queue_driver import QueueDriver
@@ -155,7 +155,7 @@ async def test_what_has_ended_is_forgotten_and_stays_as_it_ended(driver: QueueDr
 
 async def test_nothing_that_is_well_is_touched(driver: QueueDriver) -> None:
     for number in range(4):
-        await driver.submit(streams=[number], lane=keys.LANES[number % 3])
+        await driver.submit(streams=[number], lane=LANES[number % 3])
     held, delayed, ended = await driver.claim(3)
     await driver.release(delayed, spent=True, delay_s=5)
     await driver.finish(ended)

@@ -3,6 +3,7 @@
 import pytest
 
 from director.core import keys
+from director.core.ids import LANES
 from tests.support.keyspace import dump
 from tests.support.queue_driver import QueueDriver
 
@@ -14,7 +15,7 @@ HOUR_S = 3600
 async def consumers(driver: QueueDriver) -> set[str]:
     """Whoever any stream's group knows."""
     found = set()
-    for lane in keys.LANES:
+    for lane in LANES:
         for number in range(32):
             stream = keys.stream(driver.queue, lane, number)
             if await driver.redis.exists(stream):
@@ -24,7 +25,7 @@ async def consumers(driver: QueueDriver) -> set[str]:
 
 
 async def test_one_that_is_long_silent_is_forgotten_everywhere(driver: QueueDriver) -> None:
-    for lane in keys.LANES:
+    for lane in LANES:
         await driver.submit(streams=[5], lane=lane)
     for claim in await driver.claim(3, consumer="gone"):
         await driver.finish(claim)
@@ -47,7 +48,7 @@ async def test_one_that_gave_a_sign_of_life_stays(driver: QueueDriver) -> None:
     assert await dump(driver.redis) == before
 
 
-@pytest.mark.parametrize("lane", keys.LANES)
+@pytest.mark.parametrize("lane", LANES)
 async def test_one_that_still_has_something_pending_stays_with_it(driver: QueueDriver, lane: str) -> None:
     await driver.submit(lane=lane, streams=[15])
     claim = await driver.claim_one(consumer="gone")

@@ -7,7 +7,7 @@ from itertools import cycle
 import pytest
 
 from director.core import keys
-from director.core.ids import PredictionId
+from director.core.ids import LANES, PredictionId
 from director.core.schema import Claim
 from tests.support.queue_driver import QueueDriver
 
@@ -92,7 +92,7 @@ async def test_one_claim_of_many_serves_as_many_claims_of_one_would(driver: Queu
 
 
 async def test_after_the_last_one_nothing_is_remembered_of_who_waited(driver: QueueDriver) -> None:
-    for lane in keys.LANES:
+    for lane in LANES:
         for account in ("a", "b"):
             await batch(driver, account, 4, lane=lane, weight=2)
     for claim in await driver.claim_all():
@@ -100,7 +100,7 @@ async def test_after_the_last_one_nothing_is_remembered_of_who_waited(driver: Qu
     left = {name.decode().rpartition(":q:")[2] for name in await driver.redis.keys("*:q:*")}
     assert not {name for name in left if "backlog" in name or "vtime" in name or "debt" in name}
     assert not {name for name in left if name.endswith((":queued", ":running"))}
-    for lane in keys.LANES:
+    for lane in LANES:
         assert (await driver.meta(f"backlogged:{lane}"), await driver.meta(f"ready:{lane}")) == ("0", "0")
         assert await driver.meta(f"clock:{lane}") == ""
 
@@ -342,7 +342,7 @@ async def test_what_a_tenant_had_in_one_lane_does_not_count_in_another(driver: Q
 
 
 async def test_directors_that_take_one_each_are_rung_for_until_every_backlog_is_empty(driver: QueueDriver) -> None:
-    for account, lane in zip("abcdefghijklmnopqrstuvwxyz", cycle(keys.LANES), strict=False):
+    for account, lane in zip("abcdefghijklmnopqrstuvwxyz", cycle(LANES), strict=False):
         await batch(driver, account, 4, lane=lane)
     count = 0
     while await driver.hear_bell():

@@ -4,7 +4,8 @@ import pytest
 
 from director.core import keys
 from director.core.ids import PredictionId
-from director.core.story import Known, tell
+from director.core.schema import Known
+from director.core.story import tell
 from tests.support.keyspace import dump
 from tests.support.queue_driver import QueueDriver
 

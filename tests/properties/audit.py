@@ -5,7 +5,7 @@ Only compares. What it finds wrong is an AssertionError that says so in words.
 
 from collections import Counter
 
-from director.core import keys
+from director.core.ids import LANES
 from tests.properties.books import Books
 from tests.properties.queue_model import Model, Prediction
 
@@ -87,7 +87,7 @@ def _counts(model: Model, books: Books) -> None:
         assert books.counts["queued"] == Counter(p.tenant for p in model.at("waiting", "delayed"))
         assert books.counts["running"] == Counter(p.tenant for p in model.at("claimed"))
     waiting = model.at("waiting")
-    for lane in keys.LANES:
+    for lane in LANES:
         ready = sum(p.lane == lane and p.id in books.entries for p in waiting)
         assert books.number(f"ready:{lane}") == ready, "what stands ready is miscounted"
         backlogged = books.backlogged(lane) + model.unseen_backlog.get(lane, 0)
@@ -102,7 +102,7 @@ def _turns(model: Model, books: Books) -> None:
     }
     assert books.limits == {name: limit for name, limit in limits.items() if limit != "1  0"}
     assert books.held == {name for name, t in model.tenants.items() if t.is_held}
-    for lane in keys.LANES:
+    for lane in LANES:
         entitled = {name for name, t in model.tenants.items() if books.backlogs[lane, name] and t.may_run}
         assert books.turns[lane].keys() == entitled, "a turn for nothing, or nothing though it has a turn"
         assert not books.turns[lane].keys() & books.debts[lane].keys(), "two virtual times of one tenant"

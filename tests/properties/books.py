@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from director.core import keys
-from director.core.ids import PredictionId, QueueName
+from director.core.ids import LANES, PredictionId, QueueName
 from director.core.schema import pairs
 
 __all__ = ("MOST_STREAMS", "Books", "Entry", "read_books")
@@ -89,13 +89,13 @@ return answers
 async def read_books(redis: Any, queue: QueueName, ids: list[PredictionId], tenants: Sequence[str]) -> Books:
     """`ids`: all that were accepted; `tenants`: all that there are."""
     books = Books()
-    streams = [(lane, number) for lane in keys.LANES for number in range(MOST_STREAMS)]
-    lines = [(lane, tenant) for lane in keys.LANES for tenant in tenants]
+    streams = [(lane, number) for lane in LANES for number in range(MOST_STREAMS)]
+    lines = [(lane, tenant) for lane in LANES for tenant in tenants]
     asked = [("stream", keys.stream(queue, lane, number)) for lane, number in streams]
     asked += [("zset", getattr(keys, index)(queue)) for index in INDEXES]
     asked += [("zset", keys.owed(keys.queue_partition(queue)))]
     asked += [("zset", keys.backlog(queue, lane, tenant)) for lane, tenant in lines]
-    asked += [("zset", of(queue, lane)) for lane in keys.LANES for of in (keys.vtime, keys.debt)]
+    asked += [("zset", of(queue, lane)) for lane in LANES for of in (keys.vtime, keys.debt)]
     asked += [("hash", getattr(keys, name)(queue)) for name in (*COUNTS, "limits", "meta")]
     asked += [("set", keys.held(queue)), ("list", keys.bell(queue))]
     for name in ids:
@@ -109,7 +109,7 @@ async def read_books(redis: Any, queue: QueueName, ids: list[PredictionId], tena
         books.indexes[index] = {name: int(score) for name, score in _scores(next(replies)).items()}
     for line in lines:
         books.backlogs[line] = {name: int(score) for name, score in _scores(next(replies)).items()}
-    for lane in keys.LANES:
+    for lane in LANES:
         books.turns[lane], books.debts[lane] = _scores(next(replies)), _scores(next(replies))
     for name in COUNTS:
         books.counts[name] = {tenant: int(count) for tenant, count in _texts(next(replies)).items()}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from director.core import keys
-from director.core.ids import PredictionId
+from director.core.ids import LANES, PredictionId
 from tests.properties.audit import audit
 from tests.properties.books import MOST_STREAMS, Books, Entry
 from tests.properties.queue_model import ATTEMPTS, LEASE_MS, Prediction
@@ -66,7 +66,7 @@ class QueueMachine(QueueSteps):
 
     def recover(self) -> None:
         pending = self.books().entries
-        for lane in keys.LANES:
+        for lane in LANES:
             for number in range(MOST_STREAMS):
                 here = {
                     name: entry.mid

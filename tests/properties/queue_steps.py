@@ -11,12 +11,11 @@ from typing import Any, Final, NamedTuple
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from director.core import keys
 from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
 from director.core.errors import QueueRefused
 from director.core.gatherer import Gatherer
-from director.core.ids import PredictionId
+from director.core.ids import LANES, PredictionId
 from director.core.policy import Policy
 from director.core.redis_client import client
 from director.core.schema import Claim
@@ -213,7 +212,7 @@ class QueueSteps(RuleBasedStateMachine):
         for p in doomed:
             if after.records[p.id]["status"] != "starting":
                 model.doom(p)
-        for lane in keys.LANES:  # what was miscounted may be put right by a claim that found nobody there
+        for lane in LANES:  # what was miscounted may be put right by a claim that found nobody there
             if after.number(f"backlogged:{lane}") == after.backlogged(lane):
                 model.unseen_backlog.pop(lane, None)
         count = count if most is None else min(count, most)

@@ -29,8 +29,7 @@ from director.chaos.journal import (
 from director.chaos.rest import leftovers, predictions
 from director.chaos.server_log import server_log, size
 from director.core.errors import IdempotencyMismatch
-from director.core.ids import PredictionId, partition_of
-from director.core.keys import LANES
+from director.core.ids import LANES, PredictionId, partition_of
 from director.core.schema import Claim
 from director.core.states import Status
 from tests.support.event_stream import Told, take_apart

@@ -10,8 +10,9 @@ from director.core.directors import About, Beat, DirectorFound, ServerFound
 from director.core.findings import MOST, away, find
 from director.core.ids import QueueName
 from director.core.objectives import Burn
+from director.core.owed import FailingHost
 from director.core.scripts import QueueStats
-from director.core.situation import Closer, FailingHost, Finding, Heaviest, Letter, Neglected, Situation
+from director.core.situation import Closer, Finding, Heaviest, Letter, Neglected, Situation
 from director.core.view import iso
 
 NOW = 1_800_000_000_000

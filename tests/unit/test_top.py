@@ -13,10 +13,9 @@ from director.cli.terminal import keys_in
 from director.cli.top_screen import Detail, Seen, screen
 from director.cli.top_state import SORTS, Change, Row, State, pressed, shown
 from director.cli.trends import Rates, blocks, started_per_min, waited
-from director.core import keys
 from director.core.director_view import director_view
 from director.core.directors import About, Beat, DirectorFound, ServerFound
-from director.core.ids import QueueName
+from director.core.ids import LANES, QueueName
 from director.core.overview import OwedCount, Snapshot
 from director.core.queue_view import QueueView, Waiting
 from director.core.queues import Tenant
@@ -238,7 +237,7 @@ def test_starts_in_a_minute_are_those_of_the_last_minute() -> None:
 
 
 def sample(age_s: float, *, waiting: int, started: int = 0) -> Sample:
-    none = dict.fromkeys(keys.LANES, 0)
+    none = dict.fromkeys(LANES, 0)
     return Sample(
         at_ms=NOW_MS - int(age_s * 1000),
         waiting=none | {"normal": waiting},

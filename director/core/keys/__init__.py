@@ -93,7 +93,6 @@ from director.core.keys.by_service import (
 
 __all__ = (
     "GROUP",
-    "LANES",
     "PERMANENT",
     "about",
     "account",
@@ -169,7 +168,6 @@ __all__ = (
 )
 
 GROUP: Final = "directors"
-LANES: Final = ("high", "normal", "low")
 
 # Suffix after the tag or prefix outside it -> why it may live for ever.
 PERMANENT: Final = {

@@ -10,11 +10,10 @@ from msgspec import Raw, Struct
 from director.core import keys
 from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, UnknownQueue
 from director.core.gatherer import BATCH_BYTES, LARGE_BYTES, Arg, Traffic
-from director.core.ids import Kind, PredictionId, QueueName, partition_of
-from director.core.schema import LIFE, Event, Outlook, Record, Stored, flat, pairs
+from director.core.ids import LANES, Kind, PredictionId, QueueName, partition_of
+from director.core.schema import LIFE, Event, Known, Outlook, Record, Stored, flat, pairs
 from director.core.scripts.wire import Wire, event, hoped, ms, now, number
 from director.core.states import TERMINAL, Status
-from director.core.story import Known
 from director.core.trace_context import NO_TRACE, TraceHeaders
 from director.core.view import fold
 
@@ -124,7 +123,7 @@ class CallerScripts(Wire):
         `waiter`: the API process that holds its caller's response, and hears of its end.
         Raises UnknownQueue, IdempotencyMismatch, QueueRefused; BackendUnavailable where its key went to a later one.
         """
-        if lane not in keys.LANES:  # no claim would ever look there
+        if lane not in LANES:  # no claim would ever look there
             raise ValueError(f"{lane} is no lane")
         record = keys.record(prediction_id)
         digest, fingerprint = idempotency or ("", "")

@@ -8,7 +8,7 @@ from msgspec import Struct
 from director.core import keys
 from director.core.errors import SettingsError, UnknownQueue
 from director.core.gatherer import Arg
-from director.core.ids import QueueName
+from director.core.ids import LANES, QueueName
 from director.core.objectives import NONE, Lane, Objectives, decode_objectives, encode
 from director.core.policy import Policy
 from director.core.redis_client import text
@@ -62,7 +62,7 @@ class QueueStats(Struct, frozen=True, kw_only=True):
     @property
     def accepted(self) -> int:
         """Since ever, as are these; a dead letter that was revived is accepted, starts and ends once more."""
-        return sum(self.tally.get(f"accepted:{lane}", 0) for lane in keys.LANES)
+        return sum(self.tally.get(f"accepted:{lane}", 0) for lane in LANES)
 
     @property
     def started(self) -> int:
