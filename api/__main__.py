@@ -12,13 +12,13 @@ from typing import Any, Final
 import uvicorn
 
 from api.app import create_app
-from api.heads import BoundedHttp
-from director.core.cycles import look_seldom
-from director.core.early_signals import heed_sigterm
+from api.server import BoundedHttp
 from director.core.errors import SettingsError, UnsafeBackend
-from director.core.limits import raise_descriptor_limit
-from director.core.logs import configure
 from director.core.settings import ApiSettings, load
+from director.runtime.cycles import look_seldom
+from director.runtime.early_signals import heed_sigterm
+from director.runtime.limits import raise_descriptor_limit
+from director.runtime.logs import configure
 
 __all__ = ("main",)
 

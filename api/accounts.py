@@ -8,7 +8,7 @@ from api.answers import json_response
 from api.auth import authenticate
 from api.parts import parts_of
 from api.refusals import not_found
-from director.core.accounts import AccountType
+from director.store.accounts import AccountType
 
 __all__ = ("AccountView", "OwnAccountView", "get_account", "get_webhook_secret")
 

@@ -20,7 +20,7 @@ from api.urls import proxy_networks
 from director.core.clock import Clock, SystemClock
 from director.core.errors import UnsafeBackend
 from director.core.settings import ApiSettings
-from director.core.tracing import Tracing, tracing_of
+from director.runtime.tracing import Tracing, tracing_of
 
 __all__ = ("create_app",)
 

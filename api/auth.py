@@ -9,8 +9,8 @@ from api.limits import admit
 from api.parts import parts_of
 from api.refusals import account_suspended, forbidden, unauthenticated
 from director.core.account_limits import BucketName
-from director.core.accounts import Account
 from director.core.errors import BackendUnavailable
+from director.store.accounts import Account
 
 __all__ = ("Scope", "authenticate", "may_still", "named", "refuse_suspended")
 

@@ -11,10 +11,10 @@ from typing import Final
 import anyio
 from redis.asyncio import Redis
 
+from director.broker.durability import Server, check
+from director.broker.rights import check_rights
 from director.core.clock import Clock
-from director.core.durability import Server, check
 from director.core.errors import BackendUnavailable, UnsafeBackend
-from director.core.rights import check_rights
 from director.core.settings import CommonSettings
 
 __all__ = ("Gate",)

@@ -12,14 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from api.problems import Problem, problem
-from api.refusals import (
-    idempotency_mismatch,
-    internal,
-    invalid_version,
-    malformed,
-    queue_refused,
-    unavailable,
-)
+from api.refusals import idempotency_mismatch, internal, invalid_version, malformed, queue_refused, unavailable
 from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, UnknownQueue
 
 __all__ = ("is_expected", "problem_of")

@@ -16,10 +16,10 @@ from starlette.requests import Request
 from api.answers import RawHeaders, carry, raw
 from api.parts import parts_of
 from api.refusals import compute_exhausted, credit_exhausted, rate_limited, storage_full
+from director.broker.scripts import Allowance
 from director.core.account_limits import Bucket, BucketName
-from director.core.accounts import Account
 from director.core.ids import PredictionId, QueueName
-from director.core.scripts import Allowance
+from director.store.accounts import Account
 
 __all__ = (
     "Taken",

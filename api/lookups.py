@@ -10,14 +10,14 @@ from msgspec import Struct
 
 from api.cache import Belief, Cache
 from api.requests import VersionRef
-from director.core.accounts import Account, Accounts
-from director.core.catalog import Catalog, Version
+from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.ids import QueueName
-from director.core.models import Model
-from director.core.scripts import Scripts
 from director.core.search import Card
-from director.core.tokens import digest
+from director.store.accounts import Account, Accounts
+from director.store.catalog import Catalog, Version
+from director.store.models import Model
+from director.store.tokens import digest
 
 __all__ = ("Lookups", "Service")
 

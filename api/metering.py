@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from api.problems import Code, Problem
-from director.core.metrics.redis_meter import RedisMeter
-from director.core.metrics.registry import Registry
-from director.core.metrics.series import Counter, Histogram
+from director.runtime.metrics.redis_meter import RedisMeter
+from director.runtime.metrics.registry import Registry
+from director.runtime.metrics.series import Counter, Histogram
 
 __all__ = ("NO_ROUTE", "Meters")
 

@@ -9,49 +9,49 @@ from msgspec import Struct
 from redis.asyncio import Redis
 from starlette.requests import Request
 
-from api.files.turns import Turns
+from api.admin.watching import Watching
 from api.gate import Gate
 from api.lookups import Lookups
 from api.metering import Meters
-from api.operators.watching import Watching
-from api.runs.glances import Glances
-from api.runs.waiters import SILENCE_S, Waiters
-from api.streams.readers import Readers
-from director.core.accounts import Accounts
-from director.core.administration import Administration
-from director.core.caller_files import CallerFiles
-from director.core.catalog import Catalog
-from director.core.changes import Changes
+from api.predictions.glances import Glances
+from api.predictions.stream_readers import Readers
+from api.predictions.waiters import SILENCE_S, Waiters
+from api.turns import Turns
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import blocking_client, client
+from director.broker.scripts import Scripts
 from director.core.clock import Clock
-from director.core.closer_look import CloserLook
-from director.core.collections import Collections
-from director.core.dead import DeadLetters
-from director.core.deployments import Deployments
-from director.core.directors import Directors
 from director.core.errors import UnsafeBackend
-from director.core.gatherer import Gatherer
-from director.core.idempotency import IdempotencyKeys
-from director.core.kinds import Kinds
-from director.core.limits import Descriptors
-from director.core.links import Links
-from director.core.listing import Listing
-from director.core.living import Living
-from director.core.metrics.pulse import Pulse
-from director.core.model_configs import ModelConfigs
-from director.core.overview import Overview
-from director.core.owed import Owed
-from director.core.queue_administration import QueueAdministration
-from director.core.queue_history import QueueHistory
-from director.core.queues import Queues
-from director.core.redis_client import blocking_client, client
-from director.core.removal import Removal
-from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
-from director.core.stores.check import StoreCheck
-from director.core.stores.choose import store_in
-from director.core.stores.store import FileStore
-from director.core.suspensions import Suspensions
-from director.core.tracing import Tracing
+from director.diagnosis.closer_look import CloserLook
+from director.diagnosis.overview import Overview
+from director.files.caller_files import CallerFiles
+from director.files.check import StoreCheck
+from director.files.choose import store_in
+from director.files.links import Links
+from director.files.store import FileStore
+from director.runtime.limits import Descriptors
+from director.runtime.metrics.pulse import Pulse
+from director.runtime.tracing import Tracing
+from director.store.accounts import Accounts
+from director.store.administration import Administration
+from director.store.catalog import Catalog
+from director.store.changes import Changes
+from director.store.collections import Collections
+from director.store.dead import DeadLetters
+from director.store.deployments import Deployments
+from director.store.directors import Directors
+from director.store.idempotency import IdempotencyKeys
+from director.store.kinds import Kinds
+from director.store.listing import Listing
+from director.store.living import Living
+from director.store.model_configs import ModelConfigs
+from director.store.owed import Owed
+from director.store.queue_administration import QueueAdministration
+from director.store.queue_history import QueueHistory
+from director.store.queues import Queues
+from director.store.removal import Removal
+from director.store.suspensions import Suspensions
 
 if TYPE_CHECKING:
     from api.sites.sites import Sites
@@ -65,7 +65,7 @@ WRITES_AT_ONCE: Final = 4  # of small calls. Three more are for large ones, the 
 MOST_UPLOADS: Final = 16
 MOST_UPLOADS_EACH: Final = 4
 UPLOAD_PATIENCE_S: Final = 30.0
-# Two large reads are under way at once: see director/core/gatherer.py. One account must not have both
+# Two large reads are under way at once: see director/broker/gatherer.py. One account must not have both
 MOST_READS: Final = 16
 MOST_READS_EACH: Final = 1
 READ_PATIENCE_S: Final = 60.0

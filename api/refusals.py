@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from api.problems import MAX_DESCRIPTION, MAX_INVALID_FIELDS, Code, InvalidField, Problem, problem, retry_after, shown
-from director.core.accounts import Reason
 from director.core.errors import QueueRefused
+from director.store.accounts import Reason
 
 __all__ = (
     "account_exists",

@@ -6,23 +6,22 @@ Names rooms and nothing in them; a path is written once, without the bases that 
 from typing import Final
 
 from api import accounts, health
-from api.catalogue import collections, deployments, models, search, versions
+from api.admin import accounts as admin_accounts
+from api.admin import changes as admin_audit
+from api.admin import dead as admin_dead
+from api.admin import directors as admin_directors
+from api.admin import live as admin_live
+from api.admin import metrics as admin_metrics
+from api.admin import models as admin_models
+from api.admin import owed as admin_owed
+from api.admin import queue_changes as admin_queue_changes
+from api.admin import queues as admin_queues
 from api.dashboard import page
 from api.door import Handler
 from api.files import files, ours, outputs
+from api.models import collections, deployments, models, search, versions
 from api.openapi import served
-from api.operators import accounts as admin_accounts
-from api.operators import audit as admin_audit
-from api.operators import dead as admin_dead
-from api.operators import directors as admin_directors
-from api.operators import live as admin_live
-from api.operators import metrics as admin_metrics
-from api.operators import models as admin_models
-from api.operators import owed as admin_owed
-from api.operators import queue_changes as admin_queue_changes
-from api.operators import queues as admin_queues
-from api.runs import batches, events, listing, predictions, procedures, trainings, webhooks
-from api.streams import streams
+from api.predictions import batches, events, listing, predictions, procedures, streams, trainings, webhooks
 
 __all__ = ("INTERNAL", "PAGES", "PROBES", "ROUTES")
 

@@ -8,13 +8,13 @@ import pytest
 import sniffio
 from redis.asyncio import Redis
 
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import client
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.gatherer import Gatherer
 from director.core.ids import QueueName
 from director.core.policy import Policy
-from director.core.redis_client import client
-from director.core.scripts import Scripts
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.keyspace import leaks
 from tests.support.kinds import KINDS, Started, started, whole
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver

@@ -30,14 +30,14 @@ from api.parts import Parts, parts_of
 from api.problems import InvalidField, Problem, shown
 from api.refusals import file_not_found, file_not_stored, invalid_input, no_files, too_many_uploads, too_slow
 from api.urls import base_url
-from director.core.accounts import Account
-from director.core.caller_files import GRACE_S, CallerFile
 from director.core.errors import BackendUnavailable
 from director.core.ids import FileId, is_file_id, new_file_id
 from director.core.schema import Page
-from director.core.stores.names import CallerFileName, ending_of
-from director.core.stores.store import FileStore
 from director.core.view import iso
+from director.files.caller_files import GRACE_S, CallerFile
+from director.files.names import CallerFileName, ending_of
+from director.files.store import FileStore
+from director.store.accounts import Account
 
 __all__ = ("create_file", "delete_file", "download_file", "get_file", "list_files")
 

@@ -18,8 +18,8 @@ from api.problems import InvalidField
 from api.refusals import file_not_stored, forbidden, invalid_header, invalid_input, no_files, not_found
 from api.sites.sites import parts_at
 from director.core.ids import PredictionId, is_prediction_id
-from director.core.stores.names import FileName
-from director.core.stores.store import PLAIN_TYPE, FileStore
+from director.files.names import FileName
+from director.files.store import PLAIN_TYPE, FileStore
 
 __all__ = ("delete_outputs", "look_at_files", "put_output")
 

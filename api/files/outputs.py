@@ -12,8 +12,8 @@ from starlette.responses import Response
 from api.files.stored import stored_response
 from api.refusals import forbidden, not_found
 from api.sites.sites import parts_at
-from director.core.stores.names import FileName
-from director.core.stores.store import OpenFile
+from director.files.names import FileName
+from director.files.store import OpenFile
 
 __all__ = ("get_output",)
 

@@ -8,9 +8,9 @@ from typing import Final
 
 from api.parts import Parts
 from api.refusals import storage_full
-from director.core.accounts import Account
-from director.core.caller_files import GRACE_S, CallerFile
 from director.core.ids import FileId
+from director.files.caller_files import GRACE_S, CallerFile
+from director.store.accounts import Account
 
 __all__ = ("Room",)
 

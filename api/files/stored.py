@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from api.refusals import no_such_part
-from director.core.stores.store import OpenFile
+from director.files.store import OpenFile
 
 __all__ = ("part_of", "stored_response")
 

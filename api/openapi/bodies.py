@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from api.catalogue.model_requests import MOST_URL, SKU, TEXTS
+from api.models.model_requests import MOST_URL, SKU, TEXTS
 from api.requests import MAX_FILTER
 from director.core.ids import MODEL_NAME, VERSION_ID
-from director.core.models import Visibility
 from director.core.states import WebhookEvent
+from director.store.models import Visibility
 
 __all__ = (
     "BatchRequest",

@@ -4,11 +4,11 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Raw
 
-from api.catalogue.collections import CollectionView, Hardware, WholeCollection
-from api.catalogue.deployments import DeploymentView
-from api.catalogue.model_views import ModelView, VersionView, WholeVersionView
-from api.catalogue.models import DIRECTIONS, ORDERS
-from api.catalogue.search import MOST_FOUND, SearchResults
+from api.models.collections import CollectionView, Hardware, WholeCollection
+from api.models.deployments import DeploymentView
+from api.models.model_views import ModelView, VersionView, WholeVersionView
+from api.models.models import DIRECTIONS, ORDERS
+from api.models.search import MOST_FOUND, SearchResults
 from api.openapi.bodies import DeploymentChange, ModelChange, NewDeployment, NewModel
 from api.openapi.operation import (
     BODY,

@@ -7,21 +7,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from api.openapi.operation import (
-    BODY,
-    NO_BODY,
-    PAGED,
-    PATH,
-    TOKEN,
-    Answer,
-    Body,
-    Operation,
-    Operations,
-    Parameter,
-)
-from api.openapi.parameters import ACCOUNT, CURSOR, MODEL, PREDICTION_ID, TOKEN_ID
-from api.openapi.queues import QUEUES
-from api.operators.accounts import (
+from api.admin.accounts import (
     AccountChange,
     AccountDetail,
     AskedSuspension,
@@ -31,12 +17,15 @@ from api.operators.accounts import (
     SuspendedAccount,
     TokenView,
 )
-from api.operators.audit import MOST_IN_PAGE, ChangesView, Order
-from api.operators.dead import ManyLetters, WholeLetter
-from api.operators.models import ConfigView
-from director.core.dead import DeadLetter, Done
+from api.admin.changes import MOST_IN_PAGE, ChangesView, Order
+from api.admin.dead import ManyLetters, WholeLetter
+from api.admin.models import ConfigView
+from api.openapi.operation import BODY, NO_BODY, PAGED, PATH, TOKEN, Answer, Body, Operation, Operations, Parameter
+from api.openapi.parameters import ACCOUNT, CURSOR, MODEL, PREDICTION_ID, TOKEN_ID
+from api.openapi.queues import QUEUES
 from director.core.model_config import ModelConfig
 from director.core.schema import Page
+from director.store.dead import DeadLetter, Done
 
 __all__ = ("OPERATORS",)
 

@@ -5,11 +5,11 @@ from typing import Annotated, Any, Final
 from msgspec import Meta
 
 from api.openapi.operation import Parameter
-from api.runs.prefer import LARGEST_COST, LONGEST_AFFINITY, LONGEST_LIFE_S, SMALLEST_COST
-from director.core.accounts import ACCOUNT_NAME
-from director.core.collections import SLUG
+from api.prefer import LARGEST_COST, LONGEST_AFFINITY, LONGEST_LIFE_S, SMALLEST_COST
 from director.core.ids import LANES, MODEL_NAME, QUEUE_END, VERSION_ID
 from director.core.states import Status
+from director.store.accounts import ACCOUNT_NAME
+from director.store.collections import SLUG
 
 __all__ = (
     "ACCOUNT",

@@ -20,11 +20,11 @@ from api.openapi.operation import (
     Parameter,
 )
 from api.openapi.parameters import FILTERS, HOW, MODEL, PREDICTION_ID, VERSION_OF_MODEL, WAIT
-from api.runs.batches import BatchResults
-from api.runs.events import MOST_AFTER, MOST_IN_PAGE, Events
-from api.runs.webhooks import Webhooks
+from api.predictions.batches import BatchResults
+from api.predictions.events import MOST_AFTER, MOST_IN_PAGE, Events
+from api.predictions.webhooks import Webhooks
 from director.core.schema import Page, Prediction
-from director.core.story import Story
+from director.diagnosis.story import Story
 
 __all__ = ("RUNS",)
 

@@ -12,10 +12,10 @@ from typing import Final, NamedTuple, TypeVar
 from starlette.requests import Request
 
 from api.parts import Parts, parts_of
-from api.runs.glances import Glance
+from api.predictions.glances import Glance
 from api.sites.sites import sites_of
+from director.broker.gatherer import LARGE_BYTES
 from director.core.errors import BackendUnavailable
-from director.core.gatherer import LARGE_BYTES
 from director.core.ids import Kind, PredictionId, site_of
 from director.core.schema import Stored
 

@@ -20,12 +20,12 @@ from api.parts import Parts
 from api.refusals import invalid_header
 from api.sites.site import Site
 from api.sites.sites import Sites
-from director.core.accounts import Account
-from director.core.catalog import Version
+from director.broker.scripts import Accepted
+from director.broker.scripts.caller import Bound
 from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, UnknownQueue
 from director.core.ids import PredictionId, created_ms_of, new_prediction_id
-from director.core.scripts import Accepted
-from director.core.scripts.caller import Bound
+from director.store.accounts import Account
+from director.store.catalog import Version
 
 __all__ = ("Enter", "Wanted", "names_a_file", "place")
 

@@ -16,7 +16,7 @@ from api.sites.table import SiteTable, read_sites
 from director.core.clock import Clock
 from director.core.errors import UnsafeBackend
 from director.core.settings import ApiSettings
-from director.core.tracing import Tracing
+from director.runtime.tracing import Tracing
 
 __all__ = ("Plan", "all_running")
 

@@ -16,11 +16,11 @@ from api.requests import VersionRef
 from api.sites.placement import Look, in_order
 from api.sites.site import Site
 from api.sites.table import SiteTable
-from director.core.accounts import Account
-from director.core.catalog import Version
-from director.core.departure import server_name
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, site_of
+from director.store.accounts import Account
+from director.store.catalog import Version
+from director.store.departure import server_name
 
 __all__ = ("Sites", "others", "parts_asked", "parts_at", "sites_of", "version_named", "where_it_is")
 

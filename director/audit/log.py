@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from redis import exceptions
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.changes import ChangeKind
+from director.broker import keys
+from director.broker.redis_client import ask, text
 from director.core.ids import Partition, QueueName
-from director.core.redis_client import ask, text
+from director.store.changes import ChangeKind
 
 __all__ = ("CHANGES", "KINDS", "AuditLog", "Batch", "Cursor", "Entry")
 

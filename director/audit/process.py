@@ -13,16 +13,16 @@ from pathlib import Path
 import anyio
 from redis.asyncio import Redis
 
-from director import process
 from director.audit.feeder import Feeder
 from director.audit.log import AuditLog
 from director.audit.sinks import AuditSink, FileSink, HttpSink
+from director.broker.redis_client import client
 from director.core import signing
 from director.core.clock import Clock, SystemClock
 from director.core.errors import SettingsError
-from director.core.redis_client import client
 from director.core.settings import AuditSettings
 from director.core.webhook_url import host_of
+from director.runtime import process
 from director.webhooks.addresses import AllowList
 from director.webhooks.sender import Sender
 

@@ -16,10 +16,10 @@ import msgspec
 from redis.asyncio import Redis
 
 from director.audit.log import Batch, Cursor
-from director.core import keys
+from director.broker import keys
+from director.broker.redis_client import ask, texts
 from director.core.clock import Clock
 from director.core.errors import DirectorError, SettingsError
-from director.core.redis_client import ask, texts
 from director.webhooks.sender import Delivery, Sender
 
 __all__ = ("AuditSink", "FileSink", "HttpSink", "SinkAway")

@@ -14,12 +14,12 @@ from typing import Any, Final, TypeVar
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from director.bench.figures import Figure, percentile, table, verdicts
 from director.bench.play import AT_ONCE, INPUT, Tenant, VirtualQueue
-from director.bench.server import own_server
-from director.core.gatherer import Gatherer
+from director.broker.gatherer import Gatherer
+from director.broker.scripts import Scripts
+from director.core.figures import Figure, percentile, table, verdicts
 from director.core.ids import lowest_id_at
-from director.core.scripts import Scripts
+from director.local.scratch import own_server
 
 __all__ = ("DepthOptions", "depth", "depth_figures")
 

@@ -12,12 +12,12 @@ from typing import Final
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from director.bench.figures import Figure, jain, table, verdicts
 from director.bench.play import POLICY, Load, Played, Tenant, VirtualQueue, play
-from director.bench.server import own_server
-from director.core.gatherer import Gatherer
-from director.core.scripts import Scripts
+from director.broker.gatherer import Gatherer
+from director.broker.scripts import Scripts
+from director.core.figures import Figure, jain, table, verdicts
 from director.core.shards import shard
+from director.local.scratch import own_server
 
 __all__ = ("FairnessOptions", "fairness", "fairness_figures")
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import httpx
 
 from director.core.errors import SettingsError
-from director.up.home import Home
+from director.local.home import Home
 
 __all__ = ("latency", "told")
 

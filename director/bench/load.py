@@ -15,8 +15,8 @@ import msgspec
 import uvloop
 from msgspec import Struct
 
-from director.bench.figures import percentile
-from director.core.limits import raise_descriptor_limit
+from director.core.figures import percentile
+from director.runtime.limits import raise_descriptor_limit
 
 __all__ = ("Answered", "Crowd", "Load", "ask")
 

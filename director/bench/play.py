@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from msgspec import Struct, field
 
+from director.broker.scripts import Scripts
 from director.core.ids import PredictionId, QueueName, new_prediction_id, queue_name
 from director.core.policy import Policy
 from director.core.schema import Claim
-from director.core.scripts import Scripts
 from director.core.shards import shard
 from director.core.states import Status
 

@@ -15,7 +15,7 @@ import msgspec
 from director.bench.latency import INPUT, MODEL
 from director.bench.load import Answered, Load, ask
 from director.core.errors import SettingsError
-from director.up.home import Home, State
+from director.local.home import Home, State
 
 __all__ = ("throughput", "told")
 

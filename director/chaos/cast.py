@@ -15,9 +15,9 @@ from typing import Final
 from msgspec import Struct
 
 from director.core.settings import PREFIX
-from director.up.errors import UpError
-from director.up.ports import claimable
-from director.up.supervisor import Part
+from director.local.errors import UpError
+from director.local.ports import claimable
+from director.local.supervisor import Part
 
 __all__ = (
     "API",

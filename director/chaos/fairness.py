@@ -13,11 +13,11 @@ from typing import Final
 
 from msgspec import Struct
 
-from director.bench.figures import jain
 from director.chaos.breach import Breach
 from director.chaos.evidence import Evidence
 from director.chaos.load import EQUAL, HEAVY
 from director.chaos.recovery import percentile
+from director.core.figures import jain
 
 __all__ = ("Saturation", "Wait", "equal_shares", "is_rushed", "saturations")
 

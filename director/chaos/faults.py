@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from director.core.crash import API_POINTS, DIRECTOR_POINTS
+from director.runtime.crash import API_POINTS, DIRECTOR_POINTS
 
 __all__ = (
     "ALL_LINKS",

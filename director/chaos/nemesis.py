@@ -21,7 +21,7 @@ from director.chaos.proxy import Link
 from director.chaos.scene import FRONT, Scene
 from director.core.errors import DirectorError
 from director.core.ids import QueueName
-from director.up.errors import UpError
+from director.local.errors import UpError
 
 __all__ = ("Nemesis",)
 

@@ -11,10 +11,10 @@ from typing import Any, Final
 from msgspec import Struct
 from redis.asyncio import Redis
 
+from director.broker import keys
 from director.chaos.cog import FILL
 from director.chaos.journal import Final as Prediction
 from director.chaos.journal import now_ms
-from director.core import keys
 from director.core.ids import PredictionId, QueueName
 
 __all__ = ("LEFTOVERS", "Leftovers", "QueueRest", "leftovers", "predictions")

@@ -17,6 +17,8 @@ import anyio
 import msgspec
 from msgspec import Struct
 
+from director.broker import keys
+from director.broker.redis_client import ask
 from director.chaos.cast import CROWDED, MODELS, SERVED, SINK
 from director.chaos.checker import Report, check
 from director.chaos.client import Counts, Errand, Large, Rush
@@ -29,14 +31,12 @@ from director.chaos.reader import come_back
 from director.chaos.rest import LEFTOVERS, leftovers, predictions
 from director.chaos.scene import FRONT, Scene, Size, staged
 from director.chaos.server_log import server_log
-from director.core import keys
 from director.core.errors import DirectorError
-from director.core.limits import raise_descriptor_limit
-from director.core.redis_client import ask
-from director.process import one_error
-from director.up import child
-from director.up.errors import UpError
-from director.up.home import Home
+from director.local import child
+from director.local.errors import UpError
+from director.local.home import Home
+from director.runtime.limits import raise_descriptor_limit
+from director.runtime.process import one_error
 
 __all__ = ("Options", "Rollout", "chaos")
 

@@ -19,6 +19,10 @@ from msgspec import Struct
 from redis import exceptions
 from redis.asyncio import Redis
 
+from director.broker import keys
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import ask, client, text
+from director.broker.scripts import Scripts
 from director.chaos import cast
 from director.chaos.cast import API, SERVER, SINK, Role
 from director.chaos.cog import Script
@@ -26,18 +30,14 @@ from director.chaos.faketime import SteppedClock
 from director.chaos.faults import Stage
 from director.chaos.proxy import Link, Upstream
 from director.chaos.server_log import NEVER_REWRITTEN
-from director.core import keys
-from director.core.accounts import Accounts
 from director.core.errors import DirectorError
-from director.core.gatherer import Gatherer
 from director.core.ids import QueueName
-from director.core.redis_client import ask, client, text
-from director.core.scripts import Scripts
-from director.up.home import Home, State
-from director.up.processes import is_alive, signal_group
-from director.up.readiness import Expected, answers_200, until_ready
-from director.up.server import EmbeddedServer, find_binary
-from director.up.supervisor import Supervisor, supervising
+from director.local.home import Home, State
+from director.local.processes import is_alive, signal_group
+from director.local.readiness import Expected, answers_200, until_ready
+from director.local.server import EmbeddedServer, find_binary
+from director.local.supervisor import Supervisor, supervising
+from director.store.accounts import Accounts
 
 __all__ = ("FRONT", "Scene", "Size", "staged")
 

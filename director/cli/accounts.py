@@ -14,9 +14,9 @@ from director.cli.backend import Backend, on_backend
 from director.cli.pipe import print_json
 
 if TYPE_CHECKING:
-    from director.core.accounts import Usage, Written
-    from director.core.scripts import Rotated
-    from director.core.suspensions import Ended
+    from director.broker.scripts import Rotated
+    from director.store.accounts import Usage, Written
+    from director.store.suspensions import Ended
 
 __all__ = ("add",)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from director.cli.lines import EXAMPLES
 from director.core.ids import MODEL_NAME, VERSION_ID
-from director.up import DEFAULT_HOME
+from director.local import DEFAULT_HOME
 
 __all__ = (
     "CommandParser",

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 __all__ = ("audited", "typist")
 
-CHANGES = "director.core.changes"
+CHANGES = "director.store.changes"
 
 
 @contextmanager
@@ -18,7 +18,7 @@ def audited() -> Iterator[str]:
     import logging
     import sys
 
-    from director.core.logs import JsonLines
+    from director.runtime.logs import JsonLines
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(process="cli"))

@@ -22,26 +22,26 @@ class Backend:
     """One server, while a command runs. What it takes is imported with the first one."""
 
     def __init__(self, redis: "Redis") -> None:
-        from director.core.accounts import Accounts
-        from director.core.administration import Administration
-        from director.core.catalog import Catalog
-        from director.core.changes import Changes
+        from director.broker.gatherer import Gatherer
+        from director.broker.scripts import Scripts
         from director.core.clock import SystemClock
-        from director.core.closer_look import CloserLook
-        from director.core.collections import Collections
-        from director.core.dead import DeadLetters
-        from director.core.directors import Directors
-        from director.core.examples import Examples
-        from director.core.gatherer import Gatherer
-        from director.core.model_configs import ModelConfigs
-        from director.core.overview import Overview
-        from director.core.owed import Owed
-        from director.core.queue_administration import QueueAdministration
-        from director.core.queue_history import QueueHistory
-        from director.core.queues import Queues
-        from director.core.scaling import Scaling
-        from director.core.scripts import Scripts
-        from director.core.suspensions import Suspensions
+        from director.diagnosis.closer_look import CloserLook
+        from director.diagnosis.overview import Overview
+        from director.diagnosis.scaling import Scaling
+        from director.store.accounts import Accounts
+        from director.store.administration import Administration
+        from director.store.catalog import Catalog
+        from director.store.changes import Changes
+        from director.store.collections import Collections
+        from director.store.dead import DeadLetters
+        from director.store.directors import Directors
+        from director.store.examples import Examples
+        from director.store.model_configs import ModelConfigs
+        from director.store.owed import Owed
+        from director.store.queue_administration import QueueAdministration
+        from director.store.queue_history import QueueHistory
+        from director.store.queues import Queues
+        from director.store.suspensions import Suspensions
 
         self.redis = redis
         self._gatherer = Gatherer(redis)
@@ -88,9 +88,9 @@ def on_backend(given: argparse.Namespace, act: Callable[[Backend], Awaitable[Don
     """Do something on the server that the line, the environment or the `up` names; what it returned."""
     import anyio
 
+    from director.broker.redis_client import describe
     from director.cli.where import redis_url
     from director.core.errors import BackendUnavailable
-    from director.core.redis_client import describe
 
     url = redis_url(given)
 
@@ -107,7 +107,7 @@ def on_backend(given: argparse.Namespace, act: Callable[[Backend], Awaitable[Don
 @asynccontextmanager
 async def connected(url: str) -> AsyncGenerator[Backend]:
     """One server, let go of afterwards."""
-    from director.core.redis_client import client
+    from director.broker.redis_client import client
 
     backend = Backend(client(url, name="director-cli"))
     try:

@@ -74,7 +74,7 @@ def _at_least(least: int) -> Callable[[str], int]:
 
 def _latency(given: argparse.Namespace) -> int:
     from director.bench.latency import latency, told
-    from director.up.home import Home
+    from director.local.home import Home
 
     facts = latency(Home(Path(given.home)), rounds=given.n)
     if given.json:
@@ -90,7 +90,7 @@ def _throughput(given: argparse.Namespace) -> int:
     import anyio
 
     from director.bench.throughput import throughput, told
-    from director.up.home import Home
+    from director.local.home import Home
 
     measure = partial(throughput, connections=given.connections, seconds=given.seconds)
     facts = anyio.run(measure, Home(Path(given.home)))

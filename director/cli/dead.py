@@ -12,9 +12,9 @@ from director.cli.departing import progress
 from director.cli.pipe import print_json, printable
 
 if TYPE_CHECKING:
-    from director.core.catalog import Catalog
-    from director.core.dead import DeadLetter, Done, Letters, Place, Shown
     from director.core.ids import PredictionId, QueueName
+    from director.store.catalog import Catalog
+    from director.store.dead import DeadLetter, Done, Letters, Place, Shown
 
 __all__ = ("add",)
 
@@ -63,8 +63,8 @@ def _rate(text: str) -> float:
 
 def _list(given: argparse.Namespace) -> int:
     from director.cli.tables import fitted, line_width
-    from director.core.dead import Place
     from director.core.errors import SettingsError
+    from director.store.dead import Place
 
     before = Place.parse(given.cursor)
     if given.cursor and before is None:
@@ -110,8 +110,8 @@ def _show(given: argparse.Namespace) -> int:
 
 
 def _do(given: argparse.Namespace) -> int:
-    from director.core.dead import Asked
     from director.core.errors import SettingsError
+    from director.store.dead import Asked
 
     if bool(given.ids) == given.all or (given.queue and not given.all):
         raise SettingsError(f"say which: `director dead {given.action} ID …`, or --all, or --all --queue NAME.")

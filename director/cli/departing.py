@@ -13,8 +13,8 @@ from director.cli.backend import Backend, connected, on_backend
 from director.cli.pipe import print_json
 
 if TYPE_CHECKING:
-    from director.core.departure import Left
     from director.core.ids import QueueName
+    from director.store.departure import Left
 
 __all__ = ("add_options", "depart", "progress")
 
@@ -65,11 +65,11 @@ def progress(count: int | None, what: str = "moved") -> None:
 
 
 async def _moved(here: Backend, there: Backend, given: argparse.Namespace) -> "tuple[QueueName, QueueName, Left]":
-    from director.core.departure import Departure, Left, Site
-    from director.core.durability import check
+    from director.broker.durability import check
+    from director.broker.redis_client import describe
     from director.core.errors import SettingsError
-    from director.core.redis_client import describe
     from director.core.settings import CommonSettings, load
+    from director.store.departure import Departure, Left, Site
 
     queue, to = await here.queues.named(given.queue), await there.queues.named(given.to or given.queue)
     if given.dry_run and given.put_back:

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Final
 
 from director.cli.pipe import printable
 from director.cli.tables import fitted, folded
-from director.cli.words import since
+from director.core.words import since
 
 if TYPE_CHECKING:
-    from director.core.director_view import DirectorView, ServerView
+    from director.diagnosis.director_view import DirectorView, ServerView
 
 __all__ = ("lines",)
 

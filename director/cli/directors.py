@@ -11,7 +11,7 @@ from director.cli.backend import Backend, on_backend
 from director.cli.pipe import print_json
 
 if TYPE_CHECKING:
-    from director.core.director_view import DirectorView
+    from director.diagnosis.director_view import DirectorView
 
 __all__ = ("add",)
 
@@ -35,7 +35,7 @@ def _directors(given: argparse.Namespace) -> int:
     from director.core.clock import SystemClock
 
     async def read(backend: Backend) -> "list[DirectorView]":
-        from director.core.director_view import director_view
+        from director.diagnosis.director_view import director_view
 
         queues = [await backend.queue(given.queue)] if given.queue else await backend.queues.all()
         return [director_view(one) for one in await backend.directors.of(queues)]

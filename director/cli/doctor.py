@@ -8,7 +8,7 @@ from director.cli.pipe import print_json
 
 if TYPE_CHECKING:
     from director.core.settings import CommonSettings
-    from director.doctor.checks import Finding
+    from director.diagnosis.checks import Finding
 
 __all__ = ("add",)
 
@@ -32,7 +32,7 @@ def _doctor(given: argparse.Namespace) -> int:
     from director.cli.tables import folded, line_width
     from director.cli.where import redis_url
     from director.core.settings import CommonSettings, load
-    from director.doctor.checks import has_failed
+    from director.diagnosis.checks import has_failed
 
     settings = load(CommonSettings, redis_url=redis_url(given))
     findings = anyio.run(_examine, settings)
@@ -50,11 +50,11 @@ def _doctor(given: argparse.Namespace) -> int:
 
 
 async def _examine(settings: "CommonSettings") -> "list[Finding]":
+    from director.broker.redis_client import client, describe
     from director.core.clock import SystemClock
     from director.core.errors import BackendUnavailable
-    from director.core.redis_client import client, describe
-    from director.doctor.checks import Finding, examine
-    from director.doctor.look import look
+    from director.diagnosis.checks import Finding, examine
+    from director.diagnosis.doctor_look import look
 
     redis = client(settings.redis_url, name="director-doctor")
     try:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 from director.cli.arguments import Commands, add_json, add_service
 from director.cli.pipe import print_json, printable
-from director.cli.words import span
+from director.core.words import span
 
 if TYPE_CHECKING:
     from director.core.schema import Eta
-    from director.core.story import Ended, Holding, Owed, Story, Submitted
+    from director.diagnosis.story import Ended, Holding, Owed, Story, Submitted
 
 __all__ = ("add", "lines")
 
@@ -42,7 +42,7 @@ def _explain(given: argparse.Namespace) -> int:
     from director.cli.client import Client, read
     from director.cli.tables import folded, line_width
     from director.cli.where import service
-    from director.core.story import Story
+    from director.diagnosis.story import Story
 
     with Client(service(given)) as client:
         body = client.explain(given.id)

@@ -11,7 +11,7 @@ from director.cli.backend import Backend, on_backend
 from director.cli.pipe import print_json
 
 if TYPE_CHECKING:
-    from director.core.models import Model
+    from director.store.models import Model
 
 __all__ = ("add",)
 
@@ -222,8 +222,8 @@ def _example(given: argparse.Namespace) -> int:
 def _put(given: argparse.Namespace) -> int:
     import msgspec
 
-    from director.core.collections import Collection
     from director.core.errors import SettingsError
+    from director.store.collections import Collection
 
     asked = {"name": given.name, "description": given.description, "models": given.models}
     try:

@@ -4,14 +4,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from director.cli.tables import fitted
-from director.cli.words import share, span
+from director.cli.words import share
+from director.core.words import span
 
 if TYPE_CHECKING:
+    from director.broker.scripts import QueueStats
     from director.core.ids import QueueName
     from director.core.objectives import Burns
-    from director.core.queues import Tenant
-    from director.core.scripts import QueueStats
     from director.core.setup_run import SetupRun
+    from director.store.queues import Tenant
 
 __all__ = ("HANG", "report", "table")
 

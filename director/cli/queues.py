@@ -14,11 +14,11 @@ from director.cli.backend import Backend, on_backend
 from director.cli.pipe import print_json
 
 if TYPE_CHECKING:
+    from director.broker.scripts import QueueStats
     from director.core.ids import QueueName
     from director.core.objectives import Burns
-    from director.core.queues import Tenant
-    from director.core.scripts import QueueStats
     from director.core.setup_run import SetupRun
+    from director.store.queues import Tenant
 
 __all__ = ("add",)
 
@@ -188,7 +188,7 @@ def _migrate(given: argparse.Namespace) -> int:
     import msgspec
 
     from director.core.errors import SettingsError
-    from director.core.migration import Moved
+    from director.store.migration import Moved
 
     if given.to_redis:
         return departing.depart(given)

@@ -9,7 +9,7 @@ from director.cli.pipe import print_json
 
 if TYPE_CHECKING:
     from director.core.ids import QueueName
-    from director.core.scaling import Scale
+    from director.diagnosis.scaling import Scale
 
 __all__ = ("add",)
 
@@ -33,7 +33,7 @@ def add(commands: Commands) -> None:
 def _scale(given: argparse.Namespace) -> int:
     import msgspec
 
-    from director.core import keys
+    from director.broker import keys
     from director.core.errors import SettingsError, UnknownQueue
 
     async def asked(backend: Backend) -> "tuple[QueueName, Scale]":

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from director.cli.arguments import CommandParser, Commands, port_number
-from director.core.early_signals import hold_sigterm
 from director.core.errors import SettingsError
-from director.core.limits import raise_descriptor_limit
+from director.runtime.early_signals import hold_sigterm
+from director.runtime.limits import raise_descriptor_limit
 
 __all__ = ("add",)
 
@@ -74,7 +74,7 @@ def _api(given: argparse.Namespace) -> int:
 def _run(given: argparse.Namespace) -> int:
     hold_sigterm()
     from director.core.settings import DirectorSettings, load
-    from director.single import serve
+    from director.execution.single import serve
 
     if given.config is not None:
         return _pool(given)
@@ -100,7 +100,7 @@ def _run(given: argparse.Namespace) -> int:
 def _pool(given: argparse.Namespace) -> int:
     from director.core.pool_file import read_pool
     from director.core.settings import DirectorSettings, load
-    from director.pool import serve
+    from director.execution.pool import serve
 
     for name in OF_ONE_MODEL:
         if getattr(given, name) is not None:

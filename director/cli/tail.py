@@ -13,8 +13,8 @@ from director.cli.backend import Backend, on_backend
 
 if TYPE_CHECKING:
     from director.audit.log import Entry
+    from director.broker.scripts import Replayed
     from director.core.ids import PredictionId
-    from director.core.scripts import Replayed
 
 __all__ = ("add",)
 
@@ -72,9 +72,9 @@ async def _follow_all(backend: Backend, given: argparse.Namespace) -> None:
 
     from director.audit.following import Following
     from director.audit.log import AuditLog
+    from director.broker.keys import queue_partition
     from director.cli.tables import line_width
     from director.cli.tail_text import step, steps_json
-    from director.core.keys import queue_partition
 
     queue = await backend.queue(given.queue) if given.queue else None
     following = Following(AuditLog(backend.redis), [queue_partition(queue)] if queue else [])

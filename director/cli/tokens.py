@@ -11,8 +11,8 @@ from director.cli.backend import Backend, on_backend
 from director.cli.pipe import print_json
 
 if TYPE_CHECKING:
-    from director.core.administration import MadeToken
-    from director.core.tokens import Token
+    from director.store.administration import MadeToken
+    from director.store.tokens import Token
 
 __all__ = ("add",)
 
@@ -177,10 +177,10 @@ def _words(text: str) -> list[str]:
 
 def _check(account: str, lanes: Sequence[str], scopes: Sequence[str]) -> None:
     """In the words of the command line, and before any server is asked."""
-    from director.core.accounts import refuse_name
     from director.core.errors import SettingsError
     from director.core.ids import LANES
-    from director.core.tokens import SCOPES
+    from director.store.accounts import refuse_name
+    from director.store.tokens import SCOPES
 
     refuse_name(account)
     if not lanes or not set(lanes) <= set(LANES):

@@ -11,7 +11,7 @@ from director.cli.backend import Backend, on_backend
 from director.cli.pipe import print_json
 
 if TYPE_CHECKING:
-    from director.core.overview import Snapshot
+    from director.diagnosis.overview import Snapshot
 
 __all__ = ("add",)
 

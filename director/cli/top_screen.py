@@ -11,10 +11,10 @@ from director.cli.pipe import printable
 from director.cli.tables import cut, fitted
 from director.cli.top_state import Row, State, chosen, shown
 from director.cli.trends import blocks
-from director.cli.words import span
 from director.core.ids import QueueName
-from director.core.overview import Snapshot
-from director.core.queues import Tenant
+from director.core.words import span
+from director.diagnosis.overview import Snapshot
+from director.store.queues import Tenant
 
 __all__ = ("Detail", "Line", "Seen", "Style", "screen")
 

@@ -22,9 +22,9 @@ from director.cli.trends import Rates, started_per_min, waited
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable, DirectorError
 from director.core.ids import QueueName
-from director.core.overview import LONGEST_S, REST, Snapshot
-from director.core.queue_view import QueueView
 from director.core.samples import PERIOD_S, Sample
+from director.diagnosis.overview import LONGEST_S, REST, Snapshot
+from director.diagnosis.queue_view import QueueView
 
 __all__ = ("once", "watch")
 

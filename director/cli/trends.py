@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from director.core.ids import QueueName
-    from director.core.queue_view import QueueView
     from director.core.samples import Sample
+    from director.diagnosis.queue_view import QueueView
 
 __all__ = ("Rates", "blocks", "started_per_min", "waited")
 

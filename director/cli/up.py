@@ -38,7 +38,7 @@ DOWN = "Stop a `director up`, and whatever one left behind."
 
 
 def _up(given: argparse.Namespace) -> int:
-    from director.up.up import Options, up
+    from director.local.up import Options, up
 
     options = Options(
         host=given.host,
@@ -53,8 +53,8 @@ def _up(given: argparse.Namespace) -> int:
 
 
 def _down(given: argparse.Namespace) -> int:
-    from director.up.down import down
-    from director.up.home import Home
+    from director.local.down import down
+    from director.local.home import Home
 
     print("stopped" if down(Home(Path(given.home))) else f"nothing runs in {given.home}")
     return 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from director.core.errors import DirectorError
-from director.up.home import Home
+from director.local.home import Home
 
 __all__ = ("Nowhere", "Service", "redis_url", "service")
 

@@ -9,7 +9,7 @@ DirectorError
 │   ├── UnknownQueue         the operator: no director ever registered this model
 │   ├── IdempotencyMismatch  the caller: one key, two different bodies
 │   └── QueueRefused         the caller: ask again later, or for less
-└── RunnerError              see director.runners.runner
+└── RunnerError              see director.servers.runners.runner
 """
 
 __all__ = (

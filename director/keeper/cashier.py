@@ -11,13 +11,13 @@ from typing import Any, Final, NoReturn
 
 from redis.asyncio import Redis
 
-from director.core import keys
+from director.broker import keys
+from director.broker.redis_client import ask, text
+from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.ids import Partition, PredictionId, created_ms_of, partition_of
-from director.core.redis_client import ask, text
-from director.core.scripts import Scripts
 from director.keeper.registry import Registry
-from director.keeper.sweep import LIMIT, repeat, sweep
+from director.runtime.sweep import LIMIT, repeat, sweep
 
 __all__ = ("Cashier",)
 

@@ -18,17 +18,17 @@ import anyio
 from msgspec import Struct, field
 from redis.asyncio import Redis
 
-from director.core import keys
+from director.broker import keys
+from director.broker.redis_client import ask, text
+from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import Partition, PredictionId
-from director.core.redis_client import ask, text
-from director.core.scripts import Scripts
 from director.core.webhook_url import host_of
 from director.keeper.breakers import Breakers
 from director.keeper.registry import Registry
 from director.keeper.shares import Shares
-from director.keeper.sweep import LIMIT, repeat, sweep
+from director.runtime.sweep import LIMIT, repeat, sweep
 from director.webhooks.schedule import LONGEST_S, Noted
 from director.webhooks.terminal import TerminalWebhooks
 

@@ -12,21 +12,14 @@ from typing import Final
 
 import anyio
 
-from director import process
-from director.core.accounts import Accounts
-from director.core.catalog import Catalog
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import client
+from director.broker.scripts import Scripts
 from director.core.clock import Clock, SystemClock
-from director.core.gatherer import Gatherer
-from director.core.metrics.pulse import Pulse
-from director.core.redis_client import client
-from director.core.scaling import Scaling
-from director.core.scripts import Scripts
 from director.core.settings import KeeperSettings
-from director.core.stores.check import StoreCheck
-from director.core.stores.choose import store_in
-from director.core.suspensions import Suspensions
-from director.core.tracing import OFF, Tracing, tracing_of
-from director.health import Health, redis_check, serve_http
+from director.diagnosis.scaling import Scaling
+from director.files.check import StoreCheck
+from director.files.choose import store_in
 from director.keeper.breakers import Breakers
 from director.keeper.cashier import Cashier
 from director.keeper.courier import Courier
@@ -44,6 +37,13 @@ from director.keeper.scale import ScaleRoute
 from director.keeper.server_time import ServerTime
 from director.keeper.tidier import Tidier
 from director.keeper.warden import Warden
+from director.runtime import process
+from director.runtime.health import Health, redis_check, serve_http
+from director.runtime.metrics.pulse import Pulse
+from director.runtime.tracing import OFF, Tracing, tracing_of
+from director.store.accounts import Accounts
+from director.store.catalog import Catalog
+from director.store.suspensions import Suspensions
 from director.webhooks.addresses import AllowList
 from director.webhooks.schedule import Schedule
 from director.webhooks.sender import Sender

@@ -5,14 +5,14 @@ Decides nothing: roles tell of each act, and nothing of them waits for it.
 
 from typing import Final, get_args
 
+from director.broker.scripts import Repair, Requeued
 from director.core.ids import QueueName
-from director.core.metrics.names import QueueNames
-from director.core.metrics.redis_meter import RedisMeter
-from director.core.metrics.registry import Registry
-from director.core.metrics.webhook_meter import WebhookMeter
-from director.core.scripts import Repair, Requeued
 from director.keeper.observer import Observer
 from director.keeper.state import StateCollector
+from director.runtime.metrics.names import QueueNames
+from director.runtime.metrics.redis_meter import RedisMeter
+from director.runtime.metrics.registry import Registry
+from director.runtime.metrics.webhook_meter import WebhookMeter
 
 __all__ = ("Metering",)
 

@@ -13,20 +13,20 @@ from typing import Any, Final
 import anyio
 from redis.asyncio import Redis
 
-from director.core import keys
+from director.broker import keys
+from director.broker.durability import check
+from director.broker.redis_client import ask, infos, text
+from director.broker.scripts import QueueStats, Scripts
 from director.core.clock import Clock
-from director.core.durability import check
 from director.core.errors import UnknownQueue, UnsafeBackend
 from director.core.ids import Partition, PredictionId, QueueName
-from director.core.metrics.names import QueueNames
 from director.core.objectives import Burns, burns
-from director.core.queue_history import QueueHistory
-from director.core.redis_client import ask, infos, text
-from director.core.scripts import QueueStats, Scripts
 from director.core.settings import KeeperSettings
 from director.keeper.registry import Registry
 from director.keeper.state import Seen, State, folded
-from director.keeper.sweep import repeat, sweep
+from director.runtime.metrics.names import QueueNames
+from director.runtime.sweep import repeat, sweep
+from director.store.queue_history import QueueHistory
 
 __all__ = ("Observer",)
 

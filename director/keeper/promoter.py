@@ -9,11 +9,11 @@ from typing import Final, NoReturn
 
 from msgspec import Struct
 
+from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.ids import QueueName
-from director.core.scripts import Scripts
 from director.keeper.registry import Registry
-from director.keeper.sweep import LIMIT, repeat, sweep
+from director.runtime.sweep import LIMIT, repeat, sweep
 
 __all__ = ("Promoted", "Promoter")
 

@@ -9,13 +9,13 @@ from typing import Final, NoReturn
 
 from msgspec import Struct
 
+from director.broker.scripts import Requeued, Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, QueueName
-from director.core.scripts import Requeued, Scripts
 from director.keeper.registry import GLANCE_S, Registry
 from director.keeper.server_time import ServerTime
-from director.keeper.sweep import LIMIT, repeat, sweep
+from director.runtime.sweep import LIMIT, repeat, sweep
 
 __all__ = ("Reaped", "Reaper")
 

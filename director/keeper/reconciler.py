@@ -10,11 +10,11 @@ from typing import Final, NoReturn
 
 from msgspec import Struct
 
+from director.broker.scripts import Repair, Scripts
 from director.core.clock import Clock
 from director.core.ids import PredictionId, QueueName
-from director.core.scripts import Repair, Scripts
 from director.keeper.registry import Registry
-from director.keeper.sweep import repeat, sweep
+from director.runtime.sweep import repeat, sweep
 
 __all__ = ("Reconciled", "Reconciler")
 

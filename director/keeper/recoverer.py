@@ -11,15 +11,15 @@ from typing import Final, NoReturn
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from director.core import keys
+from director.broker import keys
+from director.broker.redis_client import ask
+from director.broker.scripts import Requeued, Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import LANES, PredictionId, QueueName
-from director.core.redis_client import ask
-from director.core.scripts import Requeued, Scripts
 from director.keeper.registry import Registry
 from director.keeper.server_time import ServerTime
-from director.keeper.sweep import LIMIT, repeat, sweep
+from director.runtime.sweep import LIMIT, repeat, sweep
 
 __all__ = ("Recovered", "Recoverer")
 

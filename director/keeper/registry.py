@@ -9,11 +9,11 @@ from typing import Final
 
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.catalog import Catalog
+from director.broker import keys
+from director.broker.redis_client import ask
 from director.core.clock import Clock
 from director.core.ids import Partition, QueueName
-from director.core.redis_client import ask
+from director.store.catalog import Catalog
 
 __all__ = ("GLANCE_S", "Registry")
 

@@ -6,12 +6,12 @@ once that is noted.
 
 from typing import Final, NoReturn
 
+from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.ids import QueueName
 from director.core.samples import MOST, PERIOD_S
-from director.core.scripts import Scripts
 from director.keeper.registry import Registry
-from director.keeper.sweep import repeat, sweep
+from director.runtime.sweep import repeat, sweep
 
 __all__ = ("Sampler",)
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from director.core.errors import BackendUnavailable, UnknownQueue
-from director.core.scaling import Scaling
+from director.diagnosis.scaling import Scaling
 
 __all__ = ("ScaleRoute",)
 

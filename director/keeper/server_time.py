@@ -5,9 +5,9 @@ Never tells the time of a server that has just come back: see contact.py.
 
 from redis.asyncio import Redis
 
+from director.broker.redis_client import infos
+from director.broker.scripts import Scripts
 from director.core.clock import Clock
-from director.core.redis_client import infos
-from director.core.scripts import Scripts
 from director.keeper.contact import Contact
 
 __all__ = ("ServerTime",)

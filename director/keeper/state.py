@@ -10,11 +10,11 @@ from msgspec import Struct
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from director.broker.scripts import QueueStats
 from director.core.ids import QueueName
-from director.core.metrics.names import OTHER, QueueNames
-from director.core.metrics.table import METRICS
 from director.core.objectives import Burns, Lane
-from director.core.scripts import QueueStats
+from director.runtime.metrics.names import OTHER, QueueNames
+from director.runtime.metrics.table import METRICS
 
 __all__ = ("OF_QUEUES", "OF_THE_WHOLE", "Seen", "State", "StateCollector", "folded")
 

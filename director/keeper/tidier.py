@@ -13,17 +13,17 @@ from typing import Any, NoReturn
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.caller_files import GRACE_S, CallerFiles
+from director.broker import keys
+from director.broker.redis_client import ask, text
+from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.ids import PredictionId, created_ms_of
-from director.core.redis_client import ask, text
-from director.core.scripts import Scripts
 from director.core.states import TERMINAL
-from director.core.stores.names import CallerFileName
-from director.core.stores.store import FileStore
-from director.core.trained import whose_weights_are_kept
-from director.keeper.sweep import LIMIT, repeat
+from director.files.caller_files import GRACE_S, CallerFiles
+from director.files.names import CallerFileName
+from director.files.store import FileStore
+from director.runtime.sweep import LIMIT, repeat
+from director.store.trained import whose_weights_are_kept
 
 __all__ = ("Tidied", "Tidier")
 

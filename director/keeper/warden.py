@@ -6,8 +6,8 @@ Never decides who is suspended. Where nobody was lately, it is one look at an em
 from typing import Final, NoReturn
 
 from director.core.clock import Clock
-from director.core.suspensions import Suspensions
-from director.keeper.sweep import repeat
+from director.runtime.sweep import repeat
+from director.store.suspensions import Suspensions
 
 __all__ = ("Warden",)
 

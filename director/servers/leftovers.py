@@ -18,12 +18,12 @@ from anyio import to_thread
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from director.core import keys
+from director.broker import keys
+from director.broker.redis_client import ask, text
 from director.core.clock import Clock
 from director.core.ids import PredictionId, is_prediction_id
-from director.core.redis_client import ask, text
 from director.core.states import TERMINAL
-from director.keeper.sweep import LIMIT, repeat
+from director.runtime.sweep import LIMIT, repeat
 
 __all__ = ("Leftovers",)
 

@@ -6,7 +6,7 @@ Never of one that runs something, and ever less often of one that a new start di
 from collections.abc import Mapping
 from typing import Final
 
-from director.runners.runner import Health, HealthStatus
+from director.servers.runners.runner import Health, HealthStatus
 
 __all__ = ("UNHEALTHY_S", "Recovery")
 

@@ -18,12 +18,12 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from director.core.directors import LOOP
-from director.core.scripts import Readiness
-from director.runners.batch import Batch, Place
-from director.runners.reasons import SERVER_AUTH
-from director.runners.runner import Ended, Health, HealthStatus, Lasting, Outcome, Runner
+from director.broker.scripts import Readiness
+from director.servers.runners.batch import Batch, Place
+from director.servers.runners.reasons import SERVER_AUTH
+from director.servers.runners.runner import Ended, Health, HealthStatus, Lasting, Outcome, Runner
 from director.servers.trust import Trust
+from director.store.directors import LOOP
 
 __all__ = ("Seat", "Server", "Servers", "Standing")
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from director.runners.runner import Outcome
+from director.servers.runners.runner import Outcome
 
 __all__ = ("Rest", "Trust")
 

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable, DirectorError
-from director.runners.runner import Health, HealthStatus
 from director.servers.recovery import UNHEALTHY_S, Recovery
+from director.servers.runners.runner import Health, HealthStatus
 from director.servers.servers import Server, Servers
 
 __all__ = ("Watch",)

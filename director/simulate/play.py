@@ -14,11 +14,11 @@ from typing import Any, Final
 from msgspec import Struct
 from redis.asyncio import Redis
 
+from director.broker.gatherer import Gatherer
+from director.broker.scripts import Scripts
 from director.core.errors import QueueRefused
-from director.core.gatherer import Gatherer
 from director.core.ids import LANES, PredictionId, QueueName, new_prediction_id, queue_name
 from director.core.schema import Claim
-from director.core.scripts import Scripts
 from director.core.shards import shard
 from director.core.states import Status
 from director.simulate.trace import Trace

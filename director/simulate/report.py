@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from director.bench.figures import percentile
+from director.core.figures import percentile
 from director.core.ids import LANES
 from director.core.objectives import Lane
 from director.simulate.play import NEVER, REFUSED, Played

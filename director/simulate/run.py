@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from director.bench.server import own_server
+from director.local.scratch import own_server
 from director.simulate.play import play
 from director.simulate.report import Report, report
 from director.simulate.trace import Trace

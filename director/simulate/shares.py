@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from director.bench.figures import jain
+from director.core.figures import jain
 from director.simulate.trace import Trace
 
 __all__ = ("fair_shares", "fairness")

@@ -12,11 +12,11 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from director.broker.scripts import Admission
 from director.core.account_limits import Count
 from director.core.errors import SettingsError
 from director.core.objectives import NONE, Lane, Objective
 from director.core.policy import Policy
-from director.core.scripts import Admission
 from director.core.shards import MAX_STREAMS
 
 __all__ = ("FAIR", "FIFO", "Share", "Tried", "tried")

@@ -14,12 +14,12 @@ from typing import Final
 
 from msgspec import Struct
 
-from director.core.accounts import Accounts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.schema import Record, Stored
 from director.core.states import WebhookEvent
-from director.core.tracing import OFF, Tracing
+from director.runtime.tracing import OFF, Tracing
+from director.store.accounts import Accounts
 from director.webhooks.messages import body, message_id
 from director.webhooks.sender import Sender
 from director.webhooks.terminal import TerminalWebhooks

@@ -9,15 +9,15 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from director.core import crash
-from director.core.accounts import Accounts
+from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.ids import Partition, PredictionId, partition_of
 from director.core.schema import Record, Stored
-from director.core.scripts import Scripts
 from director.core.states import WebhookEvent
-from director.core.tracing import OFF, Tracing
 from director.core.webhook_url import host_of
+from director.runtime import crash
+from director.runtime.tracing import OFF, Tracing
+from director.store.accounts import Accounts
 from director.webhooks.messages import body, message_id
 from director.webhooks.schedule import SCHEDULE, Noted, Outcome, Schedule
 from director.webhooks.sender import Delivery, Sender

@@ -6,9 +6,9 @@ Decides nothing about what is sent, and never tells more of the receiver than it
 from collections.abc import Sequence
 
 from director.core.schema import Record
-from director.core.span_facts import facts_of
-from director.core.tracing import Facts, Tracing
 from director.core.webhook_url import host_of
+from director.runtime.span_facts import facts_of
+from director.runtime.tracing import Facts, Tracing
 from director.webhooks.sender import Delivery, Sender
 
 __all__ = ("send_traced",)

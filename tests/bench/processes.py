@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from director.up import child as until_we_end
+from director.local import child as until_we_end
 
 __all__ = ("ROOT", "Child", "child", "until")
 

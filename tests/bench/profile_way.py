@@ -31,14 +31,14 @@ from typing import Any, Final
 import uvloop
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.accounts import Accounts
-from director.core.catalog import Catalog
+from director.broker import keys
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import client
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.gatherer import Gatherer
 from director.core.ids import queue_name
-from director.core.redis_client import client
-from director.core.scripts import Scripts
+from director.store.accounts import Accounts
+from director.store.catalog import Catalog
 from tests.support.cog import free_port
 from tests.support.live_director import Caller
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION

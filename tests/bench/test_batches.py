@@ -12,11 +12,11 @@ import anyio
 import pytest
 from redis.asyncio import Redis
 
-from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker.scripts import Scripts
 from director.core.ids import PredictionId
 from director.core.policy import Policy
-from director.core.scripts import Scripts
+from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.embedding_server import embedding, embedding_server
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, director_process

@@ -6,17 +6,17 @@ import anyio
 import pytest
 from redis.asyncio import Redis
 
-from api.operators.watching import Watching
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from api.admin.watching import Watching
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.closer_look import CloserLook
-from director.core.directors import Directors
 from director.core.ids import QueueName, new_prediction_id
-from director.core.overview import Overview
-from director.core.owed import Owed
 from director.core.policy import Policy
-from director.core.queues import Queues
-from director.core.scripts import Scripts
+from director.diagnosis.closer_look import CloserLook
+from director.diagnosis.overview import Overview
+from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.directors import Directors
+from director.store.owed import Owed
+from director.store.queues import Queues
 from tests.support.eventually import eventually
 from tests.support.queue_driver import ACCOUNT, VERSION
 from tests.support.servers import RedisServer

@@ -7,14 +7,14 @@ import anyio
 import pytest
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.catalog import Catalog
+from director.broker import keys
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import client
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.gatherer import Gatherer
-from director.core.redis_client import client
-from director.core.scripts import Scripts
 from director.keeper.promoter import Promoter
 from director.keeper.registry import Registry
+from director.store.catalog import Catalog
 from tests.support.queue_driver import QueueDriver
 from tests.support.servers import RedisServer
 

@@ -12,9 +12,9 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.policy import Policy
+from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import LiveApi, live_api
 from tests.support.cog import cog_server, write_model
 from tests.support.event_stream import Told, read_events

@@ -8,13 +8,13 @@ import pytest
 from anyio import to_thread
 from redis.asyncio import Redis
 
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.cli.accounts import LIMITS
 from director.cli.main import main
-from director.core import keys
 from director.core.account_limits import AccountLimits, Bucket
-from director.core.accounts import Accounts, Written
 from director.core.errors import SettingsError
-from director.core.scripts import Scripts
+from director.store.accounts import Accounts, Written
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 from tests.support.servers import RedisServer
 

@@ -10,14 +10,14 @@ from redis.asyncio import Redis
 from director.audit.feeder import Fed, Feeder
 from director.audit.log import AuditLog
 from director.audit.sinks import SinkAway
-from director.core import keys
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker import keys
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import client
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.gatherer import Gatherer
 from director.core.ids import new_prediction_id, partition_of, queue_name
 from director.core.policy import Policy
-from director.core.redis_client import client
-from director.core.scripts import Scripts
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.audit import STEPS, KeptSink, cut, live
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually

@@ -7,12 +7,12 @@ import pytest
 from redis import exceptions
 from redis.asyncio import Redis
 
-from director.claims import bell as claims_bell
-from director.claims.bell import Bell
-from director.core import keys
+from director.broker import keys
+from director.broker.redis_client import blocking_client
+from director.broker.scripts import Claims
 from director.core.clock import SystemClock
-from director.core.redis_client import blocking_client
-from director.core.scripts import Claims
+from director.execution import bell as claims_bell
+from director.execution.bell import Bell
 from tests.support.eventually import eventually
 from tests.support.queue_driver import QueueDriver
 from tests.support.servers import RedisServer

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from director.bench.fairness import FairnessOptions, fairness
+from director.broker.scripts import Accepted, Claims, Scripts
 from director.cli.main import main
 from director.core.ids import PredictionId
-from director.core.scripts import Accepted, Claims, Scripts
 
 pytestmark = pytest.mark.heavy
 

@@ -3,15 +3,15 @@
 import pytest
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.accounts import Accounts
-from director.core.catalog import Catalog
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import PredictionId, partition_of
-from director.core.scripts import Scripts
 from director.keeper.cashier import LOOK_S, UNBORN_S, Cashier
 from director.keeper.registry import GLANCE_S, Registry
-from director.keeper.sweep import LIMIT
+from director.runtime.sweep import LIMIT
+from director.store.accounts import Accounts
+from director.store.catalog import Catalog
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 

@@ -6,11 +6,11 @@ import pytest
 from msgspec import Raw
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker import keys
 from director.core.errors import BackendUnavailable, SettingsError
 from director.core.policy import Policy
+from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.keyspace import dump
 
 pytestmark = pytest.mark.anyio

@@ -8,21 +8,21 @@ from redis.asyncio import Redis
 
 from director.audit.feeder import Fed, Feeder
 from director.audit.log import CHANGES, AuditLog
-from director.core.accounts import Accounts
-from director.core.administration import Administration
-from director.core.catalog import OPEN_SCHEMA, Catalog
-from director.core.changes import FIRST, Changes
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.dead import Asked, DeadLetters
 from director.core.errors import BackendUnavailable, SettingsError, UnknownQueue
 from director.core.ids import QueueName, queue_name
-from director.core.migration import Moved
 from director.core.model_config import ModelConfig
-from director.core.model_configs import ConfigChanged, ModelConfigs
 from director.core.policy import Policy
-from director.core.queue_administration import QueueAdministration
-from director.core.scripts import Scripts
-from director.core.suspensions import Suspensions
+from director.store.accounts import Accounts
+from director.store.administration import Administration
+from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.changes import FIRST, Changes
+from director.store.dead import Asked, DeadLetters
+from director.store.migration import Moved
+from director.store.model_configs import ConfigChanged, ModelConfigs
+from director.store.queue_administration import QueueAdministration
+from director.store.suspensions import Suspensions
 from tests.support.audit import KeptSink
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import MODEL, QueueDriver

@@ -12,8 +12,8 @@ from typing import Final
 import pytest
 from msgspec import Struct
 
+from director.broker import gatherer
 from director.chaos.checker import text
-from director.core import gatherer
 from director.core.states import Status
 from tests.support.chaos_play import Play, PlayedReader
 from tests.support.queue_driver import QueueDriver

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from director.broker.scripts import Scripts
 from director.chaos.journal import Arrived, Breaker, Claimed
 from director.chaos.server_log import server_log, size
-from director.core.scripts import Scripts
 from tests.support.queue_driver import QueueDriver
 from tests.support.servers import RedisServer
 

@@ -5,12 +5,12 @@ import time
 import pytest
 from redis.asyncio import Redis
 
-from director.core.catalog import Catalog
-from director.core.closer_look import CloserLook
 from director.core.objectives import Objective
-from director.core.owed import Owed
 from director.core.policy import Policy
-from director.core.situation import Closer, Heaviest, Neglected
+from director.diagnosis.closer_look import CloserLook
+from director.diagnosis.situation import Closer, Heaviest, Neglected
+from director.store.catalog import Catalog
+from director.store.owed import Owed
 from tests.support.queue_driver import VERSION, QueueDriver
 
 pytestmark = pytest.mark.anyio

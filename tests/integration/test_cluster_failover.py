@@ -10,12 +10,12 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.accounts import Accounts
+from director.broker import keys
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import client
+from director.broker.scripts import Scripts
 from director.core.errors import BackendUnavailable
-from director.core.gatherer import Gatherer
-from director.core.redis_client import client
-from director.core.scripts import Scripts
+from director.store.accounts import Accounts
 from tests.support.api import live_api
 from tests.support.clusters import RedisCluster, redis_cluster
 from tests.support.cog import cog_server, write_model

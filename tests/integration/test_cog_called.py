@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from director.runners import cog_called
-from director.runners.cog import CogRunner
-from director.runners.inbox import Inbox
-from director.runners.runner import Began, Ended, HealthStatus, Outcome, Produced, RunEvent, RunRequest
+from director.servers.runners import cog_called
+from director.servers.runners.cog import CogRunner
+from director.servers.runners.inbox import Inbox
+from director.servers.runners.runner import Began, Ended, HealthStatus, Outcome, Produced, RunEvent, RunRequest
 from tests.support.inbox import serving
 from tests.support.scripted_cog import Exchange, Script, ScriptedCog, answer, scripted_cog
 
@@ -124,7 +124,7 @@ async def test_a_server_that_is_ready_again_and_told_no_end_has_lost_the_run(
 async def test_the_first_cancel_waits_until_the_run_can_hear_it_since_no_other_one_is_heard(
     old: ScriptedCog, runner: CogRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.runners.cog.FIRST_CANCEL_AFTER_S", 0.3)
+    monkeypatch.setattr("director.servers.runners.cog.FIRST_CANCEL_AFTER_S", 0.3)
     async with aclosing(runner.run(REQUEST)) as events:
         assert await anext(events) == Began()
         before = len(old.asked("POST"))

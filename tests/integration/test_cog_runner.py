@@ -15,11 +15,11 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from director.runners import cog
-from director.runners.arrivals import Arrivals
-from director.runners.cog import CONTROL_TIMEOUT_S, CogRunner
-from director.runners.inbox import Inbox
-from director.runners.runner import (
+from director.servers.runners import cog
+from director.servers.runners.arrivals import Arrivals
+from director.servers.runners.cog import CONTROL_TIMEOUT_S, CogRunner
+from director.servers.runners.inbox import Inbox
+from director.servers.runners.runner import (
     BLOCK_BYTES,
     Began,
     Ended,
@@ -321,7 +321,7 @@ async def test_a_second_run_that_waited_long_enough_is_refused_and_never_began(
     monkeypatch.setattr(cog, "SLOT_PATIENCE_S", 0.1)
     async with aclosing(runner.run(request(gate=str(gate)))) as first:
         assert await anext(first) == Began()
-        monkeypatch.setattr("director.runners.feed.BEGAN_AFTER_S", 30)  # a busy machine may refuse late
+        monkeypatch.setattr("director.servers.runners.feed.BEGAN_AFTER_S", 30)  # a busy machine may refuse late
         assert await follow(runner, request(OTHER_ID)) == [
             Ended(
                 outcome=Outcome.REFUSED,
@@ -537,7 +537,7 @@ async def answering() -> AsyncGenerator[ScriptedCog, None]:
 async def test_letting_go_of_a_run_waits_for_no_server_that_hangs(
     streaming: ScriptedCog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.runners.cog.LET_GO_PATIENCE_S", 0.1)
+    monkeypatch.setattr("director.servers.runners.cog.LET_GO_PATIENCE_S", 0.1)
 
     async def hang(exchange: Exchange) -> None:
         await exchange.client_left.wait()

@@ -13,15 +13,15 @@ import replicate
 from anyio import to_thread
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.dead import Asked, DeadLetters, Done, Place, attempts_of
 from director.core.ids import PredictionId, QueueName
 from director.core.policy import Policy
-from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
+from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.dead import Asked, DeadLetters, Done, Place, attempts_of
 from tests.support.api import api_client, live_api
 from tests.support.clock import FakeClock
 from tests.support.cog import write_model

@@ -12,16 +12,16 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from director.core import keys
-from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker import keys
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import client
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.crash import KILLED, MOVER_POINTS, Point
-from director.core.gatherer import Gatherer
 from director.core.ids import PredictionId
 from director.core.policy import Policy
-from director.core.redis_client import client
-from director.core.scripts import Scripts
+from director.runtime.crash import KILLED, MOVER_POINTS, Point
+from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.eventually import eventually
 from tests.support.keyspace import leaks
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver

@@ -9,8 +9,8 @@ from anyio import to_thread
 
 from director.cli.director_text import lines
 from director.cli.main import main
-from director.core.director_view import director_view
-from director.core.directors import About, Beat, DirectorFound, ServerFound
+from director.diagnosis.director_view import director_view
+from director.store.directors import About, Beat, DirectorFound, ServerFound
 from tests.support.queue_driver import MODEL, QueueDriver
 from tests.support.servers import RedisServer
 

@@ -12,15 +12,15 @@ import pytest
 from anyio import to_thread
 from redis.asyncio import Redis
 
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import client
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.gatherer import Gatherer
 from director.core.policy import Policy
-from director.core.redis_client import client
-from director.core.scripts import Scripts
 from director.core.settings import CommonSettings
-from director.doctor.checks import CHECKS, Finding, examine
-from director.doctor.look import look
+from director.diagnosis.checks import CHECKS, Finding, examine
+from director.diagnosis.doctor_look import look
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.keyspace import dump
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer, redis_server

@@ -5,17 +5,17 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from director.claims.bell import Bell
-from director.core import keys
-from director.core.accounts import Accounts
+from director.broker import keys
+from director.broker.durability import check
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import ask, blocking_client, client
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.durability import check
 from director.core.errors import BackendUnavailable
-from director.core.gatherer import Gatherer
 from director.core.ids import queue_name
-from director.core.redis_client import ask, blocking_client, client
-from director.core.scripts import Scripts
 from director.core.settings import CommonSettings
+from director.execution.bell import Bell
+from director.store.accounts import Accounts
 from tests.support.api import live_api
 from tests.support.cog import cog_server, write_model
 from tests.support.eventually import eventually

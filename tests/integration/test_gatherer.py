@@ -10,16 +10,16 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from director.core import keys
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker import keys
+from director.broker.gatherer import Call, Gatherer
+from director.broker.redis_client import client
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
-from director.core.gatherer import Call, Gatherer
 from director.core.ids import PredictionId, QueueName, lowest_id_at
 from director.core.policy import Policy
-from director.core.redis_client import client
-from director.core.scripts import Scripts
 from director.core.states import Status
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.cog import free_port
 from tests.support.proxy import LosingProxy, losing_proxy
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver

@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import BaseRoute, Route
 
-from director import health
-from director.core.redis_client import client
-from director.health import Health, redis_check, serve_http
+from director.broker.redis_client import client
+from director.runtime import health
+from director.runtime.health import Health, redis_check, serve_http
 
 pytestmark = pytest.mark.anyio
 

@@ -7,9 +7,9 @@ import pytest
 from msgspec import Raw
 
 from director.core.runner_config import decode_runner_config
-from director.runners.inbox import Inbox
-from director.runners.make import make_runner
-from director.runners.runner import HealthStatus, Outcome, Runner, RunRequest
+from director.servers.runners.inbox import Inbox
+from director.servers.runners.make import make_runner
+from director.servers.runners.runner import HealthStatus, Outcome, Runner, RunRequest
 from tests.support.runner_conformance import CONFIGS, MOST_BYTES, follow, opened, the_end
 from tests.support.scripted_cog import ScriptedCog, answer, scripted_cog
 

@@ -11,16 +11,14 @@ import pytest
 from redis.asyncio import Redis
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from director.core import keys
-from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker import keys
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import client
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.gatherer import Gatherer
 from director.core.ids import Partition, PredictionId, QueueName, new_prediction_id, partition_of
 from director.core.policy import Policy
-from director.core.redis_client import client
 from director.core.schema import Claim
-from director.core.scripts import Scripts
 from director.core.signing import new_secret
 from director.core.states import Status
 from director.core.webhook_url import host_of
@@ -31,7 +29,9 @@ from director.keeper.promoter import Promoter
 from director.keeper.reaper import Reaped, Reaper
 from director.keeper.registry import Registry
 from director.keeper.server_time import ServerTime
-from director.keeper.sweep import LIMIT
+from director.runtime.sweep import LIMIT
+from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.webhooks.addresses import AllowList
 from director.webhooks.schedule import LONGEST_S, SCHEDULE
 from director.webhooks.sender import Sender

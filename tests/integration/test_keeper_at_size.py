@@ -8,15 +8,15 @@ import anyio
 import pytest
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.catalog import Catalog
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import LANES, PredictionId, QueueName
-from director.core.scripts import Scripts
 from director.keeper.recoverer import Recoverer
 from director.keeper.registry import Registry
 from director.keeper.server_time import ServerTime
-from director.keeper.sweep import LIMIT
+from director.runtime.sweep import LIMIT
+from director.store.catalog import Catalog
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import QueueDriver
 

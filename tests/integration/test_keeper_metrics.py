@@ -10,19 +10,19 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog
-from director.core.gatherer import Gatherer
+from director.broker.gatherer import Gatherer
+from director.broker.scripts import Scripts
 from director.core.ids import QueueName
-from director.core.metrics.names import QueueNames
 from director.core.objectives import Objective, Objectives
 from director.core.policy import Policy
 from director.core.samples import MOST, PERIOD_S
-from director.core.scripts import Scripts
 from director.core.settings import KeeperSettings
 from director.keeper import keeper
 from director.keeper.observer import CROWD, LOOK_S, SHARE, STALE_S, Observer
 from director.keeper.registry import Registry
+from director.runtime.metrics.names import QueueNames
+from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver

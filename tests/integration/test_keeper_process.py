@@ -17,18 +17,18 @@ import pytest
 from anyio.abc import Process
 from anyio.streams.text import TextReceiveStream
 
-from director.core import keys
-from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker import keys
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import client
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError, UnsafeBackend
-from director.core.gatherer import Gatherer
 from director.core.ids import partition_of
 from director.core.policy import Policy
-from director.core.redis_client import client
-from director.core.scripts import Scripts
 from director.core.settings import KeeperSettings
 from director.keeper import keeper
+from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer, redis_server
 from tests.support.sink import Answer, sink

@@ -8,18 +8,18 @@ from collections import Counter
 import pytest
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker import keys
+from director.broker.scripts import Requeued, Scripts
 from director.core.ids import LANES, PredictionId, QueueName
 from director.core.policy import Policy
 from director.core.schema import Claim
-from director.core.scripts import Requeued, Scripts
 from director.keeper.reconciler import SLICE, Reconciler
 from director.keeper.recoverer import Recovered, Recoverer
 from director.keeper.registry import Registry
 from director.keeper.retirer import Retirer
 from director.keeper.server_time import ServerTime
-from director.keeper.sweep import LIMIT
+from director.runtime.sweep import LIMIT
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import MODEL, QueueDriver
 

@@ -3,12 +3,12 @@
 import pytest
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.core.ids import QueueName, queue_name
-from director.core.kinds import Kinds
 from director.core.policy import Policy
-from director.core.scripts import Scripts
+from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.kinds import Kinds
 from tests.support.keyspace import dump
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 

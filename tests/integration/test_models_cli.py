@@ -9,12 +9,12 @@ import pytest
 from anyio import to_thread
 from redis.asyncio import Redis
 
+from director.broker import keys
 from director.cli.main import main
-from director.core import keys
-from director.core.catalog import Catalog
-from director.core.collections import Collection, Collections
 from director.core.ids import QueueName
 from director.core.settings import ApiSettings
+from director.store.catalog import Catalog
+from director.store.collections import Collection, Collections
 from tests.integration.api.conftest import api as api
 from tests.integration.api.conftest import director as director
 from tests.integration.api.conftest import token as token

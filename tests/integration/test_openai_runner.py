@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from api.runs.model_schema import can_stream
+from api.predictions.model_schema import can_stream
 from director.core.runner_config import OpenAiConfig, decode_runner_config
-from director.runners.openai import OpenAiRunner
-from director.runners.runner import Began, HealthStatus, Measured, Outcome, Produced, RunRequest
+from director.servers.runners.openai import OpenAiRunner
+from director.servers.runners.runner import Began, HealthStatus, Measured, Outcome, Produced, RunRequest
 from tests.support.model_server import ModelServer, model_server
 from tests.support.runner_conformance import MOST_BYTES, follow, opened, the_end
 from tests.support.scripted_cog import ScriptedCog, answer, scripted_cog, stream

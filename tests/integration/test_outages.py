@@ -11,18 +11,18 @@ import pytest
 from redis import exceptions
 from redis.asyncio import Redis
 
-from director.claims.bell import Bell
-from director.core import keys, redis_client
-from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker import keys, redis_client
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import ask, blocking_client, client
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
-from director.core.gatherer import Gatherer
 from director.core.ids import queue_name
 from director.core.policy import Policy
-from director.core.redis_client import ask, blocking_client, client
-from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
+from director.execution.bell import Bell
+from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import api_client
 from tests.support.eventually import eventually
 from tests.support.proxy import losing_proxy

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from director.core.runner_config import PollingConfig, decode_runner_config
-from director.runners.polling import PollingRunner
-from director.runners.runner import Accepted, Began, Ended, Outcome, RunRequest
+from director.servers.runners.polling import PollingRunner
+from director.servers.runners.runner import Accepted, Began, Ended, Outcome, RunRequest
 from tests.support.model_server import ModelServer, model_server
 from tests.support.runner_conformance import CONFIGS, MOST_BYTES, SUBJECTS, follow, opened, the_end
 from tests.support.scripted_cog import Exchange, Script, ScriptedCog, answer, scripted_cog
@@ -124,7 +124,7 @@ async def test_such_a_slot_is_free_again_after_the_longest_time_or_with_the_serv
 async def test_a_server_that_hears_a_cancel_and_does_not_heed_it_keeps_the_slot(
     scripted: ScriptedCog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.runners.polling.UNHEEDED_S", 0.05)
+    monkeypatch.setattr("director.servers.runners.polling.UNHEEDED_S", 0.05)
     scripted.on("GET", "/jobs/7", answer(200, {"state": "running"}))
     scripted.on("POST", "/cancel/7", answer(200, {}))
     async with (

@@ -8,17 +8,17 @@ import pytest
 from anyio import to_thread
 from redis.asyncio import Redis
 
+from director.broker import keys
+from director.broker.scripts import Admission
 from director.cli.queue_text import report, table
 from director.cli.queues import MODES, MOST_STREAMS
-from director.core import keys
-from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.errors import QueueRefused
 from director.core.objectives import Burn, Burns, Objective, Objectives
 from director.core.policy import Policy
-from director.core.queues import Queues, Tenant
-from director.core.scripts import Admission
 from director.core.shards import MAX_STREAMS
+from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.queues import Queues, Tenant
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer
 from tests.support.typed import Typed, typed

@@ -9,8 +9,8 @@ import pytest
 from redis.asyncio import Redis
 
 from director.core.settings import ApiSettings, KeeperSettings
+from director.execution.single import connected
 from director.keeper import keeper
-from director.single import connected
 from tests.support.api import api_client
 from tests.support.cog import free_port
 from tests.support.eventually import eventually

@@ -9,18 +9,18 @@ from redis import exceptions
 from redis.asyncio import Redis
 from redis.crc import key_slot
 
-from director.core import keys
+from director.broker import keys
+from director.broker.cluster import Cluster
+from director.broker.durability import check
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import blocking_client, client, infos, servers
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.cluster import Cluster
-from director.core.durability import check
 from director.core.errors import BackendUnavailable, UnsafeBackend
-from director.core.gatherer import Gatherer
 from director.core.ids import PredictionId
-from director.core.redis_client import blocking_client, client, infos, servers
-from director.core.scripts import Scripts
 from director.core.settings import CommonSettings
-from director.doctor.checks import examine
-from director.doctor.look import look
+from director.diagnosis.checks import examine
+from director.diagnosis.doctor_look import look
 from tests.support.clusters import RedisCluster, redis_cluster
 from tests.support.cog import free_port
 from tests.support.eventually import eventually

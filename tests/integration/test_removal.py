@@ -11,16 +11,16 @@ from unittest.mock import AsyncMock
 import pytest
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.collections import Collection, Collections
 from director.core.ids import QueueName
-from director.core.models import Models
 from director.core.policy import Policy
-from director.core.removal import Removal
-from director.core.scripts import Scripts
-from director.core.tokens import Tokens
+from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.collections import Collection, Collections
+from director.store.models import Models
+from director.store.removal import Removal
+from director.store.tokens import Tokens
 from tests.support.eventually import eventually
 from tests.support.kinds import Started
 from tests.support.live_director import keeping

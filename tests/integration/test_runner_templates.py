@@ -10,9 +10,9 @@ import pytest
 from msgspec import Raw
 
 from director.core.runner_config import TEMPLATES, decode_runner_config
-from director.runners.inbox import Inbox
-from director.runners.make import make_runner
-from director.runners.runner import HealthStatus, Outcome, Runner, RunRequest
+from director.servers.runners.inbox import Inbox
+from director.servers.runners.make import make_runner
+from director.servers.runners.runner import HealthStatus, Outcome, Runner, RunRequest
 from tests.support.model_server import ModelServer, model_server
 from tests.support.runner_conformance import MOST_BYTES, follow, opened, the_end
 

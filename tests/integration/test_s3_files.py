@@ -10,16 +10,16 @@ import pytest
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
-from director.core.accounts import Accounts
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import PredictionId, new_file_id, new_prediction_id
-from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
-from director.core.stores.choose import store_in
-from director.core.stores.names import CallerFileName, FileName, file_name
-from director.core.stores.s3 import S3Files
-from director.core.stores.store import OpenFile
+from director.files.choose import store_in
+from director.files.names import CallerFileName, FileName, file_name
+from director.files.s3 import S3Files
+from director.files.store import OpenFile
 from director.keeper.tidier import Tidied, Tidier
+from director.store.accounts import Accounts
 from tests.support.api import api_client, live_api
 from tests.support.bucket import AWS, bucket_url, moto_folder
 from tests.support.clock import FakeClock

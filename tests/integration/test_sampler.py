@@ -3,14 +3,14 @@
 import pytest
 from redis.asyncio import Redis
 
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker.scripts import Scripts
 from director.core.ids import QueueName
 from director.core.policy import Policy
-from director.core.queue_history import QueueHistory
 from director.core.samples import PERIOD_S, Sample
-from director.core.scripts import Scripts
 from director.keeper.registry import Registry
 from director.keeper.sampler import LOOK_S, Sampler
+from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.queue_history import QueueHistory
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import MODEL, QueueDriver
 

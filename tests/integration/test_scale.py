@@ -14,14 +14,14 @@ import pytest
 from anyio import to_thread
 from redis.asyncio import Redis
 
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.cli.main import main
-from director.core import keys
-from director.core.catalog import Catalog
 from director.core.clock import SystemClock
-from director.core.deployments import Deployments
 from director.core.ids import QueueName
-from director.core.scaling import Scale, Scaling
-from director.core.scripts import Scripts
+from director.diagnosis.scaling import Scale, Scaling
+from director.store.catalog import Catalog
+from director.store.deployments import Deployments
 from tests.integration.test_keeper_process import Log, keeper_process, ready
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer, redis_server

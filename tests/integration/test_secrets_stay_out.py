@@ -26,11 +26,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from director.core.accounts import Accounts
-from director.core.redis_client import client
+from director.broker.redis_client import client
 from director.core.runner_config import HttpConfig
-from director.runners.http_sync import HttpRunner
-from director.runners.runner import Ended, RunRequest
+from director.servers.runners.http_sync import HttpRunner
+from director.servers.runners.runner import Ended, RunRequest
+from director.store.accounts import Accounts
 from tests.support.cog import cog_server, free_port, write_model
 from tests.support.eventually import eventually
 from tests.support.queue_driver import ACCOUNT

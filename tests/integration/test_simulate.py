@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from director.bench.server import own_server
 from director.cli.main import main
+from director.local.scratch import own_server
 from director.simulate.made import MadeOptions, made
 from director.simulate.play import REFUSED, Played, play
 from director.simulate.report import Report, report

@@ -13,10 +13,10 @@ from redis.asyncio import Redis
 from director.audit.feeder import Feeder
 from director.audit.log import AuditLog
 from director.audit.sinks import FileSink
-from director.bench.server import own_server
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import LANES, QueueName
-from director.core.scripts import Scripts
+from director.local.scratch import own_server
 from director.simulate.play import play
 from director.simulate.reading import read
 from director.simulate.tried import FAIR

@@ -9,18 +9,18 @@ import httpx
 import pytest
 from redis import exceptions
 
+from director.broker import gatherer as gatherers
+from director.broker.gatherer import Gatherer, Traffic
+from director.broker.pipes import Pipes
+from director.broker.redis_client import blocking_client, client
+from director.broker.scripts import Scripts
 from director.chaos.proxy import Link
-from director.core import gatherer as gatherers
-from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
-from director.core.gatherer import Gatherer, Traffic
-from director.core.pipes import Pipes
 from director.core.policy import Policy
-from director.core.redis_client import blocking_client, client
 from director.core.schema import Claim
-from director.core.scripts import Scripts
+from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import live_api
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer, redis_server
@@ -224,7 +224,7 @@ async def test_one_that_waits_with_a_large_input_is_shown_with_its_outlook(morta
 async def test_a_large_reply_to_a_plain_command_takes_longer_than_its_time_out(
     mortal: RedisServer, link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.core.redis_client.SOCKET_TIMEOUT_S", SHORT_S)
+    monkeypatch.setattr("director.broker.redis_client.SOCKET_TIMEOUT_S", SHORT_S)
     redis = client(url_of(link))
     link.bytes_s = 2 * MIB
     await redis.set("large", b"x" * 2 * MIB)

@@ -7,18 +7,18 @@ import anyio
 import pytest
 from msgspec import Struct
 
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import client
+from director.broker.scripts import Scripts
 from director.chaos.faketime import SteppedClock
-from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
-from director.core.gatherer import Gatherer
 from director.core.ids import PredictionId, QueueName, new_prediction_id
 from director.core.policy import Policy
-from director.core.redis_client import client
 from director.core.schema import Claim
-from director.core.scripts import Scripts
 from director.keeper.reaper import Reaper
 from director.keeper.registry import Registry
 from director.keeper.server_time import ServerTime
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.servers import stepped_server
 

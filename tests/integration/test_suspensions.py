@@ -12,20 +12,20 @@ from anyio import to_thread
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.cli.accounts import POLICIES, REASONS
 from director.cli.accounts import TYPES as TYPES_OF_CLI
 from director.cli.main import main
-from director.core import keys
-from director.core.accounts import TYPES, Accounts, Policy, Reason
-from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError
 from director.core.ids import lowest_id_at
 from director.core.policy import Policy as QueuePolicy
-from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
-from director.core.suspensions import SETTLED_S, Ended, Suspensions
 from director.keeper.warden import Warden
+from director.store.accounts import TYPES, Accounts, Policy, Reason
+from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.suspensions import SETTLED_S, Ended, Suspensions
 from tests.support.api import api_client
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver

@@ -12,15 +12,15 @@ from typing import IO
 import pytest
 from anyio import to_thread
 
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import client
+from director.broker.scripts import Scripts
 from director.cli.main import main
-from director.core.catalog import OPEN_SCHEMA, Catalog
-from director.core.changes import Changes
 from director.core.clock import SystemClock
-from director.core.gatherer import Gatherer
 from director.core.policy import Policy
-from director.core.queue_administration import QueueAdministration
-from director.core.redis_client import client
-from director.core.scripts import Scripts
+from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.changes import Changes
+from director.store.queue_administration import QueueAdministration
 from tests.support.audit import live
 from tests.support.eventually import eventually
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver

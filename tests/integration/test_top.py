@@ -12,8 +12,8 @@ from anyio import to_thread
 from redis.asyncio import Redis
 
 from director.cli.terminal import ENDED, Terminal
-from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.policy import Policy
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.eventually import eventually
 from tests.support.queue_driver import VERSION, QueueDriver
 from tests.support.servers import RedisServer, redis_server

@@ -11,13 +11,13 @@ from msgspec import Raw
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from redis.asyncio import Redis
 
-from director.core.accounts import Accounts
+from director.broker.scripts import Scripts
 from director.core.ids import QueueName
-from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
-from director.runners.cog import CogRunner
-from director.runners.inbox import Inbox
-from director.runners.runner import RunRequest
+from director.servers.runners.cog import CogRunner
+from director.servers.runners.inbox import Inbox
+from director.servers.runners.runner import RunRequest
+from director.store.accounts import Accounts
 from tests.support.api import api_client, live_api
 from tests.support.cog import cog_server, write_model
 from tests.support.eventually import eventually

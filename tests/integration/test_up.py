@@ -18,8 +18,8 @@ import httpx
 import pytest
 from PIL import Image
 
-from director.up.home import UP, Home
-from director.up.processes import Mark, is_alive
+from director.local.home import UP, Home
+from director.local.processes import Mark, is_alive
 from tests.support.cog import free_port
 from tests.support.servers import redis_server
 

@@ -15,12 +15,12 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 import lua
-from director.core import keys
+from director.broker import keys
+from director.broker.redis_client import client
+from director.broker.rights import ASKED, NEEDED, check_rights, refused
 from director.core.clock import SystemClock
 from director.core.errors import UnsafeBackend
 from director.core.ids import Partition, QueueName, new_prediction_id, partition_of_model
-from director.core.redis_client import client
-from director.core.rights import ASKED, NEEDED, check_rights, refused
 from tests.support.eventually import eventually
 from tests.support.live_director import director_process
 from tests.support.servers import USERS, Kind, RedisServer, binary, redis_server

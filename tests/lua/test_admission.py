@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from director.core import keys
+from director.broker import keys
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import client
+from director.broker.scripts import Scripts
 from director.core.errors import QueueRefused
-from director.core.gatherer import Gatherer
 from director.core.ids import LANES, QueueName
 from director.core.policy import Policy
-from director.core.redis_client import client
 from director.core.schema import Claim
-from director.core.scripts import Scripts
 from tests.support.keyspace import leaks
 from tests.support.kinds import Started, whole
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver

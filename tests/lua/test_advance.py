@@ -2,8 +2,8 @@
 
 import pytest
 
-from director.core import keys
-from director.core.scripts import Advanced
+from director.broker import keys
+from director.broker.scripts import Advanced
 from tests.support.keyspace import dump
 from tests.support.queue_driver import QueueDriver
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from director.core import keys
+from director.broker import keys
+from director.broker.scripts import Scripts
+from director.broker.scripts.caller import IDEMPOTENCY_TTL_MS
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, new_prediction_id
-from director.core.scripts import Scripts
-from director.core.scripts.caller import IDEMPOTENCY_TTL_MS
 from tests.support.queue_driver import ACCOUNT, MODEL, START_MS, QueueDriver
 
 pytestmark = pytest.mark.anyio

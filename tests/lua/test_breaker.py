@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from director.core import keys
+from director.broker import keys
 from director.core.errors import QueueRefused
 from director.core.policy import Policy
 from director.core.schema import Claim

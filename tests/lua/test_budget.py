@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from director.core import keys
-from director.core.gatherer import Gatherer
+from director.broker import keys
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import client
+from director.broker.scripts import Scripts
 from director.core.ids import LANES
-from director.core.redis_client import client
-from director.core.scripts import Scripts
 from director.core.states import Status
 from tests.support.queue_driver import QueueDriver
 from tests.support.servers import RedisServer

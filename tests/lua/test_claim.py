@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 
-from director.core import keys
+from director.broker import keys
+from director.broker.scripts import MOST_CLAIMS
 from director.core.errors import UnknownQueue
 from director.core.ids import QueueName
-from director.core.scripts import MOST_CLAIMS
 from director.core.states import Status
 from tests.support.keyspace import dump
 from tests.support.queue_driver import MODEL, QueueDriver

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from director.core import keys
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.core.account_limits import Bucket
-from director.core.directors import Directors
 from director.core.ids import partition_of
 from director.core.policy import Policy
-from director.core.scripts import Scripts
+from director.store.directors import Directors
 from tests.support.queue_driver import VERSION, QueueDriver
 
 pytestmark = pytest.mark.anyio

@@ -13,16 +13,16 @@ import redis as blocking
 from redis import exceptions
 from redis.asyncio import Redis
 
-from director.core import keys
+from director.broker import keys
+from director.broker.gatherer import Arg, Gatherer
+from director.broker.redis_client import client
+from director.broker.scripts import Migrated, Scripts
 from director.core.account_limits import Bucket
-from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
-from director.core.gatherer import Arg, Gatherer
 from director.core.ids import lowest_id_at, partition_of, queue_name
 from director.core.policy import Policy
-from director.core.redis_client import client
-from director.core.scripts import Migrated, Scripts
 from director.keeper.registry import Registry
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.lua.test_headers import NAMES
 from tests.support.cog import free_port
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver

@@ -2,8 +2,8 @@
 
 import pytest
 
-from director.core import keys
-from director.core.scripts import QueueStats
+from director.broker import keys
+from director.broker.scripts import QueueStats
 from tests.support.queue_driver import QueueDriver
 
 pytestmark = pytest.mark.anyio

@@ -2,11 +2,11 @@
 
 import pytest
 
-from director.core import keys
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker import keys
 from director.core.ids import partition_of
 from director.core.policy import Policy
 from director.core.states import Status
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.keyspace import dump
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 

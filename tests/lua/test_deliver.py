@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from director.core import keys
+from director.broker import keys
 from director.core.ids import Partition, PredictionId, partition_of
 from tests.support.keyspace import dump
 from tests.support.queue_driver import QueueDriver

@@ -2,7 +2,7 @@
 
 import pytest
 
-from director.core import keys
+from director.broker import keys
 from director.core.errors import UnknownQueue
 from director.core.ids import QueueName
 from tests.support.keyspace import dump

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from director.core import keys
-from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker import keys
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import client
+from director.broker.scripts import Arrived, Scripts
+from director.broker.scripts.mover import CAME_TTL_MS
 from director.core.clock import SystemClock
-from director.core.departure import Departure, Left, Site, named_site
 from director.core.errors import IdempotencyMismatch, SettingsError, UnknownQueue
-from director.core.gatherer import Gatherer
 from director.core.ids import PredictionId, QueueName, queue_name
 from director.core.policy import Policy
-from director.core.redis_client import client
 from director.core.schema import Claim
-from director.core.scripts import Arrived, Scripts
-from director.core.scripts.mover import CAME_TTL_MS
 from director.core.states import TERMINAL
+from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.departure import Departure, Left, Site, named_site
 from tests.support.keyspace import dump, leaks
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer, redis_server

@@ -3,8 +3,8 @@
 import pytest
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.scripts import Scripts
+from director.broker import keys
+from director.broker.scripts import Scripts
 from tests.support.keyspace import dump
 from tests.support.queue_driver import ACCOUNT
 

@@ -3,9 +3,9 @@
 import pytest
 from redis.asyncio import Redis
 
-from director.core import keys
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.core.ids import PredictionId, lowest_id_at, new_prediction_id
-from director.core.scripts import Scripts
 from tests.support.keyspace import dump
 from tests.support.queue_driver import ACCOUNT, MODEL
 

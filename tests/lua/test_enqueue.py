@@ -2,10 +2,10 @@
 
 import pytest
 
-from director.core import keys
+from director.broker import keys
+from director.broker.scripts import Accepted
 from director.core.errors import IdempotencyMismatch, UnknownQueue
 from director.core.ids import QueueName
-from director.core.scripts import Accepted
 from tests.support.keyspace import dump
 from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver
 

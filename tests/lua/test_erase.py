@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from director.core import keys
+from director.broker import keys
 from director.core.ids import partition_of
 from director.core.states import Status
 from tests.support.keyspace import dump

@@ -2,8 +2,8 @@
 
 import pytest
 
-from director.core import keys
-from director.core.scripts import Readiness
+from director.broker import keys
+from director.broker.scripts import Readiness
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 
 pytestmark = pytest.mark.anyio

@@ -2,7 +2,7 @@
 
 import pytest
 
-from director.core import keys
+from director.broker import keys
 from tests.support.keyspace import dump
 from tests.support.queue_driver import QueueDriver
 

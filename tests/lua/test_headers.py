@@ -6,10 +6,10 @@ from importlib.resources import files
 import pytest
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.gatherer import IN_CLUSTER, source
+from director.broker import keys
+from director.broker.gatherer import IN_CLUSTER, source
+from director.broker.scripts import Scripts
 from director.core.ids import PredictionId, QueueName, new_prediction_id, partition_of
-from director.core.scripts import Scripts
 
 pytestmark = pytest.mark.anyio
 

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from director.core import keys
+from director.broker import keys
 from director.core.errors import QueueRefused, UnknownQueue
 from director.core.ids import LANES, QueueName
 from director.core.schema import Claim

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from director.audit.log import KINDS
-from director.core import keys
+from director.broker import keys
 from director.core.ids import PredictionId, partition_of
 from director.core.states import Status
 from tests.support.queue_driver import ACCOUNT, QueueDriver

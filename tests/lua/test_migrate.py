@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from director.core import keys
+from director.broker import keys
+from director.broker.scripts import Migrated
 from director.core.errors import UnknownQueue
 from director.core.ids import LANES, PredictionId, QueueName, queue_name
-from director.core.migration import Migration, Moved
 from director.core.policy import Policy
 from director.core.schema import Claim
-from director.core.scripts import Migrated
 from director.core.states import TERMINAL
+from director.store.migration import Migration, Moved
 from tests.properties.books import Books, read_books
 from tests.support.keyspace import dump
 from tests.support.queue_driver import MODEL, QueueDriver

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.scripts import Scripts
+from director.broker import keys
+from director.broker.scripts import Scripts
 
 pytestmark = pytest.mark.anyio
 

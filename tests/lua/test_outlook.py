@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
+from director.broker.scripts import Accepted, Readiness
 from director.core.errors import QueueRefused
 from director.core.ids import LANES, PredictionId
 from director.core.policy import Policy
 from director.core.schema import Outlook
-from director.core.scripts import Accepted, Readiness
 from director.core.shards import shard
 from tests.support.keyspace import dump
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver

@@ -2,10 +2,10 @@
 
 import pytest
 
-from director.core import keys
-from director.core.catalog import OPEN_SCHEMA, Catalog
-from director.core.gatherer import Gatherer
+from director.broker import keys
+from director.broker.gatherer import Gatherer
 from director.core.policy import Policy
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 
 pytestmark = pytest.mark.anyio

@@ -5,9 +5,9 @@ from unittest.mock import ANY
 
 import pytest
 
-from director.core import keys
+from director.broker import keys
+from director.broker.scripts import Repair
 from director.core.ids import LANES, PredictionId
-from director.core.scripts import Repair
 from tests.support.keyspace import dump
 from tests.support.queue_driver import QueueDriver
 

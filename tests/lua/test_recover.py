@@ -2,7 +2,7 @@
 
 import pytest
 
-from director.core import keys
+from director.broker import keys
 from director.core.schema import Claim
 from tests.support.keyspace import Keyspace, dump
 from tests.support.queue_driver import QueueDriver

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from director.core import keys
+from director.broker import keys
+from director.broker.scripts import Redelivered
 from director.core.ids import PredictionId, partition_of
-from director.core.scripts import Redelivered
 from tests.support.keyspace import dump
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 

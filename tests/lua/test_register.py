@@ -4,11 +4,11 @@ import pytest
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
-from director.core import keys
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.core.ids import QueueName
 from director.core.objectives import Objective, Objectives
 from director.core.policy import Policy
-from director.core.scripts import Scripts
 from tests.support.keyspace import dump
 from tests.support.queue_driver import VERSION, QueueDriver
 

@@ -4,10 +4,10 @@ from functools import partial
 
 import pytest
 
-from director.core import keys
+from director.broker import keys
+from director.broker.scripts import Replayed
 from director.core.ids import PredictionId
 from director.core.schema import LIFE
-from director.core.scripts import Replayed
 from tests.support.keyspace import dump
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 

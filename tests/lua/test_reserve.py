@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from director.core import keys
+from director.broker import keys
+from director.broker.scripts import Scripts
+from director.broker.scripts.accounts import Allowance
 from director.core.account_limits import Bucket
-from director.core.scripts import Scripts
-from director.core.scripts.accounts import Allowance
 
 pytestmark = pytest.mark.anyio
 

@@ -3,11 +3,11 @@
 import pytest
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.accounts import Accounts
-from director.core.scripts import Scripts
-from director.core.scripts.accounts import MOST_FORMER
+from director.broker import keys
+from director.broker.scripts import Scripts
+from director.broker.scripts.accounts import MOST_FORMER
 from director.core.signing import new_secret
+from director.store.accounts import Accounts
 from tests.support.clock import FakeClock
 from tests.support.keyspace import dump
 from tests.support.queue_driver import ACCOUNT

@@ -2,10 +2,10 @@
 
 import pytest
 
-from director.core import keys
+from director.broker import keys
 from director.core.ids import QueueName
-from director.core.queue_history import QueueHistory
 from director.core.samples import MOST, PERIOD_S, Sample
+from director.store.queue_history import QueueHistory
 from tests.support.keyspace import dump
 from tests.support.queue_driver import MODEL, QueueDriver
 

@@ -6,7 +6,7 @@ from itertools import cycle
 
 import pytest
 
-from director.core import keys
+from director.broker import keys
 from director.core.ids import LANES, PredictionId
 from director.core.schema import Claim
 from tests.support.queue_driver import QueueDriver

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from director.core import keys
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.core.account_limits import Bucket
 from director.core.ids import PredictionId
-from director.core.scripts import Scripts
 from tests.support.keyspace import dump
 
 pytestmark = pytest.mark.anyio

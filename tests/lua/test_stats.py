@@ -2,9 +2,9 @@
 
 import pytest
 
-from director.core.directors import ALIVE_S
 from director.core.errors import UnknownQueue
 from director.core.ids import QueueName
+from director.store.directors import ALIVE_S
 from tests.support.keyspace import dump
 from tests.support.queue_driver import MODEL, QueueDriver
 

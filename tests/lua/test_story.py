@@ -2,10 +2,10 @@
 
 import pytest
 
-from director.core import keys
+from director.broker import keys
 from director.core.ids import PredictionId
 from director.core.schema import Known
-from director.core.story import tell
+from director.diagnosis.story import tell
 from tests.support.keyspace import dump
 from tests.support.queue_driver import QueueDriver
 

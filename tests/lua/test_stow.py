@@ -5,8 +5,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.scripts import Scripts, Stowed
+from director.broker import keys
+from director.broker.scripts import Scripts, Stowed
 from tests.support.keyspace import dump
 
 pytestmark = pytest.mark.anyio

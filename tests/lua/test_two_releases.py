@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from director.core import keys
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.core.policy import Policy
-from director.core.scripts import Scripts
 from tests.support.former_scripts import FormerScripts
 from tests.support.queue_driver import VERSION, QueueDriver
 from tests.support.release import Release

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from director.core import keys
+from director.broker import keys
 from director.core.ids import PredictionId, partition_of
 from director.core.states import Status
 from tests.support.queue_driver import ACCOUNT, QueueDriver

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from director.core import keys
+from director.broker import keys
+from director.broker.scripts import Repair
 from director.core.ids import PredictionId
 from director.core.policy import Policy
 from director.core.schema import Claim
-from director.core.scripts import Repair
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 
 pytestmark = pytest.mark.anyio

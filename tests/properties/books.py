@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from director.core import keys
+from director.broker import keys
 from director.core.ids import LANES, PredictionId, QueueName
 from director.core.schema import pairs
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from director.core import keys
+from director.broker import keys
 from director.core.ids import LANES, PredictionId
 from tests.properties.audit import audit
 from tests.properties.books import MOST_STREAMS, Books, Entry

@@ -7,8 +7,8 @@ argument, and says whether it was one of those allowed.
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from director.broker.scripts import MOST_CLAIMS, Admission, Departed, Hold, Requeued, Stayed
 from director.core.ids import PredictionId
-from director.core.scripts import MOST_CLAIMS, Admission, Departed, Hold, Requeued, Stayed
 from tests.properties.breaker_model import ModelBreaker
 
 __all__ = ("ATTEMPTS", "LEASE_MS", "Model", "Prediction", "Stage", "Tenant")

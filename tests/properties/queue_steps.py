@@ -11,15 +11,15 @@ from typing import Any, Final, NamedTuple
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import client
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.errors import QueueRefused
-from director.core.gatherer import Gatherer
 from director.core.ids import LANES, PredictionId
 from director.core.policy import Policy
-from director.core.redis_client import client
 from director.core.schema import Claim
-from director.core.scripts import Scripts
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.properties.books import Books, read_books
 from tests.properties.breaker_model import COOL_MS
 from tests.properties.queue_model import ATTEMPTS, LEASE_MS, Model, Prediction, Tenant

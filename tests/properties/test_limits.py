@@ -12,12 +12,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import client
+from director.broker.scripts import Scripts
 from director.core.account_limits import Bucket
-from director.core.accounts import Accounts
-from director.core.gatherer import Gatherer
 from director.core.ids import PredictionId
-from director.core.redis_client import client
-from director.core.scripts import Scripts
+from director.store.accounts import Accounts
 from tests.properties.limits_model import DAY_MS, ModelBucket, ModelCompute, ModelCredit, most_over
 from tests.support.keyspace import leaks
 from tests.support.kinds import Started, whole

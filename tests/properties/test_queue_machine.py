@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.errors import Flaky
 from hypothesis.stateful import run_state_machine_as_test
 
-from director.core import gatherer as gathering
+from director.broker import gatherer as gathering
 from tests.properties.queue_machine import QueueMachine
 from tests.support.kinds import Cut, Mortal, started
 from tests.support.servers import Kind, redis_server

@@ -13,7 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec import Raw
 
 from director.core.states import TERMINAL, Status, WebhookEvent, may_follow
-from director.runners.runner import (
+from director.execution.ends import Finish, GiveBack, Judged, Limits, Stop, Verdict
+from director.execution.tracker import Ask, Effect, Halt, Happening, Tell, Tracker, Write
+from director.execution.uploads import Upload, Uploaded
+from director.servers.runners.runner import (
     Accepted,
     Began,
     Ended,
@@ -25,9 +28,6 @@ from director.runners.runner import (
     Restarted,
     Unreceived,
 )
-from director.runs.ends import Finish, GiveBack, Judged, Limits, Stop, Verdict
-from director.runs.tracker import Ask, Effect, Halt, Happening, Tell, Tracker, Write
-from director.runs.uploads import Upload, Uploaded
 from tests.unit.test_tracker import NAME, RECEIVED, RECORD
 
 FILE = "data:image/png;base64,iVBORw=="

@@ -21,13 +21,13 @@ from api.app import create_app
 from api.dashboard.page import elsewhere
 from api.door import Door, Entrance, Handler
 from api.metering import Meters
+from director.broker.scripts import Scripts
 from director.core.errors import UnsafeBackend
 from director.core.ids import QueueName
 from director.core.schema import Claim
-from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
 from director.core.states import Status
-from director.core.tracing import Tracing
+from director.runtime.tracing import Tracing
 from tests.support.cog import free_port
 
 __all__ = ("LiveApi", "PlayedDirector", "api_client", "door_to", "eventually", "live_api")

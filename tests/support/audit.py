@@ -8,7 +8,7 @@ from typing import Final
 
 from director.audit.log import Batch, Cursor
 from director.audit.sinks import SinkAway
-from director.core import keys
+from director.broker import keys
 from director.core.ids import PredictionId, partition_of
 from tests.support.queue_driver import QueueDriver
 

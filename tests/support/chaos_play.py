@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from api.streams.stream_events import Mark, Teller
+from api.predictions.stream_events import Mark, Teller
 from director.chaos.checker import Report, check
 from director.chaos.evidence import Rules
 from director.chaos.journal import (

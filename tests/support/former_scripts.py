@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from director.broker.scripts import Scripts
 from director.core import errors
-from director.core.scripts import Scripts
 from tests.support.release import FORMER, Release
 
 __all__ = ("CALLS", "OURS_ALONE", "EitherScripts", "FormerScripts")

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import uvicorn
 from starlette.applications import Starlette
 
-from director.runners.inbox import Inbox
+from director.servers.runners.inbox import Inbox
 
 __all__ = ("serving",)
 

@@ -6,7 +6,7 @@ For tests alone: it walks the whole keyspace, which no path of the product does.
 import re
 from typing import Any, Final
 
-from director.core import keys
+from director.broker import keys
 from director.core.states import TERMINAL
 
 __all__ = ("Keyspace", "dump", "leaks")

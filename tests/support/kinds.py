@@ -10,8 +10,8 @@ from typing import Any, Final, Literal, Protocol
 
 from redis.asyncio import Redis
 
-from director.core.cluster import Cluster
-from director.core.redis_client import client, servers
+from director.broker.cluster import Cluster
+from director.broker.redis_client import client, servers
 from tests.support.clusters import redis_cluster
 from tests.support.sentinels import failover_group
 from tests.support.servers import redis_server

@@ -18,20 +18,20 @@ import msgspec
 from anyio.abc import Process
 from redis.asyncio import Redis
 
-from director.core import keys
+from director.broker import keys
+from director.broker.gatherer import Gatherer
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.gatherer import Gatherer
 from director.core.ids import PredictionId, QueueName, new_prediction_id, queue_name
 from director.core.schema import Record
-from director.core.scripts import Scripts
 from director.core.settings import WEBHOOK_SCHEDULE, DirectorSettings, KeeperSettings
 from director.core.shards import shard
-from director.core.tracing import OFF, Tracing
 from director.core.view import view
-from director.director import Director
+from director.execution.director import Director
+from director.execution.single import connected
 from director.keeper.breakers import INTERVAL_S, Breakers
 from director.keeper.keeper import Keeper
-from director.single import connected
+from director.runtime.tracing import OFF, Tracing
 from director.webhooks.addresses import AllowList
 from director.webhooks.sender import Sender
 from tests.support.cog import CogServer, cog_process, free_port

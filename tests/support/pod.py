@@ -20,7 +20,7 @@ import httpx
 import yaml
 from anyio.abc import Process, TaskGroup
 
-from director import director
+from director.execution import director
 from tests.support.cog import free_port
 from tests.support.eventually import eventually
 from tests.support.queue_driver import MODEL, VERSION

@@ -12,18 +12,18 @@ import httpx
 from msgspec import Raw, Struct
 from redis.asyncio import Redis
 
-from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.collections import Collection, Collections
 from director.core.ids import FileId, Kind, PredictionId, QueueName
-from director.core.kinds import Kinds
-from director.core.links import Links
 from director.core.policy import Policy
 from director.core.schema import Claim
-from director.core.scripts import Scripts
-from director.core.stores.local import LocalFiles
-from director.core.stores.names import FileName
+from director.files.links import Links
+from director.files.local import LocalFiles
+from director.files.names import FileName
+from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.collections import Collection, Collections
+from director.store.kinds import Kinds
 from tests.support.api import BASE, PlayedDirector
 from tests.support.queue_driver import MODEL, VERSION
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from itertools import count as counter
 from typing import Any, Final
 
-from director.core import keys
+from director.broker import keys
+from director.broker.scripts import Admission, Claims, Hold, QueueStats, Repair, Requeued, Scripts
 from director.core.ids import PredictionId, QueueName, new_prediction_id
 from director.core.schema import Claim, Outlook, Record
-from director.core.scripts import Admission, Claims, Hold, QueueStats, Repair, Requeued, Scripts
 from director.core.shards import shard
 from director.core.states import Status
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from director.core.metrics.table import METRICS, series
+from director.runtime.metrics.table import METRICS, series
 
 __all__ = ("LABELS_OF", "strangers")
 

@@ -22,9 +22,9 @@ import pytest
 from msgspec import Raw, Struct
 
 from director.core.runner_config import RunnerConfig, decode_runner_config
-from director.runners.inbox import Inbox
-from director.runners.make import make_runner
-from director.runners.runner import Ended, RunEvent, Runner, RunRequest
+from director.servers.runners.inbox import Inbox
+from director.servers.runners.make import make_runner
+from director.servers.runners.runner import Ended, RunEvent, Runner, RunRequest
 from tests.support.cog import cog_process, write_model
 from tests.support.model_server import model_server
 

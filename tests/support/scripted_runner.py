@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 
 from msgspec import Raw
 
-from director.runners.runner import Capabilities, Ended, Health, HealthStatus, Outcome, RunEvent, RunRequest
+from director.servers.runners.runner import Capabilities, Ended, Health, HealthStatus, Outcome, RunEvent, RunRequest
 
 __all__ = ("ScriptedRunner",)
 

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from director.core.otel import OtelTracing
+from director.runtime.otel import OtelTracing
 
 __all__ = ("CALLER", "Trace", "Traces", "facts", "new_traces", "parent_of", "traceparent_of")
 

@@ -12,9 +12,9 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect
 
 from director.core.errors import SettingsError
-from director.runners.arrivals import Arrivals
-from director.runners.runner import BLOCK_BYTES, Received, Unreceived
-from director.runners.spool import PIECE_BYTES, Spool
+from director.servers.runners.arrivals import Arrivals
+from director.servers.runners.runner import BLOCK_BYTES, Received, Unreceived
+from director.servers.runners.spool import PIECE_BYTES, Spool
 
 pytestmark = pytest.mark.anyio
 

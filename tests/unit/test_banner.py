@@ -2,7 +2,7 @@
 
 import pytest
 
-from director.up.banner import banner
+from director.local.banner import banner
 
 
 def printed(redis_url: str, *, has_examples: bool, home: str = ".director") -> str:

@@ -7,8 +7,8 @@ import pytest
 from msgspec import Raw
 
 from director.core.runner_config import HttpConfig, decode_runner_config
-from director.runners.http.batch_answers import MISMATCH, ends_of
-from director.runners.runner import Ended, Outcome
+from director.servers.runners.batch_answers import MISMATCH, ends_of
+from director.servers.runners.runner import Ended, Outcome
 
 
 def ends(answer: object, count: int, headers: dict[str, str] | None = None, **batch: object) -> list[Ended]:

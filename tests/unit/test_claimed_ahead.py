@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from director.core.schema import Claim
-from director.runners.runner import Ended, Health, HealthStatus, Outcome
-from director.runs.ends import Stop
+from director.execution.ends import Stop
+from director.servers.runners.runner import Ended, Health, HealthStatus, Outcome
 from director.servers.servers import Server, Servers
 from tests.support.eventually import eventually
 from tests.support.queue_driver import QueueDriver

@@ -26,7 +26,7 @@ from director.cli.pipe import print_json
 from director.cli.printing import Printer
 from director.cli.where import Nowhere, redis_url, service
 from director.core.states import Status
-from director.up.home import Home, State
+from director.local.home import Home, State
 
 COMMANDS = (
     "up",

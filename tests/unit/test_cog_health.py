@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from director.runners.cog_health import Model, read_health, read_model
-from director.runners.runner import HealthStatus
+from director.servers.runners.cog_health import Model, read_health, read_model
+from director.servers.runners.runner import HealthStatus
 
 SETUP = {"started_at": "2026-01-01T00:00:00Z", "status": "succeeded", "logs": "loading\nTypeError: no weights\n"}
 

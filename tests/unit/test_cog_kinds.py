@@ -2,7 +2,7 @@
 
 import pytest
 
-from director.runners.cog_kinds import COGLET, python_kind
+from director.servers.runners.cog_kinds import COGLET, python_kind
 
 
 @pytest.mark.parametrize(

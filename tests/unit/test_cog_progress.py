@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from director.runners.cog_progress import Progress
-from director.runners.runner import Logged, Produced
+from director.servers.runners.cog_progress import Progress
+from director.servers.runners.runner import Logged, Produced
 
 
 def tell(progress: Progress, items: object = None, logs: str | None = None) -> list[Logged | Produced]:

@@ -3,8 +3,8 @@
 import httpx
 import pytest
 
-from director.runners.connections import connection_lost
-from director.runners.runner import Outcome
+from director.servers.runners.connections import connection_lost
+from director.servers.runners.runner import Outcome
 
 BROKEN = [httpx.ReadError("broke"), httpx.WriteError("broke"), httpx.RemoteProtocolError("hung up")]
 

@@ -10,13 +10,13 @@ from msgspec import Raw
 from msgspec.structs import replace
 from redis import exceptions
 
-from director.claims.consumer import Consumer
-from director.claims.portion import Portions
+from director.broker.scripts import Ceased, Claims
 from director.core.errors import BackendUnavailable, UnknownQueue
 from director.core.ids import QueueName
 from director.core.schema import Claim
-from director.core.scripts import Ceased, Claims
-from director.runners.runner import Health, HealthStatus
+from director.execution.consumer import Consumer
+from director.execution.portion import Portions
+from director.servers.runners.runner import Health, HealthStatus
 from director.servers.servers import Seat, Server, Servers
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
@@ -133,8 +133,8 @@ class Counter:
 @pytest.fixture
 def no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is found out after some seconds at the latest is not found out in time for a test."""
-    monkeypatch.setattr("director.claims.consumer.LEAST_S", 3600)
-    monkeypatch.setattr("director.claims.consumer.LONGEST_S", 3600)
+    monkeypatch.setattr("director.execution.consumer.LEAST_S", 3600)
+    monkeypatch.setattr("director.execution.consumer.LONGEST_S", 3600)
 
 
 async def test_it_asks_for_as_many_as_there_are_seats_and_leaves_those_it_does_not_need() -> None:

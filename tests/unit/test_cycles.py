@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from director.core.cycles import OBJECTS, look_seldom
+from director.runtime.cycles import OBJECTS, look_seldom
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from api.dashboard.page import ASSETS
-from director.core.queue_view import QueueState
 from director.core.settings import ApiSettings
+from director.diagnosis.queue_view import QueueState
 from tests.support.api import api_client
 
 pytestmark = pytest.mark.anyio

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from director.core.findings import MOST
 from director.core.ids import QueueName
 from director.core.settings import CommonSettings
-from director.core.situation import Code, Finding
-from director.doctor.checks import CHECKS, examine, has_failed
-from director.doctor.floors import open_holes
-from director.doctor.look import Look
+from director.diagnosis.checks import CHECKS, examine, has_failed
+from director.diagnosis.doctor_look import Look
+from director.diagnosis.findings import MOST
+from director.diagnosis.floors import open_holes
+from director.diagnosis.situation import Code, Finding
 
 SOUND = Look(
     address="redis://h:1/0",

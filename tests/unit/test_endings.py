@@ -2,8 +2,8 @@
 
 import pytest
 
-from director.core.endings import Ending, heard
 from director.core.states import Status
+from director.store.endings import Ending, heard
 
 WHOLE = b"p1 succeeded 5 9 0 0 7 4 3\n" + b'{"a":1}' + b'"ok"' + "é\n".encode()
 

@@ -8,19 +8,20 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from director.claims.holdings import Holdings
-from director.core import keys
-from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker import keys
 from director.core.clock import Clock, SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, partition_of
 from director.core.policy import Policy
 from director.core.schema import Claim
 from director.core.states import WebhookEvent
-from director.core.stores.local import LocalFiles
-from director.core.stores.names import FileName
-from director.runners.runner import (
+from director.execution.ends import Limits
+from director.execution.executor import AWAY_S, TELL_S, Executor
+from director.execution.holdings import Holdings
+from director.execution.storing import Storing
+from director.files.local import LocalFiles
+from director.files.names import FileName
+from director.servers.runners.runner import (
     Accepted,
     Began,
     Ended,
@@ -32,10 +33,9 @@ from director.runners.runner import (
     RunRequest,
     Unreceived,
 )
-from director.runs.ends import Limits
-from director.runs.executor import AWAY_S, TELL_S, Executor
-from director.runs.storing import Storing
 from director.servers.servers import Seat, Server, Servers
+from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.webhooks.addresses import AllowList
 from director.webhooks.outbox import Outbox, Post
 from director.webhooks.sender import Sender
@@ -200,7 +200,7 @@ async def test_nothing_of_an_attempt_is_told_once_another_one_may_begin(bench: B
 async def test_an_end_that_was_long_in_coming_is_left_to_the_courier(
     bench: Bench, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.runs.executor.GRACE_S", TELL_S + AWAY_S / 2)
+    monkeypatch.setattr("director.execution.executor.GRACE_S", TELL_S + AWAY_S / 2)
     finish, asked = driver.scripts.finish, 0
 
     async def lose_the_first_answer(*args: Any, **options: Any) -> bool:
@@ -433,7 +433,7 @@ async def test_of_a_run_that_is_given_up_while_a_file_is_stored_none_is_left(ben
 async def test_a_store_slower_than_the_runs_slows_them(
     bench: Bench, driver: QueueDriver, store: SlowStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.runs.executor.MOST_ENDING", 1)
+    monkeypatch.setattr("director.execution.executor.MOST_ENDING", 1)
     runner = ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED, output=PNG))
     server = Server(runner, 2, busy=2, health=Health(status=HealthStatus.READY))
     executor = bench.executor(Servers([server]), storing=storing(store, driver))
@@ -450,7 +450,7 @@ async def test_a_store_slower_than_the_runs_slows_them(
 async def test_a_run_is_not_followed_further_than_its_store_can_take(
     bench: Bench, driver: QueueDriver, store: SlowStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.runs.performer.MOST_AHEAD", 20)
+    monkeypatch.setattr("director.execution.performer.MOST_AHEAD", 20)
     produced = [Produced(PNG, index) for index in range(50)]
     runner = ScriptedRunner(Began(), *produced, Ended(outcome=Outcome.SUCCEEDED))
     server = Server(runner, 1, busy=1, health=Health(status=HealthStatus.READY))
@@ -519,7 +519,7 @@ async def test_what_waits_when_the_run_has_ended_is_dropped(bench: Bench, driver
 async def test_beyond_a_number_and_a_time_the_end_is_left_to_the_courier(
     bench: Bench, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch, name: str, bound: float
 ) -> None:
-    monkeypatch.setattr(f"director.runs.executor.{name}", bound)
+    monkeypatch.setattr(f"director.execution.executor.{name}", bound)
     async with sink() as receiver:
         receiver.answer = Answer(delay_s=LIMIT_S)
         claim = await claimed(driver, webhook=receiver.url, events="completed")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from director.bench.figures import jain, table
+from director.core.figures import jain, table
 from director.core.shards import shard
 from tests.support.fair_simulation import (
     SHARD,

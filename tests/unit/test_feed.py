@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from director.runners.feed import Feed
-from director.runners.runner import Began, Ended, Logged, Outcome, RunEvent
+from director.servers.runners.feed import Feed
+from director.servers.runners.runner import Began, Ended, Logged, Outcome, RunEvent
 
 pytestmark = pytest.mark.anyio
 

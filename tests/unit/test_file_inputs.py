@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from director.core.ids import FileId, new_file_id, new_prediction_id
-from director.core.stores.names import FileName
-from director.runs.file_inputs import filled, moved, named
+from director.execution.file_inputs import filled, moved, named
+from director.files.names import FileName
 
 ONE, TWO = new_file_id(1), new_file_id(2)
 OUTPUT = FileName(new_prediction_id(model="acme/echo", now_ms=1), "a1" * 16, "png")

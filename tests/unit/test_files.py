@@ -11,13 +11,13 @@ import pytest
 from anyio import to_thread
 from redis.asyncio import Redis
 
-from director.core import keys
+from director.broker import keys
 from director.core.errors import SettingsError
 from director.core.ids import PredictionId
-from director.core.links import Links
-from director.core.stores.choose import store_in
-from director.core.stores.local import LocalFiles
-from director.core.stores.names import FileName, file_name
+from director.files.choose import store_in
+from director.files.links import Links
+from director.files.local import LocalFiles
+from director.files.names import FileName, file_name
 from tests.support.clock import FakeClock
 
 pytestmark = pytest.mark.anyio

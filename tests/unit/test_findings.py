@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from director.core.directors import About, Beat, DirectorFound, ServerFound
-from director.core.findings import MOST, away, find
+from director.broker.scripts import QueueStats
 from director.core.ids import QueueName
 from director.core.objectives import Burn
-from director.core.owed import FailingHost
-from director.core.scripts import QueueStats
-from director.core.situation import Closer, Finding, Heaviest, Letter, Neglected, Situation
 from director.core.view import iso
+from director.diagnosis.findings import MOST, away, find
+from director.diagnosis.situation import Closer, Finding, Heaviest, Letter, Neglected, Situation
+from director.store.directors import About, Beat, DirectorFound, ServerFound
+from director.store.owed import FailingHost
 
 NOW = 1_800_000_000_000
 Q = QueueName("acme/echo:0123456789ab")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from director.core.scripts import Scripts
+from director.broker.scripts import Scripts
 from tests.support.former_scripts import CALLS, OURS_ALONE
 from tests.support.release import FORMER, OURS, archive
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from director.core.metrics.table import METRICS, series
+from director.runtime.metrics.table import METRICS, series
 from tests.support.rules import strangers
 
 BOARD: dict[str, Any] = json.loads((Path(__file__).parents[2] / "k8s/monitoring/grafana-dashboard.json").read_text())

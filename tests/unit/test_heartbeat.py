@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from redis import exceptions
 
-from director.claims.heartbeat import Heartbeat
-from director.claims.holdings import Holdings
 from director.core.errors import BackendUnavailable
 from director.core.ids import QueueName
-from director.runners.runner import Health, HealthStatus
+from director.execution.heartbeat import Heartbeat
+from director.execution.holdings import Holdings
+from director.servers.runners.runner import Health, HealthStatus
 from director.servers.servers import Server, Servers
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually

@@ -6,15 +6,15 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from director.claims.holdings import CANCEL_AGAIN_S, CANCEL_ANSWER_S, CANCEL_WAIT_S, DRAIN_WAIT_S, Held, Holdings
 from director.core.ids import QueueName
 from director.core.schema import Claim
-from director.director import HAND_BACK_S, TELL_S
-from director.runners.cog import LET_GO_PATIENCE_S
-from director.runners.runner import Accepted, Began, Capabilities, Ended, Outcome, RunRequest
-from director.runs.ends import Limits, Stop
-from director.runs.tracker import Tracker
-from director.up import parts
+from director.execution.director import HAND_BACK_S, TELL_S
+from director.execution.ends import Limits, Stop
+from director.execution.holdings import CANCEL_AGAIN_S, CANCEL_ANSWER_S, CANCEL_WAIT_S, DRAIN_WAIT_S, Held, Holdings
+from director.execution.tracker import Tracker
+from director.local import parts
+from director.servers.runners.cog import LET_GO_PATIENCE_S
+from director.servers.runners.runner import Accepted, Began, Capabilities, Ended, Outcome, RunRequest
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.scripted_runner import ScriptedRunner
@@ -105,7 +105,7 @@ class Hanging(ScriptedRunner):
 
 
 async def test_a_cancel_that_is_not_answered_keeps_nobody_from_asking_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("director.claims.holdings.CANCEL_ANSWER_S", 0.01)
+    monkeypatch.setattr("director.execution.holdings.CANCEL_ANSWER_S", 0.01)
     run = Run(runner=Hanging())
     await run.runner.started.wait()
     run.held.stop(Stop.USER)

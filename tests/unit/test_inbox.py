@@ -6,7 +6,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from director.runners.inbox import Inbox, Mailbox
+from director.servers.runners.inbox import Inbox, Mailbox
 
 pytestmark = pytest.mark.anyio
 

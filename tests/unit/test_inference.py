@@ -5,10 +5,10 @@ import msgspec
 from director.core.ids import PredictionId, QueueName
 from director.core.schema import Record
 from director.core.states import Status
-from director.runners.runner import Began, Ended, Outcome, Produced, Restarted
-from director.runs.ends import Limits
-from director.runs.inference import metrics_of, with_metrics
-from director.runs.tracker import Tracker
+from director.execution.ends import Limits
+from director.execution.inference import metrics_of, with_metrics
+from director.execution.tracker import Tracker
+from director.servers.runners.runner import Began, Ended, Outcome, Produced, Restarted
 
 RECORD = Record(
     id=PredictionId("p"),

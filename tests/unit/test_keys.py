@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from director.core import keys
+from director.broker import keys
 from director.core.ids import FileId, QueueName, new_prediction_id, partition_of
 
 ID = new_prediction_id(model="acme/echo", now_ms=1_800_000_000_000)

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
-from director.core.limits import Descriptors
+from director.runtime.limits import Descriptors
 from tests.support.clock import FakeClock
 
 

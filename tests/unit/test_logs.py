@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from director.core.logs import QUIET, JsonLines, configure
+from director.runtime.logs import QUIET, JsonLines, configure
 
 TOKEN = "whsec_in_the_query"
 

@@ -8,13 +8,13 @@ import anyio
 import pytest
 from prometheus_client import parser
 
+from director.broker.scripts import QueueStats
 from director.core.ids import QueueName
-from director.core.metrics.names import OTHER, QueueNames
-from director.core.metrics.redis_meter import RedisMeter
-from director.core.metrics.registry import OPEN_METRICS, PLAIN, Registry
-from director.core.metrics.table import ALL, METRICS, Metric, markdown
-from director.core.scripts import QueueStats
 from director.keeper.state import OF_QUEUES, Seen, StateCollector, folded
+from director.runtime.metrics.names import OTHER, QueueNames
+from director.runtime.metrics.redis_meter import RedisMeter
+from director.runtime.metrics.registry import OPEN_METRICS, PLAIN, Registry
+from director.runtime.metrics.table import ALL, METRICS, Metric, markdown
 
 pytestmark = pytest.mark.anyio
 
@@ -54,7 +54,7 @@ def queues(count: int) -> list[QueueName]:
 
 
 def test_the_table_in_the_readme_is_the_table() -> None:
-    readme = (ROOT / "director/core/metrics/README.md").read_text()
+    readme = (ROOT / "director/runtime/metrics/README.md").read_text()
     found = re.search(r"<!-- metrics -->\n(.*?)\n?<!-- /metrics -->", readme, re.DOTALL)
     assert found is not None
     assert found[1] == markdown(), "put the table that markdown() makes into the README"

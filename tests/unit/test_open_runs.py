@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 from msgspec import Raw
 
-from director.runners.feed import Voice
-from director.runners.http.open_runs import HUNG_UP, OpenRuns
-from director.runners.runner import Began, Ended, Outcome, RunEvent, RunRequest
+from director.servers.runners.feed import Voice
+from director.servers.runners.open_runs import HUNG_UP, OpenRuns
+from director.servers.runners.runner import Began, Ended, Outcome, RunEvent, RunRequest
 
 pytestmark = pytest.mark.anyio
 

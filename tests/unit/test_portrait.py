@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from director import __version__
-from director.claims.portrait import LONGEST_DETAIL, MOST_SERVERS, Portrait
-from director.core.directors import About, about_of
-from director.runners.runner import Health, HealthStatus
+from director.execution.portrait import LONGEST_DETAIL, MOST_SERVERS, Portrait
+from director.servers.runners.runner import Health, HealthStatus
 from director.servers.servers import Server, Servers
+from director.store.directors import About, about_of
 from tests.support.clock import FakeClock
 from tests.support.scripted_runner import ScriptedRunner
 

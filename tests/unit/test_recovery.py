@@ -1,7 +1,7 @@
 """When a server that does not get well by itself is asked to end."""
 
-from director.runners.runner import Health, HealthStatus
 from director.servers.recovery import LONGEST_S, Recovery
+from director.servers.runners.runner import Health, HealthStatus
 
 READY = Health(status=HealthStatus.READY, since="0")
 WAIT_S = 10.0

@@ -8,8 +8,8 @@ from redis._parsers.base import BaseParser
 from redis.asyncio import Redis
 from redis.asyncio.sentinel import MasterNotFoundError
 
+from director.broker.redis_client import blocking_client, client, describe, has_password, unavailable
 from director.core.errors import SettingsError
-from director.core.redis_client import blocking_client, client, describe, has_password, unavailable
 
 # As the server writes them, so that it is redis-py's own parser that makes the error
 ANSWERS = {

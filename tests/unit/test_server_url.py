@@ -4,7 +4,7 @@ import pytest
 
 from director.core.errors import SettingsError
 from director.core.server_url import check_server_url
-from director.single import connected
+from director.execution.single import connected
 from tests.support.live_director import settings_for
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from director.runners.runner import Ended, Health, HealthStatus, Outcome
+from director.servers.runners.runner import Ended, Health, HealthStatus, Outcome
 from director.servers.servers import Seat, Server, Servers, Standing
 from director.servers.trust import Trust
 from tests.support.clock import FakeClock

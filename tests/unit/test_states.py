@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from director.core.gatherer import source
+from director.broker.gatherer import source
 from director.core.states import TERMINAL, TRANSITIONS, Status, may_follow
 
 STATUSES = st.sampled_from(Status)

@@ -8,7 +8,7 @@ import pytest
 from director.core.ids import QueueName, new_prediction_id
 from director.core.schema import Event, Known, Outlook, Record
 from director.core.states import Status
-from director.core.story import Coming, Holding, Story, tell
+from director.diagnosis.story import Coming, Holding, Story, tell
 
 BORN = 1_800_000_000_000
 AT = "2027-01-15T08:00:"  # where all of it happens: BORN is its second 00

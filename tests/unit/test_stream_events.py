@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from api.streams.stream_events import REMOVED, Mark, Teller
+from api.predictions.stream_events import REMOVED, Mark, Teller
 from director.core.schema import Event
 from director.core.states import Status
 from director.core.view import LINES_DROPPED

@@ -12,8 +12,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from director.up.processes import Mark, end, is_alive, mark
-from director.up.supervisor import Part, Supervisor, how_it_ended, supervising
+from director.local.processes import Mark, end, is_alive, mark
+from director.local.supervisor import Part, Supervisor, how_it_ended, supervising
 
 pytestmark = pytest.mark.anyio
 
@@ -200,7 +200,7 @@ async def test_parts_die_with_a_supervisor_that_is_killed(part, tmp_path):
     note = tmp_path / "pid"
     source = f"""
     import os, sys, anyio
-    from director.up.supervisor import Part, supervising
+    from director.local.supervisor import Part, supervising
     async def main():
         log = lambda name: os.open(os.devnull, os.O_WRONLY)
         async with supervising(open_log=log, say=print, changed=lambda: None) as supervisor:

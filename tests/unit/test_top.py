@@ -13,14 +13,14 @@ from director.cli.terminal import keys_in
 from director.cli.top_screen import Detail, Seen, screen
 from director.cli.top_state import SORTS, Change, Row, State, pressed, shown
 from director.cli.trends import Rates, blocks, started_per_min, waited
-from director.core.director_view import director_view
-from director.core.directors import About, Beat, DirectorFound, ServerFound
 from director.core.ids import LANES, QueueName
-from director.core.overview import OwedCount, Snapshot
-from director.core.queue_view import QueueView, Waiting
-from director.core.queues import Tenant
 from director.core.samples import Sample
-from director.core.situation import Finding
+from director.diagnosis.director_view import director_view
+from director.diagnosis.overview import OwedCount, Snapshot
+from director.diagnosis.queue_view import QueueView, Waiting
+from director.diagnosis.situation import Finding
+from director.store.directors import About, Beat, DirectorFound, ServerFound
+from director.store.queues import Tenant
 
 NOW_MS = 1_800_000_000_000
 

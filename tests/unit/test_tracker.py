@@ -10,10 +10,26 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from director.core.ids import PredictionId, QueueName
-from director.core.retry import RULES, ErrorClass
 from director.core.schema import Record
 from director.core.states import TERMINAL, Status, WebhookEvent, may_follow
-from director.runners.runner import (
+from director.execution import tracker as tracker_module
+from director.execution.ends import (
+    CODES,
+    DRAINED,
+    FAULTS,
+    STOPS,
+    VERDICTS,
+    Finish,
+    GiveBack,
+    Judged,
+    Limits,
+    Stop,
+    Verdict,
+)
+from director.execution.retry import RULES, ErrorClass
+from director.execution.tracker import Ask, Effect, Halt, Tell, Tracker, Write
+from director.execution.uploads import Upload, Uploaded
+from director.servers.runners.runner import (
     Began,
     Ended,
     Logged,
@@ -26,10 +42,6 @@ from director.runners.runner import (
     ServerFile,
     Unreceived,
 )
-from director.runs import tracker as tracker_module
-from director.runs.ends import CODES, DRAINED, FAULTS, STOPS, VERDICTS, Finish, GiveBack, Judged, Limits, Stop, Verdict
-from director.runs.tracker import Ask, Effect, Halt, Tell, Tracker, Write
-from director.runs.uploads import Upload, Uploaded
 
 RECORD = Record(
     id=PredictionId("a" * 26),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from director.runners.runner import Outcome
+from director.servers.runners.runner import Outcome
 from director.servers.trust import LONGEST_S, Rest, Trust
 
 FAILED = Outcome.FAILED

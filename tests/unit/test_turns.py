@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 import anyio
 import pytest
 
-from api.files.turns import Turns
+from api.turns import Turns
 
 pytestmark = pytest.mark.anyio
 

@@ -11,9 +11,9 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 import director
+from api.predictions.validation import InputSchema
 from api.problems import Problem
-from api.runs.validation import InputSchema
-from director.core.catalog import OPEN_SCHEMA, Version
+from director.store.catalog import OPEN_SCHEMA, Version
 from tests.support.queue_driver import MODEL, VERSION
 
 FILE = {"type": "string", "format": "uri"}

@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from director.core.errors import BackendUnavailable
-from director.runners.runner import Capabilities, Health, HealthStatus, Setup
 from director.servers.recovery import UNHEALTHY_S
+from director.servers.runners.runner import Capabilities, Health, HealthStatus, Setup
 from director.servers.servers import Server, Servers
 from director.servers.watch import END_AGAIN_S, LATER_S, STRANGER_S, Watch
 from tests.support.clock import FakeClock

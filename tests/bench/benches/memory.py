@@ -16,9 +16,9 @@ import httpx
 import msgspec
 
 from director.bench.load import Load
-from director.core import keys
+from director.broker import keys
 from director.core.ids import partition_of_model
-from director.core.limits import raise_descriptor_limit
+from director.runtime.limits import raise_descriptor_limit
 from tests.bench.benches.options import Found, Options, Rounds
 from tests.bench.processes import Child, until
 from tests.bench.results import OURS

@@ -10,7 +10,7 @@ from typing import Final
 
 from director.bench.depth import DepthOptions, depth_figures
 from director.bench.fairness import FairnessOptions, fairness_figures
-from director.bench.figures import Figure
+from director.core.figures import Figure
 from tests.bench.benches.options import Found, Options, Rounds
 from tests.bench.results import OURS, Measured
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from director.bench.figures import percentile
+from director.core.figures import percentile
 from tests.bench.benches.options import Found, Options, Rounds
 from tests.bench.results import OURS
 from tests.bench.sides.others import model_server

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from director.core.redis_client import client, text
+from director.broker.redis_client import client, text
 
 __all__ = ("app",)
 

@@ -14,15 +14,15 @@ import msgspec
 from msgspec import Struct
 
 from director.bench.load import Load
-from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker.gatherer import Gatherer
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.gatherer import Gatherer
 from director.core.ids import PredictionId, lowest_id_at, new_prediction_id, queue_name
 from director.core.policy import Policy
-from director.core.scripts import Scripts
 from director.core.shards import shard
 from director.core.states import Status
+from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.bench.processes import Child, child, until
 from tests.bench.sides.servers import OwnRedis
 from tests.support.cog import free_port

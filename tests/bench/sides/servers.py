@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 from redis.asyncio import Redis
 
-from director.core.redis_client import client
+from director.broker.redis_client import client
 from tests.support.servers import redis_server
 
 __all__ = ("DURABILITY", "Durability", "OwnRedis", "own_redis")

@@ -9,12 +9,12 @@ from msgspec import Raw
 from redis.asyncio import Redis
 
 import director.examples
-from director.core.accounts import Accounts
-from director.core.catalog import Catalog
+from director.broker.scripts import Scripts
 from director.core.ids import QueueName
 from director.core.policy import Policy
-from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
+from director.store.accounts import Accounts
+from director.store.catalog import Catalog
 from tests.support.api import PlayedDirector, api_client
 from tests.support.queue_driver import ACCOUNT
 from tests.support.servers import RedisServer

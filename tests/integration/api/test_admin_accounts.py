@@ -10,12 +10,12 @@ import pytest
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
-from director.core import keys
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.core.account_limits import AccountLimits
-from director.core.accounts import Accounts
 from director.core.ids import PredictionId, QueueName
-from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
+from director.store.accounts import Accounts
 from tests.support.api import api_client
 from tests.support.eventually import eventually
 from tests.support.queue_driver import ACCOUNT, QueueDriver
@@ -236,12 +236,12 @@ async def test_an_account_that_there_is_not_has_nothing(admin: httpx.AsyncClient
 async def test_every_change_is_in_the_log_with_who_made_it_and_no_secret(
     admin: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, redis: Redis
 ) -> None:
-    with caplog.at_level(logging.INFO, logger="director.core.changes"):
+    with caplog.at_level(logging.INFO, logger="director.store.changes"):
         secret = await made(admin, label="ci")
         [token] = (await admin.get("/v1/admin/accounts/umbrella/tokens")).json()["results"]
         await admin.patch("/v1/admin/accounts/umbrella", json={"type": "user", "limits": {"rate": 1}})
         await admin.delete(f"/v1/admin/accounts/umbrella/tokens/{token['id']}")
-    lines = [record for record in caplog.records if record.name == "director.core.changes"]
+    lines = [record for record in caplog.records if record.name == "director.store.changes"]
     assert [vars(line)["change"] for line in lines] == [
         "account_created",
         "token_created",

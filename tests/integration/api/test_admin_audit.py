@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
-from director.core.accounts import Accounts
 from director.core.ids import QueueName
 from director.core.settings import ApiSettings
+from director.store.accounts import Accounts
 from tests.support.api import api_client
 
 pytestmark = pytest.mark.anyio

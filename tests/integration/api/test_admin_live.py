@@ -12,19 +12,19 @@ import pytest
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
-from api.operators.watching import Watching
-from director.core.accounts import Accounts
-from director.core.catalog import Catalog
+from api.admin.watching import Watching
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.closer_look import CloserLook
-from director.core.directors import Directors
 from director.core.errors import BackendUnavailable
 from director.core.ids import QueueName
-from director.core.overview import Overview
-from director.core.owed import Owed
-from director.core.queues import Queues
-from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
+from director.diagnosis.closer_look import CloserLook
+from director.diagnosis.overview import Overview
+from director.store.accounts import Accounts
+from director.store.catalog import Catalog
+from director.store.directors import Directors
+from director.store.owed import Owed
+from director.store.queues import Queues
 from tests.support.api import api_client, eventually
 from tests.support.queue_driver import QueueDriver
 

@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.accounts import Accounts
+from director.broker import keys
 from director.core.ids import QueueName
 from director.core.settings import ApiSettings
+from director.store.accounts import Accounts
 from tests.support.api import api_client
 from tests.support.keyspace import dump
 from tests.support.queue_driver import MODEL

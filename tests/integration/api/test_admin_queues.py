@@ -9,13 +9,13 @@ import pytest
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog
-from director.core.directors import About, ServerFound
+from director.broker import keys
 from director.core.ids import QueueName
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
+from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.directors import About, ServerFound
 from tests.support.api import api_client
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 

@@ -12,15 +12,15 @@ import pytest
 from msgspec.structs import replace
 
 from api.gate import Gate
-from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import client
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable, UnsafeBackend
-from director.core.gatherer import Gatherer
 from director.core.policy import Policy
-from director.core.redis_client import client
-from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
+from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import api_client, eventually
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION

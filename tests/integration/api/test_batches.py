@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
-from director.core.accounts import Accounts
 from director.core.ids import QueueName
 from director.core.settings import ApiSettings
+from director.store.accounts import Accounts
 from tests.support.api import PlayedDirector, api_client
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 

@@ -22,8 +22,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from api.admin.live import MOST_SNAPSHOTS
 from api.openapi.document import encoded
-from api.operators.live import MOST_SNAPSHOTS
 from tests.support.contract import Scene, scene
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 

@@ -10,16 +10,16 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from api.app import create_app
-from director.core import keys
-from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.core.errors import SettingsError
 from director.core.ids import PredictionId, QueueName
 from director.core.policy import Policy
-from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
 from director.core.signing import new_secret
 from director.core.states import Status
+from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.integration.api.conftest import HELLO_VERSION, THUMBNAIL_VERSION
 from tests.support.api import PlayedDirector, api_client
 from tests.support.clock import FakeClock

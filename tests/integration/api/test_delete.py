@@ -8,12 +8,12 @@ import pytest
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
-from director.core.accounts import Accounts
 from director.core.clock import SystemClock
 from director.core.ids import PredictionId, QueueName
 from director.core.settings import ApiSettings
-from director.core.stores.choose import store_in
-from director.core.stores.names import file_name
+from director.files.choose import store_in
+from director.files.names import file_name
+from director.store.accounts import Accounts
 from tests.support.api import PlayedDirector, api_client
 from tests.support.keyspace import dump
 from tests.support.queue_driver import VERSION

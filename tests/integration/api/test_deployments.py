@@ -9,15 +9,15 @@ from msgspec import Raw
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.accounts import Accounts, Suspension
-from director.core.catalog import OPEN_SCHEMA, Catalog
-from director.core.deployments import MOST
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.core.ids import QueueName
 from director.core.policy import Policy
-from director.core.removal import Removal
-from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
+from director.store.accounts import Accounts, Suspension
+from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.deployments import MOST
+from director.store.removal import Removal
 from tests.support.api import BASE, PlayedDirector, api_client
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 

@@ -17,18 +17,18 @@ import pytest
 from msgspec import Raw
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.accounts import Accounts
-from director.core.caller_files import CallerFile, CallerFiles
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import new_file_id
-from director.core.links import Links
-from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
-from director.core.stores.choose import store_in
-from director.core.stores.local import LocalFiles
-from director.core.stores.names import CallerFileName
+from director.files.caller_files import CallerFile, CallerFiles
+from director.files.choose import store_in
+from director.files.links import Links
+from director.files.local import LocalFiles
+from director.files.names import CallerFileName
 from director.keeper.tidier import Tidied, Tidier
+from director.store.accounts import Accounts
 from tests.support.api import api_client, live_api
 from tests.support.bucket import AWS
 from tests.support.clock import FakeClock
@@ -233,7 +233,7 @@ async def test_who_asks_for_its_head_alone_has_nothing_of_it_read(
     def opened(*_: object) -> NoReturn:
         raise AssertionError("it was opened")
 
-    monkeypatch.setattr("director.core.stores.local._at", opened)
+    monkeypatch.setattr("director.files.local._at", opened)
     head = await api.head(address, headers={"Range": "bytes=0-9"})
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers == whole.headers
@@ -439,7 +439,7 @@ async def test_a_store_that_cannot_be_written_is_a_503(api: httpx.AsyncClient, f
 async def test_a_bucket_that_is_away_is_a_503(server: RedisServer, token: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in AWS.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("director.core.stores.s3.RETRIES", {"max_retries": 0})
+    monkeypatch.setattr("director.files.s3.RETRIES", {"max_retries": 0})
     url = "s3://bucket?endpoint=http://127.0.0.1:9&region=x"
     async with api_client(ApiSettings(redis_url=server.url, files_url=url), token=token) as api:
         answer = await api.post("/v1/files", files={"content": b"x"})

@@ -14,13 +14,13 @@ from msgspec import Struct, field
 from redis.asyncio import Redis
 
 from api.routes import ROUTES
-from director.core.accounts import Accounts
-from director.core.catalog import Catalog
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
-from director.core.stores.choose import store_in
-from director.core.stores.local import LocalFiles
+from director.files.choose import store_in
+from director.files.local import LocalFiles
+from director.store.accounts import Accounts
+from director.store.catalog import Catalog
 from tests.support.api import api_client
 from tests.support.keyspace import Keyspace, dump
 from tests.support.possessions import HIDDEN_VERSION as HIDDEN_VERSION_ID

@@ -12,17 +12,17 @@ from anyio import to_thread
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.cli.main import main
-from director.core import keys
-from director.core.accounts import Accounts
-from director.core.catalog import Catalog
 from director.core.clock import SystemClock
 from director.core.ids import QueueName
-from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
 from director.core.states import Status
 from director.keeper.cashier import Cashier
 from director.keeper.registry import Registry
+from director.store.accounts import Accounts
+from director.store.catalog import Catalog
 from tests.support.api import PlayedDirector, api_client
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 

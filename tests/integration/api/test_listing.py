@@ -7,13 +7,13 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.accounts import Accounts
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.core.ids import PredictionId, QueueName, lowest_id_at, new_prediction_id
-from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
 from director.core.shards import shard
 from director.core.states import Status
+from director.store.accounts import Accounts
 from tests.support.api import PlayedDirector, api_client
 from tests.support.eventually import eventually
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
@@ -114,7 +114,7 @@ async def test_what_the_index_names_and_is_not_there_is_skipped(
 async def test_a_page_that_reads_too_much_is_short_and_has_a_next(
     api: httpx.AsyncClient, filed: list[PredictionId], redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.runs.listing.MOST_READ", 40)
+    monkeypatch.setattr("api.predictions.listing.MOST_READ", 40)
     refused = [new_prediction_id(model=MODEL, now_ms=START_MS + 10**9 + number) for number in range(100)]
     await redis.zadd(keys.listing(ACCOUNT), dict.fromkeys(refused, 0))
     pages = await walk(api, "/v1/predictions")
@@ -125,7 +125,7 @@ async def test_a_page_that_reads_too_much_is_short_and_has_a_next(
 async def test_a_heavy_page_ends_early_and_has_a_next(
     api: httpx.AsyncClient, scripts: Scripts, queue: QueueName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.runs.listing.HEAVY_BYTES", 20_000)
+    monkeypatch.setattr("api.predictions.listing.HEAVY_BYTES", 20_000)
     ids = [new_prediction_id(model=MODEL, now_ms=START_MS + number) for number in range(60)]
     for prediction_id in ids:
         await file(scripts, queue, prediction_id, b'{"text":"%b"}' % (b"x" * 1000))

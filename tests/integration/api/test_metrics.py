@@ -7,9 +7,9 @@ import pytest
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
-from director.core.accounts import Accounts
 from director.core.ids import QueueName
 from director.core.settings import ApiSettings
+from director.store.accounts import Accounts
 from tests.support.api import api_client
 from tests.support.queue_driver import ACCOUNT, VERSION
 from tests.support.scrape import scrape
@@ -89,7 +89,7 @@ async def test_a_fault_of_ours_is_counted_as_one(
         async def broken(*_: object, **__: object) -> None:
             raise RuntimeError("a fault")
 
-        monkeypatch.setattr("director.core.scripts.Scripts.get", broken)
+        monkeypatch.setattr("director.broker.scripts.Scripts.get", broken)
         with pytest.raises(RuntimeError):
             await api.get(f"/v1/predictions/{made['id']}")
         shown = await scrape(api, token=SECRET)

@@ -7,12 +7,12 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.core.policy import Policy
-from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
+from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import PlayedDirector, api_client
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION

@@ -6,11 +6,11 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.accounts import Accounts
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.core.ids import PredictionId, QueueName
-from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
+from director.store.accounts import Accounts
 from tests.support.api import api_client
 from tests.support.queue_driver import ACCOUNT, VERSION
 

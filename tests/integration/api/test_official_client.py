@@ -14,12 +14,12 @@ from anyio import to_thread
 from redis.asyncio import Redis
 from replicate.exceptions import ModelError, ReplicateError
 
-from director.core.catalog import OPEN_SCHEMA, Catalog
-from director.core.collections import Collection, Collections
+from director.broker.scripts import Scripts
 from director.core.ids import QueueName
 from director.core.policy import Policy
-from director.core.scripts import Scripts
 from director.core.states import Status
+from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.collections import Collection, Collections
 from tests.integration.api.conftest import HELLO_VERSION
 from tests.support.api import LiveApi, PlayedDirector, live_api
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION

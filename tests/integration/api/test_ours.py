@@ -11,11 +11,11 @@ from redis.asyncio import Redis
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError
 from director.core.ids import PredictionId, new_prediction_id
-from director.core.links import Links
 from director.core.settings import ApiSettings
-from director.core.stores.choose import output_store_in, store_in
-from director.core.stores.names import FileName, file_name
-from director.core.stores.through_api import ApiFiles
+from director.files.choose import output_store_in, store_in
+from director.files.links import Links
+from director.files.names import FileName, file_name
+from director.files.through_api import ApiFiles
 from tests.support.api import BASE, api_client
 from tests.support.servers import RedisServer
 

@@ -4,9 +4,9 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from director.core.accounts import Accounts
+from director.broker.scripts import Scripts
 from director.core.ids import QueueName
-from director.core.scripts import Scripts
+from director.store.accounts import Accounts
 from tests.support.api import PlayedDirector
 from tests.support.queue_driver import VERSION
 

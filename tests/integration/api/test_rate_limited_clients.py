@@ -14,9 +14,9 @@ from anyio import to_thread
 from redis.asyncio import Redis
 from replicate.exceptions import ReplicateError
 
-from director.core.accounts import Accounts
 from director.core.ids import QueueName
-from director.core.listing import Listing
+from director.store.accounts import Accounts
+from director.store.listing import Listing
 from tests.support.api import LiveApi, live_api
 from tests.support.clients import javascript_client, python_2_client, run_script
 from tests.support.queue_driver import ACCOUNT, VERSION

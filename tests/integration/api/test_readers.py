@@ -10,17 +10,17 @@ import anyio
 import pytest
 from redis.asyncio import Redis
 
-from api.runs.waiters import Waiters
-from api.streams import readers as api_readers
-from api.streams.readers import Readers
-from api.streams.stream_events import KEEP_ALIVE, REMOVED, Mark
-from director.core import keys
+from api.predictions import stream_readers as api_readers
+from api.predictions.stream_events import KEEP_ALIVE, REMOVED, Mark
+from api.predictions.stream_readers import Readers
+from api.predictions.waiters import Waiters
+from director.broker import keys
+from director.broker.scripts import Replayed, Scripts
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId
-from director.core.limits import Descriptors
 from director.core.schema import Claim
-from director.core.scripts import Replayed, Scripts
+from director.runtime.limits import Descriptors
 from tests.support.event_stream import Told, take_apart
 from tests.support.eventually import eventually
 from tests.support.queue_driver import QueueDriver

@@ -7,12 +7,12 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from director.core import collections
-from director.core.accounts import Accounts
-from director.core.catalog import Catalog
-from director.core.collections import Collection, Collections
 from director.core.ids import QueueName
 from director.core.settings import ApiSettings
+from director.store import collections
+from director.store.accounts import Accounts
+from director.store.catalog import Catalog
+from director.store.collections import Collection, Collections
 from tests.support.api import api_client
 from tests.support.queue_driver import ACCOUNT, MODEL
 

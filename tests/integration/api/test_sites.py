@@ -11,13 +11,13 @@ import anyio
 import httpx
 import pytest
 
-from director.core import keys
+from director.broker import keys
+from director.broker.scripts.caller import IDEMPOTENCY_TTL_MS
 from director.core.clock import SystemClock
-from director.core.departure import named_site
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, lowest_id_at, new_prediction_id, site_of
-from director.core.scripts.caller import IDEMPOTENCY_TTL_MS
 from director.core.settings import ApiSettings
+from director.store.departure import named_site
 from tests.support.api import api_client
 from tests.support.eventually import eventually
 from tests.support.queue_driver import ACCOUNT, MODEL, START_MS, VERSION

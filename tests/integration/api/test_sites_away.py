@@ -11,11 +11,11 @@ import anyio
 import httpx
 import pytest
 
-from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.clock import SystemClock
 from director.core.ids import PredictionId, site_of
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import api_client
 from tests.support.eventually import eventually
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION

@@ -15,9 +15,9 @@ import pytest
 from anyio import to_thread
 from redis.asyncio import Redis
 
-from director.core import keys
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.core.ids import QueueName
-from director.core.scripts import Scripts
 from director.core.states import Status
 from tests.support.api import LiveApi, PlayedDirector, eventually, live_api
 from tests.support.cog import free_port

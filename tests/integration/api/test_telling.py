@@ -6,10 +6,10 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.accounts import Accounts
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.core.ids import PredictionId
-from director.core.scripts import Scripts
+from director.store.accounts import Accounts
 from tests.support.api import PlayedDirector
 from tests.support.queue_driver import ACCOUNT, VERSION
 

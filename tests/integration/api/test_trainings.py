@@ -8,13 +8,13 @@ import pytest
 from msgspec import Raw
 from redis.asyncio import Redis
 
-from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker.scripts import Scripts
 from director.core.ids import QueueName
-from director.core.kinds import Kinds
 from director.core.policy import Policy
-from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
+from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.kinds import Kinds
 from tests.support.api import BASE, PlayedDirector, api_client
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 

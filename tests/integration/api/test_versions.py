@@ -9,18 +9,19 @@ import pytest
 from msgspec import Raw
 from redis.asyncio import Redis
 
-from director.core import deployments, keys
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.deployments import Deployments
 from director.core.errors import BackendUnavailable
 from director.core.ids import QueueName, partition_of, queue_name
-from director.core.kinds import Kinds
 from director.core.policy import Policy
-from director.core.removal import Removal
-from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
 from director.keeper.registry import Registry
+from director.store import deployments
+from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.deployments import Deployments
+from director.store.kinds import Kinds
+from director.store.removal import Removal
 from tests.support.api import PlayedDirector, api_client
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import ACCOUNT

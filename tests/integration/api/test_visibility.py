@@ -6,10 +6,10 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.accounts import Accounts
+from director.broker import keys
 from director.core.ids import QueueName
 from director.core.settings import ApiSettings
+from director.store.accounts import Accounts
 from tests.integration.api.conftest import HELLO_VERSION
 from tests.support.api import api_client
 

@@ -17,18 +17,18 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from api.runs import glances, intake
-from api.runs import waiters as api_waiters
-from director.core import keys
+from api.predictions import glances, intake
+from api.predictions import waiters as api_waiters
+from director.broker import keys
+from director.broker.scripts import Accepted, Scripts
 from director.core.clock import SystemClock
-from director.core.endings import heard
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, QueueName, queue_name
 from director.core.policy import Policy
 from director.core.schema import Stored
-from director.core.scripts import Accepted, Scripts
 from director.core.settings import ApiSettings
 from director.core.states import Status
+from director.store.endings import heard
 from tests.support.api import PlayedDirector, api_client, eventually, live_api
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver

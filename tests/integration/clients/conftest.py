@@ -13,14 +13,14 @@ import pytest
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from director.core.accounts import Accounts
-from director.core.catalog import Catalog
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import client
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.collections import Collection, Collections
-from director.core.gatherer import Gatherer
-from director.core.kinds import Kinds
-from director.core.redis_client import client
-from director.core.scripts import Scripts
+from director.store.accounts import Accounts
+from director.store.catalog import Catalog
+from director.store.collections import Collection, Collections
+from director.store.kinds import Kinds
 from tests.support.api import live_api
 from tests.support.authority import Authority
 from tests.support.cog import cog_process, free_port

@@ -9,10 +9,10 @@ import pytest
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from director.core.accounts import Accounts
-from director.core.redis_client import client
-from director.core.tokens import SCOPES
+from director.broker.redis_client import client
 from director.examples import EXAMPLES
+from director.store.accounts import Accounts
+from director.store.tokens import SCOPES
 from tests.support.api import live_api
 from tests.support.browser import Window, axe_script, browser
 from tests.support.cog import cog_process, write_model

@@ -11,16 +11,16 @@ import pytest
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import client
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.gatherer import Gatherer
 from director.core.ids import PredictionId, QueueName, lowest_id_at, new_prediction_id
 from director.core.policy import Policy
-from director.core.redis_client import client
 from director.core.schema import Claim
-from director.core.scripts import Scripts
-from director.core.tokens import SCOPES
+from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.tokens import SCOPES
 from tests.support.api import PlayedDirector, live_api
 from tests.support.browser import Window
 from tests.support.eventually import eventually

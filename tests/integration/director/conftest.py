@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker.scripts import Scripts
 from director.core.policy import Policy
-from director.core.scripts import Scripts
+from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.cog import cog_server, write_model
 from tests.support.live_director import Caller, Gate, Tally
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.core.errors import SettingsError
 from director.core.ids import QueueName, queue_name
 from director.core.policy import Policy
-from director.core.scripts import Scripts
-from director.director import check_settings
+from director.execution.director import check_settings
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, director_process, live_director, settings_for
 from tests.support.queue_driver import MODEL, VERSION

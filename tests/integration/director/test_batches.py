@@ -9,10 +9,10 @@ import anyio
 import httpx
 import pytest
 
-from director.claims.portion import MOST_SKIPS
 from director.core.ids import PredictionId
-from director.director import Director
-from director.single import connected
+from director.execution.director import Director
+from director.execution.portion import MOST_SKIPS
+from director.execution.single import connected
 from tests.support.cog import cog_server
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, live_director, settings_for
@@ -145,7 +145,7 @@ async def test_idle_director_starts_at_once_what_another_has_no_room_for(
 ) -> None:
     for name in ("bell.LEAST_S", "bell.LONGEST_S", "consumer.LEAST_S", "consumer.LONGEST_S"):
         monkeypatch.setattr(f"director.claims.{name}", 60.0)  # a poll comes too late for this test
-    monkeypatch.setattr("director.shared.LONGEST_S", 60.0)
+    monkeypatch.setattr("director.execution.shared.LONGEST_S", 60.0)
     async with (
         cog_server(folder) as third_cog_url,
         live_director(server.url, cog_url, second_cog_url, batch_cost=3) as busy,

@@ -5,7 +5,7 @@ from typing import Any
 import anyio
 import pytest
 
-from director.runners.cog import CogRunner
+from director.servers.runners.cog import CogRunner
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, live_director
 from tests.support.scripted_cog import Exchange, answer, frame, scripted_cog, stream
@@ -30,7 +30,7 @@ async def test_a_cancel_stops_the_run_keeps_what_it_had_and_frees_the_slot(
 async def test_a_cancel_whose_kick_got_lost_is_told_by_the_heartbeat(
     caller: Caller, server: RedisServer, cog_url: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.claims.heartbeat.Heartbeat._listen", lambda _: anyio.sleep_forever())
+    monkeypatch.setattr("director.execution.heartbeat.Heartbeat._listen", lambda _: anyio.sleep_forever())
     async with live_director(server.url, cog_url, lease_s=0.9):
         asked = await caller.submit(n=1, gate=str(gate))
         await caller.shows(asked, status="processing")

@@ -8,13 +8,13 @@ import anyio
 import pytest
 from redis.asyncio import Redis
 
-from director.core import keys
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError
 from director.core.ids import queue_name
 from director.core.model_config import ModelConfig
-from director.core.model_configs import ModelConfigs
-from director.core.scripts import Scripts
+from director.store.model_configs import ModelConfigs
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, live_director
 from tests.support.model_server import ModelServer, model_server

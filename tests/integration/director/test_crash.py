@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker import keys
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import client
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.gatherer import Gatherer
 from director.core.policy import Policy
-from director.core.redis_client import client
-from director.core.scripts import Scripts
+from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, Tally, director_process, keeping, live_director, supervised_cog
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION

@@ -16,10 +16,10 @@ import pytest
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.accounts import Accounts
-from director.core.crash import API_POINTS, DIRECTOR_POINTS, KILLED, Point
+from director.broker import keys
 from director.core.ids import partition_of
+from director.runtime.crash import API_POINTS, DIRECTOR_POINTS, KILLED, Point
+from director.store.accounts import Accounts
 from tests.support.api import live_api
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, DirectorProcess, Gate, Tally, director_process, keeping, live_director

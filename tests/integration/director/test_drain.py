@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from director.core import keys
+from director.broker import keys
 from director.core.ids import partition_of
-from director.director import Director
+from director.execution.director import Director
 from tests.support.cog import cog_process
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, Tally, director_process, live_director, supervised_cog
@@ -95,7 +95,7 @@ async def test_drained_run_ends_where_nothing_may_run_twice(
 async def test_a_run_that_heeds_no_cancel_is_handed_back_unspent(
     caller: Caller, server: RedisServer, folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.claims.holdings.DRAIN_WAIT_S", 0.2)
+    monkeypatch.setattr("director.execution.holdings.DRAIN_WAIT_S", 0.2)
     async with supervised_cog(folder) as cog, live_director(server.url, cog.url, drain_s=0) as director:
         asked = await caller.submit(n=1, gate=str(gate), then="stubborn")
         await caller.shows(asked, output=["a0"])

@@ -11,9 +11,9 @@ import replicate
 from anyio import to_thread
 from redis.asyncio import Redis
 
-from director.core.accounts import Accounts
-from director.core.catalog import Catalog
 from director.core.ids import PredictionId
+from director.store.accounts import Accounts
+from director.store.catalog import Catalog
 from tests.support.api import LiveApi, live_api
 from tests.support.cog import cog_server, write_model
 from tests.support.eventually import eventually

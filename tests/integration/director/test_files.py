@@ -10,14 +10,14 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from director.core import keys
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import partition_of
-from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
-from director.core.stores.choose import store_in
+from director.execution import storing
+from director.files.choose import store_in
 from director.keeper.tidier import Tidied, Tidier
-from director.runs import storing
 from tests.support.api import api_client
 from tests.support.cog import cog_server, write_model
 from tests.support.eventually import eventually

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 from redis.asyncio import Redis
 
-from director.core import keys
+from director.broker import keys
 from director.core.clock import SystemClock
 from director.core.ids import PredictionId
 from director.servers.leftovers import QUIET_S, UNKNOWN_S, Leftovers

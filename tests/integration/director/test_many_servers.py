@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from director.runners.runner import HealthStatus
+from director.servers.runners.runner import HealthStatus
 from director.servers.watch import PAUSES
 from tests.support.cog import write_model
 from tests.support.eventually import eventually
@@ -133,7 +133,7 @@ async def test_a_server_that_refuses_all_uses_up_no_claims_and_no_attempts(
 async def test_of_a_server_with_fewer_slots_than_we_were_told_no_more_are_used_after_one_new_start(
     caller: Caller, server: RedisServer, redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.runners.cog.SLOT_PATIENCE_S", 0.1)
+    monkeypatch.setattr("director.servers.runners.cog.SLOT_PATIENCE_S", 0.1)
     folder = write_model(tmp_path / "slow", SLOW)
     async with (
         supervised_cog(folder, slots=2) as cog,

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from standardwebhooks import Webhook
 
-from director.core import keys
+from director.broker import keys
 from director.core.errors import SettingsError
 from director.core.signing import new_secret
-from director.runs import moderation
-from director.runs.ends import Stop
+from director.execution import moderation
+from director.execution.ends import Stop
 from tests.support.cog import free_port
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, live_director, settings_for

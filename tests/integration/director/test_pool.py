@@ -13,12 +13,12 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker.scripts import Scripts
 from director.core.errors import SettingsError
 from director.core.policy import Policy
-from director.core.scripts import Scripts
 from director.core.settings import DirectorSettings
-from director.pool import Pool, pooled
+from director.execution.pool import Pool, pooled
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.cog import free_port
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, keeping, pool_process, settings_for, supervised_cog

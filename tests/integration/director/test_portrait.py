@@ -4,8 +4,8 @@ import pytest
 from redis.asyncio import Redis
 
 from director import __version__
-from director.core.directors import DirectorFound, Directors
 from director.core.ids import queue_name
+from director.store.directors import DirectorFound, Directors
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, live_director
 from tests.support.queue_driver import MODEL, VERSION

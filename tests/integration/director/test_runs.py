@@ -9,9 +9,9 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from director.claims import holdings
-from director.core.catalog import Catalog
 from director.core.errors import BackendUnavailable
+from director.execution import holdings
+from director.store.catalog import Catalog
 from tests.support.cog import cog_server
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, Tally, keeping, live_director, supervised_cog
@@ -136,7 +136,7 @@ async def test_a_run_that_cannot_be_stopped_is_ended_all_the_same_and_its_server
 async def test_a_server_whose_slot_a_stranger_holds_is_started_anew_and_no_attempt_is_spent(
     caller: Caller, server: RedisServer, redis: Redis, folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.runners.cog.SLOT_PATIENCE_S", 0.1)
+    monkeypatch.setattr("director.servers.runners.cog.SLOT_PATIENCE_S", 0.1)
     async with supervised_cog(folder) as cog, live_director(server.url, cog.url) as director:
         await caller.ended(await caller.submit(n=1))
         async with httpx.AsyncClient(base_url=cog.url, trust_env=False) as stranger:

@@ -10,14 +10,14 @@ import pytest
 from anyio import to_thread
 from redis.asyncio import Redis
 
+from director.broker import keys
 from director.cli.queue_text import report
-from director.core import keys
-from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
 from director.core.setup_run import SetupRun
-from director.runners.runner import HealthStatus
+from director.servers.runners.runner import HealthStatus
+from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import api_client
 from tests.support.cog import cog_server
 from tests.support.eventually import eventually

@@ -7,11 +7,11 @@ import pytest
 from msgspec import Raw
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.catalog import Catalog
+from director.broker import keys
+from director.broker.redis_client import texts
 from director.core.ids import version_id
 from director.core.policy import Policy
-from director.core.redis_client import texts
+from director.store.catalog import Catalog
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, director_process, live_director
 from tests.support.queue_driver import MODEL

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from director.core.accounts import Accounts
-from director.runs.tracker import MOST_EVENTS
+from director.execution.tracker import MOST_EVENTS
+from director.store.accounts import Accounts
 from tests.integration.director.conftest import schema
 from tests.support.api import live_api
 from tests.support.cog import cog_server, free_port, write_model

@@ -11,18 +11,28 @@ import pytest
 from msgspec import Raw
 from redis.asyncio import Redis
 
-from director.claims.holdings import Holdings
-from director.core import keys
-from director.core.accounts import Accounts
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import partition_of
 from director.core.policy import Policy
 from director.core.schema import Claim
-from director.core.scripts import Scripts
-from director.runners.runner import Began, Ended, Health, HealthStatus, Logged, Outcome, Produced, RunEvent, RunRequest
-from director.runs.executor import Executor
-from director.runs.tracker import Limits
+from director.execution.ends import Limits
+from director.execution.executor import Executor
+from director.execution.holdings import Holdings
+from director.servers.runners.runner import (
+    Began,
+    Ended,
+    Health,
+    HealthStatus,
+    Logged,
+    Outcome,
+    Produced,
+    RunEvent,
+    RunRequest,
+)
 from director.servers.servers import Seat, Server, Servers
+from director.store.accounts import Accounts
 from director.webhooks.addresses import AllowList
 from director.webhooks.outbox import Post
 from director.webhooks.sender import Sender

@@ -14,19 +14,19 @@ from msgspec import Raw
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
-from director.core import keys
-from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker import keys
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import new_prediction_id, version_id
-from director.core.kinds import Kinds
 from director.core.policy import Policy
-from director.core.removal import Removal
-from director.core.scripts import Scripts
 from director.core.settings import ApiSettings
-from director.core.stores.choose import store_in
-from director.core.trained import TrainedVersions
+from director.files.choose import store_in
 from director.keeper.tidier import Tidied, Tidier
+from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.kinds import Kinds
+from director.store.removal import Removal
+from director.store.trained import TrainedVersions
 from tests.support.api import api_client, live_api
 from tests.support.cog import cog_process, free_port, write_model
 from tests.support.eventually import eventually

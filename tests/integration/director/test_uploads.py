@@ -10,9 +10,9 @@ import anyio
 import httpx
 import pytest
 
-from director.core import keys
+from director.broker import keys
 from director.core.settings import ApiSettings
-from director.runs import storing
+from director.execution import storing
 from tests.integration.director.test_files import FILES, SOURCE, fetched, schema
 from tests.support.api import api_client
 from tests.support.bucket import AWS, bucket_url, moto_folder
@@ -127,7 +127,7 @@ async def test_a_disk_without_room_fails_the_prediction_and_says_why(
     def full(*_: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("director.runners.spool.Spool._write", full)
+    monkeypatch.setattr("director.servers.runners.spool.Spool._write", full)
     async with live_director(server.url, given.url, **given.settings(folder)):
         ended = await caller.ended(await caller.submit(n=1))
     assert (ended["status"], ended["code"]) == ("failed", "output_not_stored")

@@ -7,10 +7,10 @@ import pytest
 from redis.asyncio import Redis
 from replicate.webhook import Webhooks, WebhookSigningSecret
 
-from director.core import keys
-from director.core.accounts import Accounts
+from director.broker import keys
 from director.core.clock import SystemClock
 from director.core.ids import partition_of
+from director.store.accounts import Accounts
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, live_director
 from tests.support.queue_driver import ACCOUNT

@@ -21,16 +21,16 @@ from anyio import to_thread
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from director.core.accounts import Accounts
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import client
+from director.broker.scripts import Readiness, Scripts
 from director.core.clock import SystemClock
-from director.core.gatherer import Gatherer
 from director.core.ids import QueueName
 from director.core.policy import Policy
-from director.core.redis_client import client
-from director.core.scripts import Readiness, Scripts
-from director.core.situation import Finding
-from director.core.tokens import SCOPES
+from director.diagnosis.situation import Finding
+from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.tokens import SCOPES
 from tests.support.api import live_api
 from tests.support.cog import free_port
 from tests.support.eventually import eventually

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from director.core.directors import Directors
 from director.core.policy import Policy
 from director.core.states import Status
+from director.store.directors import Directors
 from tests.integration.incidents.scene import Incident, Scene, scene
 from tests.support.cog import free_port, write_model
 from tests.support.eventually import eventually

@@ -10,10 +10,10 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from director.core import scaling
+from director.broker.scripts import Scripts
 from director.core.ids import queue_name
-from director.core.scripts import Scripts
 from director.core.settings import KeeperSettings
+from director.diagnosis import scaling
 from director.keeper import keeper
 from tests.integration.test_users import OF_KEDA
 from tests.support.autoscaler import Autoscaler, Number, autoscaled, trigger

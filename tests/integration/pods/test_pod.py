@@ -7,12 +7,12 @@ from pathlib import Path
 import anyio
 import pytest
 
-from director.core.catalog import OPEN_SCHEMA, Catalog
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import client
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.gatherer import Gatherer
 from director.core.policy import Policy
-from director.core.redis_client import client
-from director.core.scripts import Scripts
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.cog import write_model
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, Tally

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from api.runs.prefer import LONGEST_WAIT_S
-from director.director import HAND_BACK_S, TELL_S
+from api.prefer import LONGEST_WAIT_S
+from director.execution.director import HAND_BACK_S, TELL_S
 from director.keeper.keeper import DRAIN_S
 from tests.k8s.rules.settings import director_settings
 from tests.support.manifests import Manifest, Pod, pods

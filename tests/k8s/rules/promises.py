@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Final
 from urllib.parse import urlsplit
 
-from api.runs.prefer import LONGEST_WAIT_S
-from director.core import keys
+from api.prefer import LONGEST_WAIT_S
+from director.broker import keys
 from director.core.ids import queue_name
 from tests.k8s.rules.settings import director_settings
 from tests.support.manifests import Manifest, Pod, pods

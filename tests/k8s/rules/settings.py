@@ -8,7 +8,7 @@ from typing import Final
 from director.cli.main import made_parser
 from director.core.errors import DirectorError
 from director.core.settings import ApiSettings, CommonSettings, DirectorSettings, KeeperSettings, described, load
-from director.director import check_settings
+from director.execution.director import check_settings
 from tests.support.manifests import Manifest, Pod, environment, pods
 
 __all__ = (

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from director.core.redis_client import blocking_client, client
+from director.broker.redis_client import blocking_client, client
 from tests.bench.sides.prototype.gathered import Gathered
 from tests.bench.sides.prototype.steps import ENQUEUE, STREAM, record, replies
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 import msgspec
 import uvloop
 
-from director.core.redis_client import blocking_client, client
-from director.runners.connections import Connections, read_body
+from director.broker.redis_client import blocking_client, client
+from director.servers.runners.connections import Connections, read_body
 from tests.bench.sides.prototype.gathered import Gathered
 from tests.bench.sides.prototype.steps import CONSUMER, FINISH, GROUP, STREAM, record
 

@@ -1,0 +1,293 @@
+"""What operators do with accounts and tokens, over HTTP: make, change and suspend accounts; make and revoke tokens.
+
+For tokens with the scope `admin` alone, and then over all accounts. A token's secret is in the answer that makes it
+and in no other.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Final, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import asdict
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.answers import json_response
+from api.auth import authenticate, named
+from api.body import decode_json, read_body
+from api.pages import PAGE_SIZE, Cursor, cursor_of, link
+from api.parts import parts_of
+from api.problems import InvalidField
+from api.refusals import account_exists, invalid_input, not_found
+from api.sites.sites import others
+from director.core.account_limits import DEFAULT, NO_LIMIT, AccountLimits
+from director.core.errors import SettingsError
+from director.core.ids import LANES
+from director.core.schema import Page
+from director.core.view import iso
+from director.store.accounts import ACCOUNT_NAME, AccountType, Policy, Reason, Suspension, Usage
+from director.store.administration import Administration
+from director.store.suspensions import Ended
+from director.store.tokens import LABEL, Token
+
+__all__ = (
+    "change_account",
+    "create_account",
+    "create_token",
+    "get_account_of_all",
+    "list_accounts",
+    "list_tokens",
+    "resume_account",
+    "revoke_token",
+    "suspend_account",
+)
+
+PATH: Final = "/admin/accounts"
+MAX_BODY: Final = 16_384
+LONGEST_S: Final = 10.0  # that what a suspended account has is ended in the call itself; a keeper does the rest
+DAY_MS: Final = 86_400_000
+
+Name = Annotated[str, Meta(pattern=ACCOUNT_NAME)]
+Limit = float | Literal["default"] | None
+Lane = Literal["high", "normal", "low"]
+Scoped = Literal["read", "run", "admin"]
+
+
+class NewAccount(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body that makes an account."""
+
+    name: Name
+    type: AccountType = "organization"
+
+
+class AccountChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What may be changed. A limit is a number, null for none, or "default" for what the API's settings say."""
+
+    type: AccountType | UnsetType = UNSET
+    limits: dict[str, Limit] = {}
+
+
+class AskedSuspension(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body that suspends an account."""
+
+    policy: Policy
+    reason: Reason = "review"
+
+
+class AskedToken(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body that makes a token. Without `expires_at` it is good until it is revoked."""
+
+    label: Annotated[str, Meta(pattern=LABEL)] = ""
+    scopes: Annotated[tuple[Scoped, ...], Meta(min_length=1, max_length=3)] = ("read", "run")
+    lanes: Annotated[tuple[Lane, ...], Meta(min_length=1, max_length=3)] = LANES
+    expires_at: Annotated[datetime, Meta(tz=True)] | None = None
+
+
+class TokenView(Struct, frozen=True, kw_only=True):
+    """A token on the wire, without what is secret of it."""
+
+    id: str
+    label: str
+    last4: str
+    scopes: tuple[str, ...]
+    lanes: tuple[str, ...]
+    created_at: str | None
+    expires_at: str | None
+
+    @classmethod
+    def of(cls, token: Token) -> "TokenView":
+        return cls(
+            id=token.id,
+            label=token.label,
+            last4=token.last4,
+            scopes=token.scopes,
+            lanes=token.lanes,
+            created_at=None if token.created_ms is None else iso(token.created_ms),
+            expires_at=None if token.expires_ms is None else iso(token.expires_ms),
+        )
+
+
+class MadeToken(TokenView, frozen=True, kw_only=True):
+    """A new token, this once with its secret."""
+
+    token: str
+
+
+class SuspensionView(Struct, frozen=True):
+    """Why an account may run nothing, since when, and what becomes of what it has."""
+
+    policy: Policy
+    reason: Reason
+    since: str
+
+    @classmethod
+    def of(cls, suspension: Suspension) -> "SuspensionView":
+        return cls(suspension.policy, suspension.reason, iso(suspension.since_ms))
+
+
+class AccountDetail(Struct, frozen=True, kw_only=True):
+    """An account as an operator sees it: its limits, and what became of them lately."""
+
+    name: str
+    type: AccountType
+    suspension: SuspensionView | None
+    limits: AccountLimits
+    usage: Usage
+
+
+class SuspendedAccount(AccountDetail, frozen=True, kw_only=True):
+    """An account that was just suspended, and what became of its predictions: ended in their queue, asked to stop,
+    `left` for a keeper.
+    """
+
+    ended: int
+    asked: int
+    left: int
+
+
+async def list_accounts(request: Request) -> Response:
+    """GET /admin/accounts?cursor=: by name."""
+    administration, _ = await _entered(request)
+    cursor = cursor_of(request)
+    names = [name for name in await administration.accounts.names() if cursor is None or name > cursor.at]
+    page, more = names[:PAGE_SIZE], names[PAGE_SIZE:]
+    following = link(request, PATH, Cursor(page[-1])) if more else None
+    return json_response(Page(next=following, previous=None, results=await _views(request, page)))
+
+
+async def create_account(request: Request) -> Response:
+    """POST /admin/accounts: 409 where there is one of this name."""
+    administration, by = await _entered(request)
+    asked = decode_json(await read_body(request, max_bytes=MAX_BODY), NewAccount)
+    if not await administration.create(asked.name, asked.type, by=by):
+        raise account_exists()
+    return json_response(await _view(request, asked.name), 201)
+
+
+async def get_account_of_all(request: Request) -> Response:
+    """GET /admin/accounts/{name}: its limits, and what became of them lately."""
+    await _entered(request)
+    return json_response(await _view(request, await _named(request)))
+
+
+async def change_account(request: Request) -> Response:
+    """PATCH /admin/accounts/{name}: its type, its limits, or both. All of it is judged before any is changed."""
+    administration, by = await _entered(request)
+    name = await _named(request)
+    asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AccountChange)
+    limits = _written(asked.limits)
+    if limits:
+        await administration.set_limits(name, limits, by=by)
+    if asked.type is not UNSET:
+        await administration.set_type(name, asked.type, by=by)
+    return json_response(await _view(request, name))
+
+
+async def suspend_account(request: Request) -> Response:
+    """POST /admin/accounts/{name}/suspend: once this is answered nothing of the account starts any more."""
+    administration, by = await _entered(request)
+    name = await _named(request)
+    asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AskedSuspension)
+    ended = [await administration.suspend(name, asked.policy, asked.reason, by=by, within_s=LONGEST_S)]
+    for site in others(request):  # where one is away the caller hears it, and asks again
+        await site.introduce(name)
+        there = site.parts.administration
+        ended.append(await there.suspend(name, asked.policy, asked.reason, by=by, within_s=LONGEST_S))
+    counts = {field: sum(getattr(each, field) for each in ended) for field in Ended.__struct_fields__}
+    return json_response(SuspendedAccount(**asdict(await _view(request, name)), **counts))
+
+
+async def resume_account(request: Request) -> Response:
+    """POST /admin/accounts/{name}/resume: what was held runs; what was ended does not come back."""
+    administration, by = await _entered(request)
+    name = await _named(request)
+    await administration.resume(name, by=by)
+    for site in others(request):
+        if await site.parts.accounts.exists(name):
+            await site.parts.administration.resume(name, by=by)
+    return json_response(await _view(request, name))
+
+
+async def list_tokens(request: Request) -> Response:
+    """GET /admin/accounts/{name}/tokens: all of them, oldest first."""
+    administration, _ = await _entered(request)
+    tokens = await administration.accounts.tokens.of(await _named(request))
+    return json_response(Page(next=None, previous=None, results=[TokenView.of(token) for token in tokens]))
+
+
+async def create_token(request: Request) -> Response:
+    """POST /admin/accounts/{name}/tokens: the one answer with its secret, as `token`."""
+    administration, by = await _entered(request)
+    name = await _named(request)
+    asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AskedToken)
+    expires_ms = None if asked.expires_at is None else int(asked.expires_at.timestamp() * 1000)
+    try:
+        made = await administration.create_token(
+            name, scopes=asked.scopes, lanes=asked.lanes, label=asked.label, expires_ms=expires_ms, by=by
+        )
+    except SettingsError as exc:
+        raise invalid_input([InvalidField("invalid", "", str(exc))]) from exc
+    made_token = MadeToken(**asdict(TokenView.of(made.token)), token=made.secret)
+    return json_response(made_token, 201, {"Cache-Control": "no-store"})
+
+
+async def revoke_token(request: Request) -> Response:
+    """DELETE /admin/accounts/{name}/tokens/{id}: an API that knows it forgets it once its cache is over."""
+    administration, by = await _entered(request)
+    tokens = await administration.accounts.tokens.of(await _named(request))
+    found = next((token for token in tokens if token.id == request.path_params["id"]), None)
+    if found is None or not await administration.revoke(found, by=by):
+        raise not_found()
+    return Response(status_code=204)
+
+
+async def _entered(request: Request) -> tuple[Administration, str]:
+    operator = await authenticate(request, "admin")
+    return parts_of(request).administration, named(operator)
+
+
+async def _named(request: Request) -> str:
+    """The account of this path; 404 where there is none."""
+    name = str(request.path_params["name"])
+    if not re.fullmatch(ACCOUNT_NAME, name) or not await parts_of(request).accounts.exists(name):
+        raise not_found()
+    return name
+
+
+async def _view(request: Request, name: str) -> AccountDetail:
+    [view] = await _views(request, [name])
+    return view
+
+
+async def _views(request: Request, names: Sequence[str]) -> list[AccountDetail]:
+    parts = parts_of(request)
+    seen = await parts.accounts.seen(names, day=parts.clock.now_ms() // DAY_MS)
+    return [
+        AccountDetail(
+            name=name,
+            type=written.type,
+            suspension=None if written.suspension is None else SuspensionView.of(written.suspension),
+            limits=parts.accounts.limits_of(written),
+            usage=usage,
+        )
+        for name, (written, usage) in zip(names, seen, strict=True)
+    ]
+
+
+def _written(limits: Mapping[str, Limit]) -> dict[str, str]:
+    """As they are written down; 422 where one is none. What a caller calls them is not repeated."""
+    if not set(limits) <= set(AccountLimits.__struct_fields__):
+        known = ", ".join(AccountLimits.__struct_fields__)
+        raise invalid_input([InvalidField("enum", "limits", f"Has only {known}")])
+    written = {name: NO_LIMIT if value is None else _number(value) for name, value in limits.items()}
+    try:
+        AccountLimits().over({name: value for name, value in written.items() if value != DEFAULT})
+    except SettingsError as exc:
+        raise invalid_input([InvalidField("invalid", "limits", str(exc))]) from exc
+    return written
+
+
+def _number(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.15g}"

@@ -1,0 +1,147 @@
+"""What operators do with dead letters, over HTTP: list, show, revive and drop them, one, many or all.
+
+For tokens with the scope `admin` alone, and then over all accounts. A call that does many ends after a while and says
+from where the next one goes on, so that no answer is waited for without end.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
+from typing import Annotated, Final
+
+from msgspec import Meta, Raw, Struct, field
+from msgspec.structs import asdict
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.answers import json_response
+from api.auth import authenticate, named
+from api.body import decode_json, read_body
+from api.pages import PAGE_SIZE, Cursor, cursor_of, link
+from api.paths import prediction_id_of
+from api.problems import InvalidField
+from api.refusals import invalid_input, not_found
+from api.sites.sites import parts_asked
+from director.core.ids import PredictionId, QueueName, is_prediction_id
+from director.core.schema import Page
+from director.store.dead import Asked, DeadLetter, DeadLetters, Done, Place
+
+__all__ = ("drop_dead", "drop_one_dead", "get_dead", "list_dead", "revive_dead", "revive_one_dead")
+
+PATH: Final = "/admin/dead"
+MOST_IDS: Final = 1_000
+LONGEST_S: Final = 20.0  # below the usual time-out of a proxy in front
+
+Slices = AsyncIterator[list[Place]]
+Act = Callable[..., Awaitable[Done]]
+
+
+class ManyLetters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which letters: those named, or `all` of one queue or of every one. `cursor`: the `next` of the last answer."""
+
+    ids: Annotated[tuple[str, ...], Meta(max_length=MOST_IDS)] = ()
+    queue: str = ""
+    is_all: bool = field(default=False, name="all")
+    rate: Annotated[float, Meta(gt=0)] | None = None
+    cursor: str = ""
+
+
+class WholeLetter(DeadLetter, frozen=True, kw_only=True):
+    """A letter and the input that it would run on again; null once that was removed."""
+
+    input: Raw | None
+
+
+async def list_dead(request: Request) -> Response:
+    """GET /admin/dead?queue=&cursor=: newest first."""
+    dead, _ = await _entered(request)
+    queue, cursor = request.query_params.get("queue", ""), cursor_of(request)
+    before = None if cursor is None else _place(cursor.at)
+    letters = await dead.page(await _queues(request, queue), before=before, count=PAGE_SIZE)
+    kept: Mapping[str, str] = {"queue": queue} if queue else {}
+    following = link(request, PATH, Cursor(letters.next), kept) if letters.next else None
+    return json_response(Page(next=following, previous=None, results=letters.results))
+
+
+async def get_dead(request: Request) -> Response:
+    """GET /admin/dead/{id}: the letter, and the input that it would run on again."""
+    dead, _ = await _entered(request)
+    shown = await dead.show(prediction_id_of(request))
+    if shown is None:
+        raise not_found()
+    return json_response(WholeLetter(**asdict(shown.letter), input=shown.input))
+
+
+async def revive_one_dead(request: Request) -> Response:
+    """POST /admin/dead/{id}/revive."""
+    dead, by = await _entered(request)
+    return await _one(request, dead, partial(dead.revive, by=by))
+
+
+async def drop_one_dead(request: Request) -> Response:
+    """POST /admin/dead/{id}/drop."""
+    dead, by = await _entered(request)
+    return await _one(request, dead, partial(dead.drop, by=by))
+
+
+async def revive_dead(request: Request) -> Response:
+    """POST /admin/dead/revive: see `ManyLetters`."""
+    dead, by = await _entered(request)
+    return await _many(request, dead, partial(dead.revive, by=by))
+
+
+async def drop_dead(request: Request) -> Response:
+    """POST /admin/dead/drop: see `ManyLetters`."""
+    dead, by = await _entered(request)
+    return await _many(request, dead, partial(dead.drop, by=by))
+
+
+async def _entered(request: Request) -> tuple[DeadLetters, str]:
+    operator = await authenticate(request, "admin")
+    return parts_asked(request).dead, named(operator)
+
+
+async def _one(request: Request, dead: DeadLetters, act: Act) -> Response:
+    """200 with what was done; 404 where that is no dead letter, or its input is gone."""
+    ids = [prediction_id_of(request)]
+    done = await act(_slices(await dead.named(ids)), asked=Asked(ids=ids))
+    if not done.done:
+        raise not_found()
+    return json_response(done)
+
+
+async def _many(request: Request, dead: DeadLetters, act: Act) -> Response:
+    body = await read_body(request, max_bytes=parts_asked(request).settings.max_body_bytes)
+    asked = decode_json(body, ManyLetters)
+    if bool(asked.ids) == asked.is_all:
+        raise invalid_input([InvalidField("required", "", 'Either "ids" or "all" is required')])
+    if bad := [f"ids.{place}" for place, name in enumerate(asked.ids) if not is_prediction_id(name)]:
+        raise invalid_input([InvalidField("format", where, "Is not the id of a prediction") for where in bad])
+    before = _place(asked.cursor) if asked.cursor else None
+    ids = [PredictionId(name) for name in dict.fromkeys(asked.ids)]
+    if asked.is_all:
+        slices = dead.every(await _queues(request, asked.queue), before=before)
+    else:
+        slices = _slices(await dead.named(ids))
+    which = Asked(ids=ids, queue=asked.queue if asked.is_all else "")
+    return json_response(await act(slices, asked=which, rate=asked.rate, within_s=LONGEST_S))
+
+
+async def _slices(places: list[Place]) -> Slices:
+    yield places
+
+
+async def _queues(request: Request, queue: str) -> list[QueueName]:
+    """The one that is named, or all."""
+    known = await parts_asked(request).catalog.queues()
+    if not queue:
+        return known
+    if queue not in known:
+        raise invalid_input([InvalidField("enum", "queue", "There is no such queue")])
+    return [QueueName(queue)]
+
+
+def _place(text: str) -> Place:
+    place = Place.parse(text)
+    if place is None:
+        raise invalid_input([InvalidField("format", "cursor", "Is not a cursor of this list")])
+    return place

@@ -1,0 +1,105 @@
+"""What goes on in the whole service, for all operators who watch: one snapshot each few seconds, read once for all.
+
+Nobody watches, nothing is read. Whoever has taken a snapshot is given the newest one next: what came between is
+skipped, and nothing is queued for anybody. How much is read, and how long it rests then, is of `core/overview.py`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from director.core.clock import Clock
+from director.core.errors import BackendUnavailable
+from director.core.view import iso
+from director.diagnosis.findings import away
+from director.diagnosis.overview import SHORTEST_S, Overview, Snapshot
+from director.diagnosis.situation import Finding
+
+__all__ = ("Away", "Told", "Watching")
+
+log = logging.getLogger(__name__)
+
+BROKEN_S: Final = 5.0  # after a fault of ours
+
+
+class Away(Struct, frozen=True, kw_only=True):
+    """Nothing can be seen now; what was seen last may be old. `findings`: that one."""
+
+    at: str
+    reason: str
+    findings: Sequence[Finding]
+
+
+class Told(Struct, frozen=True):
+    """One event as it goes over the wire, and its number."""
+
+    number: int
+    data: bytes
+
+
+class Watching:
+    """All who watch."""
+
+    def __init__(self, overview: Overview, clock: Clock) -> None:
+        self._overview = overview
+        self._clock = clock
+        self._watchers = 0
+        self._reading: asyncio.Task[None] | None = None
+        self._last = Told(0, b"")
+        self._news = asyncio.Event()
+
+    @contextmanager
+    def watcher(self) -> Iterator[None]:
+        """One who watches."""
+        self._watchers += 1
+        if self._reading is None:
+            self._last = Told(self._last.number, b"")  # it may be of yesterday
+            self._reading = asyncio.create_task(self._run())
+        try:
+            yield
+        finally:
+            self._watchers -= 1
+            if not self._watchers:
+                self.release()
+
+    async def after(self, number: int) -> Told:
+        """The newest event, once there is one that is newer than that of this number."""
+        while self._last.number <= number or not self._last.data:
+            await self._news.wait()
+        return self._last
+
+    def release(self) -> None:
+        """Read no more."""
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    async def run_once(self) -> float:
+        """One look, told to all; for how long to rest after it."""
+        try:
+            snapshot = await self._overview.look()
+        except BackendUnavailable as exc:
+            self._tell("away", Away(at=iso(self._clock.now_ms()), reason=str(exc), findings=[away(str(exc))]))
+            return SHORTEST_S
+        self._tell("snapshot", snapshot)
+        return self._overview.rest_s
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                rest_s = await self.run_once()
+            except Exception:
+                log.exception("looking at the service failed")
+                rest_s = BROKEN_S
+            await self._clock.sleep(rest_s)
+
+    def _tell(self, event: str, what: Snapshot | Away) -> None:
+        data = b"event: %b\ndata: %b\n\n" % (event.encode(), msgspec.json.encode(what))
+        self._last = Told(self._last.number + 1, data)
+        news, self._news = self._news, asyncio.Event()
+        news.set()

@@ -1,0 +1,257 @@
+"""Deployments: an account's own names, each for one version of a model, and the predictions that are made by them.
+
+Another account's deployment looks like none at all. A release takes effect for what is created after it; what was
+created before keeps its version, also when the deployment is deleted.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.accounts import AccountView
+from api.answers import json_response
+from api.auth import Scope, authenticate
+from api.body import read_body
+from api.members import Members
+from api.pages import cursor_of, link, slice_of
+from api.parts import parts_of
+from api.predictions.intake import submit
+from api.problems import InvalidField
+from api.refusals import invalid_input, invalid_version, not_found, unavailable
+from api.requests import MODEL, VERSION, VersionRef, parse_create
+from api.sites.sites import version_named
+from director.core.account_limits import BucketName
+from director.core.schema import Page
+from director.core.view import iso
+from director.store.accounts import Account, AccountType
+from director.store.catalog import Version
+from director.store.deployments import MOST, Deployment, Release
+
+__all__ = (
+    "create_deployment",
+    "create_of_deployment",
+    "delete_deployment",
+    "get_deployment",
+    "list_deployments",
+    "update_deployment",
+)
+
+PATH: Final = "/deployments"
+NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+SKU: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+MOST_MIN: Final = 5
+MOST_MAX: Final = 20
+TRIES: Final = 5
+RETRY_AFTER_S: Final = 1
+CHANGEABLE: Final = frozenset({"version", "hardware", "min_instances", "max_instances"})
+
+TAKEN: Final = InvalidField("unique", "name", "A deployment of this name already exists")
+TOO_MANY: Final = InvalidField("array_max_items", "", f"An account has at most {MOST:,} deployments")
+FEWER_THAN_LEAST: Final = InvalidField("number_gte", "max_instances", "Must be greater than or equal to min_instances")
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """The members of a body; None for those that were not given."""
+
+    name: str | None = None
+    model: str | None = None
+    version: str | None
+    hardware: str | None
+    min_instances: int | None
+    max_instances: int | None
+
+
+class ConfigurationView(Struct, frozen=True):
+    """What a release runs on, as its account asked."""
+
+    hardware: str
+    min_instances: int
+    max_instances: int
+
+
+class ReleaseView(Struct, frozen=True, kw_only=True):
+    """A release on the wire."""
+
+    number: int
+    model: str
+    version: str
+    created_at: str
+    created_by: AccountView
+    configuration: ConfigurationView
+
+
+class DeploymentView(Struct, frozen=True):
+    """A deployment on the wire."""
+
+    owner: str
+    name: str
+    current_release: ReleaseView
+
+
+async def list_deployments(request: Request) -> Response:
+    """GET /deployments: the caller's, newest first."""
+    account = await authenticate(request, "read")
+    cursor, deployments = cursor_of(request), parts_of(request).deployments
+    marks = {f"{created:014}-{name}": name for created, name in await deployments.names(account.name)}
+    page, older, newer = slice_of(sorted(marks, reverse=True), cursor)
+    found = await deployments.many(account.name, [marks[mark] for mark in page])
+    return json_response(
+        Page(
+            next=link(request, PATH, older) if older else None,
+            previous=link(request, PATH, newer) if newer else None,
+            results=await _shown(request, account, found),
+        )
+    )
+
+
+async def create_deployment(request: Request) -> Response:
+    """POST /deployments: 200, as Replicate answers."""
+    account = await authenticate(request, "run", takes="create")
+    parts = parts_of(request)
+    asked = _asked(await read_body(request, max_bytes=parts.settings.max_body_bytes), is_new=True)
+    await _refuse_missing(request, account, asked.model or "", asked.version or "")
+    written, made = await parts.deployments.create(
+        account.name,
+        asked.name or "",
+        model=asked.model or "",
+        version=asked.version or "",
+        hardware=asked.hardware or "",
+        min_instances=asked.min_instances or 0,
+        max_instances=asked.max_instances or 0,
+    )
+    if written != "written":
+        raise invalid_input([TAKEN if written == "changed" else TOO_MANY])
+    return await _answer(request, account, made)
+
+
+async def get_deployment(request: Request) -> Response:
+    """GET /deployments/{owner}/{name}."""
+    account, deployment = await _theirs(request, "read")
+    return await _answer(request, account, deployment)
+
+
+async def update_deployment(request: Request) -> Response:
+    """PATCH /deployments/{owner}/{name}: a new release, if it changes anything."""
+    account, deployment = await _theirs(request, "run")
+    parts = parts_of(request)
+    asked = _asked(await read_body(request, max_bytes=parts.settings.max_body_bytes), is_new=False)
+    if asked.version:
+        await _refuse_missing(request, account, deployment.release.model, asked.version)
+    for _ in range(TRIES):
+        now = deployment.release
+        low = now.min_instances if asked.min_instances is None else asked.min_instances
+        high = now.max_instances if asked.max_instances is None else asked.max_instances
+        if high < low:
+            raise invalid_input([FEWER_THAN_LEAST])
+        written, became = await parts.deployments.release(
+            deployment,
+            by=account.name,
+            version=asked.version or now.version,
+            hardware=asked.hardware or now.hardware,
+            min_instances=low,
+            max_instances=high,
+        )
+        if written == "written":
+            return await _answer(request, account, became)
+        deployment = await _named(request, account)
+    raise unavailable(RETRY_AFTER_S)
+
+
+async def delete_deployment(request: Request) -> Response:
+    """DELETE /deployments/{owner}/{name}: 204. What was created by it goes on."""
+    account, deployment = await _theirs(request, "run")
+    for _ in range(TRIES):
+        if await parts_of(request).deployments.delete(deployment) == "written":
+            return Response(status_code=204)
+        deployment = await _named(request, account)
+    raise unavailable(RETRY_AFTER_S)
+
+
+async def create_of_deployment(request: Request) -> Response:
+    """POST /deployments/{owner}/{name}/predictions: the version of its current release."""
+    account, deployment = await _theirs(request, "run", takes="create")
+    parts = parts_of(request)
+    body = await read_body(request, max_bytes=parts.settings.max_body_bytes)
+    asked = parse_create(body, version=False)
+    version = await _version(request, account, deployment.release.model, deployment.release.version)
+    if version is None:
+        raise invalid_version()
+    return await submit(
+        request, account=account, version=version, asked=asked, body=body, deployment=deployment.full_name
+    )
+
+
+async def _version(request: Request, account: Account, model: str, version: str) -> Version | None:
+    """A version of a model that this account may see now: it may have become private since it was deployed."""
+    return await version_named(request, VersionRef(model=model, version=version), account)
+
+
+async def _refuse_missing(request: Request, account: Account, model: str, version: str) -> None:
+    """What was deleted is known here for seconds more, and a deployment would stand for it for ever."""
+    seen = await _version(request, account, model, version)
+    if seen is None or await parts_of(request).catalog.version(model, version) is None:
+        raise invalid_version()
+
+
+async def _theirs(request: Request, scope: Scope, *, takes: BucketName = "read") -> tuple[Account, Deployment]:
+    account = await authenticate(request, scope, takes=takes)
+    return account, await _named(request, account)
+
+
+async def _named(request: Request, account: Account) -> Deployment:
+    """The deployment of this path, where it is the caller's; operators have all."""
+    owner, name = request.path_params["owner"], request.path_params["name"]
+    is_its = owner == account.name or "admin" in account.scopes
+    if not is_its or not NAME.fullmatch(owner) or not NAME.fullmatch(name):
+        raise not_found()
+    deployment = await parts_of(request).deployments.get(owner, name)
+    if deployment is None:
+        raise not_found()
+    return deployment
+
+
+def _asked(body: bytes, *, is_new: bool) -> Asked:
+    members = Members(body)
+    asked = Asked(
+        name=members.matching("name", NAME, required=True) if is_new else None,
+        model=members.matching("model", MODEL, required=True) if is_new else None,
+        version=members.matching("version", VERSION, required=is_new),
+        hardware=members.matching("hardware", SKU, required=is_new),
+        min_instances=members.integer("min_instances", most=MOST_MIN, required=is_new),
+        max_instances=members.integer("max_instances", most=MOST_MAX, required=is_new),
+    )
+    members.refuse_unknown(CHANGEABLE | {"name", "model"} if is_new else CHANGEABLE)
+    if is_new and asked.min_instances is not None and asked.max_instances is not None:
+        members.faults += [FEWER_THAN_LEAST] if asked.max_instances < asked.min_instances else []
+    if members.faults:
+        raise invalid_input(members.faults)
+    return asked
+
+
+async def _answer(request: Request, account: Account, deployment: Deployment) -> Response:
+    return json_response((await _shown(request, account, [deployment]))[0])
+
+
+async def _shown(request: Request, account: Account, deployments: Sequence[Deployment]) -> list[DeploymentView]:
+    """On the wire. Whoever made a release is shown as what that account is now: an operator may have, seldom."""
+    types = {account.name: account.type}
+    for name in sorted({deployment.release.by for deployment in deployments} - types.keys()):
+        types[name] = (await parts_of(request).accounts.written(name)).type
+    return [
+        DeploymentView(each.owner, each.name, _release(each.release, types[each.release.by])) for each in deployments
+    ]
+
+
+def _release(release: Release, by_type: AccountType) -> ReleaseView:
+    return ReleaseView(
+        number=release.number,
+        model=release.model,
+        version=release.version,
+        created_at=iso(release.created_ms),
+        created_by=AccountView(username=release.by, name=release.by, type=by_type),
+        configuration=ConfigurationView(release.hardware, release.min_instances, release.max_instances),
+    )

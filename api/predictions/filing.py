@@ -1,0 +1,236 @@
+"""File what was judged: into the queue of the one server, or that of one of several sites.
+
+Never judges. What a limit had counted is given back where nothing was filed, and kept where that is not known.
+"""
+
+import asyncio
+import logging
+import math
+from functools import lru_cache
+
+from msgspec import Raw, Struct
+from msgspec.structs import replace
+from starlette.requests import Request
+
+from api.limits import Taken, give_back, refuse_full, reserve_compute, return_compute
+from api.parts import Parts, parts_of
+from api.predictions.waiters import Wait
+from api.problems import Problem
+from api.refusals import moved, not_found
+from api.sites.placing import Wanted, names_a_file, place
+from api.sites.sites import sites_of, where_it_is
+from director.broker.scripts import Accepted
+from director.core.errors import BackendUnavailable, QueueError
+from director.core.ids import Kind, PredictionId, lowest_id_at, new_prediction_id
+from director.core.schema import Record, Stored
+from director.core.shards import shard
+from director.core.states import Status
+from director.core.trace_context import TraceHeaders
+from director.runtime import crash
+from director.store.accounts import Account
+from director.store.catalog import Version
+
+__all__ = ("Submission", "file")
+
+log = logging.getLogger(__name__)
+
+
+class Submission(Struct, frozen=True, kw_only=True):
+    """All that was asked for, judged and found good. `wait`: its caller's, where it waits for the end."""
+
+    account: Account
+    version: Version
+    deployment: str
+    destination: str
+    input: bytes
+    lane: str
+    cost: float
+    affinity: str
+    url: str
+    ticket: str
+    webhook: str
+    events: str
+    lifetime_ms: int | None
+    late: str
+    start_by_ms: int | None
+    idempotency: tuple[str, str] | None
+    site: str | None
+    taken: Taken | None
+    trace: TraceHeaders
+    wait: Wait | None
+
+
+async def file(request: Request, submission: Submission) -> tuple[Accepted, Stored]:
+    """Into the queue, in one write to the socket. Returns what is stored now, without asking for it where possible."""
+    parts, account, version = parts_of(request), submission.account, submission.version
+    now_ms = parts.clock.now_ms()
+    prediction_id = new_prediction_id(model=version.model, now_ms=now_ms, site=parts.site)
+    try:
+        await refuse_full(request, account)
+        await reserve_compute(request, account, prediction_id, queue=version.queue, cost=submission.cost)
+    except (Problem, QueueError):
+        await give_back(request, account, prediction_id, submission.taken)
+        if (stored := await _accepted_before(request, submission)) is not None:
+            return Accepted(stored.record.id, replayed=True), stored
+        raise
+    try:
+        accepted, parts = await _placed(request, prediction_id, submission)
+    except QueueError:
+        await give_back(request, account, prediction_id, submission.taken)
+        raise
+    crash.at("after_enqueue")
+    if not accepted.replayed:
+        parts.meters.accepted(version.kind, submission.lane)
+        log.info("prediction accepted", extra={"prediction": accepted.id, "queue": version.queue})
+        return accepted, _as_enqueued(submission, accepted)
+    await return_compute(request, account, prediction_id)
+    stored = await parts.scripts.get(accepted.id)
+    if stored is not None and stored.record.moved:
+        stored = await _where_it_moved(request, accepted.id)
+    if stored is None:  # its record had a shorter life than the idempotency key
+        raise not_found()
+    return accepted, stored
+
+
+async def _placed(request: Request, prediction_id: PredictionId, submission: Submission) -> tuple[Accepted, Parts]:
+    """Into the queue of the one server, or that of one of several sites: which of them."""
+    if (sites := sites_of(request)) is None:
+        parts = parts_of(request)
+        return await _enter(parts, prediction_id, submission), parts
+    wanted = Wanted(
+        id=prediction_id,
+        account=submission.account,
+        version=submission.version,
+        asked=submission.site,
+        names_files=names_a_file(submission.input),
+        idempotency=submission.idempotency,
+    )
+
+    async def enter(parts: Parts, version: Version, new: PredictionId) -> Accepted:
+        return await _enter(parts, new, replace(submission, version=version), is_bound=True)
+
+    return await place(sites, wanted, enter)
+
+
+async def _enter(
+    parts: Parts, prediction_id: PredictionId, submission: Submission, *, is_bound: bool = False
+) -> Accepted:
+    """On its account's list and into its queue, in one write to the socket."""
+    account, version = submission.account, submission.version
+    listed_s = max(parts.settings.listing_ttl_s, account.limits.data_ttl_s or 0)
+    oldest = _lowest_id_at_s(parts.clock.now_ms() // 1000 - math.ceil(listed_s))
+    listing = parts.scripts.enlist(
+        prediction_id, account=account.name, oldest=oldest, kind=version.kind, input_bytes=len(submission.input)
+    )
+    try:
+        accepted = await _enqueue(parts, prediction_id, submission, is_bound=is_bound)
+    except QueueError:
+        await _take_off(parts, listing, account.name, prediction_id, version.kind)
+        raise
+    if accepted.replayed:
+        await _take_off(parts, listing, account.name, prediction_id, version.kind)
+    try:
+        await listing
+    except BackendUnavailable as exc:
+        exc.is_untouched = False  # of the list, but it is in the queue
+        raise
+    return accepted
+
+
+async def _take_off(
+    parts: Parts, listing: "asyncio.Future[object]", account: str, prediction_id: PredictionId, kind: Kind
+) -> None:
+    """Off its account's list: nothing new was filed under this id."""
+    await asyncio.gather(listing, return_exceptions=True)  # or it is listed after it was taken off
+    await parts.listing.remove(account, prediction_id, kind)
+
+
+@lru_cache(maxsize=64)
+def _lowest_id_at_s(seconds: int) -> PredictionId:
+    """That of a whole second, which thousands of predictions share."""
+    return lowest_id_at(seconds * 1000)
+
+
+async def _accepted_before(request: Request, submission: Submission) -> Stored | None:
+    """What the same request made when it was first sent: it asks for nothing more, so no limit is in its way."""
+    if submission.idempotency is None:
+        return None
+    digest, fingerprint = submission.idempotency
+    model, account = submission.version.model, submission.account
+    known = await parts_of(request).idempotency.stands_for(
+        account.name, model=model, digest=digest, fingerprint=fingerprint
+    )
+    return None if known is None else await _where_it_moved(request, known)
+
+
+async def _where_it_moved(request: Request, prediction_id: PredictionId) -> Stored | None:
+    """Read it as GET does: at another of our sites where it moved to one. Raises Moved where it went elsewhere."""
+
+    async def read(parts: Parts) -> Stored | None:
+        stored = await parts.scripts.get(prediction_id)
+        if stored is not None and stored.record.moved:
+            raise moved(stored.record.moved)
+        return stored
+
+    return await where_it_is(request, prediction_id, read)
+
+
+async def _enqueue(parts: Parts, prediction_id: PredictionId, submission: Submission, *, is_bound: bool) -> Accepted:
+    version, account, wait = submission.version, submission.account, submission.wait
+    return await parts.scripts.enqueue(
+        prediction_id,
+        queue=version.queue,
+        account=account.name,
+        model=version.model,
+        version=version.id,
+        kind=version.kind,
+        deployment=submission.deployment,
+        destination=submission.destination,
+        shard=shard(account.name, streams=version.streams, size=version.size),
+        input=submission.input,
+        lane=submission.lane,
+        cost=submission.cost,
+        affinity=submission.affinity,
+        weight=account.limits.weight,
+        most_queued=account.limits.max_queued,
+        most_running=account.limits.max_running,
+        limits_rev=account.limits_rev,
+        metered=account.limits.meters_compute,
+        data_ttl_s=account.limits.data_ttl_s,
+        url=submission.url,
+        ticket=submission.ticket,
+        webhook=submission.webhook,
+        events=submission.events,
+        lifetime_ms=submission.lifetime_ms,
+        late=submission.late,
+        start_by_ms=submission.start_by_ms,
+        idempotency=submission.idempotency,
+        is_bound=is_bound,
+        trace=submission.trace,
+        waiter="" if wait is None else parts.waiters.expect(prediction_id, wait),
+    )
+
+
+def _as_enqueued(submission: Submission, accepted: Accepted) -> Stored:
+    version, lifetime_ms = submission.version, submission.lifetime_ms
+    asked_ms = None if lifetime_ms is None else accepted.created_ms + lifetime_ms
+    record = Record(
+        id=accepted.id,
+        account=submission.account.name,
+        model=version.model,
+        version=version.id,
+        queue=version.queue,
+        kind=version.kind,
+        deployment=submission.deployment,
+        destination=submission.destination,
+        lane=submission.lane,
+        status=Status.STARTING,
+        created=accepted.created_ms,
+        deadline=accepted.deadline_ms or asked_ms,
+        late=submission.late,
+        url=submission.url,
+        ticket=submission.ticket,
+        webhook=submission.webhook,
+        events=submission.events,
+    )
+    return Stored(record=record, input=Raw(submission.input), outlook=accepted.outlook)

@@ -1,0 +1,257 @@
+"""Take a prediction in: judge it, have it filed, and answer when the caller wants to be answered.
+
+Everything that can be refused is refused before anything is filed. The 201 or 202 is sent only after Redis has it.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Mapping
+from typing import Final
+
+import anyio
+from msgspec.structs import replace
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.answers import json_response
+from api.limits import Taken, taken_of
+from api.parts import Parts, parts_of
+from api.predictions.enqueue_span import enqueue_span
+from api.predictions.filing import Submission, file
+from api.predictions.tickets import new_ticket
+from api.predictions.validation import InputSchema
+from api.predictions.waiters import Wait, Waiters
+from api.prefer import affinity_digest, applied, cancel_after_seconds, cost_units, start_by_seconds, wait_seconds
+from api.refusals import forbidden, invalid_header, invalid_input
+from api.requests import CreatePrediction
+from api.sites.sites import parts_at, sites_of
+from api.urls import base_url
+from director.broker.scripts import Accepted
+from director.core.errors import BackendUnavailable
+from director.core.ids import LANES, PredictionId
+from director.core.schema import Outlook, Stored
+from director.core.states import Status, WebhookEvent
+from director.core.trace_context import TraceHeaders
+from director.core.view import address, view
+from director.store.accounts import Account
+from director.store.catalog import Version
+from director.store.endings import Ending
+
+__all__ = ("accept", "submit")
+
+LONGEST_KEY: Final = 255
+OUTLOOK_S: Final = 0.2  # the official Python client gives up half a second after the time that it asked for
+EVERY_EVENT: Final = tuple(WebhookEvent)
+# With another one it is another request. The later ones are named where they are sent, so that the fingerprint of a
+# request without them is what it was before they were known.
+OF_THE_REQUEST: Final = ("cancel-after", "x-priority", "x-start-by")
+OF_THE_REQUEST_TOO: Final = ("x-cost", "x-affinity-key")
+
+
+async def submit(
+    request: Request,
+    *,
+    account: Account,
+    version: Version,
+    asked: CreatePrediction,
+    body: bytes,
+    deployment: str = "",
+) -> Response:
+    """Accept a run of this version and answer: 201 with it, or 202 when it was waited for and has not ended.
+
+    `deployment`: owner/name of the one that led to it.
+    """
+    parts = parts_of(request)
+    asked_at = parts.clock.monotonic()
+    if sites_of(request) is None:
+        parts.gate.pass_through()
+    seconds = wait_seconds(request.headers.getlist("prefer"))
+    wait = None if seconds is None else Wait()
+    try:
+        accepted, stored = await accept(
+            request,
+            account=account,
+            version=version,
+            asked=asked,
+            body=body,
+            deployment=deployment,
+            taken=taken_of(request),
+            wait=wait,
+        )
+        headers = {"Location": address(stored.record)}
+        if accepted.replayed:
+            headers["Idempotency-Replayed"] = "true"
+        until = None if seconds is None else asked_at + seconds
+        return await _answer(request, stored, headers, until=until, wait=wait)
+    finally:
+        if wait is not None:
+            wait.leave()
+
+
+async def accept(
+    request: Request,
+    *,
+    account: Account,
+    version: Version,
+    asked: CreatePrediction,
+    body: bytes,
+    taken: Taken | None,
+    deployment: str = "",
+    place: str = "",
+    wait: Wait | None = None,
+) -> tuple[Accepted, Stored]:
+    """Judge and file one prediction. `place` tells it from others of its request, which have the same key.
+
+    `wait`: its caller's, where it waits for the end.
+    """
+    with enqueue_span(request, account, version) as step:
+        schema = InputSchema.of(version)
+        if faults := schema.check(asked.input):
+            raise invalid_input(faults)
+        submission = _judged(
+            request,
+            account=account,
+            version=version,
+            asked=asked,
+            body=body,
+            deployment=deployment,
+            taken=taken,
+            place=place,
+            wait=wait,
+            ticket=new_ticket() if schema.can_stream else "",
+            trace=step.headers,
+        )
+        accepted, stored = await file(request, submission)
+        step.found(accepted, stored.record)
+        return accepted, stored
+
+
+def _judged(
+    request: Request,
+    *,
+    account: Account,
+    version: Version,
+    asked: CreatePrediction,
+    body: bytes,
+    deployment: str,
+    taken: Taken | None,
+    place: str,
+    wait: Wait | None,
+    ticket: str,
+    trace: TraceHeaders,
+) -> Submission:
+    lifetime, start_by = request.headers.get("cancel-after"), request.headers.get("x-start-by")
+    cost, affinity = request.headers.get("x-cost"), request.headers.get("x-affinity-key")
+    return Submission(
+        account=account,
+        version=version,
+        deployment=deployment,
+        destination=asked.destination or "",
+        input=bytes(asked.input),
+        lane=_lane(request.headers, account),
+        cost=1 if cost is None else cost_units(cost),
+        affinity="" if affinity is None else affinity_digest(affinity),
+        url=base_url(request),
+        ticket=ticket,
+        webhook=asked.webhook or "",
+        events=",".join(asked.webhook_events_filter or EVERY_EVENT) if asked.webhook else "",
+        lifetime_ms=None if lifetime is None else cancel_after_seconds(lifetime) * 1000,
+        # who asks for a deadline knows the word: older official clients break on this status
+        late="" if lifetime is None else Status.ABORTED,
+        start_by_ms=None if start_by is None else start_by_seconds(start_by) * 1000,
+        idempotency=_idempotency(request.headers, body, version=version, deployment=deployment, place=place),
+        site=request.headers.get("x-site"),
+        taken=taken,
+        trace=trace,
+        wait=wait,
+    )
+
+
+def _lane(headers: Mapping[str, str], account: Account) -> str:
+    """The lane asked for, if the token allows it; else normal, or what the token has instead."""
+    asked = headers.get("x-priority")
+    if asked is None:
+        return "normal" if "normal" in account.lanes else account.lanes[0]
+    if asked not in LANES:
+        raise invalid_header("X-Priority", "high, normal or low")
+    if asked not in account.lanes:
+        raise forbidden(f"This token may not use the lane '{asked}'.")
+    return asked
+
+
+def _idempotency(
+    headers: Mapping[str, str], body: bytes, *, version: Version, deployment: str, place: str
+) -> tuple[str, str] | None:
+    """(digest of the key, fingerprint of the request): neither tells what was sent.
+
+    The model and not the version that it led to: a key holds across a deploy, and a body names its version itself.
+    """
+    key = headers.get("idempotency-key")
+    if key is None:
+        return None
+    if not 0 < len(key) <= LONGEST_KEY:
+        raise invalid_header("Idempotency-Key", f"a text of 1 to {LONGEST_KEY} characters")
+    asked = [version.model, *(headers.get(name, "") for name in OF_THE_REQUEST)]
+    asked += [f"{name}: {headers[name]}" for name in OF_THE_REQUEST_TOO if name in headers]
+    asked += [f"deployment: {deployment}"] if deployment else []
+    asked += [f"kind: {version.kind}"] if version.kind else []
+    # there the path names the version, and the body does not
+    asked += [f"version: {version.id}"] if version.kind == "training" else []
+    fingerprint = "\n".join([*asked, ""]).encode() + body
+    return hashlib.sha256((key + place).encode()).hexdigest(), hashlib.sha256(fingerprint).hexdigest()
+
+
+async def _answer(
+    request: Request, stored: Stored, headers: dict[str, str], *, until: float | None, wait: Wait | None
+) -> Response:
+    """201 with the prediction; where the caller waits, once it has ended, or 202 as if it had not begun.
+
+    `until`: what it took to file the prediction is part of the caller's time.
+    """
+    parts = parts_at(request, stored.record.id)
+    waiters = parts.waiters
+    weight = len(stored.input or b"")
+    if until is None or not waiters.has_room(weight):
+        return json_response(view(stored), 201, headers)
+    headers["Preference-Applied"] = applied(request.headers.getlist("prefer")) or ""
+    if stored.record.is_terminal:
+        return json_response(view(stored), 201, headers)
+    left_s = max(0.0, until - parts.clock.monotonic())
+    ended = await _hold(request, waiters, stored.record.id, seconds=left_s, weight=weight, wait=wait)
+    if ended is not None:
+        return json_response(view(ended.of(stored) if isinstance(ended, Ending) else ended), 201, headers)
+    # Clients take any other status for the end, and a piece of the output for all of it.
+    record = replace(stored.record, status=Status.STARTING, started=None)
+    outlook = await _outlook(parts, record.id)
+    return json_response(view(Stored(record=record, input=stored.input, outlook=outlook)), 202, headers)
+
+
+async def _outlook(parts: Parts, prediction_id: PredictionId) -> Outlook | None:
+    """Why it waits now, where it does. Who was held so long is answered in any case."""
+    with anyio.move_on_after(OUTLOOK_S), contextlib.suppress(BackendUnavailable):
+        known = await parts.scripts.story(prediction_id)
+        return known.outlook if known else None
+    return None
+
+
+async def _hold(
+    request: Request,
+    waiters: Waiters,
+    prediction_id: PredictionId,
+    *,
+    seconds: float,
+    weight: int,
+    wait: Wait | None,
+) -> Ending | Stored | None:
+    """Wait as long as the caller does. One that hangs up frees its wait; the prediction goes on."""
+    gone = asyncio.get_running_loop().create_task(_gone(request))
+    try:
+        return await waiters.ended(prediction_id, seconds=seconds, weight=weight, wait=wait, gone=gone)
+    finally:
+        gone.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,152 @@
+"""An account's predictions, or runs of another kind, newest first, a page at a time.
+
+The index is written before the enqueue, so no prediction is ever missing from it; what it names and is not there any
+more is skipped. A page is bounded in what it reads and in what it weighs, which is asked before anything is read: it
+may be short and yet have a next one, and is over its weight by one prediction at most.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.answers import json_response
+from api.auth import authenticate
+from api.pages import PAGE_SIZE, Cursor, cursor_of, link
+from api.predictions.glances import Glance
+from api.predictions.list_filters import Filters
+from api.refusals import forbidden
+from api.sites.lists import AWAY, Listed, Lists, Looked
+from director.core.ids import Kind, PredictionId, is_prediction_id
+from director.core.schema import Page, Prediction, Stored
+from director.core.view import PATHS, view
+
+__all__ = ("list_of_kind", "list_predictions")
+
+MOST_READ: Final = 2_000
+HEAVY_BYTES: Final = 4 << 20  # of a page: inputs and outputs are part of it
+
+
+class Span(Struct, frozen=True, kw_only=True):
+    """Between which ids to look, as bounds of the index, and from which end."""
+
+    low: str = "-"
+    high: str = "+"
+    newest_first: bool = True
+
+    @classmethod
+    def of(cls, filters: Filters, cursor: Cursor | None) -> "Span":
+        """From where a page goes on, within the times asked for."""
+        low = "-" if filters.oldest is None else f"[{filters.oldest}"
+        high = "+" if filters.newest is None else f"({filters.newest}"
+        if cursor is None:
+            return cls(low=low, high=high)
+        return cls(low=low, high=high, newest_first=not cursor.backwards).past(PredictionId(cursor.at))
+
+    def past(self, prediction_id: PredictionId) -> "Span":
+        """What is left of it after this id."""
+        if self.newest_first:
+            return Span(low=self.low, high=f"({prediction_id}", newest_first=True)
+        return Span(low=f"({prediction_id}", high=self.high, newest_first=False)
+
+
+class Found(Struct, frozen=True, kw_only=True):
+    """What a walk through the index found. `first` and `last` are ids walked over, found or not."""
+
+    results: list[Prediction]
+    first: PredictionId | None
+    last: PredictionId | None
+    has_more: bool
+
+
+async def list_predictions(request: Request) -> Response:
+    """GET /predictions, with a cursor and the filters of list_filters. Another account's only for operators."""
+    return await list_of_kind(request, "")
+
+
+async def list_of_kind(request: Request, kind: Kind) -> Response:
+    """GET …, of one kind."""
+    path = f"/{PATHS[kind]}"
+    account = await authenticate(request, "read")
+    cursor, filters = cursor_of(request, is_place=is_prediction_id), Filters.parse(request.query_params)
+    whose = filters.account or account.name
+    if whose != account.name and "admin" not in account.scopes:
+        raise forbidden("Only a token with the scope 'admin' may list the predictions of another account.")
+    lists = Lists.of(request)
+    found = await _walk(lists, whose, kind, Span.of(filters, cursor), filters)
+    if cursor is not None and cursor.backwards:
+        found = _turned(found)
+        older, newer = True, found.has_more
+    else:
+        older, newer = found.has_more, cursor is not None
+    after = None if found.last is None else Cursor(found.last)
+    before = None if found.first is None else Cursor(found.first, backwards=True)
+    page = Page(
+        next=link(request, path, after, filters.given) if older else None,
+        previous=link(request, path, before, filters.given) if newer else None,
+        results=found.results,
+    )
+    return json_response(page, headers={AWAY: ", ".join(sorted(lists.away))} if lists.away else None)
+
+
+async def _walk(lists: Lists, account: str, kind: Kind, span: Span, filters: Filters) -> Found:
+    results: list[Prediction] = []
+    walked: list[PredictionId] = []
+    room = HEAVY_BYTES
+    while count := min(PAGE_SIZE - len(results), MOST_READ - len(walked)):
+        listed = await _ids(lists, account, kind, span, count=count)
+        left = await lists.look(listed)
+        while fitting := _fitting([_weight(one.glance, filters) for one in left], room=room, is_first=not results):
+            taken, left = left[:fitting], left[fitting:]
+            found = await _read(lists, [one for one in taken if filters.match(one.glance)], filters)
+            results += map(view, found)
+            room -= sum(map(_weight_read, found))
+            walked += [one.glance.id for one in taken]
+        if left or len(listed) < count:
+            break
+        span = span.past(listed[-1].id)
+    has_more = bool(walked) and bool(await _ids(lists, account, kind, span.past(walked[-1]), count=1))
+    return Found(
+        results=results, first=walked[0] if walked else None, last=walked[-1] if walked else None, has_more=has_more
+    )
+
+
+async def _ids(lists: Lists, account: str, kind: Kind, span: Span, *, count: int) -> list[Listed]:
+    return await lists.ids(account, kind, low=span.low, high=span.high, count=count, newest_first=span.newest_first)
+
+
+def _fitting(weights: Sequence[int | None], *, room: int, is_first: bool) -> int:
+    """How many of these are read next, at once: those there is room for, up to one that tells its weight only then.
+
+    The first of a page always is, so that every page leads on.
+    """
+    if room <= 0 and not is_first:
+        return 0
+    for place, weight in enumerate(weights):
+        if weight is None:
+            return place + 1
+        room -= weight
+        if room < 0:
+            return place or int(is_first)
+    return len(weights)
+
+
+async def _read(lists: Lists, looked: Sequence[Looked], filters: Filters) -> list[Stored]:
+    """Those that are still what was asked for."""
+    found = await lists.read(looked)
+    return [stored for stored in found if not stored.record.moved and filters.match(stored.record)]
+
+
+def _weight(one: Glance, filters: Filters) -> int | None:
+    return one.weight if filters.match(one) else 0
+
+
+def _weight_read(stored: Stored) -> int:
+    return len(stored.input or b"") + len(stored.output or b"") + len(stored.logs)
+
+
+def _turned(found: Found) -> Found:
+    """A walk from old to new, in the order of the list."""
+    return Found(results=found.results[::-1], first=found.last, last=found.first, has_more=found.has_more)

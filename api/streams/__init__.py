@@ -1,1 +1,0 @@
-"""Predictions as they happen: server-sent events that resume."""

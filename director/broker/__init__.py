@@ -1,0 +1,1 @@
+"""What talks to Redis: clients, connections, keys and scripts. Nothing else sends a command."""

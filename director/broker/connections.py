@@ -1,0 +1,246 @@
+"""Pools of connections that leave a server which is no longer the one to write to.
+
+A server that was demoted keeps its connections open and answers READONLY for ever; one that was cut off from its
+replicas answers NOREPLICAS, and may have been replaced. Here either answer ends its connection, and READONLY counts as
+a lost one: the next is made to whatever the name, the proxy or the Sentinels say now.
+A `socket_timeout` counts from the last bytes that moved. redis-py's own is for a whole command and for a whole reply.
+Sentinels are asked for each new connection, and no connection to them is kept.
+What went wrong before a connection stood is marked as such: nothing was sent by it.
+"""
+
+import math
+import re
+from typing import Any, Final, TypeVar
+
+from redis import exceptions
+from redis._parsers import _AsyncHiredisParser
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.connection import (
+    AbstractConnection,
+    Connection,
+    SSLConnection,
+    UnixDomainSocketConnection,
+    parse_url,
+)
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import (
+    MasterNotFoundError,
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
+from redis.backoff import NoBackoff
+
+from director.broker.patience import Patience
+
+__all__ = (
+    "NO_RETRIES",
+    "Patient",
+    "Tcp",
+    "Tls",
+    "address",
+    "checked",
+    "direct_pool",
+    "is_sentinel_url",
+    "sentinel_pool",
+    "unsent",
+    "was_sent",
+)
+
+Pool = TypeVar("Pool", bound=BlockingConnectionPool)
+Failure = TypeVar("Failure", bound=exceptions.RedisError)
+
+NO_RETRIES: Final = Retry(NoBackoff(), 0)
+# Short: while one Sentinel is away, each new connection waits this long for it before the next one is asked
+SENTINEL_TIMEOUT_S: Final = 1.0
+SENTINEL_PORT: Final = 26379
+
+SENTINEL_URL: Final = re.compile(
+    r"redis(?P<tls>s?)\+sentinel://(?:(?P<user>[^@/]*)@)?(?P<hosts>[^/?@]+)/(?P<name>[^/?]+)(?:/(?P<db>\d+))?(?:\?(?P<query>.*))?"
+)
+HOST: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::(?P<port>\d{1,5}))?")
+
+
+UNSENT: Final = "nothing was sent"
+
+
+class _Counting(_AsyncHiredisParser):
+    """Counts its reads: a large reply takes many."""
+
+    reads = 0
+
+    async def read_from_socket(self) -> bool:
+        has_read = bool(await super().read_from_socket())  # type: ignore[no-untyped-call]
+        self.reads += 1
+        return has_read
+
+
+class Patient(AbstractConnection):
+    """In front of a connection class: leaves a server that is demoted or cut off, and waits as long as bytes move.
+
+    `silence_s`: how long nothing may move; None where the caller watches. See `Patience`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, parser_class=_Counting)
+        self.silence_s: float | None = self.socket_timeout
+        self.socket_timeout = None
+        self._sent_bytes = 0
+
+    @property
+    def reads(self) -> int:
+        parser: Any = self._parser
+        return int(parser.reads)
+
+    @property
+    def unsent(self) -> int:
+        return 0 if self._writer is None else self._writer.transport.get_write_buffer_size()
+
+    async def connect_check_health(self, *args: Any, **options: Any) -> None:
+        try:
+            await super().connect_check_health(*args, **options)
+        except exceptions.RedisError as exc:
+            raise unsent(exc)  # noqa: B904 - the same one
+
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        if self.silence_s is None:
+            await super().send_packed_command(command, check_health)
+            return
+        self._sent_bytes = sum(map(len, command)) if isinstance(command, list) else len(command)
+        try:
+            with Patience(self, self.silence_s, sending=self._sent_bytes):
+                await super().send_packed_command(command, check_health)
+        except TimeoutError:
+            raise exceptions.TimeoutError("Timeout writing to socket") from None
+
+    async def read_response(self, disable_decoding: bool = False, timeout: float | None = None, **options: Any) -> Any:
+        try:
+            if timeout is not None or self.silence_s is None:
+                return await super().read_response(disable_decoding, timeout, **options)
+            sending, self._sent_bytes = self._sent_bytes, 0  # it may still be on the way
+            with Patience(self, self.silence_s, sending=sending):
+                return await super().read_response(disable_decoding, math.inf, **options)
+        except TimeoutError:
+            raise exceptions.TimeoutError("Timeout reading from socket") from None
+        except exceptions.ReadOnlyError as exc:
+            await self.disconnect()
+            raise exceptions.ConnectionError("READONLY: the server is a replica now") from exc
+        except exceptions.ResponseError as exc:
+            if str(exc).startswith("NOREPLICAS"):
+                self.mark_for_reconnect()  # type: ignore[no-untyped-call]
+            raise
+
+
+class Tcp(Patient, Connection):
+    pass
+
+
+class Tls(Patient, SSLConnection):
+    pass
+
+
+class _Unix(Patient, UnixDomainSocketConnection):
+    pass
+
+
+class _Managed(Patient, SentinelManagedConnection):
+    pass
+
+
+class _ManagedTls(Patient, SentinelManagedSSLConnection):
+    pass
+
+
+DIRECT: Final = {"redis": Tcp, "rediss": Tls, "unix": _Unix}
+
+
+def unsent(exc: Failure) -> Failure:
+    """The same, marked: it went wrong before anything was sent."""
+    exc.add_note(UNSENT)
+    return exc
+
+
+def was_sent(exc: Exception) -> bool:
+    """May the server have been given what failed with this? Not where no connection to it stood."""
+    return UNSENT not in getattr(exc, "__notes__", ())
+
+
+def direct_pool(url: str, **options: Any) -> BlockingConnectionPool:
+    """Connections to the one server that a URL names. Raises ValueError or TypeError where it names none.
+
+    `options` win over what the URL asks for: a time-out that is too short would break every wait.
+    """
+    known = dict(parse_url(url))
+    return checked(BlockingConnectionPool(**{**known, **options, "connection_class": DIRECT[url.partition("://")[0]]}))
+
+
+def is_sentinel_url(url: str) -> bool:
+    """Does this URL name Sentinels rather than a server?"""
+    return url.partition("://")[0] in ("redis+sentinel", "rediss+sentinel")
+
+
+def sentinel_pool(url: str, **options: Any) -> BlockingConnectionPool:
+    """Connections to whichever server the Sentinels call the master. Raises as `direct_pool` does.
+
+    User and password are the server's; the Sentinels' own are `sentinel_username` and `sentinel_password` in the query.
+    """
+    match = SENTINEL_URL.fullmatch(url)
+    if match is None:
+        raise ValueError("not the URL of Sentinels")
+    user = "" if match["user"] is None else f"{match['user']}@"
+    known: dict[str, Any] = {**parse_url(f"redis://{user}-/{match['db'] or 0}?{match['query'] or ''}")}
+    known.pop("host")
+    # the same TLS to both, and the same names to check
+    tls = {name: value for name, value in known.items() if name.startswith("ssl_")}
+    asked = {
+        "username": known.pop("sentinel_username", None),
+        "password": known.pop("sentinel_password", None),
+        "protocol": 2,
+        "socket_timeout": SENTINEL_TIMEOUT_S,
+        "socket_connect_timeout": SENTINEL_TIMEOUT_S,
+        "retry": NO_RETRIES,
+        "ssl": bool(match["tls"]),
+        **tls,
+    }
+    sentinels = _Sentinels([address(host, SENTINEL_PORT) for host in match["hosts"].split(",")], sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
+    kind = _ManagedTls if match["tls"] else _Managed
+    pool = _SentinelPool(match["name"], sentinels, **{**known, **options, "connection_class": kind})  # type: ignore[no-untyped-call]
+    return checked(pool)
+
+
+def checked(pool: Pool) -> Pool:
+    """Only a connection knows which options it takes, so one is made, and not opened."""
+    pool.make_connection()  # type: ignore[no-untyped-call]
+    return pool
+
+
+class _SentinelPool(SentinelConnectionPool, BlockingConnectionPool):
+    """Connections to the master, bounded as all others are."""
+
+
+class _Sentinels(Sentinel):
+    """Asked seldom, so their connections are closed after each question."""
+
+    async def discover_master(self, service_name: str) -> tuple[str, int]:
+        try:
+            address: tuple[str, int] = await super().discover_master(service_name)
+        except exceptions.ResponseError as exc:
+            raise MasterNotFoundError(f"what answers is no Sentinel, or refuses us: {exc}") from exc
+        finally:
+            for sentinel in self.sentinels:
+                await _close_idle(sentinel)
+        return address
+
+
+async def _close_idle(redis: Redis) -> None:
+    # those in use belong to another question that is under way
+    await redis.connection_pool.disconnect(inuse_connections=False)
+
+
+def address(text: str, port: int) -> tuple[str, int]:
+    """From "host:port" or "host", which has this port. Raises ValueError where it is neither."""
+    match = HOST.fullmatch(text)
+    if match is None:
+        raise ValueError("not a host and a port")
+    return match["host"].strip("[]"), int(match["port"] or port)

@@ -1,0 +1,104 @@
+"""How much a Redis server promises, read from its own configuration: said aloud at start, refused where too weak."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import Struct
+from redis import exceptions
+from redis.asyncio import Redis
+
+from director.broker.redis_client import ask, servers
+from director.core.errors import UnsafeBackend
+from director.core.settings import CommonSettings
+
+__all__ = ("LEAST_VERSIONS", "MENDS", "STRONGEST_FIRST", "Server", "check", "levels")
+
+# Scripts carry the `#!lua` shebang, which these and newer servers check.
+LEAST_VERSIONS: Final = {"redis": (7, 0), "valkey": (7, 2)}
+STRONGEST_FIRST: Final = ("replicated", "always", "everysec", "memory")
+# What to set where a level is asked for and not reached
+MENDS: Final = {
+    "always": "set `appendonly yes` and `appendfsync always`",
+    "everysec": "set `appendonly yes` and `appendfsync everysec`",
+    "replicated": "set `appendonly yes`, `appendfsync always` and `min-replicas-to-write 1`",
+}
+DIRECTLY: Final = "redis://host:port"
+TOGETHER: Final = "redis+cluster://host:port,host:port"
+# A level that is named because the server cannot be asked -> what it includes
+IMPLIED: Final = {"replicated": ("everysec",), "always": ("everysec",), "everysec": (), "memory": ()}
+
+
+class Server(Struct, frozen=True):
+    """A server that was found good enough. `run_id` changes with every start of it."""
+
+    kind: str
+    version: str
+    level: str
+    run_id: str
+
+
+async def check(redis: Redis, settings: CommonSettings) -> Server:
+    """Look at the server, or at every master of a Cluster: what the weakest of them promises is promised.
+
+    Raises UnsafeBackend with the mend when one is too old or would lose what it accepts.
+    """
+    try:
+        behind = await ask(lambda: servers(redis))
+    except exceptions.ResponseError as exc:
+        raise UnsafeBackend(f"This is no node of a Redis Cluster: name it {DIRECTLY}.") from exc
+    found = [await _check(one, settings, is_alone=one is redis) for one in behind]
+    return max(found, key=lambda server: STRONGEST_FIRST.index(server.level))
+
+
+async def _check(redis: Redis, settings: CommonSettings, *, is_alone: bool) -> Server:
+    try:
+        info = await ask(lambda: redis.info("server"))
+    except exceptions.NoPermissionError as exc:
+        raise UnsafeBackend("The user in the Redis URL may not use INFO: allow it, +info.") from exc
+    if is_alone and info.get("server_mode", info.get("redis_mode")) == "cluster":  # Valkey's word, and Redis's
+        raise UnsafeBackend(f"This is a node of a Redis Cluster: name several of its nodes, {TOGETHER}.")
+    kind = "valkey" if "valkey_version" in info else "redis"
+    version = str(info.get("valkey_version") or info["redis_version"])
+    if tuple(map(int, version.split(".")[:2])) < LEAST_VERSIONS[kind]:
+        least = ".".join(map(str, LEAST_VERSIONS[kind]))
+        raise UnsafeBackend(f"This is {kind} {version}: {least} or newer is needed.")
+    try:
+        answer = await ask(lambda: redis.config_get("appendonly", "appendfsync", "maxmemory-policy", "min-replicas-*"))
+    except exceptions.ResponseError as exc:
+        if not settings.assume_durability:
+            raise UnsafeBackend(
+                "The server does not tell its configuration (CONFIG GET is forbidden). "
+                "Name its level in DIRECTOR_ASSUME_DURABILITY: always, everysec, replicated or memory."
+            ) from exc
+        reached = {"memory", settings.assume_durability, *IMPLIED[settings.assume_durability]}
+    else:
+        config = {str(name): str(value) for name, value in answer.items()}
+        _refuse_eviction(config)
+        reached = levels(config)
+    level = next(word for word in STRONGEST_FIRST if word in reached)
+    if settings.durability not in reached:
+        raise UnsafeBackend(
+            f"The server's durability is {level}, and {settings.durability} is asked for. There, "
+            f"{MENDS[settings.durability]}, or accept less by name: DIRECTOR_DURABILITY={level}."
+        )
+    return Server(kind, version, level, str(info["run_id"]))
+
+
+def levels(config: Mapping[str, str]) -> set[str]:
+    """Every level that this configuration reaches. The last second lives only in the log's buffer unless `always`."""
+    reached = {"memory"}
+    if config.get("appendonly") == "yes" and config.get("appendfsync") in ("always", "everysec"):
+        reached.add("everysec")
+        if config["appendfsync"] == "always":
+            reached.add("always")
+        if int(config.get("min-replicas-to-write", "0")) > 0:
+            reached.add("replicated")
+    return reached
+
+
+def _refuse_eviction(config: Mapping[str, str]) -> None:
+    policy = config.get("maxmemory-policy", "noeviction")
+    if policy != "noeviction":
+        raise UnsafeBackend(
+            f"The server's maxmemory-policy is {policy}: it would drop whole queues. Set `maxmemory-policy noeviction`."
+        )

@@ -1,0 +1,121 @@
+"""Round trips to Redis over connections that are kept at hand: many commands leave in one write, with all answers read.
+
+The client's own pipeline takes several times as long for one: it takes a connection from the pool and gives it back,
+and times each reply by itself. Here a connection is lent by the pool for as long as it is busy, and a moment longer.
+Knows nothing of what is asked, and asks nothing twice.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final, cast
+
+from redis import exceptions
+from redis.asyncio import Redis
+
+from director.broker.connections import Patient, unsent
+from director.broker.patience import Patience
+
+__all__ = ("Pipes",)
+
+# who asks all the time comes back sooner
+KEPT_S: Final = 0.05
+# of a pool, for what is asked by the client itself: it hears nothing of a connection that is kept here
+SPARE: Final = 2
+
+
+class Pipes:
+    """Round trips to the server of one client. One on which nothing moves for `timeout_s` ends its connection."""
+
+    def __init__(self, redis: Redis, *, timeout_s: float) -> None:
+        self._pool = redis.connection_pool
+        self._timeout_s = timeout_s
+        self._kept: list[Patient] = []
+        self._most = max(0, self._pool.max_connections - SPARE)
+        self._wanting = 0
+        self._used = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    async def ask(self, commands: Sequence[bytes], *, answers: int) -> list[Any]:
+        """Send commands as they go over the wire; so many answers, of which an error reply is one.
+
+        Raises redis' ConnectionError or TimeoutError; whether the commands were carried out is then unknown.
+        """
+        connection = await self._taken()
+        is_good = False
+        try:
+            with Patience(connection, self._timeout_s, sending=sum(map(len, commands))):
+                await connection.send_packed_command(commands, check_health=False)
+                replies = [await _reply(connection) for _ in range(answers)]
+            is_good = not connection.should_reconnect()  # type: ignore[no-untyped-call]
+        except TimeoutError as exc:
+            raise exceptions.TimeoutError("Redis did not answer in time") from exc
+        finally:
+            if is_good and not self._wanting and len(self._kept) < self._most:
+                self._keep(connection)
+            else:
+                await self._give_back(connection, is_good=is_good)
+        return replies
+
+    async def aclose(self) -> None:
+        """Give back what is kept."""
+        if self._timer is not None:
+            self._timer.cancel()
+        while self._kept:
+            await self._give_back(self._kept.pop())
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+
+    async def _taken(self) -> Patient:
+        while self._kept:
+            connection = self._kept.pop()
+            if not await _has_ended(connection):
+                return connection
+            await self._give_back(connection, is_good=False)
+        self._wanting += 1
+        try:
+            connection = cast(Patient, await self._pool.get_connection())  # type: ignore[no-untyped-call]
+        except exceptions.RedisError as exc:
+            raise unsent(exc)  # noqa: B904 - the same one
+        finally:
+            self._wanting -= 1
+        # one timer for a whole round trip, and not one for each read and write
+        connection.silence_s = None
+        return connection
+
+    def _keep(self, connection: Patient) -> None:
+        self._kept.append(connection)
+        self._used = True
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(KEPT_S, self._tidy)
+
+    def _tidy(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(KEPT_S, self._tidy) if self._used else None
+        if not self._used:
+            while self._kept:
+                task = loop.create_task(self._give_back(self._kept.pop()))
+                self._leaving.add(task)
+                task.add_done_callback(self._leaving.discard)
+        self._used = False
+
+    async def _give_back(self, connection: Patient, *, is_good: bool = True) -> None:
+        if not is_good:
+            await connection.disconnect(nowait=True)
+        connection.silence_s = self._pool.connection_kwargs.get("socket_timeout")
+        await self._pool.release(connection)
+
+
+async def _reply(connection: Patient) -> Any:
+    try:
+        return await connection.read_response()
+    except exceptions.ResponseError as exc:
+        return exc
+
+
+async def _has_ended(connection: Patient) -> bool:
+    """Nobody asked it anything: what it has to read can only be that the server has hung up."""
+    try:
+        return await connection.can_read()
+    except exceptions.ConnectionError:
+        return True

@@ -1,0 +1,336 @@
+"""What a caller asks for: to accept a prediction, show it, cancel it. Holds no claim."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, cast
+
+from msgspec import Raw, Struct
+
+from director.broker import keys
+from director.broker.gatherer import BATCH_BYTES, LARGE_BYTES, Arg, Traffic
+from director.broker.scripts.wire import Wire, event, hoped, ms, now, number
+from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, UnknownQueue
+from director.core.ids import LANES, Kind, PredictionId, QueueName, partition_of
+from director.core.schema import LIFE, Event, Known, Outlook, Record, Stored, flat, pairs
+from director.core.states import TERMINAL, Status
+from director.core.trace_context import NO_TRACE, TraceHeaders
+from director.core.view import fold
+
+__all__ = ("Accepted", "Bound", "CallerScripts", "Canceled", "Erased", "Redelivered", "Replayed")
+
+Canceled = Literal["canceled", "asked", "over", "moved", "unknown"]
+
+Erased = Literal["erased", "unknown", "running"]
+
+Redelivered = Literal["owed", "unknown", "running", "unwanted", "removed"]
+
+IDEMPOTENCY_TTL_MS = 24 * 3600 * 1000
+
+
+class Accepted(Struct, frozen=True):
+    """What became of a submit. `replayed`: the idempotency key stands for this older prediction."""
+
+    id: PredictionId
+    replayed: bool = False
+    created_ms: int = 0
+    deadline_ms: int | None = None
+    outlook: Outlook | None = None
+
+
+class Bound(NamedTuple):
+    """What an idempotency key stands for, of which request, and since when by the server's clock."""
+
+    id: PredictionId
+    fingerprint: str
+    age_ms: int
+
+
+class Replayed(Struct, frozen=True, kw_only=True):
+    """Some events of a prediction of `account`, and how it stood then.
+
+    `last`: number of the newest there is; `next`: of the one that follows these. `moved`: to which server, '' where it
+    did not.
+    """
+
+    account: str
+    status: Status
+    ticket: str
+    moved: str
+    last: int
+    next: int
+    events: tuple[Event, ...]
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.status in TERMINAL
+
+    @property
+    def is_removed(self) -> bool:
+        """Are its events gone, with all its data?"""
+        return self.last == 0
+
+    @property
+    def has_more(self) -> bool:
+        """Are there events after these?"""
+        return self.next <= self.last
+
+
+class CallerScripts(Wire):
+    """The caller's side."""
+
+    async def enqueue(
+        self,
+        prediction_id: PredictionId,
+        *,
+        queue: QueueName,
+        account: str,
+        model: str,
+        version: str,
+        kind: Kind = "",
+        deployment: str = "",
+        destination: str = "",
+        shard: Sequence[int],
+        input: bytes,  # noqa: A002 - the word for it
+        lane: str = "normal",
+        cost: float = 1,
+        url: str = "",
+        ticket: str = "",
+        webhook: str = "",
+        events: str = "",
+        lifetime_ms: int | None = None,
+        late: str = "",
+        start_by_ms: int | None = None,
+        affinity: str = "",
+        weight: float = 1,
+        most_queued: int | None = None,
+        most_running: int | None = None,
+        limits_rev: int = 0,
+        metered: bool = False,
+        data_ttl_s: float | None = None,
+        idempotency: tuple[str, str] | None = None,
+        is_bound: bool = False,
+        trace: TraceHeaders = NO_TRACE,
+        waiter: str = "",
+        now_ms: int | None = None,
+    ) -> Accepted:
+        """Accept a prediction. `idempotency`: (key's digest, body's fingerprint). Safe to repeat with the same id.
+
+        `affinity`: 16 hex digits. `weight`, `most_queued`, `most_running`: the account's, in this queue, as of change
+        `limits_rev`: an older one than the queue knows is not heeded. `metered`: its
+        compute was reserved, and is put right at its end. `data_ttl_s`: how long its data is kept after the end, where
+        not as long as the queue says. `trace`: what is handed on with it. `is_bound`: the key was bound to it before.
+        `waiter`: the API process that holds its caller's response, and hears of its end.
+        Raises UnknownQueue, IdempotencyMismatch, QueueRefused; BackendUnavailable where its key went to a later one.
+        """
+        if lane not in LANES:  # no claim would ever look there
+            raise ValueError(f"{lane} is no lane")
+        record = keys.record(prediction_id)
+        digest, fingerprint = idempotency or ("", "")
+        held = keys.idempotency(account=account, model=model, digest=digest) if digest else record
+        fields = flat(
+            {
+                "account": account,
+                "model": model,
+                "version": version,
+                "queue": queue,
+                "kind": kind,
+                "deployment": deployment,
+                "destination": destination,
+                "lane": lane,
+                "shard": ",".join(map(str, shard)),
+                "cost": f"{cost:g}",
+                "url": url,
+                "ticket": ticket,
+                "webhook": webhook,
+                "events": events,
+                "lifetime_ms": lifetime_ms,
+                "late": late,
+                "start_by_ms": start_by_ms,
+                "affinity": affinity,
+                "metered": int(metered) or None,
+                "data_ttl_ms": None if data_ttl_s is None else ms(data_ttl_s),
+                "weight": f"{weight:g}",
+                "most_queued": most_queued,
+                "most_running": most_running,
+                "limits_rev": limits_rev,
+                "bound": int(is_bound) or None,
+                "waiter": waiter,
+                **trace,
+            },
+        )
+        args: list[Arg] = [prediction_id, input, fingerprint, IDEMPOTENCY_TTL_MS, now(now_ms), *fields]
+        names = [record, keys.input_data(prediction_id), held]
+        word, *rest = await self._call("enqueue", names, args, traffic=_filing(len(input)))
+        match word:
+            case b"created":
+                created, deadline, hope = rest if len(rest) > 1 else (rest[0], b"", None)
+                return Accepted(
+                    prediction_id,
+                    created_ms=int(created),
+                    deadline_ms=int(deadline) if deadline else None,
+                    outlook=hoped(hope),
+                )
+            case b"replayed":
+                return Accepted(PredictionId(rest[0].decode()), replayed=True)
+            case b"mismatch":
+                raise IdempotencyMismatch("This Idempotency-Key was used with another body.")
+            case b"late":
+                raise BackendUnavailable("the same request was placed anew meanwhile")
+            case b"refused":
+                raise _refused(*rest)
+            case _:
+                raise UnknownQueue(queue)
+
+    async def bind(
+        self,
+        prediction_id: PredictionId | None,
+        *,
+        account: str,
+        model: str,
+        idempotency: tuple[str, str],
+        instead_of: PredictionId | None,
+    ) -> Bound | None:
+        """Let an idempotency key stand for this one, or for none; what it stands for instead.
+
+        `idempotency`: (key's digest, body's fingerprint). None: it is so.
+        """
+        digest, fingerprint = idempotency
+        key = keys.idempotency(account=account, model=model, digest=digest)
+        args: list[Arg] = [prediction_id or "", fingerprint, IDEMPOTENCY_TTL_MS, instead_of or ""]
+        held = await self._call("bind", [key], args)
+        return Bound(PredictionId(held[0].decode()), held[1].decode(), held[2]) if held else None
+
+    def enlist(
+        self, prediction_id: PredictionId, *, account: str, oldest: PredictionId, kind: Kind = "", input_bytes: int = 0
+    ) -> "asyncio.Future[object]":
+        """Put an id on its account's list: call it before `enqueue`. Ids below `oldest` may be dropped.
+
+        `input_bytes`: size of the input that `enqueue` sends next. A large one goes another way than small calls do.
+        """
+        names, args = [keys.listing(account, kind)], [prediction_id, oldest]
+        return self._begin("enlist", names, args, traffic=_filing(input_bytes))
+
+    async def get(
+        self,
+        prediction_id: PredictionId,
+        *,
+        outlook: bool = True,
+        whole: bool = True,
+        size: int | None = None,
+        now_ms: int | None = None,
+    ) -> Stored | None:
+        """One prediction as it is now; None when there is none. `outlook`: with why it waits, where it does.
+
+        A large one takes a second round trip, and no small call waits for that; unless `whole`, its data is left out
+        instead, see `Stored.left_out`. `size`: bytes of its data where they are known, for one round trip only.
+        """
+        if size is None:
+            stored = await self._get(prediction_id, now(now_ms), outlook, LARGE_BYTES)
+            if stored is None or not stored.left_out or not whole:
+                return stored
+            size = stored.left_out
+        return await self._get(prediction_id, now(now_ms), outlook, "", size=size)
+
+    async def _get(
+        self, prediction_id: PredictionId, now: Arg, outlook: bool, most: Arg, *, size: int = 0
+    ) -> Stored | None:
+        args: list[Arg] = [prediction_id, now, int(outlook), most]
+        traffic = Traffic.LARGE_READS if size else Traffic.SMALL
+        reply = await self._call("get", [keys.record(prediction_id)], args, traffic=traffic, answer_bytes=size)
+        if not reply:
+            return None
+        fields, data, ended, entries, hope, *left_out = reply
+        record = Record.parse(prediction_id, fields)
+        if left_out:
+            return Stored(record=record, input=None, left_out=left_out[0])
+        raw = Raw(data) if data else None
+        if not record.is_terminal:
+            output, logs = fold([event(seq, entry) for seq, entry in enumerate(entries, start=1)])
+            return Stored(record=record, input=raw, output=output, logs=logs, outlook=hoped(hope))
+        done = dict(pairs(ended))
+        output = Raw(done[b"output"]) if done.get(b"output") else None
+        return Stored(record=record, input=raw, output=output, logs=done.get(b"logs", b"").decode())
+
+    async def story(self, prediction_id: PredictionId, *, now_ms: int | None = None) -> Known | None:
+        """What is known of one prediction, all but its bulk; None when there is none."""
+        reply = await self._call("story", [keys.record(prediction_id)], [prediction_id, now(now_ms)])
+        if not reply:
+            return None
+        at, fields, entries, hope, attempts, due, lease, owed, dead = reply
+        return Known(
+            now=at,
+            record=Record.parse(prediction_id, fields),
+            events=tuple(event(seq, entry) for seq, entry in zip(entries[::2], entries[1::2], strict=True)),
+            outlook=hoped(hope),
+            attempts=number(attempts),
+            due=number(due),
+            lease=number(lease),
+            owed=number(owed),
+            is_dead=bool(dead),
+        )
+
+    async def replay(
+        self, prediction_id: PredictionId, *, after: int, count: int, most_bytes: int, whole: bool = True
+    ) -> Replayed | None:
+        """Its events after a number, at most `count`, and none more once they have so many bytes; None: no prediction.
+
+        A number from before the last revival, or larger than the newest one, is of a list that began anew since: all is
+        told then. One event may be larger than `most_bytes` by itself: unless `whole`, what comes ends before it.
+        """
+        args: list[Arg] = [prediction_id, after, count, most_bytes, int(whole), LIFE]
+        # what is large is read whole, and how large it is nobody knows before
+        traffic, answer_bytes = (Traffic.LARGE_READS, BATCH_BYTES) if whole and count else (Traffic.SMALL, 0)
+        reply = await self._call(
+            "replay", [keys.record(prediction_id)], args, traffic=traffic, answer_bytes=answer_bytes
+        )
+        if not reply:
+            return None
+        account, status, ticket, moved, last, first, *entries = reply
+        return Replayed(
+            account=account.decode(),
+            status=Status(status.decode()),
+            ticket=ticket.decode(),
+            moved=moved.decode(),
+            last=last,
+            next=first + len(entries),
+            events=tuple(event(seq, entry) for seq, entry in enumerate(entries, start=first)),
+        )
+
+    async def redeliver(
+        self, prediction_id: PredictionId, *, account: str | None, now_ms: int | None = None
+    ) -> Redelivered:
+        """Owe the webhook of its end again, at once. `account`: whose it must be, None for anybody's."""
+        args: list[Arg] = [prediction_id, account or "", now(now_ms)]
+        owed = keys.owed(partition_of(prediction_id))
+        answer = await self._call("redeliver", [keys.record(prediction_id), owed], args)
+        return cast(Redelivered, answer.decode())
+
+    async def cancel(
+        self, prediction_id: PredictionId, *, account: str, kind: Kind = "", now_ms: int | None = None
+    ) -> Canceled:
+        """End a prediction that waits, or ask the holder of one that runs to stop it."""
+        args: list[Arg] = [prediction_id, account, kind, now(now_ms)]
+        answer = await self._call("cancel", [keys.record(prediction_id)], args)
+        return cast(Canceled, answer.decode())
+
+    async def erase(self, prediction_id: PredictionId, *, account: str, now_ms: int | None = None) -> Erased:
+        """Let go of one that has ended, with all that is known of it but its files. Safe to repeat."""
+        owed = keys.owed(partition_of(prediction_id))
+        args: list[Arg] = [prediction_id, account, now(now_ms)]
+        answer = await self._call("erase", [keys.record(prediction_id), owed], args)
+        return cast(Erased, answer.decode())
+
+
+def _filing(input_bytes: int) -> Traffic:
+    """How `enlist` and `enqueue` both go, one after the other. What else they send never makes a call large."""
+    return Traffic.LARGE_WRITES if input_bytes >= LARGE_BYTES // 2 else Traffic.SMALL
+
+
+def _refused(code: bytes, limit: bytes | int, retry_after_ms: bytes | int, eta_ms: bytes | int) -> QueueRefused:
+    return QueueRefused(
+        code.decode(),
+        limit=int(limit) if limit != b"" else None,
+        retry_after_s=max(1, math.ceil(int(retry_after_ms) / 1000)),
+        eta_s=int(eta_ms) / 1000 if eta_ms != b"" else None,
+    )

@@ -1,0 +1,136 @@
+"""What looks after queues nobody holds, and after webhooks that are owed. Takes no claim whose lease is good."""
+
+import random
+from collections.abc import Sequence
+from typing import Final, Literal, cast
+
+from director.broker import keys
+from director.broker.gatherer import Arg
+from director.broker.redis_client import text
+from director.broker.scripts.holder import Requeued
+from director.broker.scripts.wire import Wire, ms, now
+from director.core.ids import Partition, PredictionId, QueueName, partition_of
+from director.core.schema import pairs
+
+__all__ = ("Delivered", "KeeperScripts", "Repair")
+
+Delivered = Literal["", "noted", "others"]
+"""'' where nothing was noted: it is owed no more. `others`: it arrived, and others wait for an attempt at that host."""
+
+DELIVERED: Final[Sequence[Delivered]] = ("", "noted", "others")
+
+Repair = Literal["forgotten", "leased", "offered", "placed", "timed"]
+"""What reconcile did: dropped an id that has ended or has no record; gave a claim its lease; made claims look into the
+stream or backlog where it stands; put it in line; put its deadline back into the index."""
+
+
+class KeeperScripts(Wire):
+    """The keeper's side."""
+
+    async def contact(self, run_id: str, *, silence_s: float, now_ms: int | None = None) -> tuple[int, float]:
+        """Note that this run of the server is heard; its time in ms, and how long keepers have heard it, in seconds."""
+        at, lasted = await self._call("contact", [keys.contact()], [run_id, ms(silence_s), now(now_ms)])
+        return at, lasted / 1000
+
+    async def reap(
+        self, queue: QueueName, *, limit: int, lease_s: float = 15.0, now_ms: int | None = None
+    ) -> list[tuple[PredictionId, Requeued]]:
+        """Take back claims whose lease ran out; what became of each.
+
+        `lease_s` of the directors. `now_ms`: judge by this time of the server's, which a keeper that was frozen would
+        overrun. For a lease before it the server's clock has not stepped.
+        """
+        args: list[Arg] = [limit, _jitter(), ms(lease_s), now(now_ms)]
+        reply = await self._call("reap", [keys.lease(queue), keys.directors(queue)], args)
+        return _outcomes(reply)
+
+    async def recover(
+        self,
+        queue: QueueName,
+        lane: str,
+        number: int,
+        *,
+        cursor: str,
+        count: int,
+        idle_s: float,
+        now_ms: int | None = None,
+    ) -> tuple[str, list[tuple[PredictionId, Requeued]]]:
+        """Find claims of one stream that have no lease any more; the cursor to go on from, '0-0' at the end."""
+        args: list[Arg] = [queue, cursor, count, ms(idle_s), _jitter(), now(now_ms)]
+        last, *recovered = await self._call("recover", [keys.stream(queue, lane, number)], args)
+        return last.decode(), _outcomes(recovered)
+
+    async def reconcile(
+        self, queue: QueueName, *, start: int, count: int, lease_s: float, now_ms: int | None = None
+    ) -> tuple[int, list[tuple[PredictionId, Repair]]]:
+        """Put right what is nowhere in one slice of what lives; where the next slice starts, 0 after the last."""
+        args: list[Arg] = [queue, start, count, ms(lease_s), now(now_ms)]
+        following, *repaired = await self._call("reconcile", [keys.live(queue)], args)
+        return following, [(PredictionId(name.decode()), cast(Repair, word.decode())) for name, word in pairs(repaired)]
+
+    async def retire(self, queue: QueueName, *, silent_s: float, now_ms: int | None = None) -> str:
+        """Forget one director that has been silent for long and has nothing pending; its name, '' for none."""
+        return text(await self._call("retire", [keys.directors(queue)], [queue, ms(silent_s), now(now_ms)]))
+
+    async def promote(self, queue: QueueName, *, limit: int, now_ms: int | None = None) -> int:
+        """Put due retries back into their streams; how many."""
+        return int(await self._call("promote", [keys.delayed(queue)], [queue, limit, now(now_ms)]))
+
+    async def expire(self, queue: QueueName, *, limit: int, now_ms: int | None = None) -> tuple[int, int]:
+        """End what waited past its deadline, tell the holders of what runs past it: (ended, told)."""
+        ended, told = await self._call("expire", [keys.deadline(queue)], [limit, now(now_ms)])
+        return ended, told
+
+    async def due(
+        self, partition: Partition, *, limit: int, hold_s: float, now_ms: int | None = None
+    ) -> list[PredictionId]:
+        """Take terminal webhooks whose next attempt has come; they are due again after `hold_s`."""
+        args: list[Arg] = [limit, ms(hold_s), now(now_ms)]
+        return [PredictionId(name.decode()) for name in await self._call("due", [keys.owed(partition)], args)]
+
+    async def deliver(
+        self,
+        prediction_id: PredictionId,
+        *,
+        outcome: str,
+        delay_s: float | None,
+        revivals: int = 0,
+        status: int | None = None,
+        host: str = "?",
+        is_asked: bool = False,
+        known: int | None = None,
+        rule: str | None = None,
+        now_ms: int | None = None,
+    ) -> Delivered:
+        """Note how a terminal webhook's attempt went; no `delay_s`: there will be no other. `put_off`: it was none.
+
+        `revivals` of the record that was told of: what a later end owes is not settled by an earlier one's answer.
+        `status` that `host` answered; `is_asked`: it asked for this delay. `known` attempts were noted before this one.
+        `rule` that forbids the address.
+        """
+        delay_ms: Arg = "" if delay_s is None else ms(delay_s)
+        answered: list[Arg] = [now(status), host, int(is_asked), now(known), rule or ""]
+        args: list[Arg] = [prediction_id, delay_ms, outcome, revivals, *answered, now(now_ms)]
+        partition = partition_of(prediction_id)
+        owed = [keys.owed(partition), keys.owed_to(partition, host)]
+        return DELIVERED[int(await self._call("deliver", [keys.record(prediction_id), *owed], args))]
+
+    async def sample(self, queue: QueueName, *, period_s: float, most: int, now_ms: int | None = None) -> bool:
+        """Note how a queue stands, unless somebody did within this period; False where it is idle.
+
+        `most` of them are kept.
+        """
+        return bool(await self._call("sample", [keys.meta(queue)], [queue, ms(period_s), most, now(now_ms)]))
+
+    async def forward(self, partition: Partition, host: str, *, limit: int, now_ms: int | None = None) -> int:
+        """Make due what waits for its next attempt at a host that answers again; how many."""
+        owed = [keys.owed(partition), keys.owed_to(partition, host)]
+        return int(await self._call("forward", owed, [limit, now(now_ms)]))
+
+
+def _jitter() -> float:
+    return random.random()  # noqa: S311 - spreads retries, guards nothing
+
+
+def _outcomes(reply: Sequence[bytes]) -> list[tuple[PredictionId, Requeued]]:
+    return [(PredictionId(name.decode()), cast(Requeued, word.decode())) for name, word in pairs(reply)]

@@ -1,0 +1,227 @@
+"""What is known of a queue: its policy, its streams, its numbers, its pause. Moves no prediction."""
+
+from typing import Any, Literal, cast, get_args
+
+import msgspec
+from msgspec import Struct
+
+from director.broker import keys
+from director.broker.gatherer import Arg
+from director.broker.redis_client import text
+from director.broker.scripts.wire import Wire, ms, now
+from director.core.errors import SettingsError, UnknownQueue
+from director.core.ids import LANES, QueueName
+from director.core.objectives import NONE, Lane, Objectives, decode_objectives, encode
+from director.core.policy import Policy
+from director.core.schema import pairs
+from director.core.shards import MAX_STREAMS
+
+__all__ = ("Admission", "Demand", "Migrated", "QueueScripts", "QueueStats", "Unregistered")
+
+Admission = Literal["absorb", "bounded", "reject"]
+Unregistered = Literal["done", "live", "dead", "served"]
+
+
+class QueueStats(Struct, frozen=True, kw_only=True):
+    """One queue at one moment. `oldest_ms`: how long ago the oldest that has not ended was accepted.
+
+    `service_ms`: how long a run has a slot, lately, 0 while nobody knows; `service_cost`: what such a run was declared
+    to cost. `starting`, `setup_failed`: directors whose servers are. `leaving`: what is on its way to another server.
+    `tally`: counters since ever.
+    """
+
+    high: int
+    normal: int
+    low: int
+    claimed: int
+    delayed: int
+    dead: int
+    live: int
+    oldest_ms: int
+    directors: int
+    streams: int
+    read: int
+    paused: bool
+    slots: int
+    service_ms: float
+    service_cost: float
+    mode: str
+    max_queued: int | None
+    breaker: str
+    starting: int
+    setup_failed: int
+    server_auth: int
+    leaving: int
+    objectives: Objectives = NONE
+    tally: dict[str, int]
+
+    @property
+    def waiting(self) -> int:
+        return self.high + self.normal + self.low
+
+    @property
+    def accepted(self) -> int:
+        """Since ever, as are these; a dead letter that was revived is accepted, starts and ends once more."""
+        return sum(self.tally.get(f"accepted:{lane}", 0) for lane in LANES)
+
+    @property
+    def started(self) -> int:
+        """Handed out for the first time."""
+        return self.tally.get("started", 0)
+
+    @property
+    def ended(self) -> int:
+        return self.tally.get("ended", 0)
+
+
+class Demand(Struct, frozen=True, kw_only=True):
+    """What a queue could run now or soon, at `now_ms` of the server's, and what it runs; and all that waits per lane.
+
+    `slots_each` of a director, and `service_ms` of a run: 0 while nobody knows.
+    """
+
+    now_ms: int
+    runnable: int
+    running: int
+    high: int
+    normal: int
+    low: int
+    slots_each: float
+    service_ms: float
+    paused: bool
+    objectives: Objectives
+
+
+class Migrated(Struct, frozen=True, kw_only=True):
+    """One slice: where the next one starts, -1 after the last; how many moved, and how many stay and why."""
+
+    next: int
+    moved: int
+    claimed: int
+    held: int
+
+
+class QueueScripts(Wire):
+    """The calls about one queue as a whole."""
+
+    async def register(self, queue: QueueName, *, version: str, policy: Policy) -> bool:
+        """Make a queue known, or refresh its policy; False when its name belongs to another version."""
+        _refuse_streams(policy.streams)
+        size: list[Arg] = [version, policy.streams, min(policy.size, policy.streams)]
+        retries: list[Arg] = [policy.attempts, policy.on_lost, ms(policy.backoff_s), ms(policy.backoff_cap_s)]
+        lives: list[Arg] = [ms(policy.data_ttl_s), ms(policy.record_ttl_s)]
+        lifetime: Arg = "" if policy.lifetime_s is None else ms(policy.lifetime_s)
+        breaker: list[Arg] = [policy.breaker_after, ms(policy.breaker_cool_s), policy.breaker_mode]
+        args: list[Arg] = [*size, *retries, *lives, lifetime, *breaker, *_promised(policy.objectives)]
+        return bool(await self._call("register", [keys.meta(queue)], args))
+
+    async def unregister(
+        self, queue: QueueName, *, only_asks: bool = False, alive_s: float = 60.0, now_ms: int | None = None
+    ) -> Unregistered:
+        """Forget a queue in which nothing is left and which nobody serves; else why not, and nothing is written.
+
+        `only_asks`: nothing is written in any case.
+        """
+        args: list[Arg] = [queue, ms(alive_s), "1" if only_asks else "", now(now_ms)]
+        reply = await self._call("unregister", [keys.meta(queue)], args)
+        return cast(Unregistered, reply.decode())
+
+    async def resize(self, queue: QueueName, *, streams: int) -> tuple[int, int]:
+        """Change the streams of each lane; returns (streams that take new work, streams that are read)."""
+        _refuse_streams(streams)
+        reply = await self._call("resize", [keys.meta(queue)], [queue, streams])
+        if not reply:
+            raise UnknownQueue(queue)
+        return reply[0], reply[1]
+
+    async def migrate(
+        self, queue: QueueName, *, to: QueueName, start: int, count: int, only_asks: bool, now_ms: int | None = None
+    ) -> Migrated | None:
+        """Move what waits of one slice to another queue of the model; None where nobody registered that."""
+        args: list[Arg] = [queue, to, start, count, "1" if only_asks else "", now(now_ms)]
+        reply = await self._call("migrate", [keys.live(queue)], args)
+        return Migrated(**dict(zip(Migrated.__struct_fields__, reply, strict=True))) if reply else None
+
+    async def stats(self, queue: QueueName, *, now_ms: int | None = None) -> QueueStats:
+        """How much waits, runs, is delayed and dead, and how many directors serve it."""
+        reply = await self._call("stats", [keys.meta(queue)], [queue, now(now_ms)])
+        if not reply:
+            raise UnknownQueue(queue)
+        fields: dict[str, Any] = dict(zip(QueueStats.__struct_fields__, reply[:-1], strict=False))
+        for name in ("service_cost", "mode", "breaker", "max_queued"):
+            fields[name] = text(fields[name])
+        fields["max_queued"] = fields["max_queued"] or None
+        fields["mode"] = fields["mode"] or "absorb"
+        fields["objectives"] = _read_objectives(fields["objectives"])
+        fields["tally"] = {name.decode(): int(value) for name, value in pairs(reply[-1])}
+        return msgspec.convert(fields, QueueStats, strict=False)
+
+    async def demand(self, queue: QueueName, *, soon_s: float, now_ms: int | None = None) -> Demand:
+        """What it could run now, or has due within `soon_s`, and what it runs."""
+        reply = await self._call("demand", [keys.meta(queue)], [queue, ms(soon_s), now(now_ms)])
+        if not reply:
+            raise UnknownQueue(queue)
+        fields: dict[str, Any] = {
+            name: text(value) if isinstance(value, bytes) else value
+            for name, value in zip(Demand.__struct_fields__, reply, strict=True)
+        }
+        fields["objectives"] = _read_objectives(reply[-1])
+        return msgspec.convert(fields, Demand, strict=False)
+
+    async def pause(
+        self,
+        queue: QueueName,
+        *,
+        paused: bool,
+        tenant: str = "",
+        revision: int | None = None,
+        now_ms: int | None = None,
+    ) -> None:
+        """Hand nothing out, of one tenant or at all, or resume. What is claimed runs on.
+
+        `revision`: which change of its account's suspension this is; one that is older than another changes nothing.
+        """
+        args: list[Arg] = [queue, int(paused), tenant, now(now_ms), "" if revision is None else revision]
+        if not await self._call("pause", [keys.meta(queue)], args):
+            raise UnknownQueue(queue)
+
+    async def bound(self, queue: QueueName, *, mode: Admission, max_queued: int | None = None) -> None:
+        """What the queue does with more than it can run; `max_queued` goes with `bounded`."""
+        if (mode == "bounded") != (max_queued is not None):
+            raise ValueError("a bounded queue has max_queued, and no other has")
+        if not await self._call("bound", [keys.meta(queue)], [mode, "" if max_queued is None else max_queued]):
+            raise UnknownQueue(queue)
+
+    async def limit(
+        self,
+        queue: QueueName,
+        tenant: str,
+        *,
+        weight: float,
+        most_running: int | Literal["kept"] | None,
+        revision: int = 0,
+    ) -> None:
+        """How much of the queue a tenant may have, for what of it waits already, as of this of its changes.
+
+        `kept`: as many as may run now.
+        """
+        running: Arg = "" if most_running is None else most_running
+        if not await self._call("limit", [keys.meta(queue)], [queue, tenant, f"{weight:g}", running, revision]):
+            raise UnknownQueue(queue)
+
+
+def _promised(objectives: Objectives) -> list[Arg]:
+    spans: list[Arg] = [ms(each.within_s) if (each := objectives.get(lane)) else "" for lane in get_args(Lane)]
+    return [encode(objectives), *spans]
+
+
+def _read_objectives(found: bytes) -> Objectives:
+    try:
+        return decode_objectives(found)
+    except SettingsError:  # a newer release wrote it
+        return NONE
+
+
+def _refuse_streams(streams: int) -> None:
+    if not 1 <= streams <= MAX_STREAMS:  # beyond the mask an entry would never be read
+        raise ValueError(f"a lane has 1 to {MAX_STREAMS} streams, not {streams}")

@@ -1,0 +1,106 @@
+"""What an autoscaler wants to know of a queue: how many directors it wants, what could run, and what runs.
+
+Never guesses: while Redis cannot answer there is no answer, since a wrong nought would end every director. An hour's
+history says what comes; what waits and runs is as of now.
+"""
+
+import re
+from typing import Final, get_args
+
+from msgspec import Struct
+from redis.asyncio import Redis
+
+from director.broker.scripts import Demand, Scripts
+from director.core.clock import Clock
+from director.core.errors import UnknownQueue
+from director.core.ids import MODEL_NAME, QUEUE_NAME, QueueName, queue_name
+from director.core.objectives import Lane
+from director.core.samples import PERIOD_S, Sample, arrivals_s
+from director.diagnosis.sizing import Bounds, Load, wanted
+from director.store.catalog import Catalog
+from director.store.deployments import MOST, Deployments
+from director.store.queue_history import QueueHistory
+
+__all__ = ("Scale", "Scaling")
+
+SOON_S: Final = 60.0  # a retry that is due later is no reason to keep a director
+# The higher rate of the two counts: up at once, and down late
+WINDOWS_S: Final = (60.0, 300.0)
+BOUNDS_S: Final = 30.0
+MOST_OWNERS: Final = 1_000
+
+
+class Scale(Struct, frozen=True, kw_only=True):
+    """`wanted`: directors. `runnable`, `running`: predictions."""
+
+    wanted: int
+    runnable: int
+    running: int
+
+
+class Scaling:
+    """All methods raise BackendUnavailable while Redis cannot answer."""
+
+    def __init__(self, redis: Redis, scripts: Scripts, catalog: Catalog, clock: Clock) -> None:
+        self._scripts = scripts
+        self._catalog = catalog
+        self._clock = clock
+        self._history = QueueHistory(redis)
+        self._deployments = Deployments(redis, scripts, clock)
+        self._bounds: dict[str, tuple[float, dict[QueueName, Bounds]]] = {}
+
+    async def named(self, name: str) -> QueueName:
+        """The queue of this name, or of the latest version of the model of this name. Raises UnknownQueue."""
+        if re.fullmatch(MODEL_NAME, name) and (model := await self._catalog.model(name)) and model.latest:
+            return queue_name(model.name, model.latest)
+        if not re.fullmatch(QUEUE_NAME, name):
+            raise UnknownQueue(name)
+        return QueueName(name)
+
+    async def of(self, queue: QueueName) -> Scale:
+        """Of one queue. Raises UnknownQueue."""
+        demand = await self._scripts.demand(queue, soon_s=SOON_S)
+        newest = await self._history.of(queue, most=int(max(WINDOWS_S) / PERIOD_S) + 1)
+        load = _load(demand, newest)
+        count = wanted(load, demand.objectives, await self._bounds_of(queue))
+        return Scale(wanted=count, runnable=demand.runnable, running=demand.running)
+
+    async def _bounds_of(self, queue: QueueName) -> Bounds:
+        """What the owner of the model has said by its deployments. Another account's are its own wish, and no order."""
+        owner, now_s = queue.partition("/")[0], self._clock.monotonic()
+        read_s, bounds = self._bounds.get(owner, (None, {}))
+        if read_s is None or now_s - read_s >= BOUNDS_S:
+            if len(self._bounds) >= MOST_OWNERS:
+                self._bounds.clear()
+            bounds = await self._said_by(owner)
+            self._bounds[owner] = now_s, bounds
+        return bounds.get(queue, Bounds())
+
+    async def _said_by(self, owner: str) -> dict[QueueName, Bounds]:
+        """Several of one version share its directors, so the largest of each number will do for all."""
+        said: dict[QueueName, Bounds] = {}
+        names = [name for _, name in await self._deployments.names(owner)]
+        for deployment in await self._deployments.many(owner, names[:MOST]):
+            release = deployment.release
+            if release.model.partition("/")[0] != owner:
+                continue
+            queue = queue_name(release.model, release.version)
+            known = said.get(queue, Bounds())
+            least = max(known.least, release.min_instances)
+            said[queue] = Bounds(least=least, most=max(known.most or 0, release.max_instances, least))
+        return said
+
+
+def _load(demand: Demand, samples: list[Sample]) -> Load:
+    return Load(
+        waiting={"high": demand.high, "normal": demand.normal, "low": demand.low},
+        runnable=demand.runnable,
+        running=demand.running,
+        arrivals_s={
+            lane: max(arrivals_s(samples, lane, over_s, now_ms=demand.now_ms) for over_s in WINDOWS_S)
+            for lane in get_args(Lane)
+        },
+        service_s=demand.service_ms / 1000 if demand.service_ms else None,
+        slots_each=demand.slots_each or None,
+        is_paused=demand.paused,
+    )

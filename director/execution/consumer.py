@@ -1,0 +1,311 @@
+"""Seats → claims → executors: ask the queue for as much as can run now, or within a moment.
+
+Holds the seats before it asks, so nothing is claimed that has to wait here; but where more waits in the queue than
+there are slots, and runs are short, a few are claimed ahead, for the slots that are free next. How much of the seats
+one claim may use is decided in `portion.py`. Queues that are read beside its own, as that of an older version, have
+their share of the seats. Never looks into a prediction.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from redis import exceptions
+
+from director.broker.scripts import Claims, Scripts
+from director.core.clock import Clock
+from director.core.errors import BackendUnavailable, UnknownQueue
+from director.core.ids import QueueName
+from director.core.schema import Claim
+from director.execution.bell import LEAST_S, LONGEST_S, Bell
+from director.execution.ends import CLAIMED_AHEAD
+from director.execution.executor import Executor
+from director.execution.portion import Portion, Portions
+from director.runtime import crash
+from director.servers.servers import Seat, Servers
+
+__all__ = ("Consumer",)
+
+log = logging.getLogger(__name__)
+
+AWAY_S: Final = 1.0
+# Of a claim that waits at the server: a machine that vanishes takes so many along for a lease, which others could have
+MOST_AT_BELL: Final = 4
+
+Send = Callable[[bytes], Awaitable[Any]]
+Waited = TypeVar("Waited")
+
+
+class Consumer:
+    """Claims until it is told to stop, from its own queue and from others of its model.
+
+    `register` makes its own queue known again where Redis forgot it.
+
+    `gather_s`: what comes to a queue that was empty waits so long for company, to go in one request.
+    """
+
+    def __init__(
+        self,
+        *,
+        queue: QueueName,
+        also: Sequence[QueueName] = (),
+        name: str,
+        scripts: Scripts,
+        servers: Servers,
+        executor: Executor,
+        bell: Bell,
+        clock: Clock,
+        lease_s: float,
+        register: Callable[[], Awaitable[object]],
+        portions: Portions,
+        gather_s: float = 0,
+    ) -> None:
+        self._queue = queue
+        self._turns = deque((queue, *also))
+        self._strange: set[QueueName] = set()
+        self._name = name
+        self._scripts = scripts
+        self._servers = servers
+        self._executor = executor
+        self._bell = bell
+        self._clock = clock
+        self._lease_s = lease_s
+        self._register = register
+        self._portions = portions
+        self._gather_s = gather_s
+        self._is_full = self._has_more = self._is_ahead = self._is_empty = False
+        self._runs: set[asyncio.Task[None]] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._at_rest = False
+        self._over = asyncio.Event()
+
+    async def run(self) -> None:
+        """Claim and run, until `stop`."""
+        self._task = asyncio.current_task()
+        try:
+            while not self._stopping:
+                try:
+                    await self._claim_or_rest()
+                except Exception:  # a fault in one claim must not end every run of this director
+                    log.exception("claiming broke", extra={"queue": self._queue})
+                    await self._resting(self._clock.sleep(AWAY_S))
+        except asyncio.CancelledError:
+            if not self._stopping:  # canceled by whoever owns the task, not by stop
+                raise
+        finally:
+            self._over.set()
+
+    def stop(self) -> None:
+        """Claim nothing more. A claim that is under way is not cut: what it brings still runs."""
+        self._stopping = True
+        if self._at_rest and self._task is not None:
+            self._task.cancel()
+
+    async def run_once(self) -> int:
+        """Wait for a seat, then claim as many predictions as there is room for and start them; how many.
+
+        Each queue is asked in turn for its share of the seats, and the next time another one goes first.
+        """
+        self._is_full = self._is_empty = False
+        # queues that take turns would not by what is claimed ahead
+        ahead = self._has_more and not self._portions.is_bounded and len(self._turns) == 1
+        seats = await self._resting(self._servers.seats(ahead=ahead))
+        self._is_ahead = not any(seat.has_slot for seat in seats)
+        self._has_more = False
+        started = emptied = 0
+        try:
+            self._turns.rotate(-1)
+            for asked, queue in enumerate(self._turns):
+                share = -(-len(seats) // (len(self._turns) - asked))
+                fills_batch = seats[0].batch is not None
+                claims = await self._fill(queue, seats, len(seats) if fills_batch else share)
+                started += len(claims)
+                emptied += claims.why == "empty"
+                if not seats or self._stopping or (started and fills_batch):
+                    break
+            self._has_more = not seats
+            # what comes after such an answer rings, so there is nothing to ask again for
+            self._is_empty = emptied == len(self._turns) and bool(seats) and not self._is_ahead
+            return started
+        finally:
+            self._servers.leave_all(seats)
+
+    async def _fill(self, queue: QueueName, seats: list[Seat], share: int) -> Claims:
+        """Claim for so many of the seats; what came, whose seats are not among them any more."""
+        portion = self._portions.next(seats[:share])
+        claims = await self._ask(queue, portion) if portion else Claims(why="budget")
+        self._is_full = self._is_full or claims.why == "budget"
+        if portion:
+            self._begin(portion, claims, seats, share)
+        return claims
+
+    def _begin(self, portion: Portion, claims: Sequence[Claim], seats: list[Seat], share: int) -> None:
+        if claims:
+            crash.at("after_claim")
+        for claim, seat in zip(claims, self._portions.take(portion, claims, seats[:share]), strict=True):
+            seats.remove(seat)
+            self._start(claim, seat)
+
+    async def _claim_or_rest(self) -> None:
+        # a claim that dies with its director, which may be before it was heard of here, must not cost an attempt
+        carries = self._bell.carries and self._servers.may_wait and not self._portions.is_bounded
+        carries = carries and not self._servers.take_batches()
+        if self._is_empty and carries:
+            await self._claim_at_bell()
+            return
+        started = await self._claimed()
+        # what comes while every slot is taken is for a director that has a free one: its bell is not heard.
+        # A full batch has no use for it either: the next look at the room says so, and asks Redis nothing.
+        goes_on = started and (not self._is_empty or self._portions.is_full)
+        if self._is_ahead or goes_on or (self._is_empty and carries):
+            return
+        await self._resting(self._room() if self._is_full else self._rung())
+
+    async def _claim_at_bell(self) -> None:
+        """Wait for what comes, with a claim of a few that the server carries out when the bell has rung.
+
+        No seat is held meanwhile: what has none when it comes is given back, uncounted.
+        """
+        self._is_empty = False
+        free = self._servers.free_seats(MOST_AT_BELL)
+        portion = self._portions.next(free) if free else None
+        self._servers.leave_all(free)
+        if portion is None:
+            return
+        nonce = secrets.token_hex(16)
+        try:
+            claims = await self._resting(self._ask_once(self._queue, portion, nonce, send=self._bell.carry))
+        except UnknownQueue:  # the next claim makes it known again
+            return
+        except exceptions.RedisError as exc:  # it may have been carried out, and is then answered again
+            log.info("a claim at the bell was lost, asking again", extra={"error": type(exc).__name__})
+            claims = await self._claim(self._queue, portion, nonce)
+            if not claims:  # a bell that cannot be waited at must not be asked as fast as it says so
+                await self._resting(self._clock.sleep(AWAY_S))
+        except asyncio.CancelledError:
+            if self._stopping:
+                await self._run_what_came(nonce)
+            raise
+        await self._begin_or_give_back(portion, claims)
+        self._is_empty = claims.why == "empty"
+
+    async def _run_what_came(self, nonce: str) -> None:
+        """Stopped at the bell, which may have rung by then: run what that brought, and ask for nothing more."""
+        nothing = Portion(count=0)
+        try:
+            claims = await self._ask_once(self._queue, nothing, nonce)
+        except (BackendUnavailable, UnknownQueue):  # what it may have claimed comes back by its lease
+            return
+        await self._begin_or_give_back(nothing, claims)
+
+    async def _begin_or_give_back(self, portion: Portion, claims: Claims) -> None:
+        seats = self._servers.free_seats(len(claims))
+        run, left = claims[: len(seats)], claims[len(seats) :]
+        self._begin(portion, run, seats, len(seats))
+        for claim in left:
+            with contextlib.suppress(BackendUnavailable):  # then its lease gives it back
+                await self._scripts.release(claim.id, token=claim.token, spent=False, code=CLAIMED_AHEAD)
+            log.warning("claim given back", extra={"prediction": claim.id, "spent": False, "code": CLAIMED_AHEAD})
+
+    async def over(self) -> None:
+        """After `stop`: wait until no claim is under way, and what was claimed last has started."""
+        await self._over.wait()
+        await asyncio.sleep(0)
+
+    async def finished(self) -> None:
+        """After `stop`: wait until every run is settled, webhooks and all."""
+        await self.over()
+        while self._runs:
+            await asyncio.wait(self._runs)
+
+    async def abandon(self) -> None:
+        """Let go of every run that is left: its claim stays with its lease, and nothing of it outlives the director."""
+        runs = set(self._runs)
+        for run in runs:
+            run.cancel()
+        if runs:
+            await asyncio.wait(runs)
+
+    async def _room(self) -> None:
+        """Wait until something that ran beside the last claim has ended, or as long as at the bell.
+
+        Not at the bell itself: what would ring for us is for another director, who may have room for it.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(random.uniform(LEAST_S, LONGEST_S)):  # noqa: S311 - spreads load, guards nothing
+                while not self._portions.has_more_room:
+                    await self._servers.changed()
+
+    async def _rung(self) -> None:
+        if await self._bell.wait() and self._servers.take_batches():
+            await self._clock.sleep(self._gather_s)
+
+    async def _resting(self, wait: Awaitable[Waited]) -> Waited:
+        self._at_rest = True
+        try:
+            return await wait
+        finally:
+            self._at_rest = False
+
+    async def _claimed(self) -> int:
+        """`run_once`, also where Redis was emptied under us and has to be told of the queue again."""
+        try:
+            return await self.run_once()
+        except UnknownQueue:
+            log.error("redis does not know the queue, registering it again", extra={"queue": self._queue})
+        try:
+            await self._register()
+        except BackendUnavailable as exc:
+            log.warning("registering a model failed", extra={"error": str(exc)})
+            await self._resting(self._clock.sleep(AWAY_S))
+        return 0
+
+    async def _ask(self, queue: QueueName, portion: Portion) -> Claims:
+        """What there is. Another one's queue may come and go, and nobody but its own directors makes it."""
+        try:
+            claims = await self._claim(queue, portion)
+        except UnknownQueue:
+            if queue == self._queue:
+                raise
+            if queue not in self._strange:
+                log.error("a queue that is to be read too is not known", extra={"queue": queue})
+            self._strange.add(queue)
+            return Claims()
+        self._strange.discard(queue)
+        return claims
+
+    async def _claim(self, queue: QueueName, portion: Portion, nonce: str = "") -> Claims:
+        """The nonce stays until an answer came, and the seats too: a claim whose reply was lost is answered again."""
+        nonce = nonce or secrets.token_hex(16)
+        while True:
+            try:
+                return await self._ask_once(queue, portion, nonce)
+            except BackendUnavailable as exc:
+                log.warning("claiming failed", extra={"queue": queue, "error": str(exc)})
+                if self._stopping:  # what it may have claimed comes back by its lease
+                    return Claims()
+                await self._resting(self._clock.sleep(AWAY_S))
+
+    async def _ask_once(self, queue: QueueName, portion: Portion, nonce: str, *, send: Send | None = None) -> Claims:
+        return await self._scripts.claim(
+            queue,
+            consumer=self._name,
+            nonce=nonce,
+            count=portion.count,
+            lease_s=self._lease_s,
+            budget=portion.budget,
+            alone=portion.alone,
+            warm=portion.warm,
+            send=send,
+        )
+
+    def _start(self, claim: Claim, seat: Seat) -> None:
+        run = asyncio.get_running_loop().create_task(self._executor.execute(claim, seat))
+        self._runs.add(run)
+        run.add_done_callback(self._runs.discard)

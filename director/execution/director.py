@@ -1,0 +1,480 @@
+"""Own the rooms of one director: who starts and stops whom is decided here and nowhere else.
+
+Order of a start: the health port opens, Redis is looked at, each server is watched; the first one that is ready gives
+the queue its name, unless another director did before, and only then heartbeat and consumer begin. A drain follows the
+prediction's way: claim nothing more and say so, let runs finish, hand back what does not, stop the heartbeat last.
+Asked a second time, it ends at once.
+"""
+
+import asyncio
+import logging
+import os
+import random
+import secrets
+import socket
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import anyio
+import msgspec
+
+from director.broker.scripts import Scripts
+from director.core.errors import BackendUnavailable, SettingsError
+from director.core.ids import Kind, QueueName, model_and_kind, version_id
+from director.core.runner_config import runner_config
+from director.core.server_url import check_server_url
+from director.core.settings import DirectorSettings
+from director.core.setup_run import SetupRun, setup_run
+from director.execution.bell import Bell
+from director.execution.configuring import Configuring
+from director.execution.consumer import Consumer
+from director.execution.ends import Limits, Stop
+from director.execution.executor import Executor
+from director.execution.file_inputs import FileInputs
+from director.execution.heartbeat import Heartbeat
+from director.execution.holdings import Holdings
+from director.execution.metering import Watched
+from director.execution.portion import Portions
+from director.execution.publishing import Publishing
+from director.execution.shared import Shared, clear_up, inbox_of, measure, serve_health
+from director.execution.storing import Storing
+from director.files.caller_files import CallerFiles
+from director.files.check import StoreCheck
+from director.runtime import process
+from director.runtime.health import Health, redis_check
+from director.servers.fleet import Driven, Fleet
+from director.servers.runners.inbox import Inbox
+from director.servers.runners.make import make_runner
+from director.servers.runners.runner import Health as ServerHealth
+from director.servers.runners.runner import Setup
+from director.servers.servers import Server, Servers
+from director.servers.setup_webhook import SetupWebhook
+from director.servers.trust import Trust
+from director.servers.watch import Watch
+from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.kinds import Kinds
+from director.store.model_configs import ModelConfigs
+from director.store.removal import Removal
+from director.store.trained import TrainedVersions
+from director.webhooks.outbox import Post
+from director.webhooks.schedule import Schedule
+from director.webhooks.terminal import TerminalWebhooks
+
+__all__ = ("Director", "check_settings", "made")
+
+log = logging.getLogger(__name__)
+
+# After the drain's own time: for servers to heed a cancel (see DRAIN_WAIT_S), and for last writes and webhooks
+HAND_BACK_S: Final = 10.0
+TELL_S: Final = 2.0
+LOOK_AGAIN_S: Final = 2.0
+STAY_S: Final = 5.0  # as often as the slowest heartbeat
+NEEDS: Final = "A director needs --model owner/name and at least one --server URL."
+# Of one answer, where files are stored: they leave the output before it is measured
+MOST_WITH_FILES: Final = 64 << 20
+
+
+@asynccontextmanager
+async def made(settings: DirectorSettings, shared: Shared) -> AsyncGenerator["Director"]:
+    """The director, by connections of its process. What it holds of its own is let go afterwards."""
+    director = Director(settings, shared)
+    try:
+        yield director
+    finally:
+        with anyio.CancelScope(shield=True):
+            await director.abandon()
+            await director.fleet.aclose()
+
+
+def check_settings(settings: DirectorSettings) -> None:
+    """Raises SettingsError for what no director could start with."""
+    if not settings.model or not (settings.servers or settings.kind == "prediction"):
+        raise SettingsError(NEEDS)
+    for url in settings.servers:
+        check_server_url(url)
+    if len({url.rstrip("/") for url in settings.servers}) < len(settings.servers):
+        raise SettingsError("A --server URL is given twice: its slots would be counted twice.")
+    for name in settings.also:
+        _check_also(name, settings)
+    if settings.upload_secret and not (settings.files_dir or settings.files_url):
+        raise SettingsError("DIRECTOR_UPLOAD_SECRET needs DIRECTOR_FILES_DIR or DIRECTOR_FILES_URL: a place for files.")
+    if settings.kind == "training" and settings.runner != "cog":
+        raise SettingsError("Trainings run on Cog servers only: leave --runner out, or --kind training.")
+
+
+class Director:
+    """The rooms of one queue, and of those that are read beside it. Owns no connection: it is handed them."""
+
+    def __init__(self, settings: DirectorSettings, shared: Shared) -> None:
+        clock, store = shared.clock, shared.store
+        self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.health = Health()
+        self.servers = Servers([], clock.monotonic)
+        self.holdings = Holdings()
+        self._settings = settings
+        self._redis = shared.gatherer.redis
+        self._waits = shared.waits
+        self._sender = shared.sender
+        self._clock = clock
+        self._scripts = Scripts(shared.gatherer)
+        self._catalog = Catalog(self._redis, self._scripts, clock)
+        self._kinds = Kinds(self._redis, self._scripts, self._catalog)
+        self._kind: Kind = "" if settings.kind == "prediction" else settings.kind
+        runner_config(settings.runner, settings.runner_config)  # a mistake ends it here, whatever is written down
+        configs = ModelConfigs(self._redis, self._scripts, clock)
+        self._configuring = Configuring(configs, settings, clock, self._configure)
+        self.fleet = Fleet(self.servers, make=self._make_server, watch=self._watch)
+        self._heartbeat: Heartbeat | None = None
+        self._consumer: Consumer | None = None
+        self._executor: Executor | None = None
+        self._portions = Portions(batch_cost=settings.batch_cost, batch_size=settings.batch_size)
+        self._version = settings.version.removeprefix("sha256:")
+        self._policy = settings.policy
+        self._schedule = Schedule.parse(settings.webhook_schedule)
+        self._storing = (
+            None
+            if store is None
+            else Storing(store, self._scripts, clock, run_limit_s=settings.run_limit_s, data_ttl_s=settings.data_ttl_s)
+        )
+        self._file_inputs = (
+            None
+            if store is None
+            else FileInputs(
+                store,
+                CallerFiles(self._redis),
+                clock,
+                base=settings.files_base,
+                run_limit_s=settings.run_limit_s,
+            )
+        )
+        removal = Removal(self._redis, self._scripts, self._catalog)
+        self._trained = TrainedVersions(self._redis, self._catalog, removal, store=store)
+        self._moderator = shared.moderator
+        self._shared = shared
+        self._queue: QueueName | None = None
+        self._queue_known = asyncio.Event()
+        self._registering = asyncio.Lock()
+        self._schema = OPEN_SCHEMA
+        self._setup: SetupRun | None = None
+        self._setup_webhook = SetupWebhook.of(settings, shared.sender, clock)
+        self._server_kind = ""
+        self.health.checks = {"redis": redis_check(self._redis), "model": self.missing}
+        if store is not None:
+            self.health.checks["files"] = StoreCheck(store, clock).missing
+        self.health.figures = lambda: self.figures
+        self.health.metrics = shared.metering.registry
+        shared.metering.watch(Watched(lambda: self._queue or settings.model, self.servers, self.holdings))
+        self._inbox = Inbox("")
+        self._draining = False
+
+    async def direct(self, started: Callable[[int], None]) -> None:
+        """Everything, for ever."""
+        async with anyio.create_task_group() as tasks:
+            inbox = inbox_of(self._settings)
+            # before Redis answers: who is started anew for that only takes longer
+            port = await tasks.start(serve_health, self._settings, self.health, inbox)
+            await process.look_at_redis(self._redis, self._settings, self.health, self._clock)
+            tasks.start_soon(clear_up, self._settings, self._redis, self._clock)
+            tasks.start_soon(self.health.missing)  # a store that does not work is in the log before anybody asks
+            tasks.start_soon(measure, self._shared)
+            await self.work(inbox, lambda: started(port))
+
+    async def work(self, inbox: Inbox, began: Callable[[], None] = lambda: None) -> None:
+        """All rooms, for ever, in a process that has looked at Redis and serves the inbox. `began`: it has servers."""
+        self._inbox = inbox
+        await self._begin()
+        async with anyio.create_task_group() as rooms:
+            await rooms.start(self.fleet.run)
+            began()
+            if not self._kind:
+                rooms.start_soon(self._configuring.run)
+            rooms.start_soon(self._recognize)
+            if self._setup_webhook is not None:
+                rooms.start_soon(self._setup_webhook.run)
+            await self._queue_known.wait()
+            self._heartbeat, self._consumer = self._make_rooms()
+            rooms.start_soon(self._heartbeat.run)
+            rooms.start_soon(self._consumer.run)
+            rooms.start_soon(self._stay_registered)
+
+    async def drain(self) -> None:
+        """Claim nothing more, finish what runs, hand back what does not finish; end the servers last, if asked to."""
+        self._draining = True
+        if self._consumer is not None and self._heartbeat is not None:
+            await self._let_end(self._consumer, self._heartbeat)
+        if self._settings.end_servers:
+            await self._end_servers()
+
+    async def _let_end(self, consumer: Consumer, heartbeat: Heartbeat) -> None:
+        """All that is held, one way or the other. The heartbeat goes on meanwhile."""
+        log.info("draining", extra={"held": len(self.holdings), **self._portions.figures})
+        consumer.stop()
+        with anyio.move_on_after(TELL_S):
+            await heartbeat.drain()
+        for grace_s in (self._settings.drain_s, HAND_BACK_S):
+            with anyio.move_on_after(grace_s):
+                await consumer.over()
+                await self.holdings.empty()
+                break
+            self.holdings.stop_all(Stop.DRAIN)
+        else:
+            log.warning("left claims to their leases", extra={"held": len(self.holdings)})
+        # webhooks under way get a moment; what does not arrive by then is owed, and the courier has it
+        with anyio.move_on_after(TELL_S):
+            await consumer.finished()
+
+    async def _end_servers(self) -> None:
+        # they heed no SIGTERM: each would keep its GPU until whoever stops the pod has lost patience and kills it
+        with anyio.move_on_after(TELL_S):
+            async with anyio.create_task_group() as asking:
+                for server in self.servers.all:
+                    asking.start_soon(server.runner.shutdown)
+
+    async def abandon(self) -> None:
+        """Let go of what a drain left, or what nobody drained, before its connections go."""
+        if self._consumer is not None:
+            await self._consumer.abandon()
+
+    async def _begin(self) -> None:
+        """What is written down of the model is in force from the start."""
+        if not self._kind:
+            self._settings = await self._configuring.begin()
+            self._policy = self._settings.policy
+        if not self._settings.servers:
+            raise SettingsError(NEEDS)
+        self._set_run_limit()
+        self._want_servers()
+
+    async def _configure(self, settings: DirectorSettings) -> None:
+        """Have other settings in force: the queue's first, then those of its runs, then the servers."""
+        if not settings.servers:
+            raise SettingsError("No server is left to it: the ones that it has stay.")
+        policy = settings.policy
+        async with self._registering:
+            if policy != self._policy and self._queue is not None:
+                await self._scripts.register(self._queue, version=self._version, policy=policy)
+            self._settings, self._policy = settings, policy
+        self._set_run_limit()
+        self._want_servers()
+
+    def _set_run_limit(self) -> None:
+        for room in (self._executor, self._storing, self._file_inputs):
+            if room is not None:
+                room.run_limit_s = self._settings.run_limit_s
+        if self._executor is not None:
+            self._executor.policy = self._policy
+        # a claim whose holder dies counts as an attempt, also where its run had not begun: not for such a model
+        self.servers.may_wait = self._policy.on_lost == "retry" and self._policy.attempts > 1
+
+    def _want_servers(self) -> None:
+        config = runner_config(self._settings.runner, self._settings.runner_config)
+        wanted = [Driven(url, config) for url in self._settings.servers]
+        self.fleet.want(wanted, slots=self._settings.concurrent_predictions)
+
+    async def _watch(self, server: Server) -> None:
+        retry_s = self._settings.setup_retry_s
+        watch = Watch(server, self.servers, self._clock, self._introduce, self._note_setup, setup_retry_s=retry_s)
+        await watch.run()
+
+    def _make_server(self, driven: Driven, slots: int) -> Server:
+        most = self._settings.max_output_bytes
+        runner = make_runner(
+            driven.config,
+            driven.url,
+            slots=slots,
+            inbox=self._inbox,
+            max_files=self._settings.max_files_bytes,
+            max_output=most if self._storing is None else max(most, MOST_WITH_FILES),
+            trains=self._kind == "training",
+            headers=self._settings.server_headers,
+        )
+        together = runner.capabilities.batches
+        places = together and min(together, self._settings.batch_size or together)
+        return Server(runner, slots, trust=Trust(self._settings.max_failures), places=places)
+
+    def _make_rooms(self) -> tuple[Heartbeat, Consumer]:
+        settings, queue = self._settings, self._queue
+        assert queue is not None  # noqa: S101 - for the type checker: the event is set after it
+        also = [QueueName(name) for name in dict.fromkeys(settings.also) if name != queue]
+        accounts = Accounts(self._redis, clock=self._clock)
+        tracing = self._shared.tracing
+        terminal = TerminalWebhooks(self._scripts, accounts, self._sender, self._clock, self._schedule, tracing=tracing)
+        terminal.on_told = self._shared.metering.webhooks.told
+        post = Post(
+            accounts=accounts,
+            sender=self._sender,
+            terminal=terminal,
+            clock=self._clock,
+            interval_s=settings.webhook_interval_s,
+            tracing=tracing,
+        )
+        executor = self._executor = Executor(
+            scripts=self._scripts,
+            clock=self._clock,
+            holdings=self.holdings,
+            servers=self.servers,
+            post=post,
+            limits=Limits(
+                output=settings.max_output_bytes,
+                logs=settings.max_log_bytes,
+                files=settings.max_files_bytes,
+                inline=settings.inline_text_bytes if self._storing else None,
+            ),
+            policy=self._policy,
+            run_limit_s=settings.run_limit_s,
+            dice=random.random,
+            storing=self._storing,
+            moderator=self._moderator,
+            file_inputs=self._file_inputs,
+            publishing=Publishing(self._trained, self._clock),
+            metering=self._shared.metering,
+            tracing=tracing,
+        )
+        heartbeat = Heartbeat(
+            queues=(queue, *also),
+            name=self.name,
+            scripts=self._scripts,
+            holdings=self.holdings,
+            servers=self.servers,
+            redis=self._waits,
+            clock=self._clock,
+            lease_s=settings.lease_s,
+        )
+        consumer = Consumer(
+            queue=queue,
+            also=also,
+            name=self.name,
+            scripts=self._scripts,
+            servers=self.servers,
+            executor=executor,
+            bell=Bell(self._waits, (queue, *also), self._clock),
+            clock=self._clock,
+            lease_s=settings.lease_s,
+            register=self._register,
+            portions=self._portions,
+            gather_s=settings.batch_wait_ms / 1000,
+        )
+        return heartbeat, consumer
+
+    async def _recognize(self) -> None:
+        """Find the queue before any server is ready, where another director registered it: who waits is told why."""
+        while not self._queue_known.is_set():
+            try:
+                await self._recognize_once()
+            except BackendUnavailable as exc:
+                log.warning("looking for the queue failed", extra={"error": str(exc)})
+            await self._clock.sleep(LOOK_AGAIN_S)
+
+    async def _recognize_once(self) -> None:
+        model, version = self._settings.model, self._version or await self._version_shown()
+        found = await self._catalog.version(model, version) if version else None
+        known = await self._kinds.of(found, self._kind) if found else None
+        async with self._registering:
+            if known is not None and self._queue is None:
+                self._version, self._queue = version, known.queue
+                self._queue_known.set()
+
+    async def _version_shown(self) -> str:
+        """The version by the schema of a server, ready or not: some show it from the start."""
+        for server in self.servers.all:
+            if (schema := await server.runner.openapi_schema()) is not None:
+                return version_id(self._settings.model, schema, b"")
+        return ""
+
+    async def _introduce(self, server: Server, health: ServerHealth) -> None:
+        """Put the model of a ready server into the catalogue."""
+        schema = await server.runner.openapi_schema()
+        if schema is None:
+            log.warning("the model server shows no schema", extra={"server": server.runner.url})
+        self._schema = schema or self._schema  # one that cannot be asked just now must not undo what is known
+        self._server_kind = health.server or self._server_kind
+        await self._register()
+
+    async def _note_setup(self, server: Server, health: ServerHealth) -> bool:
+        """Put how a setup went beside its version; False where that is not in the catalogue yet."""
+        told = health.setup or Setup()
+        self._setup = setup_run(
+            "succeeded" if health.can_run else "failed",
+            started_at=told.started_at,
+            completed_at=told.completed_at,
+            logs=told.logs,
+            server=server.runner.url,
+        )
+        if self._setup_webhook is not None:
+            self._setup_webhook.add(self._setup, model=self._settings.model, version=self._version)
+        if self._kind:  # of the version it is the setup of what runs predictions
+            return True
+        if not self._version:
+            return False
+        return await self._catalog.note_setup(self._settings.model, self._version, self._setup)
+
+    async def _register(self) -> None:
+        """Put what is known of the model into the catalogue; the first time names the queue."""
+        async with self._registering:
+            settings = self._settings
+            self._version = self._version or version_id(settings.model, self._schema, b"")
+            self._queue = await self._kinds.register(
+                settings.model,
+                self._version,
+                self._kind,
+                schema=self._schema,
+                server=self._server_kind,
+                policy=self._policy,
+                is_latest=settings.latest,
+            )
+            log.info("model registered", extra={"model": settings.model, "version": self._version})
+            self._queue_known.set()
+
+    async def _stay_registered(self) -> None:
+        """Register again what a deletion of the version took away while this director registered it.
+
+        Nothing else would tell: the queue's `meta` stands, so claims are handed out, and no keeper sweeps the queue.
+        """
+        while True:
+            await self._clock.sleep(STAY_S)
+            try:
+                await self._look_at_registries()
+            except BackendUnavailable as exc:
+                log.warning("looking for the queue failed", extra={"error": str(exc)})
+
+    async def _look_at_registries(self) -> bool:
+        """One write to the socket. True where something was missing and is registered again."""
+        queue, model = self._queue, self._settings.model
+        # without a ready server its schema may not be known yet, and the first one that is ready registers
+        if queue is None or not self.servers.any_ready():
+            return False
+        if await self._catalog.is_registered(model, self._version, queue):
+            return False
+        log.error("the catalogue has lost the queue, registering it again", extra={"queue": queue})
+        await self._register()
+        return True
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """How its servers are used, and how the last setup of one went; not what that printed, which may be secret."""
+        figures: dict[str, Any] = dict(self._portions.figures)
+        if fewer := {server.runner.url: server.fewer for server in self.servers.all if server.fewer is not None}:
+            figures |= {"fewer_slots": fewer}
+        if self._setup is not None:
+            setup_run = msgspec.to_builtins(self._setup)
+            del setup_run["logs"]
+            figures |= {"setup_run": setup_run}
+        return figures
+
+    async def missing(self) -> str:
+        """Ready when it can claim: why not, in the words of the server that is nearest to it."""
+        if self._draining:
+            return "draining"
+        if self._queue_known.is_set() and self.servers.any_ready():
+            return ""
+        return "; ".join(server.trouble for server in self.servers.all) or "not looked at yet"
+
+
+def _check_also(name: str, settings: DirectorSettings) -> None:
+    own = settings.model, "" if settings.kind == "prediction" else settings.kind
+    if model_and_kind(QueueName(name)) != own:
+        raise SettingsError(
+            f"--also {name}: that is no queue of {settings.kind}s of {settings.model}. `director queues` shows them."
+        )

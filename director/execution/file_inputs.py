@@ -1,0 +1,103 @@
+"""Turn the addresses of callers' files in an input into ones that a model server can fetch, for one run.
+
+What a caller sent stays in the record as it was; only what goes to the model server is another. A file is the caller's
+own or none: an address of another account's, or of one that expired, is left as it is, and leads the model nowhere.
+Whose host an address names does not matter, since an id is nobody else's. The address of an output is permission
+enough by itself, so it only has to lead to where model servers reach the API.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from director.core.clock import Clock
+from director.core.ids import FileId, is_file_id
+from director.core.schema import Record
+from director.files.caller_files import CallerFiles
+from director.files.names import FileName
+from director.files.store import OutputStore
+
+__all__ = ("FileInputs", "filled", "moved", "named")
+
+# In valid JSON a quote that no backslash precedes and `http` follows is the beginning of a string
+STRING: Final = re.compile(rb'(?<!\\)"(https?:[^"\\]*+(?:\\.[^"\\]*+)*+)"(?!\s*+:)')
+ADDRESS: Final = re.compile(r"https?://[^?#\s]{1,2048}/files/([0-9a-z]{26})")
+OUTPUTS: Final = "/v1/outputs/"
+MOST_FILES: Final = 1_000  # of one input; what is beyond stays as it is
+FETCH_S: Final = 60.0  # a server fetches before it runs
+
+
+class FileInputs:
+    """One for all of a director's claims. `base`: where model servers reach the API; empty: where callers do."""
+
+    def __init__(self, store: OutputStore, files: CallerFiles, clock: Clock, *, base: str, run_limit_s: float) -> None:
+        self._store = store
+        self._files = files
+        self._clock = clock
+        self._base = base.rstrip("/")
+        self.run_limit_s = run_limit_s
+
+    async def for_run(self, record: Record, given: Raw) -> Raw:
+        """The input for this run. Raises BackendUnavailable, and whatever the store does."""
+        given = moved(given, url=record.url, base=self._base)
+        ids = list(dict.fromkeys(file_id for _, file_id in named(given)))[:MOST_FILES]
+        if not ids:
+            return given
+        known = await self._files.known(record.account, ids)
+        expires_s = math.ceil(self._clock.now_ms() / 1000 + self.run_limit_s + FETCH_S)
+        addresses = {
+            file.id: await self._store.fetch_url(
+                file.stored_as, shown=file.name, base=self._base or record.url, expires_s=expires_s
+            )
+            for file in known.values()
+        }
+        return filled(given, addresses)
+
+
+def moved(given: Raw, *, url: str, base: str) -> Raw:
+    """The input with the addresses of outputs that callers were told at `url` under `base` instead; neither has /v1.
+
+    Of outputs alone: `base` is ours and perhaps reaches more, and what a caller writes must not choose where in it.
+    """
+    data, theirs = bytes(given), f"{url}{OUTPUTS}".encode()
+    if not base or theirs not in data:
+        return given
+    ours = msgspec.json.encode(f"{base}{OUTPUTS}")[:-1]
+
+    def near(match: re.Match[bytes]) -> bytes:
+        name, _, _ = match[1].removeprefix(theirs).partition(b"?")
+        is_ours = match[1].startswith(theirs) and FileName.parse(name.decode(errors="replace")) is not None
+        return ours + match[0][1 + len(theirs) :] if is_ours else match[0]
+
+    return Raw(STRING.sub(near, data))
+
+
+def named(given: Raw) -> Iterator[tuple[tuple[int, int], FileId]]:
+    """Where in an input a string is the address of a caller's file, quotes included, and which."""
+    data = bytes(given)
+    for match in STRING.finditer(data) if b"files" in data else ():
+        text = _text(match[1])
+        found = None if text is None else ADDRESS.fullmatch(text)
+        if found is not None and is_file_id(found[1]):
+            yield match.span(), FileId(found[1])
+
+
+def filled(given: Raw, addresses: Mapping[FileId, str]) -> Raw:
+    """The input with these addresses in place of the callers' own; all else stays the bytes that it is."""
+    data, parts, end = bytes(given), [], 0
+    for (start, stop), file_id in named(given):
+        if file_id in addresses:
+            parts += [data[end:start], msgspec.json.encode(addresses[file_id])]
+            end = stop
+    return Raw(b"".join([*parts, data[end:]]))
+
+
+def _text(string: bytes) -> str | None:
+    try:
+        return msgspec.json.decode(b'"%b"' % string, type=str)
+    except ValueError:  # half of a surrogate pair: no address
+        return None

@@ -1,0 +1,153 @@
+"""Keep every claim of this director alive with one call for each queue that it reads, tell how its servers stand, and
+hear which claims are lost.
+
+It stops last: a drain that takes long must not lose what it still runs. A caller's cancel rings here at once by its
+channel, and is told again with each beat, so a lost message costs one interval. What waits is promised a start by what
+the beats tell, so a change of it is told at once.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+import anyio
+from redis import exceptions
+from redis.asyncio import Redis
+
+from director.broker import keys
+from director.broker.scripts import Hold, Scripts
+from director.core.clock import Clock
+from director.core.errors import BackendUnavailable
+from director.core.ids import QueueName
+from director.execution.holdings import Holdings
+from director.execution.portrait import Portrait
+from director.execution.progress import heed
+from director.servers.servers import Servers, Standing
+
+__all__ = ("KICK_WAIT_S", "Heartbeat")
+
+log = logging.getLogger(__name__)
+
+BEATS_PER_LEASE: Final = 3
+LONGEST_S: Final = 5.0  # however long the lease: one that is silent for 20 s is not counted on
+KICK_WAIT_S: Final = 15.0
+AWAY_S: Final = 1.0
+CANCEL_AGAIN_S: Final = 0.1
+
+DRAINING: Final = Standing(0, "draining")
+
+
+class Heartbeat:
+    """The beat of the claims of every queue that one consumer reads. `redis` is a blocking client made for
+    `KICK_WAIT_S`.
+    """
+
+    def __init__(
+        self,
+        *,
+        queues: Sequence[QueueName],
+        name: str,
+        scripts: Scripts,
+        holdings: Holdings,
+        servers: Servers,
+        redis: Redis,
+        clock: Clock,
+        lease_s: float,
+    ) -> None:
+        self._queues = tuple(queues)
+        self._name = name
+        self._scripts = scripts
+        self._holdings = holdings
+        self._servers = servers
+        self._portrait = Portrait(servers, clock)
+        self._redis = redis
+        self._clock = clock
+        self._lease_s = lease_s
+        self._interval_s = min(lease_s / BEATS_PER_LEASE, LONGEST_S)
+        self._kicked = asyncio.Event()
+        self._told: Standing | None = None
+        self._draining = False
+        self._drain_told = asyncio.Event()
+
+    async def run(self) -> None:
+        """Beat a few times per lease, and whenever somebody asks to cancel or the servers stand differently."""
+        self._servers.on_news = self._look
+        listening = asyncio.get_running_loop().create_task(self._listen())
+        try:
+            while True:
+                try:
+                    await self.run_once()
+                except BackendUnavailable as exc:
+                    log.warning("extending leases failed", extra={"queue": self._queues[0], "error": str(exc)})
+                    await self._clock.sleep(min(AWAY_S, self._interval_s))
+                    continue
+                except Exception:  # as soon again: without a beat every claim of this director is lost
+                    log.exception("the heartbeat broke", extra={"queue": self._queues[0]})
+                    await self._clock.sleep(min(AWAY_S, self._interval_s))
+                    continue
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._interval_s):
+                        await self._kicked.wait()
+                self._kicked.clear()
+        finally:
+            with anyio.CancelScope(shield=True):
+                while not listening.done():  # asyncio.wait_for of Python 3.11, in redis-py, may lose a cancellation
+                    listening.cancel()
+                    await asyncio.wait({listening}, timeout=CANCEL_AGAIN_S)
+
+    async def run_once(self) -> list[Hold]:
+        """Extend all leases, tell how the servers stand, and heed the answers."""
+        standing = self._standing
+        holds = await asyncio.gather(*(self._beat(queue, standing) for queue in self._queues))
+        self._told = standing
+        self._look()  # it may have changed, and back, while this was on its way
+        if standing is DRAINING:
+            self._drain_told.set()
+        return [hold for of_one in holds for hold in of_one]
+
+    async def drain(self) -> None:
+        """From now on tell that nothing more is claimed here; wait until that was told."""
+        self._draining = True
+        self._kicked.set()
+        await self._drain_told.wait()
+
+    async def _beat(self, queue: QueueName, standing: Standing) -> list[Hold]:
+        claims = self._holdings.claims(queue)
+        holds = await self._scripts.extend(
+            queue,
+            consumer=self._name,
+            lease_s=self._lease_s,
+            claims=claims,
+            slots=standing.slots,
+            state=standing.state,
+            about=self._portrait.about(held=len(claims)),
+        )
+        for (prediction_id, token), hold in zip(claims, holds, strict=True):
+            if (held := self._holdings.find(prediction_id, token)) is not None:
+                heed(held, hold)
+        return holds
+
+    @property
+    def _standing(self) -> Standing:
+        return DRAINING if self._draining else self._servers.standing
+
+    def _look(self) -> None:
+        if self._standing != self._told:
+            self._kicked.set()
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                async with self._redis.pubsub() as kicks:
+                    await kicks.subscribe(keys.kick_channel(self._name))
+                    self._kicked.set()  # one may have come while nobody listened
+                    while True:
+                        if await kicks.get_message(ignore_subscribe_messages=True, timeout=KICK_WAIT_S):
+                            self._kicked.set()
+            except exceptions.RedisError:
+                pass  # each beat tells of a cancel too
+            except Exception:
+                log.exception("listening for cancels failed", extra={"queue": self._queues[0]})
+            await self._clock.sleep(AWAY_S)

@@ -1,0 +1,141 @@
+"""Ask an operator's endpoint whether an output may be released.
+
+It is asked again with the same `webhook-id` while it gives no verdict, or its silence is taken for one: that is the
+operator's policy. Only a 200 with a verdict is one. Never follows a redirect, never uses a proxy, and never raises for
+what the endpoint does. Its address is the operator's own word, so it may be private.
+"""
+
+import asyncio
+import logging
+from typing import Final, Literal
+
+import httpx
+import msgspec
+from msgspec import Raw, Struct
+
+from director import __version__
+from director.core import signing
+from director.core.clock import Clock
+from director.core.errors import SettingsError
+from director.core.schema import Record
+from director.core.settings import DirectorSettings
+from director.execution.ends import Judged, Verdict
+from director.servers.runners.connections import read_chunks
+from director.servers.runners.untrusted import Unreadable, one_line, read_json
+from director.webhooks.messages import message_id
+
+__all__ = ("Moderator",)
+
+log = logging.getLogger(__name__)
+
+PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+MOST_ANSWER: Final = 64 * 1024
+HEADERS: Final = {
+    "content-type": "application/json",
+    "accept-encoding": "identity",
+    "user-agent": f"director/{__version__}",
+}
+
+
+class _Question(Struct, frozen=True):
+    """What is sent."""
+
+    id: str
+    model: str
+    output: Raw
+
+
+class _Answer(Struct, frozen=True):
+    """What comes back."""
+
+    allowed: bool
+    reason: str | None = None
+
+
+class Moderator:
+    """One endpoint, for all claims of a director. `on_failure`: what becomes of an output that nobody judges."""
+
+    def __init__(
+        self, url: str, *, secret: str, on_failure: Literal["hold", "release"], timeout_s: float, clock: Clock
+    ) -> None:
+        self._url = url
+        self._secret = secret
+        self._on_failure = on_failure
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._http = httpx.AsyncClient(timeout=None, trust_env=False, follow_redirects=False)  # noqa: S113 - see _ask
+
+    @classmethod
+    def of(cls, settings: DirectorSettings, clock: Clock) -> "Moderator | None":
+        """The one that is set; None where there is none. Raises SettingsError where it cannot be asked."""
+        if not settings.moderation_url:
+            return None
+        try:
+            is_url = httpx.URL(settings.moderation_url).scheme in ("http", "https")
+        except httpx.InvalidURL:
+            is_url = False
+        if not is_url:
+            raise SettingsError("DIRECTOR_MODERATION_URL is no http:// or https:// URL.")
+        try:
+            signing.sign([settings.moderation_secret], message_id="msg", timestamp_s=0, body=b"")
+        except ValueError as exc:
+            raise SettingsError(f"DIRECTOR_MODERATION_SECRET: {exc}.") from None
+        return cls(
+            settings.moderation_url,
+            secret=settings.moderation_secret,
+            on_failure=settings.moderation_on_failure,
+            timeout_s=settings.moderation_timeout_s,
+            clock=clock,
+        )
+
+    async def judge(self, record: Record, output: bytes, *, until_s: float, cut: asyncio.Event) -> Judged:
+        """The verdict on this output. Asked for until a moment of the clock, or until `cut`: but once at least."""
+        body = msgspec.json.encode(_Question(record.id, record.model, Raw(output)))
+        pauses = iter(PAUSES_S)
+        pause_s = 0.0
+        while True:
+            answer = await self._ask(record, body)
+            if isinstance(answer, Judged):
+                return answer
+            log.warning("an output was not judged", extra={"prediction": record.id, "reason": answer})
+            if self._on_failure == "release":
+                return Judged(Verdict.ALLOWED)
+            pause_s = next(pauses, pause_s)
+            left_s = until_s - self._clock.monotonic()
+            if cut.is_set() or left_s <= 0:
+                return Judged(Verdict.UNKNOWN)
+            try:
+                await asyncio.wait_for(cut.wait(), min(pause_s, left_s))
+            except TimeoutError:
+                continue
+
+    async def aclose(self) -> None:
+        """Let go of connections."""
+        await self._http.aclose()
+
+    async def _ask(self, record: Record, body: bytes) -> Judged | str:
+        """Ask once: the verdict, or why there is none."""
+        headers = signing.headers(
+            [self._secret],
+            message_id=message_id(record.id, f"moderation_{record.claims}", revivals=record.revivals),
+            timestamp_s=self._clock.now_ms() // 1000,
+            body=body,
+        )
+        headers |= HEADERS
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                async with self._http.stream("POST", self._url, content=body, headers=headers) as response:
+                    answer, is_whole = await read_chunks(response.aiter_raw(), MOST_ANSWER)
+        except TimeoutError:
+            return f"no answer within {self._timeout_s:g} s"
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as exc:
+            return type(exc).__name__
+        if response.status_code != httpx.codes.OK:
+            return f"answered {response.status_code}"
+        if not is_whole:
+            return f"answered more than {MOST_ANSWER:,} bytes"
+        try:
+            said = read_json(answer, _Answer)
+        except Unreadable as exc:
+            return f"answered what is {exc}"
+        return Judged(Verdict.ALLOWED if said.allowed else Verdict.REFUSED, one_line(said.reason or ""))

@@ -1,0 +1,275 @@
+"""What a run becomes: one attempt at one prediction, as a state machine without I/O.
+
+Takes what the runner saw, with its time, and says what should be done about it. Waits for nothing, asks nobody.
+A tracker is made for one claim and thrown away with it, so that no state can leak from one prediction to the next.
+The model server is untrusted: sizes are bounded here, and only the fields of the runner's events are believed.
+Between the end of the run and that of the attempt lie the files that are still being stored (`director.uploads`), and
+the question whether its output may be released.
+"""
+
+from typing import Final, assert_never
+
+import msgspec
+from msgspec import Raw, Struct
+from msgspec.structs import replace
+
+from director.core.schema import NewEvent, Record
+from director.core.states import Status, WebhookEvent
+from director.core.view import joined
+from director.execution.ends import Finish, GiveBack, Judged, Limits, Stop, end_of, released, size_of, tail
+from director.execution.uploads import Upload, Uploaded, Uploads
+from director.servers.runners.runner import (
+    Accepted,
+    Began,
+    Ended,
+    Logged,
+    Measured,
+    Outcome,
+    Produced,
+    Received,
+    Restarted,
+    RunEvent,
+    Unreceived,
+)
+
+__all__ = ("Ask", "Effect", "Halt", "Happening", "Remember", "Tell", "Tracker", "Write")
+
+MOST_EVENTS: Final = 100_000  # shown of one attempt: see README.md, "What is kept of a run's progress"
+
+
+class Halt(Struct, frozen=True):
+    """There is no use in its going on: stop the run."""
+
+    why: Stop
+
+
+class Write(Struct, frozen=True):
+    """Put these events into the prediction's event stream; it is processing by now."""
+
+    events: tuple[NewEvent, ...]
+
+
+class Remember(Struct, frozen=True):
+    """Under this name the server runs it: whoever claims it next is to know that."""
+
+    remote: str
+
+
+class Tell(Struct, frozen=True):
+    """The caller may want to hear of this."""
+
+    event: WebhookEvent
+
+
+class Ask(Struct, frozen=True):
+    """May this output be released? The answer is a `Judged`."""
+
+    output: bytes
+
+
+Effect = Write | Remember | Tell | Halt | Upload | Ask | Finish | GiveBack
+Happening = RunEvent | Uploaded | Judged
+"""What a tracker is told: what the runner saw, and what came of an `Upload` or an `Ask`."""
+
+
+class Tracker:
+    """One attempt. `apply` is called with every event in order. `is_over`: the run is, and nothing more is believed of
+    it; `ended`: so is the attempt, and nothing follows. `is_accepted`: another director could follow the run. Where it
+    `is_moderated`, no output is shown before somebody allowed it, and none at all of a run that did not succeed.
+    """
+
+    def __init__(self, record: Record, limits: Limits, *, is_moderated: bool = False) -> None:
+        self.record = record
+        self.limits = limits
+        self.stopped: Stop | None = None
+        self.began_at: float | None = None
+        self.over_at: float | None = None
+        self.first_output_at: float | None = None
+        self.last_output_at = 0.0
+        self.outputs = 0
+        self.ended = False
+        self.is_accepted = False
+        self._is_moderated = is_moderated
+        self._withheld: Finish | None = None
+        self._uploads = Uploads(limits.inline)
+        self._files_bytes = 0
+        self._items: list[bytes] = []
+        self._items_bytes = 1  # as joined: a bracket, then each item with the comma or bracket after it
+        self._logs: list[str] = []
+        self._logs_bytes = 0
+        self._shown = 0
+        self._shown_bytes = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Has the run itself ended?"""
+        return self.over_at is not None
+
+    @property
+    def output(self) -> Raw | None:
+        """What it produced so far, as far as it may be shown."""
+        return None if self._is_moderated else joined(self._items)
+
+    @property
+    def logs(self) -> str:
+        """What it printed so far, or the end of it."""
+        text = "".join(self._logs)
+        self._logs = [text]
+        return text
+
+    def stop(self, why: Stop) -> bool:
+        """Somebody wants it to end. The first reason stands, but a caller's cancel or deadline outranks a drain."""
+        if self.ended or self.stopped not in (None, Stop.DRAIN) or self.stopped is why:
+            return False
+        self.stopped = why
+        return True
+
+    def ran_ms(self, now: float) -> int | None:
+        """How long ago the run began; None while it has not."""
+        return None if self.began_at is None else max(0, round((now - self.began_at) * 1000))
+
+    def over_ms(self, now: float) -> int:
+        """How long ago the run was over; 0 while it is not."""
+        return 0 if self.over_at is None else max(0, round((now - self.over_at) * 1000))
+
+    def apply(self, event: Happening, at: float) -> list[Effect]:
+        """What to do about `event`, seen `at` seconds of a clock that only grows."""
+        if self.ended:
+            return []
+        if isinstance(event, Uploaded):
+            return self._go_on(event)
+        if isinstance(event, Judged):
+            return [] if self._withheld is None else self._end_with(released(self._withheld, event, self.stopped))
+        return [] if self.is_over else self._follow(event, at)
+
+    def _follow(self, event: RunEvent, at: float) -> list[Effect]:
+        match event:
+            case Began():
+                return self._begin(at)
+            case Accepted():
+                self.is_accepted = True
+                return [*self._begin(at), Remember(event.remote)]
+            case Produced():
+                self._count(event, at)
+                return self._begin(at) + self._put(event)
+            case Received():
+                self._uploads.receive(event)
+                return self._begin(at)
+            case Unreceived():
+                return self._begin(at) + self._give_up(Stop.TOO_LARGE if event.too_large else Stop.UNSTORED)
+            case Logged():
+                return self._begin(at) + self._log(event)
+            case Measured():
+                metric = msgspec.json.encode(event)
+                return [*self._begin(at), *self._show(("metric", metric))]
+            case Restarted():
+                return self._restart(event.why)
+            case Ended():
+                self.over_at = at
+                end = self._end(event)
+                if isinstance(end, GiveBack):  # what it put out is of no use to anybody
+                    return self._close(end)
+                return self._put(event)
+            case _:
+                assert_never(event)
+
+    def _count(self, event: Produced, at: float) -> None:
+        if event.index == self.outputs:  # neither told twice nor out of turn
+            self.outputs += 1
+            self.last_output_at = at
+            self.first_output_at = at if self.first_output_at is None else self.first_output_at
+
+    def _put(self, event: Produced | Ended) -> list[Effect]:
+        upload, ready = self._uploads.take(event)
+        if upload is None:
+            return self._show_all(ready)
+        if isinstance(event, Ended):  # what it put out before is in it once more
+            self._files_bytes = 0
+        self._files_bytes += upload.size
+        return [upload] if self._files_bytes <= self.limits.files else self._give_up(Stop.TOO_LARGE)
+
+    def _go_on(self, answer: Uploaded) -> list[Effect]:
+        """Files are stored, or will never be."""
+        if not self._uploads.awaits(answer.number):
+            return []
+        return self._give_up(Stop.UNSTORED) if answer.urls is None else self._show_all(self._uploads.uploaded(answer))
+
+    def _give_up(self, why: Stop) -> list[Effect]:
+        """Not all of its files will be there: the run is of no use any more, whatever it still puts out."""
+        last = self._uploads.give_up()
+        if last is None:
+            return [Halt(why)] if self.stop(why) else []
+        if last.outcome is Outcome.SUCCEEDED:  # any other end has a reason of its own
+            self.stop(why)
+        return self._close(self._end(replace(last, output=None)))
+
+    def _show_all(self, ready: list[Produced | Ended]) -> list[Effect]:
+        effects: list[Effect] = []
+        for event in ready:
+            effects += self._produce(event) if isinstance(event, Produced) else self._close(self._end(event))
+        return effects
+
+    def _close(self, end: Finish | GiveBack) -> list[Effect]:
+        if self._is_moderated and isinstance(end, Finish) and end.output:
+            if end.status is Status.SUCCEEDED:
+                self._withheld = end
+                return [Ask(end.output)]
+            end = replace(end, output=b"")
+        return self._end_with(end)
+
+    def _end_with(self, end: Finish | GiveBack) -> list[Effect]:
+        self.ended = True
+        return [end]
+
+    def _begin(self, at: float) -> list[Effect]:
+        if self.began_at is not None:
+            return []
+        self.began_at = at
+        return [Write((("started", b""),)), Tell(WebhookEvent.START)]
+
+    def _restart(self, why: str) -> list[Effect]:
+        """Begin anew, and say so to all who saw the beginning: it need not be the same one again."""
+        self.outputs, self.first_output_at = 0, None
+        self._uploads.restart()
+        self._files_bytes = 0
+        self._items.clear()
+        self._items_bytes = 1
+        self._logs.clear()
+        self._logs_bytes = 0
+        return [Write((("restarted", f"{why} {self.record.holder}".encode()),))]
+
+    def _produce(self, event: Produced) -> list[Effect]:
+        if event.index != len(self._items):  # a callback that was overtaken, or told twice
+            return []
+        self._items_bytes += len(event.item) + 1
+        if self._items_bytes > self.limits.output:
+            return [Halt(Stop.TOO_LARGE)] if self.stop(Stop.TOO_LARGE) else []
+        self._items.append(bytes(event.item))
+        if self._is_moderated:
+            return []
+        return [*self._show(("output", self._items[-1])), Tell(WebhookEvent.OUTPUT)]
+
+    def _log(self, event: Logged) -> list[Effect]:
+        if not event.text:
+            return []
+        self._logs.append(event.text)
+        self._logs_bytes += size_of(event.text)
+        if self._logs_bytes > 2 * self.limits.logs:  # twice, so that cutting stays rare
+            self._logs = [tail("".join(self._logs), self.limits.logs)]
+            self._logs_bytes = size_of(self._logs[0])
+        return [*self._show(("logs", msgspec.json.encode(event.text))), Tell(WebhookEvent.LOGS)]
+
+    def _show(self, event: NewEvent) -> list[Effect]:
+        """Write an event, up to a bound: beyond it progress is no longer shown, and the end tells all."""
+        self._shown += 1
+        self._shown_bytes += len(event[1])
+        if self._shown > MOST_EVENTS or self._shown_bytes > self.limits.output + self.limits.logs:
+            return []
+        return [Write((event,))]
+
+    def _end(self, ended: Ended) -> Finish | GiveBack:
+        """What the server did not tell at the end is what progress showed."""
+        output = joined(self._items) if ended.output is None else ended.output
+        logs = self.logs if ended.logs is None else ended.logs
+        whole = replace(ended, output=output, logs=logs)
+        return end_of(whole, self.stopped, self.limits, has_begun=self.began_at is not None)

@@ -1,0 +1,120 @@
+"""What is known of the files that callers gave: their names, sizes, checksums, and how long they live.
+
+An account's files stand under its own name, so whoever asks for another's finds nothing. The bytes are elsewhere: see
+`director.files`. They are stored before anything is written here, and what is not written here is swept away.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+from msgspec import Raw, Struct
+from redis.asyncio import Redis
+
+from director.broker import keys
+from director.broker.redis_client import ask, text
+from director.core.ids import FileId, lowest_id_at
+from director.files.names import CallerFileName
+
+__all__ = ("GRACE_S", "CallerFile", "CallerFiles")
+
+# Longer than any upload: what is stored and not written here for so long never will be
+GRACE_S: Final = 3600.0
+# Off a list, with each file that comes
+MOST_TRIMMED: Final = 16
+
+
+class CallerFile(Struct, frozen=True, kw_only=True):
+    """A file that a caller gave. Times are milliseconds; `metadata` is the caller's JSON, an object."""
+
+    id: FileId
+    account: str
+    name: str
+    ending: str
+    content_type: str
+    size: int
+    sha256: str
+    md5: str
+    metadata: Raw
+    created: int
+    expires: int
+
+    @property
+    def stored_as(self) -> CallerFileName:
+        return CallerFileName(self.account, self.id, self.ending)
+
+
+class CallerFiles:
+    """They and their lists in Redis. All methods raise BackendUnavailable while it cannot answer."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    async def add(self, file: CallerFile) -> None:
+        """Make it known until it expires. Safe to repeat."""
+        key, listing, life_ms = keys.file(file.account, file.id), keys.files(file.account), file.expires - file.created
+        oldest = lowest_id_at(max(0, file.created - life_ms))
+
+        async def write() -> None:
+            pipe = self._redis.pipeline(transaction=True)
+            pipe.set(key, msgspec.json.encode(file), px=life_ms)
+            pipe.zadd(listing, {file.id: 0})
+            pipe.pexpire(listing, life_ms, nx=True)
+            pipe.pexpire(listing, life_ms, gt=True)  # older files may live longer: the setting was another one then
+            await pipe.execute()
+
+        await ask(write)
+        await self._trim(file.account, below=oldest)
+
+    async def _trim(self, account: str, *, below: str) -> None:
+        """Take some of those off the list that are so old and have expired: more than one came."""
+        old = await self.ids(account, high=f"({below}", count=MOST_TRIMMED, newest_first=False)
+        alive = await self.known(account, old)
+        if gone := [file_id for file_id in old if file_id not in alive]:
+            await ask(lambda: self._redis.zrem(keys.files(account), *gone))
+
+    async def get(self, account: str, file_id: FileId) -> CallerFile | None:
+        """One of this account's; None for any other."""
+        return (await self.known(account, [file_id])).get(file_id)
+
+    async def known(self, account: str, ids: Sequence[FileId]) -> Mapping[FileId, CallerFile]:
+        """Those of these that are this account's, and not expired."""
+        if not ids:
+            return {}
+        found = await ask(lambda: self._redis.mget([keys.file(account, file_id) for file_id in ids]))
+        files = [msgspec.json.decode(each, type=CallerFile) for each in found if each is not None]
+        return {file.id: file for file in files}
+
+    async def ids(
+        self, account: str, *, low: str = "-", high: str = "+", count: int, newest_first: bool = True
+    ) -> list[FileId]:
+        """At most `count` ids between two bounds, as `Listing.ids` has them. Some may have expired."""
+        key = keys.files(account)
+        if newest_first:
+            found = await ask(lambda: self._redis.zrevrangebylex(key, high, low, start=0, num=count))
+        else:
+            found = await ask(lambda: self._redis.zrangebylex(key, low, high, start=0, num=count))
+        return [FileId(text(name)) for name in found]
+
+    async def remove(self, file: CallerFile) -> None:
+        """Forget it. Its bytes are deleted by whoever asks for this, or swept away."""
+
+        async def write() -> None:
+            pipe = self._redis.pipeline(transaction=True)
+            pipe.delete(keys.file(file.account, file.id))
+            pipe.zrem(keys.files(file.account), file.id)
+            await pipe.execute()
+
+        await ask(write)
+
+    async def unknown(self, names: Sequence[CallerFileName]) -> list[CallerFileName]:
+        """Those of these that nobody knows any more."""
+
+        async def read() -> list[int]:
+            pipe = self._redis.pipeline(transaction=False)
+            for name in names:
+                pipe.exists(keys.file(name.account, name.id))
+            return list(await pipe.execute())
+
+        found = await ask(read) if names else []
+        return [name for name, is_known in zip(names, found, strict=True) if not is_known]

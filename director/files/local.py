@@ -1,0 +1,227 @@
+"""A folder behind the files: the store of one machine, or of those that share a disk.
+
+All processes that read or write it have to see the same folder. Nobody ever sees half of a file, and one that is there
+has reached the disk.
+"""
+
+import asyncio
+import os
+import re
+import secrets
+import shutil
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, Final, TypeVar
+
+from anyio import CancelScope, to_thread
+from msgspec.structs import replace
+
+from director.core.errors import SettingsError
+from director.core.ids import PredictionId, is_prediction_id
+from director.files.links import Links
+from director.files.names import CallerFileName, FileName, StoredName
+from director.files.store import PLAIN_TYPE, READ_BYTES, OpenFile
+
+__all__ = ("LocalFiles",)
+
+T = TypeVar("T")
+
+LONGEST_TYPE: Final = 256
+GROUP: Final = re.compile(r"[0-9a-z]{2}")
+PARTIAL: Final = "part~"  # the ending while it comes; no caller's own
+CALLERS: Final = "uploads"  # the part of a store that has callers' files: no end of an id is so long
+
+
+class LocalFiles:
+    """A folder: `<end of the id>/<id>/<digest>.<ending>`; `uploads/<account>/<end of the id>/<id>.<ending>` for what
+    callers give. Each file begins with a line that is its media type.
+
+    `links` signs the addresses at which the API serves it.
+    """
+
+    sweep_s = 60.0
+
+    def __init__(self, folder: Path, links: Links) -> None:
+        self._folder = folder
+        self._links = links
+
+    def prepare(self) -> None:
+        """Make the folder, for this user alone. Raises SettingsError where nothing can be written there."""
+        probe = self._folder / f".{secrets.token_hex(8)}"
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            probe.touch()
+            probe.unlink()
+        except OSError as exc:
+            raise SettingsError(f"DIRECTOR_FILES_DIR: {self._folder} cannot be written ({exc.strerror}).") from exc
+
+    async def probe(self) -> str:
+        is_good = await _in_thread(os.access, _nearest(self._folder), os.R_OK | os.W_OK | os.X_OK)
+        return "" if is_good else f"DIRECTOR_FILES_DIR: {self._folder} cannot be written"
+
+    async def put(self, name: FileName, data: bytes, *, content_type: str) -> None:
+        """Written beside its place, brought to the disk, then moved there: nobody ever sees half of it."""
+        await _in_thread(self._put, name, data, content_type)
+
+    async def take(self, name: StoredName, blocks: AsyncIterator[bytes], *, content_type: str) -> None:
+        path = self._path(name)
+        await _in_thread(_make_folder, path.parent)
+        new = _beside(path) if isinstance(name, FileName) else self._path(replace(name, ending=PARTIAL))
+        opened: list[BinaryIO] = []
+        try:
+            await _to_its_end(lambda: opened.append(new.open("xb")))
+            [file] = opened
+            await _to_its_end(file.write, _head(content_type))
+            async for block in blocks:
+                await _to_its_end(file.write, block)
+            await _to_its_end(_bring_to_disk, file)
+            await _to_its_end(new.replace, path)
+        finally:
+            for file in opened:
+                file.close()
+            new.unlink(missing_ok=True)
+        await _in_thread(self._sync_up, path)
+
+    async def url(self, name: FileName, *, base: str, expires_s: int) -> str:
+        return await self._links.signed(str(name), base=base, expires_s=expires_s)
+
+    async def fetch_url(self, name: CallerFileName, *, shown: str, base: str, expires_s: int) -> str:
+        return await self._links.download(name.account, name.id, name=shown, base=base, expires_s=expires_s)
+
+    async def open(self, name: StoredName) -> OpenFile | None:
+        return await _in_thread(self._open, name)
+
+    async def callers(self, most: int) -> AsyncIterator[list[CallerFileName]]:
+        top = self._folder / CALLERS
+        for account in await _in_thread(_names, top):
+            for group in await _in_thread(_names, top / account):
+                found = [f"{account}/{each}" for each in await _in_thread(_names, top / account / group)]
+                names = [name for name in map(CallerFileName.parse, found) if name is not None]
+                for start in range(0, len(names), most):
+                    yield names[start : start + most]
+
+    async def discard(self, name: CallerFileName) -> None:
+        await _in_thread(self._path(name).unlink, True)  # also where it is gone
+
+    async def holders(self, most: int) -> AsyncIterator[list[PredictionId]]:
+        for group in filter(GROUP.fullmatch, await _in_thread(_names, self._folder)):  # a disk has a lost+found beside
+            holders = [PredictionId(name) for name in await _in_thread(_names, self._folder / group)]
+            for start in range(0, len(holders), most):
+                yield [each for each in holders[start : start + most] if is_prediction_id(each)]
+
+    async def remove(self, prediction_id: PredictionId) -> None:
+        await _in_thread(self._remove, prediction_id)
+
+    def _home(self, prediction_id: PredictionId) -> Path:
+        # the end of an id is random, so that no folder gets long
+        return self._folder / prediction_id[-2:] / prediction_id
+
+    def _path(self, name: StoredName) -> Path:
+        if isinstance(name, CallerFileName):
+            return self._folder / CALLERS / name.account / name.id[-2:] / f"{name.id}.{name.ending}"
+        return self._home(name.prediction_id) / f"{name.digest}.{name.ending}"
+
+    def _put(self, name: FileName, data: bytes, content_type: str) -> None:
+        path = self._path(name)
+        if not path.exists():
+            _make_folder(path.parent)
+            new = _beside(path)
+            try:
+                with new.open("xb") as file:
+                    file.write(_head(content_type) + data)
+                    _bring_to_disk(file)
+                new.replace(path)
+            finally:
+                new.unlink(missing_ok=True)
+        self._sync_up(path)
+
+    def _sync_up(self, path: Path) -> None:
+        for folder in path.parents:  # an entry lasts once its folder is written
+            _sync(folder)
+            if folder == self._folder:
+                return
+
+    def _open(self, name: StoredName) -> OpenFile | None:
+        path = self._path(name)
+        try:
+            with path.open("rb") as file:
+                content_type = file.readline(LONGEST_TYPE).decode("ascii", errors="replace").rstrip("\n")
+                begin, end = file.tell(), os.fstat(file.fileno()).st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return OpenFile(content_type or PLAIN_TYPE, end - begin, partial(_chunks, path, begin))
+
+    def _remove(self, prediction_id: PredictionId) -> None:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self._home(prediction_id))
+
+
+async def _chunks(path: Path, begin: int, start: int, stop: int) -> AsyncGenerator[bytes, None]:
+    """What is in a file from `begin` on, of that from `start` to `stop`."""
+    with await _in_thread(_at, path, begin + start) as file:
+        left = stop - start
+        while left > 0 and (chunk := await _in_thread(file.read, min(left, READ_BYTES))):
+            left -= len(chunk)
+            yield chunk
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{secrets.token_hex(8)}")
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, or the one that it would be made in."""
+    return next(each for each in (folder, *folder.parents) if each.is_dir() or each.exists())
+
+
+def _head(content_type: str) -> bytes:
+    return content_type.encode("ascii") + b"\n"
+
+
+def _make_folder(folder: Path) -> None:
+    if not folder.parent.exists():  # `parents=True` would make those for everybody to read
+        _make_folder(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def _bring_to_disk(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _at(path: Path, begin: int) -> BinaryIO:
+    file = path.open("rb")
+    file.seek(begin)
+    return file
+
+
+async def _in_thread(call: Callable[..., T], *args: Any) -> T:
+    # a disk that hangs must not hang who waits for it: the thread is left behind
+    return await to_thread.run_sync(call, *args, abandon_on_cancel=True)
+
+
+async def _to_its_end(call: Callable[..., object], *args: Any) -> None:
+    # whoever is cancelled waits for the thread: so what it opened is known, and nothing is written after
+    running = asyncio.ensure_future(to_thread.run_sync(call, *args))
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        with CancelScope(shield=True):
+            await asyncio.gather(running, return_exceptions=True)
+        raise
+
+
+def _names(folder: Path) -> list[str]:
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return sorted(entry.name for entry in folder.iterdir())
+    return []
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

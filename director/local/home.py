@@ -1,0 +1,134 @@
+"""The folder that one `director up` keeps: its lock, its logs, its Valkey's data, and `up.json` for other commands.
+
+Holds secrets, so it is this user's alone. Never deleted by us: what was accepted is in it.
+"""
+
+import fcntl
+import os
+import secrets
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from director.local.errors import UpError
+from director.local.processes import Mark
+
+__all__ = ("UP", "Home", "State")
+
+UP: Final = "up"  # the name under which `up` itself stands among the processes
+LOG_KEPT_BYTES: Final = 1 << 20
+
+
+class State(Struct, frozen=True, kw_only=True):
+    """What `up.json` says. The token stays for the life of the home; `pids` is empty while all is down."""
+
+    url: str = ""
+    token: str = ""
+    redis_url: str = ""
+    servers: dict[str, str] = {}  # model → URL of its model server
+    pids: dict[str, int] = {}
+    started: dict[str, str] = {}  # beside each pid, when its process began: see director.local.processes
+
+    @property
+    def processes(self) -> dict[str, Mark]:
+        """All that ran when this was written, in the order of their start."""
+        return {name: Mark(pid, self.started[name]) for name, pid in self.pids.items() if name in self.started}
+
+    def running(self, processes: Mapping[str, Mark]) -> "State":
+        """The same home with these processes."""
+        pids = {name: one.pid for name, one in processes.items()}
+        started = {name: one.started for name, one in processes.items()}
+        return msgspec.structs.replace(self, pids=pids, started=started)
+
+    def stopped(self) -> "State":
+        """The same home with nothing running: its address and its token stay known."""
+        return msgspec.structs.replace(self, pids={}, started={}, servers={})
+
+
+class Home:
+    """The folder, by its absolute path."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.shown = str(path)  # as the user wrote it, for messages
+
+    @property
+    def state_file(self) -> Path:
+        return self.path / "up.json"
+
+    @property
+    def valkey(self) -> Path:
+        """Where the embedded server has its configuration, its socket and its data."""
+        return self.path / "valkey"
+
+    @property
+    def files(self) -> Path:
+        """Where the files of outputs are."""
+        return self.path / "files"
+
+    def log(self, part: str) -> Path:
+        return self.path / "logs" / f"{part}.log"
+
+    def make(self) -> None:
+        """Make the folders that are missing, open to this user only."""
+        try:
+            for folder in (self.path, self.path / "logs", self.valkey, self.files):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as exc:
+            raise UpError(f"Cannot make {exc.filename}: {exc.strerror}. Choose another folder with --home.") from exc
+
+    @contextmanager
+    def locked(self) -> Generator[None, None, None]:
+        """Be the only `up` of this home. The lock ends with the process that holds it, even when that is killed."""
+        with (self.path / "lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                state = self.read()
+                where = f" at {state.url}" if state.url else ""
+                raise UpError(
+                    f"director is up already{where}. Stop it with `director down --home {self.shown}`, "
+                    "or choose another folder with --home."
+                ) from None
+            yield
+
+    def read(self) -> State:
+        """What was written last; an empty state where there is none."""
+        try:
+            return msgspec.json.decode(self.state_file.read_bytes(), type=State)
+        except FileNotFoundError:
+            return State()
+        except (OSError, msgspec.MsgspecError) as exc:
+            raise UpError(f"{self.state_file} cannot be read ({exc}). Delete it: `director up` makes it anew.") from exc
+
+    def write(self, state: State) -> None:
+        """Replace `up.json` in one step, so that a reader never sees half of it. It holds a token: mode 0600."""
+        data = msgspec.json.format(msgspec.json.encode(state), indent=2)
+        new = self.state_file.with_name(f"up.json.{secrets.token_hex(4)}")
+        try:
+            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(data + b"\n")
+            new.replace(self.state_file)
+        finally:
+            with suppress(FileNotFoundError):
+                new.unlink()
+
+    def open_log(self, part: str) -> int:
+        """A descriptor that appends to the part's log. Of one that is over a megabyte, only the end is kept."""
+        path = self.log(part)
+        if path.exists() and path.stat().st_size > LOG_KEPT_BYTES:
+            with path.open("rb") as file:
+                file.seek(-LOG_KEPT_BYTES // 2, os.SEEK_END)
+                end = file.read()
+            path.write_bytes(end)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def last_lines(self, part: str, count: int = 5) -> list[str]:
+        """The end of a part's log, for a message that says why it did not come up."""
+        with suppress(FileNotFoundError):
+            return self.log(part).read_text(errors="replace").splitlines()[-count:]
+        return []

@@ -1,0 +1,133 @@
+"""What an `up` consists of: the command, the environment and the sign of readiness of each part.
+
+Starts nothing. Each part is the command that one would run by hand, with DIRECTOR_ variables for its settings.
+"""
+
+import importlib.util
+import os
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from director.core.ids import version_id
+from director.core.settings import PREFIX
+from director.examples import EXAMPLES, Example
+from director.local.home import Home
+from director.local.ports import free_port
+from director.local.supervisor import Part
+
+__all__ = ("Served", "api", "keeper", "missing_for_examples", "served_examples")
+
+LOOPBACK: Final = "127.0.0.1"
+COGLET_DIR: Final = "/tmp/coglet/predictions"  # noqa: S108 - coglet's own, whatever TMPDIR says
+DRAIN_S: Final = 10  # Ctrl-C is answered by somebody who watches: do not let them wait for a long run
+HAND_BACK_S: Final = 13.0  # … but a director that is killed before it has handed back a run costs it an attempt
+NEEDED_BY_EXAMPLES: Final = {"cog": "cog", "PIL": "pillow"}
+
+
+class Served(Struct, frozen=True, kw_only=True):
+    """An example with its model server and the director beside it. `ready_url` is the director's."""
+
+    example: Example
+    version: str
+    url: str
+    ready_url: str
+    server: Part
+    director: Part
+
+
+def api(home: Home, *, redis_url: str, host: str, port: int) -> Part:
+    """The front door."""
+    return _ours(home, "api", [*_python("api")], redis_url=redis_url, host=host, port=str(port))
+
+
+def keeper(home: Home, *, redis_url: str) -> tuple[Part, str]:
+    """The keeper, and where it says that it is ready."""
+    port = free_port()
+    part = _ours(home, "keeper", [*_python("director"), "keeper"], redis_url=redis_url, host=LOOPBACK, port=str(port))
+    return part, f"http://{LOOPBACK}:{port}/readyz"
+
+
+def served_examples(home: Home, *, redis_url: str) -> list[Served]:
+    """Each example model, on ports of its own."""
+    return [_served(home, example, redis_url) for example in EXAMPLES.values()]
+
+
+def missing_for_examples() -> list[str]:
+    """The packages that the examples need and that are not installed."""
+    return [package for module, package in NEEDED_BY_EXAMPLES.items() if importlib.util.find_spec(module) is None]
+
+
+def _served(home: Home, example: Example, redis_url: str) -> Served:
+    short = example.name.rpartition("/")[2]
+    port, health_port, upload_secret = free_port(), free_port(), secrets.token_urlsafe(24)
+    url = f"http://{LOOPBACK}:{port}"
+    version = version_id(example.name, example.schema_file.read_bytes(), example.predictor_file.read_bytes())
+    return Served(
+        example=example,
+        version=version,
+        url=url,
+        ready_url=f"http://{LOOPBACK}:{health_port}/readyz",
+        server=Part(
+            name=f"model-{short}",
+            # SIGTERM is the director's to heed; the server ends when it is told to, after it
+            command=[
+                *(sys.executable, "-m", "cog.server.http", "--host", LOOPBACK, "--await-explicit-shutdown=true"),
+                *("--upload-url", f"http://{LOOPBACK}:{health_port}/uploads/{upload_secret}/"),
+            ],
+            env=_model_environment(example, port),
+            cwd=example.folder,
+            shutdown_url=f"{url}/shutdown",
+        ),
+        director=_ours(
+            home,
+            f"director-{short}",
+            [*_python("director"), "run"],
+            redis_url=redis_url,
+            grace_s=DRAIN_S + HAND_BACK_S,
+            model=example.name,
+            version=version,
+            servers=url,
+            drain_s=str(DRAIN_S),
+            health_host=LOOPBACK,
+            health_port=str(health_port),
+            upload_secret=upload_secret,
+            coglet_dir=COGLET_DIR,
+        ),
+    )
+
+
+def _python(module: str) -> Sequence[str]:
+    # -P: the folder that `up` is called in is not a place to import from; it may well hold an `api` of its own
+    return [sys.executable, "-P", "-m", module]
+
+
+def _ours(
+    home: Home, name: str, command: Sequence[str], *, redis_url: str, grace_s: float = 10.0, **settings: str
+) -> Part:
+    """A process of this package. What the user set in the environment holds, but for what makes the parts fit."""
+    allowed = os.environ.get(PREFIX + "WEBHOOK_ALLOW", "")
+    settings |= {
+        "redis_url": redis_url,
+        "files_dir": os.environ.get(PREFIX + "FILES_DIR", "") or str(home.files),
+        "webhook_allow": ",".join(filter(None, [allowed, "loopback"])),
+    }
+    env = {PREFIX + setting.upper(): value for setting, value in settings.items()}
+    return Part(name=name, command=command, env=dict(os.environ) | env, cwd=home.path, grace_s=grace_s)
+
+
+def _model_environment(example: Example, port: int) -> Mapping[str, str]:
+    # a model is not ours: it sees neither our settings nor the address of Redis
+    theirs = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    # Cog starts its worker as `python` from PATH: it has to be this interpreter, which has cog and what models import
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    return theirs | {
+        "PATH": path,
+        "PORT": str(port),
+        "COG_PREDICT_TYPE_STUB": example.predict,
+        "PYTHONDONTWRITEBYTECODE": "1",  # the folder is the package's own
+    }

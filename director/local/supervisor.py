@@ -1,0 +1,201 @@
+"""Keep the parts of one `up` running: start them in stages, start again what dies, end them last stage first.
+
+Knows nothing of what the parts do. No part outlives it: whatever ends the block, each is asked, then killed.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import anyio
+import httpx
+from anyio.abc import Process, TaskGroup
+from msgspec import Struct
+
+from director.local import child
+from director.local.processes import Mark, mark, signal_group
+
+__all__ = ("Part", "Supervisor", "how_it_ended", "supervising")
+
+FIRST_PAUSE_S: Final = 0.5
+LONGEST_PAUSE_S: Final = 10.0
+LONG_RUN_S: Final = 30.0  # what ran this long was well: its next pause is short again
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """One process to keep running. `shutdown_url`: how to ask one to end that does not heed SIGTERM."""
+
+    name: str
+    command: Sequence[str]
+    env: Mapping[str, str]
+    cwd: Path
+    grace_s: float = 10.0
+    shutdown_url: str = ""
+
+
+class Kept(Struct):
+    """A part with the process that runs it at the moment."""
+
+    part: Part
+    scope: anyio.CancelScope
+    gone: anyio.Event
+    process: Process | None = None
+
+
+class Supervisor:
+    """Parts by name. `say` tells the user; `changed` is called after each start; `open_log` gives a part's log."""
+
+    def __init__(
+        self,
+        tasks: TaskGroup,
+        *,
+        open_log: Callable[[str], int],
+        say: Callable[[str], None],
+        changed: Callable[[], None],
+        first_pause_s: float = FIRST_PAUSE_S,
+        longest_pause_s: float = LONGEST_PAUSE_S,
+    ) -> None:
+        self._tasks = tasks
+        self._open_log = open_log
+        self._say = say
+        self._changed = changed
+        self._first_pause_s = first_pause_s
+        self._longest_pause_s = longest_pause_s
+        self._stages: list[list[Kept]] = []
+        self._is_forced = False
+        self.marks: dict[str, Mark] = {}
+        self.ends: Counter[str] = Counter()  # how often each part died by itself
+
+    def start(self, parts: Sequence[Part]) -> None:
+        """Start these, as one stage: they are ended together, after all later stages."""
+        stage = [Kept(part, anyio.CancelScope(shield=True), anyio.Event()) for part in parts]
+        self._stages.append(stage)
+        for kept in stage:
+            self._tasks.start_soon(self._keep, kept)
+
+    async def stop(self) -> None:
+        """End every part: the last stage first, the next one when all of it is gone."""
+        while self._stages:
+            stage = self._stages[-1]
+            for kept in stage:
+                kept.scope.cancel()
+            for kept in stage:
+                await kept.gone.wait()
+            self._stages.pop()
+
+    def force(self) -> None:
+        """Ask no longer: kill all that still runs, at once."""
+        self._is_forced = True
+        for stage in self._stages:
+            for kept in stage:
+                if kept.process is not None:
+                    signal_group(kept.process.pid, signal.SIGKILL)
+
+    async def _keep(self, kept: Kept) -> None:
+        try:
+            with kept.scope:
+                await self._run(kept)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._end(kept)
+            kept.gone.set()
+
+    async def _run(self, kept: Kept) -> None:
+        part, pause_s = kept.part, self._first_pause_s
+        while True:
+            began = time.monotonic()
+            kept.process = await self._launch(part)
+            code = await kept.process.wait()
+            signal_group(kept.process.pid, signal.SIGKILL)  # a worker of it may hang on without it
+            self.ends[part.name] += 1
+            if time.monotonic() - began >= LONG_RUN_S:
+                pause_s = self._first_pause_s
+            self._say(f"{part.name} ended ({how_it_ended(code)}); starting it again in {pause_s:g} s")
+            await anyio.sleep(pause_s)
+            pause_s = min(pause_s * 2, self._longest_pause_s)
+
+    async def _launch(self, part: Part) -> Process:
+        log = self._open_log(part.name)
+        try:
+            # its own session: Ctrl-C in the terminal reaches `up` alone, which ends the parts in their order
+            process = await anyio.open_process(
+                [sys.executable, "-I", "-S", str(child.__file__), str(os.getpid()), *part.command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=part.cwd,
+                env=part.env,
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+        found = mark(process.pid)
+        if found is not None:
+            self.marks[part.name] = found
+            self._changed()
+        return process
+
+    async def _end(self, kept: Kept) -> None:
+        process, part = kept.process, kept.part
+        if process is None:
+            return
+        if process.returncode is None and not self._is_forced:
+            with anyio.move_on_after(part.grace_s):
+                await _ask_to_end(part, process)
+                await process.wait()
+        signal_group(process.pid, signal.SIGKILL)
+        await process.wait()
+        await process.aclose()
+        self.marks.pop(part.name, None)
+
+
+@asynccontextmanager
+async def supervising(
+    *,
+    open_log: Callable[[str], int],
+    say: Callable[[str], None],
+    changed: Callable[[], None],
+    first_pause_s: float = FIRST_PAUSE_S,
+    longest_pause_s: float = LONGEST_PAUSE_S,
+) -> AsyncGenerator[Supervisor, None]:
+    """A supervisor for as long as the block lasts; all its parts are gone when the block is left."""
+    async with anyio.create_task_group() as tasks:
+        supervisor = Supervisor(
+            tasks,
+            open_log=open_log,
+            say=say,
+            changed=changed,
+            first_pause_s=first_pause_s,
+            longest_pause_s=longest_pause_s,
+        )
+        try:
+            yield supervisor
+        finally:
+            with anyio.CancelScope(shield=True):
+                await supervisor.stop()
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    with suppress(ValueError):
+        return f"killed by {signal.Signals(-code).name}"
+    return f"killed by signal {-code}"
+
+
+async def _ask_to_end(part: Part, process: Process) -> None:
+    if part.shutdown_url:
+        with suppress(httpx.HTTPError):
+            async with httpx.AsyncClient(trust_env=False) as client:
+                await client.post(part.shutdown_url, timeout=part.grace_s)
+    else:
+        with suppress(ProcessLookupError):
+            process.terminate()

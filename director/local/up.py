@@ -1,0 +1,237 @@
+"""`director up`: from nothing to a service that can be asked, in one home, until Ctrl-C.
+
+Starts Valkey, the API, the keeper and the examples, says when all of them are ready, and ends them in reverse order.
+Never prints that it is ready before it is, and never leaves a process behind.
+"""
+
+import os
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+from msgspec import Struct
+from redis.asyncio import Redis
+
+from director.broker.durability import Server, check
+from director.broker.redis_client import client, describe
+from director.core.errors import BackendUnavailable, DirectorError
+from director.core.settings import CommonSettings, load
+from director.local import DEFAULT_HOME, parts
+from director.local.banner import banner
+from director.local.down import end_leftovers
+from director.local.errors import UpError
+from director.local.home import UP, Home
+from director.local.parts import Served
+from director.local.ports import claimable
+from director.local.processes import mark
+from director.local.readiness import Expected, answers_200, is_registered, refuse_if_hopeless, runs_models, until_ready
+from director.local.server import VALKEY, EmbeddedServer, find_binary
+from director.local.supervisor import supervising
+from director.local.tail import follow
+from director.runtime.limits import raise_descriptor_limit
+from director.store.accounts import Accounts
+from director.store.tokens import SCOPES
+
+__all__ = ("ACCOUNT", "Options", "up")
+
+ACCOUNT: Final = "local"
+START_LIMIT_S: Final = 60.0
+STOPPED: Final = 0
+INTERRUPTED: Final = 130
+WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared with, not bound
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+PROMISES: Final = {
+    "always": "what is accepted survives a power cut",
+    "replicated": "what is accepted survives a failover",
+    "everysec": "a power cut may cost the last two seconds",
+    "memory": "kept in memory only: a restart of the server loses all",
+}
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """What the command line said. `redis_url` wins over `redis_server`; without both, Valkey from the wheel."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    home: Path = Path(DEFAULT_HOME)
+    has_examples: bool = True
+    redis_url: str = ""
+    redis_server: str = ""
+    is_verbose: bool = False
+
+
+def up(options: Options, say: Callable[[str], None]) -> int:
+    """Run until a signal; returns the exit code. Raises UpError, or what Redis is unfit for, after all is ended."""
+    raise_descriptor_limit()
+    home = Home(options.home)
+    home.make()
+    with home.locked():
+        end_leftovers(home)
+        port = claimable(options.host, options.port)
+        say(f"starting in {home.shown}")
+        try:
+            return anyio.run(Up(options, home, port, say).run)
+        finally:
+            home.write(home.read().stopped())
+
+
+class Up:
+    """One run of `up`."""
+
+    def __init__(self, options: Options, home: Home, port: int, say: Callable[[str], None]) -> None:
+        self._options = options
+        self._home = home
+        self._say = say
+        self._port = port
+        self._url = f"http://{_in_url(WILDCARDS.get(options.host, options.host))}:{port}"
+        self._state = msgspec.structs.replace(home.read().stopped(), url=self._url)
+        self._is_ready = False
+
+    async def run(self) -> int:
+        """Start all, wait for a signal, end all."""
+        failures: list[DirectorError] = []  # raised after the block: a task group would wrap what passes through it
+        with anyio.open_signal_receiver(*SIGNALS) as signals:
+            async with (
+                supervising(open_log=self._home.open_log, say=self._say, changed=self._note) as self._supervisor,
+                anyio.create_task_group() as tasks,
+            ):
+                with anyio.CancelScope() as work:
+                    tasks.start_soon(self._heed, signals, work)
+                    try:
+                        await self._start(tasks)
+                        await anyio.sleep_forever()
+                    except DirectorError as exc:
+                        failures.append(exc)
+                self._say("stopping")
+                # here and not by leaving the block, so that a second Ctrl-C is heeded meanwhile
+                await self._supervisor.stop()
+                tasks.cancel_scope.cancel()
+        if failures:
+            raise failures[0]
+        return STOPPED if self._is_ready else INTERRUPTED
+
+    async def _heed(self, signals: AsyncIterator[signal.Signals], work: anyio.CancelScope) -> None:
+        """The first signal ends all in order, any further one at once."""
+        async for _ in signals:
+            if work.cancel_called:
+                self._supervisor.force()
+            work.cancel()
+
+    async def _start(self, tasks: TaskGroup) -> None:
+        self._note()
+        if self._options.is_verbose:
+            tasks.start_soon(follow, self._home, self._say)
+        redis_url, server = await self._start_server()
+        async with _connected(redis_url) as redis:
+            token = await Accounts(redis).create_token(ACCOUNT, scopes=SCOPES, token=self._state.token or None)
+            served = self._examples(redis_url)
+            servers = {one.example.name: one.url for one in served}
+            self._state = msgspec.structs.replace(self._state, token=token, redis_url=redis_url, servers=servers)
+            await until_ready(
+                self._start_parts(redis, redis_url, served),
+                home=self._home,
+                supervisor=self._supervisor,
+                say=self._say,
+                limit_s=START_LIMIT_S,
+            )
+        self._is_ready = True
+        self._say_ready(server, has_examples=bool(served))
+
+    def _start_parts(self, redis: Redis, redis_url: str, served: Sequence[Served]) -> list[Expected]:
+        """Start all but the server. Ended in reverse: nobody may ask any more, then runs end, then what they needed."""
+        keeper, keeper_url = parts.keeper(self._home, redis_url=redis_url)
+        api = parts.api(self._home, redis_url=redis_url, host=self._options.host, port=self._port)
+        servers, directors = [one.server for one in served], [one.director for one in served]
+        for stage in ([keeper], servers, directors, [api]):
+            self._supervisor.start(stage)
+        return [
+            Expected(keeper.name, [answers_200(keeper_url)]),
+            Expected(api.name, [answers_200(f"{self._url}/readyz")]),
+            *(Expected(one.server.name, [runs_models(one.url)]) for one in served),
+            *(Expected(one.director.name, [answers_200(one.ready_url), is_registered(redis, one)]) for one in served),
+        ]
+
+    async def _start_server(self) -> tuple[str, Server]:
+        """Start the embedded server where none is given, and look at it like every part will."""
+        url = self._options.redis_url
+        if not url:
+            embedded = EmbeddedServer(self._home.valkey, find_binary(self._options.redis_server))
+            embedded.prepare()
+            url = embedded.url
+            self._supervisor.start([embedded.part(self._home.path)])
+        async with _connected(url) as redis:
+            found = await self._until_it_answers(redis, url)
+        self._say(f"{found.kind} {found.version} is ready")
+        return url, found
+
+    async def _until_it_answers(self, redis: Redis, url: str) -> Server:
+        settings = load(CommonSettings, redis_url=url)
+        with anyio.move_on_after(START_LIMIT_S):
+            while True:
+                try:
+                    return await check(redis, settings)
+                except BackendUnavailable as exc:
+                    if self._options.redis_url:
+                        raise UpError(
+                            f"Nobody answers at {describe(url)}. Start Redis there, or leave --redis out."
+                        ) from exc
+                    refuse_if_hopeless(VALKEY, self._home, self._supervisor)
+                await anyio.sleep(0.05)
+        raise UpError(f"{VALKEY} did not answer within {START_LIMIT_S:g} s. Its log is {self._home.log(VALKEY)}.")
+
+    def _examples(self, redis_url: str) -> list[Served]:
+        if not self._options.has_examples:
+            return []
+        if missing := parts.missing_for_examples():
+            self._say(f"without the example models: {' and '.join(missing)} missing (pip install 'director[examples]')")
+            return []
+        return parts.served_examples(self._home, redis_url=redis_url)
+
+    def _note(self) -> None:
+        """Write down which processes there are, as the supervisor has them now."""
+        own = mark(os.getpid())
+        self._state = self._state.running(({UP: own} if own else {}) | self._supervisor.marks)
+        self._home.write(self._state)
+
+    def _say_ready(self, server: Server, *, has_examples: bool) -> None:
+        self._say(
+            banner(
+                program=_program(),
+                url=self._url,
+                token=self._state.token,
+                redis_url=self._state.redis_url,
+                home=self._home.shown,
+                promise=PROMISES[server.level],
+                has_examples=has_examples,
+            )
+        )
+
+
+def _program() -> str:
+    """This command, as it can be typed again here."""
+    typed = sys.argv[0]
+    if Path(typed).name != "director":  # as a module
+        return f"{shlex.quote(sys.executable)} -m director"
+    return "director" if typed == shutil.which("director") else shlex.quote(typed)
+
+
+@asynccontextmanager
+async def _connected(url: str) -> AsyncGenerator[Redis, None]:
+    redis = client(url, name="director-up")
+    try:
+        yield redis
+    finally:
+        await redis.aclose()
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,1 @@
+"""What every process of the product needs: logs, metrics, tracing, health, signals, loops."""

@@ -1,0 +1,159 @@
+"""Spans as OpenTelemetry makes them, sent over HTTP to a collector from a thread of their own.
+
+Imported only where somebody collects them. What a caller did not want sampled has no spans, and what belongs to no
+trace has none either, but for a server's: that begins one. A collector that is away costs spans and nothing else.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from opentelemetry import trace as otel
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+from director import __version__
+from director.core.trace_context import NO_TRACE, SAMPLED, TraceHeaders, trace_headers
+from director.runtime.tracing import Facts, Span, SpanKind, SpanName, Tracing
+
+__all__ = ("SILENT", "OtelTracing")
+
+log = logging.getLogger(__name__)
+
+KINDS: Final = {"internal": otel.SpanKind.INTERNAL, "server": otel.SpanKind.SERVER, "client": otel.SpanKind.CLIENT}
+LAST_EXPORT_S: Final = 5.0
+TELL_EVERY_S: Final = 60.0
+# Their reports have the collector's URL, which may have a key in it: ours have none
+SILENT: Final = ("opentelemetry", "requests", "urllib3")
+UNNAMED: Final = "unknown_service"
+
+
+class OtelTracing(Tracing):
+    """Makes spans with this provider. `accounts`: whose a prediction is may stand in them."""
+
+    is_on = True
+
+    def __init__(self, provider: TracerProvider, *, accounts: bool = False) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("director", __version__)
+        self._accounts = accounts
+
+    @classmethod
+    def exporting(cls, process: str, *, accounts: bool) -> "OtelTracing":
+        """As the OTEL_… variables say. The service is called after the process where they do not name it."""
+        for name in SILENT:
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+        resource = Resource.create()
+        if str(resource.attributes.get(SERVICE_NAME, UNNAMED)).startswith(UNNAMED):
+            name = process if process == "director" else f"director-{process}"
+            resource = resource.merge(Resource({SERVICE_NAME: name}))
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        provider.add_span_processor(BatchSpanProcessor(_Told(OTLPSpanExporter())))
+        return cls(provider, accounts=accounts)
+
+    def begin(
+        self,
+        name: SpanName,
+        trace: TraceHeaders,
+        *,
+        kind: SpanKind = "internal",
+        at_ms: int | None = None,
+        facts: Facts | None = None,
+    ) -> Span:
+        parent = _parent(trace)
+        if parent is None and kind != "server":
+            return Span(trace)
+        if parent is not None and not parent.trace_flags & SAMPLED:
+            return Span(trace)
+        context = Context()  # never the one of this task: it is nobody's we know
+        if parent is not None:
+            context = otel.set_span_in_context(otel.NonRecordingSpan(parent), context)
+        span = self._tracer.start_span(
+            name, context, KINDS[kind], attributes=_named(facts or NO_TRACE), start_time=_ns(at_ms)
+        )
+        return _OtelSpan(span)
+
+    def account(self, name: str) -> Facts:
+        return {"account": name} if self._accounts else {}
+
+    async def aclose(self) -> None:
+        last = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
+        last.start()
+        await asyncio.to_thread(last.join, LAST_EXPORT_S)
+
+
+class _OtelSpan(Span):
+    __slots__ = ("_span",)
+
+    def __init__(self, span: otel.Span) -> None:
+        super().__init__(_headers(span.get_span_context()))
+        self._span = span
+
+    def end(self, facts: Facts | None = None, *, error: str = "", at_ms: int | None = None) -> None:
+        if facts:
+            self._span.set_attributes(_named(facts))
+        if error:
+            self._span.set_attribute("error.type", error)
+            self._span.set_status(otel.StatusCode.ERROR, error)
+        self._span.end(_ns(at_ms))
+
+
+class _Told(SpanExporter):
+    """What goes wrong with an export is told in a line of ours, once a minute."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+        self._lost = 0
+        self._told_at = -TELL_EVERY_S
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = self._exporter.export(spans)
+        if result is not SpanExportResult.SUCCESS:
+            self._lost += len(spans)
+            if time.monotonic() - self._told_at >= TELL_EVERY_S:
+                log.warning("spans are not taken by their collector", extra={"lost": self._lost})
+                self._told_at, self._lost = time.monotonic(), 0
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return self._exporter.force_flush(timeout_millis)
+
+
+def _parent(trace: TraceHeaders) -> otel.SpanContext | None:
+    # judged again: another release may have written it
+    known = trace_headers([trace["traceparent"]], []) if trace else NO_TRACE
+    if not known:
+        return None
+    _, trace_id, span_id, flags = known["traceparent"].split("-")
+    state = trace.get("tracestate")
+    return otel.SpanContext(
+        int(trace_id, 16),
+        int(span_id, 16),
+        is_remote=True,
+        trace_flags=otel.TraceFlags(int(flags, 16)),
+        trace_state=otel.TraceState.from_header([state]) if state else None,
+    )
+
+
+def _headers(context: otel.SpanContext) -> TraceHeaders:
+    parent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+    state = context.trace_state.to_header()
+    return {"traceparent": parent, "tracestate": state} if state else {"traceparent": parent}
+
+
+def _named(facts: Facts) -> dict[str, str | int | float | bool]:
+    """A name with a dot is one of the standard's own."""
+    return {name if "." in name else f"director.{name}": fact for name, fact in facts.items()}
+
+
+def _ns(at_ms: int | None) -> int | None:
+    return None if at_ms is None else at_ms * 1_000_000

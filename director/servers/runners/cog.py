@@ -1,0 +1,355 @@
+"""Run predictions, or trainings, on one Cog server.
+
+The end of a run is taken only from the answer to a PUT that is held open: an event stream where the server and the
+model have one, else one answer at the end. Never POSTs a prediction, since a server runs that twice; never polls,
+since asking for a run that is over starts it again. Only a server that would hear nothing else meanwhile tells the end
+by its last callback instead.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from typing import Final
+
+import httpx
+from msgspec import Raw, Struct
+from msgspec.structs import replace
+
+from director.servers.runners.cog_answers import Again
+from director.servers.runners.cog_called import put_called
+from director.servers.runners.cog_health import Model, Sighting, read_health, read_model
+from director.servers.runners.cog_kinds import COGLET, Kind, python_kind
+from director.servers.runners.cog_put import Run
+from director.servers.runners.cog_stream import put_stream
+from director.servers.runners.cog_sync import put_sync
+from director.servers.runners.connections import Connection, Connections, connection_lost, read_body
+from director.servers.runners.feed import Feed
+from director.servers.runners.inbox import Inbox
+from director.servers.runners.patience import Patience
+from director.servers.runners.runner import (
+    Capabilities,
+    Ended,
+    Health,
+    HealthStatus,
+    Outcome,
+    Restarted,
+    RunEvent,
+    RunRequest,
+)
+from director.servers.runners.transport import NO_HEADERS
+from director.servers.runners.untrusted import Unreadable, one_line, read_json
+
+__all__ = ("CogRunner",)
+
+log = logging.getLogger(__name__)
+
+MIB: Final = 1024 * 1024
+HEALTH_TIMEOUT_S: Final = 12.0  # a server whose worker hangs takes 10 s to say so
+CONTROL_TIMEOUT_S: Final = 5.0
+SLOT_PATIENCE_S: Final = 5.0
+STRANGER_PATIENCE_S: Final = 30.0
+LET_GO_PATIENCE_S: Final = 2.0
+FIRST_CANCEL_AFTER_S: Final = 0.1
+MAX_HEALTH_BODY: Final = 8 * MIB  # mostly what setup printed
+MAX_OPENAPI_BODY: Final = 1 * MIB
+
+LET_GO: Final = Ended(outcome=Outcome.LOST, error="The director let go of the run")
+# We never ask for more than its slots: a run that nobody owns holds one, or it lost one. A restart helps both
+NO_SLOT: Final = Ended(
+    outcome=Outcome.REFUSED, error="The model server had no free slot", server_is_dead=True, has_no_slot=True
+)
+DEAF: Final = "It runs, and hears nothing meanwhile"
+NOT_STREAMED: Final = Ended(outcome=Outcome.LOST, error="The model server answered 406 to a request for JSON")
+STRANGER_STAYS: Final = Ended(
+    outcome=Outcome.LOST,
+    error="An earlier run of this prediction does not end on the model server, though it was canceled",
+    server_is_dead=True,
+)
+
+
+class _Known(Struct, frozen=True, kw_only=True):
+    """What was learned of a server, good until it starts anew. `name` is for people."""
+
+    since: str
+    name: str
+    coglet: bool
+    kind: Kind
+    streams: bool
+    is_array: bool
+    may_have_files: bool
+
+
+# what is safe to assume of a server that has not been READY yet
+UNKNOWN: Final = _Known(since="", name="", coglet=True, kind=COGLET, streams=False, is_array=False, may_have_files=True)
+
+
+class CogRunner:
+    """One Cog server with `slots` slots.
+
+    `inbox`: where it can call back; without one, runs that are not streamed show no progress. `fast`: ask for no
+    callbacks at all. They cost the server 5 ms each and time quadratic in the length of output and logs, so a model
+    that yields or prints tens of thousands of times and is not streamed needs it; failures then have no logs.
+    `max_body`: the most that is read of one answer, one event, or one run ahead of its reader. `max_files`: of all
+    files together that a run puts to the inbox. `trains`: the server was started to train (`--x-mode train`), and never
+    streams.
+    """
+
+    capabilities = Capabilities(streams=True, idempotent=True, restarts=True)
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        slots: int = 1,
+        inbox: Inbox | None = None,
+        fast: bool = False,
+        max_body: int = 64 * MIB,
+        max_files: int = 1024 * MIB,
+        trains: bool = False,
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._slots = slots
+        self._inbox = None if fast else inbox
+        self._fast = fast
+        self._max_body = max_body
+        self._max_files = max_files
+        self._arrivals = None if inbox is None else inbox.arrivals
+        self._trains = trains
+        self._connections = Connections(self.url, keep=slots, headers=headers)
+        self._control = Connection(self.url, headers=headers)
+        self._known: _Known | None = None
+        self._open: set[asyncio.Task[None]] = set()
+        self._sent_at: dict[str, float] = {}
+        self._deaf_for = 0
+        self._may_hold_strangers = True
+        self._closed = False
+
+    async def health(self) -> Health:
+        """Look once. A server that hangs is waited for 12 s, then it is `UNREACHABLE`."""
+        if self._deaf_for and self._known is not None:  # the run's connection tells whether it is there
+            known = self._known
+            return Health(status=HealthStatus.BUSY, detail=DEAF, server=known.name, since=known.since)
+        sighting = await self._look()
+        if sighting.health.can_run:
+            return replace(sighting.health, server=(await self._learn(sighting)).name)
+        return sighting.health
+
+    async def _look(self) -> Sighting:
+        answer = await self._ask("GET", "/health-check", limit=MAX_HEALTH_BODY, timeout_s=HEALTH_TIMEOUT_S)
+        if isinstance(answer, str):
+            return Sighting(health=Health(status=HealthStatus.UNREACHABLE, detail=answer))
+        return read_health(*answer)
+
+    async def openapi_schema(self) -> Raw | None:
+        """The server's OpenAPI document as it is, if it has one, and it is JSON of at most 1 MB."""
+        answer = await self._ask("GET", "/openapi.json", limit=MAX_OPENAPI_BODY)
+        if isinstance(answer, str) or answer[0] != 200:
+            return None
+        try:
+            read_json(answer[1], dict[str, Raw])
+        except Unreadable:
+            return None
+        return Raw(answer[1])
+
+    async def run(self, request: RunRequest) -> AsyncGenerator[RunEvent, None]:
+        """Start a run and follow it to its end. Closed early, it sees to it that the server stops, for at most 2 s."""
+        feed = Feed(read_ahead=self._max_body)
+        following = asyncio.create_task(self._follow(request, feed), name=f"run of {request.id}")
+        self._open.add(following)
+        # here and not below: a task that is canceled before its first step runs nothing of its own
+        following.add_done_callback(lambda task: self._gone(task, feed))
+        try:
+            while True:
+                event = await feed.next()
+                yield event
+                if isinstance(event, Ended):
+                    return
+        finally:
+            following.cancel()
+            await asyncio.wait({following})
+
+    def knows(self, remote: str) -> bool:
+        """Never: a Cog server is not asked twice for one run."""
+        return False
+
+    async def cancel(self, prediction_id: str) -> bool:
+        """Ask the server to stop a run. Repeat it until the run has ended: a cancel in its first ms can get lost."""
+        if self._known is not None and not self._known.kind.cancels_again:  # then a lost one would be the only one
+            now = asyncio.get_running_loop().time()
+            await asyncio.sleep(self._sent_at.get(prediction_id, 0.0) + FIRST_CANCEL_AFTER_S - now)
+        answer = await self._ask("POST", f"{self._path(prediction_id)}/cancel")
+        return not isinstance(answer, str) and answer[0] == 200
+
+    async def shutdown(self) -> bool:
+        """Ask the server to end its process. True if it heard. It waits for connections of runs: close those first."""
+        answer = await self._ask("POST", "/shutdown")
+        return not isinstance(answer, str) and answer[0] == 200
+
+    async def aclose(self) -> None:
+        """Let go of every run and every connection."""
+        self._closed = True
+        if open_runs := set(self._open):
+            for following in open_runs:
+                following.cancel()
+            await asyncio.wait(open_runs)
+        await self._connections.aclose()
+        await self._control.aclose()
+
+    async def _follow(self, request: RunRequest, feed: Feed) -> None:
+        """Top of the task that follows one run: whatever happens in it, the reader gets an end."""
+        try:
+            ended = LET_GO if self._closed else await self._until_ended(request, feed)
+        except asyncio.CancelledError:
+            self._may_hold_strangers = True
+            # the connection is closed by now, but a Python server goes on without its client, and coglet does when the
+            # client leaves within the run's first ms: it is asked until the run has ended
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LET_GO_PATIENCE_S):  # one that hangs would take longer over each answer
+                    await self._evict(request.id, Patience(LET_GO_PATIENCE_S))
+            raise
+        except Exception as exc:
+            log.exception("following a run failed", extra={"prediction": request.id})
+            ended = Ended(outcome=Outcome.LOST, error=f"Following the run failed: {exc!r}")
+        if ended.outcome is Outcome.LOST:
+            self._may_hold_strangers = True
+        feed.end(ended)
+
+    def _expecting(self, request: RunRequest, feed: Feed) -> AbstractContextManager[None]:
+        """Take files for this PUT: what one gave that is put again is not the next one's."""
+        if self._arrivals is None:
+            return nullcontext()
+        return self._arrivals.expect(request.id, feed.add, most=self._max_files)
+
+    def _gone(self, following: asyncio.Task[None], feed: Feed) -> None:
+        self._open.discard(following)
+        feed.end(LET_GO)  # for one that was let go; of the others, the end was told
+
+    async def _until_ended(self, request: RunRequest, feed: Feed) -> Ended:
+        for_a_slot = Patience(SLOT_PATIENCE_S)
+        with_a_stranger = Patience(STRANGER_PATIENCE_S)
+        if self._known is None:
+            await self.health()
+        async with self._connections.lend() as connection:
+            lagged = False
+            while True:
+                known = self._known or UNKNOWN
+                streamed = known.streams and not lagged and (request.wants_progress or not self._fast)
+                called = not known.kind.hears_meanwhile and not known.may_have_files and self._inbox is not None
+                is_quiet = streamed or called  # about a run of this id that is there already
+                if is_quiet and self._may_hold_strangers and not await self._evict(request.id, with_a_stranger):
+                    return STRANGER_STAYS
+                match await self._put(connection, request, feed, known, streamed=streamed, called=called):
+                    case Ended() as ended:
+                        return ended
+                    case Again.NO_SLOT:
+                        if not await for_a_slot.pause():
+                            return NO_SLOT
+                    case Again.RUNNING:
+                        if not (await with_a_stranger.pause() and await self._evict(request.id, with_a_stranger)):
+                            return STRANGER_STAYS
+                    case Again.LAGGED:
+                        # once more, and whole at its end: another attempt would lag again
+                        log.warning("a run outpaced its stream and is put again", extra={"prediction": request.id})
+                        feed.add(Restarted("stream_lagged"))
+                        lagged, request = True, replace(request, wants_progress=False)
+                        self._may_hold_strangers = True
+                    case Again.NO_STREAM:
+                        if not streamed:
+                            return NOT_STREAMED
+                        self._known = replace(known, streams=False)
+
+    async def _put(
+        self, connection: Connection, request: RunRequest, feed: Feed, known: _Known, *, streamed: bool, called: bool
+    ) -> Ended | Again:
+        run = Run(
+            request=request,
+            coglet=known.coglet,
+            kind=known.kind,
+            is_array=known.is_array,
+            max_body=self._max_body,
+            path=self._path(request.id),
+        )
+        is_deaf = not (known.kind.hears_meanwhile or called)
+        self._deaf_for += is_deaf
+        self._sent_at[request.id] = asyncio.get_running_loop().time()
+        try:
+            with self._expecting(request, feed):
+                if streamed:
+                    return await put_stream(connection, run, feed, accepted=self._accepted)
+                if called and self._inbox is not None:
+                    return await put_called(
+                        connection, run, feed, inbox=self._inbox, look=self._look, accepted=self._accepted
+                    )
+                return await put_sync(connection, run, feed, inbox=self._inbox)
+        except httpx.TransportError as exc:
+            return connection_lost(exc, has_begun=feed.has_begun)
+        finally:
+            self._deaf_for -= is_deaf
+            self._sent_at.pop(request.id, None)
+
+    def _path(self, prediction_id: str) -> str:
+        return f"/{'trainings' if self._trains else 'predictions'}/{prediction_id}"
+
+    async def _evict(self, prediction_id: str, patience: Patience) -> bool:
+        """End whatever runs under this id. One that a dead director left behind, a stream would quietly attach to."""
+        while await self.cancel(prediction_id):
+            if not await patience.pause():
+                return False
+        return True
+
+    def _accepted(self) -> None:
+        if self._slots == 1:  # it is ours now, so nobody else's
+            self._may_hold_strangers = False
+
+    async def _learn(self, sighting: Sighting) -> _Known:
+        """What a READY server is and can do, asked once for each of its starts."""
+        known = self._known
+        if known is not None and known.since == sighting.since and known.coglet == (sighting.coglet is not None):
+            return known
+        answer = await self._ask("GET", "/openapi.json", limit=MAX_OPENAPI_BODY)
+        model = read_model(answer[1]) if not isinstance(answer, str) and answer[0] == 200 else Model()
+        is_coglet = sighting.coglet is not None
+        version = "" if is_coglet else await self._python_version()
+        learned = _Known(
+            since=sighting.since,
+            name=sighting.health.server or f"cog {version}".strip() + " (python)",
+            coglet=is_coglet,
+            kind=COGLET if is_coglet else python_kind(version),
+            streams=model.streams and sighting.can_stream and not self._trains,
+            is_array=model.is_array and not self._trains,
+            may_have_files=model.may_have_files or self._trains,
+        )
+        if not isinstance(answer, str):  # no answer is not the answer that there is no schema: ask again next time
+            self._known = learned
+        return learned
+
+    async def _python_version(self) -> str:
+        answer = await self._ask("GET", "/")
+        try:
+            index = read_json(answer[1], _Index) if not isinstance(answer, str) else _Index()
+        except Unreadable:
+            index = _Index()
+        return one_line(index.cog_version)
+
+    async def _ask(
+        self, method: str, path: str, *, limit: int = 64 * 1024, timeout_s: float = CONTROL_TIMEOUT_S
+    ) -> tuple[int, bytes] | str:
+        """Ask something that is answered soon: its status and body, or why there is none."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                response = await self._control.send(method, path)
+                async with aclosing(response):
+                    body, _ = await read_body(response, limit)  # JSON that is cut off is no JSON
+        except TimeoutError:
+            return f"The model server did not answer within {timeout_s:g} s"
+        except httpx.TransportError as exc:
+            return f"The model server cannot be reached: {one_line(str(exc)) or type(exc).__name__}"
+        return response.status_code, body
+
+
+class _Index(Struct):
+    """What GET / of a Python server says of it. The oldest have no such page."""
+
+    cog_version: str = ""

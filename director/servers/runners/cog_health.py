@@ -1,0 +1,166 @@
+"""What a Cog server says of itself: its health, its kind, and what its model can do.
+
+Pure: it reads bodies, never asks for them, and never raises for what a server wrote.
+"""
+
+import re
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw, Struct
+from msgspec.structs import replace
+
+from director.servers.runners.reasons import NO_ENTRY, WRONG_KEY
+from director.servers.runners.runner import Health, HealthStatus, Setup
+from director.servers.runners.untrusted import Unreadable, excerpt, one_line, read_json
+
+__all__ = ("Model", "Sighting", "read_health", "read_model")
+
+STATUSES: Final = {
+    "STARTING": HealthStatus.STARTING,
+    "READY": HealthStatus.READY,
+    "BUSY": HealthStatus.BUSY,
+    "SETUP_FAILED": HealthStatus.SETUP_FAILED,
+    "UNHEALTHY": HealthStatus.UNHEALTHY,
+    "DEFUNCT": HealthStatus.DEFUNCT,
+}
+WORKER_IS_DEAD: Final = ("protocol error", "channel closed")  # coglet never says DEFUNCT: this is how it shows
+MAY_BE_A_FILE: Final = (b'"uri"', b'"$ref"')
+FIRST_STREAMING: Final = (0, 21)
+
+
+class Sighting(Struct, frozen=True, kw_only=True):
+    """One look at a server. `coglet` is its version, None on Python servers; `since` tells one start from the next."""
+
+    health: Health
+    coglet: str | None = None
+    since: str = ""
+
+    @property
+    def can_stream(self) -> bool:
+        """True for coglet from 0.21 on, if its model does too."""
+        version = re.match(r"(\d{1,6})\.(\d{1,6})", self.coglet or "")
+        return version is not None and tuple(map(int, version.groups())) >= FIRST_STREAMING
+
+
+class Model(Struct, frozen=True, kw_only=True):
+    """What the schema says: may its runs be streamed, is its output an array, which comes item by item, and may there
+    be files in it? Those are told where they are on the server's disk, unless it is asked for one whole answer.
+    """
+
+    streams: bool = False
+    is_array: bool = False
+    may_have_files: bool = True
+
+
+class _Setup(Struct):
+    started_at: str | None = None
+    completed_at: Any = None
+    logs: str | None = None
+
+
+class _Version(Struct):
+    coglet: str | None = None
+
+
+class _Report(Struct):
+    status: str
+    setup: _Setup | None = None
+    version: _Version | None = None
+    user_healthcheck_error: str | None = None
+    detail: str | None = None
+
+
+class _Operation(Struct):
+    streaming: Any = msgspec.field(name="x-cog-streaming", default=False)
+
+
+class _Path(Struct):
+    post: _Operation = msgspec.field(default_factory=_Operation)
+
+
+class _Paths(Struct):
+    predictions: _Path = msgspec.field(name="/predictions", default_factory=_Path)
+
+
+class _Output(Struct):
+    type: Any = None
+
+
+class _Schemas(Struct):
+    output: Raw = msgspec.field(name="Output", default=Raw(b"{}"))
+
+
+class _Components(Struct):
+    schemas: _Schemas = msgspec.field(default_factory=_Schemas)
+
+
+class _OpenApi(Struct):
+    paths: _Paths = msgspec.field(default_factory=_Paths)
+    components: _Components = msgspec.field(default_factory=_Components)
+
+
+def read_health(status: int, body: bytes) -> Sighting:
+    """The answer to GET /health-check. An answer that makes no sense is UNHEALTHY: somebody is there, after all."""
+    if status != 200:
+        why = WRONG_KEY if status in NO_ENTRY else excerpt(body)
+        health = _unhealthy(f"The model server answered {status} to a health check: {why}").health
+        return Sighting(health=replace(health, is_locked=status in NO_ENTRY))
+    try:
+        report = read_json(body, _Report)
+    except Unreadable as exc:
+        return _unhealthy(f"The model server's health is {exc}")
+    if (said := STATUSES.get(report.status)) is None:
+        return _unhealthy(f"The model server says that it is {one_line(report.status)!r}")
+    setup = report.setup or _Setup()
+    trouble = report.user_healthcheck_error or report.detail or ""
+    if said is HealthStatus.UNHEALTHY and any(sign in trouble for sign in WORKER_IS_DEAD):
+        said = HealthStatus.DEFUNCT
+    coglet = report.version.coglet if report.version else None
+    health = Health(
+        status=said,
+        detail=_detail(said, trouble=trouble, logs=setup.logs or ""),
+        setup=_told(setup),
+        server=f"coglet {one_line(coglet)}" if coglet else "",
+        since=setup.started_at or "",
+    )
+    return Sighting(health=health, coglet=coglet, since=setup.started_at or "")
+
+
+def read_model(openapi: bytes) -> Model:
+    """What an OpenAPI document says of the model. A document that makes no sense says nothing."""
+    try:
+        document = read_json(openapi, _OpenApi)
+        output = bytes(document.components.schemas.output)
+        is_array = read_json(output, _Output).type == "array"
+    except Unreadable:
+        return Model()
+    return Model(
+        streams=document.paths.predictions.post.streaming is True,
+        is_array=is_array,
+        may_have_files=b'"type"' not in output or any(sign in output for sign in MAY_BE_A_FILE),
+    )
+
+
+def _unhealthy(detail: str) -> Sighting:
+    return Sighting(health=Health(status=HealthStatus.UNHEALTHY, detail=detail))
+
+
+def _told(setup: _Setup) -> Setup:
+    completed = setup.completed_at if isinstance(setup.completed_at, str) else ""
+    return Setup(started_at=setup.started_at or "", completed_at=completed, logs=setup.logs or "")
+
+
+def _detail(status: HealthStatus, *, trouble: str, logs: str) -> str:
+    match status:
+        case HealthStatus.READY:
+            return ""
+        case HealthStatus.BUSY:
+            return "Every slot is taken"
+        case HealthStatus.STARTING:
+            return "Setup is running"
+        case HealthStatus.SETUP_FAILED:
+            last = logs.rstrip().rpartition("\n")[2]  # of a traceback, the line that names the error
+            return one_line(last) or "Setup failed without saying why"
+        case _:
+            return one_line(trouble) or "The model server does not say what is wrong"

@@ -1,0 +1,244 @@
+"""Run predictions on a server with OpenAI's API for text: vLLM, TGI, llama.cpp and others.
+
+The text is streamed, each piece an output of its own; a run is stopped by hanging up, which those servers notice. Never
+takes a stream that breaks off for an end, and never sends a run twice.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
+from typing import Final
+
+import httpx
+import msgspec
+from msgspec import Raw, Struct
+from msgspec.structs import replace
+
+from director.core.runner_config import OpenAiConfig
+from director.core.trace_context import TraceHeaders
+from director.core.view import joined
+from director.servers.runners.connections import Connection
+from director.servers.runners.exchange import Exchange
+from director.servers.runners.feed import Feed
+from director.servers.runners.http_answers import OUTCOMES, refused, too_large
+from director.servers.runners.open_runs import OpenRuns
+from director.servers.runners.openai_chat import Unaskable, create_body, read_chunk, schemas
+from director.servers.runners.openapi import openapi
+from director.servers.runners.runner import (
+    Capabilities,
+    Ended,
+    Health,
+    Measured,
+    Outcome,
+    Produced,
+    RunEvent,
+    RunRequest,
+)
+from director.servers.runners.server import HttpServer, read_answer
+from director.servers.runners.sse import FrameTooLarge, SseParser
+from director.servers.runners.transport import NO_HEADERS
+from director.servers.runners.untrusted import Unreadable, read_json
+
+__all__ = ("OpenAiRunner",)
+
+EVENT_STREAM: Final = "text/event-stream"
+DONE: Final = b"[DONE]"
+LAST_CHUNK_S: Final = 0.05  # the end of the body comes with the last event; a connection is not worth a longer wait
+MOST_MODELS_BYTES: Final = 1 << 20
+PATHS: Final = {"chat": "/chat/completions", "completions": "/completions"}
+NO_OUTPUT: Final = Raw(b"[]")
+
+NOT_STREAMED: Final = Ended(outcome=Outcome.LOST, error="The model server answered without an event stream")
+CUT_OFF: Final = Ended(outcome=Outcome.LOST, error="The model server's event stream stopped before the run had ended")
+
+
+class _Model(Struct):
+    id: str = ""
+
+
+class _Models(Struct):
+    data: list[_Model] = msgspec.field(default_factory=list)
+
+
+class OpenAiRunner:
+    """One such server with `slots` slots. `max_body`: the most that is read of one output."""
+
+    capabilities = Capabilities(streams=True)
+
+    def __init__(
+        self, url: str, config: OpenAiConfig, *, slots: int = 1, max_body: int, headers: Mapping[str, str] = NO_HEADERS
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._config = config
+        self._max_body = max_body
+        base = config.path.rstrip("/")
+        self._path = base + PATHS[config.endpoint]
+        self._models_path = f"{base}/models"
+        paths = [config.health, self._models_path]
+        self._server = HttpServer(self.url, slots=slots, name="openai", health_paths=paths, headers=headers)
+        self._runs = OpenRuns(read_ahead=max_body)
+        self._model = config.model
+        self._asked_at = ""
+
+    async def health(self) -> Health:
+        """Look once, at the configured path, or at the list of models where the server has no such page."""
+        health = await self._server.health()
+        is_unknown = health.can_run and not self._config.model and self._asked_at != health.since
+        if is_unknown and (name := await self._first_model()):
+            self._model, self._asked_at = name, health.since
+        return health
+
+    async def openapi_schema(self) -> Raw | None:
+        """What this runner takes and gives, as a model's."""
+        given, output = schemas(self._config.endpoint)
+        return openapi(given, output, title=self._config.model)
+
+    def run(self, request: RunRequest) -> AsyncGenerator[RunEvent, None]:
+        """Start a run and follow its stream. Closed early, it hangs up."""
+        return self._runs.run(request, self._follow)
+
+    def knows(self, remote: str) -> bool:
+        """Never: a run is its connection."""
+        return False
+
+    async def cancel(self, prediction_id: str) -> bool:
+        """Hang up."""
+        return self._runs.hang_up(prediction_id)
+
+    async def shutdown(self) -> bool:
+        """Such a server cannot be asked."""
+        self._server.count_as_new()
+        return False
+
+    async def aclose(self) -> None:
+        """Let go of every run and every connection."""
+        await self._runs.aclose()
+        await self._server.aclose()
+
+    async def _first_model(self) -> str:
+        answer = await self._server.ask("GET", self._models_path, limit=MOST_MODELS_BYTES)
+        if isinstance(answer, str) or not answer.is_ok:
+            return ""
+        with suppress(Unreadable):
+            return next((model.id for model in read_json(answer.body, _Models).data), "")
+        return ""
+
+    async def _follow(self, request: RunRequest, feed: Feed) -> Ended:
+        config = self._config
+        try:
+            model = self._model or await self._first_model()
+            body = create_body(request.input, endpoint=config.endpoint, model=model, include_usage=config.include_usage)
+        except (Unaskable, msgspec.DecodeError) as exc:
+            return Ended(outcome=Outcome.INVALID, error=str(exc))
+        reader = _Reader(request, feed, self._max_body)
+        async with self._server.lend() as connection:
+            try:
+                return await self._stream(connection, body, reader, feed, trace=request.trace)
+            except httpx.TransportError as exc:
+                return reader.with_output(self._server.lost(exc, has_begun=feed.has_begun))
+
+    async def _stream(
+        self, connection: Connection, body: bytes, reader: "_Reader", feed: Feed, *, trace: TraceHeaders
+    ) -> Ended:
+        response = await connection.send(
+            "POST", self._path, content=body, accept=EVENT_STREAM, trace=trace, sent=feed.sent
+        )
+        async with aclosing(response):
+            feed.answered()
+            if not response.is_success:
+                return refused(await read_answer(response, self._max_body))
+            if not response.headers.get("content-type", "").startswith(EVENT_STREAM):
+                return NOT_STREAMED
+            feed.begin()
+            async with aclosing(_chunks(response)) as chunks:
+                async for chunk in chunks:
+                    if (ended := reader.read(chunk)) is not None:
+                        if ended.outcome is Outcome.SUCCEEDED:
+                            await _read_out(chunks)
+                        return ended
+                    await feed.room()
+        return reader.closed()
+
+
+async def _read_out(chunks: AsyncGenerator[bytes, None]) -> None:
+    """Read to the end, and the connection can be used again."""
+    with suppress(httpx.TransportError, TimeoutError):
+        async with asyncio.timeout(LAST_CHUNK_S):
+            async for _ in chunks:
+                pass
+
+
+async def _chunks(response: Exchange) -> AsyncGenerator[bytes, None]:
+    async for chunk in response.chunks():
+        yield chunk
+
+
+class _Reader:
+    """Turns the stream of one run into events."""
+
+    def __init__(self, request: RunRequest, feed: Feed, max_body: int) -> None:
+        self._wants_progress = request.wants_progress
+        self._feed = feed
+        self._max_body = max_body
+        self._parser = SseParser(max_body)
+        self._items: list[bytes] = []
+        self._bytes = 0
+        self._metrics: dict[str, Raw] = {}
+        self._is_finished = False
+        self._now = asyncio.get_running_loop().time
+        self._sent_at = self._now()
+
+    def read(self, data: bytes) -> Ended | None:
+        """Pass on what is in this part of the stream. The end, if it is in it."""
+        try:
+            for frame in self._parser.feed(data):
+                if (ended := self._take(frame.data)) is not None:
+                    return self.with_output(ended)
+        except FrameTooLarge:
+            return too_large(self._max_body)
+        except Unreadable as exc:
+            return self.with_output(
+                Ended(outcome=Outcome.LOST, error=f"An event of the model server's stream is {exc}")
+            )
+        return None
+
+    def closed(self) -> Ended:
+        """The stream stopped. Some servers do not say that it is done, but all say why they put out no more."""
+        return self.with_output(Ended(outcome=Outcome.SUCCEEDED) if self._is_finished else CUT_OFF)
+
+    def with_output(self, ended: Ended) -> Ended:
+        """The end, with all that was put out before it."""
+        output = joined(self._items)
+        if output is None and ended.outcome is Outcome.SUCCEEDED:
+            output = NO_OUTPUT
+        return replace(ended, output=output, metrics=self._metrics)
+
+    def _take(self, data: bytes) -> Ended | None:
+        if data.strip() == DONE:
+            return self.closed()
+        chunk = read_chunk(data)
+        if chunk.error is not None:
+            outcome = OUTCOMES.get(chunk.code, Outcome.FAILED)
+            # it had begun, so that was no refusal
+            return Ended(outcome=Outcome.LOST if outcome is Outcome.REFUSED else outcome, error=chunk.error)
+        for name, count in chunk.tokens.items():
+            self._measure(name, count)
+        self._is_finished = self._is_finished or chunk.is_finished
+        return self._produce(chunk.text) if chunk.text else None
+
+    def _produce(self, text: str) -> Ended | None:
+        item = msgspec.json.encode(text)
+        if not self._items:
+            self._measure("time_to_first_token", round(self._now() - self._sent_at, 4))
+        self._bytes += len(item) + 1
+        if self._bytes > self._max_body:
+            return too_large(self._max_body)
+        if self._wants_progress:
+            self._feed.add(Produced(Raw(item), len(self._items)), size=len(item))
+        self._items.append(item)
+        return None
+
+    def _measure(self, name: str, value: float) -> None:
+        self._metrics[name] = Raw(msgspec.json.encode(value))
+        if self._wants_progress:
+            self._feed.add(Measured(name, self._metrics[name]), size=0)

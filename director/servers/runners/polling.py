@@ -1,0 +1,292 @@
+"""Run predictions on a server that answers a POST with an id, and is asked again and again what became of it.
+
+The slot is held for the whole run, also where it is canceled for whoever asked for it and its server goes on. The id is
+told as soon as it is known: whoever takes the prediction over asks for the same run. Never sends a run twice, and
+believes no word for how it stands that the configuration does not know.
+"""
+
+import asyncio
+import hashlib
+import math
+import socket
+from collections.abc import AsyncGenerator, Mapping
+from enum import Enum
+from typing import Final
+from urllib.parse import quote, urlsplit
+
+import httpx
+from msgspec import Raw
+from msgspec.structs import replace
+
+from director.core.json_pointer import Pointer
+from director.core.runner_config import PollingConfig
+from director.servers.runners.connections import Connection
+from director.servers.runners.feed import Feed
+from director.servers.runners.http_answers import Answer, mapped_end, mapped_error, read_document, refused, too_large
+from director.servers.runners.open_runs import HUNG_UP, OpenRuns
+from director.servers.runners.openapi import openapi
+from director.servers.runners.reasons import NO_ENTRY, locked
+from director.servers.runners.runner import Accepted, Capabilities, Ended, Health, Outcome, RunEvent, RunRequest
+from director.servers.runners.server import HttpServer, post
+from director.servers.runners.transport import NO_HEADERS
+from director.servers.runners.untrusted import Unreadable, one_line, read_json
+
+__all__ = ("PollStatus", "PollingRunner")
+
+MOST_ID_CHARS: Final = 256
+UNHEEDED_S: Final = 20.0  # a server that was asked to stop a run for so long does not; less than a holder's patience
+# A server that knows no such run, or no longer, has lost it
+FORGOTTEN: Final = frozenset({404, 410})
+LOOPBACK: Final = ("localhost", "127.", "::1")
+
+
+class PollStatus(Enum):
+    """How a run stands, whatever word the server has for it."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELED = "canceled"
+
+
+class PollingRunner:
+    """One such server with `slots` slots. `max_body`: the most that is read of one answer."""
+
+    capabilities = Capabilities(resumes=True)
+
+    def __init__(
+        self, url: str, config: PollingConfig, *, slots: int = 1, max_body: int, headers: Mapping[str, str] = NO_HEADERS
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._config = config
+        self._max_body = max_body
+        self._path = config.path.replace("{model}", quote(config.model, safe=""))
+        self._words = {word.casefold(): status for status in PollStatus for word in getattr(config, status.value)}
+        self._server = HttpServer(self.url, slots=slots, name="polling", health_paths=[config.health], headers=headers)
+        self._runs = OpenRuns(read_ahead=max_body)
+        self._jobs: dict[str, _Job] = {}
+        self._left: set[asyncio.Task[Ended | None]] = set()
+        self._scope = _scope(self.url)
+
+    async def health(self) -> Health:
+        """Look once, at the configured path."""
+        return await self._server.health()
+
+    async def openapi_schema(self) -> Raw | None:
+        """Made of the configured schemas, if there are any."""
+        return openapi(self._config.input_schema, self._config.output_schema, title=self._config.model)
+
+    def run(self, request: RunRequest) -> AsyncGenerator[RunEvent, None]:
+        """Start a run, or find the one that it already is, and ask until its end. Closed early, it asks no more."""
+        return self._runs.run(request, self._follow)
+
+    def knows(self, remote: str) -> bool:
+        """Was that told by a runner of this server?"""
+        return remote.startswith(self._scope)
+
+    async def cancel(self, prediction_id: str) -> bool:
+        """Ask the server to stop it. Where it cannot be asked, or does not, the run ends as canceled for its holder."""
+        job = self._jobs.get(prediction_id)
+        if job is None:
+            return self._runs.hang_up(prediction_id)
+        job.unwanted_since = min(job.unwanted_since, asyncio.get_running_loop().time())
+        if not job.id:  # it is being sent, and cannot be stopped before its id is known
+            return True
+        heard = await self._stop(job)
+        job.wake.set()
+        return heard or not self._config.cancel_endpoint_template
+
+    async def shutdown(self) -> bool:
+        """Such a server cannot be asked."""
+        self._server.count_as_new()
+        return False
+
+    async def aclose(self) -> None:
+        """Let go of every run and every connection."""
+        await self._runs.aclose()
+        if left := set(self._left):
+            for each in left:
+                each.cancel()
+            await asyncio.wait(left)
+        await self._server.aclose()
+
+    async def _follow(self, request: RunRequest, feed: Feed) -> Ended:
+        job = self._jobs[request.id] = _Job(
+            request.remote.removeprefix(self._scope) if self.knows(request.remote) else "",
+            until=asyncio.get_running_loop().time() + self._config.longest_s,
+        )
+        try:
+            async with self._server.lend() as connection:
+                if not job.id and (refusal := await self._submit(connection, request, job, feed)) is not None:
+                    return refusal
+                feed.add(Accepted(self._scope + job.id), size=len(job.id))
+                if job.is_unwanted:
+                    await self._stop(job)
+                return await self._until_ended(connection, job) or self._leave(job)
+        finally:
+            if self._jobs.get(request.id) is job:
+                del self._jobs[request.id]
+
+    async def _submit(self, connection: Connection, request: RunRequest, job: "_Job", feed: Feed) -> Ended | None:
+        try:
+            body = self._config.input.fill(request.input)
+            answer = await post(connection, self._path, body, feed, limit=self._max_body, trace=request.trace)
+        except httpx.TransportError as exc:
+            return self._server.lost(exc, has_begun=feed.has_begun)
+        if not answer.is_ok:
+            return refused(answer, error=self._config.error)
+        try:
+            job.id = _id_at(read_document(answer.body), self._config.id_field)
+        except Unreadable as exc:
+            return Ended(outcome=Outcome.LOST, error=f"The model server's answer is {exc}")
+        return None
+
+    def _leave(self, job: "_Job") -> Ended:
+        """It is over for its holder, and not for its slot."""
+        job.is_left = True
+        rest = asyncio.create_task(self._rest_of(job), name=f"rest of {job.id}")
+        self._left.add(rest)
+        rest.add_done_callback(self._left.discard)
+        return replace(HUNG_UP, goes_on=rest)
+
+    async def _rest_of(self, job: "_Job") -> Ended | None:
+        async with self._server.lend() as connection:
+            return await self._until_ended(connection, job)
+
+    def _does_not_stop(self, job: "_Job") -> bool:
+        patience_s = UNHEEDED_S if self._config.cancel_endpoint_template else 0.0
+        return not job.is_left and asyncio.get_running_loop().time() - job.unwanted_since >= patience_s
+
+    async def _until_ended(self, connection: Connection, job: "_Job") -> Ended | None:
+        """None: it is to be stopped and does not."""
+        now = asyncio.get_running_loop().time
+        config, silent_since = self._config, math.inf
+        while (asked_at := now()) < job.until:
+            if self._does_not_stop(job):
+                return None
+            path = self._path_of(config.poll_endpoint_template, job)
+            answer = await self._server.ask(
+                "GET", path, connection=connection, limit=self._max_body, timeout_s=config.away_s
+            )
+            pause_s = config.interval_s
+            match self._read(answer):
+                case Ended() as ended:
+                    return ended
+                case str() as trouble:
+                    silent_since = min(
+                        silent_since, asked_at
+                    )  # not since the last answer, which may be an interval ago
+                    if now() - silent_since >= config.away_s:
+                        return self._given_up(trouble, is_away=isinstance(answer, str))
+                    pause_s = min(pause_s, config.away_s)
+                case None:
+                    silent_since = math.inf
+            await job.pause(min(pause_s, job.until - now()))
+        await self._stop(job)
+        return Ended(outcome=Outcome.FAILED, error=f"It ran for longer than {config.longest_s:g} s")
+
+    def _read(self, answer: Answer | str) -> Ended | str | None:
+        """What an answer to a poll says: the end, nothing new, or (as text) nothing that can be understood."""
+        if isinstance(answer, str):
+            return answer
+        if answer.status in FORGOTTEN:
+            return Ended(outcome=Outcome.LOST, error=f"{refused(answer).error}: the run is not known there any more")
+        if answer.status in NO_ENTRY:  # the run goes on, for whoever has the right key
+            return locked(answer.status)
+        if not answer.is_ok:
+            return refused(answer).error or ""
+        if not answer.complete:
+            return too_large(self._max_body)
+        try:
+            document = read_document(answer.body)
+        except Unreadable as exc:
+            return f"The model server's answer is {exc}"
+        said = self._config.status.find(document)
+        if said is None:
+            return f"The model server's answer has nothing at {self._config.status.text}"
+        return self._judge(_word(said), document)
+
+    def _judge(self, word: str, document: Raw) -> Ended | None:
+        match self._words.get(word.casefold()):
+            case PollStatus.RUNNING:
+                return None
+            case PollStatus.DONE:
+                return mapped_end(document, self._config)
+            case PollStatus.FAILED:
+                why = mapped_error(document, self._config.error)
+                return Ended(outcome=Outcome.FAILED, error=why or "The model failed without saying why")
+            case PollStatus.CANCELED:
+                return Ended(outcome=Outcome.CANCELED, error=mapped_error(document, self._config.error) or None)
+            case _:
+                return Ended(
+                    outcome=Outcome.FAILED,
+                    error=f"The model server says that the run is {one_line(word)!r}, a word that is not configured",
+                )
+
+    def _given_up(self, trouble: str, *, is_away: bool) -> Ended:
+        if is_away:
+            self._server.count_as_new()
+        return Ended(outcome=Outcome.LOST, error=trouble, server_is_dead=is_away)
+
+    async def _stop(self, job: "_Job") -> bool:
+        if not self._config.cancel_endpoint_template:
+            return False
+        path = self._path_of(self._config.cancel_endpoint_template, job)
+        answer = await self._server.ask(self._config.cancel_method, path)
+        return not isinstance(answer, str) and answer.is_ok
+
+    def _path_of(self, template: str, job: "_Job") -> str:
+        return template.replace("{model}", quote(self._config.model, safe="")).replace("{id}", quote(job.id, safe=""))
+
+
+class _Job:
+    """A run under the name that its server gave it, '' before it did. `until`: it may last. `is_left`: by its holder.
+    `wake`: ask now, and not when it is time.
+    """
+
+    def __init__(self, name: str, *, until: float) -> None:
+        self.id = name
+        self.until = until
+        self.unwanted_since = math.inf
+        self.is_left = False
+        self.wake = asyncio.Event()
+
+    @property
+    def is_unwanted(self) -> bool:
+        return self.unwanted_since < math.inf
+
+    async def pause(self, seconds: float) -> None:
+        """Until it is time to ask again."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.wake.wait()
+        except TimeoutError:
+            return
+        self.wake.clear()
+
+
+def _id_at(document: Raw, id_field: Pointer) -> str:
+    found = id_field.find(document)
+    try:
+        name = str(read_json(bytes(found or b""), str | int))  # type: ignore[arg-type]
+    except Unreadable:
+        name = ""
+    # dots alone would lead elsewhere in a path
+    if len(name) > MOST_ID_CHARS or not name.isprintable() or not name.strip("."):
+        raise Unreadable(f"without an id at {id_field.text or 'its top'}")
+    return name
+
+
+def _word(value: Raw) -> str:
+    """A text as it is; a number, true or false as it is written."""
+    try:
+        return read_json(bytes(value), str)
+    except Unreadable:
+        return bytes(value).decode(errors="replace")
+
+
+def _scope(url: str) -> str:
+    """What an id is unique in: its server. At a loopback address each machine, or pod, has another one."""
+    host = urlsplit(url).hostname or ""
+    where = f"{socket.gethostname()} {url}" if host.startswith(LOOPBACK) else url
+    return hashlib.sha256(where.encode()).hexdigest()[:12] + ":"

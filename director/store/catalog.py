@@ -1,0 +1,260 @@
+"""Which models and versions there are, and the queue of each. Directors write it, the API reads it.
+
+Nothing here is cached: the API keeps what it read for a few seconds by itself.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw, Struct
+from redis.asyncio import Redis
+
+from director.broker import keys
+from director.broker.redis_client import ask, text
+from director.broker.scripts import Scripts
+from director.core.clock import Clock
+from director.core.errors import SettingsError, UnknownModel
+from director.core.ids import MODEL_NAME, VERSION_ID, Kind, Partition, QueueName, is_queue_of_predictions, queue_name
+from director.core.policy import Policy
+from director.core.setup_run import SetupRun, read_setup_run
+from director.store.models import Model, Models
+from director.store.new_queues import list_queue
+
+__all__ = ("OPEN_SCHEMA", "Catalog", "Version")
+
+OPEN_SCHEMA: Final = Raw(b'{"openapi":"3.0.2","info":{"title":"Cog","version":"0.1.0"},"paths":{}}')
+
+# Not all of a version: its last setup may have printed much, and is read where it is asked for
+SHOWN: Final = ("created", "server", "schema", "weights")
+REGISTERED: Final = ("created", "server", "schema", "announced")
+LISTED: Final = "2"  # how a version is marked that is announced; "1" did so before there was a registry of models
+
+
+class Version(Struct, frozen=True, kw_only=True):
+    """One immutable image of a model. `schema` is its OpenAPI document: what a model server said, so untrusted.
+
+    `kind`: of the runs that `queue` and its size are those of. `weights`: an address, where a training made it.
+    """
+
+    model: str
+    id: str
+    created_ms: int
+    server: str
+    schema: Raw
+    streams: int
+    size: int
+    kind: Kind = ""
+    weights: str = ""
+
+    @property
+    def queue(self) -> QueueName:
+        return queue_name(self.model, self.id, self.kind)
+
+
+class Catalog:
+    """The catalogue in Redis. All methods raise BackendUnavailable while it cannot answer."""
+
+    def __init__(self, redis: Redis, scripts: Scripts, clock: Clock) -> None:
+        self._redis = redis
+        self._scripts = scripts
+        self._clock = clock
+        self.models = Models(redis, scripts, clock)
+
+    async def register(
+        self,
+        model: str,
+        version: str,
+        *,
+        schema: Raw,
+        server: str,
+        policy: Policy,
+        is_latest: bool = False,
+        makes_model: bool = True,
+    ) -> QueueName:
+        """Make a version known. Safe to repeat and to do from several directors at once; returns its queue.
+
+        A version becomes its model's latest when it is registered for the first time, and again where `is_latest`
+        says so. The queue comes first and the model last: whoever finds a name finds all that stands behind it.
+        Writes nothing where all of it stands, so that a director can start beside a full server. Raises SettingsError
+        for a name or version that is none, and UnknownModel where there is no model and none is made.
+        """
+        if not re.fullmatch(MODEL_NAME, model) or not re.fullmatch(VERSION_ID, version):
+            raise SettingsError(f"{model}:{version} is not owner/name in lower case with a version of 64 hex digits.")
+        queue = queue_name(model, version)
+        if not await self._scripts.register(queue, version=version, policy=policy):
+            raise SettingsError(
+                f"Version {version} of {model} shares its first 12 digits with another: choose one anew."
+            )
+        key, now_ms = keys.version(model, version), self._clock.now_ms()
+        await list_queue(self._redis, self._scripts, queue)
+
+        async def write() -> None:
+            known = _named(REGISTERED, await self._redis.hmget(key, REGISTERED))
+            stands = "created" in known  # a deletion may have come between two writes of another director
+            if not stands or known.get("schema") != bytes(schema).decode() or known.get("server") != server:
+                pipe = self._redis.pipeline(transaction=True)
+                pipe.hset(key, mapping={"schema": bytes(schema), "server": server})
+                pipe.hsetnx(key, "created", str(now_ms))
+                await pipe.execute()
+            is_listed = stands and known.get("announced") == LISTED
+            if is_listed and not is_latest and await self._redis.hexists(keys.versions(), version):
+                return
+            await self._redis.hset(keys.versions(), version, model)
+            latest = version if is_latest or not stands or "announced" not in known else None
+            await self._make_known(model, latest, makes_model=makes_model)
+            # the last write: what was cut short before it is done again
+            await self._redis.hset(key, "announced", LISTED)
+
+        await ask(write)
+        return queue
+
+    async def _make_known(self, model: str, latest: str | None, *, makes_model: bool) -> None:
+        """A model that has a version, in the registry too, and what an account said of it stays."""
+        pipe = self._redis.pipeline(transaction=True)
+        if makes_model:
+            pipe.hsetnx(keys.model(model), "created", str(self._clock.now_ms()))
+            if latest is not None:
+                pipe.hset(keys.model(model), "latest", latest)
+        elif not await self.models.change(model, {} if latest is None else {"latest": latest}):
+            raise UnknownModel(model)
+        pipe.hmget(keys.model(model), ["created", "latest"])
+        created, named = (await pipe.execute())[-1]
+        latest_ms = await self._redis.hget(keys.version(model, text(named or b"")), "created")
+        await self.models.enlist(model, created_ms=int(created), latest_ms=int(latest_ms or created))
+
+    async def version(self, model: str, version: str) -> Version | None:
+        """One version, with the size of its queue; None when nobody registered it."""
+        known = await self.versions(model, [version])
+        return known[0] if known else None
+
+    async def model(self, name: str) -> Model | None:
+        """A model by "owner/name"; None where there is none. One that an account made may have no version yet."""
+        return await self.models.get(name)
+
+    async def model_of(self, version: str) -> str | None:
+        """The model of a version that is named by its id alone."""
+        found = await ask(lambda: self._redis.hget(keys.versions(), version))
+        return None if found is None else text(found)
+
+    async def has_version(self, model: str, version: str) -> bool:
+        """Is there anything of this version, be it only what a deletion that was cut short left of it?"""
+        if await ask(lambda: self._redis.exists(keys.version(model, version))):
+            return True
+        [served] = await self._field_of_each([keys.meta(queue_name(model, version))], "version")
+        return served == version.encode()
+
+    async def is_registered(self, model: str, version: str, queue: QueueName) -> bool:
+        """Does all that `register` wrote stand? A deletion may have met it, and taken some of it away."""
+
+        async def read() -> list[Any]:
+            pipe = self._redis.pipeline(transaction=False)
+            for each in {queue, queue_name(model, version)}:
+                pipe.sismember(keys.queues(), each)
+                pipe.exists(keys.meta(each))
+            pipe.hexists(keys.versions(), version)
+            pipe.hexists(keys.version(model, version), "created")
+            return await pipe.execute()
+
+        return all(await ask(read))
+
+    async def queues(self) -> list[QueueName]:
+        """Every queue there is, sorted."""
+        return sorted(QueueName(text(name)) for name in await ask(lambda: self._redis.smembers(keys.queues())))
+
+    async def partitions(self) -> list[Partition]:
+        """Every partition that ever had a queue."""
+        return [Partition(int(number)) for number in await ask(lambda: self._redis.smembers(keys.partitions()))]
+
+    async def version_ids(self, model: str) -> list[str]:
+        """Every version of a model, newest first."""
+        return [version for _, version in await self.dated_versions(model)]
+
+    async def dated_versions(self, model: str) -> list[tuple[int, str]]:
+        """As (created, version). From the registry of queues: each version has one."""
+        queues = filter(is_queue_of_predictions, await self.queues())
+        of_model = [queue for queue in queues if queue.rpartition(":")[0] == model]
+        named = await self._field_of_each([keys.meta(queue) for queue in of_model], "version")
+        ids = [text(name) for name in named if name is not None]
+        created = await self._field_of_each([keys.version(model, name) for name in ids], "created")
+        known = [(int(at_ms), name) for at_ms, name in zip(created, ids, strict=True) if at_ms is not None]
+        return sorted(known, reverse=True)
+
+    async def versions(self, model: str, ids: Sequence[str]) -> list[Version]:
+        """Those of these that are known, in this order and with their schemas, by one write to the socket."""
+        found = await self.each_version([(model, version) for version in ids])
+        return [version for version in found if version is not None]
+
+    async def each_version(self, named: Sequence[tuple[str, str]]) -> list[Version | None]:
+        """Each of these (model, version), in this order."""
+
+        async def read() -> list[Any]:
+            pipe = self._redis.pipeline(transaction=False)
+            for model, version in named:
+                pipe.hmget(keys.version(model, version), SHOWN)
+                pipe.hmget(keys.meta(queue_name(model, version)), ["streams", "size"])
+            return await pipe.execute()
+
+        replies = iter(await ask(read) if named else [])
+        return [_version(*name, *parts) for name, *parts in zip(named, replies, replies, strict=True)]
+
+    async def schema_bytes(self, named: Sequence[tuple[str, str]]) -> list[int]:
+        """How large the schema of each of these (model, version) is, 0 where there is none."""
+
+        async def read() -> list[int]:
+            pipe = self._redis.pipeline(transaction=False)
+            for model, version in named:
+                pipe.hstrlen(keys.version(model, version), "schema")
+            return await pipe.execute()
+
+        return await ask(read) if named else []
+
+    async def note_setup(self, model: str, version: str, setup: SetupRun) -> bool:
+        """Write how the last setup of its servers went; False where there is no such version yet."""
+        return await self._scripts.note_setup(model, version, msgspec.json.encode(setup))
+
+    async def setup_run(self, model: str, version: str) -> SetupRun | None:
+        """How the last setup of its servers went; None where none told."""
+        [stored] = await self._field_of_each([keys.version(model, version)], "setup_run")
+        return read_setup_run(stored)
+
+    async def setup_run_of(self, queue: QueueName) -> SetupRun | None:
+        """That of the version whose predictions are in a queue; None for the queue of another kind."""
+        [version] = await self._field_of_each([keys.meta(queue)], "version")
+        if version is None or not is_queue_of_predictions(queue):
+            return None
+        return await self.setup_run(queue.rpartition(":")[0], text(version))
+
+    async def runs(self, queues: Sequence[QueueName]) -> list[int]:
+        """How many predictions each of these accepted since ever."""
+        return [int(count or 0) for count in await self._field_of_each([keys.meta(q) for q in queues], "arrivals")]
+
+    async def _field_of_each(self, hashes: Sequence[str], field: str) -> list[bytes | None]:
+        async def read() -> list[bytes | None]:
+            pipe = self._redis.pipeline(transaction=False)
+            for key in hashes:
+                pipe.hget(key, field)
+            return await pipe.execute()
+
+        return await ask(read) if hashes else []
+
+
+def _named(names: Sequence[str], values: Sequence[bytes | str | None]) -> dict[str, str]:
+    return {name: text(value) for name, value in zip(names, values, strict=True) if value is not None}
+
+
+def _version(model: str, version: str, values: Sequence[bytes | None], meta: Sequence[bytes | None]) -> Version | None:
+    found, (streams, size) = _named(SHOWN, values), meta
+    if "created" not in found or streams is None or size is None:
+        return None
+    return Version(
+        model=model,
+        id=version,
+        created_ms=int(found["created"]),
+        server=found["server"],
+        schema=Raw(found["schema"].encode()),
+        streams=int(streams),
+        size=int(size),
+        weights=found.get("weights", ""),
+    )

@@ -1,0 +1,140 @@
+"""What operators change: who, when and what, in one log, however it was asked for.
+
+A change is written down before it is made, so that none is missing: where it then is refused, or changes nothing, a
+`void` entry of the same id follows. Holds no secret, and of what may hold one only the names: its callers see to that.
+"""
+
+import logging
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Raw, Struct
+from redis.asyncio import Redis
+
+from director.broker import keys
+from director.broker.redis_client import ask
+from director.broker.scripts import Scripts
+from director.core.clock import Clock
+from director.core.errors import BackendUnavailable, DirectorError
+
+__all__ = ("FIRST", "Change", "ChangeKind", "Changes", "Noted")
+
+log = logging.getLogger(__name__)
+
+FIRST: Final = "0-0"  # stands before every entry
+
+ChangeKind = Literal[
+    "account_created",
+    "account_resumed",
+    "account_suspended",
+    "account_type_set",
+    "collection_removed",
+    "collection_written",
+    "example_hidden",
+    "example_shown",
+    "hardware_removed",
+    "hardware_written",
+    "letters_dropped",
+    "letters_revived",
+    "limits_set",
+    "model_changed",
+    "model_configured",
+    "queue_bounded",
+    "queue_migrated",
+    "queue_paused",
+    "queue_resized",
+    "queue_resumed",
+    "secret_rotated",
+    "token_created",
+    "token_revoked",
+    "void",
+]
+
+
+class Change(Struct, frozen=True, kw_only=True):
+    """One entry. `entry` names it and says where it stands, `id` is that of the change; `at` in ms.
+
+    `account` and `queue`: whose it is, '' where it is none's. What `detail` has depends on the kind.
+    """
+
+    entry: str
+    id: str
+    kind: str
+    by: str
+    account: str
+    queue: str
+    at: int
+    detail: Raw
+
+
+class Noted:
+    """A change that was written down and is being made."""
+
+    def __init__(self) -> None:
+        self.is_void = False
+
+    def void(self) -> None:
+        """It changed nothing after all."""
+        self.is_void = True
+
+
+class Changes:
+    """The log in Redis. All methods raise BackendUnavailable while it cannot answer."""
+
+    def __init__(self, redis: Redis, scripts: Scripts, clock: Clock) -> None:
+        self._redis: Any = redis  # its types say str or bytes, and ours answers in bytes
+        self._scripts = scripts
+        self._clock = clock
+
+    @asynccontextmanager
+    async def noting(
+        self, kind: ChangeKind, *, by: str, account: str = "", queue: str = "", **facts: object
+    ) -> AsyncGenerator[Noted]:
+        """Make a change within this. Nothing is changed that could not be written down."""
+        change, noted = secrets.token_hex(8), Noted()
+        detail, whose = msgspec.json.encode(facts), {"account": account, "queue": queue}
+
+        async def write(kind: ChangeKind) -> None:
+            at_ms = self._clock.now_ms()
+            await self._scripts.note(change, kind=kind, by=by, **whose, detail=detail, at_ms=at_ms)
+
+        await write(kind)
+        try:
+            yield noted
+        except BackendUnavailable:  # it may have been made all the same
+            raise
+        except DirectorError:
+            await write("void")
+            raise
+        if noted.is_void:
+            await write("void")
+            return
+        log.info("changed by an operator", extra={"change": kind, "by": by, **whose, "detail": facts})
+
+    async def after(self, entry: str, *, count: int) -> list[Change]:
+        """At most `count` entries behind one, oldest first. About the last 10,000 are kept."""
+        found = await ask(lambda: self._redis.xrange(keys.changes(), min=f"({entry}", count=count))
+        return [_change(name, fields) for name, fields in found]
+
+    async def before(self, entry: str | None, *, count: int) -> list[Change]:
+        """At most `count` entries before one, newest first; None: the newest of all."""
+        last = "+" if entry is None else f"({entry}"
+        found = await ask(lambda: self._redis.xrevrange(keys.changes(), max=last, count=count))
+        return [_change(name, fields) for name, fields in found]
+
+
+def _change(entry: bytes, fields: dict[bytes, bytes]) -> Change:
+    told = {name.decode(): value.decode() for name, value in fields.items() if name != b"detail"}
+    return Change(
+        entry=entry.decode(),
+        id=told["id"],
+        kind=told["kind"],
+        by=told["by"],
+        account=told["account"],
+        queue=told["queue"],
+        at=int(told["at"]),
+        detail=Raw(fields[b"detail"]),
+    )

@@ -1,0 +1,304 @@
+"""Dead letters: what used up its attempts and waits for a person. List them, show one, return or drop many.
+
+Newest first, over all queues, a page at a time. Never does more than was asked for: what dies again while all are
+revived is newer than where that walk began, so it is not met twice.
+"""
+
+import asyncio
+import math
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from msgspec import Raw, Struct
+from redis.asyncio import Redis
+
+from director.broker import keys
+from director.broker.redis_client import ask, text
+from director.broker.scripts import Scripts
+from director.core.clock import Clock
+from director.core.history import spent_attempts
+from director.core.ids import PredictionId, QueueName, is_prediction_id
+from director.core.schema import Record
+from director.core.view import iso
+from director.store.changes import Changes
+
+__all__ = ("Asked", "Attempt", "DeadLetter", "DeadLetters", "Done", "Letters", "Place", "Shown", "attempts_of")
+
+SLICE: Final = 100
+MOST_NOTED: Final = 20  # ids in the log of changes
+PLACE: Final = re.compile(r"(\d{13})([0-9a-z]{26})")
+
+
+class Attempt(Struct, frozen=True, kw_only=True):
+    """One attempt that did not end the prediction: who held it, from when to when, and how it ended."""
+
+    number: int
+    director: str
+    claimed_at: str | None
+    ended_at: str
+    code: str
+
+
+class DeadLetter(Struct, frozen=True, kw_only=True):
+    """A dead letter as an operator sees it. `attempts` are all of them, those before earlier revivals too."""
+
+    id: PredictionId
+    queue: QueueName
+    model: str
+    version: str
+    account: str
+    created_at: str
+    died_at: str
+    error: str
+    code: str
+    revivals: int
+    attempts: tuple[Attempt, ...]
+
+
+class Shown(Struct, frozen=True, kw_only=True):
+    """One dead letter, with the input that it would run on again; None once that was removed."""
+
+    letter: DeadLetter
+    input: Raw | None
+
+
+class Place(Struct, frozen=True, order=True):
+    """Where a letter stands among all. As text it is a cursor: the walk goes on behind it."""
+
+    died_ms: int
+    id: PredictionId
+    queue: QueueName = QueueName("")
+
+    def __str__(self) -> str:
+        return f"{self.died_ms:013d}{self.id}"
+
+    @classmethod
+    def parse(cls, cursor: str) -> "Place | None":
+        """None for what was never a cursor of ours."""
+        match = PLACE.fullmatch(cursor)
+        return cls(int(match[1]), PredictionId(match[2])) if match and is_prediction_id(match[2]) else None
+
+
+class Letters(Struct, frozen=True):
+    """One page, and the cursor of the next one."""
+
+    results: list[DeadLetter]
+    next: str | None
+
+
+class Done(Struct, frozen=True):
+    """How many were revived or dropped, which could not be, and from where to go on when time was up."""
+
+    done: int
+    refused: tuple[PredictionId, ...] = ()
+    next: str | None = None
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """Which letters an operator means: those of some ids, or all that there are, of one queue or of every one."""
+
+    ids: Sequence[PredictionId] = ()
+    queue: str = ""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is noted of it: the log of each partition has every letter."""
+        return {"ids": self.ids[:MOST_NOTED], "count": len(self.ids)} if self.ids else {"all": True}
+
+
+class DeadLetters:
+    """The dead letters in Redis. All methods raise BackendUnavailable while it cannot answer."""
+
+    def __init__(self, redis: Redis, scripts: Scripts, clock: Clock) -> None:
+        self._redis: Any = redis  # its types say str or bytes, and ours answers in bytes
+        self._scripts = scripts
+        self._clock = clock
+        self._changes = Changes(redis, scripts, clock)
+
+    async def page(self, queues: Sequence[QueueName], *, before: Place | None = None, count: int = SLICE) -> Letters:
+        """The `count` newest letters of these queues behind `before`. A page may be short and yet have a next one."""
+        places = await self._places(queues, before, count + 1)
+        more = len(places) > count
+        letters = await self._letters(places[:count])
+        return Letters(letters, str(places[count - 1]) if more else None)
+
+    async def show(self, prediction_id: PredictionId) -> Shown | None:
+        """One letter; None where that is none."""
+        [place] = await self.named([prediction_id])
+        letters = await self._letters([place]) if place.died_ms else []
+        if not letters:
+            return None
+        data = await ask(lambda: self._redis.get(keys.input_data(prediction_id)))
+        return Shown(letter=letters[0], input=Raw(data) if data else None)
+
+    async def named(self, ids: Sequence[PredictionId]) -> list[Place]:
+        """Where these letters stand, in this order; `died_ms` is 0 for what is no dead letter."""
+
+        async def queues() -> list[bytes | None]:
+            pipe = self._redis.pipeline(transaction=False)
+            for prediction_id in ids:
+                pipe.hget(keys.record(prediction_id), "queue")
+            return list(await pipe.execute())
+
+        async def scores() -> list[float | None]:
+            pipe = self._redis.pipeline(transaction=False)
+            for prediction_id, queue in zip(ids, of, strict=True):
+                pipe.zscore(keys.dead(queue), prediction_id)
+            return list(await pipe.execute())
+
+        of = [QueueName(text(queue or b"")) for queue in await ask(queues)]
+        return [Place(int(at or 0), name, queue) for name, queue, at in zip(ids, of, await ask(scores), strict=True)]
+
+    async def every(self, queues: Sequence[QueueName], *, before: Place | None = None) -> AsyncIterator[list[Place]]:
+        """All letters behind `before`, a slice at a time."""
+        while places := await self._places(queues, before, SLICE):
+            yield places
+            before = places[-1]
+
+    async def revive(
+        self,
+        slices: AsyncIterator[list[Place]],
+        *,
+        by: str,
+        asked: Asked,
+        rate: float | None = None,
+        within_s: float = math.inf,
+    ) -> Done:
+        """Return letters to their queues, at most `rate` in a second, until all are or the time is up.
+
+        `by`: who asks, and `asked`: for which letters, for the log of changes.
+        """
+        async with self._changes.noting("letters_revived", by=by, queue=asked.queue, **asked.facts) as noted:
+            done = await self._each(slices, lambda place: self._scripts.revive(place.id), rate, within_s)
+            if not done.done:
+                noted.void()
+        return done
+
+    async def drop(
+        self,
+        slices: AsyncIterator[list[Place]],
+        *,
+        by: str,
+        asked: Asked,
+        rate: float | None = None,
+        within_s: float = math.inf,
+    ) -> Done:
+        """Let go of letters, as `revive` does."""
+        async with self._changes.noting("letters_dropped", by=by, queue=asked.queue, **asked.facts) as noted:
+            done = await self._each(slices, lambda place: self._scripts.drop(place.id, place.queue), rate, within_s)
+            if not done.done:
+                noted.void()
+        return done
+
+    async def _each(
+        self,
+        slices: AsyncIterator[list[Place]],
+        act: Callable[[Place], Awaitable[bool]],
+        rate: float | None,
+        within_s: float,
+    ) -> Done:
+        done, refused = 0, []
+        began = due = self._clock.monotonic()
+        async for places in slices:
+            step = 1 if rate else len(places)
+            for start in range(0, len(places), step):
+                batch = places[start : start + step]
+                if (now := self._clock.monotonic()) < due:
+                    await self._clock.sleep(due - now)
+                due = max(due, now) + len(batch) / (rate or math.inf)
+                for place, did in zip(batch, await asyncio.gather(*map(act, batch)), strict=True):
+                    done += did
+                    if not did:
+                        refused.append(place.id)
+                if self._clock.monotonic() - began >= within_s:
+                    return Done(done, tuple(refused), str(batch[-1]))
+        return Done(done, tuple(refused))
+
+    async def _places(self, queues: Sequence[QueueName], before: Place | None, count: int) -> list[Place]:
+        """From each queue as many as a page may need; many may have died in the same millisecond."""
+        found: list[Place] = []
+        ranks = dict(zip(queues, await self._ranks(queues, before), strict=True))
+        while ranks:
+            asked = list(ranks)
+            for queue, rows in zip(asked, await self._slices(ranks, count), strict=True):
+                places = [Place(int(at), PredictionId(text(name)), queue) for name, at in rows]
+                behind = [place for place in places if before is None or (place.died_ms, place.id) < _spot(before)]
+                found += behind
+                ranks[queue] += len(rows)
+                if len(rows) < count or len(behind) == len(rows):
+                    del ranks[queue]
+        return sorted(found, reverse=True)[:count]
+
+    async def _ranks(self, queues: Sequence[QueueName], before: Place | None) -> list[int]:
+        if before is None or not queues:
+            return [0] * len(queues)
+
+        async def newer() -> list[int]:
+            pipe = self._redis.pipeline(transaction=False)
+            for queue in queues:
+                pipe.zcount(keys.dead(queue), f"({before.died_ms}", "+inf")
+            return list(await pipe.execute())
+
+        return await ask(newer)
+
+    async def _slices(self, ranks: dict[QueueName, int], count: int) -> list[list[tuple[bytes, float]]]:
+        async def read() -> list[list[tuple[bytes, float]]]:
+            pipe = self._redis.pipeline(transaction=False)
+            for queue, rank in ranks.items():
+                pipe.zrevrange(keys.dead(queue), rank, rank + count - 1, withscores=True)
+            return list(await pipe.execute())
+
+        return await ask(read)
+
+    async def _letters(self, places: Sequence[Place]) -> list[DeadLetter]:
+        """What stands at these places. A letter whose record has gone is taken off its list on the way."""
+
+        async def read() -> list[dict[bytes, bytes]]:
+            pipe = self._redis.pipeline(transaction=False)
+            for place in places:
+                pipe.hgetall(keys.record(place.id))
+            return list(await pipe.execute())
+
+        letters = []
+        for place, fields in zip(places, await ask(read) if places else [], strict=True):
+            if fields:
+                flat = [part for field in fields.items() for part in field]
+                letters.append(_letter(place, Record.parse(place.id, flat)))
+            else:
+                await self._scripts.drop(place.id, place.queue)
+        return letters
+
+
+def attempts_of(history: str) -> tuple[Attempt, ...]:
+    """The attempts that a record's history tells of, as an operator sees them."""
+    return tuple(
+        Attempt(
+            number=spent.number,
+            director=spent.director,
+            claimed_at=None if spent.claimed is None else iso(spent.claimed),
+            ended_at=iso(spent.ended),
+            code=spent.code,
+        )
+        for spent in spent_attempts(history)
+    )
+
+
+def _letter(place: Place, record: Record) -> DeadLetter:
+    return DeadLetter(
+        id=record.id,
+        queue=record.queue,
+        model=record.model,
+        version=record.version,
+        account=record.account,
+        created_at=iso(record.created),
+        died_at=iso(place.died_ms),
+        error=record.error,
+        code=record.code,
+        revivals=record.revivals,
+        attempts=attempts_of(record.history),
+    )
+
+
+def _spot(place: Place) -> tuple[int, PredictionId]:
+    return place.died_ms, place.id

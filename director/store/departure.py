@@ -1,0 +1,313 @@
+"""Move what waits in a queue to one of the same model on another Redis server, so that each waits, and runs, once.
+
+Three steps, each one call that may be repeated: it leaves its queue and nobody can claim it; it arrives there; here a
+tombstone says that it moved. Whatever is cut short stands between two of them, and the same command carries on from
+there. Never writes to a server but by its scripts, save the name that it gives it, and never moves what is claimed.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from typing import Final, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+from redis.asyncio import Redis
+
+from director.broker import keys
+from director.broker.redis_client import ask, text, texts
+from director.broker.scripts import Arrived, Departed, Scripts
+from director.core.account_limits import UNLIMITED, AccountLimits
+from director.core.errors import SettingsError, UnknownQueue
+from director.core.ids import PredictionId, QueueName, lowest_id_at, model_and_kind
+from director.core.schema import Record
+from director.runtime import crash
+from director.store.accounts import Accounts
+
+__all__ = ("Departure", "Left", "Site", "named_site", "server_name")
+
+SLICE: Final = 50
+AT_ONCE: Final = 16  # of a slice: an input and its events may be megabytes
+PASSES: Final = 10
+
+Done = TypeVar("Done")
+
+
+class Site(Struct, frozen=True):
+    """One Redis server, and what stands on it."""
+
+    redis: Redis
+    scripts: Scripts
+    accounts: Accounts
+
+
+class Left(Struct, frozen=True, kw_only=True):
+    """So far: how many moved, and how many were put back. Of the last pass, how many stay: they are claimed, their
+    account is paused here (`held`) or not known there (`strange`), or they are on their way to a third server.
+    """
+
+    moved: int = 0
+    stayed: int = 0
+    claimed: int = 0
+    held: int = 0
+    strange: int = 0
+    elsewhere: int = 0
+
+
+class _Luggage(Struct, frozen=True):
+    """All that goes with one. `flat`: its record as the server has it; `held`: its idempotency key, what that holds and
+    for how many ms.
+    """
+
+    record: Record
+    flat: Sequence[bytes]
+    input: bytes
+    events: Sequence[bytes]
+    held: tuple[str, bytes, int] | None
+
+
+async def named_site(redis: Redis) -> str:
+    """What this server is called, from now on."""
+    await ask(lambda: redis.set(keys.site(), secrets.token_hex(8), nx=True))
+    return await server_name(redis)
+
+
+async def server_name(redis: Redis) -> str:
+    """What this server was called by whoever moved something from it or to it; '' where nobody did."""
+
+    async def read() -> str:
+        return text(await redis.get(keys.site()) or b"")
+
+    return await ask(read)
+
+
+class Departure:
+    """From one queue here to one there. Raises BackendUnavailable while either server cannot answer."""
+
+    def __init__(self, here: Site, there: Site, queue: QueueName, to: QueueName) -> None:
+        if model_and_kind(queue) != model_and_kind(to):
+            raise SettingsError(f"{queue} and {to} are not of one model, or not for one kind of run.")
+        self._here = here
+        self._there = there
+        self._queue = queue
+        self._to = to
+        self._site = ""
+        self._limits: dict[str, tuple[AccountLimits, int] | None] = {}
+
+    async def steps(self, *, only_asks: bool = False) -> AsyncIterator[Left]:
+        """Move all that waits, slice by slice, after what a former call left on its way; what was done by then.
+
+        `only_asks`: what would be, and nothing is. It looks through the queue again until it finds nothing more there,
+        but ten times at most: what comes faster than that has to be stopped first.
+        """
+        await self._meet()
+        if not await ask(lambda: self._there.redis.exists(keys.meta(self._to))):
+            raise UnknownQueue(self._to)
+        done = Left()
+        if not only_asks:
+            async for done in self._carried_on():
+                yield done
+        for _ in range(PASSES):
+            before, done, start, has_changed = done.moved, replace(done, claimed=0, held=0, strange=0), 0, False
+            while ids := await self._waiting(start):
+                answers = await self._look(ids) if only_asks else await self._depart(ids)
+                gone = sum(answer == "leaving" for answer in answers)
+                arrived = gone if only_asks else await self._carry(ids, answers)
+                done = replace(
+                    done,
+                    moved=done.moved + arrived,
+                    claimed=done.claimed + answers.count("claimed"),
+                    held=done.held + answers.count("held"),
+                    strange=done.strange + answers.count("strange"),
+                )
+                yield done
+                start += len(ids) - (0 if only_asks else gone)
+                has_changed = has_changed or "gone" in answers  # some of this slice were not looked at
+            if only_asks or (done.moved == before and not has_changed):
+                return
+
+    async def put_back(self) -> AsyncIterator[Left]:
+        """Let all that is on its way there wait here again, but what has arrived; what was done by then."""
+        await self._meet()
+        done = Left()
+        while ids := await self._on_the_way(done.elsewhere):
+            for prediction_id in ids:
+                record = await self._record(prediction_id)
+                if record is None or record.leaving != self._site:
+                    done = replace(done, elsewhere=done.elsewhere + 1)
+                    continue
+                refused = await self._there.scripts.arrive(prediction_id, self._to, move=record.moves, refuses=True)
+                if refused == "refused":
+                    stayed = await self._here.scripts.stay(prediction_id, site=self._site)
+                    done = replace(done, stayed=done.stayed + (stayed != "gone"))
+                else:
+                    done = replace(done, moved=done.moved + await self._vacate(record))
+            yield done
+
+    async def _meet(self) -> None:
+        self._site = await named_site(self._there.redis)
+        if self._site == await named_site(self._here.redis):
+            raise SettingsError("That is the same Redis server twice: name the other queue instead.")
+
+    async def _carried_on(self) -> AsyncIterator[Left]:
+        """What a former call left between two steps."""
+        done = Left()
+        while ids := await self._on_the_way(done.elsewhere):
+            records = [await self._record(prediction_id) for prediction_id in ids]
+            mine = [record is not None and record.leaving == self._site for record in records]
+            arrived = await self._carry(ids, ["leaving" if is_mine else "elsewhere" for is_mine in mine])
+            done = replace(done, moved=done.moved + arrived, elsewhere=done.elsewhere + len(ids) - arrived)
+            yield done
+
+    async def _on_the_way(self, start: int) -> list[PredictionId]:
+        return await self._ids(keys.leaving(self._queue), start)
+
+    async def _waiting(self, start: int) -> list[PredictionId]:
+        return await self._ids(keys.live(self._queue), start)
+
+    async def _ids(self, index: str, start: int) -> list[PredictionId]:
+        async def read() -> list[bytes]:
+            found: list[bytes] = await self._here.redis.zrange(index, start, start + SLICE - 1)  # type: ignore[assignment]
+            return found
+
+        return [PredictionId(text(name)) for name in await ask(read)]
+
+    async def _look(self, ids: Sequence[PredictionId]) -> list[str]:
+        """What would become of each."""
+        held = {text(name) for name in await ask(lambda: self._here.redis.smembers(keys.held(self._queue)))}
+        held |= {text(name) for name in await ask(lambda: self._here.redis.hkeys(keys.suspended(self._queue)))}
+        answers = []
+        for account, token in await self._fields(ids, "account", "token"):
+            answer = "claimed" if token else "held" if account in held else "leaving"
+            answers.append(answer if not account or await self._known(account) else "strange")
+        return answers
+
+    async def _depart(self, ids: Sequence[PredictionId]) -> list[str]:
+        accounts = [account for (account,) in await self._fields(ids, "account")]
+        known = [not account or await self._known(account) is not None for account in accounts]
+        asked = [(name, account) for name, account, is_known in zip(ids, accounts, known, strict=True) if is_known]
+        answers: list[Departed] = []
+        if asked:
+            answers = await self._here.scripts.depart(self._queue, asked, site=self._site)
+            crash.at("after_depart")
+        told = iter(answers)
+        return [next(told) if is_known else "strange" for is_known in known]
+
+    async def _carry(self, ids: Sequence[PredictionId], answers: Sequence[str]) -> int:
+        """Bring those that are leaving there, in the order in which they came; how many have moved."""
+        leaving = [name for name, answer in zip(ids, answers, strict=True) if answer == "leaving"]
+        came = [int(arrival or 0) for (arrival,) in await self._fields(leaving, "arrival")]
+        in_order = [name for _, name in sorted(zip(came, leaving, strict=True))]
+        moved = 0
+        for start in range(0, len(in_order), AT_ONCE):
+            packed = await _all(map(self._packed, in_order[start : start + AT_ONCE]))
+            moved += await self._bring([one for one in packed if one is not None and one.record.leaving == self._site])
+        return moved
+
+    async def _bring(self, packed: Sequence[_Luggage]) -> int:
+        """Calls of one moment are one write, and carried out in their order."""
+        known = [one for one in packed if await self._known(one.record.account) is not None]
+        await _all(map(self._enlist, known))
+        answers = await _all(map(self._arrive, known))
+        crash.at("after_arrive")
+        if "unknown" in answers:
+            raise UnknownQueue(self._to)
+        here = [one.record for one, answer in zip(known, answers, strict=True) if answer == "here"]
+        return sum(await _all(map(self._vacate, here)))
+
+    async def _enlist(self, one: _Luggage) -> None:
+        record, oldest = one.record, lowest_id_at(0)
+        await self._there.scripts.enlist(record.id, account=record.account, oldest=oldest, kind=record.kind)
+
+    async def _arrive(self, one: _Luggage) -> Arrived:
+        limits, revision = await self._known(one.record.account) or (UNLIMITED, 0)
+        return await self._there.scripts.arrive(
+            one.record.id,
+            self._to,
+            move=one.record.moves,
+            record=one.flat,
+            input=one.input,
+            events=one.events,
+            idempotency=one.held,
+            weight=limits.weight,
+            most_running=limits.max_running,
+            limits_rev=revision,
+        )
+
+    async def _vacate(self, record: Record) -> bool:
+        """It is there: tell there what its caller asked for meanwhile, and leave a tombstone here."""
+        canceled = False
+        while True:
+            answer = await self._here.scripts.vacate(record.id, site=self._site, canceled=canceled)
+            if answer != "cancel":
+                crash.at("after_vacate")
+                return answer == "moved"
+            await self._there.scripts.cancel(record.id, account=record.account, kind=record.kind)
+            crash.at("after_cancel_there")
+            canceled = True
+
+    async def _packed(self, prediction_id: PredictionId) -> _Luggage | None:
+        """Nobody changes it while it is leaving, but for its caller's cancel: `vacate` looks at that."""
+
+        async def read() -> tuple[dict[bytes, bytes], bytes | None, list[bytes]]:
+            pipe = self._here.redis.pipeline(transaction=False)
+            pipe.hgetall(keys.record(prediction_id))
+            pipe.get(keys.input_data(prediction_id))
+            pipe.lrange(keys.events(prediction_id), 0, -1)
+            fields, data, events = await pipe.execute()
+            return fields, data, events
+
+        fields, data, events = await ask(read)
+        if not fields:
+            return None
+        flat = [part for pair in fields.items() for part in pair]
+        record = Record.parse(prediction_id, flat)
+        return _Luggage(record, flat, data or b"", events, await self._held(record))
+
+    async def _held(self, record: Record) -> tuple[str, bytes, int] | None:
+        if not record.idem:
+            return None
+        key = keys.idempotency(account=record.account, model=record.model, digest=record.idem)
+
+        async def read() -> tuple[bytes | None, int]:
+            pipe = self._here.redis.pipeline(transaction=False)
+            pipe.get(key)
+            pipe.pttl(key)
+            holds, lasts_ms = await pipe.execute()
+            return holds, lasts_ms
+
+        holds, lasts_ms = await ask(read)
+        return (key, holds, lasts_ms) if holds and lasts_ms > 0 else None
+
+    async def _record(self, prediction_id: PredictionId) -> Record | None:
+        fields = texts(await ask(lambda: self._here.redis.hgetall(keys.record(prediction_id))))
+        flat = [part.encode() for pair in fields.items() for part in pair]
+        return Record.parse(prediction_id, flat) if flat else None
+
+    async def _fields(self, ids: Sequence[PredictionId], *names: str) -> list[list[str]]:
+        async def read() -> list[list[bytes | None]]:
+            pipe = self._here.redis.pipeline(transaction=False)
+            for prediction_id in ids:
+                pipe.hmget(keys.record(prediction_id), names)
+            return list(await pipe.execute())
+
+        return [[text(value or b"") for value in row] for row in await ask(read)]
+
+    async def _known(self, account: str) -> tuple[AccountLimits, int] | None:
+        """Its limits there and which change of them they are; None where it is not known there."""
+        if account not in self._limits:
+            accounts, known = self._there.accounts, None
+            if await accounts.exists(account):
+                written = await accounts.written(account)
+                known = accounts.limits_of(written), written.revision
+            self._limits[account] = known
+        return self._limits[account]
+
+
+async def _all(calls: Iterable[Awaitable[Done]]) -> list[Done]:
+    """What each answered, once all of them have: a fault of one leaves no other under way."""
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return [answer for answer in answers if not isinstance(answer, BaseException)]

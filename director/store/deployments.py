@@ -1,0 +1,166 @@
+"""Deployments: names of an account's own that each stand for one version of a model, by numbered releases.
+
+A deployment has no queue: it shares that of its version. Sees to no visibility: whether the version exists, and who
+may use it, its caller decides.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+from redis.asyncio import Redis
+
+from director.broker import keys
+from director.broker.redis_client import ask, text
+from director.broker.scripts import Deployed, Scripts
+from director.core.clock import Clock
+
+__all__ = ("MOST", "Deployment", "Deployments", "Release")
+
+MOST: Final = 1_000  # of one account
+AT_ONCE: Final = 100  # accounts, or deployments, that one write to the socket asks for
+
+
+class Release(Struct, frozen=True, kw_only=True):
+    """What a deployment stands for since a moment. `by`: the account that made it."""
+
+    number: int
+    model: str
+    version: str
+    created_ms: int
+    by: str
+    hardware: str
+    min_instances: int
+    max_instances: int
+
+
+class Deployment(Struct, frozen=True, kw_only=True):
+    """A name with its current release. `owner` is the account."""
+
+    owner: str
+    name: str
+    created_ms: int
+    release: Release
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.owner}/{self.name}"
+
+
+class Deployments:
+    """Deployments in Redis. All methods raise BackendUnavailable while it cannot answer.
+
+    What was read is what is changed: a write answers 'changed' where somebody else was faster.
+    """
+
+    def __init__(self, redis: Redis, scripts: Scripts, clock: Clock) -> None:
+        self._redis = redis
+        self._scripts = scripts
+        self._clock = clock
+
+    async def get(self, owner: str, name: str) -> Deployment | None:
+        """One deployment; None where there is none of this name."""
+        found = await ask(lambda: self._redis.get(keys.deployment(owner, name)))
+        return None if found is None else _read(found)
+
+    async def names(self, owner: str) -> list[tuple[int, str]]:
+        """All of an account's, as (created, name), newest first."""
+
+        async def read() -> list[Any]:
+            return await self._redis.zrevrange(keys.deployments(owner), 0, MOST - 1, withscores=True)
+
+        return [(int(created), text(name)) for name, created in await ask(read)]
+
+    async def many(self, owner: str, names: Sequence[str]) -> list[Deployment]:
+        """Those of these that are there, in this order, by one call."""
+
+        async def read() -> list[Any]:
+            return await self._redis.mget([keys.deployment(owner, name) for name in names])
+
+        return [_read(found) for found in (await ask(read) if names else []) if found is not None]
+
+    async def one_of(self, owners: Sequence[str], *, model: str, version: str) -> str | None:
+        """The name of some deployment of these accounts that stands for this version; None where none does."""
+        for start in range(0, len(owners), AT_ONCE):
+            for found in await self._all_of(owners[start : start + AT_ONCE]):
+                if (found.release.model, found.release.version) == (model, version):
+                    return found.full_name
+        return None
+
+    async def _all_of(self, owners: Sequence[str]) -> list[Deployment]:
+        """Every deployment of these accounts: two writes to the socket, and one more for each hundred of them."""
+
+        async def names() -> list[list[bytes]]:
+            pipe = self._redis.pipeline(transaction=False)
+            for owner in owners:
+                pipe.zrange(keys.deployments(owner), 0, -1)
+            return list(await pipe.execute())
+
+        named = [(owner, text(name)) for owner, of in zip(owners, await ask(names), strict=True) for name in of]
+
+        async def read(some: Sequence[tuple[str, str]]) -> list[bytes | None]:
+            pipe = self._redis.pipeline(transaction=False)
+            for owner, name in some:
+                pipe.get(keys.deployment(owner, name))
+            return list(await pipe.execute())
+
+        slices = [named[start : start + AT_ONCE] for start in range(0, len(named), AT_ONCE)]
+        answers = [await ask(partial(read, some)) for some in slices]
+        return [_read(found) for answer in answers for found in answer if found is not None]
+
+    async def create(
+        self, owner: str, name: str, *, model: str, version: str, hardware: str, min_instances: int, max_instances: int
+    ) -> tuple[Deployed, Deployment]:
+        """A new one with its first release; 'changed' where the name is taken, 'full' where there are too many."""
+        now_ms = self._clock.now_ms()
+        release = Release(
+            number=1,
+            model=model,
+            version=version,
+            created_ms=now_ms,
+            by=owner,
+            hardware=hardware,
+            min_instances=min_instances,
+            max_instances=max_instances,
+        )
+        made = Deployment(owner=owner, name=name, created_ms=now_ms, release=release)
+        return await self._write(None, made), made
+
+    async def release(
+        self, was: Deployment, *, by: str, version: str, hardware: str, min_instances: int, max_instances: int
+    ) -> tuple[Deployed, Deployment]:
+        """Its next release; the one that it has where nothing would change."""
+        changes = {
+            "version": version,
+            "hardware": hardware,
+            "min_instances": min_instances,
+            "max_instances": max_instances,
+        }
+        wanted = replace(was.release, **changes)
+        if wanted == was.release:
+            return "written", was
+        following = replace(wanted, number=was.release.number + 1, created_ms=self._clock.now_ms(), by=by)
+        becomes = replace(was, release=following)
+        return await self._write(was, becomes), becomes
+
+    async def delete(self, was: Deployment) -> Deployed:
+        """Forget it. What was created by it goes on."""
+        return await self._write(was, None)
+
+    async def _write(self, was: Deployment | None, becomes: Deployment | None) -> Deployed:
+        one = becomes or was
+        assert one is not None  # noqa: S101 - for the type checker: see the callers
+        return await self._scripts.deploy(
+            one.owner, one.name, was=_written(was), becomes=_written(becomes), created_ms=one.created_ms, most=MOST
+        )
+
+
+def _read(found: bytes | str) -> Deployment:
+    return msgspec.json.decode(found, type=Deployment)
+
+
+def _written(deployment: Deployment | None) -> bytes:
+    return b"" if deployment is None else msgspec.json.encode(deployment)

@@ -1,0 +1,162 @@
+"""The directors that there are, as their beats tell: since when, how their servers stand, what they hold.
+
+Knows what was written lately, and asks no director. One that is silent is shown as such until a keeper forgets it.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+from redis.asyncio import Redis
+
+from director.broker import keys
+from director.broker.redis_client import ask, text
+from director.core.ids import QueueName
+
+__all__ = ("ALIVE_S", "LOOP", "About", "Beat", "DirectorFound", "Directors", "ServerFound", "about_of")
+
+ALIVE_S: Final = 20.0  # as scripts count on them: ALIVE_MS in lib/keys
+MOST_OF_A_QUEUE: Final = 200
+AT_ONCE: Final = 100  # queues of one write
+SKEW_MS: Final = 1_000  # by which a director's clock may be another than the server's before that counts
+LOOP: Final = 2  # starts in a row that failed: from then on it is no accident
+
+
+class ServerFound(Struct, frozen=True, kw_only=True):
+    """One model server as its director sees it. `detail`: why it is given no work, in words for people.
+
+    `failed_starts`: in a row, without a moment between in which it could run anything.
+    """
+
+    url: str
+    state: str
+    since_ms: int
+    slots: int
+    detail: str = ""
+    failed_starts: int = 0
+
+
+class About(Struct, frozen=True, kw_only=True):
+    """What a director says of itself with each beat. `servers` are at most some; `more` is how many it left out.
+
+    Times are by its own clock, on which it is `now_ms`.
+    """
+
+    version: str = ""
+    now_ms: int | None = None
+    since_ms: int | None = None
+    held: int | None = None
+    servers: tuple[ServerFound, ...] = ()
+    more: int = 0
+
+
+class Beat(Struct, frozen=True, kw_only=True):
+    """What a director last told one queue."""
+
+    queue: QueueName
+    at_ms: int
+    slots: int
+    state: str
+    about: About
+
+
+class DirectorFound(Struct, frozen=True, kw_only=True):
+    """One director, with the queues that it claims from. `silent_ms`: since its last sign of life."""
+
+    name: str
+    beats: tuple[Beat, ...]
+    silent_ms: int
+
+    @property
+    def last(self) -> Beat:
+        """The newest sign of life."""
+        return _newest(self.beats)
+
+    @property
+    def held(self) -> int | None:
+        """Its claims in all these queues; None where its release does not tell."""
+        told = [beat.about.held for beat in self.beats if beat.about.held is not None]
+        return sum(told) if told else None
+
+    @property
+    def is_alive(self) -> bool:
+        return self.silent_ms <= ALIVE_S * 1000
+
+
+class Directors:
+    """All methods raise BackendUnavailable while Redis cannot answer."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis: Any = redis  # its types say str or bytes, and ours answers in bytes
+
+    async def of(self, queues: Sequence[QueueName]) -> list[DirectorFound]:
+        """Those of these queues, by name; of one queue at most the 200 that gave the newest signs of life."""
+        seconds, micros = await ask(self._redis.time)
+        now_ms = seconds * 1000 + micros // 1000  # beats have the server's time, and ours may be another
+        beats: dict[str, list[Beat]] = {}
+        for start in range(0, len(queues), AT_ONCE):
+            for name, beat in await self._beats(queues[start : start + AT_ONCE]):
+                beats.setdefault(name, []).append(beat)
+        # a beat in the future came before the server's clock went back
+        return [
+            DirectorFound(name=name, beats=tuple(told), silent_ms=abs(now_ms - _newest(told).at_ms))
+            for name, told in sorted(beats.items())
+        ]
+
+    async def _beats(self, queues: Sequence[QueueName]) -> Iterable[tuple[str, Beat]]:
+        async def heard() -> list[list[tuple[bytes, float]]]:
+            pipe = self._redis.pipeline(transaction=False)
+            for queue in queues:
+                pipe.zrange(keys.directors(queue), 0, MOST_OF_A_QUEUE - 1, desc=True, withscores=True)
+            replies: list[Any] = await pipe.execute()
+            return replies
+
+        signs = [
+            (queue, text(name), int(at_ms))
+            for queue, found in zip(queues, await ask(heard), strict=True)
+            for name, at_ms in found
+        ]
+
+        async def told() -> list[bytes | None]:
+            pipe = self._redis.pipeline(transaction=False)
+            for queue, name, _ in signs:
+                pipe.hget(keys.slots(queue), name)
+                pipe.get(keys.about(queue, name))
+            replies: list[Any] = await pipe.execute()
+            return replies
+
+        replies = iter(await ask(told) if signs else [])
+        return [
+            (name, _beat(queue, at_ms, text(standing or b""), about))
+            for (queue, name, at_ms), standing, about in zip(signs, replies, replies, strict=True)
+        ]
+
+
+def _newest(beats: Sequence[Beat]) -> Beat:
+    return max(beats, key=lambda beat: beat.at_ms)
+
+
+def _beat(queue: QueueName, at_ms: int, standing: str, about: bytes | None) -> Beat:
+    slots, _, state = standing.partition(" ")
+    return Beat(
+        queue=queue, at_ms=at_ms, slots=int(slots or 0), state=state or "starting", about=about_of(about, at_ms=at_ms)
+    )
+
+
+def about_of(written: bytes | None, *, at_ms: int) -> About:
+    """What came with a beat at this time of the server, with all times by the server's clock.
+
+    Nothing where its director is of a release that does not write it, or not in these words.
+    """
+    try:
+        about = msgspec.json.decode(written, type=About) if written else About()
+    except msgspec.DecodeError:
+        return About()
+    ahead_ms = 0 if about.now_ms is None else about.now_ms - at_ms
+    if abs(ahead_ms) < SKEW_MS:  # no more than the beat's own way, which is another one each time
+        return about
+    servers = tuple(replace(server, since_ms=server.since_ms - ahead_ms) for server in about.servers)
+    since_ms = None if about.since_ms is None else about.since_ms - ahead_ms
+    return replace(about, since_ms=since_ms, servers=servers)

@@ -1,0 +1,161 @@
+"""What is live in one queue, and where it stands: what waits, what runs, what is delayed. Oldest first, in pages.
+
+Reads records without input and output, which may be large. Never reads more than a bound: a page may be short and yet
+have a next one.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+from msgspec import Struct
+from redis.asyncio import Redis
+
+from director.broker import keys
+from director.broker.redis_client import ask, text
+from director.core.history import spent_attempts
+from director.core.ids import PredictionId, QueueName, is_prediction_id
+from director.core.states import TERMINAL, Status
+from director.core.view import iso
+
+__all__ = ("LivePage", "LivePlace", "LiveState", "LiveView", "Living")
+
+LiveState = Literal["waiting", "running", "delayed"]
+
+MOST_LOOKED_AT: Final = 2_000  # of one page
+MOST_RUNNING: Final = 5_000  # more slots than anybody has for one version
+SLICE: Final = 200
+PLACE: Final = re.compile(r"([0-9]{1,15})-([0-9a-z]{26})")
+FIELDS: Final = ("account", "status", "lane", "created", "started", "attempt", "holder", "claimed", "history")
+
+
+class LiveView(Struct, frozen=True, kw_only=True):
+    """One that has not ended. `director`: who runs it; `due_at`: when its next attempt may start; `code`: why the last
+    one ended.
+    """
+
+    id: PredictionId
+    state: LiveState
+    status: Status
+    account: str
+    lane: str
+    created_at: str
+    attempt: int
+    director: str | None
+    claimed_at: str | None
+    started_at: str | None
+    due_at: str | None
+    code: str | None
+
+
+class LivePlace(Struct, frozen=True):
+    """Where one stands in an index. As text it is a cursor: the walk goes on behind it, also where that one is gone."""
+
+    score: int
+    id: PredictionId
+
+    def __str__(self) -> str:
+        return f"{self.score}-{self.id}"
+
+    @classmethod
+    def parse(cls, cursor: str) -> "LivePlace | None":
+        """None for what was never a cursor of ours."""
+        match = PLACE.fullmatch(cursor)
+        return cls(int(match[1]), PredictionId(match[2])) if match and is_prediction_id(match[2]) else None
+
+
+class LivePage(Struct, frozen=True):
+    """One page, and where the next one goes on."""
+
+    results: list[LiveView]
+    next: LivePlace | None
+
+
+class Living:
+    """All methods raise BackendUnavailable while Redis cannot answer."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis: Any = redis  # its types say str or bytes, and ours answers in bytes
+
+    async def page(self, queue: QueueName, state: LiveState | None, *, after: LivePlace | None, count: int) -> LivePage:
+        """The oldest `count` behind a place, in this state or in any; of those that are delayed, who is due first."""
+        if state == "running":
+            return await self._running(queue, after, count)
+        index = keys.delayed(queue) if state == "delayed" else keys.live(queue)
+        results: list[LiveView] = []
+        for _ in range(0, MOST_LOOKED_AT, SLICE):
+            found = await self._slice(index, after)
+            for place, view in zip(found, await self._views(queue, [place.id for place in found]), strict=True):
+                after = place
+                if view is not None and state in (None, view.state):
+                    results.append(view)
+                    if len(results) == count:
+                        return LivePage(results, after if place != found[-1] or len(found) == SLICE else None)
+            if len(found) < SLICE:
+                return LivePage(results, None)
+        return LivePage(results, after)
+
+    async def _running(self, queue: QueueName, after: LivePlace | None, count: int) -> LivePage:
+        """By id, which is by age: their order in the index is that of the last beats, and moves."""
+        found = await ask(lambda: self._redis.zrange(keys.lease(queue), 0, MOST_RUNNING - 1))
+        ids = sorted(PredictionId(text(name)) for name in found)
+        rest = [name for name in ids if after is None or name > after.id]
+        page = rest[:count]
+        views = [view for view in await self._views(queue, page) if view is not None and view.state == "running"]
+        return LivePage(views, LivePlace(0, page[-1]) if len(rest) > count else None)
+
+    async def _slice(self, index: str, after: LivePlace | None) -> list[LivePlace]:
+        start = 0
+        if after is not None:
+            rank = await ask(lambda: self._redis.zrank(index, after.id))
+            # one that ended meanwhile stood where those of its own moment do
+            start = (
+                await ask(lambda: self._redis.zcount(index, "-inf", f"({after.score}")) if rank is None else rank + 1
+            )
+        found = await ask(lambda: self._redis.zrange(index, start, start + SLICE - 1, withscores=True))
+        return [LivePlace(int(score), PredictionId(text(name))) for name, score in found]
+
+    async def _views(self, queue: QueueName, ids: Sequence[PredictionId]) -> list[LiveView | None]:
+        """Each of these, None for one that ended meanwhile."""
+
+        async def read() -> list[Any]:
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.zmscore(keys.lease(queue), ids)
+            pipe.zmscore(keys.delayed(queue), ids)
+            for name in ids:
+                pipe.hmget(keys.record(name), FIELDS)
+            replies: list[Any] = await pipe.execute()
+            return replies
+
+        if not ids:
+            return []
+        leases, dues, *records = await ask(read)
+        return [
+            _view(name, [text(value or b"") for value in fields], lease, due)
+            for name, fields, lease, due in zip(ids, records, leases, dues, strict=True)
+        ]
+
+
+def _view(name: PredictionId, fields: Sequence[str], lease: float | None, due: float | None) -> LiveView | None:
+    account, status, lane, created, started, attempt, holder, claimed, history = fields
+    if not status or status in TERMINAL:
+        return None
+    is_running, spent = lease is not None, spent_attempts(history)
+    return LiveView(
+        id=name,
+        state="running" if is_running else "waiting" if due is None else "delayed",
+        status=Status(status),
+        account=account,
+        lane=lane,
+        created_at=iso(int(created)),
+        attempt=int(attempt or 0),
+        director=holder or None if is_running else None,
+        claimed_at=_when(claimed) if is_running else None,
+        started_at=_when(started),
+        due_at=None if due is None else iso(int(due)),
+        code=spent[-1].code if spent else None,
+    )
+
+
+def _when(at_ms: str) -> str | None:
+    return iso(int(at_ms)) if at_ms else None

@@ -1,0 +1,186 @@
+"""Webhooks that are owed: how many, since when, to which hosts. Changes nothing: the courier delivers them.
+
+All are counted; of which hosts they are is told of those looked at, which are those whose next attempt comes first.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+from redis.asyncio import Redis
+
+from director.broker import keys
+from director.broker.redis_client import ask, text
+from director.core.ids import Partition, PredictionId, QueueName
+from director.core.view import iso
+from director.core.webhook_url import host_of
+from director.store.catalog import Catalog
+
+__all__ = ("LATE_MS", "FailingHost", "Owed", "OwedHost", "OwedView", "OwedWebhook")
+
+MOST_LOOKED_AT: Final = 2_000
+MOST_SHOWN: Final = 100
+MOST_GLANCED_AT: Final = 200
+FIELDS: Final = ("queue", "account", "webhook", "completed", "owed_since", "tellings", "told")
+
+
+# A keeper looks every second; what is this late was seen by none
+LATE_MS: Final = 5_000
+
+
+class FailingHost(Struct, frozen=True, kw_only=True):
+    """A receiver that failed again and again. `id`: the one that was tried most often, `attempts` times."""
+
+    host: str
+    count: int
+    id: str
+    attempts: int
+    oldest_at: str
+
+
+class OwedWebhook(Struct, frozen=True, kw_only=True):
+    """One end that its caller was not told of. `outcome`: of the last attempt, null before the first."""
+
+    id: PredictionId
+    queue: QueueName
+    account: str
+    host: str
+    owed_since: str
+    attempts: int
+    outcome: str | None
+    next_at: str
+
+
+class OwedHost(Struct, frozen=True, kw_only=True):
+    """One receiver, of what was looked at."""
+
+    host: str
+    count: int
+    oldest_at: str
+    next_at: str
+
+
+class OwedView(Struct, frozen=True, kw_only=True):
+    """`late`: due, and nobody tried: is a keeper running? `hosts`: by how many are owed there, of `looked_at`."""
+
+    count: int
+    late: int
+    oldest_at: str | None
+    looked_at: int
+    hosts: list[OwedHost]
+    results: list[OwedWebhook]
+
+
+class Owed:
+    """All methods raise BackendUnavailable while Redis cannot answer."""
+
+    def __init__(self, redis: Redis, catalog: Catalog) -> None:
+        self._redis: Any = redis  # its types say str or bytes, and ours answers in bytes
+        self._catalog = catalog
+
+    async def look(self, *, host: str = "") -> OwedView:
+        """All that is owed; of one host, what was found there."""
+        count, late, partitions = await self._counted()
+        found = sorted(await self._found(partitions), key=lambda one: one.next_at)
+        hosts = _by_host(found)
+        shown = [one for one in found if host in ("", one.host)]
+        return OwedView(
+            count=count,
+            late=late,
+            oldest_at=min((one.owed_since for one in found), default=None),
+            looked_at=len(found),
+            hosts=[each for each in hosts if host in ("", each.host)][:MOST_SHOWN],
+            results=shown[:MOST_SHOWN],
+        )
+
+    async def failing(self, *, after: int) -> list[FailingHost]:
+        """Receivers that failed so often with one webhook, of those whose next attempt comes first; most owed first."""
+        _, _, partitions = await self._counted()
+        found = await self._found(partitions, most=MOST_GLANCED_AT)
+        tried: dict[str, OwedWebhook] = {}
+        for one in sorted(found, key=lambda one: one.attempts):
+            if one.attempts >= after:
+                tried[one.host] = one
+        return [
+            FailingHost(host=each.host, count=each.count, id=most.id, attempts=most.attempts, oldest_at=each.oldest_at)
+            for each in _by_host(found)
+            if (most := tried.get(each.host))
+        ]
+
+    async def count(self) -> tuple[int, int]:
+        """How many there are, and how many of them are late."""
+        count, late, _ = await self._counted()
+        return count, late
+
+    async def _counted(self) -> tuple[int, int, list[Partition]]:
+        partitions = await self._catalog.partitions()
+        seconds, micros = await ask(self._redis.time)  # they are due by the server's clock, and ours may be another
+        before_ms = seconds * 1000 + micros // 1000 - LATE_MS
+
+        async def read() -> list[int]:
+            pipe = self._redis.pipeline(transaction=False)
+            for partition in partitions:
+                pipe.zcard(keys.owed(partition))
+                pipe.zcount(keys.owed(partition), "-inf", before_ms)
+            replies: list[Any] = await pipe.execute()
+            return replies
+
+        replies = await ask(read) if partitions else []
+        counts, lates = replies[::2], replies[1::2]
+        return sum(counts), sum(lates), [each for each, count in zip(partitions, counts, strict=True) if count]
+
+    async def _found(self, partitions: Sequence[Partition], *, most: int = MOST_LOOKED_AT) -> list[OwedWebhook]:
+        each = max(1, most // max(1, len(partitions)))
+
+        async def due() -> list[list[tuple[bytes, float]]]:
+            pipe = self._redis.pipeline(transaction=False)
+            for partition in partitions:
+                pipe.zrange(keys.owed(partition), 0, each - 1, withscores=True)
+            replies: list[Any] = await pipe.execute()
+            return replies
+
+        found = [
+            (PredictionId(text(name)), int(at)) for part in (await ask(due) if partitions else []) for name, at in part
+        ]
+
+        async def read() -> list[list[bytes | None]]:
+            pipe = self._redis.pipeline(transaction=False)
+            for name, _ in found:
+                pipe.hmget(keys.record(name), FIELDS)
+            replies: list[Any] = await pipe.execute()
+            return replies
+
+        records = await ask(read) if found else []
+        views = (
+            _view(name, at, [text(value or b"") for value in fields])
+            for (name, at), fields in zip(found, records, strict=True)
+        )
+        return [view for view in views if view is not None]
+
+
+def _view(name: PredictionId, at_ms: int, fields: Sequence[str]) -> OwedWebhook | None:
+    queue, account, webhook, completed, owed_since, tellings, told = fields
+    if not completed:  # its record is gone, and the courier lets go of it
+        return None
+    return OwedWebhook(
+        id=name,
+        queue=QueueName(queue),
+        account=account,
+        host=host_of(webhook),
+        owed_since=iso(int(owed_since or completed)),
+        attempts=int(tellings or 0),
+        outcome=told or None,
+        next_at=iso(at_ms),
+    )
+
+
+def _by_host(found: Sequence[OwedWebhook]) -> list[OwedHost]:
+    """Most owed first. `found` is in the order of next attempts."""
+    of_host: dict[str, list[OwedWebhook]] = {}
+    for one in found:
+        of_host.setdefault(one.host, []).append(one)
+    hosts = [
+        OwedHost(host=host, count=len(ones), oldest_at=min(one.owed_since for one in ones), next_at=ones[0].next_at)
+        for host, ones in of_host.items()
+    ]
+    return sorted(hosts, key=lambda each: (-each.count, each.host))
