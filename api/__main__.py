@@ -15,10 +15,8 @@ from api.app import create_app
 from api.server import BoundedHttp
 from director.core.errors import SettingsError, UnsafeBackend
 from director.core.settings import ApiSettings, load
-from director.runtime.cycles import look_seldom
-from director.runtime.early_signals import heed_sigterm
-from director.runtime.limits import raise_descriptor_limit
 from director.runtime.logs import configure
+from director.runtime.startup import heed_sigterm, look_seldom, raise_descriptor_limit
 
 __all__ = ("main",)
 

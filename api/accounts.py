@@ -4,10 +4,10 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.answers import json_response
 from api.auth import authenticate
-from api.parts import parts_of
-from api.refusals import not_found
+from api.errors import not_found
+from api.response import json_response
+from api.services import parts_of
 from director.store.accounts import AccountType
 
 __all__ = ("AccountView", "OwnAccountView", "get_account", "get_webhook_secret")

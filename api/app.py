@@ -13,10 +13,10 @@ from starlette.routing import Router
 from api.dashboard.page import elsewhere
 from api.door import Door, Entrance, Handler
 from api.metering import Meters
-from api.parts import State
+from api.response import proxy_networks
 from api.routes import INTERNAL, PAGES, PROBES, ROUTES
-from api.sites.running import Plan, all_running
-from api.urls import proxy_networks
+from api.services import State
+from api.sites.sites import Plan, all_running
 from director.core.clock import Clock, SystemClock
 from director.core.errors import UnsafeBackend
 from director.core.settings import ApiSettings

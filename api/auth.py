@@ -5,9 +5,9 @@ from typing import Final, Literal
 from msgspec.structs import replace
 from starlette.requests import Request
 
+from api.errors import account_suspended, forbidden, unauthenticated
 from api.limits import admit
-from api.parts import parts_of
-from api.refusals import account_suspended, forbidden, unauthenticated
+from api.services import parts_of
 from director.core.account_limits import BucketName
 from director.core.errors import BackendUnavailable
 from director.store.accounts import Account

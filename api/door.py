@@ -14,12 +14,10 @@ from starlette.responses import Response
 from starlette.routing import Router as Lifespan
 from starlette.types import Message, Receive, Scope, Send
 
-from api.answers import carried
-from api.handlers import is_expected, problem_of
-from api.headers import Asked
+from api.errors import Problem, is_expected, method_not_allowed, problem_of
 from api.metering import NO_ROUTE, Meters
-from api.problems import Problem
-from api.refusals import method_not_allowed
+from api.request import Asked
+from api.response import carried
 from api.router import Router
 
 __all__ = ("Door", "Entrance", "Handler")

@@ -4,8 +4,8 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.answers import json_response
-from api.parts import parts_of
+from api.response import json_response
+from api.services import parts_of
 from api.sites.sites import Sites, sites_of
 from director.core.errors import BackendUnavailable, UnsafeBackend
 

@@ -13,9 +13,9 @@ from uuid import uuid4
 from msgspec import Struct
 from starlette.requests import Request
 
-from api.answers import RawHeaders, carry, raw
-from api.parts import parts_of
-from api.refusals import compute_exhausted, credit_exhausted, rate_limited, storage_full
+from api.errors import compute_exhausted, credit_exhausted, rate_limited, storage_full
+from api.response import RawHeaders, carry, raw
+from api.services import parts_of
 from director.broker.scripts import Allowance
 from director.core.account_limits import Bucket, BucketName
 from director.core.ids import PredictionId, QueueName

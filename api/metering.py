@@ -7,9 +7,8 @@ of an answer: an event stream may last for hours.
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from api.problems import Code, Problem
-from director.runtime.metrics.redis_meter import RedisMeter
-from director.runtime.metrics.registry import Registry
+from api.errors import Code, Problem
+from director.runtime.metrics.registry import RedisMeter, Registry
 from director.runtime.metrics.series import Counter, Histogram
 
 __all__ = ("NO_ROUTE", "Meters")

@@ -9,19 +9,26 @@ from api import accounts, health
 from api.admin import accounts as admin_accounts
 from api.admin import changes as admin_audit
 from api.admin import dead as admin_dead
-from api.admin import directors as admin_directors
-from api.admin import live as admin_live
-from api.admin import metrics as admin_metrics
 from api.admin import models as admin_models
-from api.admin import owed as admin_owed
-from api.admin import queue_changes as admin_queue_changes
+from api.admin import overview as admin_directors
+from api.admin import overview as admin_live
+from api.admin import overview as admin_metrics
+from api.admin import overview as admin_owed
+from api.admin import queues as admin_queue_changes
 from api.admin import queues as admin_queues
 from api.dashboard import page
 from api.door import Handler
-from api.files import files, ours, outputs
-from api.models import collections, deployments, models, search, versions
+from api.files import files, outputs
+from api.files import outputs as ours
+from api.models import collections, deployments, models
+from api.models import collections as search
+from api.models import models as versions
 from api.openapi import served
-from api.predictions import batches, events, listing, predictions, procedures, streams, trainings, webhooks
+from api.predictions import events, listing, predictions, streams
+from api.predictions import events as webhooks
+from api.predictions import predictions as batches
+from api.predictions import predictions as procedures
+from api.predictions import predictions as trainings
 
 __all__ = ("INTERNAL", "PAGES", "PROBES", "ROUTES")
 

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from api.refusals import head_too_large
+from api.errors import head_too_large
 
 __all__ = ("MAX_HEAD_BYTES", "BoundedHttp")
 

@@ -14,13 +14,11 @@ from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.answers import json_response
 from api.auth import authenticate, named
-from api.body import decode_json, read_body
-from api.pages import PAGE_SIZE, Cursor, cursor_of, link
-from api.parts import parts_of
-from api.problems import InvalidField
-from api.refusals import account_exists, invalid_input, not_found
+from api.errors import InvalidField, account_exists, invalid_input, not_found
+from api.request import decode_json, read_body
+from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, link
+from api.services import parts_of
 from api.sites.sites import others
 from director.core.account_limits import DEFAULT, NO_LIMIT, AccountLimits
 from director.core.errors import SettingsError

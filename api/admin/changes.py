@@ -11,11 +11,10 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.answers import json_response
 from api.auth import authenticate
+from api.errors import InvalidField, invalid_input
 from api.predictions.events import number_of
-from api.problems import InvalidField
-from api.refusals import invalid_input
+from api.response import json_response
 from api.sites.sites import parts_asked
 from director.core.view import iso
 from director.store.changes import FIRST, Change

@@ -13,13 +13,10 @@ from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.answers import json_response
 from api.auth import authenticate, named
-from api.body import decode_json, read_body
-from api.pages import PAGE_SIZE, Cursor, cursor_of, link
-from api.paths import prediction_id_of
-from api.problems import InvalidField
-from api.refusals import invalid_input, not_found
+from api.errors import InvalidField, invalid_input, not_found
+from api.request import decode_json, prediction_id_of, read_body
+from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, link
 from api.sites.sites import parts_asked
 from director.core.ids import PredictionId, QueueName, is_prediction_id
 from director.core.schema import Page

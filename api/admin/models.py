@@ -11,12 +11,11 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.answers import json_response
 from api.auth import authenticate, named
-from api.body import decode_json, read_body
-from api.problems import InvalidField
-from api.refusals import config_changed, invalid_header, invalid_input, newer_release, not_found
-from api.requests import parse_model
+from api.bodies import parse_model
+from api.errors import InvalidField, config_changed, invalid_header, invalid_input, newer_release, not_found
+from api.request import decode_json, read_body
+from api.response import json_response
 from api.sites.sites import parts_asked
 from director.core.errors import SettingsError, UnknownModel
 from director.core.model_config import ModelConfig, StoredConfig

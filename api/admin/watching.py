@@ -16,9 +16,8 @@ from msgspec import Struct
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.view import iso
-from director.diagnosis.findings import away
+from director.diagnosis.findings import Finding, away
 from director.diagnosis.overview import SHORTEST_S, Overview, Snapshot
-from director.diagnosis.situation import Finding
 
 __all__ = ("Away", "Told", "Watching")
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.refusals import not_found
+from api.errors import not_found
 
 __all__ = ("asset", "elsewhere", "for_people", "page")
 

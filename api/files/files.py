@@ -19,27 +19,74 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.answers import json_response
 from api.auth import authenticate, refuse_suspended
-from api.body import decode_json
+from api.errors import (
+    InvalidField,
+    Problem,
+    file_not_found,
+    file_not_stored,
+    invalid_input,
+    no_files,
+    shown,
+    storage_full,
+    too_many_uploads,
+    too_slow,
+)
 from api.files.multipart import Form, Part
-from api.files.quota import Room
-from api.files.stored import stored_response
-from api.pages import PAGE_SIZE, Cursor, cursor_of, link
-from api.parts import Parts, parts_of
-from api.problems import InvalidField, Problem, shown
-from api.refusals import file_not_found, file_not_stored, invalid_input, no_files, too_many_uploads, too_slow
-from api.urls import base_url
+from api.files.outputs import stored_response
+from api.request import decode_json
+from api.response import PAGE_SIZE, Cursor, base_url, cursor_of, json_response, link
+from api.services import Parts, parts_of
 from director.core.errors import BackendUnavailable
 from director.core.ids import FileId, is_file_id, new_file_id
 from director.core.schema import Page
 from director.core.view import iso
 from director.files.caller_files import GRACE_S, CallerFile
-from director.files.names import CallerFileName, ending_of
-from director.files.store import FileStore
+from director.files.store import CallerFileName, FileStore, ending_of
 from director.store.accounts import Account
 
-__all__ = ("create_file", "delete_file", "download_file", "get_file", "list_files")
+# Hold an account to the bytes that it may keep, while a file of it comes: its room is taken before it is written.
+#
+# A piece ahead, so that a large file asks a few times only, and byte by byte where there is little room left. What a
+# process that dies had taken is free again within an hour.
+
+AHEAD_BYTES: Final = 8 << 20
+
+
+class Room:
+    """That of one file. An account without a quota is counted once its file is there, and asked for nothing before."""
+
+    def __init__(self, parts: Parts, account: Account, file_id: FileId) -> None:
+        self._scripts = parts.scripts
+        self._account = account.name
+        self._most = account.limits.max_files_bytes
+        self._id = file_id
+        self._until_ms = parts.clock.now_ms() + int(GRACE_S * 1000)
+        self._taken = 0
+
+    async def reach(self, size: int) -> None:
+        """The file is to have so many bytes; 413 where there is no room for them."""
+        if self._most is None or size <= self._taken:
+            return
+        if not await self._take(size + AHEAD_BYTES) and not await self._take(size):
+            raise storage_full(413, self._most)
+
+    async def keep(self, file: CallerFile) -> None:
+        """It is there, whole, until it expires."""
+        self._taken = file.size
+        await self._scripts.stow(self._account, self._id, file.size, until_ms=file.expires)
+
+    async def free(self) -> None:
+        """It is not there."""
+        if self._taken:
+            await self._scripts.stow(self._account, self._id)
+
+    async def _take(self, size: int) -> bool:
+        stowed = await self._scripts.stow(self._account, self._id, size, most=self._most, until_ms=self._until_ms)
+        if stowed.fits:
+            self._taken = size
+        return stowed.fits
+
 
 log = logging.getLogger(__name__)
 

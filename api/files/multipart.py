@@ -15,8 +15,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
-from api.problems import Problem
-from api.refusals import file_too_large, malformed, too_slow, trickled
+from api.errors import Problem, file_too_large, malformed, too_slow, trickled
 
 __all__ = ("Form", "Part")
 

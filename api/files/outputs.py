@@ -4,18 +4,170 @@ A model made what is in them, so it is never trusted: no browser may guess at it
 is only ever saved.
 """
 
+import hashlib
+import logging
+import re
+from collections.abc import AsyncGenerator, Mapping
 from typing import Final
 
-from starlette.requests import Request
-from starlette.responses import Response
+from anyio import to_thread
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
 
-from api.files.stored import stored_response
-from api.refusals import forbidden, not_found
+from api.errors import (
+    InvalidField,
+    file_not_stored,
+    forbidden,
+    invalid_header,
+    invalid_input,
+    no_files,
+    no_such_part,
+    not_found,
+)
+from api.services import Parts, parts_of
 from api.sites.sites import parts_at
-from director.files.names import FileName
-from director.files.store import OpenFile
+from director.core.ids import PredictionId, is_prediction_id
+from director.files.store import PLAIN_TYPE, FileName, FileStore, OpenFile
 
-__all__ = ("get_output",)
+# Take files of outputs from our own directors, which do not see our folder, and delete them for those.
+#
+# An order is signed for one thing and for minutes. What comes is kept only where it is the bytes of its name, so that
+# an order that somebody saw is good for nothing else. Never asks for a token, and no caller has use for any of this.
+
+log = logging.getLogger(__name__)
+
+RETRY_S: Final = 5
+LONGEST_TYPE: Final = 200
+
+
+async def look_at_files(request: Request) -> Response:
+    """GET /internal/files: 204 where they are stored; 501 where none are, 503 where their store does not work."""
+    parts = parts_of(request)
+    _store(parts)
+    if parts.store_check is not None and await parts.store_check.missing():
+        raise file_not_stored(RETRY_S)
+    return Response(status_code=204)
+
+
+async def put_output(request: Request) -> Response:
+    """PUT /internal/outputs/{name}?expires=&signature=: 204 once it is kept, 422 for other bytes than its name says."""
+    name = FileName.parse(request.path_params["name"])
+    if name is None:
+        raise not_found()
+    store = await _ordered(parts_at(request, name.prediction_id), request, "put", str(name))
+    kind = request.headers.get("content-type", PLAIN_TYPE)
+    if not kind.isascii() or len(kind) > LONGEST_TYPE:
+        raise invalid_header("Content-Type", f"at most {LONGEST_TYPE} characters of ASCII")
+    body = _Body(request, name.digest)
+    try:
+        await store.take(name, body.blocks(), content_type=kind)
+    except Exception as exc:  # a store is somebody else's: whatever it raises, it did not store
+        if body.is_cut_short:
+            raise ClientDisconnect from exc
+        if body.is_wrong:
+            raise invalid_input([InvalidField("other", "body", "These are not the bytes of this name.")]) from exc
+        log.exception("a file could not be stored", extra={"prediction": name.prediction_id})
+        raise file_not_stored(RETRY_S) from exc
+    return Response(status_code=204)
+
+
+async def delete_outputs(request: Request) -> Response:
+    """DELETE /internal/predictions/{id}/outputs?expires=&signature=: 204, also where there were none."""
+    prediction_id = request.path_params["id"]
+    if not is_prediction_id(prediction_id):
+        raise not_found()
+    holder = PredictionId(prediction_id)
+    store = await _ordered(parts_at(request, holder), request, "remove", holder)
+    await store.remove(holder)
+    return Response(status_code=204)
+
+
+async def _ordered(parts: Parts, request: Request, verb: str, what: str) -> FileStore:
+    """The store, for whoever has an order for this; 403 for others."""
+    query = request.query_params
+    given = {"expires": query.get("expires", ""), "signature": query.get("signature", "")}
+    if not await parts.links.is_ordered(verb, what, **given):
+        raise forbidden("This address is not good, or not good any more.")
+    return _store(parts)
+
+
+def _store(parts: Parts) -> FileStore:
+    if parts.files is None:
+        raise no_files()
+    return parts.files
+
+
+class _Body:
+    """What comes, and whether it was what was said to come."""
+
+    def __init__(self, request: Request, digest: str) -> None:
+        self.is_cut_short = False
+        self.is_wrong = False
+        self._request = request
+        self._digest = digest
+
+    async def blocks(self) -> AsyncGenerator[bytes, None]:
+        """The store drops all of it where this raises."""
+        summed = hashlib.sha256()
+        try:
+            async for block in self._request.stream():
+                await to_thread.run_sync(summed.update, block)
+                yield block
+        except ClientDisconnect:
+            self.is_cut_short = True
+            raise
+        if summed.hexdigest()[: len(self._digest)] != self._digest:
+            self.is_wrong = True
+            raise ValueError("these are not the bytes of this name")
+
+
+# Answer with a file of the store: all of it, the one part that was asked for, or what a HEAD wants to know.
+#
+# A stranger made what is in it, so no browser may guess at its type or run it. Reads only what it sends, a piece at a
+# time. Never judges who may have it.
+
+# Several parts at once may be answered with all of it, and are
+RANGE: Final = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{0,18})|-([0-9]{1,18}))")
+UNTRUSTED: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "default-src 'none'; sandbox",
+    "Cross-Origin-Resource-Policy": "cross-origin",
+    "Access-Control-Allow-Origin": "*",
+    "Access-Control-Expose-Headers": "Accept-Ranges, Content-Range, ETag",
+    "Cache-Control": "private, max-age=3600, immutable",  # a name never means other bytes
+    "Referrer-Policy": "no-referrer",
+}
+
+
+def stored_response(request: Request, file: OpenFile, *, digest: str, headers: Mapping[str, str]) -> Response:
+    """200 with the file, or 206 with a part; 416 where it has none such. `digest`: of what is in it."""
+    etag = f'"{digest}"'
+    described = UNTRUSTED | {"Accept-Ranges": "bytes", "ETag": etag} | dict(headers)
+    if request.method == "HEAD":
+        return Response(headers=described | {"Content-Length": str(file.size)})
+    asked = request.headers.get("range", "") if request.headers.get("if-range", etag) == etag else ""
+    part = part_of(asked, file.size)
+    start, stop = (0, file.size) if part is None else part
+    if part is not None:
+        if start >= stop:
+            raise no_such_part(file.size)
+        described["Content-Range"] = f"bytes {start}-{stop - 1}/{file.size}"
+    described["Content-Length"] = str(stop - start)
+    return StreamingResponse(file.read(start, stop), 200 if part is None else 206, described)
+
+
+def part_of(asked: str, size: int) -> tuple[int, int] | None:
+    """Where the part that a `Range` asks for begins and ends; None for all of it. One without a byte is not there."""
+    found = RANGE.fullmatch(asked.strip())
+    if found is None:
+        return None
+    first, last, suffix = found.groups()
+    if suffix is not None:
+        return max(0, size - int(suffix)), size
+    if last and int(last) < int(first):
+        return None  # no range at all
+    return int(first), min(size, int(last) + 1) if last else size
+
 
 SHOWN: Final = ("audio/", "video/", "image/", "text/plain")
 RUN_BY_BROWSERS: Final = frozenset({"image/svg+xml"})

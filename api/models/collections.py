@@ -1,21 +1,25 @@
 """Collections of models and the names of hardware, as operators wrote them. Nobody changes them here."""
 
+import asyncio
 import re
+from collections.abc import Sequence
+from typing import Final
 
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.answers import json_response
 from api.auth import authenticate
+from api.errors import InvalidField, invalid_input, malformed, not_found
 from api.models.model_views import ModelView, fitting, shown_models
-from api.pages import PAGE_SIZE, Cursor, cursor_of, link
-from api.parts import parts_of
-from api.refusals import not_found
+from api.request import read_body
+from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, link
+from api.services import Parts, parts_of
 from director.core.schema import Page
+from director.core.search import Card, matched, words_of
+from director.store.accounts import Account
 from director.store.collections import SLUG
-
-__all__ = ("CollectionView", "get_collection", "list_collections", "list_hardware")
+from director.store.models import Model
 
 
 class CollectionView(Struct, frozen=True):
@@ -73,3 +77,101 @@ async def list_hardware(request: Request) -> Response:
     await authenticate(request, "read")
     hardware = await parts_of(request).collections.hardware()
     return json_response([Hardware(name, sku) for sku, name in hardware.items()])
+
+
+# Search models and collections by words: QUERY /models, and GET /search.
+#
+# Over cards of what there was a few seconds ago, the newest few thousand of them, that this process keeps; what is
+# shown of a match is read anew. Never finds what the caller may not see.
+
+MOST_BODY: Final = 4_096
+MOST_FOUND: Final = 50
+FOUND: Final = 20
+MOST_COLLECTIONS: Final = 500
+AT_ONCE: Final = 500  # cards that are compared before others have their turn
+
+
+class Metadata(Struct, frozen=True):
+    """How well a model was found. Nothing describes models by itself here, so its own words stand in."""
+
+    generated_description: str | None
+    score: float
+    tags: list[str]
+
+
+class FoundModel(Struct, frozen=True):
+    model: ModelView
+    metadata: Metadata
+
+
+class SearchResults(Struct, frozen=True):
+    """What GET /search answers. There are no pages of a manual here."""
+
+    query: str
+    models: list[FoundModel]
+    collections: list[CollectionView]
+    pages: list[str] = []
+
+
+async def query_models(request: Request) -> Response:
+    """QUERY /models: the words are the body, as plain text; one client puts quotes around them."""
+    account = await authenticate(request, "read")
+    try:
+        query = (await read_body(request, max_bytes=MOST_BODY)).decode().strip()
+    except UnicodeDecodeError as exc:
+        raise malformed("The body is not UTF-8.") from exc
+    if len(query) > 1 and query[0] == query[-1] == '"':
+        query = query[1:-1]
+    best = [model for _, model in await _best(parts_of(request), account, query, most=PAGE_SIZE)]
+    results = await shown_models(request, await fitting(request, best))
+    return json_response(Page(next=None, previous=None, results=results))
+
+
+async def search(request: Request) -> Response:
+    """GET /search?query=&limit=."""
+    account = await authenticate(request, "read")
+    query, parts = request.query_params.get("query", "").strip(), parts_of(request)
+    if not query:
+        raise malformed('Query parameter "query" is required')
+    best = await _best(parts, account, query, most=_limit(request))
+    models = await fitting(request, [model for _, model in best])
+    found = [
+        FoundModel(view, Metadata(view.description, round(score, 3), []))
+        for (score, _), view in zip(best, await shown_models(request, models), strict=False)
+    ]
+    return json_response(SearchResults(query, found, await _collections(parts, query)))
+
+
+def _limit(request: Request) -> int:
+    given = request.query_params.get("limit") or str(FOUND)
+    if not given.isascii() or not given.isdecimal() or not 1 <= int(given[:9]) <= MOST_FOUND:
+        raise invalid_input([InvalidField("number_lte", "limit", f"Must be a whole number from 1 to {MOST_FOUND}")])
+    return int(given)
+
+
+async def _best(parts: Parts, account: Account, query: str, *, most: int) -> Sequence[tuple[float, Model]]:
+    """The best matches first; of equal ones the one whose latest version is newest."""
+    words, found = words_of(query), []
+    for number, (model, card) in enumerate(await parts.lookups.cards()):
+        if number % AT_ONCE == AT_ONCE - 1:
+            await asyncio.sleep(0)
+        if (score := matched(card, words)) and model.may_be_seen_by(account):
+            found.append((score, model))
+    best = sorted(found, key=lambda each: -each[0])[:most]
+    # a card is seconds old: what was made private, or taken away, meanwhile is not shown
+    models = await parts.catalog.models.many([model.name for _, model in best])
+    return [
+        (score, model)
+        for (score, _), model in zip(best, models, strict=True)
+        if model is not None and model.may_be_seen_by(account)
+    ]
+
+
+async def _collections(parts: Parts, query: str) -> list[CollectionView]:
+    words, found = words_of(query), []
+    slugs = (await parts.collections.slugs())[:MOST_COLLECTIONS]
+    for slug, one in zip(slugs, await parts.collections.many(slugs), strict=True):
+        card = None if one is None else Card(f"{slug} {one.name}".lower(), text=one.description.lower())
+        if one and card and (score := matched(card, words)):
+            found.append((score, CollectionView(one.name, slug, one.description)))
+    return [view for _, view in sorted(found, key=lambda each: -each[0])]

@@ -13,16 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.accounts import AccountView
-from api.answers import json_response
 from api.auth import Scope, authenticate
-from api.body import read_body
-from api.members import Members
-from api.pages import cursor_of, link, slice_of
-from api.parts import parts_of
+from api.bodies import MODEL, VERSION, VersionRef, parse_create
+from api.errors import InvalidField, invalid_input, invalid_version, not_found, unavailable
 from api.predictions.intake import submit
-from api.problems import InvalidField
-from api.refusals import invalid_input, invalid_version, not_found, unavailable
-from api.requests import MODEL, VERSION, VersionRef, parse_create
+from api.request import Members, read_body
+from api.response import cursor_of, json_response, link, slice_of
+from api.services import parts_of
 from api.sites.sites import version_named
 from director.core.account_limits import BucketName
 from director.core.schema import Page

@@ -10,10 +10,9 @@ from typing import Final, Literal
 from msgspec import Raw, Struct
 from starlette.requests import Request
 
-from api.pages import PAGE_SIZE, Cursor, slice_of
-from api.parts import Parts, parts_of
-from api.urls import base_url
-from director.core.setup_run import SetupRun
+from api.response import PAGE_SIZE, Cursor, base_url, slice_of
+from api.services import Parts, parts_of
+from director.core.schema import SetupRun
 from director.core.view import iso
 from director.store.catalog import Version
 from director.store.models import Model

@@ -4,38 +4,91 @@ What another account's private model is asked for answers as if there were none;
 change answers 403.
 """
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, get_args
 
 from msgspec import Raw
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.answers import json_response
 from api.auth import Scope, authenticate
-from api.body import read_body
-from api.models.model_requests import parse_change, parse_make
-from api.models.model_views import fitting, fitting_slice, shown_models
-from api.pages import PAGE_SIZE, Cursor, cursor_of, link
-from api.parts import Parts, parts_of
-from api.problems import InvalidField
-from api.refusals import already_exists, forbidden, in_use, invalid_input, not_found
-from api.requests import parse_model
+from api.bodies import parse_model
+from api.errors import InvalidField, already_exists, forbidden, in_use, invalid_input, not_found
+from api.models.model_views import fitting, fitting_slice, shown_models, shown_version, whole_version
+from api.request import Members, read_body
+from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, link
+from api.services import Parts, parts_of
+from director.core.ids import MODEL_NAME, VERSION_ID
 from director.core.schema import Page
 from director.store.accounts import Account
-from director.store.models import Model, Order
+from director.store.models import Model, Order, Visibility
 
-__all__ = (
-    "change_model",
-    "delete_model",
-    "get_examples",
-    "get_model",
-    "get_readme",
-    "list_models",
-    "make_model",
-    "own_model",
-    "seen_model",
-)
+# Read what is said of a model: the bodies that make one and change it, and how much each may hold.
+
+URL: Final = re.compile(r"https?://[^\s/]\S*")
+SKU: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAME_RULE: Final = "a-z, 0-9, '.', '_' and '-', at most 64 characters, and must begin with a letter or a digit"
+VISIBILITIES: Final = ", ".join(f'"{word}"' for word in get_args(Visibility))
+
+# member -> most characters
+TEXTS: Final = {"description": 5_000, "readme": 100_000}
+URLS: Final = ("github_url", "paper_url", "weights_url", "license_url", "cover_image_url")
+MOST_URL: Final = 2_000
+
+MADE_WITH: Final = frozenset({"description", "github_url", "paper_url", "license_url", "cover_image_url"})
+SAID: Final = frozenset({"description", "readme", "github_url", "paper_url", "weights_url", "license_url"})
+
+
+def parse_make(body: bytes) -> tuple[str, dict[str, str]]:
+    """The name "owner/name" of a new model, and what is said of it."""
+    members = Members(body)
+    owner, name = members.text("owner", required=True), members.text("name", required=True)
+    for field, given in (("owner", owner), ("name", name)):
+        if given is not None and not re.fullmatch(MODEL_NAME, f"{given}/x"):
+            members.fault("pattern", field, f"May hold {NAME_RULE}")
+    said = {"visibility": _visibility(members), "hardware": _hardware(members)} | _said(members, MADE_WITH)
+    members.refuse_unknown(MADE_WITH | {"owner", "name", "visibility", "hardware"})
+    if members.faults:
+        raise invalid_input(members.faults)
+    return f"{owner}/{name}", {field: text for field, text in said.items() if text}
+
+
+def parse_change(body: bytes) -> Mapping[str, str]:
+    """What is said of a model from now on; '' takes back what was."""
+    members = Members(body)
+    said = _said(members, SAID)
+    members.refuse_unknown(SAID)
+    if members.faults:
+        raise invalid_input(members.faults)
+    return said
+
+
+def _said(members: Members, fields: frozenset[str]) -> dict[str, str]:
+    given = {field: text for field in sorted(fields) if (text := members.text(field)) is not None}
+    for field, text in given.items():
+        most = TEXTS.get(field, MOST_URL)
+        if len(text) > most:
+            members.fault("string_lte", field, f"String length must be less than or equal to {most}")
+        elif field in URLS and text and not URL.fullmatch(text):
+            members.fault("format", field, "Must be an http or https URL")
+    return given
+
+
+def _visibility(members: Members) -> str:
+    given = members.text("visibility", required=True)
+    if given is not None and given not in get_args(Visibility):
+        members.fault("enum", "visibility", f"visibility must be one of the following: {VISIBILITIES}")
+    return given or ""
+
+
+def _hardware(members: Members) -> str:
+    """Any name of one: what runs a model is its director, wherever that was started."""
+    given = members.text("hardware", required=True)
+    if given is not None and not SKU.fullmatch(given):
+        members.fault("pattern", "hardware", "Must be the name of a hardware, such as cpu or gpu-t4")
+    return given or ""
+
 
 ORDERS: Final[Mapping[str, Order]] = {"latest_version_created_at": "latest", "model_created_at": "created"}
 DIRECTIONS: Final = ("desc", "asc")
@@ -202,3 +255,68 @@ async def _walk(parts: Parts, account: Account, places: Sequence[str]) -> tuple[
             if len(found) == PAGE_SIZE:
                 return found, places[:number]
     return found, places[:MOST_READ]
+
+
+# The versions of a model, as their directors registered them. Nobody changes one here; its owner may delete it.
+
+NEEDED: Final = {
+    "live": "Predictions of this version wait or run: let them end, or cancel them.",
+    "dead": "Dead letters of this version wait for an operator: revive or drop them.",
+    "served": "A director serves this version: end it, and try again a minute later.",
+}
+
+
+async def list_versions(request: Request) -> Response:
+    """GET /models/{owner}/{name}/versions, newest first; as many at once as one answer may hold with their schemas."""
+    model = await seen_model(request, "read")
+    cursor, catalog = cursor_of(request), parts_of(request).catalog
+    path = f"/models/{model.name}/versions"
+    marks = {f"{created:014}-{version}": version for created, version in await catalog.dated_versions(model.name)}
+
+    async def weigh(page: Sequence[str]) -> Sequence[int]:
+        return await catalog.schema_bytes([(model.name, marks[mark]) for mark in page])
+
+    page, older, newer = await fitting_slice(list(marks), cursor, weigh)
+    versions = await catalog.versions(model.name, [marks[mark] for mark in page])
+    return json_response(
+        Page(
+            next=link(request, path, older) if older else None,
+            previous=link(request, path, newer) if newer else None,
+            results=[shown_version(version) for version in versions],
+        )
+    )
+
+
+async def get_version(request: Request) -> Response:
+    """GET /models/{owner}/{name}/versions/{id}. `run()` of the official Python client reads its output schema."""
+    model, version_id = await seen_model(request, "read"), _id(request)
+    version = await parts_of(request).lookups.version(model.name, version_id)
+    if version is None:
+        raise not_found()
+    setup = await parts_of(request).catalog.setup_run(model.name, version_id)
+    return json_response(whole_version(version, setup))
+
+
+async def delete_version(request: Request) -> Response:
+    """DELETE /models/{owner}/{name}/versions/{id}: 202. Of private models alone, but for operators.
+
+    A version that is needed stays: 422 that says by what.
+    """
+    model = await own_model(request, private="a version of a private model")
+    version_id, parts = _id(request), parts_of(request)
+    if not await parts.catalog.has_version(model.name, version_id):
+        raise not_found()
+    if await parts.deployments.one_of(await parts.accounts.names(), model=model.name, version=version_id):
+        raise in_use("A deployment stands for this version: release another one, or delete the deployment.")
+    answer = await parts.removal.remove(model.name, version_id)
+    if answer != "done":
+        raise in_use(NEEDED[answer])
+    parts.lookups.forget(model.name)
+    return Response(status_code=202)
+
+
+def _id(request: Request) -> str:
+    version_id: str = request.path_params["id"]
+    if not re.fullmatch(VERSION_ID, version_id):
+        raise not_found()
+    return version_id

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from api.models.model_requests import MOST_URL, SKU, TEXTS
-from api.requests import MAX_FILTER
+from api.bodies import MAX_FILTER
+from api.models.models import MOST_URL, SKU, TEXTS
 from director.core.ids import MODEL_NAME, VERSION_ID
 from director.core.states import WebhookEvent
 from director.store.models import Visibility

@@ -4,11 +4,10 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Raw
 
-from api.models.collections import CollectionView, Hardware, WholeCollection
+from api.models.collections import MOST_FOUND, CollectionView, Hardware, SearchResults, WholeCollection
 from api.models.deployments import DeploymentView
 from api.models.model_views import ModelView, VersionView, WholeVersionView
 from api.models.models import DIRECTIONS, ORDERS
-from api.models.search import MOST_FOUND, SearchResults
 from api.openapi.bodies import DeploymentChange, ModelChange, NewDeployment, NewModel
 from api.openapi.operation import (
     BODY,

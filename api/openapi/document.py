@@ -11,12 +11,12 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
+from api.errors import MEDIA_TYPE, ProblemDocument
 from api.openapi.catalogue import CATALOGUE
 from api.openapi.files import ACCOUNTS_OWN, FILES
 from api.openapi.operation import Operation, Operations, Parameter
 from api.openapi.operators import OPERATORS
 from api.openapi.runs import RUNS
-from api.problems import MEDIA_TYPE, ProblemDocument
 from director import __version__
 
 __all__ = ("OPERATIONS", "encoded")

@@ -4,8 +4,8 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
+from api.bodies import LARGEST_COST, LONGEST_AFFINITY, LONGEST_LIFE_S, SMALLEST_COST
 from api.openapi.operation import Parameter
-from api.prefer import LARGEST_COST, LONGEST_AFFINITY, LONGEST_LIFE_S, SMALLEST_COST
 from director.core.ids import LANES, MODEL_NAME, QUEUE_END, VERSION_ID
 from director.core.states import Status
 from director.store.accounts import ACCOUNT_NAME

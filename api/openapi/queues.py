@@ -4,16 +4,23 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
-from api.admin.live import MOST_SNAPSHOTS
-from api.admin.owed import LONGEST_HOST
-from api.admin.queue_changes import AskedBound, AskedMigration, AskedPause, AskedSize, Drained, Migrated
-from api.admin.queues import LONGEST_FILTER, STATES, QueueDetail
+from api.admin.overview import LONGEST_HOST, MOST_SNAPSHOTS
+from api.admin.queues import (
+    LONGEST_FILTER,
+    STATES,
+    AskedBound,
+    AskedMigration,
+    AskedPause,
+    AskedSize,
+    Drained,
+    Migrated,
+    QueueDetail,
+)
 from api.openapi.operation import BODY, PAGED, PATH, TOKEN, Answer, Body, Operation, Operations, Parameter
 from api.openapi.parameters import CURSOR, QUEUE, one_of
 from director.core.samples import MOST as MOST_SAMPLES
 from director.core.schema import Page
-from director.diagnosis.director_view import DirectorView
-from director.diagnosis.queue_view import QueueView
+from director.diagnosis.views import DirectorView, QueueView
 from director.store.living import LiveView
 from director.store.owed import OwedView
 

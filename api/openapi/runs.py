@@ -20,9 +20,8 @@ from api.openapi.operation import (
     Parameter,
 )
 from api.openapi.parameters import FILTERS, HOW, MODEL, PREDICTION_ID, VERSION_OF_MODEL, WAIT
-from api.predictions.batches import BatchResults
-from api.predictions.events import MOST_AFTER, MOST_IN_PAGE, Events
-from api.predictions.webhooks import Webhooks
+from api.predictions.events import MOST_AFTER, MOST_IN_PAGE, Events, Webhooks
+from api.predictions.predictions import BatchResults
 from director.core.schema import Page, Prediction
 from director.diagnosis.story import Story
 

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.openapi.document import encoded
-from api.urls import base_url
+from api.response import base_url
 
 __all__ = ("get_document",)
 

@@ -3,25 +3,24 @@
 For its owner alone: events carry what the model put out. A page is bounded in events and in bytes.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.answers import json_response
 from api.auth import authenticate
-from api.parts import Parts
-from api.paths import prediction_id_of
-from api.problems import InvalidField
-from api.refusals import invalid_input, moved, not_found
+from api.errors import InvalidField, Problem, data_removed, invalid_input, moved, no_webhook, not_found, not_terminal
+from api.request import prediction_id_of
+from api.response import json_response
+from api.services import Parts
 from api.sites.sites import where_it_is
+from director.broker.scripts import Redelivered
 from director.core.event_log import EventView, shown_event
-
-__all__ = (
-    "get_events",
-    "number_of",
-)
+from director.core.ids import PredictionId
+from director.diagnosis.story import Owed, tell
+from director.store.accounts import Account
 
 PAGE: Final = 100
 MOST_IN_PAGE: Final = 1_000
@@ -68,3 +67,52 @@ def number_of(request: Request, name: str, *, default: int, least: int, most: in
     if not (text.isascii() and text.isdecimal() and least <= int(text[:20]) <= most):
         raise invalid_input([InvalidField("number", name, f"Must be a whole number from {least} to {most}")])
     return int(text)
+
+
+# How the webhook of a prediction's end is going, and to have it delivered once more.
+#
+# Shows a receiver's host and never its URL, which may hold a secret.
+
+REFUSALS: Final[Mapping[Redelivered, Callable[[], Problem]]] = {
+    "unknown": not_found,
+    "running": not_terminal,
+    "unwanted": no_webhook,
+    "removed": data_removed,
+}
+
+
+class Webhooks(Struct, frozen=True):
+    """`webhook` is null where the caller wanted none."""
+
+    id: PredictionId
+    webhook: Owed | None
+    data_removed: bool
+
+
+async def get_webhooks(request: Request) -> Response:
+    """GET /predictions/{id}/webhooks: every attempt to tell its end, and when the next one is. For operators of all."""
+    account, prediction_id = await authenticate(request, "read", "admin"), prediction_id_of(request)
+    return await where_it_is(request, prediction_id, lambda parts: _shown(parts, prediction_id, account))
+
+
+async def redeliver(request: Request) -> Response:
+    """POST /predictions/{id}/webhooks/redeliver: tell its end again, now. For operators of all."""
+    account, prediction_id = await authenticate(request, "run", "admin"), prediction_id_of(request)
+    whose = None if "admin" in account.scopes else account.name
+
+    async def owe(parts: Parts) -> Response:
+        answer = await parts.scripts.redeliver(prediction_id, account=whose)
+        if refusal := REFUSALS.get(answer):
+            raise refusal()
+        return await _shown(parts, prediction_id, account)
+
+    return await where_it_is(request, prediction_id, owe)
+
+
+async def _shown(parts: Parts, prediction_id: PredictionId, account: Account) -> Response:
+    known = await parts.scripts.story(prediction_id)
+    if known is None or (known.record.account != account.name and "admin" not in account.scopes):
+        raise not_found()
+    if known.record.moved:
+        raise moved(known.record.moved)
+    return json_response(Webhooks(prediction_id, tell(known).webhook, data_removed=not known.events))

@@ -12,18 +12,17 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 from starlette.requests import Request
 
+from api.errors import Problem, moved, not_found
 from api.limits import Taken, give_back, refuse_full, reserve_compute, return_compute
-from api.parts import Parts, parts_of
 from api.predictions.waiters import Wait
-from api.problems import Problem
-from api.refusals import moved, not_found
+from api.services import Parts, parts_of
 from api.sites.placing import Wanted, names_a_file, place
 from api.sites.sites import sites_of, where_it_is
 from director.broker.scripts import Accepted
 from director.core.errors import BackendUnavailable, QueueError
 from director.core.ids import Kind, PredictionId, lowest_id_at, new_prediction_id
+from director.core.policy import shard
 from director.core.schema import Record, Stored
-from director.core.shards import shard
 from director.core.states import Status
 from director.core.trace_context import TraceHeaders
 from director.runtime import crash

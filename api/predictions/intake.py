@@ -6,7 +6,8 @@ Everything that can be refused is refused before anything is filed. The 201 or 2
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 import anyio
@@ -14,31 +15,85 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.answers import json_response
+from api.bodies import (
+    CreatePrediction,
+    affinity_digest,
+    applied,
+    cancel_after_seconds,
+    cost_units,
+    start_by_seconds,
+    wait_seconds,
+)
+from api.errors import Problem, forbidden, invalid_header, invalid_input, problem_of
 from api.limits import Taken, taken_of
-from api.parts import Parts, parts_of
-from api.predictions.enqueue_span import enqueue_span
 from api.predictions.filing import Submission, file
-from api.predictions.tickets import new_ticket
+from api.predictions.streams import new_ticket
 from api.predictions.validation import InputSchema
 from api.predictions.waiters import Wait, Waiters
-from api.prefer import affinity_digest, applied, cancel_after_seconds, cost_units, start_by_seconds, wait_seconds
-from api.refusals import forbidden, invalid_header, invalid_input
-from api.requests import CreatePrediction
+from api.response import base_url, json_response
+from api.services import Parts, parts_of
 from api.sites.sites import parts_at, sites_of
-from api.urls import base_url
 from director.broker.scripts import Accepted
-from director.core.errors import BackendUnavailable
+from director.core.errors import BackendUnavailable, DirectorError
 from director.core.ids import LANES, PredictionId
-from director.core.schema import Outlook, Stored
+from director.core.schema import Outlook, Record, Stored
 from director.core.states import Status, WebhookEvent
-from director.core.trace_context import TraceHeaders
+from director.core.trace_context import TraceHeaders, trace_headers
 from director.core.view import address, view
+from director.runtime.tracing import Facts
 from director.store.accounts import Account
 from director.store.catalog import Version
 from director.store.endings import Ending
 
-__all__ = ("accept", "submit")
+# The step of a trace in which a prediction is taken in: within what its caller sent, or the first of a trace.
+#
+# What it leads to is handed on with the prediction, also where no spans are made.
+
+UNEXPECTED: Final = "internal"
+
+
+class Step:
+    """What became of it. `headers`: what is handed on with the prediction."""
+
+    def __init__(self, headers: TraceHeaders) -> None:
+        self.headers = headers
+        self.facts: Facts = {}
+
+    def found(self, accepted: Accepted, record: Record) -> None:
+        """It was taken in, or had been before."""
+        self.facts = {"prediction": record.id, "lane": record.lane, "replayed": accepted.replayed}
+
+
+@contextmanager
+def enqueue_span(request: Request, account: Account, version: Version) -> Iterator[Step]:
+    """Around all that judges and files one prediction."""
+    tracing, headers = parts_of(request).tracing, request.headers
+    trace = trace_headers(headers.getlist("traceparent"), headers.getlist("tracestate"))
+    if not tracing.is_on:
+        yield Step(trace)
+        return
+    span = tracing.begin("enqueue", trace, kind="server", facts=_facts(version, tracing.account(account.name)))
+    step, error = Step(span.headers), UNEXPECTED
+    try:
+        yield step
+        error = ""
+    except (Problem, DirectorError) as exc:
+        document = problem_of(exc).document
+        error = document.code or str(document.status)
+        raise
+    finally:
+        span.end(step.facts, error=error)
+
+
+def _facts(version: Version, whose: Facts) -> Facts:
+    return {
+        "kind": version.kind or "prediction",
+        "queue": version.queue,
+        "model": version.model,
+        "version": version.id,
+        **whose,
+    }
+
 
 LONGEST_KEY: Final = 255
 OUTLOOK_S: Final = 0.2  # the official Python client gives up half a second after the time that it asked for

@@ -21,7 +21,7 @@ from director.broker.scripts import Replayed, Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId
-from director.runtime.limits import Descriptors
+from director.runtime.startup import Descriptors
 
 __all__ = ("KEEP_ALIVE_S", "PIECE_BYTES", "STALL_S", "Readers", "Send")
 

@@ -3,21 +3,110 @@
 The address is the permission: no token is asked for, and any page of a browser may read a stream whose address it has.
 """
 
+import hmac
+import re
+import secrets
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
+import anyio
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from api.answers import carry, raw
-from api.parts import Parts
-from api.predictions.answers import RETRY_AFTER_S, STREAM, EventStream
+from api.errors import data_removed, moved, not_found, too_many_streams
 from api.predictions.stream_events import Mark
-from api.predictions.tickets import Address, read_address
-from api.refusals import data_removed, moved, not_found, too_many_streams
+from api.response import carry, raw
+from api.services import Parts
 from api.sites.sites import where_it_is
+from director.core.ids import PredictionId, is_prediction_id
 
-__all__ = ("preflight", "stream")
+# An answer of server-sent events: as long as somebody reads it, and broken where it was cut off.
+#
+# Official clients take an orderly end for the whole of a stream: what ends before its end breaks the connection.
+
+STREAM: Final = {
+    "Content-Type": "text/event-stream",
+    "Cache-Control": "no-store",
+    "X-Accel-Buffering": "no",  # nginx would hold it back
+}
+
+RETRY_AFTER_S: Final = 5
+
+Tell = Callable[[Callable[[bytes], Awaitable[None]]], Awaitable[bool]]
+"""Sends all of a stream, a piece at a time; False where that was cut off."""
+
+
+class EventStream(Response):
+    """The answer, as long as it takes."""
+
+    def __init__(self, tell: Tell) -> None:
+        self.status_code = 200
+        self.background = None
+        self.init_headers(STREAM)
+        self._tell = tell
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_until_gone, receive, tasks.cancel_scope)
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            if not await self._tell(partial(_send_piece, send)):
+                _hang_up(scope)
+            await send({"type": "http.response.body", "body": b""})
+            tasks.cancel_scope.cancel()
+
+
+async def _send_piece(send: Send, data: bytes) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+async def _until_gone(receive: Receive, scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
+
+
+def _hang_up(scope: Scope) -> None:
+    hang_up: Callable[[], Any] | None = scope["state"].get("hang_up")
+    if hang_up is not None:  # a server that is not ours may have no such thing: then the end looks like one
+        hang_up()
+
+
+# Tickets: what makes the address of a prediction's event stream unguessable, so that following it needs no token.
+#
+# Made when a prediction of a model that can stream is accepted, and kept in its record alone: whoever was shown the
+# prediction may follow it. An address is 52 characters, the id and its ticket, as Replicate's are. It is never logged.
+
+LENGTH: Final = 26
+LETTERS: Final = bytes(b"abcdefghijklmnopqrstuvwxyz234567"[byte % 32] for byte in range(256))  # each equally often
+ADDRESS: Final = re.compile(r"([0-9a-z]{26})([a-z2-7]{26})")
+
+
+class Address(Struct, frozen=True):
+    """Which prediction, and what was shown to prove that one may follow it."""
+
+    id: PredictionId
+    ticket: str
+
+    def opens(self, ticket: str) -> bool:
+        """Is this the ticket in the prediction's record? One without a ticket is opened by nothing."""
+        return bool(ticket) and hmac.compare_digest(self.ticket, ticket)
+
+
+def new_ticket() -> str:
+    """130 bits, as 26 characters."""
+    return secrets.token_bytes(LENGTH).translate(LETTERS).decode()
+
+
+def read_address(text: str) -> Address | None:
+    """The last part of a stream's URL; None where it cannot be one of ours, so that a guess asks Redis nothing."""
+    match = ADDRESS.fullmatch(text)
+    if match is None or not is_prediction_id(match[1]):
+        return None
+    return Address(PredictionId(match[1]), match[2])
+
 
 CORS: Final = raw({"Access-Control-Allow-Origin": "*"})
 PREFLIGHT: Final = {

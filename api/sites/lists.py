@@ -11,8 +11,8 @@ from typing import Final, NamedTuple, TypeVar
 
 from starlette.requests import Request
 
-from api.parts import Parts, parts_of
 from api.predictions.glances import Glance
+from api.services import Parts, parts_of
 from api.sites.sites import sites_of
 from director.broker.gatherer import LARGE_BYTES
 from director.core.errors import BackendUnavailable

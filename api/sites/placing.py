@@ -16,10 +16,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from api.parts import Parts
-from api.refusals import invalid_header
-from api.sites.site import Site
-from api.sites.sites import Sites
+from api.errors import invalid_header
+from api.services import Parts
+from api.sites.sites import Site, Sites
 from director.broker.scripts import Accepted
 from director.broker.scripts.caller import Bound
 from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, UnknownQueue

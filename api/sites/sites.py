@@ -4,25 +4,140 @@ Where there is one server only, there is no `Sites`, and nothing here is asked.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from random import random
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 
+import anyio
+from msgspec import Struct
 from starlette.requests import Request
 
-from api.parts import Parts, parts_of
-from api.refusals import Moved, invalid_header, not_found
-from api.requests import VersionRef
-from api.sites.placement import Look, in_order
-from api.sites.site import Site
-from api.sites.table import SiteTable
-from director.core.errors import BackendUnavailable
-from director.core.ids import PredictionId, site_of
+from api.bodies import VersionRef
+from api.errors import Moved, invalid_header, not_found
+from api.lookups import Cache
+from api.metering import Meters
+from api.services import Clients, Parts, State, parts_of, running
+from api.sites.placement import Candidate, Look, in_order
+from api.sites.table import SiteRow, SiteTable, read_sites
+from director.core.clock import Clock
+from director.core.errors import BackendUnavailable, UnknownQueue, UnsafeBackend
+from director.core.ids import PredictionId, QueueName, site_of
+from director.core.settings import ApiSettings
+from director.runtime.tracing import Tracing
 from director.store.accounts import Account
 from director.store.catalog import Version
 from director.store.departure import server_name
 
-__all__ = ("Sites", "others", "parts_asked", "parts_at", "sites_of", "version_named", "where_it_is")
+# One Redis server of several: all that the API has for it, whether it answers, and what its queues told lately.
+#
+# Believes no failure for longer than until its next look, a second later.
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 1.0  # between two looks whether it answers
+FRESH_S: Final = 1.0  # of what a queue told
+MOST_QUEUES: Final = 1_000
+MOST_ACCOUNTS: Final = 10_000
+NOTHING_STARTS: Final = frozenset({"open"})
+
+
+class Site:
+    """`is_up`: it answered the last time, and is safe. `reason`: why it is not. `home`: None for the home itself."""
+
+    def __init__(self, row: SiteRow, parts: Parts, clock: Clock, *, home: "Site | None" = None) -> None:
+        self.row = row
+        self.parts = parts
+        self.reason = "it was not asked yet"
+        self._home = home
+        self._clock = clock
+        self._looks: Cache[QueueName, Look] = Cache(clock=clock, ttl_s=FRESH_S, most=MOST_QUEUES)
+        self._placed: dict[QueueName, int] = {}
+        self._known: Cache[str, bool] = Cache(
+            clock=clock,
+            ttl_s=parts.settings.cache_s,
+            most=MOST_ACCOUNTS,
+            believes=lambda: home is not None and not home.is_up,
+        )
+
+    @property
+    def name(self) -> str:
+        return self.row.name
+
+    @property
+    def is_up(self) -> bool:
+        return self.parts.gate.is_up
+
+    async def run(self) -> NoReturn:
+        """Look again and again."""
+        while True:
+            await self.run_once()
+            await self._clock.sleep(LOOK_S)
+
+    async def run_once(self) -> None:
+        """Does it answer, and would it keep what it accepts?"""
+        was_up = self.is_up
+        try:
+            await self.parts.gate.run_once()
+        except BackendUnavailable as exc:
+            self.failed(str(exc))
+        except UnsafeBackend as exc:
+            self._is_not_up(str(exc), level=logging.ERROR)
+        else:
+            if not was_up or self.reason:
+                log.info("a site answers", extra={"site": self.name})
+            self.reason = ""
+
+    def failed(self, reason: str) -> None:
+        """It did not answer: nothing new goes there until it does."""
+        self._is_not_up(reason, level=logging.WARNING)
+
+    def expects(self, queue: QueueName, more: int = 1) -> None:
+        """So many more are there, or on their way, than it told."""
+        self._placed[queue] = max(0, self._placed.get(queue, 0) + more)
+
+    async def look(self, queue: QueueName) -> Look | None:
+        """What one of its queues told lately; None where it has none such."""
+
+        async def ask() -> Look | None:
+            try:
+                stats = await self.parts.scripts.stats(queue)
+            except UnknownQueue:
+                return None
+            self._placed.pop(queue, None)
+            return Look(
+                waiting=stats.waiting,
+                running=stats.claimed,
+                slots=stats.slots,
+                service_ms=stats.service_ms,
+                starts=not stats.paused and stats.breaker not in NOTHING_STARTS,
+            )
+
+        return await self._looks.get(queue, ask)
+
+    def candidate(self, queue: QueueName, look: Look) -> Candidate:
+        """How it stands with a queue that told this."""
+        return Candidate(name=self.name, weight=self.row.weight, look=look, since=self._placed.get(queue, 0))
+
+    async def introduce(self, account: str) -> None:
+        """Let its directors sign this account's webhooks as those at home do. Raises BackendUnavailable."""
+
+        async def copy() -> bool:
+            signing = {} if self._home is None else await self._home.parts.accounts.signing(account)
+            await self.parts.accounts.adopt(account, signing)
+            return True
+
+        if self._home is not None:
+            await self._known.get(account, copy)
+
+    def _is_not_up(self, reason: str, *, level: int) -> None:
+        if reason != self.reason:
+            log.log(level, "a site takes nothing new", extra={"site": self.name, "reason": reason})
+        self.parts.gate.is_up, self.reason = False, reason
+
 
 Done = TypeVar("Done")
 
@@ -167,3 +282,69 @@ async def version_named(request: Request, ref: VersionRef, account: Account) -> 
     """The version that this account means, wherever it is."""
     sites = sites_of(request)
     return await (parts_of(request).lookups if sites is None else sites).named(ref, account)
+
+
+# Start what is behind the API, one server or several, and end it in the opposite order.
+
+
+class Plan(Struct, frozen=True):
+    """The servers that there are, each with what holds there. Without a `table` there is one."""
+
+    servers: Sequence[tuple[ApiSettings, Clients]]
+    table: SiteTable | None = None
+
+    @classmethod
+    def of(cls, settings: ApiSettings) -> "Plan":
+        """Connects to nothing yet. Raises SettingsError."""
+        if not settings.sites:
+            return cls([(settings, Clients.of(settings))])
+        table = read_sites(Path(settings.sites))
+        return cls([(each, Clients.of(each)) for each in table.settings(settings, os.environ)], table)
+
+
+@asynccontextmanager
+async def all_running(
+    plan: Plan, meters: Meters, *, clock: Clock, on_unsafe: Callable[[UnsafeBackend], None], tracing: Tracing
+) -> AsyncIterator[State]:
+    """What handlers work with. A site other than the home may be too weak: it is not used then, as the log says."""
+    async with AsyncExitStack() as stack:
+        behind: list[Parts] = []
+        for place, (settings, clients) in enumerate(plan.servers):
+            parts = await stack.enter_async_context(
+                running(
+                    settings,
+                    clients,
+                    meters,
+                    clock=clock,
+                    on_unsafe=_ignored if place else on_unsafe,
+                    tracing=tracing,
+                    site=plan.table.site[place].number if plan.table else 0,
+                    is_home=not place,
+                    believes=plan.table is not None,
+                )
+            )
+            behind.append(parts)
+        meters.watch(
+            held=lambda: sum(parts.waiters.waiting for parts in behind),
+            readers=lambda: sum(parts.readers.reading for parts in behind),
+        )
+        if plan.table is None:
+            yield {"parts": behind[0], "sites": None}
+            return
+        home = Site(plan.table.site[0], behind[0], clock)
+        others = zip(plan.table.site[1:], behind[1:], strict=True)
+        sites = Sites(plan.table, [home, *(Site(row, parts, clock, home=home) for row, parts in others)])
+        meters.watch_sites({site.name: _up(site) for site in sites.all})
+        async with anyio.create_task_group() as tasks:
+            for site in sites.all:
+                tasks.start_soon(site.run)
+            yield {"parts": behind[0], "sites": sites}
+            tasks.cancel_scope.cancel()
+
+
+def _up(site: Site) -> Callable[[], float]:
+    return lambda: float(site.is_up)
+
+
+def _ignored(_: UnsafeBackend) -> None:
+    """Its site says so itself."""

@@ -16,7 +16,7 @@ from director.bench.play import POLICY, Load, Played, Tenant, VirtualQueue, play
 from director.broker.gatherer import Gatherer
 from director.broker.scripts import Scripts
 from director.core.figures import Figure, jain, table, verdicts
-from director.core.shards import shard
+from director.core.policy import shard
 from director.local.scratch import own_server
 
 __all__ = ("FairnessOptions", "fairness", "fairness_figures")

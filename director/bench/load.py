@@ -16,7 +16,7 @@ import uvloop
 from msgspec import Struct
 
 from director.core.figures import percentile
-from director.runtime.limits import raise_descriptor_limit
+from director.runtime.startup import raise_descriptor_limit
 
 __all__ = ("Answered", "Crowd", "Load", "ask")
 

@@ -16,9 +16,8 @@ from msgspec import Struct, field
 
 from director.broker.scripts import Scripts
 from director.core.ids import PredictionId, QueueName, new_prediction_id, queue_name
-from director.core.policy import Policy
+from director.core.policy import Policy, shard
 from director.core.schema import Claim
-from director.core.shards import shard
 from director.core.states import Status
 
 __all__ = ("AT_ONCE", "INPUT", "POLICY", "Load", "Played", "Run", "Tenant", "VirtualQueue", "play")

@@ -5,16 +5,199 @@ the two servers has a part. Its callers hear that Redis is away, until the slot'
 """
 
 import asyncio
+import random
+import re
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeAlias, TypeGuard, cast
 
 from redis import exceptions
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.client import Pipeline
+from redis.asyncio.connection import parse_url
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
-from director.broker.cluster_slots import ClusterPool
+from director.broker.connections import Tcp, Tls, address, checked, unsent
 
-__all__ = ("DOUBTS", "Cluster", "asks", "in_parts", "moving")
+# Which master of a Redis Cluster has which slot, as it was last heard, and connections to each of them.
+#
+# Never sends a command: see cluster.py. After a failure the nodes are asked again, and who is cut off is not believed.
+
+Address: TypeAlias = tuple[str, int]
+
+CLUSTER_URL: Final = re.compile(
+    r"redis(?P<tls>s?)\+cluster://(?:(?P<user>[^@/]*)@)?(?P<hosts>[^/?@]+)/?(?:\?(?P<query>.*))?"
+)
+PORT: Final = 6379
+# Short: a node that does not answer is one of several that can be asked
+ASK_TIMEOUT_S: Final = 2.0
+# At most this often the nodes are asked who has what, however many calls fail meanwhile
+ASK_EVERY_S: Final = 0.2
+
+
+def is_cluster_url(url: str) -> bool:
+    """Does this URL name the nodes of a Cluster?"""
+    return url.partition("://")[0] in ("redis+cluster", "rediss+cluster")
+
+
+def cluster_pool(url: str, **options: Any) -> "ClusterPool":
+    """Connections to the masters of the Cluster that these nodes belong to. Raises as `direct_pool` does."""
+    match = CLUSTER_URL.fullmatch(url)
+    if match is None:
+        raise ValueError("not the URL of a Cluster")
+    user = "" if match["user"] is None else f"{match['user']}@"
+    known: dict[str, Any] = {**parse_url(f"redis://{user}-/?{match['query'] or ''}")}
+    known.pop("host")
+    if known.pop("db", 0):
+        raise ValueError("a Cluster has one database, 0")
+    seeds = [address(host, PORT) for host in match["hosts"].split(",")]
+    return checked(ClusterPool(seeds, is_tls=bool(match["tls"]), **{**known, **options}))
+
+
+class _AnyMaster:
+    """In front of a connection class: connects to one of the masters, each time anew."""
+
+    def __init__(self, *, find: Callable[[], Awaitable[Address]], **options: Any) -> None:
+        super().__init__(**options)
+        self._find = find
+
+    async def connect(self) -> None:
+        if not self.is_connected:  # type: ignore[attr-defined]
+            self.host, self.port = await self._find()
+        await super().connect()  # type: ignore[misc]
+
+
+class _TcpToAny(_AnyMaster, Tcp):
+    pass
+
+
+class _TlsToAny(_AnyMaster, Tls):
+    pass
+
+
+class ClusterPool(BlockingConnectionPool):
+    """Connections to any master, for what names no key; a client for each; and who has which slot, as last heard."""
+
+    def __init__(self, seeds: Sequence[Address], *, is_tls: bool, **options: Any) -> None:
+        itself = weakref.proxy(self)
+        kind = _TlsToAny if is_tls else _TcpToAny
+        super().__init__(connection_class=kind, find=lambda: itself.any_master(), **options)
+        self._seeds = seeds
+        self._options = {**options, "connection_class": Tls if is_tls else Tcp}
+        self._owners: list[Address | None] = []
+        # one that is no master now stays: it may be again, and somebody may hold it
+        self._nodes: dict[Address, Redis] = {}
+        self._is_in_doubt = True
+        self._asked_s = float("-inf")
+        self._asking: asyncio.Task[None] | None = None
+
+    async def any_master(self) -> Address:
+        """The address of one, by chance."""
+        return random.choice(await self._masters())  # noqa: S311 - spreads load, guards nothing
+
+    async def masters(self) -> list[Redis]:
+        """A client for each."""
+        return [self.node(master) for master in await self._masters()]
+
+    async def serving(self, key: str) -> Redis:
+        """The client for the master that has this key."""
+        await self._know()
+        owner = self._owners[_slot(key)]
+        if owner is None:
+            self.doubt()
+            raise unsent(exceptions.ClusterDownError("no master has this slot"))
+        return self.node(owner)
+
+    def owner(self, key: str) -> Address | None:
+        """Who has this key, as last heard; None where nobody is known to."""
+        return self._owners[_slot(key)] if self._owners else None
+
+    def node(self, where: Address) -> Redis:
+        """The client for the node at an address."""
+        known = self._nodes.get(where)
+        if known is None:
+            host, port = where
+            known = self._nodes[where] = Redis.from_pool(BlockingConnectionPool(host=host, port=port, **self._options))
+        return known
+
+    def redirected(self, by: Redis, exc: exceptions.AskError) -> Redis:
+        """The client for the node that an answer names. A server that does not know its own host leaves it out."""
+        where = exc.host or str(by.connection_pool.connection_kwargs["host"]), int(exc.port)
+        if isinstance(exc, exceptions.MovedError):
+            self._owners[exc.slot_id] = where
+            self.doubt()  # it seldom moves alone
+        return self.node(where)
+
+    def doubt(self) -> None:
+        """Before the next command, ask who has what."""
+        self._is_in_doubt = True
+
+    async def disconnect(self, inuse_connections: bool = True) -> None:
+        """Close the connections to every node."""
+        self.doubt()
+        await super().disconnect(inuse_connections)
+        for node in list(self._nodes.values()):
+            await node.connection_pool.disconnect(inuse_connections)
+
+    async def _masters(self) -> list[Address]:
+        await self._know()
+        return sorted({owner for owner in self._owners if owner is not None})
+
+    async def _know(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if self._owners and not (self._is_in_doubt and now_s - self._asked_s >= ASK_EVERY_S):
+            return
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask_around())
+            self._asking.add_done_callback(self._asked)
+        # shared by all who wait for it, so one that is canceled must not end it
+        await asyncio.shield(self._asking)
+
+    def _asked(self, task: "asyncio.Task[None]") -> None:
+        self._asking, self._asked_s = None, asyncio.get_running_loop().time()
+        if not task.cancelled():
+            task.exception()  # heard by whoever waits still
+
+    async def _ask_around(self) -> None:
+        known = sorted({owner for owner in self._owners if owner is not None})
+        random.shuffle(known)
+        failed: exceptions.RedisError | None = None
+        doubtful: list[Address | None] | None = None
+        for where in dict.fromkeys([*known, *self._seeds]):
+            try:
+                is_good, owners = await self._ask(where)
+            except (exceptions.ConnectionError, exceptions.TimeoutError) as exc:
+                failed = exc
+                continue
+            if is_good:
+                self._owners, self._is_in_doubt = owners, False
+                return
+            doubtful = owners
+        if doubtful is None:
+            raise unsent(exceptions.ConnectionError("no node of the Cluster answers")) from failed
+        self._owners = doubtful
+
+    async def _ask(self, where: Address) -> tuple[bool, list[Address | None]]:
+        """Is all well in the eyes of this node, and who has each slot? One that was cut off knows old masters only."""
+        host, port = where
+        brief = {"max_connections": 1, "socket_timeout": ASK_TIMEOUT_S, "socket_connect_timeout": ASK_TIMEOUT_S}
+        pool = BlockingConnectionPool(**{**self._options, **brief, "host": host, "port": port})
+        async with Redis.from_pool(pool) as redis:
+            pipe = redis.pipeline(transaction=False)
+            # as two words each: the reply to "CLUSTER SLOTS" would come in a form of redis-py's own
+            pipe.execute_command("CLUSTER", "INFO")
+            pipe.execute_command("CLUSTER", "SLOTS")
+            info, ranges = await pipe.execute()
+        owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        for first, last, (name, its_port, *_), *_ in ranges:
+            its_host = host if name in (None, b"", b"?") else name.decode()
+            owners[first : last + 1] = [(its_host, int(its_port))] * (last + 1 - first)
+        return b"cluster_state:ok" in info, owners
+
+
+def _slot(name: str) -> int:
+    return key_slot(name.encode())
+
 
 Command: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 

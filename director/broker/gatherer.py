@@ -21,11 +21,9 @@ from msgspec import Struct
 from redis import exceptions
 from redis.asyncio import Redis
 
-from director.broker.cluster import Cluster
-from director.broker.cluster_pipes import ClusterPipes
-from director.broker.cluster_slots import Address
+from director.broker.cluster import Address, Cluster
 from director.broker.connections import was_sent
-from director.broker.pipes import Pipes
+from director.broker.pipes import ClusterPipes, Pipes
 from director.broker.redis_client import GIVE_UP_S, PAUSE_S, SOCKET_TIMEOUT_S, TRIES, unavailable
 from director.core.errors import BackendUnavailable
 

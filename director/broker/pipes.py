@@ -6,16 +6,14 @@ Knows nothing of what is asked, and asks nothing twice.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, Final, cast
 
 from redis import exceptions
 from redis.asyncio import Redis
 
-from director.broker.connections import Patient, unsent
-from director.broker.patience import Patience
-
-__all__ = ("Pipes",)
+from director.broker.cluster import DOUBTS, ClusterPool, asks, in_parts, moving
+from director.broker.connections import Patience, Patient, unsent
 
 # who asks all the time comes back sooner
 KEPT_S: Final = 0.05
@@ -119,3 +117,48 @@ async def _has_ended(connection: Patient) -> bool:
         return await connection.can_read()
     except exceptions.ConnectionError:
         return True
+
+
+# Script calls to a Cluster over connections that are kept at hand: one write to each master, wherever a slot went.
+#
+# Never sends a script after a slot that is on its way: see cluster.py. Asks nothing twice but what was refused as
+# moved.
+
+
+class ClusterPipes:
+    """As `Pipes`, to every master."""
+
+    def __init__(self, slots: ClusterPool, *, timeout_s: float) -> None:
+        self._slots = slots
+        self._timeout_s = timeout_s
+        self._pipes: dict[Redis, Pipes] = {}
+
+    async def ask(self, commands: Sequence[bytes], names: Sequence[str]) -> list[Any]:
+        """Send each command to where its key of this name is; their answers, of which an error is one.
+
+        An error reply, or what went wrong with its master. Raises where nothing of all was sent.
+        """
+
+        def send(node: Redis, indexes: Sequence[int]) -> Awaitable[list[Any]]:
+            return self._ask(node, [commands[index] for index in indexes])
+
+        return await in_parts(self._slots, names, send)
+
+    async def aclose(self) -> None:
+        """Give back what is kept."""
+        for pipes in self._pipes.values():
+            await pipes.aclose()
+
+    async def _ask(self, node: Redis, commands: list[bytes]) -> list[Any]:
+        """What went wrong is the answer to its own commands: another master may have carried out the others."""
+        pipes = self._pipes.get(node)
+        if pipes is None:
+            pipes = self._pipes[node] = Pipes(node, timeout_s=self._timeout_s)
+        try:
+            replies = await pipes.ask(commands, answers=len(commands))
+        except DOUBTS as exc:
+            self._slots.doubt()
+            return [exc] * len(commands)
+        if any(isinstance(reply, exceptions.ClusterDownError) for reply in replies):
+            self._slots.doubt()
+        return [moving() if asks(reply) else reply for reply in replies]

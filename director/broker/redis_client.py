@@ -12,8 +12,7 @@ from typing import Any, Final, TypeVar
 from redis import exceptions
 from redis.asyncio import BlockingConnectionPool, Redis
 
-from director.broker.cluster import Cluster
-from director.broker.cluster_slots import cluster_pool, is_cluster_url
+from director.broker.cluster import Cluster, cluster_pool, is_cluster_url
 from director.broker.connections import NO_RETRIES, direct_pool, is_sentinel_url, sentinel_pool
 from director.core.errors import BackendUnavailable, SettingsError
 

@@ -15,8 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from director.core.settings import PREFIX
-from director.local.errors import UpError
-from director.local.ports import claimable
+from director.local.processes import UpError, claimable
 from director.local.supervisor import Part
 
 __all__ = (

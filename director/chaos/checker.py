@@ -4,28 +4,142 @@ Believes only what the parties wrote down and what Redis holds at rest; never a 
 test. A run that shows nothing is no good run: what is missing is a breach too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from director.chaos.breach import Breach
-from director.chaos.caller import cancel_times
-from director.chaos.evidence import Evidence, Rules
-from director.chaos.fairness import Saturation, is_rushed, saturations
-from director.chaos.gather import gather
-from director.chaos.invariants import INVARIANTS
-from director.chaos.occupancy import runs_per_prediction
-from director.chaos.order import every_line
-from director.chaos.recovery import percentile, recoveries
+from director.chaos.caller import (
+    cancel_times,
+    canceled_stays_canceled,
+    followed_once_in_order,
+    one_key_one_id,
+    webhooks_tell_the_end,
+)
+from director.chaos.evidence import Breach, Evidence, Rules, gather
+from director.chaos.fairness import Saturation, equal_shares, is_rushed, saturations
+from director.chaos.history import (
+    attempts_are_bounded,
+    every_line,
+    first_come_first_claimed,
+    nothing_is_lost,
+    one_end,
+    only_current_runs_write,
+    runs_per_prediction,
+    slots_are_kept,
+)
+from director.chaos.recovery import (
+    ends_are_written,
+    no_work_for_the_dead,
+    only_the_silent_lose,
+    percentile,
+    recoveries,
+    recovery_is_quick,
+    slowest_end_ms,
+    waste,
+)
 from director.chaos.rest import Leftovers
-from director.chaos.settling import slowest_end_ms
-from director.chaos.timeline import timeline
-from director.chaos.waste import waste
 
-__all__ = ("Report", "check", "text")
+# What has to hold after a run, one function each: I1 to I18 of the reliability plan.
+#
+# Pure: each takes the evidence and returns what breaks its sentence. None leans on another, so that a fault of the
+# code shows under the name of the promise that it breaks.
+
+Invariant = Callable[[Evidence], list[Breach]]
+
+# What may be left of a queue, and why it may not.
+RESTS: Final = {
+    "entries": "entries in its streams",
+    "pending": "pending entries",
+    "lease": "leases",
+    "delayed": "delayed retries",
+    "deadline": "deadlines",
+    "live": "predictions on the list of what lives",
+}
+
+
+def all_is_at_rest(evidence: Evidence) -> list[Breach]:
+    """I7. Queue by queue, then what belongs to none."""
+    left = evidence.leftovers
+    if left is None:
+        return [Breach("I7", "", "nobody looked at what was left in Redis")]
+    breaches = [
+        Breach("I7", rest.queue, f"{count} {what}")
+        for rest in left.queues
+        for name, what in RESTS.items()
+        if (count := getattr(rest, name))
+    ]
+    if left.owed:
+        breaches.append(Breach("I7", "", f"{left.owed} webhooks still owed"))
+    return breaches + [Breach("I7", key, "a key that nothing will ever remove") for key in left.endless]
+
+
+def what_is_served_is_registered(evidence: Evidence) -> list[Breach]:
+    """I16. Queue by queue; that nobody looked is told by I7."""
+    queues = evidence.leftovers.queues if evidence.leftovers else []
+    return [
+        Breach("I16", rest.queue, f"it is served, and missing in {', '.join(rest.lost_by)}")
+        for rest in queues
+        if rest.lost_by
+    ]
+
+
+INVARIANTS: Final[dict[str, tuple[str, Invariant]]] = {
+    "I1": ("What was answered with a 2xx has ended.", nothing_is_lost),
+    "I2": ("It ended once, as its record says, and nothing changed that.", one_end),
+    "I3": ("Its caller was told so: signed, under one id, last of all.", webhooks_tell_the_end),
+    "I4": ("Only the run that held the claim wrote, and nothing after the end.", only_current_runs_write),
+    "I5": ("It ran no more often than its attempts, and never twice at once.", attempts_are_bounded),
+    "I6": ("What was canceled stays canceled, and a cancel is quick.", canceled_stays_canceled),
+    "I7": ("Once healed, nothing is left in Redis that should not be there.", all_is_at_rest),
+    "I8": ("One idempotency key is one prediction; another body is refused.", one_key_one_id),
+    "I9": ("No model server ever ran more than its slots.", slots_are_kept),
+    "I10": ("Who followed it heard every event once, in order, through every break.", followed_once_in_order),
+    "I11": ("Who came first was handed out first, by the server's own log.", first_come_first_claimed),
+    "I12": ("After a death, what was running starts again in time.", recovery_is_quick),
+    "I13": ("Nothing was handed out too late, or worked on for nobody.", no_work_for_the_dead),
+    "I14": ("Equal tenants got equal shares, and small ones did not wait.", equal_shares),
+    "I16": ("What a director serves is in every registry.", what_is_served_is_registered),
+    "I17": ("What a model made is written soon, over narrow links too.", ends_are_written),
+    "I18": ("No claim was taken back before its holder was silent for a lease.", only_the_silent_lose),
+}
+
+
+# All that the journals say about one prediction, in order: what a person reads when it went wrong. Pure.
+
+MOST: Final = 40
+
+
+def timeline(evidence: Evidence, prediction_id: str) -> tuple[str, ...]:
+    """One line for each thing that happened to it, by whoever saw it; of very many the first and the last."""
+    shown = [f"{at} {what}" for at, what in sorted(_rows(evidence, prediction_id), key=lambda row: row[0])]
+    return tuple(shown if len(shown) <= MOST else [*shown[: MOST // 2], "…", *shown[-MOST // 2 :]])
+
+
+def _rows(evidence: Evidence, prediction_id: str) -> Iterator[tuple[int, str]]:
+    for each in evidence.by_id.get(prediction_id, []):
+        yield each.sent.at, f"client: sends {each.sent.action}, key {each.sent.key}, plan {each.sent.plan!r}"
+        if each.answer is not None:
+            yield each.answer.at, f"client: hears {each.status} {each.shown}".rstrip()
+    if arrived := evidence.arrivals.get(prediction_id):
+        yield arrived.at, f"server: accepted for {arrived.tenant}, {arrived.queue} {arrived.lane}"
+    for claimed in evidence.claims.get(prediction_id, []):
+        yield claimed.at, f"server: claimed from stream {claimed.stream} by {claimed.holder}"
+    for run in evidence.runs.get(prediction_id, []):
+        yield run.began, f"{run.server}: run {run.run} begins in process {run.pid}"
+        yield run.ended, f"{run.server}: run {run.run} ends, {run.outcome or 'and told nobody'}"
+    for told in evidence.told.get(prediction_id, []):
+        yield told.at, f"sink: hears {told.status} as {told.webhook_id}, answers {told.answered}"
+    for heard in evidence.heard.get(prediction_id, []):
+        yield heard.at, f"reader: hears {heard.event} {heard.mark} {heard.data}".rstrip()
+    for visit in evidence.visits.get(prediction_id, []):
+        yield visit.at, f"reader: comes after {visit.after or 'nothing'}, answered {visit.status}; then: {visit.end}"
+    if final := evidence.finals.get(prediction_id):
+        for kind, at, data in final.events:
+            yield at, f"event: {kind} {data}".rstrip()
+
 
 MOST_SHOWN: Final = 20
 NO_EVIDENCE: Final = "evidence"

@@ -13,8 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from director.chaos.breach import Breach
-from director.chaos.evidence import Evidence
+from director.chaos.evidence import Breach, Evidence
 from director.chaos.load import EQUAL, HEAVY
 from director.chaos.recovery import percentile
 from director.core.figures import jain

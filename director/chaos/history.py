@@ -3,18 +3,18 @@
 Pure. A prediction's events are read as lives (a revived one has several) of attempts (a retry begins another).
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from director.chaos.breach import Breach
-from director.chaos.evidence import Event, Evidence, Run
+from director.chaos.evidence import Breach, Event, Evidence, Run
+from director.chaos.journal import Arrived, Claimed
 from director.chaos.journal import Final as Prediction
 from director.core.states import TERMINAL
-
-__all__ = ("RESTARTS", "lives", "nothing_is_lost", "one_end", "only_current_runs_write")
 
 RESTARTS: Final = frozenset({"retried", "released", "revived"})
 MODEL_FAILED: Final = "model_failed"
@@ -157,3 +157,111 @@ def _writers(output: str) -> list[str]:
     made = msgspec.json.decode(output) if output else []
     items = made if isinstance(made, list) else [made]
     return sorted({str(item.get("run", "")) if isinstance(item, dict) else "" for item in items})
+
+
+# I5, I9, I15: how often and how many at once, by what the model servers wrote down. Pure.
+
+
+def attempts_are_bounded(evidence: Evidence) -> list[Breach]:
+    """I5. What was given back unspent may run again on top."""
+    rules = evidence.rules
+    breaches = []
+    for prediction_id, runs in evidence.runs.items():
+        final = evidence.finals.get(prediction_id)
+        events = final.events if final else []
+        most = rules.attempts * len(lives(events)) + sum(kind == "released" for kind, _, _ in events)
+        if len(runs) > most:
+            breaches.append(Breach("I5", prediction_id, f"it ran {len(runs)} times, and {most} are allowed"))
+        # a run whose claim was lost may go on until its director has noticed
+        allowed_ms = (rules.lease_s + rules.grace_s) * 1000
+        for earlier, later in pairwise(sorted(runs, key=lambda run: run.began)):
+            both_ms = min(earlier.ended, later.ended) - later.began
+            if both_ms > allowed_ms:
+                what = f"the runs {earlier.run} and {later.run} went on beside each other for {both_ms} ms"
+                breaches.append(Breach("I5", prediction_id, what))
+    return breaches
+
+
+def slots_are_kept(evidence: Evidence) -> list[Breach]:
+    """I9. One breach for each server, where it was at its worst."""
+    by_server: dict[str, list[Run]] = defaultdict(list)
+    for run in evidence.every_run():
+        by_server[run.server].append(run)
+    breaches = []
+    for server, runs in sorted(by_server.items()):
+        most, at = _peak(runs)
+        if most > evidence.rules.slots:
+            what = f"{most} runs at once at {at}, on {evidence.rules.slots} slots"
+            breaches.append(Breach("I9", server, what))
+    return breaches
+
+
+def _peak(runs: list[Run]) -> tuple[int, int]:
+    """Most runs at once, and when. In one millisecond ends come before beginnings."""
+    steps = sorted([(run.began, 1) for run in runs] + [(run.ended, -1) for run in runs])
+    running = most = when = 0
+    for at, step in steps:
+        running += step
+        if running > most:
+            most, when = running, at
+    return most, when
+
+
+def runs_per_prediction(evidence: Evidence) -> dict[int, int]:
+    """I15, which is told and not judged: number of runs → predictions that had so many."""
+    counts = Counter(len(evidence.runs.get(each, [])) for each in evidence.finals.keys() | evidence.runs.keys())
+    return dict(sorted(counts.items()))
+
+
+# I11: who came first is handed out first, by the order of the server's own log. Pure.
+#
+# Judged are first claims: a retry goes to the head again, and so overtakes on purpose. A tenant's line may lie on
+# several streams, between which nothing is promised; a lane that had only one stream keeps the order exactly.
+
+IN_ORDER: Final = 0.999  # of all first claims
+
+
+class Line(Struct, frozen=True, kw_only=True):
+    """First claims of one tenant out of one stream, in the order of claims. `is_exact`: its lane has no other."""
+
+    claims: list[tuple[Arrived, Claimed]]
+    is_exact: bool
+
+    def overtaken(self) -> list[tuple[Arrived, Claimed]]:
+        """Those that one which came later was claimed before."""
+        found, last = [], -1
+        for arrived, claimed in self.claims:
+            if arrived.number < last:
+                found.append((arrived, claimed))
+            last = max(last, arrived.number)
+        return found
+
+
+def first_come_first_claimed(evidence: Evidence) -> list[Breach]:
+    """I11."""
+    found = every_line(evidence)
+    overtaken = [(line, pair) for line in found for pair in line.overtaken()]
+    share = 1 - len(overtaken) / max(1, sum(len(line.claims) for line in found))
+    return [
+        Breach(
+            "I11",
+            arrived.id,
+            f"{arrived.tenant} had a later one claimed before it: {arrived.queue} {arrived.lane} {claimed.stream}",
+        )
+        for line, (arrived, claimed) in overtaken
+        if line.is_exact or share < IN_ORDER
+    ]
+
+
+def every_line(evidence: Evidence) -> list[Line]:
+    """Every line of the run."""
+    found: dict[tuple[str, str, str, int], list[tuple[Arrived, Claimed]]] = defaultdict(list)
+    streams: dict[tuple[str, str], set[int]] = defaultdict(set)
+    firsts = sorted((claims[0] for claims in evidence.claims.values()), key=lambda claimed: claimed.number)
+    for claimed in firsts:
+        if (arrived := evidence.arrivals.get(claimed.id)) is not None:
+            found[arrived.queue, arrived.lane, arrived.tenant, claimed.stream].append((arrived, claimed))
+            streams[arrived.queue, arrived.lane].add(claimed.stream)
+    return [
+        Line(claims=claims, is_exact=len(streams[queue, lane]) == 1) for (queue, lane, _, _), claims in found.items()
+    ]

@@ -21,7 +21,7 @@ from director.chaos.proxy import Link
 from director.chaos.scene import FRONT, Scene
 from director.core.errors import DirectorError
 from director.core.ids import QueueName
-from director.local.errors import UpError
+from director.local.processes import UpError
 
 __all__ = ("Nemesis",)
 

@@ -7,16 +7,97 @@ believed to be over.
 """
 
 import math
-from typing import Final
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Final, Literal
 
 from msgspec import Struct
 
-from director.chaos.breach import Breach
-from director.chaos.contention import by_queue
-from director.chaos.evidence import Event, Evidence, Run, Window, leaned_on, pid_of
-from director.chaos.faults import ALL_LINKS
+from director.chaos.caller import is_hindered
+from director.chaos.evidence import Breach, Event, Evidence, Run, Window, leaned_on, pid_of
+from director.chaos.faults import ALL_LINKS, NARROW
 
-__all__ = ("Recovery", "only_the_silent_lose", "percentile", "recoveries", "recovery_is_quick")
+# For how long nobody could have started one more prediction of a queue: all slots taken, many in line, breaker open.
+#
+# Pure: one sweep over runs, waits and faults for each queue. Deaths that were not recovered from hide nothing here:
+# what a dead holder has is no waiting prediction until it was taken back.
+
+Change = tuple[int, Literal["run", "broken", "waits", "held"], str, int]
+BACK: frozenset[str] = frozenset({"created", "retried", "released", "revived"})
+
+
+class Contention(Struct, frozen=True):
+    """`full_ms[n]`: how long there was no room, in all, until `edges[n]`."""
+
+    edges: list[int]
+    full_ms: list[int]
+
+    def between(self, since: int, until: int) -> int:
+        """How long there was no room in this time."""
+        return self._until(until) - self._until(since)
+
+    def _until(self, at: int) -> int:
+        after = bisect_right(self.edges, at)
+        if after == 0:
+            return 0
+        before = self.full_ms[after - 1]
+        if after == len(self.edges):
+            return before
+        is_full = self.full_ms[after] > before
+        return before + (at - self.edges[after - 1] if is_full else 0)
+
+
+def by_queue(evidence: Evidence) -> dict[str, Contention]:
+    """Of each queue."""
+    ids: dict[str, list[str]] = defaultdict(list)
+    for final in evidence.finals.values():
+        ids[final.record.get("queue", "")].append(final.id)
+    return {queue: _contention(evidence, queue, members) for queue, members in ids.items()}
+
+
+def _contention(evidence: Evidence, queue: str, ids: list[str]) -> Contention:
+    runs = [run for each in ids for run in evidence.runs.get(each, [])]
+    servers = {run.server for run in runs}
+    slots = evidence.rules.slots
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    edges, full_ms = list[int](), list[int]()
+    total, before, is_full = 0, 0, False
+    for at, what, whose, step in sorted(_changes(evidence, queue, ids, runs, servers)):
+        if is_full:
+            total += at - before
+        edges.append(at)
+        full_ms.append(total)
+        before = at
+        counts[what][whose] += step
+        # a slot that the next in line takes is not free for the last one
+        is_full = counts["waits"][""] > slots or counts["held"][""] > 0
+        is_full = is_full or all(counts["run"][server] >= slots or counts["broken"][server] > 0 for server in servers)
+    return Contention(edges, full_ms)
+
+
+def _changes(evidence: Evidence, queue: str, ids: list[str], runs: list[Run], servers: set[str]) -> Iterator[Change]:
+    for run in runs:
+        yield from ((run.began, "run", run.server, 1), (run.ended, "run", run.server, -1))
+    for fault in evidence.faults:
+        for server in servers:
+            if fault.target in leaned_on(server):
+                yield from ((fault.begin, "broken", server, 1), (fault.end, "broken", server, -1))
+    for since, until in evidence.breakers.get(queue, []):
+        yield from ((since, "held", "", 1), (until, "held", "", -1))
+    for each in ids:
+        for since, until in _waits(evidence, each):
+            yield from ((since, "waits", "", 1), (until, "waits", "", -1))
+
+
+def _waits(evidence: Evidence, prediction_id: str) -> Iterator[tuple[int, int]]:
+    """When it could have been claimed: from each time that it was put into its queue until it began, or ended."""
+    events, runs = evidence.finals[prediction_id].events, evidence.runs.get(prediction_id, [])
+    over = [run.began for run in runs] + [at for kind, at, _ in events if kind == "completed"]
+    for kind, at, _ in events:
+        if kind in BACK:
+            yield at, min((end for end in over if end >= at), default=evidence.until)
+
 
 LOST: Final = "director_lost "
 SILENT: Final = 0.5  # of a lease, at least: who extends every third of one has two left, and may be late
@@ -122,3 +203,155 @@ def _death(retry: Event, runs: list[Run], kills: list[Window]) -> int | None:
     else:
         hit = {run.pid for run in runs if run.began <= at and run.outcome in ("", "crashed")}
     return max((kill.begin for kill in kills if kill.pid in hit and kill.begin <= at), default=None)
+
+
+# I13: nothing is handed out after the time by which it was to start, nor ended as too late before its time, and model
+# servers do not work for the dead. Pure. A time that its caller gave it passes by the server's clock, which may step.
+#
+# Dead is what its caller was told is canceled, or what outlived the time that its caller gave it. Until somebody asks
+# the server to stop it, its time is wasted; how long a model then takes to stop is the model's own affair. What a
+# fault stood in the way of is left out.
+
+WASTED: Final = 0.01  # of the time that model servers worked
+# How a prediction ended whose time was over → the time that its caller gave it
+TOO_LATE: Final = {
+    "start_by_exceeded": "start_by_s",
+    "deadline_exceeded": "cancel_after_s",
+    "aborted": "cancel_after_s",
+    "canceled": "cancel_after_s",
+}
+
+
+class Waste(Struct, frozen=True, kw_only=True):
+    """Time of model servers: all of it, and what each dead prediction got: by itself, and under a fault."""
+
+    worked_ms: int
+    wasted_ms: dict[str, int]
+    hindered_ms: dict[str, int]
+
+    @property
+    def share(self) -> float:
+        return sum(self.wasted_ms.values()) / max(1, self.worked_ms)
+
+    @property
+    def share_in_all(self) -> float:
+        return self.share + sum(self.hindered_ms.values()) / max(1, self.worked_ms)
+
+
+def no_work_for_the_dead(evidence: Evidence) -> list[Breach]:
+    """I13."""
+    breaches = [*_claimed_too_late(evidence), *_ended_too_early(evidence)]
+    wasted = waste(evidence)
+    if wasted.share > WASTED:
+        what = f"{wasted.share:.1%} of the model servers' time went to what was canceled or too late"
+        breaches += [
+            Breach("I13", prediction_id, f"{ms} ms: {what}")
+            for prediction_id, ms in sorted(wasted.wasted_ms.items(), key=lambda each: -each[1])
+        ]
+    return breaches
+
+
+def _claimed_too_late(evidence: Evidence) -> Iterator[Breach]:
+    for prediction_id, claims in evidence.claims.items():
+        due = _due(evidence, prediction_id, "start_by_s")
+        if due is None:
+            continue
+        began = min((run.began for run in evidence.runs.get(prediction_id, [])), default=evidence.until)
+        # what has begun in time may be begun again after it
+        for claimed in claims:
+            late_ms = evidence.clock.server(claimed.at) - due
+            if late_ms > 0 and began >= claimed.at:
+                yield Breach("I13", prediction_id, f"claimed {late_ms} ms after it was to have started")
+
+
+def _ended_too_early(evidence: Evidence) -> Iterator[Breach]:
+    for prediction_id, final in evidence.finals.items():
+        due = _due(evidence, prediction_id, TOO_LATE.get(_how_it_ended(final.record), ""))
+        ended = max((at for kind, at, _ in final.events if kind == "completed"), default=None)
+        if due is None or ended is None:
+            continue
+        passed = evidence.clock.reached(due, since=evidence.arrivals[prediction_id].at)
+        if ended < passed:
+            early_ms = due - evidence.clock.server(ended)
+            yield Breach("I13", prediction_id, f"ended as too late, {early_ms} ms before its time")
+
+
+def _how_it_ended(record: Mapping[str, str]) -> str:
+    return record.get("code") or record.get("status", "")
+
+
+def waste(evidence: Evidence) -> Waste:
+    """How the model servers' time was spent."""
+    wasted, hindered = Counter[str](), Counter[str]()
+    for prediction_id, died in _deaths(evidence):
+        for run in evidence.runs.get(prediction_id, []):
+            stopped = run.asked or run.ended
+            ms = stopped - max(died, run.began)
+            if ms > 0:
+                counts = hindered if is_hindered(evidence, prediction_id, died, stopped) else wasted
+                counts[prediction_id] += ms
+    worked = sum(run.ended - run.began for run in evidence.every_run())
+    return Waste(worked_ms=worked, wasted_ms=wasted, hindered_ms=hindered)
+
+
+def _deaths(evidence: Evidence) -> Iterator[tuple[str, int]]:
+    """(id, since when nobody wants it any more)."""
+    for prediction_id, tries in evidence.by_id.items():
+        times = [each.answer.at for each in tries if each.sent.action == "cancel" and each.ok and each.answer]
+        due = _due(evidence, prediction_id, "cancel_after_s")
+        if due is not None:
+            passed = evidence.clock.reached(due, since=evidence.arrivals[prediction_id].at)
+            times += [] if math.isinf(passed) else [round(passed)]
+        if times:
+            yield prediction_id, min(times)
+
+
+def _due(evidence: Evidence, prediction_id: str, asked: str) -> int | None:
+    """When a time that its caller gave it is over, by the server's clock. `asked`: the field of the request."""
+    arrived = evidence.arrivals.get(prediction_id)
+    seconds = max((getattr(each.sent, asked, 0) for each in evidence.by_id.get(prediction_id, [])), default=0)
+    return evidence.clock.server(arrived.at) + seconds * 1000 if arrived is not None and seconds else None
+
+
+# I17: how long after the end of a run that end is written, by the model server's and the Redis server's words. Pure.
+#
+# Judged are successes whose way to Redis nothing else had hit than that it became narrow. An end that is sent again
+# and again from its first byte is written only when the link is wide again.
+
+BEFORE_MS = 1_000  # what was broken just before may still be on its way back
+
+
+def ends_are_written(evidence: Evidence) -> list[Breach]:
+    """I17."""
+    bound_ms = evidence.rules.write_s * 1000
+    return [
+        Breach("I17", prediction_id, f"its run ended at {run.ended}, and its end was written {ms} ms later")
+        for prediction_id, run, ms in _written(evidence)
+        if ms > bound_ms
+    ]
+
+
+def slowest_end_ms(evidence: Evidence) -> int | None:
+    """The longest of all that are judged."""
+    return max((ms for *_, ms in _written(evidence)), default=None)
+
+
+def _written(evidence: Evidence) -> Iterator[tuple[str, Run, int]]:
+    for prediction_id, runs in evidence.runs.items():
+        last = max(runs, key=lambda run: run.ended)
+        final = evidence.finals.get(prediction_id)
+        if final is None or final.record.get("status") != "succeeded" or last.outcome != "succeeded":
+            continue
+        written = max((at for kind, at, _ in final.events if kind == "completed"), default=None)
+        if written is not None and not _is_hindered(evidence, last, written):
+            yield prediction_id, last, written - last.ended
+
+
+def _is_hindered(evidence: Evidence, run: Run, written: int) -> bool:
+    needed = leaned_on(run.server)
+    return any(
+        fault.kind != NARROW
+        and fault.overlaps(run.ended - BEFORE_MS, written)
+        and (fault.target in needed or fault.target.startswith(("redis", "all:", "directors")))
+        for fault in evidence.faults
+    )

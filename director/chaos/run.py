@@ -28,15 +28,14 @@ from director.chaos.faults import DELETE_VERSION, NARROW_AT, NARROW_IN_PEACE, Pl
 from director.chaos.journal import Answered, Healed, Journal, now_ms, read
 from director.chaos.nemesis import Nemesis
 from director.chaos.reader import come_back
-from director.chaos.rest import LEFTOVERS, leftovers, predictions
+from director.chaos.rest import LEFTOVERS, leftovers, predictions, server_log
 from director.chaos.scene import FRONT, Scene, Size, staged
-from director.chaos.server_log import server_log
 from director.core.errors import DirectorError
 from director.local import child
-from director.local.errors import UpError
 from director.local.home import Home
-from director.runtime.limits import raise_descriptor_limit
+from director.local.processes import UpError
 from director.runtime.process import one_error
+from director.runtime.startup import raise_descriptor_limit
 
 __all__ = ("Options", "Rollout", "chaos")
 

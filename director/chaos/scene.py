@@ -29,7 +29,7 @@ from director.chaos.cog import Script
 from director.chaos.faketime import SteppedClock
 from director.chaos.faults import Stage
 from director.chaos.proxy import Link, Upstream
-from director.chaos.server_log import NEVER_REWRITTEN
+from director.chaos.rest import NEVER_REWRITTEN
 from director.core.errors import DirectorError
 from director.core.ids import QueueName
 from director.local.home import Home, State

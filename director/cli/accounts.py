@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from director.cli.arguments import CommandParser, Commands, add_json, add_redis, hours
-from director.cli.audit import audited
-from director.cli.backend import Backend, on_backend
-from director.cli.pipe import print_json
+from director.cli.backend import Backend, audited, on_backend
+from director.cli.output import print_json
 
 if TYPE_CHECKING:
     from director.broker.scripts import Rotated
@@ -102,7 +101,7 @@ def _create(given: argparse.Namespace) -> int:
 
 
 def _list(given: argparse.Namespace) -> int:
-    from director.cli.tables import fitted, line_width
+    from director.cli.output import fitted, line_width
 
     async def read(backend: Backend) -> dict[str, dict[str, str]]:
         return {name: (await backend.accounts.written(name)).limits for name in await backend.accounts.names()}

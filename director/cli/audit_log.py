@@ -20,7 +20,7 @@ def add(commands: Commands) -> None:
 
 
 def _audit(given: argparse.Namespace) -> int:
-    from director.audit.process import serve
+    from director.audit.feeder import serve
     from director.core.settings import AuditSettings, load
 
     settings = load(

@@ -4,8 +4,9 @@ Decides nothing. The API is not asked, so these commands work while none runs.
 """
 
 import argparse
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import getpass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
 
     from director.core.ids import QueueName
 
-__all__ = ("Backend", "connected", "on_backend")
 
 Done = TypeVar("Done")
 
@@ -32,15 +32,13 @@ class Backend:
         from director.store.administration import Administration
         from director.store.catalog import Catalog
         from director.store.changes import Changes
-        from director.store.collections import Collections
+        from director.store.collections import Collections, Examples
         from director.store.dead import DeadLetters
         from director.store.directors import Directors
-        from director.store.examples import Examples
         from director.store.model_configs import ModelConfigs
         from director.store.owed import Owed
-        from director.store.queue_administration import QueueAdministration
         from director.store.queue_history import QueueHistory
-        from director.store.queues import Queues
+        from director.store.queues import QueueAdministration, Queues
         from director.store.suspensions import Suspensions
 
         self.redis = redis
@@ -114,3 +112,39 @@ async def connected(url: str) -> AsyncGenerator[Backend]:
         yield backend
     finally:
         await backend.aclose()
+
+
+# Who types a command that changes something, and a line of JSON on stderr for each change, beside the log of changes.
+#
+# Only names: a command never asks anybody who they are.
+
+CHANGES = "director.store.changes"
+
+
+@contextmanager
+def audited() -> Iterator[str]:
+    """The name of who types, and the changes that are made meanwhile in the log."""
+    import logging
+    import sys
+
+    from director.runtime.logs import JsonLines
+
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines(process="cli"))
+    changes = logging.getLogger(CHANGES)
+    level = changes.level
+    changes.addHandler(handler)
+    changes.setLevel(logging.INFO)
+    try:
+        yield typist()
+    finally:
+        changes.setLevel(level)
+        changes.removeHandler(handler)
+
+
+def typist() -> str:
+    """Who types, as the log of changes has it."""
+    try:
+        return f"cli:{getpass.getuser()}"
+    except (KeyError, OSError):  # a container may run as a number that has no name
+        return "cli:unknown"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from director.cli.arguments import CommandParser, Commands, add_home, add_json
-from director.cli.pipe import print_json
+from director.cli.output import print_json
 
 __all__ = ("add",)
 

@@ -6,10 +6,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Final
 
 from director.cli.arguments import CommandParser, Commands, add_json, add_redis
-from director.cli.audit import typist
-from director.cli.backend import Backend, on_backend
-from director.cli.departing import progress
-from director.cli.pipe import print_json, printable
+from director.cli.backend import Backend, on_backend, typist
+from director.cli.output import print_json, printable
+from director.cli.queues import progress
 
 if TYPE_CHECKING:
     from director.core.ids import PredictionId, QueueName
@@ -62,7 +61,7 @@ def _rate(text: str) -> float:
 
 
 def _list(given: argparse.Namespace) -> int:
-    from director.cli.tables import fitted, line_width
+    from director.cli.output import fitted, line_width
     from director.core.errors import SettingsError
     from director.store.dead import Place
 
@@ -91,7 +90,7 @@ def _list(given: argparse.Namespace) -> int:
 def _show(given: argparse.Namespace) -> int:
     import msgspec
 
-    from director.cli.tables import folded, line_width
+    from director.cli.output import folded, line_width
     from director.core.errors import SettingsError
 
     [name] = _ids([given.id])

@@ -4,11 +4,11 @@ import argparse
 from typing import TYPE_CHECKING
 
 from director.cli.arguments import Commands, add_json, add_redis
-from director.cli.pipe import print_json
+from director.cli.output import print_json
 
 if TYPE_CHECKING:
     from director.core.settings import CommonSettings
-    from director.diagnosis.checks import Finding
+    from director.diagnosis.doctor import Finding
 
 __all__ = ("add",)
 
@@ -29,10 +29,10 @@ def add(commands: Commands) -> None:
 def _doctor(given: argparse.Namespace) -> int:
     import anyio
 
-    from director.cli.tables import folded, line_width
+    from director.cli.output import folded, line_width
     from director.cli.where import redis_url
     from director.core.settings import CommonSettings, load
-    from director.diagnosis.checks import has_failed
+    from director.diagnosis.doctor import has_failed
 
     settings = load(CommonSettings, redis_url=redis_url(given))
     findings = anyio.run(_examine, settings)
@@ -53,7 +53,7 @@ async def _examine(settings: "CommonSettings") -> "list[Finding]":
     from director.broker.redis_client import client, describe
     from director.core.clock import SystemClock
     from director.core.errors import BackendUnavailable
-    from director.diagnosis.checks import Finding, examine
+    from director.diagnosis.doctor import Finding, examine
     from director.diagnosis.doctor_look import look
 
     redis = client(settings.redis_url, name="director-doctor")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from director.cli.arguments import Commands, add_json, add_service
-from director.cli.pipe import print_json, printable
+from director.cli.output import print_json, printable
 from director.core.words import span
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def add(commands: Commands) -> None:
 
 def _explain(given: argparse.Namespace) -> int:
     from director.cli.client import Client, read
-    from director.cli.tables import folded, line_width
+    from director.cli.output import folded, line_width
     from director.cli.where import service
     from director.diagnosis.story import Story
 

@@ -30,9 +30,8 @@ from director.cli import (
     top,
     up,
 )
-from director.cli.arguments import CommandParser
-from director.cli.lines import EXIT_CODES
-from director.cli.pipe import leave_stdout, printable
+from director.cli.arguments import EXIT_CODES, CommandParser
+from director.cli.output import leave_stdout, printable
 from director.core.errors import DirectorError
 
 __all__ = ("made_parser", "main")

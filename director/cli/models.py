@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from director.cli.arguments import CommandParser, Commands, add_json, add_redis
-from director.cli.audit import audited, typist
-from director.cli.backend import Backend, on_backend
-from director.cli.pipe import print_json
+from director.cli.backend import Backend, audited, on_backend, typist
+from director.cli.output import print_json
 
 if TYPE_CHECKING:
     from director.store.models import Model
@@ -94,7 +93,7 @@ def _action(
 
 
 def _list(given: argparse.Namespace) -> int:
-    from director.cli.tables import fitted, line_width
+    from director.cli.output import fitted, line_width
 
     async def read(backend: Backend) -> "list[Model]":
         models = backend.catalog.models

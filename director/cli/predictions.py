@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from director.cli.arguments import Commands, add_json, add_service, input_value, model_name
-from director.cli.pipe import harmless, print_json
+from director.cli.output import harmless, print_json
 from director.core.errors import DirectorError
 
 if TYPE_CHECKING:

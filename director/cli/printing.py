@@ -6,7 +6,7 @@ from typing import Any, Final, TextIO
 import msgspec
 
 from director.cli.client import Seen
-from director.cli.pipe import harmless
+from director.cli.output import harmless
 from director.core.states import Status
 
 __all__ = ("OWN_LINE", "Printer", "as_text")

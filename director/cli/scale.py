@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from director.cli.arguments import Commands, add_json, add_redis
 from director.cli.backend import Backend, on_backend
-from director.cli.pipe import print_json
+from director.cli.output import print_json
 
 if TYPE_CHECKING:
     from director.core.ids import QueueName

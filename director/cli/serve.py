@@ -11,8 +11,7 @@ from typing import Final
 
 from director.cli.arguments import CommandParser, Commands, port_number
 from director.core.errors import SettingsError
-from director.runtime.early_signals import hold_sigterm
-from director.runtime.limits import raise_descriptor_limit
+from director.runtime.startup import hold_sigterm, raise_descriptor_limit
 
 __all__ = ("add",)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from director.cli.arguments import Commands, add_json
-from director.cli.pipe import harmless, print_json
+from director.cli.output import harmless, print_json
 
 if TYPE_CHECKING:
     from director.simulate.trace import Trace
@@ -81,11 +81,9 @@ def _simulate(given: argparse.Namespace) -> int:
     import msgspec
 
     from director.core.errors import SettingsError
-    from director.simulate.plot import check, plot
-    from director.simulate.report import trace_report
-    from director.simulate.run import simulate
-    from director.simulate.table import told
-    from director.simulate.tried import tried
+    from director.simulate.play import tried
+    from director.simulate.report import simulate, trace_report
+    from director.simulate.show import check, plot, told
 
     picture = Path(given.plot) if given.plot else None
     if picture is not None:
@@ -112,8 +110,8 @@ def _trace(given: argparse.Namespace) -> "Trace":
     import msgspec
 
     from director.core.errors import SettingsError
-    from director.simulate.made import MadeOptions, made
     from director.simulate.reading import read
+    from director.simulate.trace import MadeOptions, made
 
     if bool(given.file) == bool(given.made):
         raise SettingsError("give either a FILE or --made.")

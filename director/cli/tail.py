@@ -70,10 +70,9 @@ async def _follow_all(backend: Backend, given: argparse.Namespace) -> None:
     """For ever."""
     import anyio
 
-    from director.audit.following import Following
-    from director.audit.log import AuditLog
+    from director.audit.log import AuditLog, Following
     from director.broker.keys import queue_partition
-    from director.cli.tables import line_width
+    from director.cli.output import line_width
     from director.cli.tail_text import step, steps_json
 
     queue = await backend.queue(given.queue) if given.queue else None
@@ -108,7 +107,7 @@ async def _follow_one(backend: Backend, prediction_id: "PredictionId", *, is_jso
     """Until it has ended and all is told."""
     import anyio
 
-    from director.cli.pipe import print_json
+    from director.cli.output import print_json
     from director.cli.tail_text import Told
     from director.core.errors import SettingsError
     from director.core.event_log import shown_event

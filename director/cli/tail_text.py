@@ -6,9 +6,8 @@ from typing import Any, Final, TextIO
 import msgspec
 
 from director.audit.log import Entry
-from director.cli.pipe import harmless, json_line, printable
+from director.cli.output import cut, harmless, json_line, padded, printable
 from director.cli.printing import OWN_LINE, as_text
-from director.cli.tables import cut, padded
 from director.core.event_log import EventView
 from director.core.view import iso
 

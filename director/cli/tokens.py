@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from director.cli.arguments import CommandParser, Commands, add_json, add_redis, hours
-from director.cli.audit import audited
-from director.cli.backend import Backend, on_backend
-from director.cli.pipe import print_json
+from director.cli.backend import Backend, audited, on_backend
+from director.cli.output import print_json
 
 if TYPE_CHECKING:
     from director.store.administration import MadeToken
@@ -90,7 +89,7 @@ def _create(given: argparse.Namespace) -> int:
 
 
 def _list(given: argparse.Namespace) -> int:
-    from director.cli.tables import fitted, line_width
+    from director.cli.output import fitted, line_width
 
     async def read(backend: Backend) -> "list[Token]":
         if given.account:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from director.cli.arguments import Commands, add_json, add_redis
 from director.cli.backend import Backend, on_backend
-from director.cli.pipe import print_json
+from director.cli.output import print_json
 
 if TYPE_CHECKING:
     from director.diagnosis.overview import Snapshot
@@ -30,7 +30,7 @@ def add(commands: Commands) -> None:
 
 
 def _top(given: argparse.Namespace) -> int:
-    from director.cli.tables import line_width
+    from director.cli.output import line_width
     from director.cli.terminal import is_interactive
     from director.cli.top_watch import once, watch
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from director.core.ids import QueueName
-from director.diagnosis.queue_view import QueueView
+from director.diagnosis.views import QueueView
 
 __all__ = ("SORTS", "Change", "Row", "State", "Step", "chosen", "pressed", "shown")
 

@@ -11,20 +11,17 @@ from typing import Final
 import anyio
 from msgspec.structs import replace
 
-from director.cli.audit import typist
-from director.cli.backend import Backend
-from director.cli.pipe import printable
-from director.cli.tables import cut
+from director.cli.backend import Backend, typist
+from director.cli.output import cut, printable
 from director.cli.terminal import ENDED, Terminal
-from director.cli.top_screen import Detail, Line, Seen, Style, screen
+from director.cli.top_screen import Detail, Line, Rates, Seen, Style, screen, started_per_min, waited
 from director.cli.top_state import Change, Row, State, pressed, shown
-from director.cli.trends import Rates, started_per_min, waited
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable, DirectorError
 from director.core.ids import QueueName
 from director.core.samples import PERIOD_S, Sample
 from director.diagnosis.overview import LONGEST_S, REST, Snapshot
-from director.diagnosis.queue_view import QueueView
+from director.diagnosis.views import QueueView
 
 __all__ = ("once", "watch")
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from director.cli.arguments import Commands, add_home, port_number
-from director.cli.pipe import say
+from director.cli.output import say
 
 __all__ = ("add",)
 
@@ -53,8 +53,8 @@ def _up(given: argparse.Namespace) -> int:
 
 
 def _down(given: argparse.Namespace) -> int:
-    from director.local.down import down
     from director.local.home import Home
+    from director.local.up import down
 
     print("stopped" if down(Home(Path(given.home))) else f"nothing runs in {given.home}")
     return 0

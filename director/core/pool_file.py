@@ -14,8 +14,8 @@ from typing import Any, Final
 import msgspec
 
 from director.core.errors import SettingsError
+from director.core.model_config import check_server_url
 from director.core.runner_config import WrongRunnerConfig, decode_runner_config, runner_config
-from director.core.server_url import check_server_url
 from director.core.settings import PREFIX, CommonSettings, DirectorSettings, mistake
 
 __all__ = ("MOST_MODELS", "MOST_SERVERS", "label_of", "read_pool")

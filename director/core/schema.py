@@ -4,7 +4,8 @@ A caller's JSON stays `Raw` from end to end: nothing here re-encodes an input or
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Generic, TypeVar
+from datetime import UTC, datetime
+from typing import Final, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -12,25 +13,6 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from director.core.ids import Kind, PredictionId, QueueName
 from director.core.states import TERMINAL, Status, WebhookEvent
 from director.core.trace_context import NO_TRACE, TraceHeaders
-
-__all__ = (
-    "LIFE",
-    "Claim",
-    "Eta",
-    "Event",
-    "Known",
-    "NewEvent",
-    "Outlook",
-    "Page",
-    "Place",
-    "Prediction",
-    "Record",
-    "Stored",
-    "Token",
-    "Urls",
-    "flat",
-    "pairs",
-)
 
 T = TypeVar("T")
 
@@ -91,7 +73,7 @@ class Record(Struct, frozen=True, kw_only=True):
     leaving: str = ""  # site of the Redis server that it is on its way to
     moved: str = ""  # site of the one that it is at: all else of it is there
     moves: int = 0  # how often it left for another server
-    history: str = ""  # the attempts that did not end it: see director.core.history
+    history: str = ""  # the attempts that did not end it: see director.core.schema
     traceparent: str = ""  # of the trace that it belongs to: see director.core.trace_context
     tracestate: str = ""
 
@@ -262,3 +244,81 @@ class Known(Struct, frozen=True, kw_only=True):
     lease: int | None = None
     owed: int | None = None
     is_dead: bool = False
+
+
+# How a record remembers the attempts that did not end its prediction. Pure; `lua/lib/settle.lua` writes it.
+
+
+class Spent(Struct, frozen=True, kw_only=True):
+    """One attempt that was used up: who held it, from when to when, and why it ended. Times in ms."""
+
+    number: int
+    director: str
+    claimed: int | None
+    ended: int
+    code: str
+
+
+def spent_attempts(history: str) -> tuple[Spent, ...]:
+    """Oldest first: number, holder, claimed, ended, code of each; a semicolon between two."""
+    return tuple(_spent(*line.split(" ", 4)) for line in history.split(";") if line)
+
+
+def _spent(number: str, director: str, claimed: str, ended: str, code: str) -> Spent:
+    return Spent(
+        number=int(number), director=director, claimed=int(claimed) if claimed else None, ended=int(ended), code=code
+    )
+
+
+# How the setup of a model server went, as its version has it in the catalogue: the last one that ended, and no other.
+#
+# Pure. What the server says of itself is bounded and read for what it means, never believed to be well-formed.
+
+MOST_LOG_BYTES: Final = 64 * 1024
+LONGEST_TIME: Final = 64
+
+SetupStatus = Literal["succeeded", "failed"]
+
+
+class SetupRun(Struct, frozen=True, kw_only=True):
+    """One setup that ended. Times are the server's own, None where it does not tell them.
+
+    `logs`: the end of what it printed. `server`: its address, which is for operators alone.
+    """
+
+    status: SetupStatus
+    started_at: str | None
+    completed_at: str | None
+    logs: str
+    server: str
+
+
+def setup_run(status: SetupStatus, *, started_at: str, completed_at: str, logs: str, server: str) -> SetupRun:
+    """Of what a server says."""
+    return SetupRun(
+        status=status,
+        started_at=_time(started_at),
+        completed_at=_time(completed_at),
+        logs=logs.encode(errors="replace")[-MOST_LOG_BYTES:].decode(errors="ignore"),
+        server=server,
+    )
+
+
+def read_setup_run(stored: bytes | str | None) -> SetupRun | None:
+    """As a director wrote it; None where none did, or one of another release that is not understood."""
+    try:
+        return msgspec.json.decode(stored, type=SetupRun) if stored else None
+    except msgspec.DecodeError:
+        return None
+
+
+def _time(said: str) -> str | None:
+    """RFC 3339 in UTC with milliseconds; None for what is no time. One without a zone is taken for UTC."""
+    if len(said) > LONGEST_TIME:
+        return None
+    try:
+        at = datetime.fromisoformat(said)
+        at = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")

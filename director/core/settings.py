@@ -13,8 +13,7 @@ from msgspec import Meta, Struct
 from director.core.account_limits import AccountLimits, Bytes, Compute, Count, Rate, Retention
 from director.core.errors import SettingsError
 from director.core.ids import MODEL_NAME, QUEUE_NAME
-from director.core.objectives import Objectives, decode_objectives
-from director.core.policy import BreakerMode, OnLost, Policy
+from director.core.policy import BreakerMode, Objectives, OnLost, Policy, decode_objectives
 from director.core.runner_config import RunnerKind
 
 __all__ = (
@@ -31,7 +30,7 @@ __all__ = (
 )
 
 PREFIX = "DIRECTOR_"
-# Seconds for a restart, minutes for a deploy, then days: see director.webhooks.schedule
+# Seconds for a restart, minutes for a deploy, then days: see director.webhooks.terminal
 WEBHOOK_SCHEDULE = "2s,5s,15s,30s,1m,2m,5m,30m,2h,5h,10h,14h,20h,24h"
 
 RunKind = Literal["prediction", "training", "procedure"]

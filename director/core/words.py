@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-__all__ = ("several", "since", "some", "span")
-
 EXACT_S: Final = 10
 UNITS_S: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
 LONGEST_LIST: Final = 3
@@ -33,3 +31,11 @@ def some(facts: Sequence[str]) -> str:
     """The first of them, and how many more there are."""
     more = f" and {len(facts) - LONGEST_LIST} more" if len(facts) > LONGEST_LIST else ""
     return ", ".join(facts[:LONGEST_LIST]) + more
+
+
+# Durations and shares in the words of a person.
+
+
+def share(part: int, rest: int) -> str:
+    """How many of all, and what that is of a hundred."""
+    return f"{part} of {part + rest} ({100 * part / (part + rest):.0f} %)" if part + rest else "none yet"

@@ -13,11 +13,10 @@ from redis.asyncio import Redis
 from director.broker import keys
 from director.broker.redis_client import ask, text
 from director.broker.scripts import QueueStats
-from director.core.history import spent_attempts
 from director.core.ids import PredictionId, QueueName
-from director.core.objectives import Burns, burns
-from director.diagnosis.findings import CROWDED, FAILING_AFTER, HOT
-from director.diagnosis.situation import Closer, Heaviest, Letter, Neglected, work_of
+from director.core.policy import Burns, burns
+from director.core.schema import spent_attempts
+from director.diagnosis.findings import CROWDED, FAILING_AFTER, HOT, Closer, Heaviest, Letter, Neglected, work_of
 from director.store.owed import LATE_MS, Owed
 from director.store.queue_history import QueueHistory
 

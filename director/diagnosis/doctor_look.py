@@ -18,8 +18,8 @@ from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.settings import CommonSettings
 from director.diagnosis.closer_look import CloserLook
+from director.diagnosis.findings import Finding
 from director.diagnosis.overview import Overview, Snapshot
-from director.diagnosis.situation import Finding
 from director.store.catalog import Catalog
 from director.store.directors import Directors
 from director.store.owed import Owed

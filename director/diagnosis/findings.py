@@ -4,19 +4,217 @@ Pure, and bounded: whoever has three hundred faults has one, and is told of the 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, Literal, get_args
 
+from msgspec import Struct
 from msgspec.structs import replace
 
+from director.broker.scripts import QueueStats
+from director.core.ids import QueueName
+from director.core.policy import Burns
 from director.core.words import several, since, some, span
-from director.diagnosis.director_findings import directors_gone, servers_unwell
-from director.diagnosis.queue_view import state_of
-from director.diagnosis.situation import CODES, Code, Finding, Situation, waits, work_of
-from director.store.directors import ALIVE_S
-from director.store.owed import LATE_MS
+from director.diagnosis.views import state_of
+from director.store.directors import ALIVE_S, LOOP, Beat, DirectorFound, ServerFound
+from director.store.owed import LATE_MS, FailingHost
 
-__all__ = ("CROWDED", "FAILING_AFTER", "HOT", "MOST", "SLOW_MS", "away", "find", "is_slow")
+# How the service stands at one moment, as far as findings are made of it; and what a finding is. Asks nobody.
+#
+# What is dear to ask (`closer_look.py` does) is there of some queues alone: of those where it may tell of a fault.
+
+Level = Literal["bad", "warn"]
+"""`bad`: work is lost, refused or left lying; `warn`: it will be, or somebody should know."""
+
+Code = Literal[
+    "redis_away",
+    "redis_slow",
+    "keeper_silent",
+    "queue_not_served",
+    "director_gone",
+    "setup_loop",
+    "setup_failed",
+    "server_auth",
+    "servers_unwell",
+    "breaker_open",
+    "queue_paused",
+    "objective_burning",
+    "tenant_flooding",
+    "dead_letters",
+    "webhooks_late",
+    "receiver_dead",
+]
+CODES: Final[tuple[Code, ...]] = get_args(Code)
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """One thing that needs a person. `title`: what it is, in few words; `detail`: who, how many, since when.
+
+    `ask`: the command that tells more of it, or mends it.
+    """
+
+    code: Code
+    level: Level
+    title: str
+    detail: str
+    queue: QueueName | None = None
+    ask: str
+
+
+class Neglected(Struct, frozen=True, kw_only=True):
+    """What a keeper should have looked after by now, of one queue."""
+
+    expired_leases: int = 0
+    due_retries: int = 0
+    due_deadlines: int = 0
+
+
+class Heaviest(Struct, frozen=True, kw_only=True):
+    """The account that has the most waiting in a queue, of `accounts` that have anything."""
+
+    account: str
+    waiting: int
+    accounts: int
+
+
+class Letter(Struct, frozen=True, kw_only=True):
+    """The newest dead letter of a queue. `codes`: how each of its attempts ended."""
+
+    id: str
+    at_ms: int
+    codes: tuple[str, ...]
+
+
+class Closer(Struct, frozen=True, kw_only=True):
+    """What was asked beside the numbers of the queues. `now_ms`: by the server's clock; `redis_ms`: how long it took to
+    answer, at the least.
+    """
+
+    now_ms: int
+    redis_ms: float = 0.0
+    neglected: Mapping[QueueName, Neglected] = {}
+    heaviest: Mapping[QueueName, Heaviest] = {}
+    letters: Mapping[QueueName, Letter] = {}
+    burns: Mapping[QueueName, Burns] = {}
+    failing: Sequence[FailingHost] = ()
+
+
+class Situation(Struct, frozen=True, kw_only=True):
+    """All of it. `owed_late`: webhooks that are due, and that nobody tried."""
+
+    queues: Mapping[QueueName, QueueStats] = {}
+    directors: Sequence[DirectorFound] = ()
+    owed_late: int = 0
+    closer: Closer
+
+    @property
+    def now_ms(self) -> int:
+        """By the server's clock."""
+        return self.closer.now_ms
+
+
+def work_of(stats: QueueStats) -> int:
+    """How many of a queue are still to be run."""
+    return stats.waiting + stats.delayed
+
+
+def waits(stats: QueueStats) -> str:
+    """The same for a person, and since when."""
+    if not work_of(stats):
+        return "Nothing waits"
+    delayed = f" and {stats.delayed:,} delayed" if stats.delayed else ""
+    return f"{stats.waiting:,} waiting{delayed}, the oldest for {span(max(0, stats.oldest_ms) / 1000)}"
+
+
+# Find directors and model servers that need a person: who went without a word, whose servers cannot run anything.
+#
+# Pure. Goes by what directors tell with each beat; one of an older release tells less, and less is found.
+
+GONE_S: Final = 600.0  # one that has been away for longer is no news
+UNWELL_S: Final = 30.0
+UNWELL: Final = frozenset({"resting", "doubted", "defunct", "unhealthy", "unreachable"})
+
+
+def directors_gone(situation: Situation) -> Iterator[Finding]:
+    """Who went without a word, by queue; but for as many as came there since, in their place."""
+    there = _by_queue(situation.directors)
+    for queue in situation.queues:
+        gone = [one for one, _ in there.get(queue, ()) if _is_gone(one) and one.last.queue == queue]
+        first_ms = min((one.last.at_ms for one in gone), default=0)
+        missed = gone[sum(_came_since(one, first_ms) for one, _ in there.get(queue, ())) :]
+        if missed:
+            held = sum(one.held or 0 for one in missed)
+            left = sum(one.is_alive for one, _ in there[queue])  # the numbers of the queue are of a moment before
+            names = some([f"{one.name}, {span(one.silent_ms / 1000)} ago" for one in missed])
+            yield Finding(
+                code="director_gone",
+                level="bad" if held or not left else "warn",
+                title=f"{several(len(missed), 'director')} went silent",
+                detail=f"Last heard: {names}; with {several(held, 'claim')} in hand. {several(left, 'director')} left.",
+                queue=queue,
+                ask="director directors",
+            )
+
+
+def servers_unwell(situation: Situation) -> Iterator[Finding]:
+    """Servers that cannot run anything, under the first of the causes that they have."""
+    now_ms, there = situation.now_ms, _by_queue(situation.directors)
+    for queue, stats in situation.queues.items():
+        left = known = [server for one, beat in there.get(queue, ()) if one.is_alive for server in beat.about.servers]
+        for code, (title, is_so) in TROUBLES.items():
+            found = [one for one in left if is_so(one, now_ms)]
+            left = [one for one in left if one not in found]
+            if found or (code == state_of(stats) and not known):
+                yield Finding(
+                    code=code,
+                    level="warn" if stats.slots else "bad",
+                    title=title,
+                    detail=f"{_told(found, len(known), now_ms)} {waits(stats)}.",
+                    queue=queue,
+                    ask=f"director queues show {queue}",
+                )
+
+
+TROUBLES: Final[Mapping[Code, tuple[str, Callable[[ServerFound, int], bool]]]] = {
+    "server_auth": ("Servers refuse their director's key", lambda one, now_ms: one.detail.startswith("server_auth")),
+    "setup_loop": ("A model is in a setup loop", lambda one, now_ms: one.failed_starts >= LOOP),
+    "setup_failed": ("A model's setup failed", lambda one, now_ms: one.state == "setup_failed"),
+    "servers_unwell": (
+        "Servers are unwell",
+        lambda one, now_ms: one.state in UNWELL and now_ms - one.since_ms > UNWELL_S * 1000,
+    ),
+}
+
+
+def _is_gone(one: DirectorFound) -> bool:
+    return not one.is_alive and one.silent_ms <= GONE_S * 1000 and one.last.state != "draining"
+
+
+def _came_since(one: DirectorFound, at_ms: int) -> bool:
+    since_ms = one.last.about.since_ms
+    return one.is_alive and since_ms is not None and since_ms >= at_ms
+
+
+def _by_queue(directors: Sequence[DirectorFound]) -> dict[QueueName, list[tuple[DirectorFound, Beat]]]:
+    """Who is in each queue, with the last beat there: there may be a thousand of either."""
+    found: dict[QueueName, list[tuple[DirectorFound, Beat]]] = {}
+    for one in directors:
+        for beat in one.beats:
+            found.setdefault(beat.queue, []).append((one, beat))
+    return found
+
+
+def _told(servers: Sequence[ServerFound], known: int, now_ms: int) -> str:
+    if not servers:
+        return "Its directors tell no more."
+    return f"{len(servers)} of {several(known, 'server')}: {some([_line(one, now_ms) for one in servers])}."
+
+
+def _line(server: ServerFound, now_ms: int) -> str:
+    since = span(max(0, now_ms - server.since_ms) / 1000)
+    again = f", {server.failed_starts} starts in a row failed" if server.failed_starts >= LOOP else ""
+    why = f" ({server.detail})" if server.detail else ""
+    return f"{server.url} is {server.state} for {since}{again}{why}"
+
 
 SLOW_MS: Final = 10.0
 CROWDED: Final = 100  # waiting: below it nobody is crowded out

@@ -15,10 +15,8 @@ from director.core.clock import Clock
 from director.core.ids import QueueName
 from director.core.view import iso
 from director.diagnosis.closer_look import CloserLook
-from director.diagnosis.director_view import DirectorView, director_view
-from director.diagnosis.findings import find
-from director.diagnosis.queue_view import QueueView, view_of
-from director.diagnosis.situation import Finding, Situation
+from director.diagnosis.findings import Finding, Situation, find
+from director.diagnosis.views import DirectorView, QueueView, director_view, view_of
 from director.store.directors import Directors
 from director.store.owed import Owed
 from director.store.queues import Queues

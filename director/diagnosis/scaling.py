@@ -14,7 +14,7 @@ from director.broker.scripts import Demand, Scripts
 from director.core.clock import Clock
 from director.core.errors import UnknownQueue
 from director.core.ids import MODEL_NAME, QUEUE_NAME, QueueName, queue_name
-from director.core.objectives import Lane
+from director.core.policy import Lane
 from director.core.samples import PERIOD_S, Sample, arrivals_s
 from director.diagnosis.sizing import Bounds, Load, wanted
 from director.store.catalog import Catalog

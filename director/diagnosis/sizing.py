@@ -18,7 +18,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from director.core.objectives import Lane, Objective, Objectives
+from director.core.policy import Lane, Objective, Objectives
 
 __all__ = ("DEFAULT", "Bounds", "Load", "wanted")
 

@@ -22,28 +22,27 @@ import msgspec
 from director.broker.scripts import Scripts
 from director.core.errors import BackendUnavailable, SettingsError
 from director.core.ids import Kind, QueueName, model_and_kind, version_id
+from director.core.model_config import check_server_url
 from director.core.runner_config import runner_config
-from director.core.server_url import check_server_url
+from director.core.schema import SetupRun, setup_run
 from director.core.settings import DirectorSettings
-from director.core.setup_run import SetupRun, setup_run
 from director.execution.bell import Bell
 from director.execution.configuring import Configuring
-from director.execution.consumer import Consumer
+from director.execution.consumer import Consumer, Portions
 from director.execution.ends import Limits, Stop
 from director.execution.executor import Executor
 from director.execution.file_inputs import FileInputs
 from director.execution.heartbeat import Heartbeat
 from director.execution.holdings import Holdings
 from director.execution.metering import Watched
-from director.execution.portion import Portions
 from director.execution.publishing import Publishing
 from director.execution.shared import Shared, clear_up, inbox_of, measure, serve_health
 from director.execution.storing import Storing
 from director.files.caller_files import CallerFiles
-from director.files.check import StoreCheck
+from director.files.choose import StoreCheck
 from director.runtime import process
 from director.runtime.health import Health, redis_check
-from director.servers.fleet import Driven, Fleet
+from director.servers.fleet import Driven, Fleet, Watch
 from director.servers.runners.inbox import Inbox
 from director.servers.runners.make import make_runner
 from director.servers.runners.runner import Health as ServerHealth
@@ -51,16 +50,12 @@ from director.servers.runners.runner import Setup
 from director.servers.servers import Server, Servers
 from director.servers.setup_webhook import SetupWebhook
 from director.servers.trust import Trust
-from director.servers.watch import Watch
 from director.store.accounts import Accounts
-from director.store.catalog import OPEN_SCHEMA, Catalog
-from director.store.kinds import Kinds
+from director.store.catalog import OPEN_SCHEMA, Catalog, Kinds
 from director.store.model_configs import ModelConfigs
-from director.store.removal import Removal
-from director.store.trained import TrainedVersions
+from director.store.removal import Removal, TrainedVersions
 from director.webhooks.outbox import Post
-from director.webhooks.schedule import Schedule
-from director.webhooks.terminal import TerminalWebhooks
+from director.webhooks.terminal import Schedule, TerminalWebhooks
 
 __all__ = ("Director", "check_settings", "made")
 

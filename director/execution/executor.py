@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Final
 
+import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
@@ -18,28 +19,123 @@ from director.broker.scripts import Requeued, Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.policy import Policy
-from director.core.schema import Claim, Stored
+from director.core.schema import Claim, Record, Stored, spent_attempts
 from director.core.states import Status
-from director.execution.claim_spans import ClaimSpans
-from director.execution.ends import CLAIMED_AHEAD, Finish, GiveBack, Limits
+from director.core.trace_context import TraceHeaders
+from director.execution.ends import CLAIMED_AHEAD, FAULTS, RULES, ErrorClass, Finish, GiveBack, Limits, backoff_s
 from director.execution.file_inputs import FileInputs
 from director.execution.holdings import Held, Holdings
-from director.execution.inference import metrics_of, with_metrics
-from director.execution.metering import Metering
+from director.execution.metering import Metering, error_label
 from director.execution.moderation import Moderator
-from director.execution.performer import Performer
-from director.execution.progress import Progress
+from director.execution.performer import Performer, Progress
 from director.execution.publishing import Publishing
-from director.execution.retry import RULES, ErrorClass, backoff_s
 from director.execution.storing import Storing
 from director.execution.tracker import Tracker
 from director.runtime import crash
-from director.runtime.tracing import OFF, Tracing
+from director.runtime.tracing import OFF, Facts, Span, Tracing, facts_of
 from director.servers.runners.runner import Began, Ended, OneAnswer, Outcome, RunEvent, RunRequest
 from director.servers.servers import Seat, Servers
 from director.webhooks.outbox import GRACE_S, Outbox, Post
 
-__all__ = ("Executor",)
+# The spans of one claim: the wait before it, the claim itself, and the run within it.
+#
+# Times of the wait are those of the record. Where nobody collects spans it hands on the headers of the trace, no more.
+
+
+class ClaimSpans:
+    """Of one claim, from its first moment here."""
+
+    def __init__(self, tracing: Tracing, record: Record) -> None:
+        self._tracing = tracing
+        self._facts = _span_facts(tracing, record) if tracing.is_on else None
+        self._run: Span | None = None
+        if tracing.is_on and record.claimed is not None:
+            wait = tracing.begin("wait", record.trace, at_ms=_waits_since(record), facts=self._facts)
+            wait.end(at_ms=record.claimed)
+        self._claim: Span | None = tracing.begin("claim", record.trace, facts=self._facts)
+
+    def asks(self) -> TraceHeaders:
+        """Its run is asked for now: what the server is given."""
+        trace = self._claim.headers if self._claim is not None else {}
+        self._run = self._tracing.begin("run", trace, kind="client", facts=self._facts)
+        return self._run.headers
+
+    def ran(self, ended: Ended) -> None:
+        """Its run is over."""
+        self._end_run(error=FAULTS.get(ended.outcome, ""), facts={"outcome": ended.outcome})
+
+    def settled(self, end: Finish | GiveBack | None) -> None:
+        """Its end is written, unless the claim was lost."""
+        if not self._tracing.is_on:
+            return
+        self._end_run(error="left")
+        match end:
+            case Finish():
+                self._end_claim({"status": end.status}, error=error_label(end.code))
+            case GiveBack():
+                self._end_claim({"status": "given_back"}, error=end.fault or "")
+            case None:
+                self._end_claim({}, error="claim_lost")
+
+    def drop(self) -> None:
+        """Nothing more is done about it here. What was not settled is left to its lease."""
+        if self._tracing.is_on:
+            self._end_run(error="left")
+            self._end_claim({}, error="left")
+
+    def _end_run(self, *, error: str, facts: Facts | None = None) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.end(facts, error=error)
+
+    def _end_claim(self, facts: Facts, *, error: str) -> None:
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.end(facts, error=error)
+
+
+def _span_facts(tracing: Tracing, record: Record) -> Facts:
+    return {**facts_of(tracing, record), "attempt": record.attempt}
+
+
+def _waits_since(record: Record) -> int:
+    """Since it was made, or since an attempt of it was used up."""
+    spent = spent_attempts(record.history)
+    return spent[-1].ended if spent else record.created
+
+
+# What one run took: the metrics that go on the record beside the model's own, and into one line of the log. Pure.
+#
+# All times are ours: no clock of a model server is believed. None of them replaces what Replicate shows.
+
+
+def metrics_of(record: Record, tracker: Tracker, *, setup_wait_s: float, ahead_s: float = 0) -> dict[str, float]:
+    """Of the attempt that ends it. Times are in seconds; what cannot be told is left out.
+
+    `ahead_s`: what it still waited for a slot after it was claimed. `setup_wait_s`: how much of the time in the queue
+    no server of this director could run anything.
+    """
+    found: dict[str, float] = {}
+    if record.claimed is not None:
+        found["queue_time"] = max(0, record.claimed - record.created) / 1000 + ahead_s
+        found["setup_wait_time"] = setup_wait_s
+    if tracker.began_at is not None:
+        if tracker.over_at is not None:
+            found["run_time"] = tracker.over_at - tracker.began_at
+        if tracker.first_output_at is not None:
+            found["time_to_first_output"] = tracker.first_output_at - tracker.began_at
+            found["output_count"] = tracker.outputs
+            spread = tracker.last_output_at - tracker.first_output_at
+            if tracker.outputs > 1 and spread > 0:
+                found["outputs_per_second"] = (tracker.outputs - 1) / spread
+    return {name: round(value, 4) for name, value in found.items()}
+
+
+def with_metrics(told: bytes, ours: dict[str, float]) -> bytes:
+    """What the model measured, with ours. A model's own figure of the same name stays."""
+    metrics = msgspec.json.decode(told, type=dict[str, Raw]) if told else {}
+    return msgspec.json.encode({**ours, **metrics})
+
 
 log = logging.getLogger(__name__)
 

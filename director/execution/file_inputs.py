@@ -18,8 +18,7 @@ from director.core.clock import Clock
 from director.core.ids import FileId, is_file_id
 from director.core.schema import Record
 from director.files.caller_files import CallerFiles
-from director.files.names import FileName
-from director.files.store import OutputStore
+from director.files.store import FileName, OutputStore
 
 __all__ = ("FileInputs", "filled", "moved", "named")
 

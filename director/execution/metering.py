@@ -13,15 +13,11 @@ from director.broker.scripts import Requeued
 from director.core.ids import LANES, QueueName
 from director.core.schema import Record
 from director.core.states import Status
-from director.execution.ends import CODES, STOPS, VERDICTS, GiveBack
+from director.execution.ends import CODES, STOPS, VERDICTS, ErrorClass, GiveBack
 from director.execution.holdings import Holdings
-from director.execution.retry import ErrorClass
-from director.runtime.metrics.names import QueueNames
-from director.runtime.metrics.redis_meter import RedisMeter
-from director.runtime.metrics.registry import Registry
+from director.runtime.metrics.registry import RedisMeter, Registry, WebhookMeter
 from director.runtime.metrics.series import Counter
-from director.runtime.metrics.table import METRICS
-from director.runtime.metrics.webhook_meter import WebhookMeter
+from director.runtime.metrics.table import METRICS, QueueNames
 from director.servers.runners.runner import HealthStatus, Outcome
 from director.servers.servers import Server, Servers
 

@@ -6,24 +6,191 @@ Decides nothing, and never ends a prediction: the end is kept in `end` for whoev
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from functools import cached_property
 from typing import Final, assert_never
 
+from director.broker.scripts import Hold, Scripts
 from director.core.clock import Clock
-from director.execution.ends import Finish, GiveBack, Judged
+from director.core.errors import BackendUnavailable
+from director.core.schema import NewEvent
+from director.core.states import WebhookEvent
+from director.execution.ends import Finish, GiveBack, Judged, Stop
 from director.execution.holdings import Held
 from director.execution.moderation import Moderator
-from director.execution.progress import Progress
 from director.execution.storing import Kept, Storing
 from director.execution.tracker import Ask, Halt, Happening, Remember, Tell, Write
 from director.execution.uploads import Upload, Uploaded
-from director.files.names import FileName
+from director.files.store import FileName
+from director.runtime import crash
+from director.webhooks.outbox import Outbox
 
-__all__ = ("Performer",)
+# Write what a run shows into Redis, gathered: events of about 10 ms leave as one `advance`. Output that comes after a
+# quieter while leaves at once, since somebody may be reading.
+#
+# One per claim. Knows how the claim stands by the answers. Never ends a prediction: what is left unwritten goes into
+# `finish`, so that a short run needs no write of its own.
 
 log = logging.getLogger(__name__)
+
+GATHER_S: Final = 0.01
+AWAY_S: Final = 1.0
+
+
+class Progress:
+    """The events of one claim on their way to Redis. `seq` is the last one known to be there."""
+
+    def __init__(self, held: Held, scripts: Scripts, clock: Clock, outbox: Outbox | None) -> None:
+        self.seq = held.claim.record.seq
+        self._held = held
+        self._scripts = scripts
+        self._clock = clock
+        self._outbox = outbox
+        self._unwritten: list[NewEvent] = []
+        self._remote = ""
+        self._untold: list[WebhookEvent] = []
+        self._wrote_at = float("-inf")
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    # of those that write on the way: what they need is made when one does
+
+    @cached_property
+    def _news(self) -> asyncio.Event:
+        return asyncio.Event()
+
+    @cached_property
+    def _is_awaited(self) -> asyncio.Event:
+        return asyncio.Event()
+
+    @cached_property
+    def _writing(self) -> asyncio.Lock:
+        return asyncio.Lock()
+
+    def add(self, events: tuple[NewEvent, ...]) -> None:
+        """The run has begun, and showed these."""
+        self._unwritten += events
+        self._wake(is_awaited=any(kind == "output" for kind, _ in events))
+
+    def remember(self, remote: str) -> None:
+        """The server runs it under this name: to be written at once, since until then it would be started again."""
+        self._remote = remote
+        self._wake(is_awaited=True)
+
+    def tell(self, event: WebhookEvent) -> None:
+        """Tell the caller, once GET shows it too."""
+        if event not in self._untold:
+            self._untold.append(event)
+
+    async def close(self) -> tuple[NewEvent, ...]:
+        """Stop writing; what is left belongs into the last write. Waits for a write that is under way."""
+        self._unset()
+        if self._task is not None:
+            async with self._writing:
+                self._task.cancel()
+        if self._remote and not self._held.is_lost:  # no last write has it
+            with contextlib.suppress(BackendUnavailable):
+                await self.run_once()
+        if not self._held.is_lost:
+            self._tell(self._untold, started_ms=None)
+        return tuple(self._unwritten)
+
+    def drop(self) -> None:
+        """Write nothing more, not even what is under way."""
+        self._unset()
+        if self._task is not None:
+            self._task.cancel()
+
+    async def run_once(self) -> Hold:
+        """Write all that is unwritten. A write whose answer was lost is known by its numbers, and not written twice."""
+        events, told = tuple(self._unwritten), tuple(self._untold)
+        remote, claim = self._remote, self._held.claim
+        crash.at("before_advance")
+        advanced = await self._scripts.advance(
+            claim.id,
+            token=claim.token,
+            seq=self.seq,
+            ran_ms=self._held.tracker.ran_ms(self._clock.monotonic()),
+            events=events,
+            remote=remote,
+        )
+        crash.at("after_advance")
+        self._remote = "" if self._remote == remote else self._remote
+        del self._unwritten[: len(events)], self._untold[: len(told)]
+        self.seq = advanced.seq
+        heed(self._held, advanced.hold)
+        if advanced.hold != "lost":
+            self._tell(told, started_ms=advanced.started_ms)
+        return advanced.hold
+
+    def _wake(self, *, is_awaited: bool) -> None:
+        if self._task is not None:
+            self._news.set()
+            if is_awaited:
+                self._is_awaited.set()
+        elif is_awaited:
+            self._begin()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._begin)
+
+    def _begin(self) -> None:
+        self._unset()
+        if not self._held.tracker.ended:  # else the last write has it: a run that is short needs no other, and no task
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def _unset(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def _run(self) -> None:
+        while await self._write():
+            await self._news.wait()
+            await self._gather()
+
+    async def _write(self) -> bool:
+        """False where there is no use in another one."""
+        self._news.clear()
+        self._is_awaited.clear()
+        self._wrote_at = asyncio.get_running_loop().time()
+        try:
+            async with self._writing:
+                await self.run_once()
+        except BackendUnavailable:
+            self._news.set()
+            await self._clock.sleep(AWAY_S)
+        except Exception:  # not the run's fault: the last write has all of it
+            log.exception("writing progress failed", extra={"prediction": self._held.claim.id})
+            return False
+        return True
+
+    async def _gather(self) -> None:
+        """Let more come: GATHER_S, but with output only as much as is left of it since the last write."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GATHER_S):
+                await self._is_awaited.wait()
+                await asyncio.sleep(self._wrote_at + GATHER_S - asyncio.get_running_loop().time())
+
+    def _tell(self, events: tuple[WebhookEvent, ...] | list[WebhookEvent], *, started_ms: int | None) -> None:
+        if self._outbox is not None:
+            for event in events:
+                self._outbox.tell(event, started_ms=started_ms)
+
+
+def heed(held: Held, hold: Hold) -> None:
+    """Do what an answer about a claim asks for."""
+    match hold:
+        case "lost":
+            held.lose()
+        case "user":
+            held.stop(Stop.USER)
+        case "deadline":
+            held.stop(Stop.DEADLINE)
+        case "held":
+            pass
+
 
 MIB: Final = 1024 * 1024
 # Of files that wait to be stored: beyond it the run is not followed until some are

@@ -18,7 +18,7 @@ from director.core.pool_file import label_of
 from director.core.settings import DirectorSettings
 from director.execution.director import Director, check_settings, made
 from director.execution.shared import Shared, clear_up, connections, inbox_of, measure, serve_health
-from director.files.check import StoreCheck
+from director.files.choose import StoreCheck
 from director.runtime import process
 from director.runtime.health import Health, redis_check
 from director.servers.runners.inbox import Inbox

@@ -14,7 +14,7 @@ from director.core.errors import BackendUnavailable
 from director.core.states import Status
 from director.execution.ends import Finish, GiveBack
 from director.execution.holdings import Held
-from director.store.trained import TrainedVersions
+from director.store.removal import TrainedVersions
 
 __all__ = ("Publishing",)
 

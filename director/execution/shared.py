@@ -23,11 +23,10 @@ from director.execution.moderation import Moderator
 from director.files.choose import output_store_in
 from director.files.store import OutputStore
 from director.runtime.health import Health, serve_http
-from director.runtime.metrics.pulse import Pulse
+from director.runtime.metrics.registry import Pulse
 from director.runtime.tracing import Tracing, tracing_of
 from director.servers.leftovers import Leftovers
-from director.servers.runners.arrivals import Arrivals
-from director.servers.runners.inbox import Inbox
+from director.servers.runners.inbox import Arrivals, Inbox
 from director.webhooks.addresses import AllowList
 from director.webhooks.sender import Sender
 

@@ -19,9 +19,8 @@ from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId
 from director.core.schema import Record
 from director.core.states import WebhookEvent
-from director.execution.media import DataUri
-from director.files.names import FileName, file_name, name_of
-from director.files.store import OutputStore
+from director.execution.uploads import DataUri
+from director.files.store import FileName, OutputStore, file_name, name_of
 from director.servers.runners.runner import ServerFile
 
 __all__ = ("Kept", "Storing")

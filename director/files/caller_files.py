@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from director.broker import keys
 from director.broker.redis_client import ask, text
 from director.core.ids import FileId, lowest_id_at
-from director.files.names import CallerFileName
+from director.files.store import CallerFileName
 
 __all__ = ("GRACE_S", "CallerFile", "CallerFiles")
 

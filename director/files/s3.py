@@ -23,8 +23,7 @@ from director.core.clock import Clock
 from director.core.errors import SettingsError
 from director.core.ids import PredictionId, is_prediction_id
 from director.files.links import Links
-from director.files.names import CallerFileName, FileName, StoredName
-from director.files.store import PLAIN_TYPE, READ_BYTES, OpenFile
+from director.files.store import PLAIN_TYPE, READ_BYTES, CallerFileName, FileName, OpenFile, StoredName
 
 __all__ = ("S3Files", "bucket_of")
 

@@ -15,7 +15,7 @@ import httpx
 from director.core.clock import Clock
 from director.core.ids import PredictionId
 from director.files.links import Links
-from director.files.names import CallerFileName, FileName
+from director.files.store import CallerFileName, FileName
 
 __all__ = ("ApiFiles",)
 

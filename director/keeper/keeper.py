@@ -18,11 +18,10 @@ from director.broker.scripts import Scripts
 from director.core.clock import Clock, SystemClock
 from director.core.settings import KeeperSettings
 from director.diagnosis.scaling import Scaling
-from director.files.check import StoreCheck
-from director.files.choose import store_in
-from director.keeper.breakers import Breakers
+from director.files.choose import StoreCheck, store_in
 from director.keeper.cashier import Cashier
-from director.keeper.courier import Courier
+from director.keeper.contact import ServerTime
+from director.keeper.courier import Breakers, Courier
 from director.keeper.expirer import Expirer
 from director.keeper.metering import Metering
 from director.keeper.observer import Observer
@@ -31,23 +30,20 @@ from director.keeper.reaper import Reaper
 from director.keeper.reconciler import Reconciler
 from director.keeper.recoverer import Recoverer
 from director.keeper.registry import Registry
-from director.keeper.retirer import Retirer
+from director.keeper.retirer import Retirer, Warden
 from director.keeper.sampler import Sampler
 from director.keeper.scale import ScaleRoute
-from director.keeper.server_time import ServerTime
 from director.keeper.tidier import Tidier
-from director.keeper.warden import Warden
 from director.runtime import process
 from director.runtime.health import Health, redis_check, serve_http
-from director.runtime.metrics.pulse import Pulse
+from director.runtime.metrics.registry import Pulse
 from director.runtime.tracing import OFF, Tracing, tracing_of
 from director.store.accounts import Accounts
 from director.store.catalog import Catalog
 from director.store.suspensions import Suspensions
 from director.webhooks.addresses import AllowList
-from director.webhooks.schedule import Schedule
 from director.webhooks.sender import Sender
-from director.webhooks.terminal import TerminalWebhooks
+from director.webhooks.terminal import Schedule, TerminalWebhooks
 
 __all__ = ("Keeper", "run", "serve")
 

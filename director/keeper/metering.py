@@ -7,12 +7,9 @@ from typing import Final, get_args
 
 from director.broker.scripts import Repair, Requeued
 from director.core.ids import QueueName
-from director.keeper.observer import Observer
-from director.keeper.state import StateCollector
-from director.runtime.metrics.names import QueueNames
-from director.runtime.metrics.redis_meter import RedisMeter
-from director.runtime.metrics.registry import Registry
-from director.runtime.metrics.webhook_meter import WebhookMeter
+from director.keeper.observer import Observer, StateCollector
+from director.runtime.metrics.registry import RedisMeter, Registry, WebhookMeter
+from director.runtime.metrics.table import QueueNames
 
 __all__ = ("Metering",)
 

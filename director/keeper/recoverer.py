@@ -17,8 +17,8 @@ from director.broker.scripts import Requeued, Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import LANES, PredictionId, QueueName
+from director.keeper.contact import ServerTime
 from director.keeper.registry import Registry
-from director.keeper.server_time import ServerTime
 from director.runtime.sweep import LIMIT, repeat, sweep
 
 __all__ = ("Recovered", "Recoverer")

@@ -20,10 +20,9 @@ from director.core.clock import Clock
 from director.core.ids import PredictionId, created_ms_of
 from director.core.states import TERMINAL
 from director.files.caller_files import GRACE_S, CallerFiles
-from director.files.names import CallerFileName
-from director.files.store import FileStore
+from director.files.store import CallerFileName, FileStore
 from director.runtime.sweep import LIMIT, repeat
-from director.store.trained import whose_weights_are_kept
+from director.store.removal import whose_weights_are_kept
 
 __all__ = ("Tidied", "Tidier")
 

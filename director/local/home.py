@@ -14,8 +14,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from director.local.errors import UpError
-from director.local.processes import Mark
+from director.local.processes import Mark, UpError
 
 __all__ = ("UP", "Home", "State")
 

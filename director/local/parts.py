@@ -17,7 +17,7 @@ from director.core.ids import version_id
 from director.core.settings import PREFIX
 from director.examples import EXAMPLES, Example
 from director.local.home import Home
-from director.local.ports import free_port
+from director.local.processes import free_port
 from director.local.supervisor import Part
 
 __all__ = ("Served", "api", "keeper", "missing_for_examples", "served_examples")

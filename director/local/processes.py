@@ -3,8 +3,10 @@
 Never looks at a process's name or command line: they prove nothing.
 """
 
+import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +16,7 @@ from typing import Final
 
 from msgspec import Struct
 
-__all__ = ("Mark", "end", "is_alive", "mark", "signal_group")
+from director.core.errors import DirectorError
 
 LOOK_S: Final = 0.05
 PROC: Final = Path("/proc")
@@ -83,3 +85,43 @@ def _started_elsewhere(pid: int) -> str:
     )
     state, _, started = answer.stdout.strip().partition(" ")
     return "" if state.startswith("Z") else started.strip()
+
+
+# What stops `up` and `down`, said in one line with the next step.
+
+
+class UpError(DirectorError):
+    """This machine is not as `up` needs it: a port is taken, another `up` runs, a part did not come up. Read on."""
+
+
+# Ports of this machine: a free one, and whether a wanted one is.
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nothing listens on now."""
+    return _bind(host, 0)
+
+
+def claimable(host: str, port: int) -> int:
+    """This port, or a free one for 0. Raises UpError with the next step where it cannot be listened on."""
+    try:
+        return _bind(host, port)
+    except socket.gaierror as exc:
+        raise UpError(f"{host} is no address of this machine. Choose one with --host, such as 127.0.0.1.") from exc
+    except PermissionError as exc:
+        raise UpError(f"Port {port} is reserved for the system. Choose one above 1023 with --port.") from exc
+    except OSError as exc:
+        if exc.errno == errno.EADDRINUSE:
+            raise UpError(
+                f"Port {port} of {host} is taken. Stop what listens there, or choose another with --port."
+            ) from exc
+        raise UpError(f"Cannot listen on {host}:{port}: {os.strerror(exc.errno or 0)}. Choose with --host.") from exc
+
+
+def _bind(host: str, port: int) -> int:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the API will: a port just left is free
+        probe.bind(address)
+        probe.listen()  # on Linux, bind alone succeeds beside a socket that has not begun to listen
+        return int(probe.getsockname()[1])

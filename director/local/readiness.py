@@ -15,9 +15,9 @@ from director.broker.gatherer import Gatherer
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
-from director.local.errors import UpError
 from director.local.home import Home
 from director.local.parts import Served
+from director.local.processes import UpError
 from director.local.supervisor import Supervisor
 from director.store.catalog import Catalog
 

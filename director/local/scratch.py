@@ -18,8 +18,8 @@ from redis.asyncio import Redis
 from director.broker.redis_client import ask, client
 from director.core.errors import BackendUnavailable
 from director.local import child
-from director.local.errors import UpError
 from director.local.home import Home
+from director.local.processes import UpError
 from director.local.server import VALKEY, EmbeddedServer, find_binary
 
 __all__ = ("own_server",)

@@ -15,8 +15,7 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import quote
 
-from director.local.errors import UpError
-from director.local.ports import free_port
+from director.local.processes import UpError, free_port
 from director.local.supervisor import Part
 
 __all__ = ("VALKEY", "EmbeddedServer", "find_binary")

@@ -4,6 +4,7 @@ Starts Valkey, the API, the keeper and the examples, says when all of them are r
 Never prints that it is ready before it is, and never leaves a process behind.
 """
 
+import json
 import os
 import shlex
 import shutil
@@ -21,26 +22,129 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from director.broker.durability import Server, check
-from director.broker.redis_client import client, describe
+from director.broker.redis_client import client, describe, has_password
 from director.core.errors import BackendUnavailable, DirectorError
 from director.core.settings import CommonSettings, load
 from director.local import DEFAULT_HOME, parts
-from director.local.banner import banner
-from director.local.down import end_leftovers
-from director.local.errors import UpError
 from director.local.home import UP, Home
 from director.local.parts import Served
-from director.local.ports import claimable
-from director.local.processes import mark
+from director.local.processes import UpError, claimable, end, is_alive, mark
 from director.local.readiness import Expected, answers_200, is_registered, refuse_if_hopeless, runs_models, until_ready
 from director.local.server import VALKEY, EmbeddedServer, find_binary
 from director.local.supervisor import supervising
-from director.local.tail import follow
-from director.runtime.limits import raise_descriptor_limit
+from director.runtime.startup import raise_descriptor_limit
 from director.store.accounts import Accounts
 from director.store.tokens import SCOPES
 
-__all__ = ("ACCOUNT", "Options", "up")
+# End the `up` of a home, and what an `up` that was killed left behind. Safe to repeat.
+
+UP_GRACE_S = 60.0  # it drains its directors before it ends
+PART_GRACE_S = 10.0
+
+
+def down(home: Home) -> bool:
+    """End everything; True if there was something to end."""
+    up = home.read().processes.get(UP)
+    was_up = up is not None and is_alive(up)
+    if up is not None:
+        end(up, grace_s=UP_GRACE_S)
+    return end_leftovers(home) or was_up
+
+
+def end_leftovers(home: Home) -> bool:
+    """End the parts that `up.json` still names while no `up` runs; True if there were any.
+
+    Valkey is ended last: it was started first.
+    """
+    state = home.read()
+    left = [one for name, one in state.processes.items() if name != UP and is_alive(one)]
+    for one in reversed(left):
+        end(one, grace_s=PART_GRACE_S)
+    if state.pids:
+        home.write(state.stopped())
+    return bool(left)
+
+
+# Show what the parts write to their logs as it comes: `director up --verbose`. Reads the files, as `tail -f` would.
+
+LOOK_S: Final = 0.2
+
+
+async def follow(home: Home, say: Callable[[str], None]) -> None:
+    """Say every new line of every log, after the name of its part, for ever."""
+    ends = {log: log.stat().st_size for log in _logs(home)}
+    while True:
+        for log in _logs(home):
+            ends[log] = _say_new(log, ends.get(log, 0), say)
+        await anyio.sleep(LOOK_S)
+
+
+def _logs(home: Home) -> list[Path]:
+    return sorted(home.path.glob("logs/*.log"))
+
+
+def _say_new(log: Path, shown: int, say: Callable[[str], None]) -> int:
+    """Say whole lines beyond `shown` bytes; returns how far that came. A log that was cut is shown from its start."""
+    if log.stat().st_size < shown:
+        shown = 0
+    with log.open("rb") as file:
+        file.seek(shown)
+        new = file.read()
+    whole = new[: new.rfind(b"\n") + 1]
+    for line in whole.decode(errors="replace").splitlines():
+        say(f"{log.stem:>18} | {line}")
+    return shown + len(whole)
+
+
+# What `up` prints when all is ready: where to ask, with what token, and two ways to do it that work as they stand.
+#
+# Shows the service's token, which is for whoever started it, and never a password of Redis: that is for the parts
+# alone.
+
+EXAMPLE = "example/hello"
+INPUT = {"text": "hello", "n": 3}
+
+
+def banner(*, program: str, url: str, token: str, redis_url: str, home: str, promise: str, has_examples: bool) -> str:
+    """The text. `program`: how this command is called; `promise`: what durability means for what is accepted."""
+    facts = {"token": token, "page": f"{url}/ (log in with the token)", "data": f"{home} ({promise})"}
+    parts = ["\n".join((f"\nDirector is up at {url}", *(f"  {name:<6} {value}" for name, value in facts.items())))]
+    if has_examples:
+        parts += [_curl(url, token), _python(url, token), f"Or: {_predict(program, home)}"]
+    else:
+        parts.append(f"Serve a model of yours, say a Cog server on port 5000:\n\n  {_serve(program, redis_url, home)}")
+    parts.append("Webhooks may go to addresses of this machine. Ctrl-C ends everything; the data stays.\n")
+    return "\n\n".join(parts)
+
+
+def _predict(program: str, home: str) -> str:
+    where = "" if home == DEFAULT_HOME else f" --home {shlex.quote(home)}"
+    return f"{program} predict {EXAMPLE} -i text=hello -i n=3{where}"
+
+
+def _serve(program: str, redis_url: str, home: str) -> str:
+    command = f"{program} run --model owner/name --server http://127.0.0.1:5000"
+    if not has_password(redis_url):
+        return f"{command} --redis {shlex.quote(redis_url)}"
+    return f"{command}\n\nwith the redis_url of {home}/up.json in DIRECTOR_REDIS_URL: it holds a password."
+
+
+def _curl(url: str, token: str) -> str:
+    body = json.dumps({"input": INPUT})
+    return (
+        f'Ask it:\n\n  curl -s {url}/v1/models/{EXAMPLE}/predictions -H "Authorization: Bearer {token}" '
+        f"""-H "Content-Type: application/json" -H "Prefer: wait" -d '{body}'"""
+    )
+
+
+def _python(url: str, token: str) -> str:
+    return f"""\
+The same with Replicate's client for Python (pip install "replicate<2"):
+
+  import replicate
+  client = replicate.Client(api_token="{token}", base_url="{url}")
+  print("".join(client.run("{EXAMPLE}", input={json.dumps(INPUT)})))"""
+
 
 ACCOUNT: Final = "local"
 START_LIMIT_S: Final = 60.0

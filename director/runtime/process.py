@@ -16,10 +16,9 @@ from director.broker.rights import check_rights
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable, DirectorError, UnsafeBackend
 from director.core.settings import CommonSettings
-from director.runtime.cycles import look_seldom
-from director.runtime.early_signals import heed_sigterm
 from director.runtime.health import Health
 from director.runtime.logs import configure
+from director.runtime.startup import heed_sigterm, look_seldom
 
 __all__ = ("drained", "look_at_redis", "one_error", "serve")
 

@@ -10,9 +10,8 @@ import os
 from collections.abc import Mapping
 from typing import Final, Literal
 
+from director.core.schema import Record
 from director.core.trace_context import TraceHeaders
-
-__all__ = ("OFF", "Facts", "Span", "SpanKind", "SpanName", "Tracing", "tracing_of")
 
 log = logging.getLogger(__name__)
 
@@ -101,3 +100,19 @@ def _is_installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # not even what it lies in
         return False
+
+
+# What spans tell of a prediction: what it is and where it waits. Never what was sent, made or logged. Pure.
+
+
+def facts_of(tracing: Tracing, record: Record) -> Facts:
+    """The same in every span of it."""
+    return {
+        "prediction": record.id,
+        "kind": record.kind or "prediction",
+        "queue": record.queue,
+        "model": record.model,
+        "version": record.version,
+        "lane": record.lane,
+        **tracing.account(record.account),
+    }

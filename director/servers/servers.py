@@ -19,9 +19,8 @@ import msgspec
 from msgspec import Struct
 
 from director.broker.scripts import Readiness
-from director.servers.runners.batch import Batch, Place
-from director.servers.runners.reasons import SERVER_AUTH
-from director.servers.runners.runner import Ended, Health, HealthStatus, Lasting, Outcome, Runner
+from director.servers.runners.runner import Batch, Ended, Health, HealthStatus, Lasting, Outcome, Place, Runner
+from director.servers.runners.untrusted import SERVER_AUTH
 from director.servers.trust import Trust
 from director.store.directors import LOOP
 

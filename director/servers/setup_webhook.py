@@ -16,8 +16,8 @@ from msgspec import Struct
 from director.core import signing
 from director.core.clock import Clock
 from director.core.errors import SettingsError
+from director.core.schema import SetupRun
 from director.core.settings import DirectorSettings
-from director.core.setup_run import SetupRun
 from director.core.webhook_url import read_webhook_url
 from director.webhooks.sender import Delivery, Sender
 

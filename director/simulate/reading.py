@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from director.core.errors import SettingsError
 from director.core.ids import LANES
-from director.core.objectives import Lane
+from director.core.policy import Lane
 from director.simulate.trace import Builder, Trace
 
 __all__ = ("read",)

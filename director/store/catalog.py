@@ -5,10 +5,12 @@ Nothing here is cached: the API keeps what it read for a few seconds by itself.
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.broker import keys
@@ -18,11 +20,27 @@ from director.core.clock import Clock
 from director.core.errors import SettingsError, UnknownModel
 from director.core.ids import MODEL_NAME, VERSION_ID, Kind, Partition, QueueName, is_queue_of_predictions, queue_name
 from director.core.policy import Policy
-from director.core.setup_run import SetupRun, read_setup_run
+from director.core.schema import SetupRun, read_setup_run
 from director.store.models import Model, Models
-from director.store.new_queues import list_queue
 
-__all__ = ("OPEN_SCHEMA", "Catalog", "Version")
+# List a queue, and hold there those who are suspended: before anything is handed out of it.
+#
+# Listed first and asked then, since a suspension is written down first and asks then which queues there are: see
+# `suspensions`. Every director that comes to serve a queue does this, so none has to know whether another one did.
+
+
+async def list_queue(redis: Redis, scripts: Scripts, queue: QueueName) -> None:
+    """Safe to repeat. Writes nothing where all of it stands. The queue is registered."""
+    client: Any = redis  # its types say str or bytes, and ours answers in bytes
+    # the partition first: whoever finds a queue finds what was owed there, also when the queue is gone
+    for registry, member in ((keys.partitions(), str(keys.queue_partition(queue))), (keys.queues(), queue)):
+        if not await ask(partial(client.sismember, registry, member)):  # a full server refuses to add what is there
+            await ask(partial(client.sadd, registry, member))
+    for name, score in await ask(lambda: client.zrange(keys.suspensions(), 0, -1, withscores=True)):
+        revision, is_suspended = divmod(int(score), 2)
+        if is_suspended:
+            await scripts.pause(queue, paused=True, tenant=text(name), revision=revision)
+
 
 OPEN_SCHEMA: Final = Raw(b'{"openapi":"3.0.2","info":{"title":"Cog","version":"0.1.0"},"paths":{}}')
 
@@ -258,3 +276,57 @@ def _version(model: str, version: str, values: Sequence[bytes | None], meta: Seq
         size=int(size),
         weights=found.get("weights", ""),
     )
+
+
+# The queues that a version has beside that of its predictions: one for each other kind of run, where there are any.
+#
+# Knows which there are and makes them known. A version of the catalogue exists with the queue of its predictions
+# first.
+
+
+class Kinds:
+    """All methods raise BackendUnavailable while Redis cannot answer."""
+
+    def __init__(self, redis: Redis, scripts: Scripts, catalog: Catalog) -> None:
+        self._redis = redis
+        self._scripts = scripts
+        self._catalog = catalog
+
+    async def of(self, version: Version, kind: Kind) -> Version | None:
+        """The version with the queue of its runs of this kind; None where no director ever ran any."""
+        if not kind:
+            return version
+        meta = keys.meta(queue_name(version.model, version.id, kind))
+        streams, size = await ask(lambda: self._redis.hmget(meta, ["streams", "size"]))
+        if streams is None or size is None:
+            return None
+        return replace(version, kind=kind, streams=int(streams), size=int(size))
+
+    async def register(
+        self,
+        model: str,
+        version: str,
+        kind: Kind,
+        *,
+        schema: Raw,
+        server: str,
+        policy: Policy,
+        is_latest: bool = False,
+    ) -> QueueName:
+        """Make known that there are directors for these runs of a version; returns their queue. Safe to repeat.
+
+        Of a version that is in the catalogue already, a director of another kind than predictions changes nothing but
+        its own queue. Raises SettingsError as `Catalog.register` does.
+        """
+        if not kind or await self._catalog.version(model, version) is None:
+            mine = Policy() if kind else policy
+            predictions = await self._catalog.register(
+                model, version, schema=schema, server=server, policy=mine, is_latest=is_latest
+            )
+            if not kind:
+                return predictions
+        queue = queue_name(model, version, kind)
+        if not await self._scripts.register(queue, version=version, policy=policy):
+            raise SettingsError(f"Version {version} of {model} shares its first 12 digits with another.")
+        await list_queue(self._redis, self._scripts, queue)
+        return queue

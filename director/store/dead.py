@@ -17,9 +17,8 @@ from director.broker import keys
 from director.broker.redis_client import ask, text
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
-from director.core.history import spent_attempts
 from director.core.ids import PredictionId, QueueName, is_prediction_id
-from director.core.schema import Record
+from director.core.schema import Record, spent_attempts
 from director.core.view import iso
 from director.store.changes import Changes
 

@@ -13,12 +13,11 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.redis_client import ask, text
-from director.core.history import spent_attempts
-from director.core.ids import PredictionId, QueueName, is_prediction_id
+from director.core.errors import IdempotencyMismatch
+from director.core.ids import Kind, PredictionId, QueueName, is_prediction_id
+from director.core.schema import spent_attempts
 from director.core.states import TERMINAL, Status
 from director.core.view import iso
-
-__all__ = ("LivePage", "LivePlace", "LiveState", "LiveView", "Living")
 
 LiveState = Literal["waiting", "running", "delayed"]
 
@@ -159,3 +158,60 @@ def _view(name: PredictionId, fields: Sequence[str], lease: float | None, due: f
 
 def _when(at_ms: str) -> str | None:
     return iso(int(at_ms)) if at_ms else None
+
+
+# Which runs of each kind an account has, newest first: an index beside the records, never a copy of them.
+#
+# It may name predictions that were refused or whose record is gone, and never misses one that was accepted: `enlist`
+# writes it before the enqueue. Readers skip what they do not find.
+
+
+class Listing:
+    """The index in Redis. All methods raise BackendUnavailable while it cannot answer."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    async def ids(
+        self, account: str, kind: Kind = "", *, low: str = "-", high: str = "+", count: int, newest_first: bool = True
+    ) -> list[PredictionId]:
+        """At most `count` ids between two bounds, from one end on.
+
+        Bounds are Redis's: `[id` with that id, `(id` without it, `-` and `+` for none.
+        """
+        key = keys.listing(account, kind)
+        if newest_first:
+            found = await ask(lambda: self._redis.zrevrangebylex(key, high, low, start=0, num=count))
+        else:
+            found = await ask(lambda: self._redis.zrangebylex(key, low, high, start=0, num=count))
+        return [PredictionId(text(name)) for name in found]
+
+    async def remove(self, account: str, prediction_id: PredictionId, kind: Kind = "") -> None:
+        """Take a refused prediction off its account's list."""
+        await ask(lambda: self._redis.zrem(keys.listing(account, kind), prediction_id))
+
+
+# What an idempotency key stands for, where somebody has to know before anything is filed. `enqueue` alone writes them.
+#
+# Reads only: between this and an enqueue a key may come to be, or end.
+
+
+class IdempotencyKeys:
+    """The keys in Redis. All methods raise BackendUnavailable while it cannot answer."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    async def stands_for(self, account: str, *, model: str, digest: str, fingerprint: str) -> PredictionId | None:
+        """The prediction that was accepted with this key; its record may be gone. None where none was.
+
+        Raises IdempotencyMismatch where that was another request.
+        """
+        key = keys.idempotency(account=account, model=model, digest=digest)
+        held = await ask(lambda: self._redis.get(key))
+        if held is None:
+            return None
+        known, _, of = text(held).partition(" ")
+        if of != fingerprint:
+            raise IdempotencyMismatch("This Idempotency-Key was used with another body.")
+        return PredictionId(known)

@@ -3,7 +3,7 @@
 import asyncio
 import heapq
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
@@ -12,12 +12,11 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.redis_client import ask, text
-from director.broker.scripts import QueueStats, Scripts
-from director.core.errors import UnknownQueue
-from director.core.ids import LANES, MODEL_NAME, QueueName, queue_name
+from director.broker.scripts import Admission, QueueStats, Scripts
+from director.core.errors import SettingsError, UnknownQueue
+from director.core.ids import LANES, MODEL_NAME, QueueName, model_and_kind, queue_name
 from director.store.catalog import Catalog
-
-__all__ = ("Queues", "Tenant")
+from director.store.changes import Changes
 
 SCAN: Final = 1_000  # tenants that one call reads: there may be a hundred thousand, and the server serves others too
 
@@ -146,3 +145,117 @@ def _limits(known: bytes | None) -> tuple[float, int | None]:
 def _pending(groups: Any) -> int:
     """Of what XINFO GROUPS tells; 0 where the stream, or its group, went meanwhile."""
     return 0 if isinstance(groups, exceptions.RedisError) else sum(group["pending"] for group in groups)
+
+
+# Move what waits in a queue to another one of the same model: an old version's to its successor.
+#
+# Each slice is one step of the server, so what is cut short has moved some and harmed none, and is done by the same
+# call once more. What is claimed ends where it is; where it comes back to wait, the next call moves it.
+
+SLICE: Final = 50  # a few milliseconds of the server, which serves others too
+PASSES: Final = 10
+
+
+class Moved(Struct, frozen=True, kw_only=True):
+    """So far: how many were moved; of the last pass, how many stay since they are claimed, or their account paused."""
+
+    moved: int = 0
+    claimed: int = 0
+    held: int = 0
+
+
+class Migration:
+    """From one queue to another. Raises BackendUnavailable while Redis cannot answer."""
+
+    def __init__(self, scripts: Scripts, queue: QueueName, to: QueueName) -> None:
+        if queue == to:
+            raise SettingsError("That is the same queue twice.")
+        if model_and_kind(queue) != model_and_kind(to):
+            raise SettingsError(f"{queue} and {to} are not of one model, or not for one kind of run.")
+        self._scripts = scripts
+        self._queue = queue
+        self._to = to
+
+    async def steps(self, *, only_asks: bool = False) -> AsyncIterator[Moved]:
+        """Move all that waits, slice by slice; what was done by then. `only_asks`: what would be, and nothing is.
+
+        It looks through the queue again until it finds nothing more there, but ten times at most: what comes faster
+        than that has to be stopped first.
+        """
+        moved = 0
+        for _ in range(PASSES):
+            claimed = held = start = 0
+            before = moved
+            while True:
+                found = await self._scripts.migrate(
+                    self._queue, to=self._to, start=start, count=SLICE, only_asks=only_asks
+                )
+                if found is None:
+                    raise UnknownQueue(self._to)
+                moved, claimed, held = moved + found.moved, claimed + found.claimed, held + found.held
+                yield Moved(moved=moved, claimed=claimed, held=held)
+                start = found.next
+                if start < 0:
+                    break
+            if only_asks or moved == before:
+                return
+
+
+# What an operator does with queues, whichever way it was asked for: pause, drain, resize, bound, migrate.
+#
+# Every change is in the log of changes, with who made it. Judges nobody: whoever calls has asked whether the operator
+# may.
+
+
+class QueueAdministration:
+    """Changes to queues. `by` says who makes one. All methods raise BackendUnavailable while Redis cannot answer, and
+    UnknownQueue where nobody registered it.
+    """
+
+    def __init__(self, scripts: Scripts, changes: Changes) -> None:
+        self._scripts = scripts
+        self._changes = changes
+
+    async def pause(self, queue: QueueName, *, account: str = "", by: str) -> None:
+        """Hand nothing out, of one account or at all. What is claimed runs on."""
+        async with self._changes.noting("queue_paused", by=by, queue=queue, account=account):
+            await self._scripts.pause(queue, paused=True, tenant=account)
+
+    async def resume(self, queue: QueueName, *, account: str = "", by: str) -> None:
+        """Hand out again what waits."""
+        async with self._changes.noting("queue_resumed", by=by, queue=queue, account=account):
+            await self._scripts.pause(queue, paused=False, tenant=account)
+
+    async def drain(self, queue: QueueName, *, by: str) -> QueueStats:
+        """Hand nothing out; how the queue stands then: drained once nothing is claimed. To ask again is no change."""
+        stats = await self._scripts.stats(queue)
+        if not stats.paused:
+            await self.pause(queue, by=by)
+            stats = await self._scripts.stats(queue)
+        return stats
+
+    async def resize(self, queue: QueueName, *, streams: int, by: str) -> tuple[int, int]:
+        """Change the streams of each lane; returns (streams that take new work, streams that are read)."""
+        async with self._changes.noting("queue_resized", by=by, queue=queue, streams=streams):
+            return await self._scripts.resize(queue, streams=streams)
+
+    async def bound(self, queue: QueueName, *, mode: Admission, max_queued: int | None, by: str) -> None:
+        """What the queue does with more than it can run; `max_queued` goes with `bounded`."""
+        async with self._changes.noting("queue_bounded", by=by, queue=queue, mode=mode, max_queued=max_queued):
+            await self._scripts.bound(queue, mode=mode, max_queued=max_queued)
+
+    async def migrate(
+        self, queue: QueueName, to: QueueName, *, by: str, only_asks: bool = False
+    ) -> AsyncGenerator[Moved]:
+        """Move what waits to another queue of the model, a slice at a time. Raises SettingsError where it is of none.
+
+        `only_asks`: says what would be moved, and nothing is.
+        """
+        migration = Migration(self._scripts, queue, to)
+        if only_asks:
+            async for moved in migration.steps(only_asks=True):
+                yield moved
+            return
+        async with self._changes.noting("queue_migrated", by=by, queue=queue, to=to):
+            async for moved in migration.steps():
+                yield moved

@@ -23,7 +23,7 @@ from director.core.clock import Clock
 from director.core.ids import Kind, PredictionId, QueueName
 from director.store.accounts import Accounts, Policy, Reason, Suspension
 from director.store.catalog import Catalog
-from director.store.listing import Listing
+from director.store.living import Listing
 
 __all__ = ("Ended", "Suspensions")
 

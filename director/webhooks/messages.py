@@ -1,12 +1,15 @@
 """What a webhook says and the id it keeps: the same for whoever delivers it, director or courier."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from director.core.ids import PredictionId
-from director.core.schema import Stored
+from director.core.schema import Record, Stored
 from director.core.view import view
-
-__all__ = ("body", "message_id")
+from director.core.webhook_url import host_of
+from director.runtime.tracing import Facts, Tracing, facts_of
+from director.webhooks.sender import Delivery, Sender
 
 
 def message_id(prediction_id: PredictionId, event: str, *, revivals: int = 0) -> str:
@@ -22,3 +25,51 @@ def message_id(prediction_id: PredictionId, event: str, *, revivals: int = 0) ->
 def body(stored: Stored) -> bytes:
     """The prediction as GET shows it at this moment."""
     return msgspec.json.encode(view(stored))
+
+
+# Send one webhook as a step of its prediction's trace: with the headers of that step, and a span where one is made.
+#
+# Decides nothing about what is sent, and never tells more of the receiver than its host.
+
+
+async def send_traced(
+    sender: Sender,
+    tracing: Tracing,
+    record: Record,
+    *,
+    event: str,
+    attempt: int = 1,
+    message_id: str,
+    body: bytes,
+    secrets: Sequence[str],
+    now_s: float,
+) -> Delivery:
+    """As `Sender.send`. `attempt`: which one of this webhook it is."""
+    facts = _facts(tracing, record, event, attempt) if tracing.is_on else None
+    span = tracing.begin("webhook", record.trace, kind="client", facts=facts)
+    delivery: Delivery | None = None
+    try:
+        delivery = await sender.send(
+            record.webhook, message_id=message_id, body=body, secrets=secrets, now_s=now_s, trace=span.headers
+        )
+        return delivery
+    finally:
+        if tracing.is_on:
+            span.end(_answer(delivery), error=_error(delivery))
+
+
+def _facts(tracing: Tracing, record: Record, event: str, attempt: int) -> Facts:
+    told: Facts = {"event": event, "attempt": attempt, "server.address": host_of(record.webhook)}
+    return {**facts_of(tracing, record), **told}
+
+
+def _answer(delivery: Delivery | None) -> Facts:
+    return {"http.response.status_code": delivery.status} if delivery is not None and delivery.status else {}
+
+
+def _error(delivery: Delivery | None) -> str:
+    if delivery is None:
+        return "left"
+    if delivery.ok:
+        return ""
+    return delivery.rule or ("refused" if delivery.status else "no_answer")

@@ -20,10 +20,9 @@ from director.core.schema import Record, Stored
 from director.core.states import WebhookEvent
 from director.runtime.tracing import OFF, Tracing
 from director.store.accounts import Accounts
-from director.webhooks.messages import body, message_id
+from director.webhooks.messages import body, message_id, send_traced
 from director.webhooks.sender import Sender
 from director.webhooks.terminal import TerminalWebhooks
-from director.webhooks.traced import send_traced
 
 __all__ = ("GRACE_S", "Outbox", "Post")
 

@@ -36,7 +36,7 @@ __all__ = ("Delivery", "Sender")
 
 CONNECT_S: Final = 3.0
 ANSWER_BYTES: Final = 64 * 1024
-# As many as a courier has places (director/keeper/shares.py): it never waits here for other receivers
+# As many as a courier has places (director/keeper/courier.py): it never waits here for other receivers
 AT_ONCE: Final = 256
 AT_ONCE_PER_HOST: Final = 8
 

@@ -18,7 +18,7 @@ from director.broker.scripts import Scripts
 from director.core.ids import PredictionId, QueueName
 from director.core.schema import Claim
 from director.core.states import Status
-from director.runtime.limits import raise_descriptor_limit
+from director.runtime.startup import raise_descriptor_limit
 from tests.integration.api.conftest import token as token
 from tests.support.api import LiveApi, live_api
 from tests.support.eventually import eventually

@@ -19,9 +19,8 @@ from director.store.administration import Administration
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.changes import FIRST, Changes
 from director.store.dead import Asked, DeadLetters
-from director.store.migration import Moved
 from director.store.model_configs import ConfigChanged, ModelConfigs
-from director.store.queue_administration import QueueAdministration
+from director.store.queues import Moved, QueueAdministration
 from director.store.suspensions import Suspensions
 from tests.support.audit import KeptSink
 from tests.support.clock import FakeClock

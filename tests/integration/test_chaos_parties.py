@@ -14,7 +14,7 @@ from director.chaos.journal import CogEnded, CogStarted, Delivered, Journal, Lin
 from director.chaos.sink import Sink
 from director.chaos.wire import Caller, Handler, Unanswered, serve
 from director.core import signing
-from director.local.ports import free_port
+from director.local.processes import free_port
 from director.servers.runners.cog import CogRunner
 from director.servers.runners.runner import Ended, HealthStatus, Outcome, RunRequest
 from tests.support.eventually import eventually

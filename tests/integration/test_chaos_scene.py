@@ -16,9 +16,8 @@ from director.chaos.checker import text
 from director.chaos.journal import Final, Healed, read
 from director.chaos.run import Options, chaos
 from director.core.states import TERMINAL
-from director.local.errors import UpError
 from director.local.home import Home
-from director.local.processes import is_alive
+from director.local.processes import UpError, is_alive
 
 pytestmark = pytest.mark.chaos
 

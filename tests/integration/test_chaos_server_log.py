@@ -8,7 +8,7 @@ import pytest
 
 from director.broker.scripts import Scripts
 from director.chaos.journal import Arrived, Breaker, Claimed
-from director.chaos.server_log import server_log, size
+from director.chaos.rest import server_log, size
 from tests.support.queue_driver import QueueDriver
 from tests.support.servers import RedisServer
 

@@ -5,10 +5,9 @@ import time
 import pytest
 from redis.asyncio import Redis
 
-from director.core.objectives import Objective
-from director.core.policy import Policy
+from director.core.policy import Objective, Policy
 from director.diagnosis.closer_look import CloserLook
-from director.diagnosis.situation import Closer, Heaviest, Neglected
+from director.diagnosis.findings import Closer, Heaviest, Neglected
 from director.store.catalog import Catalog
 from director.store.owed import Owed
 from tests.support.queue_driver import VERSION, QueueDriver

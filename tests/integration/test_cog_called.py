@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from director.servers.runners import cog_called
+from director.servers.runners import cog_follow as cog_called
 from director.servers.runners.cog import CogRunner
 from director.servers.runners.inbox import Inbox
 from director.servers.runners.runner import Began, Ended, HealthStatus, Outcome, Produced, RunEvent, RunRequest

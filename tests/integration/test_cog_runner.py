@@ -16,9 +16,8 @@ import pytest
 from msgspec import Raw
 
 from director.servers.runners import cog
-from director.servers.runners.arrivals import Arrivals
 from director.servers.runners.cog import CONTROL_TIMEOUT_S, CogRunner
-from director.servers.runners.inbox import Inbox
+from director.servers.runners.inbox import Arrivals, Inbox
 from director.servers.runners.runner import (
     BLOCK_BYTES,
     Began,

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from anyio import to_thread
 
-from director.cli.director_text import lines
+from director.cli.directors import lines
 from director.cli.main import main
-from director.diagnosis.director_view import director_view
+from director.diagnosis.views import director_view
 from director.store.directors import About, Beat, DirectorFound, ServerFound
 from tests.support.queue_driver import MODEL, QueueDriver
 from tests.support.servers import RedisServer

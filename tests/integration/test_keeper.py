@@ -22,20 +22,18 @@ from director.core.schema import Claim
 from director.core.signing import new_secret
 from director.core.states import Status
 from director.core.webhook_url import host_of
-from director.keeper.breakers import AFTER, INTERVAL_S, Breakers
-from director.keeper.courier import Courier
+from director.keeper.contact import ServerTime
+from director.keeper.courier import AFTER, INTERVAL_S, Breakers, Courier
 from director.keeper.expirer import Expired, Expirer
 from director.keeper.promoter import Promoter
 from director.keeper.reaper import Reaped, Reaper
 from director.keeper.registry import Registry
-from director.keeper.server_time import ServerTime
 from director.runtime.sweep import LIMIT
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.webhooks.addresses import AllowList
-from director.webhooks.schedule import LONGEST_S, SCHEDULE
 from director.webhooks.sender import Sender
-from director.webhooks.terminal import TerminalWebhooks
+from director.webhooks.terminal import LONGEST_S, SCHEDULE, TerminalWebhooks
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.servers import redis_server
@@ -390,7 +388,7 @@ async def test_a_silent_host_fills_its_own_share_of_the_places_and_loses_nothing
     receiver: Sink,
 ) -> None:
     for name, number in (("PLACES", 4), ("PLACES_PER_HOST", 2), ("LONGEST_LINE", 3)):
-        monkeypatch.setattr(f"director.keeper.shares.{name}", number)
+        monkeypatch.setattr(f"director.keeper.courier.{name}", number)
     courier = Courier(redis, scripts, registry, webhooks, SystemClock())
     async with sink() as silent, anyio.create_task_group() as tasks:
         silent.answer = Answer(delay_s=60)

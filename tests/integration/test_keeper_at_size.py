@@ -12,9 +12,9 @@ from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import LANES, PredictionId, QueueName
+from director.keeper.contact import ServerTime
 from director.keeper.recoverer import Recoverer
 from director.keeper.registry import Registry
-from director.keeper.server_time import ServerTime
 from director.runtime.sweep import LIMIT
 from director.store.catalog import Catalog
 from tests.support.clock import FakeClock

@@ -12,13 +12,13 @@ from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import QueueName, partition_of
 from director.core.policy import Policy
+from director.keeper.contact import ServerTime
 from director.keeper.expirer import TICK_S as EXPIRER_TICK_S
 from director.keeper.expirer import Expired, Expirer
 from director.keeper.promoter import TICK_S as PROMOTER_TICK_S
 from director.keeper.promoter import Promoter
 from director.keeper.reaper import Reaper
 from director.keeper.registry import AT_ONCE, GLANCE_S, WHOLE_S, Registry
-from director.keeper.server_time import ServerTime
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver

@@ -13,14 +13,13 @@ from redis.asyncio import Redis
 from director.broker.gatherer import Gatherer
 from director.broker.scripts import Scripts
 from director.core.ids import QueueName
-from director.core.objectives import Objective, Objectives
-from director.core.policy import Policy
+from director.core.policy import Objective, Objectives, Policy
 from director.core.samples import MOST, PERIOD_S
 from director.core.settings import KeeperSettings
 from director.keeper import keeper
 from director.keeper.observer import CROWD, LOOK_S, SHARE, STALE_S, Observer
 from director.keeper.registry import Registry
-from director.runtime.metrics.names import QueueNames
+from director.runtime.metrics.table import QueueNames
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.clock import FakeClock

@@ -13,11 +13,11 @@ from director.broker.scripts import Requeued, Scripts
 from director.core.ids import LANES, PredictionId, QueueName
 from director.core.policy import Policy
 from director.core.schema import Claim
+from director.keeper.contact import ServerTime
 from director.keeper.reconciler import SLICE, Reconciler
 from director.keeper.recoverer import Recovered, Recoverer
 from director.keeper.registry import Registry
 from director.keeper.retirer import Retirer
-from director.keeper.server_time import ServerTime
 from director.runtime.sweep import LIMIT
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.clock import FakeClock

@@ -7,8 +7,7 @@ from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.ids import QueueName, queue_name
 from director.core.policy import Policy
-from director.store.catalog import OPEN_SCHEMA, Catalog
-from director.store.kinds import Kinds
+from director.store.catalog import OPEN_SCHEMA, Catalog, Kinds
 from tests.support.keyspace import dump
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from api.predictions.model_schema import can_stream
+from api.predictions.validation import can_stream
 from director.core.runner_config import OpenAiConfig, decode_runner_config
 from director.servers.runners.openai import OpenAiRunner
 from director.servers.runners.runner import Began, HealthStatus, Measured, Outcome, Produced, RunRequest

@@ -10,12 +10,9 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.scripts import Admission
-from director.cli.queue_text import report, table
-from director.cli.queues import MODES, MOST_STREAMS
+from director.cli.queues import MODES, MOST_STREAMS, report, table
 from director.core.errors import QueueRefused
-from director.core.objectives import Burn, Burns, Objective, Objectives
-from director.core.policy import Policy
-from director.core.shards import MAX_STREAMS
+from director.core.policy import MAX_STREAMS, Burn, Burns, Objective, Objectives, Policy
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.queues import Queues, Tenant

@@ -15,9 +15,8 @@ from director.core.clock import SystemClock
 from director.core.ids import PredictionId, new_file_id, new_prediction_id
 from director.core.settings import ApiSettings
 from director.files.choose import store_in
-from director.files.names import CallerFileName, FileName, file_name
 from director.files.s3 import S3Files
-from director.files.store import OpenFile
+from director.files.store import CallerFileName, FileName, OpenFile, file_name
 from director.keeper.tidier import Tidied, Tidier
 from director.store.accounts import Accounts
 from tests.support.api import api_client, live_api

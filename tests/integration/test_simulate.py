@@ -12,11 +12,9 @@ from redis.asyncio import Redis
 
 from director.cli.main import main
 from director.local.scratch import own_server
-from director.simulate.made import MadeOptions, made
-from director.simulate.play import REFUSED, Played, play
+from director.simulate.play import FAIR, FIFO, REFUSED, Played, Share, Tried, play
 from director.simulate.report import Report, report
-from director.simulate.trace import Builder, Trace
-from director.simulate.tried import FAIR, FIFO, Share, Tried
+from director.simulate.trace import Builder, MadeOptions, Trace, made
 
 pytestmark = pytest.mark.anyio
 

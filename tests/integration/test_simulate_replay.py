@@ -17,9 +17,8 @@ from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import LANES, QueueName
 from director.local.scratch import own_server
-from director.simulate.play import play
+from director.simulate.play import FAIR, play
 from director.simulate.reading import read
-from director.simulate.tried import FAIR
 from tests.support.live_director import Caller, live_director
 from tests.support.servers import RedisServer
 from tests.support.timed_server import timed_server

@@ -15,9 +15,9 @@ from director.core.clock import SystemClock
 from director.core.ids import PredictionId, QueueName, new_prediction_id
 from director.core.policy import Policy
 from director.core.schema import Claim
+from director.keeper.contact import ServerTime
 from director.keeper.reaper import Reaper
 from director.keeper.registry import Registry
-from director.keeper.server_time import ServerTime
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.servers import stepped_server

@@ -20,7 +20,7 @@ from director.core.clock import SystemClock
 from director.core.policy import Policy
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.changes import Changes
-from director.store.queue_administration import QueueAdministration
+from director.store.queues import QueueAdministration
 from tests.support.audit import live
 from tests.support.eventually import eventually
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver

@@ -8,9 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from director.servers.runners.connections import Connection
+from director.servers.runners.connections import Connection, OneServer
 from director.servers.runners.exchange import MOST_WAITING
-from director.servers.runners.transport import OneServer
 from tests.support.authority import Authority, secure_sink
 from tests.support.eventually import eventually
 
@@ -174,7 +173,7 @@ async def test_a_server_is_asked_over_tls_where_its_certificate_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_trusted: bool
 ) -> None:
     authority = Authority(tmp_path)
-    monkeypatch.setattr("director.servers.runners.transport._trusted", authority.trusted)
+    monkeypatch.setattr("director.servers.runners.connections._trusted", authority.trusted)
     async with secure_sink(authority.shown_by(name)) as sink:
         asking = Connection(f"https://localhost:{sink.port}").send("GET", "/x")
         if is_trusted:

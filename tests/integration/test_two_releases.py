@@ -10,9 +10,9 @@ from typing import Final
 import msgspec
 import pytest
 
-from director.chaos.breach import Breach
 from director.chaos.cast import REDIS_CLIENTS
 from director.chaos.checker import Report, text
+from director.chaos.evidence import Breach
 from director.chaos.faults import REPLACE
 from director.chaos.journal import Fault, read
 from director.chaos.run import Options, Rollout, chaos

@@ -11,7 +11,7 @@ from replicate.webhook import Webhooks, WebhookSigningSecret
 from standardwebhooks import Webhook
 
 from director.core.signing import new_secret
-from director.keeper.shares import PLACES, PLACES_PER_HOST
+from director.keeper.courier import PLACES, PLACES_PER_HOST
 from director.webhooks.addresses import AllowList
 from director.webhooks.sender import AT_ONCE, AT_ONCE_PER_HOST, Delivery, Sender
 from tests.support.sink import Answer, Sink, sink

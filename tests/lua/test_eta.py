@@ -9,8 +9,8 @@ from statistics import median
 
 import pytest
 
+from director.core.policy import shard
 from director.core.schema import Outlook
-from director.core.shards import shard
 from tests.support.queue_driver import MODEL, START_MS, VERSION, QueueDriver
 
 pytestmark = pytest.mark.anyio

@@ -13,7 +13,7 @@ from director.core.ids import LANES, PredictionId, QueueName, queue_name
 from director.core.policy import Policy
 from director.core.schema import Claim
 from director.core.states import TERMINAL
-from director.store.migration import Migration, Moved
+from director.store.queues import Migration, Moved
 from tests.properties.books import Books, read_books
 from tests.support.keyspace import dump
 from tests.support.queue_driver import MODEL, QueueDriver

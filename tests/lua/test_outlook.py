@@ -7,9 +7,8 @@ import pytest
 from director.broker.scripts import Accepted, Readiness
 from director.core.errors import QueueRefused
 from director.core.ids import LANES, PredictionId
-from director.core.policy import Policy
+from director.core.policy import Policy, shard
 from director.core.schema import Outlook
-from director.core.shards import shard
 from tests.support.keyspace import dump
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 

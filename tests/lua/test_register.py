@@ -7,8 +7,7 @@ from redis.asyncio import Redis
 from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.ids import QueueName
-from director.core.objectives import Objective, Objectives
-from director.core.policy import Policy
+from director.core.policy import Objective, Objectives, Policy
 from tests.support.keyspace import dump
 from tests.support.queue_driver import VERSION, QueueDriver
 

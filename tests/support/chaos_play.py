@@ -26,8 +26,7 @@ from director.chaos.journal import (
     Sent,
     Visited,
 )
-from director.chaos.rest import leftovers, predictions
-from director.chaos.server_log import server_log, size
+from director.chaos.rest import leftovers, predictions, server_log, size
 from director.core.errors import IdempotencyMismatch
 from director.core.ids import LANES, PredictionId, partition_of
 from director.core.schema import Claim

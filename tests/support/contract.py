@@ -21,11 +21,10 @@ from director.core.ids import FileId, PredictionId, QueueName
 from director.core.policy import Policy
 from director.files.links import Links
 from director.files.local import LocalFiles
-from director.files.names import FileName
+from director.files.store import FileName
 from director.store.accounts import Accounts
-from director.store.catalog import Catalog
+from director.store.catalog import Catalog, Kinds
 from director.store.collections import Collection, Collections
-from director.store.kinds import Kinds
 from tests.support.api import PlayedDirector, live_api
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.servers import redis_server

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, Protocol
 
-from director.core.shards import shard
+from director.core.policy import shard
 
 __all__ = (
     "SHARD",

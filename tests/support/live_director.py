@@ -23,13 +23,13 @@ from director.broker.gatherer import Gatherer
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import PredictionId, QueueName, new_prediction_id, queue_name
+from director.core.policy import shard
 from director.core.schema import Record
 from director.core.settings import WEBHOOK_SCHEDULE, DirectorSettings, KeeperSettings
-from director.core.shards import shard
 from director.core.view import view
 from director.execution.director import Director
 from director.execution.single import connected
-from director.keeper.breakers import INTERVAL_S, Breakers
+from director.keeper.courier import INTERVAL_S, Breakers
 from director.keeper.keeper import Keeper
 from director.runtime.tracing import OFF, Tracing
 from director.webhooks.addresses import AllowList

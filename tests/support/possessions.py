@@ -19,11 +19,10 @@ from director.core.policy import Policy
 from director.core.schema import Claim
 from director.files.links import Links
 from director.files.local import LocalFiles
-from director.files.names import FileName
+from director.files.store import FileName
 from director.store.accounts import Accounts
-from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.catalog import OPEN_SCHEMA, Catalog, Kinds
 from director.store.collections import Collection, Collections
-from director.store.kinds import Kinds
 from tests.support.api import BASE, PlayedDirector
 from tests.support.queue_driver import MODEL, VERSION
 

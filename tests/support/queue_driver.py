@@ -10,8 +10,8 @@ from typing import Any, Final
 from director.broker import keys
 from director.broker.scripts import Admission, Claims, Hold, QueueStats, Repair, Requeued, Scripts
 from director.core.ids import PredictionId, QueueName, new_prediction_id
+from director.core.policy import shard
 from director.core.schema import Claim, Outlook, Record
-from director.core.shards import shard
 from director.core.states import Status
 
 __all__ = ("ACCOUNT", "MODEL", "START_MS", "VERSION", "QueueDriver")

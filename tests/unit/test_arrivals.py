@@ -12,9 +12,8 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect
 
 from director.core.errors import SettingsError
-from director.servers.runners.arrivals import Arrivals
+from director.servers.runners.inbox import PIECE_BYTES, Arrivals, Spool
 from director.servers.runners.runner import BLOCK_BYTES, Received, Unreceived
-from director.servers.runners.spool import PIECE_BYTES, Spool
 
 pytestmark = pytest.mark.anyio
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from director.local.banner import banner
+from director.local.up import banner
 
 
 def printed(redis_url: str, *, has_examples: bool, home: str = ".director") -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from director.keeper.breakers import AFTER, INTERVAL_S, LATEST_S, MOST_HOSTS, Breakers
+from director.keeper.courier import AFTER, INTERVAL_S, LATEST_S, MOST_HOSTS, Breakers
 from tests.support.clock import FakeClock
 
 HOST = "receiver.example"

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from api.cache import Cache
+from api.lookups import Cache
 from tests.support.clock import FakeClock
 
 pytestmark = pytest.mark.anyio

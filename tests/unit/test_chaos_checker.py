@@ -8,9 +8,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from director.chaos.checker import Report, check, text
+from director.chaos.checker import INVARIANTS, Report, check, text
 from director.chaos.evidence import Rules
-from director.chaos.invariants import INVARIANTS
 from director.chaos.journal import (
     Answered,
     Arrived,

@@ -22,7 +22,7 @@ from director.cli.arguments import input_value, model_name, port_number
 from director.cli.client import Seen
 from director.cli.inputs import FileFault, parse, save
 from director.cli.main import main
-from director.cli.pipe import print_json
+from director.cli.output import print_json
 from director.cli.printing import Printer
 from director.cli.where import Nowhere, redis_url, service
 from director.core.states import Status
@@ -202,7 +202,9 @@ def test_help_imports_no_client_and_no_server():
 
 
 def test_a_reader_who_has_had_enough_ends_neither_the_service_nor_in_a_traceback():
-    source = "import sys\nfrom director.cli.pipe import say\nsay('one')\nsay('two')\nprint('goes on', file=sys.stderr)"
+    source = (
+        "import sys\nfrom director.cli.output import say\nsay('one')\nsay('two')\nprint('goes on', file=sys.stderr)"
+    )
     reader, writer = os.pipe()
     os.close(reader)
     try:

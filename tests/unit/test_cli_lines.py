@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from director.cli.arguments import CommandParser
-from director.cli.lines import EXAMPLES, EXIT_CODES
+from director.cli.arguments import EXAMPLES, EXIT_CODES, CommandParser
 from director.cli.main import made_parser, main
 
 README = Path(__file__).parents[2] / "director/cli/README.md"

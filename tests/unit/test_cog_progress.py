@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from director.servers.runners.cog_progress import Progress
+from director.servers.runners.cog_follow import Progress
 from director.servers.runners.runner import Logged, Produced
 
 

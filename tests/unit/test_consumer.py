@@ -14,8 +14,7 @@ from director.broker.scripts import Ceased, Claims
 from director.core.errors import BackendUnavailable, UnknownQueue
 from director.core.ids import QueueName
 from director.core.schema import Claim
-from director.execution.consumer import Consumer
-from director.execution.portion import Portions
+from director.execution.consumer import Consumer, Portions
 from director.servers.runners.runner import Health, HealthStatus
 from director.servers.servers import Seat, Server, Servers
 from tests.support.clock import FakeClock

@@ -8,8 +8,8 @@ from director.core.errors import SettingsError
 from director.core.ids import new_prediction_id
 from director.core.signing import headers, new_secret
 from director.webhooks.messages import message_id
-from director.webhooks.schedule import LONGEST_S, SCHEDULE, Noted, Schedule
 from director.webhooks.sender import Delivery
+from director.webhooks.terminal import LONGEST_S, SCHEDULE, Noted, Schedule
 
 FAILED = Delivery(ok=False, status=500)
 MIDDLE = 0.5

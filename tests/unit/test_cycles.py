@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from director.runtime.cycles import OBJECTS, look_seldom
+from director.runtime.startup import OBJECTS, look_seldom
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from api.dashboard.page import ASSETS
 from director.core.settings import ApiSettings
-from director.diagnosis.queue_view import QueueState
+from director.diagnosis.views import QueueState
 from tests.support.api import api_client
 
 pytestmark = pytest.mark.anyio

@@ -7,11 +7,9 @@ from msgspec.structs import replace
 
 from director.core.ids import QueueName
 from director.core.settings import CommonSettings
-from director.diagnosis.checks import CHECKS, examine, has_failed
+from director.diagnosis.doctor import CHECKS, examine, has_failed, open_holes
 from director.diagnosis.doctor_look import Look
-from director.diagnosis.findings import MOST
-from director.diagnosis.floors import open_holes
-from director.diagnosis.situation import Code, Finding
+from director.diagnosis.findings import MOST, Code, Finding
 
 SOUND = Look(
     address="redis://h:1/0",

@@ -20,7 +20,7 @@ from director.execution.executor import AWAY_S, TELL_S, Executor
 from director.execution.holdings import Holdings
 from director.execution.storing import Storing
 from director.files.local import LocalFiles
-from director.files.names import FileName
+from director.files.store import FileName
 from director.servers.runners.runner import (
     Accepted,
     Began,

@@ -7,11 +7,10 @@ import pytest
 
 from director.cli.explain import lines
 from director.cli.main import main
-from director.cli.words import share
 from director.core.ids import QueueName, new_prediction_id
 from director.core.schema import Event, Known, Outlook, Record
 from director.core.states import Status
-from director.core.words import span
+from director.core.words import share, span
 from director.diagnosis.story import tell
 from tests.unit.test_cli import Service
 

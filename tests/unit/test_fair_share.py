@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from director.core.figures import jain, table
-from director.core.shards import shard
+from director.core.policy import shard
 from tests.support.fair_simulation import (
     SHARD,
     STREAMS,

@@ -11,7 +11,7 @@ from msgspec import Raw
 
 from director.core.ids import FileId, new_file_id, new_prediction_id
 from director.execution.file_inputs import filled, moved, named
-from director.files.names import FileName
+from director.files.store import FileName
 
 ONE, TWO = new_file_id(1), new_file_id(2)
 OUTPUT = FileName(new_prediction_id(model="acme/echo", now_ms=1), "a1" * 16, "png")

@@ -17,7 +17,7 @@ from director.core.ids import PredictionId
 from director.files.choose import store_in
 from director.files.links import Links
 from director.files.local import LocalFiles
-from director.files.names import FileName, file_name
+from director.files.store import FileName, file_name
 from tests.support.clock import FakeClock
 
 pytestmark = pytest.mark.anyio

@@ -8,10 +8,9 @@ from msgspec.structs import replace
 
 from director.broker.scripts import QueueStats
 from director.core.ids import QueueName
-from director.core.objectives import Burn
+from director.core.policy import Burn
 from director.core.view import iso
-from director.diagnosis.findings import MOST, away, find
-from director.diagnosis.situation import Closer, Finding, Heaviest, Letter, Neglected, Situation
+from director.diagnosis.findings import MOST, Closer, Finding, Heaviest, Letter, Neglected, Situation, away, find
 from director.store.directors import About, Beat, DirectorFound, ServerFound
 from director.store.owed import FailingHost
 

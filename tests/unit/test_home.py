@@ -10,13 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from director.local.down import down
-from director.local.errors import UpError
 from director.local.home import UP, Home, State
-from director.local.ports import claimable, free_port
-from director.local.processes import Mark, is_alive, mark
+from director.local.processes import Mark, UpError, claimable, free_port, is_alive, mark
 from director.local.server import EmbeddedServer, find_binary
-from director.runtime.limits import raise_descriptor_limit
+from director.local.up import down
+from director.runtime.startup import raise_descriptor_limit
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -198,7 +196,7 @@ def test_an_address_that_is_not_of_this_machine_is_one_clear_line():
 
 def test_the_descriptor_limit_is_raised_to_the_hard_one():
     source = (
-        "import resource; from director.runtime.limits import raise_descriptor_limit;"
+        "import resource; from director.runtime.startup import raise_descriptor_limit;"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1];"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, min(hard, 4096)));"
         "print(raise_descriptor_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))"

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from director.core.input_template import WHOLE_INPUT, Template
 from director.core.json_pointer import Pointer
+from director.core.runner_config import WHOLE_INPUT, Template
 
 
 def filled(template: Any, given: bytes) -> bytes:

@@ -23,6 +23,11 @@ OF_QUEUE = (
     keys.dead,
     keys.directors,
 )
+FUNCTIONS = [
+    function
+    for name, function in inspect.getmembers(keys, inspect.isfunction)
+    if function.__module__ == keys.__name__ and not name.startswith("_")
+]
 
 
 def test_all_keys_of_a_model_carry_one_hash_tag() -> None:
@@ -48,7 +53,7 @@ def test_keys_are_spelled_as_they_were() -> None:
     assert keys.idempotency(account="acme", model="acme/echo", digest="d") == "{p721}:idem:acme:acme/echo:d"
 
 
-@pytest.mark.parametrize("function", [getattr(keys, name) for name in keys.__all__ if callable(getattr(keys, name))])
+@pytest.mark.parametrize("function", FUNCTIONS)
 def test_each_key_says_its_type_and_its_writer_or_lifetime(function: object) -> None:
     text = inspect.getdoc(function) or ""
     if function in (keys.tag, keys.queue_partition):
@@ -58,7 +63,7 @@ def test_each_key_says_its_type_and_its_writer_or_lifetime(function: object) -> 
 
 
 def test_what_says_that_it_is_permanent_is_on_the_closed_list() -> None:
-    for name in keys.__all__:
+    for name in vars(keys):
         function = getattr(keys, name)
         if callable(function) and "Permanent." in (inspect.getdoc(function) or ""):
             assert ("s" if name == "stream" else name) in keys.PERMANENT

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
-from director.runtime.limits import Descriptors
+from director.runtime.startup import Descriptors
 from tests.support.clock import FakeClock
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from director.execution.media import filled, find
+from director.execution.uploads import filled, find
 
 PNG = "data:image/png;base64," + base64.b64encode(b"\x89PNG, nearly").decode()
 URL = "http://director.test/v1/outputs/a?b=c&d=é"

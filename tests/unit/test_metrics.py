@@ -10,11 +10,9 @@ from prometheus_client import parser
 
 from director.broker.scripts import QueueStats
 from director.core.ids import QueueName
-from director.keeper.state import OF_QUEUES, Seen, StateCollector, folded
-from director.runtime.metrics.names import OTHER, QueueNames
-from director.runtime.metrics.redis_meter import RedisMeter
-from director.runtime.metrics.registry import OPEN_METRICS, PLAIN, Registry
-from director.runtime.metrics.table import ALL, METRICS, Metric, markdown
+from director.keeper.observer import OF_QUEUES, Seen, StateCollector, folded
+from director.runtime.metrics.registry import OPEN_METRICS, PLAIN, RedisMeter, Registry
+from director.runtime.metrics.table import ALL, METRICS, OTHER, Metric, QueueNames, markdown
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from director.core.errors import SettingsError
 from director.core.model_config import ModelConfig, over
-from director.core.objectives import WINDOWS, Objective, burn, burns, decode_objectives, encode
+from director.core.policy import WINDOWS, Objective, burn, burns, decode_objectives, encode
 from director.core.samples import Sample, parse
 from director.core.settings import DirectorSettings
 

@@ -8,9 +8,8 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from director.core.schema import Claim
-from director.execution.portion import MOST_AT_ONCE, MOST_SKIPS, Portion, Portions
-from director.servers.runners.batch import Batch
-from director.servers.runners.runner import Health, HealthStatus
+from director.execution.consumer import MOST_AT_ONCE, MOST_SKIPS, Portion, Portions
+from director.servers.runners.runner import Batch, Health, HealthStatus
 from director.servers.servers import Seat, Server
 from tests.support.scripted_runner import ScriptedRunner
 from tests.unit.test_tracker import RECORD

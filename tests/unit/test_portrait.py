@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from director import __version__
-from director.execution.portrait import LONGEST_DETAIL, MOST_SERVERS, Portrait
+from director.execution.heartbeat import LONGEST_DETAIL, MOST_SERVERS, Portrait
 from director.servers.runners.runner import Health, HealthStatus
 from director.servers.servers import Server, Servers
 from director.store.directors import About, about_of

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.prefer import affinity_digest, applied, cancel_after_seconds, cost_units, start_by_seconds, wait_seconds
-from api.problems import Problem
+from api.bodies import affinity_digest, applied, cancel_after_seconds, cost_units, start_by_seconds, wait_seconds
+from api.errors import Problem
 
 
 @pytest.mark.parametrize(

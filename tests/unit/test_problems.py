@@ -10,8 +10,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import refusals
-from api.problems import Code, InvalidField, Problem
+from api import errors as refusals
+from api.errors import Code, InvalidField, Problem
 from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, UnknownQueue
 from tests.support.api import door_to
 

@@ -1,6 +1,6 @@
 """When a server that does not get well by itself is asked to end."""
 
-from director.servers.recovery import LONGEST_S, Recovery
+from director.servers.fleet import LONGEST_S, Recovery
 from director.servers.runners.runner import Health, HealthStatus
 
 READY = Health(status=HealthStatus.READY, since="0")

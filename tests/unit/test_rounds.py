@@ -8,11 +8,9 @@ from msgspec import Raw
 
 from director.core.ids import PredictionId
 from director.core.runner_config import HttpConfig, decode_runner_config
-from director.servers.runners.batch import Batch
 from director.servers.runners.feed import Feed
-from director.servers.runners.http_batch import HttpBatchRunner
-from director.servers.runners.rounds import Rounds, Together
-from director.servers.runners.runner import Ended, Outcome, RunRequest
+from director.servers.runners.http_batch import HttpBatchRunner, Rounds, Together
+from director.servers.runners.runner import Batch, Ended, Outcome, RunRequest
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.anyio
@@ -100,7 +98,7 @@ async def test_it_waits_for_those_that_will_come_and_for_no_others() -> None:
 
 
 async def test_who_is_late_goes_after_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("director.servers.runners.rounds.LATE_S", 0)
+    monkeypatch.setattr("director.servers.runners.http_batch.LATE_S", 0)
     slot = Slot(2)
     slot.answers.clear()
     first = slot.start("a")

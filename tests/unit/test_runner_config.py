@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from director.core.errors import SettingsError
-from director.core.input_template import Template
 from director.core.json_pointer import Pointer
 from director.core.runner_config import (
     TEMPLATES,
     CogConfig,
     HttpConfig,
+    Template,
     WrongRunnerConfig,
     decode_runner_config,
     runner_config,

@@ -3,7 +3,7 @@
 import pytest
 
 from director.core.errors import SettingsError
-from director.core.server_url import check_server_url
+from director.core.model_config import check_server_url
 from director.execution.single import connected
 from tests.support.live_director import settings_for
 

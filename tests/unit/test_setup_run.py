@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from director.core.setup_run import MOST_LOG_BYTES, SetupRun, read_setup_run, setup_run
+from director.core.schema import MOST_LOG_BYTES, SetupRun, read_setup_run, setup_run
 
 
 def told(**said: str) -> SetupRun:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from director.core.shards import MAX_STREAMS, shard
+from director.core.policy import MAX_STREAMS, shard
 
 # A change here would move every tenant at once, and with them the order in which their work is served.
 GOLDEN = {

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from director.keeper.shares import LONGEST_LINE, PLACES, PLACES_PER_HOST, Shares
+from director.keeper.courier import LONGEST_LINE, PLACES, PLACES_PER_HOST, Shares
 
 pytestmark = pytest.mark.anyio
 

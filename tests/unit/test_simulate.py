@@ -18,15 +18,11 @@ from director.cli import simulate as command
 from director.cli.main import main
 from director.core.errors import SettingsError
 from director.simulate import trace as traces
-from director.simulate.made import SHAPES, MadeOptions, made
-from director.simulate.play import NEVER, REFUSED, Played
-from director.simulate.plot import check, plot
+from director.simulate.play import FAIR, NEVER, REFUSED, Played, tried
 from director.simulate.reading import read
-from director.simulate.report import Report, report, trace_report
-from director.simulate.shares import fair_shares, fairness
-from director.simulate.table import told
-from director.simulate.trace import Builder, Trace
-from director.simulate.tried import FAIR, tried
+from director.simulate.report import Report, fair_shares, fairness, report, trace_report
+from director.simulate.show import check, plot, told
+from director.simulate.trace import SHAPES, Builder, MadeOptions, Trace, made
 
 QUEUE = "acme/echo:a1a1a1a1a1a1"
 

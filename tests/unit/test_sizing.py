@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from director.core.objectives import Objective, Objectives
+from director.core.policy import Objective, Objectives
 from director.diagnosis.sizing import Bounds, Load, wanted
 
 IDLE = Load(waiting={}, runnable=0, running=0, arrivals_s={}, service_s=1.0, slots_each=1.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from director.files.check import StoreCheck
+from director.files.choose import StoreCheck
 from director.files.links import Links
 from director.files.local import LocalFiles
 from tests.support.clock import FakeClock
@@ -60,7 +60,7 @@ async def test_one_that_does_not_is_logged_once_and_asked_again_soon(
     check: StoreCheck, store: ToldStore, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.says = "there is no such bucket"
-    with caplog.at_level(logging.INFO, logger="director.files.check"):
+    with caplog.at_level(logging.INFO, logger="director.files.choose"):
         for _ in range(3):
             assert await check.missing() == "there is no such bucket"
             clock.pass_time(6)
@@ -85,7 +85,7 @@ async def test_one_that_hangs_is_told_to_hang(
         return ""
 
     monkeypatch.setattr(store, "probe", hang)
-    monkeypatch.setattr("director.files.check.LONGEST_S", 0.01)
+    monkeypatch.setattr("director.files.choose.LONGEST_S", 0.01)
     assert await check.missing() == "the store of files did not answer within 0.01 s"
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from api.files.stored import part_of
+from api.files.outputs import part_of
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from director.cli.tables import cut, fitted, folded, width_of
+from director.cli.output import cut, fitted, folded, width_of
 
 NAMES = ("queue", "waiting", "state")
 WORDS = ("queue", "state")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from api.predictions.tickets import Address, new_ticket, read_address
+from api.predictions.streams import Address, new_ticket, read_address
 from director.core.ids import PredictionId
 
 ID = PredictionId("06hhgq2g02t40aqhd9gyx4kz3j")

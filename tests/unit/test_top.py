@@ -8,17 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from director.cli.tables import width_of
+from director.cli.output import width_of
 from director.cli.terminal import keys_in
-from director.cli.top_screen import Detail, Seen, screen
+from director.cli.top_screen import Detail, Rates, Seen, blocks, screen, started_per_min, waited
 from director.cli.top_state import SORTS, Change, Row, State, pressed, shown
-from director.cli.trends import Rates, blocks, started_per_min, waited
 from director.core.ids import LANES, QueueName
 from director.core.samples import Sample
-from director.diagnosis.director_view import director_view
+from director.diagnosis.findings import Finding
 from director.diagnosis.overview import OwedCount, Snapshot
-from director.diagnosis.queue_view import QueueView, Waiting
-from director.diagnosis.situation import Finding
+from director.diagnosis.views import QueueView, Waiting, director_view
 from director.store.directors import About, Beat, DirectorFound, ServerFound
 from director.store.queues import Tenant
 

@@ -17,8 +17,10 @@ from director.execution.ends import (
     CODES,
     DRAINED,
     FAULTS,
+    RULES,
     STOPS,
     VERDICTS,
+    ErrorClass,
     Finish,
     GiveBack,
     Judged,
@@ -26,7 +28,6 @@ from director.execution.ends import (
     Stop,
     Verdict,
 )
-from director.execution.retry import RULES, ErrorClass
 from director.execution.tracker import Ask, Effect, Halt, Tell, Tracker, Write
 from director.execution.uploads import Upload, Uploaded
 from director.servers.runners.runner import (

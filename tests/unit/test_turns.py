@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 import anyio
 import pytest
 
-from api.turns import Turns
+from api.services import Turns
 
 pytestmark = pytest.mark.anyio
 

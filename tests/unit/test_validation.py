@@ -11,8 +11,8 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 import director
+from api.errors import Problem
 from api.predictions.validation import InputSchema
-from api.problems import Problem
 from director.store.catalog import OPEN_SCHEMA, Version
 from tests.support.queue_driver import MODEL, VERSION
 

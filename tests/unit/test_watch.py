@@ -7,10 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from director.core.errors import BackendUnavailable
-from director.servers.recovery import UNHEALTHY_S
+from director.servers.fleet import END_AGAIN_S, LATER_S, STRANGER_S, UNHEALTHY_S, Watch
 from director.servers.runners.runner import Capabilities, Health, HealthStatus, Setup
 from director.servers.servers import Server, Servers
-from director.servers.watch import END_AGAIN_S, LATER_S, STRANGER_S, Watch
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.scripted_runner import ScriptedRunner
@@ -248,7 +247,7 @@ SEEN = {
 
 @pytest.mark.parametrize("status", HealthStatus)
 async def test_each_health_has_consequences_of_its_own(watched: Watched, caplog: Any, status: HealthStatus) -> None:
-    caplog.set_level("INFO", "director.servers.watch")
+    caplog.set_level("INFO", "director.servers.fleet")
     await watched.look(Health(status=status, detail="so it says", since="first"))
     works, ends, standing, level = SEEN[status]
     assert (watched.servers.any_ready(), bool(watched.runner.shutdowns)) == (works, ends)

@@ -6,7 +6,7 @@ Without `now_ms` scripts ask the server's clock: tests walk time with it.
 
 from director.broker.scripts.accounts import AccountScripts, Allowance, Deployed, Rotated, Stowed
 from director.broker.scripts.caller import Accepted, CallerScripts, Canceled, Erased, Redelivered, Replayed
-from director.broker.scripts.catalog import Amended, CatalogScripts, Withdrawn
+from director.broker.scripts.catalog import Amended, CatalogScripts, OperatorScripts, Withdrawn
 from director.broker.scripts.holder import (
     MOST_CLAIMS,
     Advanced,
@@ -17,10 +17,8 @@ from director.broker.scripts.holder import (
     Readiness,
     Requeued,
 )
-from director.broker.scripts.keeper import Delivered, KeeperScripts, Repair
-from director.broker.scripts.letters import LetterScripts
+from director.broker.scripts.keeper import Delivered, KeeperScripts, LetterScripts, Repair
 from director.broker.scripts.mover import Arrived, Departed, MoverScripts, Stayed, Vacated
-from director.broker.scripts.operators import OperatorScripts
 from director.broker.scripts.queues import Admission, Demand, Migrated, QueueScripts, QueueStats, Unregistered
 
 __all__ = (

@@ -7,8 +7,6 @@ from director.broker import keys
 from director.broker.gatherer import Arg
 from director.broker.scripts.wire import Wire
 
-__all__ = ("Amended", "CatalogScripts", "Configured", "Withdrawn")
-
 Amended = Literal["done", "exists", "unknown"]
 Configured = Literal["done", "changed", "unknown"]
 Withdrawn = Literal["done", "versions"]
@@ -53,3 +51,25 @@ class CatalogScripts(Wire):
         """Take it away, or tell it of a version that goes. Safe to repeat."""
         reply = await self._call("withdraw", [keys.model(model)], [what, version, runs, latest])
         return cast(Withdrawn, reply.decode())
+
+
+# What is kept of what operators do. Changes nothing else: what they change has scripts of its own.
+
+
+class OperatorScripts(Wire):
+    """The log of changes."""
+
+    async def note(
+        self,
+        id: str,  # noqa: A002 - the word for it
+        *,
+        kind: str,
+        by: str,
+        account: str,
+        queue: str,
+        detail: bytes,
+        at_ms: int,
+    ) -> bool:
+        """Add one entry; False where there is one of this id and kind already. `detail`: JSON."""
+        args: list[Arg] = [id, kind, by, account, queue, detail, at_ms]
+        return bool(await self._call("note", [keys.changes()], args))

@@ -12,8 +12,6 @@ from director.broker.scripts.wire import Wire, ms, now
 from director.core.ids import Partition, PredictionId, QueueName, partition_of
 from director.core.schema import pairs
 
-__all__ = ("Delivered", "KeeperScripts", "Repair")
-
 Delivered = Literal["", "noted", "others"]
 """'' where nothing was noted: it is owed no more. `others`: it arrived, and others wait for an attempt at that host."""
 
@@ -134,3 +132,18 @@ def _jitter() -> float:
 
 def _outcomes(reply: Sequence[bytes]) -> list[tuple[PredictionId, Requeued]]:
     return [(PredictionId(name.decode()), cast(Requeued, word.decode())) for name, word in pairs(reply)]
+
+
+# What becomes of a dead letter once someone has decided. Lists none: `director.store.dead` does.
+
+
+class LetterScripts(Wire):
+    """The calls about one dead letter."""
+
+    async def revive(self, prediction_id: PredictionId, *, now_ms: int | None = None) -> bool:
+        """Return a dead letter to its queue; False when it is none, or its input is gone."""
+        return bool(await self._call("revive", [keys.record(prediction_id)], [prediction_id, now(now_ms)]))
+
+    async def drop(self, prediction_id: PredictionId, queue: QueueName, *, now_ms: int | None = None) -> bool:
+        """Let go of a dead letter; False when it is none."""
+        return bool(await self._call("drop", [keys.record(prediction_id)], [prediction_id, queue, now(now_ms)]))

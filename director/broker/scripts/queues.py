@@ -11,10 +11,8 @@ from director.broker.redis_client import text
 from director.broker.scripts.wire import Wire, ms, now
 from director.core.errors import SettingsError, UnknownQueue
 from director.core.ids import LANES, QueueName
-from director.core.objectives import NONE, Lane, Objectives, decode_objectives, encode
-from director.core.policy import Policy
+from director.core.policy import MAX_STREAMS, NONE, Lane, Objectives, Policy, decode_objectives, encode
 from director.core.schema import pairs
-from director.core.shards import MAX_STREAMS
 
 __all__ = ("Admission", "Demand", "Migrated", "QueueScripts", "QueueStats", "Unregistered")
 

@@ -5,8 +5,8 @@ in a thread, and at most once a second, so that no scrape holds up the loop.
 """
 
 import time
-from collections.abc import Iterable
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NoReturn, TypeVar
 
 import anyio
 from prometheus_client import (
@@ -21,12 +21,13 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
+from redis import exceptions
+from redis.asyncio import Redis
 
 from director import __version__
+from director.broker.redis_client import AWAY
 from director.runtime.metrics.series import Counter, Histogram, Series, Summary, counters, histograms, summaries
 from director.runtime.metrics.table import METRICS, Metric, Process
-
-__all__ = ("OPEN_METRICS", "PLAIN", "Registry")
 
 PLAIN: Final = CONTENT_TYPE_PLAIN_0_0_4
 OPEN_METRICS: Final = openmetrics.CONTENT_TYPE_LATEST
@@ -117,3 +118,117 @@ class Registry:
         self._made[row.name] = row, made
         self._prometheus.register(made)
         return made
+
+
+# What one process sees of Redis: does it answer, how fast, and what was asked of it.
+#
+# Hears of each round trip from who made it; asks nothing by itself.
+
+OTHER: Final = "other"
+# only these are names of a kind of error; whatever else comes is one of ours
+KINDS: Final = frozenset(error.__name__ for error in AWAY)
+
+
+class RedisMeter:
+    """One for all clients of the process."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._up = registry.gauge("director_redis_up")
+        self._round_trip = registry.histogram("director_redis_round_trip_seconds").labels()
+        self._calls = registry.summary("director_redis_call_seconds")
+        self._errors = registry.counter("director_redis_errors_total")
+        self._by_script: dict[str, Summary] = {}
+        self._heard_s = time.monotonic()
+        registry.gauge("director_redis_silence_seconds").set_function(lambda: time.monotonic() - self._heard_s)
+
+    def answered(self, took_s: float, scripts: Iterable[str] = ()) -> None:
+        """A round trip came back, with the answers of these scripts."""
+        self._heard_s = time.monotonic()
+        self._up.set(1)
+        self._round_trip.observe(took_s)
+        for name in scripts:
+            child = self._by_script.get(name)
+            if child is None:
+                child = self._by_script[name] = self._calls.labels(name)
+            child.observe(took_s)
+
+    def failed(self, error: Exception) -> None:
+        """It did not."""
+        self._up.set(0)
+        name = type(error).__name__
+        self._errors.labels(name if name in KINDS else OTHER).inc()
+
+
+# Does the loop turn in time, and does Redis answer, also while nobody asks it anything?
+#
+# Measures only: what is late or silent is told by the metrics, and mended by nobody here.
+
+BEAT_S: Final = 0.5
+BEATS_PER_PING: Final = 10
+
+
+class Pulse:
+    """One per process. Those in `on_beat` hear of each beat, and how long ago the one before it was."""
+
+    def __init__(self, registry: Registry, meter: RedisMeter, redis: Redis) -> None:
+        self._lag = registry.histogram("director_loop_lag_seconds").labels()
+        self._meter = meter
+        self._redis = redis
+        self.on_beat: list[Callable[[float], None]] = []
+
+    async def run(self) -> None:
+        """For ever."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._ping_for_ever)
+            await self._beat_for_ever()
+
+    async def ping(self) -> None:
+        """Ask Redis for nothing, once."""
+        began = time.monotonic()
+        try:
+            await self._redis.ping()
+        except exceptions.RedisError as exc:
+            self._meter.failed(exc)
+        else:
+            self._meter.answered(time.monotonic() - began)
+
+    async def _ping_for_ever(self) -> NoReturn:
+        while True:
+            await self.ping()
+            await anyio.sleep(BEAT_S * BEATS_PER_PING)
+
+    async def _beat_for_ever(self) -> NoReturn:
+        before = time.monotonic()
+        while True:
+            await anyio.sleep(BEAT_S)
+            now = time.monotonic()
+            self._lag.observe(max(0.0, now - before - BEAT_S))
+            for heed in self.on_beat:
+                heed(now - before)
+            before = now
+
+
+# How callers are told: each POST to a receiver, and what came of each attempt to tell an end.
+#
+# Never knows to whom: a receiver is the caller's own business.
+
+OUTCOMES = ("delivered", "failed", "gone", "refused", "given_up")
+
+
+class WebhookMeter:
+    """One for all webhooks of the process."""
+
+    def __init__(self, registry: Registry) -> None:
+        seconds = registry.histogram("director_webhook_seconds")
+        self._seconds = {ok: seconds.labels("yes" if ok else "no") for ok in (True, False)}
+        self._outcomes = registry.counter("director_webhooks_total")
+        for outcome in OUTCOMES:  # where a counter begins at one, no rule sees that it rose
+            self._outcomes.labels(outcome)
+
+    def sent(self, ok: bool, took_s: float) -> None:
+        """One POST is over."""
+        self._seconds[ok].observe(took_s)
+
+    def told(self, outcome: str) -> None:
+        """An attempt to tell an end was noted so."""
+        self._outcomes.labels(outcome).inc()

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from itertools import chain, repeat
 from typing import Final
 
 import httpx
@@ -17,16 +18,11 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from director.servers.runners.cog_answers import Again
-from director.servers.runners.cog_called import put_called
-from director.servers.runners.cog_health import Model, Sighting, read_health, read_model
-from director.servers.runners.cog_kinds import COGLET, Kind, python_kind
-from director.servers.runners.cog_put import Run
-from director.servers.runners.cog_stream import put_stream
-from director.servers.runners.cog_sync import put_sync
-from director.servers.runners.connections import Connection, Connections, connection_lost, read_body
+from director.servers.runners.cog_follow import Run, put_called, put_stream, put_sync
+from director.servers.runners.cog_health import COGLET, Kind, Model, Sighting, python_kind, read_health, read_model
+from director.servers.runners.connections import NO_HEADERS, Connection, Connections, connection_lost, read_body
 from director.servers.runners.feed import Feed
 from director.servers.runners.inbox import Inbox
-from director.servers.runners.patience import Patience
 from director.servers.runners.runner import (
     Capabilities,
     Ended,
@@ -37,10 +33,34 @@ from director.servers.runners.runner import (
     RunEvent,
     RunRequest,
 )
-from director.servers.runners.transport import NO_HEADERS
 from director.servers.runners.untrusted import Unreadable, one_line, read_json
 
-__all__ = ("CogRunner",)
+# Ever longer pauses between tries, until there was enough of them.
+#
+# Never decides what is tried.
+
+PAUSES_S: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1)
+LONGEST_S: Final = 0.25
+
+
+class Patience:
+    """Starts to wear off at the first pause."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._until: float | None = None
+        self._pauses = chain(PAUSES_S, repeat(LONGEST_S))
+
+    async def pause(self) -> bool:
+        """Wait a little longer than the last time. False, at once, when patience is at its end."""
+        now = asyncio.get_running_loop().time()
+        if self._until is None:
+            self._until = now + self._limit_s
+        if now >= self._until:
+            return False
+        await asyncio.sleep(min(next(self._pauses), self._until - now))
+        return True
+
 
 log = logging.getLogger(__name__)
 

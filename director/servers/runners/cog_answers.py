@@ -10,9 +10,8 @@ from typing import Final
 
 from msgspec import Raw, Struct
 
-from director.servers.runners.reasons import NO_ENTRY, locked, reason, seconds
 from director.servers.runners.runner import Ended, Outcome
-from director.servers.runners.untrusted import Unreadable, one_line, read_json
+from director.servers.runners.untrusted import NO_ENTRY, Unreadable, locked, one_line, read_json, reason, seconds
 
 __all__ = ("Again", "Answer", "Snapshot", "read_answer", "read_end", "read_snapshot", "too_large")
 

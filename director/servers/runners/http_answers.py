@@ -13,9 +13,18 @@ from msgspec import Raw, Struct
 
 from director.core.json_pointer import Pointer
 from director.core.runner_config import HttpConfig, PollingConfig
-from director.servers.runners.reasons import NO_ENTRY, WRONG_KEY, locked, reason, seconds
 from director.servers.runners.runner import Ended, Outcome
-from director.servers.runners.untrusted import Unreadable, excerpt, one_line, read_json
+from director.servers.runners.untrusted import (
+    NO_ENTRY,
+    WRONG_KEY,
+    Unreadable,
+    excerpt,
+    locked,
+    one_line,
+    read_json,
+    reason,
+    seconds,
+)
 
 __all__ = (
     "OUTCOMES",

@@ -5,21 +5,246 @@ leaves the others as they are.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import contextlib
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from typing import Final
 
 import httpx
+import msgspec
+from msgspec import Raw, Struct
+from msgspec.structs import replace
 
+from director.core.json_pointer import Pointer
 from director.core.runner_config import BatchConfig, HttpConfig
-from director.servers.runners.batch import Batch
-from director.servers.runners.batch_answers import ends_of
+from director.servers.runners.connections import NO_HEADERS
 from director.servers.runners.feed import Voice
+from director.servers.runners.http_answers import mapped_end, mapped_error
+from director.servers.runners.http_server import post
 from director.servers.runners.http_sync import HttpRunner
-from director.servers.runners.rounds import Rounds, Together
-from director.servers.runners.runner import Capabilities, Ended, Outcome, RunRequest
-from director.servers.runners.server import post
-from director.servers.runners.transport import NO_HEADERS
+from director.servers.runners.runner import Batch, Capabilities, Ended, Outcome, RunRequest
+from director.servers.runners.untrusted import Unreadable, read_json
 
-__all__ = ("HttpBatchRunner",)
+# What a request for several runs used, split over them. Pure.
+#
+# Whole numbers stay whole, and add up to what the server told. What is no number is nobody's.
+
+MOST: Final = 2**48  # of more than that, rounding alone may be whole units
+DIGITS: Final = 6
+
+
+def used_by(
+    document: Raw, headers: Mapping[str, str], items: Sequence[Raw], batch: BatchConfig, costs: Sequence[float]
+) -> list[dict[str, Raw]]:
+    """The metrics of each run, in the order of the items: by the share that an item tells, else by cost."""
+    told = {name: _number(bytes(where.find(document) or b"")) for name, where in batch.usage.items()}
+    told |= {name: _number(headers.get(header.lower(), "").encode()) for name, header in batch.usage_headers.items()}
+    weights = _shares(items, batch.share) or costs
+    parts = {name: split(total, weights) for name, total in told.items() if total is not None}
+    return [
+        {name: Raw(msgspec.json.encode(part[index])) for name, part in parts.items()} for index in range(len(items))
+    ]
+
+
+def split(total: float, weights: Sequence[float]) -> list[float]:
+    """In proportion; evenly where nobody has any weight. Of a whole number, the rest goes where most was cut off."""
+    everything = math.fsum(weights)
+    exact = [total * weight / everything if everything > 0 else total / len(weights) for weight in weights]
+    if not isinstance(total, int):
+        return [round(part, DIGITS) for part in exact]
+    parts = [math.floor(part) for part in exact]
+    by_cut = sorted(range(len(parts)), key=lambda index: parts[index] - exact[index])
+    for index in by_cut[: total - sum(parts)]:
+        parts[index] += 1
+    return list(parts)
+
+
+def _shares(items: Sequence[Raw], share: Pointer | None) -> list[float]:
+    """None at all where one of them tells none."""
+    found = [] if share is None else [_number(bytes(share.find(item) or b"")) for item in items]
+    told = [number for number in found if number is not None]
+    return told if len(told) == len(items) else []
+
+
+def _number(text: bytes) -> float | None:
+    try:
+        number = read_json(text, int | float)  # type: ignore[arg-type]
+    except Unreadable:
+        return None
+    return number if 0 <= number <= MOST else None
+
+
+# What one answer says of each of the runs that went to a server together.
+#
+# Pure. Never guesses whose an output is: where the numbers do not fit, nobody gets any.
+
+MISMATCH: Final = "batch_mismatch"
+
+
+def ends_of(
+    document: Raw, config: HttpConfig, batch: BatchConfig, costs: Sequence[float], headers: Mapping[str, str]
+) -> list[Ended]:
+    """The ends of the runs that cost so much each, in the order of the request."""
+    count = len(costs)
+    try:
+        items = _items(document, batch.items)
+        if len(items) != count:
+            raise Unreadable(f"has {len(items)} items for {count} predictions")
+        items = items if batch.index is None else _ordered(items, batch.index)
+    except Unreadable as exc:
+        error = f"The model server's answer {exc}, so that nobody can tell whose they are"
+        return [Ended(outcome=Outcome.FAILED, error=error, code=MISMATCH)] * count
+    used = used_by(document, headers, items, batch, costs)
+    return [_end(item, config, share) for item, share in zip(items, used, strict=True)]
+
+
+def _items(document: Raw, where: Pointer) -> list[Raw]:
+    found = where.find(document)
+    try:
+        return read_json(bytes(found or b""), list[Raw])
+    except Unreadable as exc:
+        raise Unreadable(f"has no list at {where.text!r}") from exc
+
+
+def _ordered(items: list[Raw], index: Pointer) -> list[Raw]:
+    """By the number that each item says it has. Each is there once."""
+    places: dict[int, Raw] = {}
+    for item in items:
+        places[read_json(bytes(index.find(item) or b"null"), int)] = item
+    if sorted(places) != list(range(len(items))):
+        raise Unreadable(f"does not number its items from 0 at {index.text!r}")
+    return [places[number] for number in range(len(items))]
+
+
+def _end(item: Raw, config: HttpConfig, used: dict[str, Raw]) -> Ended:
+    if error := mapped_error(item, config.error):
+        return Ended(outcome=Outcome.FAILED, error=error, metrics=used)
+    end = mapped_end(item, config)
+    return replace(end, metrics=used | end.metrics)
+
+
+# The runs of one batch on their way through one slot: request after request, and never two at once.
+#
+# What failed together is sent again in halves, until the one that is to blame fails alone. Who is let go of meanwhile
+# leaves the others as they are; the server is let go of with the last one. Never knows what is sent.
+
+# Who looks up files for longer goes after the others
+LATE_S: Final = 1.0
+# An answer to all of them that may be the fault of one
+MAY_BE_ONE: Final = frozenset({Outcome.FAILED, Outcome.INVALID})
+# A server that is about to die still takes connections, and would cost whoever goes next an attempt
+NOT_SENT: Final = Ended(outcome=Outcome.REFUSED, error="The model server died before it was sent there")
+
+
+class Together(Struct, eq=False):
+    """One of the runs. `shared`: it can go only with those that have the same; None where it has to go alone."""
+
+    request: RunRequest
+    feed: Voice
+    shared: Hashable
+    end: asyncio.Future[Ended]
+
+
+Send = Callable[[Sequence[Together]], Awaitable[Sequence[Ended] | Ended]]
+"""Sends one request: the end of each run, or one end that the request as a whole came to."""
+
+
+class Rounds:
+    """Of one batch."""
+
+    def __init__(self, batch: Batch, send: Send) -> None:
+        self._send = send
+        self._runs: set[Together] = set()
+        self._come: list[Together] = []
+        self._waiting: deque[list[Together]] = deque()
+        self._sent: list[Together] = []
+        self._request: asyncio.Task[Sequence[Ended] | Ended] | None = None
+        self._lead: asyncio.Task[None] | None = None
+        self._gathered = asyncio.Event()
+        batch.on_gathered = self._gathered.set
+        if batch.is_gathered:
+            self._gathered.set()
+
+    @property
+    def is_over(self) -> bool:
+        """Is nobody left?"""
+        return not self._runs
+
+    async def end_of(self, run: Together) -> Ended:
+        """Let it go with the next ones, and wait for its end."""
+        self._runs.add(run)
+        self._come.append(run)
+        if self._lead is None or self._lead.done():
+            self._lead = asyncio.create_task(self._go())
+        return await run.end
+
+    async def leave(self, run: Together) -> None:
+        """It has ended, or was let go of. The last one of a request takes that along."""
+        self._runs.discard(run)
+        run.end.cancel()
+        if self._request is not None and all(each.end.done() for each in self._sent):
+            self._request.cancel()
+            await asyncio.wait({self._request})
+
+    async def aclose(self) -> None:
+        """Nobody comes any more."""
+        if self._lead is not None:
+            self._lead.cancel()
+            await asyncio.wait({self._lead})
+
+    async def _go(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LATE_S):
+                await self._gathered.wait()
+        while sent := self._next():
+            self._sent = sent
+            self._request = asyncio.create_task(self._ask(sent))
+            await asyncio.wait({self._request})
+            if not self._request.cancelled():
+                self._tell(sent, self._request)
+
+    def _next(self) -> list[Together]:
+        """Who goes next. Those that may be to blame for a death go last."""
+        come, self._come = self._come, []
+        groups: dict[Hashable, list[Together]] = {}
+        for run in come:
+            groups.setdefault(run.shared, []).append(run)
+        alone = groups.pop(None, [])
+        self._waiting += [*groups.values(), *([run] for run in alone)]
+        while self._waiting:
+            if sent := [run for run in self._waiting.popleft() if not run.end.done()]:
+                return sent
+        return []
+
+    async def _ask(self, sent: list[Together]) -> Sequence[Ended] | Ended:
+        return await self._send(sent)
+
+    def _tell(self, sent: list[Together], request: asyncio.Task[Sequence[Ended] | Ended]) -> None:
+        left = [run for run in sent if not run.end.done()]
+        if fault := request.exception():
+            for run in left:
+                run.end.set_exception(fault)
+            return
+        answer = request.result()
+        if isinstance(answer, Ended) and answer.outcome in MAY_BE_ONE and len(sent) > 1:
+            half = (len(left) + 1) // 2
+            self._waiting.extendleft([left[half:], left[:half]])
+            return
+        ends = [answer] * len(sent) if isinstance(answer, Ended) else answer
+        for run, end in zip(sent, ends, strict=True):
+            if not run.end.done():
+                run.end.set_result(end)
+        if any(end.server_is_dead for end in ends):
+            self._give_back_the_rest()
+
+    def _give_back_the_rest(self) -> None:
+        rest = [*self._come, *(run for group in self._waiting for run in group)]
+        self._come.clear()
+        self._waiting.clear()
+        for run in rest:
+            if not run.end.done():
+                run.end.set_result(NOT_SENT)
 
 
 class HttpBatchRunner(HttpRunner):

@@ -12,6 +12,7 @@ import httpx
 from msgspec import Raw
 
 from director.core.runner_config import HttpConfig
+from director.servers.runners.connections import NO_HEADERS
 from director.servers.runners.feed import Voice
 from director.servers.runners.http_answers import (
     Answer,
@@ -22,11 +23,8 @@ from director.servers.runners.http_answers import (
     refused,
     too_large,
 )
-from director.servers.runners.open_runs import OpenRuns
-from director.servers.runners.openapi import openapi
+from director.servers.runners.http_server import HttpServer, OpenRuns, openapi, post
 from director.servers.runners.runner import Capabilities, Ended, Health, Hear, OneAnswer, Outcome, RunEvent, RunRequest
-from director.servers.runners.server import HttpServer, post
-from director.servers.runners.transport import NO_HEADERS
 from director.servers.runners.untrusted import Unreadable
 
 __all__ = ("HttpRunner",)

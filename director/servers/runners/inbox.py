@@ -5,19 +5,237 @@ drops what nobody listens for. It answers at once, because some servers hold the
 """
 
 import asyncio
+import hashlib
+import logging
+import os
+import re
 import secrets
+import tempfile
+import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
+from anyio import to_thread
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from director.servers.runners.arrivals import Arrivals
+from director.core.errors import SettingsError
+from director.servers.runners.runner import BLOCK_BYTES, Received, ServerFile, Unreceived
 
-__all__ = ("Inbox", "Mailbox")
+# Where the files that a model server gives us wait for the store: one file of the disk for each run, without a name.
+#
+# Never whole in memory, and in no folder: the system takes it back as soon as nobody holds it, also from a director
+# that was killed. One for all files of a run, since a process may have few open. What breaks off leaves its place to
+# others.
+
+PIECE_BYTES: Final = 1 << 20
+
+
+class Spool:
+    """One run's. Files may come at the same time: their pieces lie between each other's, each in a place for a whole
+    one; what a piece does not fill is a hole, which takes no room.
+    """
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the last who holds a file in it
+        self._end = 0
+        self._free: list[int] = []
+        weakref.finalize(self, self._file.close)
+
+    async def take(self, blocks: AsyncIterator[bytes], *, content_type: str) -> ServerFile:
+        """Keep a file as it comes. Raises what `blocks` raises, and OSError where the disk has no room."""
+        digest, waiting = hashlib.sha256(), bytearray()
+        pieces: list[tuple[int, int]] = []
+
+        async def keep() -> None:
+            piece = bytes(waiting[:PIECE_BYTES])
+            del waiting[:PIECE_BYTES]
+            place = self._place()
+            pieces.append((place, len(piece)))
+            await to_thread.run_sync(self._write, piece, place)
+            await to_thread.run_sync(digest.update, piece)
+
+        try:
+            async for block in blocks:
+                waiting += block
+                while len(waiting) >= PIECE_BYTES:
+                    await keep()
+            if waiting:
+                await keep()
+        except BaseException:
+            self._free += [place for place, _ in pieces]
+            raise
+        return ServerFile(
+            content_type=content_type,
+            size=sum(size for _, size in pieces),
+            digest=digest.hexdigest(),
+            blocks=partial(self._blocks, tuple(pieces)),
+        )
+
+    async def _blocks(self, pieces: tuple[tuple[int, int], ...]) -> AsyncGenerator[bytes, None]:
+        for place, size in pieces:
+            yield await to_thread.run_sync(self._read, place, size)
+
+    def _place(self) -> int:
+        if self._free:
+            return self._free.pop()
+        place, self._end = self._end, self._end + PIECE_BYTES
+        return place
+
+    def _write(self, data: bytes, place: int) -> None:
+        left = memoryview(data)
+        while left:
+            written = os.pwrite(self._file.fileno(), left, place)
+            left, place = left[written:], place + written
+
+    def _read(self, place: int, size: int) -> bytes:
+        data = b""
+        while len(data) < size and (more := os.pread(self._file.fileno(), size - len(data), place + len(data))):
+            data += more
+        return data
+
+
+# Where a Cog server puts the files of its outputs (`--upload-url`): a path that only those can name who were told it.
+#
+# Takes a file for a run that is followed here and for no other, and gives it a name that its output then has in the
+# file's place. Never holds a file in memory, keeps nothing of what breaks off, and trusts nothing but the bytes.
+
+log = logging.getLogger(__name__)
+
+# as coglet hands it on in an output: a scheme in lower case, and nothing in it that JSON would escape
+NAME: Final = "director-file:"
+TYPE: Final = re.compile(
+    r"([a-z0-9][a-z0-9.+_-]{0,63}/[a-z0-9][a-z0-9.+_-]{0,63})(?:\s*;\s*charset=\"?([a-z0-9-]{1,32})\"?)?"
+)
+PLAIN_TYPE: Final = "application/octet-stream"
+
+Tell = Callable[[Received | Unreceived], None]
+
+
+class _TooLarge(Exception):
+    """All files of the run together are larger than what is kept: it cannot succeed any more."""
+
+
+class _Run:
+    """One run that files are taken for, `room` bytes of them. `overlapped`: some came at the same time."""
+
+    def __init__(self, tell: Tell, room: int) -> None:
+        self.tell = tell
+        self.is_over = False
+        self.overlapped = False
+        self._room = room
+        self._spool: Spool | None = None
+        self._last = asyncio.Event()
+        self._last.set()
+
+    async def take(self, request: Request) -> str:
+        """The name that a file has from now on. Raises `_TooLarge`, ClientDisconnect and OSError; then nothing is kept.
+
+        coglet sends the files of a run side by side, and lists them as they are answered: so each is answered after
+        those that began before it.
+        """
+        before, self._last = self._last, asyncio.Event()
+        mine = self._last
+        self.overlapped |= not before.is_set()
+        try:
+            self._spool = self._spool or Spool()
+            content_type = _content_type(request.headers.get("content-type", ""))
+            file = await self._spool.take(self._bounded(request), content_type=content_type)
+            await before.wait()
+            name = NAME + secrets.token_hex(16)
+            self.tell(Received(name, file))
+            return name
+        finally:
+            mine.set()
+
+    async def _bounded(self, request: Request) -> AsyncGenerator[bytes, None]:
+        size = taken = 0
+        try:
+            async for block in request.stream():
+                size += len(block)
+                before, taken = taken, max(size, BLOCK_BYTES)
+                self._room -= taken - before
+                if self._room < 0:
+                    raise _TooLarge
+                yield block
+        except BaseException:
+            self._room += taken
+            raise
+
+
+class Arrivals:
+    """The runs of this process that files are taken for. `secret`: what whoever sends one has to know."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret.encode()
+        self._runs: dict[str, _Run] = {}
+        self._warned = False
+
+    @classmethod
+    def of(cls, secret: str) -> "Arrivals | None":
+        """Those that are set; None where no secret is. Raises SettingsError where there is no place for a file."""
+        if not secret:
+            return None
+        try:
+            Spool()
+        except OSError as exc:
+            raise SettingsError(f"DIRECTOR_UPLOAD_SECRET needs a TMPDIR that can be written ({exc.strerror}).") from exc
+        return cls(secret)
+
+    @contextmanager
+    def expect(self, prediction_id: str, tell: Tell, *, most: int) -> Iterator[None]:
+        """Take files for this run, `most` bytes together. Each is told before the server has its answer."""
+        run = self._runs[prediction_id] = _Run(tell, most)
+        try:
+            yield
+        finally:
+            run.is_over = True
+            if self._runs.get(prediction_id) is run:
+                del self._runs[prediction_id]
+
+    def routes(self) -> list[Route]:
+        """To be mounted where the model server can reach it."""
+        return [Route("/uploads/{secret}/{name:path}", self._receive, methods=["PUT"])]
+
+    async def _receive(self, request: Request) -> Response:
+        if not secrets.compare_digest(request.path_params["secret"].encode(), self._secret):
+            return Response(status_code=404)
+        run = self._run_of(request.headers.get("x-prediction-id"))
+        if run is None:
+            log.warning("a file came that belongs to no run here")
+            return Response(status_code=404)
+        try:
+            name = await run.take(request)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except _TooLarge:
+            run.tell(Unreceived(too_large=True))
+            return Response(status_code=413)
+        except OSError:
+            log.exception("a file of a run could not be taken: there must be room in TMPDIR")
+            run.tell(Unreceived())
+            return Response(status_code=507)
+        if run.overlapped and not self._warned:
+            log.warning("files of a run come at the same time: coglet may not list them in the model's order")
+            self._warned = True
+        return Response(status_code=410 if run.is_over else 201, headers={"location": name})
+
+    def _run_of(self, prediction_id: str | None) -> _Run | None:
+        if prediction_id is None and len(self._runs) == 1:  # coglet before 0.23 does not say whose it is
+            return next(iter(self._runs.values()))
+        return self._runs.get(prediction_id or "")
+
+
+def _content_type(said: str) -> str:
+    found = TYPE.fullmatch(said.strip().lower())
+    if found is None:
+        return PLAIN_TYPE
+    return found[1] + (f"; charset={found[2]}" if found[2] and found[1].startswith("text/") else "")
+
 
 MAX_BODY: Final = 64 * 1024 * 1024
 MAX_WAITING: Final = 64

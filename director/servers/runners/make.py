@@ -5,13 +5,13 @@ from typing import assert_never
 
 from director.core.runner_config import CogConfig, HttpConfig, OpenAiConfig, PollingConfig, RunnerConfig
 from director.servers.runners.cog import CogRunner
+from director.servers.runners.connections import NO_HEADERS
 from director.servers.runners.http_batch import HttpBatchRunner
 from director.servers.runners.http_sync import HttpRunner
 from director.servers.runners.inbox import Inbox
 from director.servers.runners.openai import OpenAiRunner
 from director.servers.runners.polling import PollingRunner
 from director.servers.runners.runner import Runner
-from director.servers.runners.transport import NO_HEADERS
 
 __all__ = ("make_runner",)
 

@@ -20,16 +20,12 @@ from msgspec.structs import replace
 
 from director.core.json_pointer import Pointer
 from director.core.runner_config import PollingConfig
-from director.servers.runners.connections import Connection
+from director.servers.runners.connections import NO_HEADERS, Connection
 from director.servers.runners.feed import Feed
 from director.servers.runners.http_answers import Answer, mapped_end, mapped_error, read_document, refused, too_large
-from director.servers.runners.open_runs import HUNG_UP, OpenRuns
-from director.servers.runners.openapi import openapi
-from director.servers.runners.reasons import NO_ENTRY, locked
+from director.servers.runners.http_server import HUNG_UP, HttpServer, OpenRuns, openapi, post
 from director.servers.runners.runner import Accepted, Capabilities, Ended, Health, Outcome, RunEvent, RunRequest
-from director.servers.runners.server import HttpServer, post
-from director.servers.runners.transport import NO_HEADERS
-from director.servers.runners.untrusted import Unreadable, one_line, read_json
+from director.servers.runners.untrusted import NO_ENTRY, Unreadable, locked, one_line, read_json
 
 __all__ = ("PollStatus", "PollingRunner")
 

@@ -7,8 +7,9 @@ stay `msgspec.Raw`.
 from typing import Final, TypeVar
 
 import msgspec
+from msgspec import Struct
 
-__all__ = ("EXCERPT_CHARS", "Unreadable", "excerpt", "one_line", "read_json")
+from director.servers.runners.runner import Ended, Outcome
 
 EXCERPT_CHARS: Final = 500
 
@@ -42,3 +43,68 @@ def one_line(text: str) -> str:
     """What fits in one line of a report."""
     line = " ".join(text[: EXCERPT_CHARS * 4].split())
     return line if len(line) <= EXCERPT_CHARS else line[: EXCERPT_CHARS - 1] + "…"
+
+
+# Why a server refused, in words, from the body and the headers of its answer.
+#
+# Pure, and never raises for what a server wrote: what is of no kind we know is told by how it begins.
+
+RETRY_AFTER_MAX_S: Final = 3600.0
+COMPLAINTS_MAX: Final = 20
+# It does not let us in, which nothing that a caller sends can change. It may repeat the secret that it was sent
+NO_ENTRY: Final = frozenset({401, 403, 407})
+SERVER_AUTH: Final = "server_auth"  # also how servers stand that are all locked
+WRONG_KEY: Final = "whoever runs the model has to give its director the right key"
+
+
+class _Complaint(Struct):
+    msg: str = ""
+    loc: list[str | int] = msgspec.field(default_factory=list)
+
+
+class _Error(Struct):
+    message: str = ""
+
+
+class _Refusal(Struct):
+    detail: str | list[_Complaint] | None = None
+    error: str | _Error | None = None
+    message: str | None = None
+
+
+def locked(status: int) -> Ended:
+    """The end of a run that was answered with one of NO_ENTRY."""
+    error = f"The model server answered {status}: {WRONG_KEY}"
+    return Ended(outcome=Outcome.REFUSED, error=error, is_locked=True, code=SERVER_AUTH)
+
+
+def reason(body: bytes) -> str:
+    """A refusal in words: what the server's JSON says if it is of a kind we know, else how its text begins."""
+    try:
+        refusal = read_json(body, _Refusal)
+    except Unreadable:
+        return excerpt(body)
+    match refusal.detail:
+        case list() as complaints if complaints:
+            return one_line("; ".join(_complaint(complaint) for complaint in complaints[:COMPLAINTS_MAX]))
+        case str() as detail if detail:
+            return one_line(detail)
+        case _:
+            error = refusal.error.message if isinstance(refusal.error, _Error) else refusal.error
+            said = error or refusal.message
+            return one_line(said) if said else excerpt(body)
+
+
+def seconds(retry_after: str | None) -> float | None:
+    """Retry-After as seconds. Its other form, a date, is by a clock that is not ours."""
+    if retry_after is None or not (retry_after.isascii() and retry_after.isdigit()):
+        return None
+    return min(float(retry_after[:9]), RETRY_AFTER_MAX_S)
+
+
+def _complaint(complaint: _Complaint) -> str:
+    where = [str(part) for part in complaint.loc]
+    for wrapping in ("body", "input"):  # a caller knows only what is inside of `input`
+        if where[:1] == [wrapping]:
+            where = where[1:]
+    return f"{'.'.join(where)}: {complaint.msg}" if where else complaint.msg

@@ -18,7 +18,7 @@ import msgspec
 from director.bench.load import Load
 from director.broker import keys
 from director.core.ids import partition_of_model
-from director.runtime.limits import raise_descriptor_limit
+from director.runtime.startup import raise_descriptor_limit
 from tests.bench.benches.options import Found, Options, Rounds
 from tests.bench.processes import Child, until
 from tests.bench.results import OURS

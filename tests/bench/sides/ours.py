@@ -18,8 +18,7 @@ from director.broker.gatherer import Gatherer
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import PredictionId, lowest_id_at, new_prediction_id, queue_name
-from director.core.policy import Policy
-from director.core.shards import shard
+from director.core.policy import Policy, shard
 from director.core.states import Status
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog

@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from api.admin.live import MOST_SNAPSHOTS
+from api.admin.overview import MOST_SNAPSHOTS
 from api.openapi.document import encoded
 from tests.support.contract import Scene, scene
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION

@@ -12,7 +12,7 @@ from director.core.clock import SystemClock
 from director.core.ids import PredictionId, QueueName
 from director.core.settings import ApiSettings
 from director.files.choose import store_in
-from director.files.names import file_name
+from director.files.store import file_name
 from director.store.accounts import Accounts
 from tests.support.api import PlayedDirector, api_client
 from tests.support.keyspace import dump

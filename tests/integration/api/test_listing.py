@@ -10,8 +10,8 @@ from redis.asyncio import Redis
 from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.ids import PredictionId, QueueName, lowest_id_at, new_prediction_id
+from director.core.policy import shard
 from director.core.settings import ApiSettings
-from director.core.shards import shard
 from director.core.states import Status
 from director.store.accounts import Accounts
 from tests.support.api import PlayedDirector, api_client

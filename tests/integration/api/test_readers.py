@@ -20,7 +20,7 @@ from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId
 from director.core.schema import Claim
-from director.runtime.limits import Descriptors
+from director.runtime.startup import Descriptors
 from tests.support.event_stream import Told, take_apart
 from tests.support.eventually import eventually
 from tests.support.queue_driver import QueueDriver

@@ -13,8 +13,7 @@ from director.core.ids import QueueName
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
 from director.store.accounts import Accounts
-from director.store.catalog import OPEN_SCHEMA, Catalog
-from director.store.kinds import Kinds
+from director.store.catalog import OPEN_SCHEMA, Catalog, Kinds
 from tests.support.api import BASE, PlayedDirector, api_client
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 

@@ -18,9 +18,8 @@ from director.core.policy import Policy
 from director.core.settings import ApiSettings
 from director.keeper.registry import Registry
 from director.store import deployments
-from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.catalog import OPEN_SCHEMA, Catalog, Kinds
 from director.store.deployments import Deployments
-from director.store.kinds import Kinds
 from director.store.removal import Removal
 from tests.support.api import PlayedDirector, api_client
 from tests.support.clock import FakeClock

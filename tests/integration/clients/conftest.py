@@ -18,9 +18,8 @@ from director.broker.redis_client import client
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.store.accounts import Accounts
-from director.store.catalog import Catalog
+from director.store.catalog import Catalog, Kinds
 from director.store.collections import Collection, Collections
-from director.store.kinds import Kinds
 from tests.support.api import live_api
 from tests.support.authority import Authority
 from tests.support.cog import cog_process, free_port

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from director.core.ids import QueueName
+from director.diagnosis.findings import CODES, Finding
 from director.diagnosis.overview import OwedCount, Snapshot
-from director.diagnosis.situation import CODES, Finding
 from tests.integration.dashboard.conftest import Service, log_in
 from tests.support.browser import Window
 

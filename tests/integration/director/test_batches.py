@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from director.core.ids import PredictionId
+from director.execution.consumer import MOST_SKIPS
 from director.execution.director import Director
-from director.execution.portion import MOST_SKIPS
 from director.execution.single import connected
 from tests.support.cog import cog_server
 from tests.support.eventually import eventually

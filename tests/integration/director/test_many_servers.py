@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
+from director.servers.fleet import PAUSES
 from director.servers.runners.runner import HealthStatus
-from director.servers.watch import PAUSES
 from tests.support.cog import write_model
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, keeping, live_director, supervised_cog
@@ -152,7 +152,7 @@ async def test_of_a_server_with_fewer_slots_than_we_were_told_no_more_are_used_a
 async def test_a_server_that_a_stranger_keeps_busy_is_found_though_nobody_asks_for_anything(
     caller: Caller, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.servers.watch.STRANGER_S", 0.01)
+    monkeypatch.setattr("director.servers.fleet.STRANGER_S", 0.01)
     monkeypatch.setitem(PAUSES, HealthStatus.BUSY, 0.02)
     async with scripted_cog() as cog:
         cog.on("GET", "/health-check", answer(200, {**HEALTHY, "status": "BUSY"}))

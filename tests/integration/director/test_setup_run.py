@@ -11,10 +11,10 @@ from anyio import to_thread
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.cli.queue_text import report
+from director.cli.queues import report
 from director.core.policy import Policy
+from director.core.schema import SetupRun
 from director.core.settings import ApiSettings
-from director.core.setup_run import SetupRun
 from director.servers.runners.runner import HealthStatus
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
@@ -81,7 +81,7 @@ async def test_the_last_one_is_kept_and_shown_to_who_may_see_the_version(
 async def test_one_that_failed_before_the_version_is_known_is_noted_once_it_is(
     server: RedisServer, redis: Redis, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.servers.watch.PAUSES", dict.fromkeys(HealthStatus, 0.02))
+    monkeypatch.setattr("director.servers.fleet.PAUSES", dict.fromkeys(HealthStatus, 0.02))
     async with scripted_cog() as cog:
         cog.on("GET", "/health-check", answer(200, {**HEALTHY, "status": "SETUP_FAILED"}))
         async with live_director(server.url, cog.url) as director:

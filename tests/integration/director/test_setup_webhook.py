@@ -13,8 +13,8 @@ from standardwebhooks import Webhook
 from director.core import signing
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError
+from director.core.schema import SetupRun, setup_run
 from director.core.settings import DirectorSettings
-from director.core.setup_run import SetupRun, setup_run
 from director.servers import setup_webhook
 from director.servers.setup_webhook import SetupWebhook
 from director.webhooks.addresses import AllowList

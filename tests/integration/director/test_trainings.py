@@ -23,10 +23,8 @@ from director.core.settings import ApiSettings
 from director.files.choose import store_in
 from director.keeper.tidier import Tidied, Tidier
 from director.store.accounts import Accounts
-from director.store.catalog import OPEN_SCHEMA, Catalog
-from director.store.kinds import Kinds
-from director.store.removal import Removal
-from director.store.trained import TrainedVersions
+from director.store.catalog import OPEN_SCHEMA, Catalog, Kinds
+from director.store.removal import Removal, TrainedVersions
 from tests.support.api import api_client, live_api
 from tests.support.cog import cog_process, free_port, write_model
 from tests.support.eventually import eventually

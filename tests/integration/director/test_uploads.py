@@ -127,7 +127,7 @@ async def test_a_disk_without_room_fails_the_prediction_and_says_why(
     def full(*_: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("director.servers.runners.spool.Spool._write", full)
+    monkeypatch.setattr("director.servers.runners.inbox.Spool._write", full)
     async with live_director(server.url, given.url, **given.settings(folder)):
         ended = await caller.ended(await caller.submit(n=1))
     assert (ended["status"], ended["code"]) == ("failed", "output_not_stored")

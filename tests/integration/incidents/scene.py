@@ -27,7 +27,7 @@ from director.broker.scripts import Readiness, Scripts
 from director.core.clock import SystemClock
 from director.core.ids import QueueName
 from director.core.policy import Policy
-from director.diagnosis.situation import Finding
+from director.diagnosis.findings import Finding
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.tokens import SCOPES

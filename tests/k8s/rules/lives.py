@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from api.prefer import LONGEST_WAIT_S
+from api.bodies import LONGEST_WAIT_S
 from director.execution.director import HAND_BACK_S, TELL_S
 from director.keeper.keeper import DRAIN_S
 from tests.k8s.rules.settings import director_settings

@@ -1,0 +1,129 @@
+"""What operators see of directors, over HTTP: who is there, since when, with which servers, and what each holds.
+
+For tokens with the scope `admin` alone. Asks no director: their beats tell. Changes nothing.
+"""
+
+import hmac
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import Final
+
+import anyio
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.auth import authenticate, may_still
+from api.errors import InvalidField, invalid_input, too_many_streams
+from api.predictions.events import number_of
+from api.predictions.stream_events import KEEP_ALIVE
+from api.predictions.stream_readers import KEEP_ALIVE_S, PIECE_BYTES, STALL_S, Send
+from api.predictions.streams import RETRY_AFTER_S, STREAM, EventStream
+from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, link
+from api.services import parts_of
+from api.sites.sites import parts_asked
+from director.core.ids import QueueName
+from director.core.schema import Page
+from director.diagnosis.views import director_view
+
+PATH: Final = "/admin/directors"
+
+
+async def list_directors(request: Request) -> Response:
+    """GET /admin/directors?queue=&cursor=: by name, of one queue or of all."""
+    await authenticate(request, "admin")
+    parts, queue, cursor = parts_asked(request), request.query_params.get("queue", ""), cursor_of(request)
+    queues = await parts.queues.all()
+    if queue and queue not in queues:
+        raise invalid_input([InvalidField("enum", "queue", "There is no such queue")])
+    found = await parts.directors.of([QueueName(queue)] if queue else queues)
+    rest = [one for one in found if cursor is None or one.name > cursor.at]
+    page, more = rest[:PAGE_SIZE], rest[PAGE_SIZE:]
+    kept: Mapping[str, str] = {"queue": queue} if queue else {}
+    following = link(request, PATH, Cursor(page[-1].name), kept) if more else None
+    return json_response(Page(next=following, previous=None, results=[director_view(one) for one in page]))
+
+
+# What operators see of webhooks that are owed, over HTTP: how many, since when, to which hosts.
+#
+# For tokens with the scope `admin` alone. Changes nothing: one is told again by `redeliver` of its prediction.
+
+LONGEST_HOST: Final = 300
+
+
+async def get_owed(request: Request) -> Response:
+    """GET /admin/owed?host=: all of it, and those whose next attempt comes first."""
+    await authenticate(request, "admin")
+    host = request.query_params.get("host", "")
+    if len(host) > LONGEST_HOST:
+        raise invalid_input([InvalidField("max_length", "host", f"Has at most {LONGEST_HOST} characters")])
+    return json_response(await parts_asked(request).owed.look(host=host))
+
+
+# What this process counts, for whoever scrapes it: with the token of the settings, or one with the scope `admin`.
+#
+# Needs no Redis where the token is that of the settings, so that an outage can be watched.
+
+
+async def get_metrics(request: Request) -> Response:
+    """GET /metrics: as text, or as OpenMetrics for who accepts that."""
+    parts = parts_of(request)
+    if not _has_token(request, parts.settings.metrics_token):
+        await authenticate(request, "admin")
+    text, kind = await parts.meters.registry.page(request.headers.get("accept", ""))
+    return Response(text, headers={"Content-Type": kind})
+
+
+def _has_token(request: Request, token: str) -> bool:
+    _, _, given = request.headers.get("authorization", "").partition(" ")
+    return bool(token) and hmac.compare_digest(given.strip().encode(), token.encode())
+
+
+# GET /admin/live: what goes on in the whole service, as server-sent events, for operators who watch.
+#
+# For tokens with the scope `admin` alone, and only as long as they have it. Who watches counts as a reader of a
+# stream: there is a bound of them all, and whoever takes nothing for a minute is let go.
+
+log = logging.getLogger(__name__)
+
+MOST_SNAPSHOTS: Final = 1_000
+
+
+async def follow_live(request: Request) -> Response:
+    """A `snapshot` at once, then one each few seconds; `away` while Redis is. `snapshots=`: so many, and the end."""
+    await authenticate(request, "admin")
+    count = number_of(request, "snapshots", default=0, least=1, most=MOST_SNAPSHOTS)
+    if request.method == "HEAD":
+        return Response(headers=STREAM)
+    if parts_of(request).readers.is_full:
+        raise too_many_streams(RETRY_AFTER_S)
+    return EventStream(partial(_tell, request, count))
+
+
+async def _tell(request: Request, count: int, send: Send) -> bool:
+    """True where it came to its end, False where it is cut off."""
+    parts = parts_of(request)
+    number = told = 0
+    with parts.readers.holding() as place, parts.watching.watcher():
+        while await may_still(request, "admin"):
+            data = KEEP_ALIVE
+            with anyio.move_on_after(KEEP_ALIVE_S):
+                event = await parts.watching.after(number)
+                number, data, told = event.number, event.data, told + 1
+            if not await _is_taken(data, send):
+                return False
+            if count and told >= count:
+                break
+    return not place.cancelled_caught
+
+
+async def _is_taken(data: bytes, send: Send) -> bool:
+    """A piece at a time, so that one who reads slowly is told from one who does not read."""
+    try:
+        for start in range(0, len(data), PIECE_BYTES):
+            with anyio.fail_after(STALL_S):
+                await send(data[start : start + PIECE_BYTES])
+    except TimeoutError:
+        log.info("a watcher that takes nothing is let go")
+        return False
+    return True

@@ -1,0 +1,230 @@
+"""Take in a request's body: counted while it arrives, then read as JSON that nothing behind us can choke on.
+
+Never holds more than the limit, never waits longer than the limit, never goes deeper than the limit, and raises
+nothing but a Problem. Requests that need no body (a cancel, which official clients send as application/json with
+nothing in it) must not come here.
+"""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from functools import cache
+from itertools import accumulate, islice
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import Raw
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from api.errors import MAX_INVALID_FIELDS, InvalidField, invalid_input, malformed, not_found, shown, too_large, too_slow
+from director.core.ids import PredictionId, is_prediction_id
+
+T = TypeVar("T")
+
+# a model server in Rust reads at most 128 levels, and ours are a few of them
+MAX_NESTING: Final = 100
+
+LONGEST_S: Final = 30.0
+QUOTED: Final = re.compile(r"(?<=^Invalid enum value) .*?( - at `[^`]*`)?$", re.DOTALL)
+
+OPEN, CLOSE = b"[{", b"]}"
+STRUCTURE: Final = OPEN + CLOSE + b'"'
+NOT_STRUCTURE: Final = bytes(byte for byte in range(256) if byte not in STRUCTURE)
+STEPS: Final = {**dict.fromkeys(OPEN, 1), **dict.fromkeys(CLOSE, -1)}
+
+
+async def read_body(request: Request, *, max_bytes: int) -> bytes:
+    """The whole body. 413 as soon as its announced or its counted length is over `max_bytes`; 408 if it is slow."""
+    announced = request.headers.get("content-length", "")
+    # cut, since Python refuses to read a number of thousands of digits
+    if announced.isdecimal() and int(announced[:20]) > max_bytes:
+        raise too_large(max_bytes)
+    if request.scope["state"].get("is_whole"):  # it waits for us, and not we for it
+        return await _counted(request, max_bytes)
+    try:
+        async with asyncio.timeout(LONGEST_S):
+            return await _counted(request, max_bytes)
+    except TimeoutError as exc:
+        raise too_slow(LONGEST_S) from exc
+
+
+def decode_json(body: bytes, kind: type[T]) -> T:
+    """One JSON text as `kind`; 400 for anything else. Of two equal keys the last wins."""
+    if not body.strip():
+        raise malformed("The body is empty: a JSON object is required.")
+    try:
+        # a Raw is passed on unread, so this is the only place that would notice
+        body.decode()
+    except UnicodeDecodeError as exc:
+        raise malformed(f"The body is not UTF-8 (byte {exc.start}).") from exc
+    if _depth(body) > MAX_NESTING:
+        raise malformed(f"The body is nested too deeply: at most {MAX_NESTING} levels are accepted.")
+    try:
+        decoded: T = _decoder(kind).decode(body)  # type: ignore[arg-type] # a class can be hashed
+        return decoded
+    except msgspec.DecodeError as exc:
+        # it names a place and a reason, and quotes nothing of the text once a word that is none of a closed set is cut
+        said = QUOTED.sub(r"\1", str(exc))
+        raise malformed(f"The body cannot be read: {said}.") from exc
+
+
+@cache
+def _decoder(kind: type) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+async def _counted(request: Request, max_bytes: int) -> bytes:
+    body, more = bytearray(), True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        body += message.get("body", b"")
+        if len(body) > max_bytes:
+            raise too_large(max_bytes)
+        more = message.get("more_body", False)
+    return bytes(body)
+
+
+def _depth(body: bytes) -> int:
+    """How deep arrays and objects nest, in linear time and without recursion. An upper bound where there are few."""
+    openings = sum(map(body.count, OPEN))
+    if openings <= MAX_NESTING:
+        return openings
+    # escapes first (in pairs, from the left), so that every quote left is one that opens or closes a string
+    unescaped = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    outside = unescaped.translate(None, NOT_STRUCTURE).split(b'"')[::2]
+    return max(accumulate(map(STEPS.__getitem__, b"".join(outside))), default=0)
+
+
+# The members of a body's object, one by one, and everything that is wrong with them, in gojsonschema's words.
+#
+# Knows of no route: which members there are, and what they mean, is their reader's part.
+
+# the first byte of a JSON value says what it is
+TYPES: Final = {
+    ord("{"): "object",
+    ord("["): "array",
+    ord('"'): "string",
+    ord("t"): "boolean",
+    ord("f"): "boolean",
+    ord("n"): "null",
+}
+
+
+class Members:
+    """The members of the body's object, and what was found wrong with them so far; 422 where it is no object."""
+
+    def __init__(self, body: bytes) -> None:
+        self.faults: list[InvalidField] = []
+        if (given := type_of(body)) != "object":
+            decode_json(body, Raw)  # what is no JSON at all is malformed, not of a wrong type
+            raise invalid_input([wrong_type("", "object", given)])
+        self._members: Mapping[str, Raw] = decode_json(body, dict[str, Raw])
+
+    def fault(self, kind: str, field: str, description: str) -> None:
+        self.faults.append(InvalidField(kind, field, description))
+
+    def take(self, name: str, expected: str, *, required: bool = False) -> Raw | None:
+        """A member of the type expected, or None; an optional one may be null."""
+        value = self._members.get(name)
+        if value is None:
+            if required:
+                self.fault("required", "", f"{name} is required")
+            return None
+        given = type_of(bytes(value))
+        if given == expected:
+            return value
+        if required or given != "null":
+            self.faults.append(wrong_type(name, expected, given))
+        return None
+
+    def text(self, name: str, *, required: bool = False) -> str | None:
+        value = self.take(name, "string", required=required)
+        return None if value is None else msgspec.json.decode(value, type=str)
+
+    def matching(self, name: str, pattern: re.Pattern[str], *, required: bool = False) -> str | None:
+        """A text that is all as the pattern has it."""
+        value = self.text(name, required=required)
+        if value is None or pattern.fullmatch(value):
+            return value
+        self.fault("pattern", name, f"Does not match pattern '{pattern.pattern}'")
+        return None
+
+    def integer(self, name: str, *, most: int, required: bool = False) -> int | None:
+        """A whole number from 0 on."""
+        value = self.take(name, "number", required=required)
+        if value is None:
+            return None
+        try:
+            number = msgspec.json.decode(value, type=int)
+        except msgspec.ValidationError:
+            self.faults.append(wrong_type(name, "integer", "number"))
+            return None
+        if 0 <= number <= most:
+            return number
+        self.fault("number_gte" if number < 0 else "number_lte", name, f"Must be between 0 and {most}")
+        return None
+
+    def refuse_unknown(self, known: frozenset[str]) -> None:
+        for name in islice((name for name in self._members if name not in known), MAX_INVALID_FIELDS):
+            self.fault("additional_property_not_allowed", "", f"Additional property {shown(name)} is not allowed")
+
+
+def type_of(value: bytes) -> str:
+    """What a JSON value is, by its first byte."""
+    text = value.lstrip(b" \t\r\n")[:1]
+    return TYPES.get(text[0], "number") if text else "null"
+
+
+def wrong_type(field: str, expected: str, given: str) -> InvalidField:
+    """A member that is not of the type expected."""
+    return InvalidField("invalid_type", field, f"Invalid type. Expected: {expected}, given: {given}")
+
+
+# What a path names. What cannot be an id is answered without asking Redis.
+
+
+def prediction_id_of(request: Request) -> PredictionId:
+    """The prediction of this path; 404 where that is no id."""
+    text = request.path_params["id"]
+    if not is_prediction_id(text):
+        raise not_found()
+    return PredictionId(text)
+
+
+# The headers of a request, read once: a handler asks for a dozen of them, and most are not there.
+#
+# Of one that was sent more than once, the first counts, as in Starlette; `getlist` has each.
+
+
+class Asked(Request):
+    """A request as handlers get it."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        super().__init__(scope, receive, send)
+        self._indexed = _Indexed(raw=scope["headers"])
+
+    @property
+    def headers(self) -> Headers:
+        return self._indexed
+
+
+class _Indexed(Headers):
+    def __init__(self, *, raw: list[tuple[bytes, bytes]]) -> None:
+        super().__init__(raw=raw)
+        self._first = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(raw)}
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._first.get(key.lower(), default)
+
+    def getlist(self, key: str) -> list[str]:
+        return super().getlist(key) if key in self else []
+
+    def __getitem__(self, key: str) -> str:
+        return self._first[key.lower()]
+
+    def __contains__(self, key: object) -> bool:
+        return str(key).lower() in self._first

@@ -1,0 +1,152 @@
+"""Answer in JSON. What is `Raw` in an answer leaves as the bytes that came in: nothing here reads or re-encodes it.
+
+Headers that a request carries go with whatever answers it, a refusal too.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.errors import InvalidField, invalid_host, invalid_input
+from api.services import parts_of
+from director.core.errors import SettingsError
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+
+MEDIA_TYPE: Final = "application/json"
+
+
+def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """`body` is a struct of ours, or a plain value made of them."""
+    return Response(msgspec.json.encode(body), status, headers=headers, media_type=MEDIA_TYPE)
+
+
+def raw(headers: Mapping[str, str]) -> RawHeaders:
+    """Headers as they are sent."""
+    return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+
+
+def carry(request: Request, headers: RawHeaders) -> None:
+    """Send these with the answer to this request, whatever it will be."""
+    request.scope["state"]["carried"] = headers
+
+
+def carried(request: Request, response: Response) -> Response:
+    """The answer, with what the request carries."""
+    response.raw_headers += request.scope["state"].get("carried", ())
+    return response
+
+
+# Where the caller finds us: the base of all URLs in answers, without /v1.
+#
+# Believes a configured public URL first. Believes X-Forwarded-Proto and X-Forwarded-Host only of proxies that were
+# named: anybody can send them, and clients send their token to whatever host an answer names.
+
+HOST: Final = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
+SCHEMES: Final = ("http", "https")
+
+
+def base_url(request: Request) -> str:
+    """The public URL, else the scheme and host that the request was sent to; 400 where that is no host at all."""
+    if public := parts_of(request).settings.public_url:
+        return public.rstrip("/")
+    scheme, host = request.scope["scheme"], request.headers.get("host", "")
+    if _is_from_proxy(request):
+        scheme = _last(request, "x-forwarded-proto") or scheme
+        host = _last(request, "x-forwarded-host") or host
+    if scheme not in SCHEMES or not HOST.fullmatch(host):
+        raise invalid_host()
+    return f"{scheme}://{host}"
+
+
+@cache
+def proxy_networks(trusted: tuple[str, ...]) -> tuple[IPv4Network | IPv6Network, ...]:
+    """The networks of the proxies that are believed. Raises SettingsError for what is none."""
+    try:
+        return tuple(map(ip_network, trusted))
+    except ValueError as exc:
+        raise SettingsError(
+            f"DIRECTOR_TRUSTED_PROXIES: {exc}: name addresses, or networks such as 10.0.0.0/8."
+        ) from exc
+
+
+def _is_from_proxy(request: Request) -> bool:
+    networks = proxy_networks(parts_of(request).settings.trusted_proxies)
+    if not networks or request.client is None:
+        return False
+    try:
+        address = ip_address(request.client.host)
+    except ValueError:
+        return False  # a socket without an address
+    if isinstance(address, IPv6Address):
+        address = address.ipv4_mapped or address  # a socket for both kinds shows IPv4 so, and no network of IPv4 has it
+    return any(address in network for network in networks)
+
+
+def _last(request: Request, name: str) -> str:
+    """What the proxy next to us said: whatever stands before it came from outside."""
+    return request.headers.get(name, "").rpartition(",")[2].strip()
+
+
+# Cursors and links of paged answers: opaque to callers, absolute on the public host, and with every filter kept.
+
+PAGE_SIZE: Final = 100
+PLACE: Final = re.compile(r"([np])([0-9A-Za-z._/:~-]{1,300})")
+
+
+class Cursor(Struct, frozen=True):
+    """Where a page begins: after the id `at`, in the list's order, or before it and `backwards`."""
+
+    at: str
+    backwards: bool = False
+
+
+def cursor_of(request: Request, *, is_place: Callable[[str], bool] = lambda _: True) -> Cursor | None:
+    """The cursor of a request; 422 for one that we never gave out. `is_place`: may a page of this list begin there?"""
+    text = request.query_params.get("cursor")
+    if not text:
+        return None
+    try:
+        match = PLACE.fullmatch(base64.urlsafe_b64decode(text).decode())
+    except (binascii.Error, ValueError):
+        match = None
+    if match is None or not is_place(match[2]):
+        raise invalid_input([InvalidField("format", "cursor", "Is not a cursor of this list")])
+    return Cursor(at=match[2], backwards=match[1] == "p")
+
+
+def link(request: Request, path: str, cursor: Cursor | None, kept: Mapping[str, str] | None = None) -> str:
+    """The absolute address of a page. Clients send their token to it, so it is never relative to anything."""
+    query = dict(kept or {})
+    if cursor is not None:
+        place = ("p" if cursor.backwards else "n") + cursor.at
+        query["cursor"] = base64.urlsafe_b64encode(place.encode()).decode()
+    return f"{base_url(request)}/v1{path}" + (f"?{urlencode(query)}" if query else "")
+
+
+def slice_of(
+    marks: Sequence[str], cursor: Cursor | None, *, most: int = PAGE_SIZE
+) -> tuple[Sequence[str], Cursor | None, Cursor | None]:
+    """One page of a list that is known whole, and the cursors of the page after it and before it, where there are any.
+
+    `marks`: one for each thing, in the list's order, which is their own, backwards. What a cursor names may be gone.
+    """
+    if cursor is not None and cursor.backwards:
+        page = [mark for mark in marks if mark > cursor.at][-most:]
+    else:
+        page = [mark for mark in marks if cursor is None or mark < cursor.at][:most]
+    if not page:
+        return page, None, None
+    older = Cursor(page[-1]) if page[-1] != marks[-1] else None
+    newer = Cursor(page[0], backwards=True) if page[0] != marks[0] else None
+    return page, older, newer

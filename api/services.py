@@ -1,0 +1,266 @@
+"""What every handler works with: built once when the API starts, taken down in the opposite order when it ends."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Final, TypedDict
+from weakref import WeakValueDictionary
+
+import anyio
+from msgspec import Struct
+from redis.asyncio import Redis
+from starlette.requests import Request
+
+from api.admin.watching import Watching
+from api.gate import Gate
+from api.lookups import Lookups
+from api.metering import Meters
+from api.predictions.glances import Glances
+from api.predictions.stream_readers import Readers
+from api.predictions.waiters import SILENCE_S, Waiters
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import blocking_client, client
+from director.broker.scripts import Scripts
+from director.core.clock import Clock
+from director.core.errors import UnsafeBackend
+from director.core.settings import ApiSettings
+from director.diagnosis.closer_look import CloserLook
+from director.diagnosis.overview import Overview
+from director.files.caller_files import CallerFiles
+from director.files.choose import StoreCheck, store_in
+from director.files.links import Links
+from director.files.store import FileStore
+from director.runtime.metrics.registry import Pulse
+from director.runtime.startup import Descriptors
+from director.runtime.tracing import Tracing
+from director.store.accounts import Accounts
+from director.store.administration import Administration
+from director.store.catalog import Catalog, Kinds
+from director.store.changes import Changes
+from director.store.collections import Collections
+from director.store.dead import DeadLetters
+from director.store.deployments import Deployments
+from director.store.directors import Directors
+from director.store.living import IdempotencyKeys, Listing, Living
+from director.store.model_configs import ModelConfigs
+from director.store.owed import Owed
+from director.store.queue_history import QueueHistory
+from director.store.queues import QueueAdministration, Queues
+from director.store.removal import Removal
+from director.store.suspensions import Suspensions
+
+# Turns: so many at once, of one account and of all. Who comes later waits, and is not kept waiting for ever.
+#
+# In order of arrival. One account never holds more than its part, however many of its requests wait.
+
+
+class Turns:
+    """`most` at once, `each` of one account; a wait of more than `patience_s` is a TimeoutError."""
+
+    def __init__(self, most: int, *, each: int, patience_s: float) -> None:
+        self._all = asyncio.Semaphore(most)
+        self._each = each
+        self._patience_s = patience_s
+        self._accounts: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def taken(self, account: str) -> AsyncGenerator[None]:
+        """A turn of this account, for as long as the block takes."""
+        own = self._accounts.setdefault(account, asyncio.Semaphore(self._each))
+        async with AsyncExitStack() as held:
+            async with asyncio.timeout(self._patience_s):
+                await held.enter_async_context(own)  # first: who waits for its own account keeps nobody else
+                await held.enter_async_context(self._all)
+            yield
+
+
+if TYPE_CHECKING:
+    from api.sites.sites import Sites
+
+
+FIRST_CHECK_S: Final = 1.0
+CONNECTIONS: Final = 9  # few, since what is asked in one turn of the loop leaves in one write
+WRITES_AT_ONCE: Final = 4  # of small calls. Three more are for large ones, the others for what is no script
+# A few megabytes of memory each, at most; one account cannot take all
+MOST_UPLOADS: Final = 16
+MOST_UPLOADS_EACH: Final = 4
+UPLOAD_PATIENCE_S: Final = 30.0
+# Two large reads are under way at once: see director/broker/gatherer.py. One account must not have both
+MOST_READS: Final = 16
+MOST_READS_EACH: Final = 1
+READ_PATIENCE_S: Final = 60.0
+
+
+class Clients(Struct, frozen=True, kw_only=True):
+    """Our ways to Redis: one for what is answered at once, one that listens."""
+
+    redis: Redis
+    subscriber: Redis
+
+    @classmethod
+    def of(cls, settings: ApiSettings) -> "Clients":
+        """Connects to nothing yet. Raises SettingsError where the URL is none."""
+        return cls(
+            redis=client(settings.redis_url, connections=CONNECTIONS, name="director-api"),
+            subscriber=blocking_client(settings.redis_url, block_s=SILENCE_S, name="director-api-waits"),
+        )
+
+
+class Parts(Struct, frozen=True, kw_only=True):
+    """The API's rooms, by hand. `site`: the number in the ids of what is placed here."""
+
+    site: int
+    redis: Redis
+    settings: ApiSettings
+    clock: Clock
+    scripts: Scripts
+    accounts: Accounts
+    administration: Administration
+    catalog: Catalog
+    changes: Changes
+    queues: Queues
+    queue_administration: QueueAdministration
+    living: Living
+    history: QueueHistory
+    directors: Directors
+    owed: Owed
+    watching: Watching
+    collections: Collections
+    configs: ModelConfigs
+    listing: Listing
+    glances: Glances
+    idempotency: IdempotencyKeys
+    dead: DeadLetters
+    deployments: Deployments
+    meters: Meters
+    kinds: Kinds
+    removal: Removal
+    lookups: Lookups
+    waiters: Waiters
+    readers: Readers
+    descriptors: Descriptors
+    gate: Gate
+    links: Links
+    files: FileStore | None
+    store_check: StoreCheck | None
+    tracing: Tracing
+    caller_files: CallerFiles
+    uploading: Turns
+    reading: Turns
+
+    def release(self) -> None:
+        """The process is to end: let go of all who are held."""
+        self.waiters.release()
+        self.readers.release()
+
+
+class State(TypedDict):
+    """What the lifespan hands to each request."""
+
+    parts: Parts
+    sites: "Sites | None"
+
+
+def parts_of(request: Request) -> Parts:
+    """What is behind us; of several sites, the home."""
+    parts: Parts = request.scope["state"]["parts"]  # asked for often, and `request.state` is slow
+    return parts
+
+
+@asynccontextmanager
+async def running(
+    settings: ApiSettings,
+    clients: Clients,
+    meters: Meters,
+    *,
+    clock: Clock,
+    on_unsafe: Callable[[UnsafeBackend], None],
+    tracing: Tracing,
+    site: int = 0,
+    is_home: bool = True,
+    believes: bool = False,
+) -> AsyncIterator[Parts]:
+    """All parts, with their loops running. Closes the clients at the end.
+
+    `believes`: tokens and models that are known hold while the server is away. What is shown of Redis is of the home.
+    """
+    redis, glances = clients.redis, Glances(clients.redis)
+    gate = Gate(redis, settings, clock=clock, on_unsafe=on_unsafe)
+    gatherer = Gatherer(redis, at_once=WRITES_AT_ONCE, meter=meters.redis if is_home else None)
+    scripts = Scripts(gatherer)
+    accounts, catalog = Accounts(redis, settings.account_limits, clock), Catalog(redis, scripts, clock)
+    changes, descriptors = Changes(redis, scripts, clock), Descriptors(clock)
+    files = store_in(settings.files_dir, redis, clock, url=settings.files_url)
+    queues, directors, owed = Queues(redis, catalog, scripts), Directors(redis), Owed(redis, catalog)
+    watching = Watching(Overview(queues, directors, owed, CloserLook(redis, owed), clock), clock)
+    waiters = Waiters(
+        clients.subscriber, has_ended=glances.has_ended, read=scripts.get, clock=clock, most=settings.max_waits
+    )
+    parts = Parts(
+        site=site,
+        redis=redis,
+        settings=settings,
+        clock=clock,
+        scripts=scripts,
+        accounts=accounts,
+        administration=Administration(
+            accounts, catalog, scripts, Suspensions(redis, accounts, catalog, scripts, clock), changes
+        ),
+        changes=changes,
+        queues=queues,
+        queue_administration=QueueAdministration(scripts, changes),
+        living=Living(redis),
+        history=QueueHistory(redis),
+        watching=watching,
+        directors=directors,
+        owed=owed,
+        catalog=catalog,
+        collections=Collections(redis),
+        configs=ModelConfigs(redis, scripts, clock),
+        listing=Listing(redis),
+        glances=glances,
+        idempotency=IdempotencyKeys(redis),
+        dead=DeadLetters(redis, scripts, clock),
+        deployments=Deployments(redis, scripts, clock),
+        meters=meters,
+        kinds=Kinds(redis, scripts, catalog),
+        removal=Removal(redis, scripts, catalog),
+        lookups=Lookups(
+            accounts,
+            catalog,
+            scripts,
+            clock=clock,
+            cache_s=settings.cache_s,
+            believes=(lambda: not gate.is_up) if believes else None,
+        ),
+        waiters=waiters,
+        readers=Readers(scripts, waiters, clock=clock, descriptors=descriptors, most=settings.max_streams),
+        descriptors=descriptors,
+        links=Links(redis, clock),
+        files=files,
+        store_check=None if files is None else StoreCheck(files, clock),
+        tracing=tracing,
+        caller_files=CallerFiles(redis),
+        uploading=Turns(MOST_UPLOADS, each=MOST_UPLOADS_EACH, patience_s=UPLOAD_PATIENCE_S),
+        reading=Turns(MOST_READS, each=MOST_READS_EACH, patience_s=READ_PATIENCE_S),
+        gate=gate,
+    )
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(parts.gate.run)
+        tasks.start_soon(parts.waiters.run)
+        if parts.store_check is not None:
+            tasks.start_soon(parts.store_check.missing)
+        if is_home:
+            tasks.start_soon(Pulse(meters.registry, meters.redis, redis).run)
+        # where Redis is there, the first request finds the gate open
+        await parts.gate.opened(within_s=FIRST_CHECK_S)
+        try:
+            yield parts
+        finally:
+            parts.release()
+            tasks.cancel_scope.cancel()
+            watching.release()
+            with anyio.CancelScope(shield=True):
+                await gatherer.aclose()
+    await clients.subscriber.aclose()
+    await redis.aclose()

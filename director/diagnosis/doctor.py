@@ -1,0 +1,300 @@
+"""Judge what was read of a server: one function per check, in one table. Pure; each finding says how to mend it.
+
+`fail`: work is lost, refused or left lying. `warn`: it will be, or somebody should know. Nothing here mends anything.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from statistics import median, quantiles
+from typing import Final, Literal
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from director.broker.durability import LEAST_VERSIONS, MENDS, STRONGEST_FIRST, levels
+from director.broker.redis_client import has_password
+from director.broker.rights import MEND, in_a_line
+from director.core.words import several, some
+from director.diagnosis import findings as core
+from director.diagnosis.doctor_look import Look
+from director.diagnosis.findings import MOST, Code, is_slow
+
+# Known holes of the servers that this service runs on, and the release of each line that closed them. Pure.
+
+Line = tuple[int, int]
+
+
+class Floor(Struct, frozen=True):
+    """One hole: the first line that has it, and for each line the patch that closed it; newer lines never had it."""
+
+    cve: str
+    what: str
+    kind: str
+    since: Line
+    closed: Mapping[Line, int]
+
+    def fix(self, line: Line, patch: int) -> str:
+        """The release to go to, '' where this one is not concerned."""
+        if line < self.since or line > max(self.closed):
+            return ""
+        if patch >= self.closed.get(line, patch + 1):
+            return ""
+        # a line that never got the fix leads to the next one that did
+        target = min(found for found in self.closed if found >= line)
+        return f"{target[0]}.{target[1]}.{self.closed[target]}"
+
+
+OLDEST: Final = (0, 0)
+LUA: Final = "a script can run code in the server"
+FLOORS: Final = (
+    Floor("CVE-2025-49844", LUA, "redis", OLDEST, {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2}),
+    Floor("CVE-2025-49844", LUA, "valkey", OLDEST, {(7, 2): 11, (8, 0): 6, (8, 1): 4}),
+    Floor("CVE-2022-31144", "XAUTOCLAIM overflows the heap", "redis", (7, 0), {(7, 0): 4}),
+    Floor("CVE-2025-62507", "XACKDEL overflows the stack", "redis", (8, 2), {(8, 2): 3}),
+    Floor(
+        "CVE-2025-67733",
+        "an error of a script can forge replies",
+        "valkey",
+        OLDEST,
+        {(7, 2): 12, (8, 0): 7, (8, 1): 6, (9, 0): 2},
+    ),
+)
+
+
+def open_holes(kind: str, version: str) -> list[tuple[Floor, str]]:
+    """The holes that a release has, each with the release to go to."""
+    major, minor, patch = (*(int(part) for part in version.split(".")[:3] if part.isdecimal()), 0, 0, 0)[:3]
+    fixes = [(floor, floor.fix((major, minor), patch)) for floor in FLOORS if floor.kind == kind]
+    return [(floor, fix) for floor, fix in fixes if fix]
+
+
+Verdict = Literal["ok", "warn", "fail"]
+
+FULL: Final = 0.9
+FILLING: Final = 0.75
+SKEW_S: Final = 1.0
+LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "-::1", "localhost"})
+UNKNOWN: Final = "not known: the server forbids CONFIG GET"
+LONGEST_LIST: Final = 3
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """What one check found, and what to do about it where that is anything."""
+
+    check: str
+    verdict: Verdict
+    found: str
+    fix: str = ""
+
+
+Answer = tuple[Verdict, str, str]
+
+
+def examine(look: Look) -> list[Finding]:
+    """Every check, in the order of the table."""
+    findings = []
+    for name, check in CHECKS.items():
+        verdict, found, fix = check(look)
+        findings.append(Finding(check=name, verdict=verdict, found=found, fix=fix))
+    return findings
+
+
+def has_failed(findings: list[Finding]) -> bool:
+    return any(finding.verdict == "fail" for finding in findings)
+
+
+def ok(found: str) -> Answer:
+    return "ok", found, ""
+
+
+def reachable(look: Look) -> Answer:
+    return ok(f"{look.kind} {look.version} at {look.address}")
+
+
+def version(look: Look) -> Answer:
+    least = LEAST_VERSIONS[look.kind]
+    if tuple(map(int, look.version.split(".")[:2])) < least:
+        return "fail", f"{look.kind} {look.version} is too old", f"upgrade to {least[0]}.{least[1]} or newer"
+    return ok(f"{look.version}, and {least[0]}.{least[1]} is needed")
+
+
+def security(look: Look) -> Answer:
+    holes = open_holes(look.kind, look.version)
+    if not holes:
+        return ok("no known hole")
+    told = "; ".join(f"{floor.cve}: {floor.what}" for floor, _ in holes)
+    target = max((fix for _, fix in holes), key=lambda fix: tuple(map(int, fix.split("."))))
+    return "warn", told, f"upgrade {look.kind} to {target}, unless your distribution has mended this build itself"
+
+
+def role(look: Look) -> Answer:
+    if look.info["role"] != "master":
+        host, port = look.info.get("master_host"), look.info.get("master_port")
+        return "fail", "this is a replica: it refuses every write", f"name the master, {host}:{port}, or use Sentinels"
+    return ok("master")
+
+
+def durability(look: Look) -> Answer:
+    wanted, assumed = look.settings.durability, look.settings.assume_durability
+    if look.config is None and not assumed:
+        return "fail", UNKNOWN, "name its level in DIRECTOR_ASSUME_DURABILITY"
+    reached = {assumed, "memory"} if look.config is None else levels(look.config)
+    level = next(word for word in STRONGEST_FIRST if word in reached)
+    if wanted not in reached:
+        return "fail", f"{level}, and {wanted} is asked for", f"{MENDS[wanted]}, or set DIRECTOR_DURABILITY={level}"
+    return ok(f"{level}{' (assumed)' if look.config is None else ''}, and {wanted} is asked for")
+
+
+def fsync(look: Look) -> Answer:
+    if look.info.get("aof_last_write_status", "ok") != "ok" or look.info.get("aof_last_bgrewrite_status", "ok") != "ok":
+        return "fail", "the log of writes could not be written", "look at the server's log: is its disk full?"
+    if look.config is None:
+        return ok(UNKNOWN)
+    policy, pauses = look.config.get("appendfsync"), look.config.get("no-appendfsync-on-rewrite") == "yes"
+    if look.config.get("appendonly") != "yes":
+        return ok("there is no log of writes")
+    if policy == "no":
+        return "fail", "appendfsync no: a power cut loses whatever it likes", "set `appendfsync always`"
+    if policy != "always":
+        return "warn", f"appendfsync {policy}: a power cut may cost the last 1–2 s", "set `appendfsync always`"
+    if pauses:
+        return "warn", "no fsync while the log is rewritten", "set `no-appendfsync-on-rewrite no`"
+    return ok("appendfsync always")
+
+
+def eviction(look: Look) -> Answer:
+    policy = look.info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        return "fail", f"{policy}: it would drop whole queues when it is full", "set `maxmemory-policy noeviction`"
+    return ok("noeviction")
+
+
+def memory(look: Look) -> Answer:
+    used, limit, system = (int(look.info.get(name, 0)) for name in ("used_memory", "maxmemory", "total_system_memory"))
+    if not limit:
+        found = f"{_mb(used)} used, and maxmemory is not set"
+        return "warn", found, f"set it below the machine's {_mb(system)}: a full server refuses, a killed one is away"
+    share, found = used / limit, f"{_mb(used)} of {_mb(limit)} used"
+    if share > FILLING:
+        return "fail" if share > FULL else "warn", found, "raise `maxmemory`, or shorten DIRECTOR_DATA_TTL_S"
+    return ok(found)
+
+
+def latency(look: Look) -> Answer:
+    ping, script = _spread(look.ping_ms), _spread(look.script_ms)
+    found = f"ms, median and p99: PING {ping[0]:.2f} {ping[1]:.2f}, a script {script[0]:.2f} {script[1]:.2f}"
+    if is_slow(max(ping[0], script[0])):
+        return "warn", f"Redis is slow: {found}", "bring the server nearer, or see what else it does: `SLOWLOG GET`"
+    return ok(found)
+
+
+def clock(look: Look) -> Answer:
+    found = f"{look.skew_s:+.2f} s from ours"
+    if abs(look.skew_s) > SKEW_S:
+        return "warn", found, "let NTP set the clocks of both machines: ids and listings go by ours, leases by its"
+    return ok(found)
+
+
+def cluster(look: Look) -> Answer:
+    if not look.cluster:
+        return ok("not a cluster")
+    assigned, state = int(look.cluster["cluster_slots_assigned"]), look.cluster["cluster_state"]
+    if state != "ok" or assigned != int(look.cluster["cluster_slots_ok"]):
+        return "fail", f"state {state}, {assigned} of 16384 slots assigned", "see `redis-cli --cluster check`"
+    return ok(f"{assigned} slots")
+
+
+def replicas(look: Look) -> Answer:
+    least = int((look.config or {}).get("min-replicas-to-write", 0))
+    count = int(look.info.get("connected_slaves", 0))
+    good = int(look.info.get("min_slaves_good_slaves", count))
+    if good < least:
+        return "fail", f"{good} good replicas, and writes need {least}", "start the replicas, or see why they lag"
+    return ok(f"{count} connected, writes wait for none" if not least else f"{good} good, and writes need {least}")
+
+
+def password(look: Look) -> Answer:
+    if look.config is None:
+        url = urlsplit(look.settings.redis_url)
+        if has_password(look.settings.redis_url) or url.scheme == "unix" or url.hostname in LOOPBACK:
+            return ok("asked for, or nobody else reaches it")
+        return "warn", "the URL has no password, and the server is on the network", "let the server ask for one"
+    if look.config.get("requirepass") or has_password(look.settings.redis_url):
+        return ok("asked for")
+    beyond = sorted(set(look.config.get("bind", "*").split() or ["*"]) - LOOPBACK)
+    listens = any(look.config.get(name, "0") != "0" for name in ("port", "tls-port"))
+    if not listens or not beyond or look.config.get("protected-mode") == "yes":
+        return ok("not asked for, and nobody else reaches it")
+    return (
+        "fail",
+        f"it listens on {' '.join(beyond)} and asks for no password",
+        "set `requirepass`, or `bind 127.0.0.1`",
+    )
+
+
+def rights(look: Look) -> Answer:
+    if look.refused is None:
+        return ok("not known: the server forbids ACL DRYRUN")
+    if look.refused:
+        return "fail", in_a_line(look.refused), MEND
+    return ok("our user may do all that is needed")
+
+
+def of(fine: str, *codes: Code) -> Callable[[Look], Answer]:
+    """The check that tells what was found with one of these codes."""
+
+    def check(look: Look) -> Answer:
+        found = [finding for finding in look.findings if finding.code in codes]
+        if not found:
+            return ok(fine.format(queues=several(look.queues, "queue")))
+        verdict: Verdict = "fail" if any(finding.level == "bad" for finding in found) else "warn"
+        asks = dict.fromkeys(f"`{finding.ask}`" for finding in found)
+        # of each kind as many, which come first
+        told = sum(min(count, LONGEST_LIST) for count in Counter(finding.code for finding in found).values())
+        more = f"{len(found) - told}{' or' if len(look.findings) == MOST else ''} more"
+        return (
+            verdict,
+            "; ".join(map(_told, found[:told])) + (f" And {more}." if len(found) > told else ""),
+            some(list(asks)),
+        )
+
+    return check
+
+
+CHECKS: Final[dict[str, Callable[[Look], Answer]]] = {
+    "reachable": reachable,
+    "version": version,
+    "security": security,
+    "role": role,
+    "durability": durability,
+    "fsync": fsync,
+    "eviction": eviction,
+    "memory": memory,
+    "latency": latency,
+    "clock": clock,
+    "cluster": cluster,
+    "replicas": replicas,
+    "password": password,
+    "rights": rights,
+    "directors": of("{queues}, none waits without a director", "queue_not_served", "director_gone"),
+    "servers": of(
+        "no director tells of one that is unwell", "setup_loop", "setup_failed", "server_auth", "servers_unwell"
+    ),
+    "queues": of("nothing holds them up", "breaker_open", "queue_paused", "objective_burning"),
+    "accounts": of("none floods a queue", "tenant_flooding"),
+    "dead letters": of("none", "dead_letters"),
+    "webhooks": of("none overdue", "webhooks_late", "receiver_dead"),
+    "keeper": of("nothing waits for one", "keeper_silent"),
+}
+
+
+def _spread(times_ms: list[float]) -> tuple[float, float]:
+    return median(times_ms), quantiles(times_ms, n=100, method="inclusive")[-1]
+
+
+def _mb(size: int) -> str:
+    return f"{size / (1 << 20):,.0f} MB"
+
+
+def _told(finding: core.Finding) -> str:
+    return f"{finding.title}{f' ({finding.queue})' if finding.queue else ''}: {finding.detail}"

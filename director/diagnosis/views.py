@@ -1,0 +1,171 @@
+"""A queue at one moment in the words that operators read: over HTTP, in a page, in a terminal. Asks nobody."""
+
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from director.broker.scripts import QueueStats
+from director.core.ids import QueueName
+from director.core.view import iso
+from director.store.directors import DirectorFound
+
+QueueState = Literal[
+    "serving", "paused", "breaker_open", "no_director", "servers_starting", "setup_failed", "server_auth"
+]
+"""Why nothing of a queue starts now, in the words that those are told who wait; `serving` where it does."""
+
+OPEN_TO_ALL: Final = "absorb"
+
+
+class Waiting(Struct, frozen=True, kw_only=True):
+    """How many wait in each lane."""
+
+    high: int
+    normal: int
+    low: int
+
+
+class QueueView(Struct, frozen=True, kw_only=True):
+    """One queue. `oldest_s`: since when the oldest that has not ended is there; `run_s`: how long one has a slot,
+    lately, null while nobody knows. `directors`: those that gave a sign of life lately. `accepted`, `started` and
+    `ended` are since ever.
+    """
+
+    name: QueueName
+    model: str
+    state: QueueState
+    paused: bool
+    breaker: str
+    mode: str
+    max_queued: int | None
+    waiting: Waiting
+    claimed: int
+    delayed: int
+    dead: int
+    live: int
+    oldest_s: float | None
+    slots: int
+    directors: int
+    run_s: float | None
+    streams: int
+    read: int
+    accepted: int
+    started: int
+    ended: int
+
+
+def view_of(queue: QueueName, stats: QueueStats) -> QueueView:
+    return QueueView(
+        name=queue,
+        model=queue.rpartition(":")[0],
+        state=state_of(stats),
+        paused=stats.paused,
+        breaker=stats.breaker or "closed",
+        mode=stats.mode or OPEN_TO_ALL,
+        max_queued=stats.max_queued,
+        waiting=Waiting(high=stats.high, normal=stats.normal, low=stats.low),
+        claimed=stats.claimed,
+        delayed=stats.delayed,
+        dead=stats.dead,
+        live=stats.live,
+        oldest_s=stats.oldest_ms / 1000 if stats.live else None,
+        slots=stats.slots if stats.directors else 0,
+        directors=stats.directors,
+        run_s=stats.service_ms / 1000 if stats.service_ms else None,
+        streams=stats.streams,
+        read=stats.read,
+        accepted=stats.accepted,
+        started=stats.started,
+        ended=stats.ended,
+    )
+
+
+def state_of(stats: QueueStats) -> QueueState:
+    """The first of these that is so, in the order in which those who wait are told: see lib/outlook."""
+    found: tuple[tuple[QueueState, bool], ...] = (
+        ("paused", stats.paused),
+        ("breaker_open", bool(stats.breaker)),
+        ("no_director", not stats.directors),
+        ("serving", stats.slots > 0),
+        ("servers_starting", stats.starting > 0),
+        ("server_auth", stats.server_auth > 0),
+        ("setup_failed", stats.setup_failed > 0),
+    )
+    return next((state for state, is_so in found if is_so), "no_director")
+
+
+# A director at one moment in the words that operators read: over HTTP, in a page, in a terminal. Asks nobody.
+
+
+class ServerView(Struct, frozen=True, kw_only=True):
+    """A model server as its director sees it: `state` is in force `since`. `detail`: why it is given no work.
+
+    `failed_starts`: in a row, without a moment between in which it could run anything.
+    """
+
+    url: str
+    state: str
+    since: str
+    slots: int
+    detail: str
+    failed_starts: int
+
+
+class BeatView(Struct, frozen=True, kw_only=True):
+    """What a director last told one queue: its slots there, and how its servers stand."""
+
+    queue: QueueName
+    at: str
+    slots: int
+    state: str
+    held: int | None
+
+
+class DirectorView(Struct, frozen=True, kw_only=True):
+    """One director. `alive`: it gave a sign of life lately. `held`: the claims that it had then.
+
+    `version` (of the software), `since` and `held` are null where its release does not tell them.
+    """
+
+    name: str
+    alive: bool
+    seen_at: str
+    since: str | None
+    version: str | None
+    state: str
+    slots: int
+    held: int | None
+    queues: list[BeatView]
+    servers: list[ServerView]
+    more_servers: int
+
+
+def director_view(found: DirectorFound) -> DirectorView:
+    last = found.last
+    about = last.about
+    return DirectorView(
+        name=found.name,
+        alive=found.is_alive,
+        seen_at=iso(last.at_ms),
+        since=None if about.since_ms is None else iso(about.since_ms),
+        version=about.version or None,
+        state=last.state,
+        slots=last.slots,
+        held=found.held,
+        queues=[
+            BeatView(queue=beat.queue, at=iso(beat.at_ms), slots=beat.slots, state=beat.state, held=beat.about.held)
+            for beat in found.beats
+        ],
+        servers=[
+            ServerView(
+                url=server.url,
+                state=server.state,
+                since=iso(server.since_ms),
+                slots=server.slots,
+                detail=server.detail,
+                failed_starts=server.failed_starts,
+            )
+            for server in about.servers
+        ],
+        more_servers=about.more,
+    )

@@ -1,0 +1,435 @@
+"""What every PUT of a run to a Cog server has in common: the request's body, and the answer when it is one whole.
+
+Never decides which transport a run takes, and never sends anything.
+"""
+
+import asyncio
+import secrets
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import Final
+
+import httpx
+import msgspec
+from msgspec import Raw, Struct
+from msgspec.structs import replace
+
+from director.servers.runners.cog_answers import (
+    OUTCOMES,
+    Again,
+    Answer,
+    Snapshot,
+    read_answer,
+    read_end,
+    read_snapshot,
+    too_large,
+)
+from director.servers.runners.cog_health import Kind, Sighting
+from director.servers.runners.connections import Connection, read_body
+from director.servers.runners.exchange import Exchange
+from director.servers.runners.feed import RAN, Feed
+from director.servers.runners.inbox import Inbox, Mailbox
+from director.servers.runners.runner import Ended, HealthStatus, Logged, Measured, Outcome, Produced, RunRequest
+from director.servers.runners.sse import Frame, FrameTooLarge, SseParser
+from director.servers.runners.untrusted import Unreadable, excerpt, one_line, read_json
+
+REFUSAL_BYTES: Final = 64 * 1024  # what is read of an answer that tells no end
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """A run, and what is known of the server that it goes to."""
+
+    request: RunRequest
+    coglet: bool
+    kind: Kind
+    is_array: bool
+    max_body: int
+    path: str
+    attempt: str = msgspec.field(default_factory=lambda: secrets.token_hex(4))
+
+    @property
+    def key(self) -> str:
+        """A name for callbacks of this attempt alone: what an earlier one of the same id still sends is nobody's."""
+        return f"{self.request.id}.{self.attempt}"
+
+
+class _Create(Struct, omit_defaults=True):
+    input: Raw
+    webhook: str | None = None
+    webhook_events_filter: tuple[str, ...] = ()
+
+
+def create_body(run: Run, *, webhook: str | None = None, events: tuple[str, ...] = ()) -> bytes:
+    """The PUT's body. The caller's input goes through as it is."""
+    return msgspec.json.encode(_Create(run.request.input, webhook, events))
+
+
+async def read_whole(run: Run, response: Exchange) -> Ended | Again:
+    """Read an answer that is one body, and say what it means."""
+    is_end = response.status_code == 200
+    body, complete = await read_body(response, run.max_body if is_end else REFUSAL_BYTES)
+    if is_end and not complete:
+        return too_large(run.max_body)
+    return read_answer(
+        Answer(
+            prediction_id=run.request.id,
+            status=response.status_code,
+            body=body,
+            retry_after=response.headers.get("retry-after"),
+            coglet=run.coglet,
+        )
+    )
+
+
+# What is new in a snapshot of a run, when snapshots come late, twice, or in the wrong order.
+#
+# Pure. Progress only grows: a snapshot that knows less than was already told adds nothing, and nothing is taken back.
+
+
+class Progress:
+    """How much of one run's output and logs has been told.
+
+    Only a model whose output is an array has items to tell: of the others, snapshots on the way carry a list that the
+    end does not have.
+    """
+
+    def __init__(self, *, is_array: bool) -> None:
+        self._is_array = is_array
+        self._items = 0
+        self._chars = 0
+
+    def news(self, *, output: Raw | None, logs: str | None) -> Iterator[Logged | Produced]:
+        """What this snapshot adds."""
+        if logs and len(logs) > self._chars:
+            yield Logged(logs[self._chars :])
+            self._chars = len(logs)
+        if self._is_array and output is not None:
+            items = _items(output)
+            for index in range(self._items, len(items)):
+                yield Produced(items[index].copy(), index)  # a copy: the item must not keep the snapshot alive
+            self._items = max(self._items, len(items))
+
+
+def _items(output: Raw) -> list[Raw]:
+    try:
+        return read_json(bytes(output), list[Raw])
+    except Unreadable:
+        return []  # not an array after all; the end says what it is
+
+
+# Follow a run by a PUT that is answered when it has ended, with callbacks for what is seen on the way.
+#
+# The end is taken only from the answer. Callbacks come late, twice and in any order: they add progress, and to a
+# failure the logs and the partial output that coglet leaves out of its answer.
+
+COMPLETED_WITHIN_S: Final = 0.25  # it comes within 1 ms of the answer, or hardly ever
+
+
+async def put_sync(connection: Connection, run: Run, feed: Feed, *, inbox: Inbox | None) -> Ended | Again:
+    """Start the run and wait for its answer. Without an inbox there is no progress, and coglet's failures have no logs.
+
+    Raises `httpx.TransportError` when the connection breaks.
+    """
+    progress = Progress(is_array=run.is_array) if run.request.wants_progress else None
+    async with _callbacks(run, feed, progress, inbox) as callbacks:
+        body = create_body(run, webhook=callbacks.url, events=callbacks.events)
+        response = await connection.send("PUT", run.path, content=body, trace=run.request.trace, sent=feed.sent)
+        async with aclosing(response):
+            feed.answered()
+            answer = await read_whole(run, response)
+        if isinstance(answer, Again):
+            return answer
+        whole = run.kind.tells_all_at_end or response.status_code != 200
+        ended = answer if whole else await callbacks.complete(answer)
+    if progress is not None and ended.outcome in RAN:
+        for event in progress.news(output=ended.output, logs=ended.logs):  # what the callbacks were too late for
+            feed.add(event, size=0)
+    return ended
+
+
+class _Callbacks:
+    """What the callbacks of one run told."""
+
+    def __init__(self, run: Run, feed: Feed, progress: Progress | None, *, url: str | None = None) -> None:
+        self.url = url
+        self.events = _events(run) if url is not None else ()
+        self._run = run
+        self._feed = feed
+        self._progress = progress
+        self._last: Snapshot | None = None
+        self._completed = asyncio.Event()
+
+    async def read(self, mailbox: Mailbox) -> None:
+        """Take callbacks until canceled."""
+        while True:
+            body = await mailbox.get()
+            with suppress(Unreadable):  # whoever sent that, the answer will tell
+                self._take(read_snapshot(body, prediction_id=self._run.request.id), size=len(body))
+
+    def _take(self, snapshot: Snapshot, *, size: int) -> None:
+        if snapshot.is_terminal:
+            self._last = snapshot
+            self._completed.set()
+        elif self._progress is not None:
+            for event in self._progress.news(output=snapshot.output_or_none, logs=snapshot.logs):
+                self._feed.add(event, size=size)
+
+    async def complete(self, ended: Ended) -> Ended:
+        """Add to a failure what only the last callback tells."""
+        if self.url is None or ended.outcome is Outcome.SUCCEEDED:
+            return ended
+        with suppress(TimeoutError):
+            async with asyncio.timeout(COMPLETED_WITHIN_S):
+                await self._completed.wait()
+        last = self._last
+        if last is None or OUTCOMES[last.status] is Outcome.SUCCEEDED:
+            return ended
+        return replace(ended, logs=ended.logs or last.logs, output=ended.output or last.output_or_none)
+
+
+@asynccontextmanager
+async def _callbacks(run: Run, feed: Feed, progress: Progress | None, inbox: Inbox | None) -> AsyncIterator[_Callbacks]:
+    if inbox is None or not _events(run):
+        yield _Callbacks(run, feed, progress)
+        return
+    with inbox.subscribe(run.key) as mailbox:
+        callbacks = _Callbacks(run, feed, progress, url=inbox.url_for(run.key))
+        reading = asyncio.create_task(callbacks.read(mailbox), name=f"callbacks of {run.request.id}")
+        try:
+            yield callbacks
+        finally:
+            reading.cancel()
+            await asyncio.wait({reading})
+
+
+def _events(run: Run) -> tuple[str, ...]:
+    """What to be called back for: each callback costs the server, and holds the slot of a Python one."""
+    on_the_way = ("output", "logs") if run.request.wants_progress else ()
+    return on_the_way if run.kind.tells_all_at_end else (*on_the_way, "completed")
+
+
+# Follow a run by callbacks alone, on a server that hears nothing else while it holds a PUT open.
+#
+# The PUT is answered at once, and the end is taken from the last callback, which such a server repeats for minutes
+# until it is heard. One that is not at work any more, and has told no end, has lost the run.
+
+ACCEPTED: Final = 202
+LOOK_AFTER_S: Final = 1.0
+TOLD_WITHIN_S: Final = 5.0  # the last callback is sent before the server says that it is ready again
+GONE: Final = frozenset({HealthStatus.UNREACHABLE, HealthStatus.DEFUNCT, HealthStatus.SETUP_FAILED})
+UNTOLD: Final = Ended(outcome=Outcome.LOST, error="The model server is done with the run and never told its end")
+
+
+async def put_called(
+    connection: Connection,
+    run: Run,
+    feed: Feed,
+    *,
+    inbox: Inbox,
+    look: Callable[[], Awaitable[Sighting]],
+    accepted: Callable[[], None],
+) -> Ended | Again:
+    """Start the run and wait for the callback that tells its end. No earlier run of its id may be left on the server.
+
+    Raises `httpx.TransportError` when the connection breaks before the run was taken.
+    """
+    with inbox.subscribe(run.key) as mailbox:
+        events = ("output", "logs", "completed") if run.request.wants_progress else ("completed",)
+        body = create_body(run, webhook=inbox.url_for(run.key), events=events)
+        response = await connection.send(
+            "PUT", run.path, content=body, prefer="respond-async", trace=run.request.trace, sent=feed.sent
+        )
+        async with aclosing(response):
+            feed.answered()
+            if response.status_code != ACCEPTED:
+                return await read_whole(run, response)
+        accepted()
+        feed.begin()
+        return await _Calls(run, feed, mailbox).end(look)
+
+
+class _Calls:
+    """The callbacks of one run."""
+
+    def __init__(self, run: Run, feed: Feed, mailbox: Mailbox) -> None:
+        self._run = run
+        self._feed = feed
+        self._mailbox = mailbox
+        self._progress = Progress(is_array=run.is_array) if run.request.wants_progress else None
+
+    async def end(self, look: Callable[[], Awaitable[Sighting]]) -> Ended:
+        """Take callbacks until one tells the end, or the server shows that none will."""
+        now = asyncio.get_running_loop().time
+        idle_since: float | None = None
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_AFTER_S):
+                    body = await self._mailbox.get()
+            except TimeoutError:
+                health = (await look()).health
+                if health.status in GONE:
+                    error = f"The model server went away under the run: {health.detail}"
+                    return Ended(outcome=Outcome.LOST, error=error, server_is_dead=True)
+                idle_since = None if health.status is HealthStatus.BUSY else (idle_since or now())
+                if idle_since is not None and now() - idle_since >= TOLD_WITHIN_S:
+                    return UNTOLD
+                continue
+            if (ended := self._take(body)) is not None:
+                return ended
+
+    def _take(self, body: bytes) -> Ended | None:
+        try:
+            snapshot = read_snapshot(body, prediction_id=self._run.request.id)
+        except Unreadable:  # whoever sent that, the server shows what became of the run
+            return None
+        ended = (
+            read_end(body, prediction_id=self._run.request.id, coglet=self._run.coglet)
+            if snapshot.is_terminal
+            else None
+        )
+        if self._progress is not None and (ended is None or ended.outcome in RAN):
+            for event in self._progress.news(output=snapshot.output_or_none, logs=snapshot.logs):
+                self._feed.add(event, size=len(body))
+        return ended
+
+
+# Follow a run over the event stream of its own PUT: everything comes in order on one connection, the end too.
+#
+# Never takes a stream that stops for an end: only `completed` is one.
+
+EVENT_STREAM: Final = "text/event-stream"
+LAGGED: Final = "stream lagged"  # coglet keeps 1,024 events for a reader that is behind
+LAST_CHUNK_S: Final = 0.05  # the end of the body comes with the last event; a connection is not worth a longer wait
+
+
+class _Log(Struct):
+    data: str
+
+
+class _Chunk(Struct):
+    chunk: Raw
+
+
+class _Metric(Struct):
+    name: str
+    value: Raw
+    mode: str = "replace"
+
+
+class _Error(Struct):
+    error: str = ""
+
+
+async def put_stream(
+    connection: Connection, run: Run, feed: Feed, *, accepted: Callable[[], None] = lambda: None
+) -> Ended | Again:
+    """Start the run and follow it. `accepted` is called when the server has taken it.
+
+    Raises `httpx.TransportError` when the connection breaks.
+    """
+    response = await connection.send(
+        "PUT", run.path, content=create_body(run), accept=EVENT_STREAM, trace=run.request.trace, sent=feed.sent
+    )
+    async with aclosing(response):
+        feed.answered()
+        if response.status_code != 200 or not response.headers.get("content-type", "").startswith(EVENT_STREAM):
+            return await read_whole(run, response)
+        accepted()
+        async with aclosing(_chunks(response)) as chunks:
+            ended = await _follow(chunks, _Reader(run, feed), feed)
+            with suppress(httpx.TransportError, TimeoutError):
+                async with asyncio.timeout(LAST_CHUNK_S):
+                    async for _ in chunks:  # read to the end, the connection can be used again
+                        pass
+    return ended
+
+
+async def _follow(chunks: AsyncIterator[bytes], reader: "_Reader", feed: Feed) -> Ended | Again:
+    async for chunk in chunks:
+        if (ended := reader.read(chunk)) is not None:
+            return ended
+        await feed.room()
+    return Ended(outcome=Outcome.LOST, error="The model server's event stream stopped before the run had ended")
+
+
+async def _chunks(response: Exchange) -> AsyncGenerator[bytes, None]:
+    """The body as it comes. coglet leaves Nagle's algorithm on: while an acknowledgement is delayed, it sends nothing
+    more for 40 ms. The kernel forgets that it should acknowledge at once, so it is told again after every read.
+    """
+    acknowledge = _quick_ack(response)
+    acknowledge()
+    async for chunk in response.chunks():
+        acknowledge()
+        yield chunk
+
+
+def _quick_ack(response: Exchange) -> Callable[[], None]:
+    connected = response.socket
+    if connected is None or not hasattr(socket, "TCP_QUICKACK"):  # only Linux has it
+        return lambda: None
+
+    def acknowledge() -> None:
+        with suppress(OSError):  # the other side has just gone: the next read says so
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
+    return acknowledge
+
+
+class _Reader:
+    """Turns the stream of one run into events."""
+
+    def __init__(self, run: Run, feed: Feed) -> None:
+        self._run = run
+        self._feed = feed
+        self._parser = SseParser(run.max_body)
+        self._produced = 0
+
+    def read(self, chunk: bytes) -> Ended | Again | None:
+        """Pass on the progress in this chunk. The end, if it is in it."""
+        try:
+            for frame in self._parser.feed(chunk):
+                if (ended := self._take(frame)) is not None:
+                    return ended
+        except FrameTooLarge:
+            return too_large(self._run.max_body)
+        except Unreadable as exc:
+            return Ended(outcome=Outcome.LOST, error=f"An event of the model server's stream is {exc}")
+        return None
+
+    def _take(self, frame: Frame) -> Ended | Again | None:
+        match frame.event:
+            case "start":
+                self._feed.begin()
+            case "completed":
+                return read_end(frame.data, prediction_id=self._run.request.id, coglet=self._run.coglet)
+            case "error":
+                why = _why(frame)
+                if LAGGED in why:
+                    return Again.LAGGED
+                return Ended(outcome=Outcome.LOST, error=f"The model server's event stream broke off: {why}")
+            case "log" | "output" | "metric" if self._run.request.wants_progress:
+                self._progress(frame)
+            case _:
+                pass  # an event of a later version
+        return None
+
+    def _progress(self, frame: Frame) -> None:
+        size = len(frame.data)
+        match frame.event:
+            case "log":
+                self._feed.add(Logged(read_json(frame.data, _Log).data), size=size)
+            case "metric":
+                metric = read_json(frame.data, _Metric)
+                self._feed.add(Measured(metric.name, metric.value, metric.mode), size=size)
+            case "output" if self._run.is_array:
+                item = read_json(frame.data, _Chunk).chunk
+                self._feed.add(Produced(item, self._produced), size=size)
+                self._produced += 1
+
+
+def _why(frame: Frame) -> str:
+    try:
+        return one_line(read_json(frame.data, _Error).error)
+    except Unreadable:
+        return excerpt(frame.data)

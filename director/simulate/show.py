@@ -1,0 +1,165 @@
+"""A report as text: what was played, and a table in which each policy with its slots is a column. Pure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from director.core.errors import SettingsError
+from director.core.ids import LANES
+from director.simulate.report import Report, TraceReport
+
+WIDEST: Final = 100
+GAP: Final = "  "
+
+Cell = Callable[[Report], str]
+
+
+def told(trace: TraceReport, reports: Sequence[Report]) -> str:
+    """All of it; tables one below the other where they would not fit beside each other."""
+    rows = _rows(reports)
+    heads = max(len(name) for name in rows)
+    width = max(8, *(len(cell(report)) for cell in rows.values() for report in reports))
+    width = max(width, *(len(report.name) for report in reports))
+    each = max(1, (WIDEST - heads) // (width + len(GAP)))
+    tables = [_table(rows, reports[at : at + each], heads, width) for at in range(0, len(reports), each)]
+    return "\n\n".join([_played(trace), *tables])
+
+
+def _played(trace: TraceReport) -> str:
+    lines = [
+        f"{trace.predictions:,} predictions of {trace.accounts:,} accounts came in {_span(trace.span_s)}, "
+        f"with {_span(trace.work_s)} of runs."
+    ]
+    notes = {
+        "had not ended, and took as long as the others on average": trace.guessed,
+        "ended without having been claimed, or were moved, and were left out": trace.left_out,
+        "lines of the log were missed when it was written": trace.missed,
+    }
+    return "\n".join(lines + [f"{count:,} {text}." for text, count in notes.items() if count])
+
+
+def _table(rows: Mapping[str, Cell], reports: Sequence[Report], heads: int, width: int) -> str:
+    lines = [["", *(report.name for report in reports)]]
+    lines += [[name, *(cell(report) for report in reports)] for name, cell in rows.items()]
+    return "\n".join(
+        GAP.join([line[0].ljust(heads), *(cell.rjust(width) for cell in line[1:])]).rstrip() for line in lines
+    )
+
+
+def _rows(reports: Sequence[Report]) -> dict[str, Cell]:
+    groups = list(dict.fromkeys(chain.from_iterable(report.waits for report in reports)))
+    rows: dict[str, Cell] = {}
+    for group in groups:
+        for what in ("p50", "p90", "p99"):
+            rows[f"wait, s: {_who(group)} {what}"] = _wait_cell(group, what)
+    rows["utilisation, %"] = lambda report: f"{100 * report.utilisation:.1f}"
+    rows["runs a minute"] = lambda report: f"{report.per_minute:.1f}"
+    rows["all done after"] = lambda report: _span(report.span_s)
+    rows["waiting, mean"] = lambda report: f"{report.waiting_mean:.1f}"
+    rows["waiting, most"] = lambda report: f"{report.waiting_most:,}"
+    rows["Jain's index of fair shares"] = lambda report: "–" if report.jain is None else f"{report.jain:.3f}"
+    for code in sorted({code for report in reports for code in report.refused}):
+        rows[f"refused: {code}"] = _refused_cell(code)
+    for lane in LANES:
+        kept = next((report.objectives[lane] for report in reports if lane in report.objectives), None)
+        if kept:
+            rows[f"{lane} started in time, %"] = _kept_cell(lane)
+    return rows
+
+
+def _who(group: str) -> str:
+    return {"heaviest": "heaviest 10 %", "lightest": "lightest half"}.get(group, group)
+
+
+def _wait_cell(group: str, what: str) -> Cell:
+    def cell(report: Report) -> str:
+        wait = report.waits.get(group)
+        return "–" if wait is None else f"{getattr(wait, what):.2f}"
+
+    return cell
+
+
+def _refused_cell(code: str) -> Cell:
+    return lambda report: f"{report.refused.get(code, 0):,}"
+
+
+def _kept_cell(lane: str) -> Cell:
+    def cell(report: Report) -> str:
+        kept = next((kept for name, kept in report.objectives.items() if name == lane), None)
+        return "–" if kept is None else f"{100 * kept.kept:.1f} {'≥' if kept.ok else '<'} {100 * kept.share:g}"
+
+    return cell
+
+
+def _span(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+# Reports as a picture, an SVG or a PNG by its name: waits, queue length and use of the slots over time.
+#
+# Needs the extra `plot`; all else of a simulation does without. The same reports are the same bytes of SVG.
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+KINDS: Final = (".svg", ".png")
+STYLES: Final = {"all": "-", "heaviest": "--", "lightest": ":"}
+SIZE: Final = (10.0, 9.0)  # inches
+MOST_LINES: Final = 12  # more have no colour of their own
+
+
+def check(path: Path) -> None:
+    """Could a picture be drawn there? Raises SettingsError: better before minutes of play than after."""
+    if path.suffix.lower() not in KINDS:
+        raise SettingsError(f"{path} is no picture's name: it ends in {' or '.join(KINDS)}.")
+    if find_spec("matplotlib") is None:
+        raise SettingsError("a plot needs matplotlib: install director[plot], or leave out --plot.")
+    if not path.parent.is_dir():
+        raise SettingsError(f"{path} cannot be written: there is no folder {path.parent}.")
+
+
+def plot(path: Path, reports: Sequence[Report]) -> None:
+    """Draw them into one picture. Raises SettingsError."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    # text stays text, and is found by whoever searches; ids are made of what is drawn, not by chance
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "director"}):
+        figure = Figure(figsize=SIZE, layout="constrained")
+        waits, waiting, used = figure.subplots(3, 1, sharex=True)
+        for number, report in enumerate(reports[:MOST_LINES]):
+            _draw(waits, waiting, used, report, colour=f"C{number}")
+        for axes, text in (
+            (waits, "wait by arrival, p90, s"),
+            (waiting, "waiting"),
+            (used, "slots in use, %"),
+        ):
+            axes.set_ylabel(text)
+            axes.set_ylim(bottom=0)
+            axes.grid(alpha=0.3)
+        waits.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small", frameon=False)
+        used.set_xlabel("minutes")
+        is_svg = path.suffix.lower() == ".svg"
+        try:
+            figure.savefig(path, dpi=110, metadata={"Date": None} if is_svg else None)
+        except OSError as exc:
+            raise SettingsError(f"{path} cannot be written: {exc.strerror}.") from exc
+
+
+def _draw(waits: "Axes", waiting: "Axes", used: "Axes", report: Report, *, colour: str) -> None:
+    minutes = [at_s / 60 for at_s in report.series.at_s]
+    groups = [name for name in ("heaviest", "lightest") if name in report.waits] or ["all"]
+    for name in groups:
+        shown = [
+            (at, wait) for at, wait in zip(minutes, report.series.wait_p90_s[name], strict=True) if wait is not None
+        ]
+        label = report.name if name == "all" else f"{report.name}, {name}"
+        waits.plot([at for at, _ in shown], [wait for _, wait in shown], STYLES[name], color=colour, label=label)
+    waiting.plot(minutes, report.series.waiting, color=colour)
+    used.plot(minutes, [100 * part for part in report.series.utilisation], color=colour)
