@@ -18,8 +18,6 @@ from director.core.settings import ApiSettings, load
 from director.runtime.logs import configure
 from director.runtime.startup import heed_sigterm, look_seldom, raise_descriptor_limit
 
-__all__ = ("main",)
-
 BACKLOG: Final = 2048
 KEEP_ALIVE_S: Final = 75  # longer than the idle time-out of the usual proxy in front, which must be the one to close
 LEAVE_S: Final = 10

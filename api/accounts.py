@@ -10,8 +10,6 @@ from api.response import json_response
 from api.services import parts_of
 from director.store.accounts import AccountType
 
-__all__ = ("AccountView", "OwnAccountView", "get_account", "get_webhook_secret")
-
 
 class AccountView(Struct, frozen=True):
     """An account on the wire. Official clients need the first three."""

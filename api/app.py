@@ -22,8 +22,6 @@ from director.core.errors import UnsafeBackend
 from director.core.settings import ApiSettings
 from director.runtime.tracing import Tracing, tracing_of
 
-__all__ = ("create_app",)
-
 BASES: Final = ("/v1", "", "/v1/v1")
 
 

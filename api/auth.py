@@ -12,8 +12,6 @@ from director.core.account_limits import BucketName
 from director.core.errors import BackendUnavailable
 from director.store.accounts import Account
 
-__all__ = ("Scope", "authenticate", "may_still", "named", "refuse_suspended")
-
 Scope = Literal["read", "run", "admin"]
 
 # `Token` is the older form, which official clients before 2024 still send

@@ -20,8 +20,6 @@ from api.request import Asked
 from api.response import carried
 from api.router import Router
 
-__all__ = ("Door", "Entrance", "Handler")
-
 Handler = Callable[[Request], Awaitable[Response]]
 
 

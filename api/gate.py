@@ -17,8 +17,6 @@ from director.core.clock import Clock
 from director.core.errors import BackendUnavailable, UnsafeBackend
 from director.core.settings import CommonSettings
 
-__all__ = ("Gate",)
-
 log = logging.getLogger(__name__)
 
 PAUSE_S: Final = 1.0

@@ -9,8 +9,6 @@ from api.services import parts_of
 from api.sites.sites import Sites, sites_of
 from director.core.errors import BackendUnavailable, UnsafeBackend
 
-__all__ = ("livez", "readyz")
-
 
 class Liveness(Struct, frozen=True):
     """That there is an answer is the answer."""

@@ -21,17 +21,6 @@ from director.core.account_limits import Bucket, BucketName
 from director.core.ids import PredictionId, QueueName
 from director.store.accounts import Account
 
-__all__ = (
-    "Taken",
-    "admit",
-    "give_back",
-    "refuse_full",
-    "reserve_compute",
-    "return_compute",
-    "take",
-    "taken_of",
-)
-
 # On every answer of Replicate's, and a program may pace itself by them: these are its own, when nothing was used
 # lately. Without RateLimit-Limit, since there is none.
 WITHOUT_RATE: Final[Mapping[BucketName, RawHeaders]] = {

@@ -11,8 +11,6 @@ from api.errors import Code, Problem
 from director.runtime.metrics.registry import RedisMeter, Registry
 from director.runtime.metrics.series import Counter, Histogram
 
-__all__ = ("NO_ROUTE", "Meters")
-
 NO_ROUTE: Final = "none"
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "QUERY"})
 OTHER: Final = "other"

@@ -7,8 +7,6 @@ the end alone, takes all that is left.
 from collections.abc import Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
-__all__ = ("Found", "Router")
-
 Route = TypeVar("Route")
 Found = tuple[Route, Mapping[str, str]]
 """A route, and what the path has in the place of its names."""

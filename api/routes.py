@@ -30,8 +30,6 @@ from api.predictions import predictions as batches
 from api.predictions import predictions as procedures
 from api.predictions import predictions as trainings
 
-__all__ = ("INTERNAL", "PAGES", "PROBES", "ROUTES")
-
 ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("POST", "/predictions", predictions.create),
     ("GET", "/predictions", listing.list_predictions),

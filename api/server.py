@@ -13,8 +13,6 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from api.errors import head_too_large
 
-__all__ = ("MAX_HEAD_BYTES", "BoundedHttp")
-
 MAX_HEAD_BYTES: Final = 64 << 10
 STEP: Final = 4 << 10  # parsed at once, so that a head is found too large before all of it is kept
 LINGER_S: Final = 2.0

@@ -30,18 +30,6 @@ from director.store.administration import Administration
 from director.store.suspensions import Ended
 from director.store.tokens import LABEL, Token
 
-__all__ = (
-    "change_account",
-    "create_account",
-    "create_token",
-    "get_account_of_all",
-    "list_accounts",
-    "list_tokens",
-    "resume_account",
-    "revoke_token",
-    "suspend_account",
-)
-
 PATH: Final = "/admin/accounts"
 MAX_BODY: Final = 16_384
 LONGEST_S: Final = 10.0  # that what a suspended account has is ended in the call itself; a keeper does the rest

@@ -19,8 +19,6 @@ from api.sites.sites import parts_asked
 from director.core.view import iso
 from director.store.changes import FIRST, Change
 
-__all__ = ("MOST_IN_PAGE", "ChangeView", "ChangesView", "Order", "list_changes")
-
 PAGE: Final = 100
 MOST_IN_PAGE: Final = 1_000
 Order = Literal["asc", "desc"]

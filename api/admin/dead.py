@@ -22,8 +22,6 @@ from director.core.ids import PredictionId, QueueName, is_prediction_id
 from director.core.schema import Page
 from director.store.dead import Asked, DeadLetter, DeadLetters, Done, Place
 
-__all__ = ("drop_dead", "drop_one_dead", "get_dead", "list_dead", "revive_dead", "revive_one_dead")
-
 PATH: Final = "/admin/dead"
 MOST_IDS: Final = 1_000
 LONGEST_S: Final = 20.0  # below the usual time-out of a proxy in front

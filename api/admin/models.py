@@ -22,8 +22,6 @@ from director.core.model_config import ModelConfig, StoredConfig
 from director.core.view import iso
 from director.store.model_configs import ConfigChanged
 
-__all__ = ("change_config", "get_config", "remove_config")
-
 MAX_BODY: Final = 128 * 1024
 REVISION: Final = re.compile(r'"([0-9]{1,15})"')
 

@@ -19,8 +19,6 @@ from director.core.view import iso
 from director.diagnosis.findings import Finding, away
 from director.diagnosis.overview import SHORTEST_S, Overview, Snapshot
 
-__all__ = ("Away", "Told", "Watching")
-
 log = logging.getLogger(__name__)
 
 BROKEN_S: Final = 5.0  # after a fault of ours

@@ -17,8 +17,6 @@ from starlette.responses import Response
 
 from api.errors import not_found
 
-__all__ = ("asset", "elsewhere", "for_people", "page")
-
 TYPES: Final = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",

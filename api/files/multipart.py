@@ -17,8 +17,6 @@ from starlette.requests import Request
 
 from api.errors import Problem, file_too_large, malformed, too_slow, trickled
 
-__all__ = ("Form", "Part")
-
 MOST_PARTS: Final = 16
 LONGEST_TYPE: Final = 1024
 SILENCE_S: Final = 30.0

@@ -28,15 +28,6 @@ from director.store.accounts import Account, AccountType
 from director.store.catalog import Version
 from director.store.deployments import MOST, Deployment, Release
 
-__all__ = (
-    "create_deployment",
-    "create_of_deployment",
-    "delete_deployment",
-    "get_deployment",
-    "list_deployments",
-    "update_deployment",
-)
-
 PATH: Final = "/deployments"
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 SKU: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -17,18 +17,6 @@ from director.core.view import iso
 from director.store.catalog import Version
 from director.store.models import Model
 
-__all__ = (
-    "ModelView",
-    "SetupRunView",
-    "VersionView",
-    "WholeVersionView",
-    "fitting",
-    "fitting_slice",
-    "shown_models",
-    "shown_version",
-    "whole_version",
-)
-
 HEAVY_BYTES: Final = 4 << 20  # of one answer
 
 

@@ -13,18 +13,6 @@ from director.core.ids import MODEL_NAME, VERSION_ID
 from director.core.states import WebhookEvent
 from director.store.models import Visibility
 
-__all__ = (
-    "BatchRequest",
-    "DeploymentChange",
-    "FileUpload",
-    "ModelChange",
-    "NewDeployment",
-    "NewModel",
-    "PredictionRequest",
-    "TrainingRequest",
-    "VersionPredictionRequest",
-)
-
 Name = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9._-]{0,63}$")]
 Hardware = Annotated[str, Meta(pattern=f"^{SKU.pattern}$")]
 Url = Annotated[str, Meta(max_length=MOST_URL, description="http or https.")] | None

@@ -25,8 +25,6 @@ from api.openapi.operation import (
 from api.openapi.parameters import CURSOR, MODEL, SLUG_OF_COLLECTION, VERSION_OF_MODEL, one_of
 from director.core.schema import Page
 
-__all__ = ("CATALOGUE",)
-
 TEXT: Final = "text/plain"
 
 MODELS: Final[Operations] = {

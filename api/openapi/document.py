@@ -19,8 +19,6 @@ from api.openapi.operators import OPERATORS
 from api.openapi.runs import RUNS
 from director import __version__
 
-__all__ = ("OPERATIONS", "encoded")
-
 OPERATIONS: Final[Operations] = {**RUNS, **CATALOGUE, **FILES, **ACCOUNTS_OWN, **OPERATORS}
 
 # 3.1 knows no other methods; 3.2 has QUERY, and few read it

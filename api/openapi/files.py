@@ -24,8 +24,6 @@ from api.openapi.operation import (
 from api.openapi.parameters import CURSOR, FILE_ID
 from director.core.schema import Page
 
-__all__ = ("ACCOUNTS_OWN", "FILES")
-
 Bytes = Annotated[str, Meta(extra_json_schema={"format": "binary"})]
 ANY_TYPE: Final = "*/*"
 PARTS: Final = ("Accept-Ranges", "ETag")

@@ -10,23 +10,6 @@ from msgspec import Struct
 
 from api.auth import Scope
 
-__all__ = (
-    "BODY",
-    "CREATE",
-    "HOST",
-    "JSON",
-    "NO_BODY",
-    "OPEN",
-    "PAGED",
-    "PATH",
-    "TOKEN",
-    "Answer",
-    "Body",
-    "Operation",
-    "Operations",
-    "Parameter",
-)
-
 JSON: Final = "application/json"
 
 # Statuses of refusals that routes have in common

@@ -27,8 +27,6 @@ from director.core.model_config import ModelConfig
 from director.core.schema import Page
 from director.store.dead import DeadLetter, Done
 
-__all__ = ("OPERATORS",)
-
 ADMIN: Final = ("admin",)
 DONE: Final = {200: Answer("What was done.", Done)}
 DETAIL: Final = {200: Answer("The account as it is then.", AccountDetail)}

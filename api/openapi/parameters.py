@@ -11,22 +11,6 @@ from director.core.states import Status
 from director.store.accounts import ACCOUNT_NAME
 from director.store.collections import SLUG
 
-__all__ = (
-    "ACCOUNT",
-    "CURSOR",
-    "FILE_ID",
-    "FILTERS",
-    "HOW",
-    "MODEL",
-    "PREDICTION_ID",
-    "QUEUE",
-    "SLUG_OF_COLLECTION",
-    "TOKEN_ID",
-    "VERSION_OF_MODEL",
-    "WAIT",
-    "one_of",
-)
-
 
 def one_of(*words: str) -> Any:
     """A text that is one of these."""

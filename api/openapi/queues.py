@@ -24,8 +24,6 @@ from director.diagnosis.views import DirectorView, QueueView
 from director.store.living import LiveView
 from director.store.owed import OwedView
 
-__all__ = ("QUEUES",)
-
 ADMIN: Final = ("admin",)
 QUEUE_THEN: Final = {200: Answer("The queue as it is then.", QueueView)}
 HISTORY: Final = Parameter(

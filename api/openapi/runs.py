@@ -25,8 +25,6 @@ from api.predictions.predictions import BatchResults
 from director.core.schema import Page, Prediction
 from director.diagnosis.story import Story
 
-__all__ = ("RUNS",)
-
 SHOWN: Final = {200: Answer("As it is now.", Prediction)}
 LISTED: Final = {200: Answer("A page, newest first.", Page[Prediction])}
 MADE: Final = ("Location", "Preference-Applied", "Idempotency-Replayed")

@@ -8,8 +8,6 @@ from starlette.responses import Response
 from api.openapi.document import encoded
 from api.response import base_url
 
-__all__ = ("get_document",)
-
 
 async def get_document(request: Request) -> Response:
     """With an ETag of its own: 304 for who has it already."""

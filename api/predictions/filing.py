@@ -29,8 +29,6 @@ from director.runtime import crash
 from director.store.accounts import Account
 from director.store.catalog import Version
 
-__all__ = ("Submission", "file")
-
 log = logging.getLogger(__name__)
 
 

@@ -15,8 +15,6 @@ from director.broker.redis_client import ask, text
 from director.core.ids import PredictionId
 from director.core.states import TERMINAL, Status
 
-__all__ = ("Glance", "Glances")
-
 FIELDS: Final = ("status", "model", "version")
 
 

@@ -17,8 +17,6 @@ from director.core.schema import Event
 from director.core.states import Status
 from director.core.view import LINES_DROPPED, RESTARTS
 
-__all__ = ("KEEP_ALIVE", "REMOVED", "RETRIED", "Mark", "Teller")
-
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 RETRIED: Final = b": retried\n\n"
 REMOVED: Final = "The output of this prediction was removed."

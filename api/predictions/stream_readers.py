@@ -23,8 +23,6 @@ from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId
 from director.runtime.startup import Descriptors
 
-__all__ = ("KEEP_ALIVE_S", "PIECE_BYTES", "STALL_S", "Readers", "Send")
-
 log = logging.getLogger(__name__)
 
 PAGE_EVENTS: Final = 256

@@ -31,8 +31,6 @@ from director.core.ids import PredictionId
 from director.core.schema import Stored
 from director.store.endings import Ending, heard
 
-__all__ = ("Wait", "Waiters")
-
 log = logging.getLogger(__name__)
 
 SAFETY_S: Final = 2.0

@@ -19,8 +19,6 @@ from director.core.errors import BackendUnavailable
 from director.core.ids import Kind, PredictionId, site_of
 from director.core.schema import Stored
 
-__all__ = ("AWAY", "Listed", "Lists", "Looked", "Source")
-
 AWAY: Final = "X-Sites-Away"
 
 Found = TypeVar("Found")

@@ -11,8 +11,6 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-__all__ = ("Candidate", "Look", "Placement", "in_order")
-
 Placement = Literal["random", "least-wait"]
 
 UNKNOWN_MS: Final = 1_000.0  # a run of a model that has finished none: then whose queue is shorter decides

@@ -26,8 +26,6 @@ from director.core.ids import PredictionId, created_ms_of, new_prediction_id
 from director.store.accounts import Account
 from director.store.catalog import Version
 
-__all__ = ("Enter", "Wanted", "names_a_file", "place")
-
 # Longer than all tries of a call together may take, each with its connection
 SETTLED_MS: Final = 20_000
 PAUSES_S: Final = (0.0, 0.05, 0.1, 0.2, 0.4)

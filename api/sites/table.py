@@ -18,8 +18,6 @@ from director.core.errors import SettingsError
 from director.core.ids import MODEL_NAME
 from director.core.settings import ApiSettings, mistake
 
-__all__ = ("SiteRow", "SiteTable", "read_sites")
-
 MOST_BYTES: Final = 256 * 1024
 Value = TypeVar("Value", bound=Hashable)
 

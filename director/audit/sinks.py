@@ -22,8 +22,6 @@ from director.core.clock import Clock
 from director.core.errors import DirectorError, SettingsError
 from director.webhooks.sender import Delivery, Sender
 
-__all__ = ("AuditSink", "FileSink", "HttpSink", "SinkAway")
-
 
 class SinkAway(DirectorError):
     """The sink cannot take anything now. The same batch is brought again."""

@@ -21,8 +21,6 @@ from director.core.figures import Figure, percentile, table, verdicts
 from director.core.ids import lowest_id_at
 from director.local.scratch import own_server
 
-__all__ = ("DepthOptions", "depth", "depth_figures")
-
 URL: Final = "http://127.0.0.1:8080"  # the API files one with each
 SLOTS: Final = 8
 RAN_MS: Final = 1_000

@@ -19,8 +19,6 @@ from director.core.figures import Figure, jain, table, verdicts
 from director.core.policy import shard
 from director.local.scratch import own_server
 
-__all__ = ("FairnessOptions", "fairness", "fairness_figures")
-
 MODEL: Final = "bench/fairness"
 LIGHTS: Final = 99
 FULL_BATCH: Final = 10_000

@@ -16,8 +16,6 @@ import httpx
 from director.core.errors import SettingsError
 from director.local.home import Home
 
-__all__ = ("latency", "told")
-
 MODEL: Final = "example/hello"
 INPUT: Final = {"input": {"text": "hello", "n": 0}}
 WARM_UP: Final = 20

@@ -18,8 +18,6 @@ from msgspec import Struct
 from director.core.figures import percentile
 from director.runtime.startup import raise_descriptor_limit
 
-__all__ = ("Answered", "Crowd", "Load", "ask")
-
 WARM_PART: Final = 0.15  # of the time: what is answered in it counts for nothing
 LEAST_WARM: Final = 10
 LIMIT_S: Final = 30.0  # of one answer

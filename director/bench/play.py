@@ -20,8 +20,6 @@ from director.core.policy import Policy, shard
 from director.core.schema import Claim
 from director.core.states import Status
 
-__all__ = ("AT_ONCE", "INPUT", "POLICY", "Load", "Played", "Run", "Tenant", "VirtualQueue", "play")
-
 VERSION: Final = "be" * 32
 INPUT: Final = b'{"text":"hello"}'
 POLICY: Final = Policy()

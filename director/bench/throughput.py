@@ -17,8 +17,6 @@ from director.bench.load import Answered, Load, ask
 from director.core.errors import SettingsError
 from director.local.home import Home, State
 
-__all__ = ("throughput", "told")
-
 ROUNDS: Final = 3
 ANSWER_S: Final = 30.0
 

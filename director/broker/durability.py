@@ -11,8 +11,6 @@ from director.broker.redis_client import ask, servers
 from director.core.errors import UnsafeBackend
 from director.core.settings import CommonSettings
 
-__all__ = ("LEAST_VERSIONS", "MENDS", "STRONGEST_FIRST", "Server", "check", "levels")
-
 # Scripts carry the `#!lua` shebang, which these and newer servers check.
 LEAST_VERSIONS: Final = {"redis": (7, 0), "valkey": (7, 2)}
 STRONGEST_FIRST: Final = ("replicated", "always", "everysec", "memory")

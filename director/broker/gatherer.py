@@ -27,8 +27,6 @@ from director.broker.pipes import ClusterPipes, Pipes
 from director.broker.redis_client import GIVE_UP_S, PAUSE_S, SOCKET_TIMEOUT_S, TRIES, unavailable
 from director.core.errors import BackendUnavailable
 
-__all__ = ("BATCH_BYTES", "IN_CLUSTER", "LARGE_BYTES", "Arg", "Gatherer", "Meter", "Traffic", "source")
-
 log = logging.getLogger(__name__)
 
 Arg = str | bytes | int | float

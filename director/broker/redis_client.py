@@ -16,24 +16,6 @@ from director.broker.cluster import Cluster, cluster_pool, is_cluster_url
 from director.broker.connections import NO_RETRIES, direct_pool, is_sentinel_url, sentinel_pool
 from director.core.errors import BackendUnavailable, SettingsError
 
-__all__ = (
-    "AWAY",
-    "GIVE_UP_S",
-    "PAUSE_S",
-    "SOCKET_TIMEOUT_S",
-    "TRIES",
-    "ask",
-    "blocking_client",
-    "client",
-    "describe",
-    "has_password",
-    "infos",
-    "servers",
-    "text",
-    "texts",
-    "unavailable",
-)
-
 Reply = TypeVar("Reply")
 
 # Replies that are an ordinary day: 503 with Retry-After, and it heals by itself.

@@ -13,8 +13,6 @@ from redis.asyncio import Redis
 from director.broker.redis_client import ask, text
 from director.core.errors import UnsafeBackend
 
-__all__ = ("ASKED", "MEND", "NEEDED", "check_rights", "in_a_line", "refused")
-
 # One line, one command: all of a right is in its name, its keys and its channels
 NEEDED: Final = tuple(
     tuple(line.split())

@@ -18,24 +18,6 @@ from director.core.settings import PREFIX
 from director.local.processes import UpError, claimable
 from director.local.supervisor import Part
 
-__all__ = (
-    "API",
-    "CROWDED",
-    "IN_LINE",
-    "MODELS",
-    "PASSING",
-    "REDIS_CLIENTS",
-    "SERVED",
-    "SERVER",
-    "SINK",
-    "Role",
-    "api",
-    "cogs",
-    "directors",
-    "keepers",
-    "sink",
-)
-
 SERVER: Final = "redis-0"
 API: Final = "api-0"
 SINK: Final = "sink-0"

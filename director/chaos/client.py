@@ -21,8 +21,6 @@ from director.chaos.load import LARGE, Order, key_of, large, orders, peaceful, r
 from director.chaos.reader import Reader
 from director.chaos.wire import Caller, Unanswered
 
-__all__ = ("Client", "Counts", "Errand", "Large", "Rush", "main")
-
 TRY_S: Final = 5.0
 WAIT_S: Final = 60.0  # for an answer that is held until the prediction has ended
 GIVE_UP_S: Final = 40.0

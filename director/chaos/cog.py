@@ -20,8 +20,6 @@ from msgspec import Struct
 from director.chaos.journal import CogEnded, CogStarted, Journal, now_ms
 from director.chaos.wire import Answer, Request, Unanswered, post, serve
 
-__all__ = ("FILL", "Cog", "Script", "main")
-
 STARTED_AT: Final = f"{now_ms()}"
 SLOW_CANCEL_S: Final = 1.0
 CALLBACK_S: Final = 2.0

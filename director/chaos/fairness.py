@@ -18,8 +18,6 @@ from director.chaos.load import EQUAL, HEAVY
 from director.chaos.recovery import percentile
 from director.core.figures import jain
 
-__all__ = ("Saturation", "Wait", "equal_shares", "is_rushed", "saturations")
-
 QUIET_JAIN: Final = 0.98
 JAIN: Final = 0.95  # where runs are lost and done again
 SHORTEST_MS: Final = 2_000  # in less, one run more or less decides

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-__all__ = ("MISSING", "SteppedClock", "find_library")
-
 MISSING: Final = "libfaketime is not installed"
 # Debian and its like have a folder for each architecture; others one for all of them
 PLACES: Final = (

@@ -13,20 +13,6 @@ from msgspec import Struct
 
 from director.runtime.crash import API_POINTS, DIRECTOR_POINTS
 
-__all__ = (
-    "ALL_LINKS",
-    "CLOCK_STEP",
-    "DELETE_VERSION",
-    "NARROW",
-    "NARROW_AT",
-    "NARROW_IN_PEACE",
-    "REPLACE",
-    "Planned",
-    "Stage",
-    "rollout",
-    "schedule",
-)
-
 TICK_MS: Final = 250
 WARM_UP_MS: Final = 1_000  # some work is under way when the first one strikes
 ALL_LINKS: Final = "all:redis"

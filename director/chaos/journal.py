@@ -30,28 +30,6 @@ from typing import BinaryIO, Literal
 import msgspec
 from msgspec import Struct
 
-__all__ = (
-    "Answered",
-    "Arrived",
-    "Breaker",
-    "Claimed",
-    "CogEnded",
-    "CogStarted",
-    "Delivered",
-    "Fault",
-    "Final",
-    "Followed",
-    "Healed",
-    "Heard",
-    "Journal",
-    "Line",
-    "Listed",
-    "Sent",
-    "Visited",
-    "now_ms",
-    "read",
-)
-
 
 class Sent(Struct, frozen=True, kw_only=True, tag="sent"):
     """client: a request is about to leave. `key`: its idempotency key; the same for every try of one submit.

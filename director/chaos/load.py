@@ -14,8 +14,6 @@ from msgspec import Struct
 
 from director.chaos.cog import Script
 
-__all__ = ("EQUAL", "HEAVY", "LARGE", "Order", "Plan", "key_of", "large", "orders", "peaceful", "rush")
-
 Plan = Literal[
     "plain", "cancel", "cancel_after", "start_by", "repeat", "other_body", "fail", "poison", "rush", "flood", "large"
 ]

@@ -23,8 +23,6 @@ from director.core.errors import DirectorError
 from director.core.ids import QueueName
 from director.local.processes import UpError
 
-__all__ = ("Nemesis",)
-
 RESTART: Final = "restart"
 CRASH_AT: Final = "DIRECTOR_CRASH_AT"
 CREATED: Final = b"HTTP/1.1 201"

@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
-__all__ = ("Link", "Upstream")
-
 CHUNK: Final = 65_536
 AHEAD_S: Final = 0.01  # a sleep is never exact: what is late is made up for within this
 

@@ -17,8 +17,6 @@ from msgspec import Struct
 from director.chaos.journal import Followed, Heard, Journal, Listed, Visited, now_ms, read
 from director.chaos.wire import Caller, Unanswered
 
-__all__ = ("Reader", "come_back")
-
 TRY_S: Final = 5.0
 SILENT_S: Final = 30.0  # three of the comments that keep a silent stream alive
 PAUSE_S: Final = (0.1, 0.5)

@@ -37,8 +37,6 @@ from director.local.processes import UpError
 from director.runtime.process import one_error
 from director.runtime.startup import raise_descriptor_limit
 
-__all__ = ("Options", "Rollout", "chaos")
-
 CALIBRATION_S: Final = 5.0
 LOAD: Final = 0.4  # of what is sustained without faults: the rest is for what must be done twice
 REST_S: Final = 60.0  # and a lease

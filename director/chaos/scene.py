@@ -39,8 +39,6 @@ from director.local.server import EmbeddedServer, find_binary
 from director.local.supervisor import Supervisor, supervising
 from director.store.accounts import Accounts
 
-__all__ = ("FRONT", "Scene", "Size", "staged")
-
 FRONT: Final = "client:api"
 AGAIN_S: Final = 0.3
 START_LIMIT_S: Final = 60.0

@@ -18,8 +18,6 @@ from msgspec import Struct
 from director.chaos.journal import Delivered, Journal, now_ms
 from director.chaos.wire import Answer, Request, serve
 
-__all__ = ("MODES", "Sink", "is_signed", "main")
-
 MODES: Final = {"ok": 200, "error": 500, "reset": 0}
 TOLERANCE_S: Final = 300
 

@@ -11,8 +11,6 @@ from typing import Final
 
 from msgspec import Struct
 
-__all__ = ("Answer", "Caller", "Handler", "Request", "Unanswered", "post", "serve")
-
 NONE: Final[Mapping[str, str]] = {}
 REASONS: Final = {200: "OK", 202: "Accepted", 404: "Not Found", 409: "Conflict", 500: "Internal Server Error"}
 

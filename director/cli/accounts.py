@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from director.store.accounts import Usage, Written
     from director.store.suspensions import Ended
 
-__all__ = ("add",)
 
 COLUMNS: Final = ("account", "limits")
 DAY_S: Final = 86_400

@@ -4,8 +4,6 @@ import argparse
 
 from director.cli.arguments import Commands
 
-__all__ = ("add",)
-
 
 def add(commands: Commands) -> None:
     """Add the command of this file."""

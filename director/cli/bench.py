@@ -8,8 +8,6 @@ from typing import Final
 from director.cli.arguments import CommandParser, Commands, add_home, add_json
 from director.cli.output import print_json
 
-__all__ = ("add",)
-
 LEAST_BATCH: Final = 500  # behind a smaller one, the 99 others would wait longer for each other than for it
 
 LATENCY: Final = "What a running `up` adds to a direct call of the model server."

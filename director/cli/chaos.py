@@ -5,8 +5,6 @@ from pathlib import Path
 
 from director.cli.arguments import Commands
 
-__all__ = ("add",)
-
 DESCRIPTION = """\
 Start a whole service on this machine, let callers use it, and kill, freeze, cut and fill its parts meanwhile. Then mend
 all, and let a checker say which promises were not kept: it sees only what callers, model servers and webhook receivers

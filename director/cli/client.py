@@ -12,8 +12,6 @@ from director.cli.where import Service
 from director.core.errors import DirectorError
 from director.core.states import TERMINAL, Status
 
-__all__ = ("Away", "Client", "Refused", "Seen", "read", "seen")
-
 T = TypeVar("T")
 
 ANSWER_S: Final = 30.0

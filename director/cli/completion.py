@@ -6,8 +6,6 @@ from typing import Final
 
 from director.cli.arguments import CommandParser, Commands
 
-__all__ = ("add",)
-
 SHELLS: Final = ("bash", "zsh", "fish")
 FILES: Final = frozenset({"FILE", "FILE|URL", "PROGRAM"})
 FOLDERS: Final = frozenset({"DIR"})

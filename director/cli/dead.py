@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from director.store.catalog import Catalog
     from director.store.dead import DeadLetter, Done, Letters, Place, Shown
 
-__all__ = ("add",)
 
 SHOWN: Final = 20
 COLUMNS: Final = ("died", "id", "queue", "account", "why", "attempts")

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from director.core.settings import CommonSettings
     from director.diagnosis.doctor import Finding
 
-__all__ = ("add",)
-
 
 def add(commands: Commands) -> None:
     """Add the commands of this file."""

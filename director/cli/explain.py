@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from director.core.schema import Eta
     from director.diagnosis.story import Ended, Holding, Owed, Story, Submitted
 
-__all__ = ("add", "lines")
 
 WIDTH: Final = len("2026-01-01T00:00:00.000Z")
 WORDS: Final = {"gone": "it wants no more", "refused": "a rule forbids its address", "given_up": "failed, and given up"}

@@ -13,8 +13,6 @@ import msgspec
 
 from director.core.errors import DirectorError
 
-__all__ = ("FileFault", "parse", "save")
-
 FETCHED: Final = ("http://", "https://")
 FETCH_S: Final = 60.0
 

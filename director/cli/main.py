@@ -34,8 +34,6 @@ from director.cli.arguments import EXIT_CODES, CommandParser
 from director.cli.output import leave_stdout, printable
 from director.core.errors import DirectorError
 
-__all__ = ("made_parser", "main")
-
 FAILED: Final = 1
 INTERRUPTED: Final = 130
 GROUPS: Final = (

@@ -12,7 +12,6 @@ from director.cli.output import print_json
 if TYPE_CHECKING:
     from director.store.models import Model
 
-__all__ = ("add",)
 
 # option -> field of the model
 SAID: Final = {

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from director.cli.client import Client, Seen
 
-__all__ = ("add",)
 
 LOOK_S: Final = 0.15
 AWAY_LOOK_S: Final = 0.5

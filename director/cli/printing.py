@@ -9,8 +9,6 @@ from director.cli.client import Seen
 from director.cli.output import harmless
 from director.core.states import Status
 
-__all__ = ("OWN_LINE", "Printer", "as_text")
-
 OWN_LINE: Final = ("data:", "http://", "https://")  # pieces that are files stand alone; all other text is one text
 
 

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from director.core.ids import QueueName
     from director.diagnosis.scaling import Scale
 
-__all__ = ("add",)
-
 
 def add(commands: Commands) -> None:
     """Add the command of this file."""

@@ -13,8 +13,6 @@ from director.cli.arguments import CommandParser, Commands, port_number
 from director.core.errors import SettingsError
 from director.runtime.startup import hold_sigterm, raise_descriptor_limit
 
-__all__ = ("add",)
-
 OF_ONE_MODEL: Final = (
     *("model", "version", "kind", "also", "server", "runner", "runner_config", "concurrency"),
     *("batch_cost", "batch_size"),

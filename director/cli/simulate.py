@@ -11,7 +11,6 @@ from director.cli.output import harmless, print_json
 if TYPE_CHECKING:
     from director.simulate.trace import Trace
 
-__all__ = ("add",)
 
 MOST_SLOTS: Final = 4096
 MOST_PLAYS: Final = 12

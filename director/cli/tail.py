@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from director.broker.scripts import Replayed
     from director.core.ids import PredictionId
 
-__all__ = ("add",)
 
 T = TypeVar("T")
 

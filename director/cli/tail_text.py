@@ -11,8 +11,6 @@ from director.cli.printing import OWN_LINE, as_text
 from director.core.event_log import EventView
 from director.core.view import iso
 
-__all__ = ("Told", "step", "steps_json")
-
 KIND: Final = 8
 ID: Final = 26
 QUEUE: Final = 32

@@ -17,8 +17,6 @@ from typing import Final
 
 import anyio
 
-__all__ = ("ENDED", "RESIZED", "Painted", "Terminal", "is_interactive", "keys_in")
-
 RESIZED: Final = "resized"
 ENDED: Final = "ended"
 ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from director.store.administration import MadeToken
     from director.store.tokens import Token
 
-__all__ = ("add",)
 
 HOUR_MS = 3_600_000
 COLUMNS = ("account", "id", "ends in", "scopes", "lanes", "expires", "label")

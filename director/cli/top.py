@@ -13,8 +13,6 @@ from director.cli.output import print_json
 if TYPE_CHECKING:
     from director.diagnosis.overview import Snapshot
 
-__all__ = ("add",)
-
 
 def add(commands: Commands) -> None:
     """Add the command of this file."""

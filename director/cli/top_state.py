@@ -12,8 +12,6 @@ from msgspec.structs import replace
 from director.core.ids import QueueName
 from director.diagnosis.views import QueueView
 
-__all__ = ("SORTS", "Change", "Row", "State", "Step", "chosen", "pressed", "shown")
-
 View = Literal["queues", "queue", "directors", "findings"]
 
 PAGE: Final = 10

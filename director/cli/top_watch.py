@@ -23,8 +23,6 @@ from director.core.samples import PERIOD_S, Sample
 from director.diagnosis.overview import LONGEST_S, REST, Snapshot
 from director.diagnosis.views import QueueView
 
-__all__ = ("once", "watch")
-
 TREND: Final = 8  # parts of the last ten minutes
 SAMPLES: Final = 60
 MOST_TENANTS: Final = 50

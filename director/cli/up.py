@@ -6,8 +6,6 @@ from pathlib import Path
 from director.cli.arguments import Commands, add_home, port_number
 from director.cli.output import say
 
-__all__ = ("add",)
-
 
 def add(commands: Commands) -> None:
     """Add the commands of this file."""

@@ -9,8 +9,6 @@ from msgspec import Struct
 from director.core.errors import DirectorError
 from director.local.home import Home
 
-__all__ = ("Nowhere", "Service", "redis_url", "service")
-
 
 class Nowhere(DirectorError):
     """No service is known. Start one, or say where it is."""

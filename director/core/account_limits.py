@@ -14,20 +14,6 @@ from msgspec.inspect import FloatType, IntType, StructType, UnionType, type_info
 
 from director.core.errors import SettingsError
 
-__all__ = (
-    "DEFAULT",
-    "NO_LIMIT",
-    "UNLIMITED",
-    "AccountLimits",
-    "Bucket",
-    "BucketName",
-    "Bytes",
-    "Compute",
-    "Count",
-    "Rate",
-    "Retention",
-)
-
 BucketName = Literal["create", "read"]
 """create: requests that make a prediction; read: all others."""
 

@@ -8,8 +8,6 @@ from typing import Protocol
 
 import anyio
 
-__all__ = ("Clock", "SystemClock")
-
 
 class Clock(Protocol):
     """Time as the rooms see it."""

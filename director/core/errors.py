@@ -12,18 +12,6 @@ DirectorError
 └── RunnerError              see director.servers.runners.runner
 """
 
-__all__ = (
-    "BackendUnavailable",
-    "ClaimLost",
-    "DirectorError",
-    "IdempotencyMismatch",
-    "QueueError",
-    "QueueRefused",
-    "SettingsError",
-    "UnknownQueue",
-    "UnsafeBackend",
-)
-
 
 class DirectorError(Exception):
     """Anything this package raises on purpose."""

@@ -12,8 +12,6 @@ from msgspec import Raw, Struct
 from director.core.schema import LIFE, Event
 from director.core.view import iso
 
-__all__ = ("DeliveryAttempt", "EventView", "delivery_attempt", "shown_event")
-
 
 class EventView(Struct, frozen=True):
     """One event. `data`: of output one item, of logs a string, of a metric its name, value and mode; else null."""

@@ -5,8 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-__all__ = ("Figure", "jain", "percentile", "table", "verdicts")
-
 
 class Figure(Struct, frozen=True, kw_only=True):
     """One number that is judged. `bound` is the most that it may be, or the least where `is_least`."""

@@ -14,33 +14,6 @@ import secrets
 from functools import lru_cache
 from typing import Final, Literal, NewType
 
-__all__ = (
-    "LANES",
-    "MODEL_NAME",
-    "PARTITIONS",
-    "QUEUE_END",
-    "QUEUE_NAME",
-    "VERSION_ID",
-    "FileId",
-    "Kind",
-    "Partition",
-    "PredictionId",
-    "QueueName",
-    "created_ms_of",
-    "is_file_id",
-    "is_prediction_id",
-    "is_queue_of_predictions",
-    "lowest_id_at",
-    "model_and_kind",
-    "new_file_id",
-    "new_prediction_id",
-    "partition_of",
-    "partition_of_model",
-    "queue_name",
-    "site_of",
-    "version_id",
-)
-
 PredictionId = NewType("PredictionId", str)
 FileId = NewType("FileId", str)
 Partition = NewType("Partition", int)

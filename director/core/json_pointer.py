@@ -10,8 +10,6 @@ from typing import Final
 import msgspec
 from msgspec import Raw, Struct
 
-__all__ = ("WHOLE", "Pointer")
-
 MOST_CHARS: Final = 256
 MOST_STEPS: Final = 16
 MOST_INDEX: Final = 255

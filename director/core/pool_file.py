@@ -18,8 +18,6 @@ from director.core.model_config import check_server_url
 from director.core.runner_config import WrongRunnerConfig, decode_runner_config, runner_config
 from director.core.settings import PREFIX, CommonSettings, DirectorSettings, mistake
 
-__all__ = ("MOST_MODELS", "MOST_SERVERS", "label_of", "read_pool")
-
 MOST_BYTES: Final = 256 * 1024
 MOST_MODELS: Final = 64
 MOST_SERVERS: Final = 512  # of all together: each one is watched

@@ -12,8 +12,6 @@ from msgspec import Struct
 
 from director.core.ids import LANES
 
-__all__ = ("HISTORY_S", "MOST", "PERIOD_S", "Sample", "arrivals_s", "parse", "within")
-
 PERIOD_S: Final = 10.0
 HISTORY_S: Final = 3600.0
 MOST: Final = int(HISTORY_S / PERIOD_S)

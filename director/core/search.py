@@ -6,8 +6,6 @@ from typing import Final
 
 from msgspec import Struct
 
-__all__ = ("Card", "matched", "words_of")
-
 WORD: Final = re.compile(r"\w+")
 MOST_WORDS: Final = 8
 MOST_QUERY: Final = 500

@@ -16,19 +16,6 @@ from director.core.ids import MODEL_NAME, QUEUE_NAME
 from director.core.policy import BreakerMode, Objectives, OnLost, Policy, decode_objectives
 from director.core.runner_config import RunnerKind
 
-__all__ = (
-    "PREFIX",
-    "WEBHOOK_SCHEDULE",
-    "ApiSettings",
-    "AuditSettings",
-    "CommonSettings",
-    "DirectorSettings",
-    "KeeperSettings",
-    "described",
-    "load",
-    "mistake",
-)
-
 PREFIX = "DIRECTOR_"
 # Seconds for a restart, minutes for a deploy, then days: see director.webhooks.terminal
 WEBHOOK_SCHEDULE = "2s,5s,15s,30s,1m,2m,5m,30m,2h,5h,10h,14h,20h,24h"

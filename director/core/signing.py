@@ -12,8 +12,6 @@ import secrets as randomness
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ("headers", "new_secret", "sign")
-
 PREFIX: Final = "whsec_"
 KEY_BYTES: Final = range(24, 65)  # what Standard Webhooks allow
 

@@ -3,8 +3,6 @@
 from enum import StrEnum
 from typing import Final
 
-__all__ = ("TERMINAL", "TRANSITIONS", "Status", "WebhookEvent", "may_follow")
-
 
 class Status(StrEnum):
     """Replicate's words, as its clients know them."""

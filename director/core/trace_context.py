@@ -7,8 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-__all__ = ("NO_TRACE", "SAMPLED", "TraceHeaders", "trace_headers")
-
 TraceHeaders = Mapping[str, str]
 """What is handed on with a prediction: `traceparent`, and `tracestate` where there is one; empty where none came."""
 

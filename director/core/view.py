@@ -11,8 +11,6 @@ from msgspec import UNSET, Raw
 from director.core.ids import Kind
 from director.core.schema import Eta, Event, Outlook, Place, Prediction, Record, Stored, Urls
 
-__all__ = ("LINES_DROPPED", "PATHS", "RESTARTS", "address", "fold", "iso", "joined", "place", "view")
-
 # where a caller finds a run of each kind
 PATHS: Final[Mapping[Kind, str]] = {"": "predictions", "training": "trainings", "procedure": "procedures"}
 NOTHING: Final = Raw(b"{}")

@@ -12,8 +12,6 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-__all__ = ("HOST_NAME", "WebhookUrl", "host_of", "parse_webhook_url", "read_webhook_url")
-
 MAX_CHARACTERS: Final = 2_048
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 

@@ -20,8 +20,6 @@ from director.diagnosis.findings import CROWDED, FAILING_AFTER, HOT, Closer, Hea
 from director.store.owed import LATE_MS, Owed
 from director.store.queue_history import QueueHistory
 
-__all__ = ("CloserLook",)
-
 TRIES: Final = 3  # the quickest counts: what else this process did is no fault of the server's
 MOST_CROWDED: Final = 10
 MOST_ACCOUNTS: Final = 1_000

@@ -25,8 +25,6 @@ from director.store.directors import Directors
 from director.store.owed import Owed
 from director.store.queues import Queues
 
-__all__ = ("Look", "look")
-
 PINGS: Final = 50
 SCRIPTS: Final = 20
 SCRIPT: Final = "#!lua flags=no-writes\nreturn 1"

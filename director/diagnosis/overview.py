@@ -21,8 +21,6 @@ from director.store.directors import Directors
 from director.store.owed import Owed
 from director.store.queues import Queues
 
-__all__ = ("LONGEST_S", "REST", "SHORTEST_S", "Overview", "OwedCount", "Snapshot")
-
 T = TypeVar("T")
 
 MOST_QUEUES: Final = 1_000

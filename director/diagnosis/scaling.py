@@ -21,8 +21,6 @@ from director.store.catalog import Catalog
 from director.store.deployments import MOST, Deployments
 from director.store.queue_history import QueueHistory
 
-__all__ = ("Scale", "Scaling")
-
 SOON_S: Final = 60.0  # a retry that is due later is no reason to keep a director
 # The higher rate of the two counts: up at once, and down late
 WINDOWS_S: Final = (60.0, 300.0)

@@ -20,8 +20,6 @@ from msgspec import Struct
 
 from director.core.policy import Lane, Objective, Objectives
 
-__all__ = ("DEFAULT", "Bounds", "Load", "wanted")
-
 # Of a lane that is promised nothing
 DEFAULT: Final = Objective(share=0.95, within_s=60.0)
 MOST_SLOTS: Final = 10_000

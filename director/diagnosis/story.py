@@ -15,9 +15,6 @@ from director.core.states import Status
 from director.core.view import iso, place
 from director.core.webhook_url import host_of
 
-__all__ = ("Coming", "Ended", "Holding", "Owed", "Story", "Submitted", "Told", "tell")
-
-
 CROWD: Final = 20
 SLOW_STORY_MS: Final = 50.0  # of one answer: a busy process may add to it
 

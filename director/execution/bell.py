@@ -19,8 +19,6 @@ from director.broker.cluster import Cluster
 from director.core.clock import Clock
 from director.core.ids import QueueName
 
-__all__ = ("LEAST_S", "LONGEST_S", "Bell")
-
 LEAST_S: Final = 2.0
 LONGEST_S: Final = 5.0
 

@@ -13,8 +13,6 @@ from director.core.model_config import ModelConfig, over
 from director.core.settings import DirectorSettings
 from director.store.model_configs import ModelConfigs
 
-__all__ = ("Configuring",)
-
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 2.0

@@ -57,8 +57,6 @@ from director.store.removal import Removal, TrainedVersions
 from director.webhooks.outbox import Post
 from director.webhooks.terminal import Schedule, TerminalWebhooks
 
-__all__ = ("Director", "check_settings", "made")
-
 log = logging.getLogger(__name__)
 
 # After the drain's own time: for servers to heed a cancel (see DRAIN_WAIT_S), and for last writes and webhooks

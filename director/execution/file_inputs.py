@@ -20,8 +20,6 @@ from director.core.schema import Record
 from director.files.caller_files import CallerFiles
 from director.files.store import FileName, OutputStore
 
-__all__ = ("FileInputs", "filled", "moved", "named")
-
 # In valid JSON a quote that no backslash precedes and `http` follows is the beginning of a string
 STRING: Final = re.compile(rb'(?<!\\)"(https?:[^"\\]*+(?:\\.[^"\\]*+)*+)"(?!\s*+:)')
 ADDRESS: Final = re.compile(r"https?://[^?#\s]{1,2048}/files/([0-9a-z]{26})")

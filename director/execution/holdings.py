@@ -18,8 +18,6 @@ from director.execution.ends import Stop
 from director.execution.tracker import Tracker
 from director.servers.runners.runner import Runner
 
-__all__ = ("Held", "Holdings")
-
 log = logging.getLogger(__name__)
 
 # A cancel in a run's first milliseconds can get lost on the server, so the second follows soon.

@@ -21,8 +21,6 @@ from director.runtime.metrics.table import METRICS, QueueNames
 from director.servers.runners.runner import HealthStatus, Outcome
 from director.servers.servers import Server, Servers
 
-__all__ = ("STATES", "Metering", "Watched", "error_label")
-
 MOST_QUEUES: Final = 500
 MOST_ATTEMPTS: Final = 3
 NONE: Final = "none"

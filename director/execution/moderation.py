@@ -24,8 +24,6 @@ from director.servers.runners.connections import read_chunks
 from director.servers.runners.untrusted import Unreadable, one_line, read_json
 from director.webhooks.messages import message_id
 
-__all__ = ("Moderator",)
-
 log = logging.getLogger(__name__)
 
 PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)

@@ -23,8 +23,6 @@ from director.runtime import process
 from director.runtime.health import Health, redis_check
 from director.servers.runners.inbox import Inbox
 
-__all__ = ("Pool", "pooled", "run", "serve")
-
 log = logging.getLogger(__name__)
 
 

@@ -16,8 +16,6 @@ from director.execution.ends import Finish, GiveBack
 from director.execution.holdings import Held
 from director.store.removal import TrainedVersions
 
-__all__ = ("Publishing",)
-
 log = logging.getLogger(__name__)
 
 AWAY_S: Final = 1.0

@@ -30,8 +30,6 @@ from director.servers.runners.inbox import Arrivals, Inbox
 from director.webhooks.addresses import AllowList
 from director.webhooks.sender import Sender
 
-__all__ = ("Shared", "clear_up", "connections", "inbox_of", "measure", "serve_health")
-
 WAITS: Final = 2  # of one director at once: at its bell, and for whoever cancels
 
 

@@ -13,8 +13,6 @@ from director.execution.shared import connections
 from director.runtime import process
 from director.runtime.tracing import Tracing
 
-__all__ = ("connected", "run", "serve")
-
 log = logging.getLogger(__name__)
 
 

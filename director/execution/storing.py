@@ -23,8 +23,6 @@ from director.execution.uploads import DataUri
 from director.files.store import FileName, OutputStore, file_name, name_of
 from director.servers.runners.runner import ServerFile
 
-__all__ = ("Kept", "Storing")
-
 log = logging.getLogger(__name__)
 
 PAUSES_S: Final = (0.2, 1.0, 3.0)

@@ -32,8 +32,6 @@ from director.servers.runners.runner import (
     Unreceived,
 )
 
-__all__ = ("Ask", "Effect", "Halt", "Happening", "Remember", "Tell", "Tracker", "Write")
-
 MOST_EVENTS: Final = 100_000  # shown of one attempt: see README.md, "What is kept of a run's progress"
 
 

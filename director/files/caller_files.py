@@ -16,8 +16,6 @@ from director.broker.redis_client import ask, text
 from director.core.ids import FileId, lowest_id_at
 from director.files.store import CallerFileName
 
-__all__ = ("GRACE_S", "CallerFile", "CallerFiles")
-
 # Longer than any upload: what is stored and not written here for so long never will be
 GRACE_S: Final = 3600.0
 # Off a list, with each file that comes

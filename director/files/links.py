@@ -20,8 +20,6 @@ from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import FileId, PredictionId
 
-__all__ = ("Links",)
-
 FRESH_S: Final = 5.0
 
 

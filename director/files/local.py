@@ -23,8 +23,6 @@ from director.core.ids import PredictionId, is_prediction_id
 from director.files.links import Links
 from director.files.store import PLAIN_TYPE, READ_BYTES, CallerFileName, FileName, OpenFile, StoredName
 
-__all__ = ("LocalFiles",)
-
 T = TypeVar("T")
 
 LONGEST_TYPE: Final = 256

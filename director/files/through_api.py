@@ -17,8 +17,6 @@ from director.core.ids import PredictionId
 from director.files.links import Links
 from director.files.store import CallerFileName, FileName
 
-__all__ = ("ApiFiles",)
-
 ORDER_S: Final = 300  # until it begins to be carried out
 TIMEOUT: Final = httpx.Timeout(30.0, connect=2.0)
 PLACE: Final = "/internal"

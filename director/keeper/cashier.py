@@ -19,8 +19,6 @@ from director.core.ids import Partition, PredictionId, created_ms_of, partition_
 from director.keeper.registry import Registry
 from director.runtime.sweep import LIMIT, repeat, sweep
 
-__all__ = ("Cashier",)
-
 TICK_S: Final = 1.0
 LOOK_S: Final = 300.0
 # Longer than any create takes: what is reserved for so long and has no record never will have one

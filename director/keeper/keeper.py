@@ -45,8 +45,6 @@ from director.webhooks.addresses import AllowList
 from director.webhooks.sender import Sender
 from director.webhooks.terminal import Schedule, TerminalWebhooks
 
-__all__ = ("Keeper", "run", "serve")
-
 log = logging.getLogger(__name__)
 
 # Deliveries under way get this long after SIGTERM; what is cut off is due again, with the same webhook-id.

@@ -11,8 +11,6 @@ from director.keeper.observer import Observer, StateCollector
 from director.runtime.metrics.registry import RedisMeter, Registry, WebhookMeter
 from director.runtime.metrics.table import QueueNames
 
-__all__ = ("Metering",)
-
 BECAME: Final[tuple[Requeued, ...]] = ("waiting", "delayed", "dead")
 
 

@@ -15,8 +15,6 @@ from director.core.ids import QueueName
 from director.keeper.registry import Registry
 from director.runtime.sweep import LIMIT, repeat, sweep
 
-__all__ = ("Promoted", "Promoter")
-
 log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.5

@@ -17,8 +17,6 @@ from director.keeper.contact import ServerTime
 from director.keeper.registry import GLANCE_S, Registry
 from director.runtime.sweep import LIMIT, repeat, sweep
 
-__all__ = ("Reaped", "Reaper")
-
 log = logging.getLogger(__name__)
 
 SLOWEST_TICK_S: Final = 1.0

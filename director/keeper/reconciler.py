@@ -16,8 +16,6 @@ from director.core.ids import PredictionId, QueueName
 from director.keeper.registry import Registry
 from director.runtime.sweep import repeat, sweep
 
-__all__ = ("Reconciled", "Reconciler")
-
 log = logging.getLogger(__name__)
 
 PERIOD_S: Final = 30.0

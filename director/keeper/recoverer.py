@@ -21,8 +21,6 @@ from director.keeper.contact import ServerTime
 from director.keeper.registry import Registry
 from director.runtime.sweep import LIMIT, repeat, sweep
 
-__all__ = ("Recovered", "Recoverer")
-
 log = logging.getLogger(__name__)
 
 IDLE_LEASES: Final = 2

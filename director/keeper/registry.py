@@ -15,8 +15,6 @@ from director.core.clock import Clock
 from director.core.ids import Partition, QueueName
 from director.store.catalog import Catalog
 
-__all__ = ("GLANCE_S", "Registry")
-
 # Nothing but a retry is due sooner than this after it was accepted: the promoter takes a glance of its own each time
 GLANCE_S: Final = 1.0
 # This often a role looks at every queue all the same, so that whatever the glance does not show is seen as well

@@ -13,8 +13,6 @@ from director.core.samples import MOST, PERIOD_S
 from director.keeper.registry import Registry
 from director.runtime.sweep import repeat, sweep
 
-__all__ = ("Sampler",)
-
 # More often than it samples: a glance costs nothing that other roles do not take already, and shows what came and went
 LOOK_S: Final = 1.0
 

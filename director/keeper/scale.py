@@ -15,8 +15,6 @@ from starlette.routing import Route
 from director.core.errors import BackendUnavailable, UnknownQueue
 from director.diagnosis.scaling import Scaling
 
-__all__ = ("ScaleRoute",)
-
 RETRY_S: Final = 5
 IN_A_PATH: Final = 3  # owner/name/version, as the admin API writes a queue
 

@@ -24,8 +24,6 @@ from director.files.store import CallerFileName, FileStore
 from director.runtime.sweep import LIMIT, repeat
 from director.store.removal import whose_weights_are_kept
 
-__all__ = ("Tidied", "Tidier")
-
 log = logging.getLogger(__name__)
 
 

@@ -9,8 +9,6 @@ import os
 import signal
 import sys
 
-__all__ = ("main",)
-
 PR_SET_PDEATHSIG = 1
 
 

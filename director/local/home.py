@@ -16,8 +16,6 @@ from msgspec import Struct
 
 from director.local.processes import Mark, UpError
 
-__all__ = ("UP", "Home", "State")
-
 UP: Final = "up"  # the name under which `up` itself stands among the processes
 LOG_KEPT_BYTES: Final = 1 << 20
 

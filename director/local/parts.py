@@ -20,8 +20,6 @@ from director.local.home import Home
 from director.local.processes import free_port
 from director.local.supervisor import Part
 
-__all__ = ("Served", "api", "keeper", "missing_for_examples", "served_examples")
-
 LOOPBACK: Final = "127.0.0.1"
 COGLET_DIR: Final = "/tmp/coglet/predictions"  # noqa: S108 - coglet's own, whatever TMPDIR says
 DRAIN_S: Final = 10  # Ctrl-C is answered by somebody who watches: do not let them wait for a long run

@@ -21,8 +21,6 @@ from director.local.processes import UpError
 from director.local.supervisor import Supervisor
 from director.store.catalog import Catalog
 
-__all__ = ("Expected", "answers_200", "is_registered", "refuse_if_hopeless", "runs_models", "until_ready")
-
 LOOK_S: Final = 0.1
 ANSWER_S: Final = 5.0
 HOPELESS_ENDS: Final = 3  # what died this often before it was ready will not come up by itself

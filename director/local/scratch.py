@@ -22,8 +22,6 @@ from director.local.home import Home
 from director.local.processes import UpError
 from director.local.server import VALKEY, EmbeddedServer, find_binary
 
-__all__ = ("own_server",)
-
 IN_MEMORY: Final = {"appendonly": "no"}
 START_LIMIT_S: Final = 20.0
 END_LIMIT_S: Final = 10.0

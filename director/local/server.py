@@ -18,8 +18,6 @@ from urllib.parse import quote
 from director.local.processes import UpError, free_port
 from director.local.supervisor import Part
 
-__all__ = ("VALKEY", "EmbeddedServer", "find_binary")
-
 VALKEY: Final = "valkey"  # the part's name, whichever server it is
 SOCKET_PATH_BYTES: Final = 100  # the system's limit is 104 on macOS, 108 on Linux
 ANSWER_S: Final = 2.0

@@ -22,8 +22,6 @@ from msgspec import Struct
 from director.local import child
 from director.local.processes import Mark, mark, signal_group
 
-__all__ = ("Part", "Supervisor", "how_it_ended", "supervising")
-
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 10.0
 LONG_RUN_S: Final = 30.0  # what ran this long was well: its next pause is short again

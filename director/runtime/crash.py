@@ -11,8 +11,6 @@ from typing import Final, Literal, get_args
 
 from director.core.errors import SettingsError
 
-__all__ = ("API_POINTS", "DIRECTOR_POINTS", "MOVER_POINTS", "Point", "at")
-
 Point = Literal[
     "after_claim",  # predictions are claimed, none is started
     "before_put",  # the model server has not heard of it

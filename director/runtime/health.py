@@ -24,8 +24,6 @@ from director.broker.redis_client import ask
 from director.core.errors import BackendUnavailable, SettingsError
 from director.runtime.metrics.registry import Registry
 
-__all__ = ("Check", "Health", "redis_check", "serve_http")
-
 Check = Callable[[], Awaitable[str]]
 """What is missing, in words for people; '' when nothing is."""
 

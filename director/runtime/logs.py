@@ -14,8 +14,6 @@ from typing import Any, Final, TextIO
 import msgspec
 from msgspec import Raw
 
-__all__ = ("JsonLines", "configure")
-
 # What a record may have of its own; the rest of its attributes are facts.
 BLANK: Final = vars(logging.makeLogRecord({}))
 OF_EVERY_RECORD: Final = frozenset(BLANK) | {

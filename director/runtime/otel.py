@@ -22,8 +22,6 @@ from director import __version__
 from director.core.trace_context import NO_TRACE, SAMPLED, TraceHeaders, trace_headers
 from director.runtime.tracing import Facts, Span, SpanKind, SpanName, Tracing
 
-__all__ = ("SILENT", "OtelTracing")
-
 log = logging.getLogger(__name__)
 
 KINDS: Final = {"internal": otel.SpanKind.INTERNAL, "server": otel.SpanKind.SERVER, "client": otel.SpanKind.CLIENT}

@@ -20,8 +20,6 @@ from director.runtime.health import Health
 from director.runtime.logs import configure
 from director.runtime.startup import heed_sigterm, look_seldom
 
-__all__ = ("drained", "look_at_redis", "one_error", "serve")
-
 log = logging.getLogger(__name__)
 
 ASK_AGAIN_S: Final = 1.0

@@ -12,8 +12,6 @@ from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import Partition, QueueName
 
-__all__ = ("LIMIT", "repeat", "sweep")
-
 log = logging.getLogger(__name__)
 
 Place = TypeVar("Place", QueueName, Partition)

@@ -25,8 +25,6 @@ from director.core.ids import PredictionId, is_prediction_id
 from director.core.states import TERMINAL
 from director.runtime.sweep import LIMIT, repeat
 
-__all__ = ("Leftovers",)
-
 log = logging.getLogger(__name__)
 
 SWEEP_S: Final = 60.0

@@ -24,8 +24,6 @@ from director.servers.runners.untrusted import SERVER_AUTH
 from director.servers.trust import Trust
 from director.store.directors import LOOP
 
-__all__ = ("Seat", "Server", "Servers", "Standing")
-
 log = logging.getLogger(__name__)
 
 SOON_AGAIN: Final = 100  # runs

@@ -21,8 +21,6 @@ from director.core.settings import DirectorSettings
 from director.core.webhook_url import read_webhook_url
 from director.webhooks.sender import Delivery, Sender
 
-__all__ = ("SetupWebhook",)
-
 log = logging.getLogger(__name__)
 
 PAUSES_S: Final = (1.0, 5.0, 30.0, 120.0)

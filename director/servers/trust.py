@@ -12,8 +12,6 @@ from msgspec import Struct
 
 from director.servers.runners.runner import Outcome
 
-__all__ = ("Rest", "Trust")
-
 FIRST_S: Final = 1.0
 LONGEST_S: Final = 60.0
 MOST_DOUBLINGS: Final = 10  # long past LONGEST_S, and far from what a float can hold

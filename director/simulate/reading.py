@@ -17,8 +17,6 @@ from director.core.ids import LANES
 from director.core.policy import Lane
 from director.simulate.trace import Builder, Trace
 
-__all__ = ("read",)
-
 LONGEST_S: Final = 366 * 86400.0
 LATEST_MS: Final = 10**14  # the year 5138
 LONGEST_LINE: Final = 64 * 1024

@@ -21,20 +21,6 @@ from director.core.ids import LANES
 from director.core.signing import new_secret
 from director.store.tokens import NewToken, Token, Tokens
 
-__all__ = (
-    "ACCOUNT_NAME",
-    "TYPES",
-    "Account",
-    "AccountType",
-    "Accounts",
-    "Policy",
-    "Reason",
-    "Suspension",
-    "Usage",
-    "Written",
-    "refuse_name",
-)
-
 AccountType = Literal["organization", "user"]
 TYPES: Final[tuple[AccountType, ...]] = get_args(AccountType)
 Policy = Literal["hold", "end"]

@@ -20,8 +20,6 @@ from director.store.changes import Changes
 from director.store.suspensions import Ended, Suspensions
 from director.store.tokens import Token
 
-__all__ = ("Administration", "MadeToken")
-
 OF_QUEUES: Final = frozenset({"weight", "max_running"})
 
 

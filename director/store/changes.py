@@ -20,8 +20,6 @@ from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable, DirectorError
 
-__all__ = ("FIRST", "Change", "ChangeKind", "Changes", "Noted")
-
 log = logging.getLogger(__name__)
 
 FIRST: Final = "0-0"  # stands before every entry

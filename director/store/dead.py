@@ -22,8 +22,6 @@ from director.core.schema import Record, spent_attempts
 from director.core.view import iso
 from director.store.changes import Changes
 
-__all__ = ("Asked", "Attempt", "DeadLetter", "DeadLetters", "Done", "Letters", "Place", "Shown", "attempts_of")
-
 SLICE: Final = 100
 MOST_NOTED: Final = 20  # ids in the log of changes
 PLACE: Final = re.compile(r"(\d{13})([0-9a-z]{26})")

@@ -24,8 +24,6 @@ from director.core.schema import Record
 from director.runtime import crash
 from director.store.accounts import Accounts
 
-__all__ = ("Departure", "Left", "Site", "named_site", "server_name")
-
 SLICE: Final = 50
 AT_ONCE: Final = 16  # of a slice: an input and its events may be megabytes
 PASSES: Final = 10

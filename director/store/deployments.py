@@ -18,8 +18,6 @@ from director.broker.redis_client import ask, text
 from director.broker.scripts import Deployed, Scripts
 from director.core.clock import Clock
 
-__all__ = ("MOST", "Deployment", "Deployments", "Release")
-
 MOST: Final = 1_000  # of one account
 AT_ONCE: Final = 100  # accounts, or deployments, that one write to the socket asks for
 

@@ -15,8 +15,6 @@ from director.broker import keys
 from director.broker.redis_client import ask, text
 from director.core.ids import QueueName
 
-__all__ = ("ALIVE_S", "LOOP", "About", "Beat", "DirectorFound", "Directors", "ServerFound", "about_of")
-
 ALIVE_S: Final = 20.0  # as scripts count on them: ALIVE_MS in lib/keys
 MOST_OF_A_QUEUE: Final = 200
 AT_ONCE: Final = 100  # queues of one write

@@ -14,8 +14,6 @@ from director.core.ids import PredictionId
 from director.core.schema import Stored
 from director.core.states import TERMINAL, Status
 
-__all__ = ("Ending", "heard")
-
 WORDS: Final = 4  # id, status, started, completed
 TEXTS: Final = 5  # code, error, metrics, output, logs
 NONE: Final = "-"

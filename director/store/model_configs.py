@@ -18,8 +18,6 @@ from director.core.errors import SettingsError, UnknownModel
 from director.core.model_config import ModelConfig, StoredConfig, judge
 from director.store.changes import Changes
 
-__all__ = ("ConfigChanged", "ModelConfigs")
-
 FIELDS: Final = ("created", "config_rev", "config", "config_at", "config_by")
 NOTHING: Final = ModelConfig()
 

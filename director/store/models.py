@@ -17,8 +17,6 @@ from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.store.accounts import Account
 
-__all__ = ("Model", "Models", "Order", "Visibility")
-
 Visibility = Literal["public", "private"]
 Order = Literal["created", "latest"]
 

@@ -16,8 +16,6 @@ from director.core.view import iso
 from director.core.webhook_url import host_of
 from director.store.catalog import Catalog
 
-__all__ = ("LATE_MS", "FailingHost", "Owed", "OwedHost", "OwedView", "OwedWebhook")
-
 MOST_LOOKED_AT: Final = 2_000
 MOST_SHOWN: Final = 100
 MOST_GLANCED_AT: Final = 200

@@ -10,8 +10,6 @@ from director.broker.redis_client import ask
 from director.core.ids import QueueName
 from director.core.samples import MOST, Sample, parse
 
-__all__ = ("QueueHistory",)
-
 AT_ONCE: Final = 50  # queues that one write to the socket asks for: an hour of one is about 25 KB
 
 

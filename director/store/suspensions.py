@@ -25,8 +25,6 @@ from director.store.accounts import Accounts, Policy, Reason, Suspension
 from director.store.catalog import Catalog
 from director.store.living import Listing
 
-__all__ = ("Ended", "Suspensions")
-
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 AT_ONCE: Final = 100  # predictions that are canceled in one write
 SETTLED_S: Final = 600.0  # longer than an API keeps what it knows of an account

@@ -19,8 +19,6 @@ from director.core.clock import Clock
 from director.core.errors import SettingsError
 from director.core.ids import LANES
 
-__all__ = ("LABEL", "MOST_TOKENS", "SCOPES", "NewToken", "Token", "Tokens", "digest")
-
 # read: see what is there; run: make and cancel predictions; admin: what operators do, over all accounts
 SCOPES: Final = ("read", "run", "admin")
 PREFIX: Final = "dr_"

@@ -18,18 +18,6 @@ from msgspec import Struct
 from director.core.errors import DirectorError, SettingsError
 from director.core.webhook_url import HOST_NAME, WebhookUrl, read_webhook_url
 
-__all__ = (
-    "AllowList",
-    "Refused",
-    "Resolve",
-    "Rule",
-    "Target",
-    "Unresolved",
-    "checked_address",
-    "is_public",
-    "system_resolve",
-)
-
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 

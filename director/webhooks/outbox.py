@@ -24,8 +24,6 @@ from director.webhooks.messages import body, message_id, send_traced
 from director.webhooks.sender import Sender
 from director.webhooks.terminal import TerminalWebhooks
 
-__all__ = ("GRACE_S", "Outbox", "Post")
-
 log = logging.getLogger(__name__)
 
 GRACE_S: Final = 45.0

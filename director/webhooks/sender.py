@@ -32,8 +32,6 @@ from director.webhooks.addresses import (
     system_resolve,
 )
 
-__all__ = ("Delivery", "Sender")
-
 CONNECT_S: Final = 3.0
 ANSWER_BYTES: Final = 64 * 1024
 # As many as a courier has places (director/keeper/courier.py): it never waits here for other receivers

@@ -11,8 +11,6 @@ from director.broker.scripts.wire import Wire, ms, now
 from director.core.account_limits import Bucket
 from director.core.ids import PredictionId
 
-__all__ = ("MOST_FORMER", "AccountScripts", "Allowance", "Deployed", "Reserved", "Rotated", "Stowed")
-
 Reserved = Literal["create", "read", "compute", "credit"]
 """credit: compute of all days together."""
 Rotated = Literal["rotated", "unknown", "full"]

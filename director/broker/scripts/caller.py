@@ -17,8 +17,6 @@ from director.core.states import TERMINAL, Status
 from director.core.trace_context import NO_TRACE, TraceHeaders
 from director.core.view import fold
 
-__all__ = ("Accepted", "Bound", "CallerScripts", "Canceled", "Erased", "Redelivered", "Replayed")
-
 Canceled = Literal["canceled", "asked", "over", "moved", "unknown"]
 
 Erased = Literal["erased", "unknown", "running"]

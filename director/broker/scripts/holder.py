@@ -13,8 +13,6 @@ from director.core.ids import PredictionId, QueueName
 from director.core.schema import Claim, NewEvent, Record, Token
 from director.core.states import Status
 
-__all__ = ("MOST_CLAIMS", "Advanced", "Ceased", "Claims", "Hold", "HolderScripts", "Readiness", "Requeued")
-
 Hold = Literal["held", "lost", "user", "deadline"]
 """What a holder learns of its claim: it holds; it is lost; its caller asked to cancel; its time is up."""
 

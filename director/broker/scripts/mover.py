@@ -11,8 +11,6 @@ from director.broker.gatherer import Arg, Traffic
 from director.broker.scripts.wire import Wire, now
 from director.core.ids import PredictionId, QueueName
 
-__all__ = ("Arrived", "Departed", "MoverScripts", "Stayed", "Vacated")
-
 Departed = Literal["leaving", "elsewhere", "claimed", "held", "gone"]
 """What became of one that should leave: `elsewhere`, it leaves for a third server; `held`: its account is paused."""
 

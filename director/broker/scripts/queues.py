@@ -14,8 +14,6 @@ from director.core.ids import LANES, QueueName
 from director.core.policy import MAX_STREAMS, NONE, Lane, Objectives, Policy, decode_objectives, encode
 from director.core.schema import pairs
 
-__all__ = ("Admission", "Demand", "Migrated", "QueueScripts", "QueueStats", "Unregistered")
-
 Admission = Literal["absorb", "bounded", "reject"]
 Unregistered = Literal["done", "live", "dead", "served"]
 

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from director.broker.gatherer import Arg, Gatherer
 from director.core.schema import Event, NewEvent, Outlook
 
-__all__ = ("Wire", "event", "hoped", "ms", "now", "number", "parts")
-
 
 class Wire:
     """What the typed calls of each caller share: the way to the server."""

@@ -18,8 +18,6 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import INF, floatToGoString
 
-__all__ = ("Counter", "Histogram", "Series", "Summary", "counters", "histograms", "summaries")
-
 
 class Counter:
     """It only grows."""

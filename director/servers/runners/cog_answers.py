@@ -13,8 +13,6 @@ from msgspec import Raw, Struct
 from director.servers.runners.runner import Ended, Outcome
 from director.servers.runners.untrusted import NO_ENTRY, Unreadable, locked, one_line, read_json, reason, seconds
 
-__all__ = ("Again", "Answer", "Snapshot", "read_answer", "read_end", "read_snapshot", "too_large")
-
 PREFIXES: Final = re.compile(
     r"(?:(?:Prediction|Training) failed: )+"
 )  # coglet puts one on for each layer that the error crosses

@@ -13,8 +13,6 @@ from typing import Any, Final, cast
 import httptools
 import httpx
 
-__all__ = ("Exchange", "Wire")
-
 MOST_BESIDE: Final = 100 * 1024  # of heads, trailers and what frames the chunks, before more of the body comes
 MOST_WAITING: Final = 256 * 1024  # of the body; beyond it the server has to wait
 FIRST_STATUS: Final = 100

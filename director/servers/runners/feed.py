@@ -23,8 +23,6 @@ from director.servers.runners.runner import (
     Unreceived,
 )
 
-__all__ = ("RAN", "Feed", "Voice")
-
 BEGAN_AFTER_S: Final = 0.03  # a refusal takes a millisecond: who is silent for this long has begun
 EVENT_BYTES: Final = 200  # what an event costs in memory beside its data
 

@@ -26,18 +26,6 @@ from director.servers.runners.untrusted import (
     seconds,
 )
 
-__all__ = (
-    "OUTCOMES",
-    "Answer",
-    "file_end",
-    "mapped_end",
-    "mapped_error",
-    "read_document",
-    "refused",
-    "said_of",
-    "too_large",
-)
-
 # 2xx is for whoever asked. What stands in no row: 3xx and 4xx FAILED, since asked again it would be the same; so is
 # 5xx, which is how most servers say that the model's own code raised
 OUTCOMES: Final[dict[int, Outcome]] = {

@@ -27,8 +27,6 @@ from director.servers.runners.http_server import HttpServer, OpenRuns, openapi, 
 from director.servers.runners.runner import Capabilities, Ended, Health, Hear, OneAnswer, Outcome, RunEvent, RunRequest
 from director.servers.runners.untrusted import Unreadable
 
-__all__ = ("HttpRunner",)
-
 ACCEPTED: Final = 202
 
 

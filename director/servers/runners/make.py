@@ -13,8 +13,6 @@ from director.servers.runners.openai import OpenAiRunner
 from director.servers.runners.polling import PollingRunner
 from director.servers.runners.runner import Runner
 
-__all__ = ("make_runner",)
-
 
 def make_runner(
     config: RunnerConfig,

@@ -27,8 +27,6 @@ from director.servers.runners.http_server import HUNG_UP, HttpServer, OpenRuns, 
 from director.servers.runners.runner import Accepted, Capabilities, Ended, Health, Outcome, RunEvent, RunRequest
 from director.servers.runners.untrusted import NO_ENTRY, Unreadable, locked, one_line, read_json
 
-__all__ = ("PollStatus", "PollingRunner")
-
 MOST_ID_CHARS: Final = 256
 UNHEEDED_S: Final = 20.0  # a server that was asked to stop a run for so long does not; less than a holder's patience
 # A server that knows no such run, or no longer, has lost it

@@ -7,8 +7,6 @@ from typing import Final
 
 from msgspec import Struct
 
-__all__ = ("Frame", "FrameTooLarge", "SseParser")
-
 BOM: Final = b"\xef\xbb\xbf"
 
 
