@@ -1,8 +1,8 @@
-"""Ask one URL again and again, over so many connections, in a process of its own: `python -m director.bench.load`.
+"""Send requests to one URL over many connections, from a process of its own: `python -m director.bench.load`.
 
-Bare sockets, since an HTTP client would be most of what is measured. Ends after its seconds, or its requests. What to
-ask is JSON on stdin, since a command line shows its token to everybody; prints how many were answered in how
-long, and how long each took.
+Bare sockets, since an HTTP client would be most of what is measured. The load ends after its seconds, or its requests.
+The `Load` is read as JSON from stdin, since a command line would show its token to every user of the machine. The
+`Answered` is printed as JSON.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ from msgspec import Struct
 from director.core.figures import percentile
 from director.runtime.startup import raise_descriptor_limit
 
-WARM_PART: Final = 0.15  # of the time: what is answered in it counts for nothing
+WARM_PART: Final = 0.15  # of the time: answers in it do not count
 LEAST_WARM: Final = 10
-LIMIT_S: Final = 30.0  # of one answer
+LIMIT_S: Final = 30.0  # for one answer
 
 
 class Load(Struct, frozen=True, kw_only=True):
-    """`wanted`: what a good answer has in its body. `rate`: requests a second in all; 0: as they are answered."""
+    """`wanted`: text that each good answer contains. `rate`: requests a second in all; 0 sends each after an answer."""
 
     url: str
     headers: dict[str, str] = {}
@@ -37,7 +37,7 @@ class Load(Struct, frozen=True, kw_only=True):
 
 
 class Answered(Struct, frozen=True, kw_only=True):
-    """What was answered once it was warm. `total`: also before; `refused`: answers that were none, of all."""
+    """The figures after the warm-up. `total`: all good answers. `refused`: all bad ones; `said` is the last of them."""
 
     answered: int
     total: int
@@ -53,7 +53,7 @@ class Answered(Struct, frozen=True, kw_only=True):
 
 
 class Caller(asyncio.Protocol):
-    """One connection: the next request is sent when the last one is answered, or when its turn has come."""
+    """One connection. It sends the next request when the last one is answered and its turn has come."""
 
     def __init__(self, crowd: "Crowd", number: int) -> None:
         self._crowd = crowd
@@ -63,7 +63,7 @@ class Caller(asyncio.Protocol):
         self.over = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class does not inherit from it
         self._due = time.perf_counter() + self._number / self._crowd.load.connections * self._crowd.pause_s
         self._next()
 
@@ -100,7 +100,7 @@ class Caller(asyncio.Protocol):
 
 
 class Crowd:
-    """All of them together."""
+    """All callers of one load, and their figures."""
 
     def __init__(self, load: Load) -> None:
         self.load = load
@@ -115,7 +115,7 @@ class Crowd:
         self.request = "\r\n".join([*lines, "\r\n"]).encode() + content
         self._wanted = load.wanted.encode()
         self._began = time.perf_counter()
-        self._notes: list[tuple[float, float]] = []  # when it was answered, and after how many ms
+        self._notes: list[tuple[float, float]] = []  # the time of each answer, and how many ms it took
         self._refused = 0
         self._said = ""
 
@@ -164,7 +164,7 @@ class Crowd:
 
 
 async def ask(load: Load) -> Answered:
-    """From a process of its own. Raises ChildProcessError where that fails, or where nothing good was answered."""
+    """Run the load in a new process. Raises ChildProcessError if that fails, or if any answer or all were bad."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -179,15 +179,17 @@ async def ask(load: Load) -> Answered:
         if process.returncode is None:
             process.kill()
     if process.returncode:
-        raise ChildProcessError(f"the load of {load.url} broke off: {err.decode(errors='replace')[-1000:]}")
+        raise ChildProcessError(f"the load on {load.url} broke off: {err.decode(errors='replace')[-1000:]}")
     answered = msgspec.json.decode(out, type=Answered)
     if answered.refused or not answered.answered:
-        raise ChildProcessError(f"{answered.refused} requests to {load.url} were not answered well: {answered.said}")
+        raise ChildProcessError(
+            f"{answered.refused} requests to {load.url} were not answered well. The last answer: {answered.said}"
+        )
     return answered
 
 
 def main() -> None:
-    """Ask what stdin says."""
+    """Run the load that stdin describes."""
     raise_descriptor_limit()
     load = msgspec.json.decode(sys.stdin.buffer.read(), type=Load)
 

@@ -100,8 +100,6 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "director bench": ("director bench latency",),
     "director bench latency": ("director bench latency -n 500",),
     "director bench throughput": ("director bench throughput --connections 64",),
-    "director bench fairness": ("director bench fairness --salts 5",),
-    "director bench depth": ("director bench depth --waiting 100000",),
     "director simulate": (
         "director simulate audit.jsonl --queue acme/painter:0123456789ab --slots 4,8,16",
         "director simulate trace.jsonl --policy fair --policy fifo --plot waits.svg",

@@ -1,4 +1,4 @@
-"""`director bench`: what a call costs, how many there can be, whether the queue is fair, and what depth costs it."""
+"""`director bench`: measure the latency and the throughput of a running `director up`."""
 
 import argparse
 from collections.abc import Callable
@@ -8,21 +8,13 @@ from typing import Final
 from director.cli.arguments import CommandParser, Commands, add_home, add_json
 from director.cli.output import print_json
 
-LEAST_BATCH: Final = 500  # behind a smaller one, the 99 others would wait longer for each other than for it
-
 LATENCY: Final = "What a running `up` adds to a direct call of the model server."
 THROUGHPUT: Final = "How many predictions a second a running `up` makes, from the request to the answer."
-FAIRNESS: Final = """\
-Play tenants and lanes through the real scripts on a Valkey of its own, with time walked by hand, and judge how long
-each waits and what each is given. Exit code 1 where a bound was not kept."""
-DEPTH: Final = """\
-Fill a queue on a Valkey of its own, and compare its calls with those of an empty one. A million take some minutes and
-1.3 GB of memory. Exit code 1 where a bound was not kept."""
 
 
 def add(commands: Commands) -> None:
     """Add the commands of this file."""
-    bench = commands.add_parser("bench", help="measure speed, fairness and depth", description="Measure the product.")
+    bench = commands.add_parser("bench", help="measure speed", description="Measure the product.")
     what = bench.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)
 
     latency = what.add_parser("latency", help=LATENCY[0].lower() + LATENCY[1:-1], description=LATENCY)
@@ -42,23 +34,6 @@ def add(commands: Commands) -> None:
     add_home(throughput)
     throughput.set_defaults(run=_throughput)
 
-    fairness = what.add_parser("fairness", help="what one tenant or lane costs the others", description=FAIRNESS)
-    fairness.add_argument(
-        "--salts", type=_at_least(1), default=20, metavar="N", help="sets of account names (%(default)s)"
-    )
-    fairness.add_argument(
-        "--batch", type=_at_least(LEAST_BATCH), default=10_000, metavar="N", help="of the large tenant (%(default)s)"
-    )
-    fairness.add_argument("--seed", type=int, default=1, metavar="N", help="of names and run times (%(default)s)")
-    fairness.set_defaults(run=_fairness)
-
-    depth = what.add_parser("depth", help="what a full queue costs its calls, and memory", description=DEPTH)
-    depth.add_argument(
-        "--waiting", type=_at_least(1), default=1_000_000, metavar="N", help="in the full queue (%(default)s)"
-    )
-    depth.add_argument("--tenants", type=_at_least(1), default=100, metavar="N", help="whose they are (%(default)s)")
-    depth.set_defaults(run=_depth)
-
 
 def _at_least(least: int) -> Callable[[str], int]:
     def whole_number(text: str) -> int:
@@ -71,51 +46,24 @@ def _at_least(least: int) -> Callable[[str], int]:
 
 
 def _latency(given: argparse.Namespace) -> int:
-    from director.bench.latency import latency, told
+    from director.bench.speed import latency, latency_text
     from director.local.home import Home
 
     facts = latency(Home(Path(given.home)), rounds=given.n)
     if given.json:
         print_json(facts)
     else:
-        print(told(facts))
+        print(latency_text(facts))
     return 0
 
 
 def _throughput(given: argparse.Namespace) -> int:
-    from functools import partial
-
-    import anyio
-
-    from director.bench.throughput import throughput, told
+    from director.bench.speed import throughput, throughput_text
     from director.local.home import Home
 
-    measure = partial(throughput, connections=given.connections, seconds=given.seconds)
-    facts = anyio.run(measure, Home(Path(given.home)))
+    facts = throughput(Home(Path(given.home)), connections=given.connections, seconds=given.seconds)
     if given.json:
         print_json(facts)
     else:
-        print(told(facts))
+        print(throughput_text(facts))
     return 0
-
-
-def _fairness(given: argparse.Namespace) -> int:
-    import anyio
-
-    from director.bench.fairness import FairnessOptions, fairness
-
-    options = FairnessOptions(salts=given.salts, batch=given.batch, seed=given.seed)
-    return 0 if anyio.run(fairness, options, _say) else 1
-
-
-def _depth(given: argparse.Namespace) -> int:
-    import anyio
-
-    from director.bench.depth import DepthOptions, depth
-
-    options = DepthOptions(waiting=given.waiting, tenants=given.tenants)
-    return 0 if anyio.run(depth, options, _say) else 1
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)

@@ -1,7 +1,7 @@
-"""Play a trace through the queue's own scripts on a server in memory, with the time of each call walked by hand.
+"""Play a trace under a policy: call the queue's own scripts on a server in memory, with a virtual time for each call.
 
-Slots are counted, not run: whoever is free claims at once, and what was claimed ends when its time has passed. Decides
-nothing: who is next is what the scripts say. A play never waits, and the same one comes out the same.
+The scripts decide what is next, nothing here does. Slots are only counted: a free slot claims at once, and a claim ends
+when its run time has passed. A play never waits, and the same trace and policy give the same result.
 """
 
 import asyncio
@@ -9,7 +9,8 @@ import heapq
 import tomllib
 from array import array
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -19,7 +20,7 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.broker.gatherer import Gatherer
-from director.broker.scripts import Admission, Scripts
+from director.broker.scripts import Admission, Claims, Scripts
 from director.core.account_limits import Count
 from director.core.errors import QueueRefused, SettingsError
 from director.core.ids import LANES, PredictionId, QueueName, new_prediction_id, queue_name
@@ -28,24 +29,24 @@ from director.core.schema import Claim
 from director.core.states import Status
 from director.simulate.trace import Trace
 
-# A policy that is tried: how the queue is made, what it promises, and what each account may have of it.
-#
-# Pure, but for reading the file. `fifo` is no policy of the queue: it is one line for all, to compare with.
-
 EVERY_OTHER: Final = "*"
-MOST_NAME: Final = 14  # as much of a name as a column of a table has room for
+MOST_NAME: Final = 14  # characters; a column of the table has no more room
 
 
 class Share(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one account may have, as an operator sets it."""
+    """The limits of one account, as an operator sets them."""
 
     weight: Annotated[float, Meta(ge=0.001, le=1000)] = 1.0
     max_running: Count | None = None
     max_queued: Count | None = None
 
 
-class Tried(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`mode` and `max_queued` as `director queues bound` has them. `accounts`: by name, and `*` for every other."""
+class TriedPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The policy to play with: the queue's streams, bound and objectives, and the limits of accounts.
+
+    `mode` and `max_queued` mean what they mean to `director queues bound`. `accounts`: by name, and `*` for all others.
+    `fifo` is one line for all; a real queue has no such policy, it is there to compare with.
+    """
 
     name: str = ""
     fifo: bool = False
@@ -58,7 +59,7 @@ class Tried(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def policy(self) -> Policy:
-        """What a director would register. What has ended is not asked for again, and leaves the server at once."""
+        """The policy that a director would register. Nothing reads an ended prediction, so it expires at once."""
         streams, size = (1, 1) if self.fifo else (self.streams, self.size)
         return Policy(streams=streams, size=size, objectives=self.objectives, data_ttl_s=1, record_ttl_s=1)
 
@@ -66,19 +67,22 @@ class Tried(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.accounts.get(account) or self.accounts.get(EVERY_OTHER) or Share()
 
 
-FAIR: Final = Tried(name="fair")
-FIFO: Final = Tried(name="fifo", fifo=True)
+FAIR: Final = TriedPolicy(name="fair")
+FIFO: Final = TriedPolicy(name="fifo", fifo=True)
 NAMED: Final = {each.name: each for each in (FAIR, FIFO)}
 
 
-def tried(text: str) -> Tried:
-    """`fair`, as a queue is by default; `fifo`, one line for all; or a TOML file. Raises SettingsError."""
+def tried(text: str) -> TriedPolicy:
+    """Return `fair` (a queue's defaults), `fifo` (one line for all), or the policy in a TOML file.
+
+    Raises SettingsError.
+    """
     if text in NAMED:
         return NAMED[text]
     path = Path(text)
     try:
         given: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-        read = msgspec.convert(given, Tried)
+        read = msgspec.convert(given, TriedPolicy)
     except OSError as exc:
         known = " and ".join(NAMED)
         raise SettingsError(f"{text} cannot be read: {exc.strerror}. A policy is a file, or {known}.") from exc
@@ -88,75 +92,137 @@ def tried(text: str) -> Tried:
     return replace(read, name=(read.name or path.stem)[:MOST_NAME])
 
 
-def _check(text: str, read: Tried) -> None:
+def _check(text: str, read: TriedPolicy) -> None:
     if (read.mode == "bounded") != (read.max_queued is not None):
         raise SettingsError(f'{text}: `max_queued` goes with mode "bounded", and only with it.')
     if read.size > read.streams:
         raise SettingsError(f"{text}: a shard of {read.size} streams does not fit into {read.streams}.")
     if read.fifo and read.accounts:
-        raise SettingsError(f"{text}: in one line for all no account has anything of its own; leave out `accounts`.")
+        raise SettingsError(
+            f"{text}: `fifo` is one line for all, in which accounts have no limits. Leave out `accounts`."
+        )
+
+
+VERSION: Final = "5d" * 32
+CONSUMER: Final = "simulated"
+INPUT: Final = b'{"text":"hello"}'
+START_MS: Final = 1_800_000_000_000
+LEASE_S: Final = 10 * 366 * 86400.0  # longer than any play: no reaper runs here
+AT_ONCE: Final = 200  # calls started together leave in one write, so they arrive in their order
+
+
+class VirtualQueue:
+    """One queue on a server of its own. The caller sets `now_ms`, the time of every call.
+
+    A method takes the time when it is called, not when its coroutine is awaited: calls may be kept and sent later.
+    """
+
+    def __init__(self, scripts: Scripts, model: str, policy: Policy) -> None:
+        self.name: QueueName = queue_name(model, VERSION)
+        self.now_ms = START_MS
+        self._scripts = scripts
+        self._model = model
+        self._policy = policy
+        self._nonces = count()
+
+    async def register(self) -> None:
+        await self._scripts.register(self.name, version=VERSION, policy=self._policy)
+
+    def report_slots(self, slots: int) -> Coroutine[Any, Any, object]:
+        """Say that one director with these slots is alive."""
+        return self._scripts.extend(
+            self.name, consumer=CONSUMER, lease_s=LEASE_S, claims=[], slots=slots, now_ms=self.now_ms
+        )
+
+    def new_id(self) -> PredictionId:
+        return new_prediction_id(model=self._model, now_ms=self.now_ms)
+
+    def enqueue(self, prediction_id: PredictionId, account: str, **options: Any) -> Coroutine[Any, Any, object]:
+        """Accept a prediction; `options` as `Scripts.enqueue` takes them."""
+        return self._scripts.enqueue(
+            prediction_id,
+            queue=self.name,
+            account=account,
+            model=self._model,
+            version=VERSION,
+            shard=shard(account, streams=self._policy.streams, size=self._policy.size),
+            input=INPUT,
+            now_ms=self.now_ms,
+            **options,
+        )
+
+    def claim(self, most: int = 1) -> Coroutine[Any, Any, Claims]:
+        return self._scripts.claim(
+            self.name,
+            consumer=CONSUMER,
+            nonce=f"n{next(self._nonces)}",
+            count=most,
+            lease_s=LEASE_S,
+            now_ms=self.now_ms,
+        )
+
+    def finish(self, claim: Claim, *, ran_ms: int) -> Coroutine[Any, Any, object]:
+        return self._scripts.finish(
+            claim.id, token=claim.token, status=Status.SUCCEEDED, output=b"1", ran_ms=ran_ms, now_ms=self.now_ms
+        )
 
 
 MODEL: Final = "simulated/model"
-VERSION: Final = "5d" * 32
-CONSUMER: Final = "simulated"
 EVERYBODY: Final = "everybody"
 ONE_LANE: Final = "normal"
-START_MS: Final = 1_800_000_000_000
-LEASE_S: Final = 10 * 366 * 86400.0  # nobody reaps here
-BEAT_MS: Final = 10_000  # a director that is silent for longer than twice that is not counted on
-AT_ONCE: Final = 200  # calls on their way together: they leave in one write, and so arrive in their order
+HEARTBEAT_MS: Final = 10_000  # a director that is silent for more than twice as long does not count as alive
 SAY_EVERY: Final = 1000
 
 NEVER: Final = -1
 REFUSED: Final = -2
 
 
-class Played(Struct, kw_only=True):
-    """`started_ms` of each prediction of the trace, or NEVER or REFUSED; `order`: in which they were started."""
+class PlayResult(Struct, kw_only=True):
+    """`started_ms`: of each prediction of the trace, or NEVER or REFUSED. `order`: their numbers as they were started.
+
+    `refused`: how many predictions, by the code of the refusal.
+    """
 
     started_ms: "array[int]"
     order: "array[int]"
     refused: Counter[str]
 
 
-Ends = tuple[int, int, int, Claim]  # when, a number that tells two of one moment apart, which prediction, its claim
+# the time of a run's end, a number that orders the ends of one moment, the prediction's number, its claim
+End = tuple[int, int, int, Claim]
 
 
 class _Play:
-    """One play under way."""
+    """A play in progress. Times are milliseconds since its start."""
 
-    def __init__(self, scripts: Scripts, trace: Trace, tried: Tried, *, slots: int) -> None:
-        self.played = Played(started_ms=array("q", [NEVER]) * len(trace), order=array("q"), refused=Counter())
+    def __init__(self, scripts: Scripts, trace: Trace, tried: TriedPolicy, *, slots: int) -> None:
+        self.result = PlayResult(started_ms=array("q", [NEVER]) * len(trace), order=array("q"), refused=Counter())
         self._scripts = scripts
         self._trace = trace
+        self._tried = tried
         self._slots = slots
         self._free = slots
-        self._queue: QueueName = queue_name(MODEL, VERSION)
-        self._is_one_line = tried.fifo
-        self._policy = tried.policy
+        self._queue = VirtualQueue(scripts, MODEL, tried.policy)
         self._shares: list[Share] = [tried.share_of(name) for name in trace.accounts]
-        self._shards = [self._shard(EVERYBODY if tried.fifo else name) for name in trace.accounts]
         self._unsent: list[Coroutine[Any, Any, object]] = []
         self._waiting: dict[PredictionId, int] = {}
-        self._ends: list[Ends] = []
-        self._came = 0
-        self._beat = -BEAT_MS
-        self._claims = 0
+        self._ends: list[End] = []
+        self._arrived = 0
+        self._heartbeat = -HEARTBEAT_MS
 
     @property
     def done(self) -> int:
-        """So many were started or refused."""
-        return len(self.played.order) + self.played.refused.total()
+        """The number of predictions that were started or refused."""
+        return len(self.result.order) + self.result.refused.total()
 
-    async def open(self, tried: Tried) -> None:
-        """Make the queue known as it is tried."""
-        await self._scripts.register(self._queue, version=VERSION, policy=self._policy)
-        await self._scripts.bound(self._queue, mode=tried.mode, max_queued=tried.max_queued)
+    async def open(self) -> None:
+        """Register the queue with the policy that is tried."""
+        await self._queue.register()
+        await self._scripts.bound(self._queue.name, mode=self._tried.mode, max_queued=self._tried.max_queued)
 
     async def run(self, say: Callable[[int], None]) -> None:
         said = 0
-        while self._came < len(self._trace) or self._ends:
+        while self._arrived < len(self._trace) or self._ends:
             await self._step()
             if self.done - said >= SAY_EVERY:
                 said = self.done
@@ -164,21 +230,22 @@ class _Play:
         await self._send()
 
     async def _step(self) -> None:
-        """To the next moment at which anything happens: ends, arrivals, then claims."""
+        """Move to the next moment at which something happens: first ends, then arrivals, then claims."""
         now = self._next_moment()
-        if now - self._beat >= BEAT_MS:
-            self._beat = now
-            self._unsent.append(self._tell_slots(now))
+        self._queue.now_ms = START_MS + now
+        if now - self._heartbeat >= HEARTBEAT_MS:
+            self._heartbeat = now
+            self._unsent.append(self._queue.report_slots(self._slots))
         while self._ends and self._ends[0][0] == now:
-            _, _, which, claim = heapq.heappop(self._ends)
+            _, _, number, claim = heapq.heappop(self._ends)
             self._free += 1
-            self._unsent.append(self._finish(claim, self._trace.run_ms[which], now))
-        while self._came < len(self._trace) and self._trace.at_ms[self._came] == now:
-            self._unsent.append(self._enqueue(self._came, now))
-            self._came += 1
+            self._unsent.append(self._queue.finish(claim, ran_ms=self._trace.run_ms[number]))
+        while self._arrived < len(self._trace) and self._trace.at_ms[self._arrived] == now:
+            self._unsent.append(self._enqueue(self._arrived))
+            self._arrived += 1
             if len(self._unsent) >= AT_ONCE:
                 await self._send()
-        # while nobody could claim, what happens is only noted, and goes out in one write with the next claim
+        # while no slot is free, calls are only kept: they leave in one write with the next claim
         if self._free and self._waiting:
             await self._claim(now)
         elif len(self._unsent) >= AT_ONCE:
@@ -186,99 +253,69 @@ class _Play:
 
     def _next_moment(self) -> int:
         moments = [self._ends[0][0]] if self._ends else []
-        if self._came < len(self._trace):
-            moments.append(self._trace.at_ms[self._came])
+        if self._arrived < len(self._trace):
+            moments.append(self._trace.at_ms[self._arrived])
         return min(moments)
 
     async def _claim(self, now: int) -> None:
-        """All that there is for the slots that are free. A claim looks at so many at once, and then at no more."""
+        """Fill the free slots. One claim looks at a limited number of entries, so repeat it while that ended it."""
         why = "bound"
         while why == "bound" and self._free and self._waiting:
-            self._claims += 1
-            self._unsent.append(
-                self._scripts.claim(
-                    self._queue,
-                    consumer=CONSUMER,
-                    nonce=f"n{self._claims}",
-                    count=self._free,
-                    lease_s=LEASE_S,
-                    now_ms=START_MS + now,
-                )
-            )
+            self._unsent.append(self._queue.claim(self._free))
             claims = (await self._send())[-1]
             why = claims.why
             for claim in claims:
                 self._start(claim, now)
 
     def _start(self, claim: Claim, now: int) -> None:
-        which = self._waiting.pop(claim.id)
+        number = self._waiting.pop(claim.id)
         self._free -= 1
-        self.played.started_ms[which] = now
-        self.played.order.append(which)
-        heapq.heappush(self._ends, (now + self._trace.run_ms[which], len(self.played.order), which, claim))
+        self.result.started_ms[number] = now
+        self.result.order.append(number)
+        heapq.heappush(self._ends, (now + self._trace.run_ms[number], len(self.result.order), number, claim))
 
     async def _send(self) -> list[Any]:
         calls, self._unsent = self._unsent, []
         return list(await asyncio.gather(*calls))
 
-    # ── the calls ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _tell_slots(self, now: int) -> Coroutine[Any, Any, object]:
-        return self._scripts.extend(
-            self._queue, consumer=CONSUMER, lease_s=LEASE_S, claims=[], slots=self._slots, now_ms=START_MS + now
+    def _enqueue(self, number: int) -> Coroutine[Any, Any, None]:
+        account = self._trace.account[number]
+        share, is_one_line = self._shares[account], self._tried.fifo
+        prediction_id = self._queue.new_id()
+        self._waiting[prediction_id] = number
+        call = self._queue.enqueue(
+            prediction_id,
+            EVERYBODY if is_one_line else self._trace.accounts[account],
+            lane=ONE_LANE if is_one_line else LANES[self._trace.lane[number]],
+            cost=self._trace.cost[number],
+            weight=share.weight,
+            most_queued=share.max_queued,
+            most_running=share.max_running,
         )
+        return self._accepted(call, prediction_id, number)
 
-    def _finish(self, claim: Claim, ran_ms: int, now: int) -> Coroutine[Any, Any, object]:
-        return self._scripts.finish(
-            claim.id, token=claim.token, status=Status.SUCCEEDED, ran_ms=ran_ms, now_ms=START_MS + now
-        )
-
-    def _enqueue(self, which: int, now: int) -> Coroutine[Any, Any, object]:
-        prediction_id = new_prediction_id(model=MODEL, now_ms=START_MS + now)
-        self._waiting[prediction_id] = which
-        return self._submit(prediction_id, which, now)
-
-    async def _submit(self, prediction_id: PredictionId, which: int, now: int) -> None:
-        account = self._trace.account[which]
-        share = self._shares[account]
+    async def _accepted(self, call: Coroutine[Any, Any, object], prediction_id: PredictionId, number: int) -> None:
         try:
-            await self._scripts.enqueue(
-                prediction_id,
-                queue=self._queue,
-                account=EVERYBODY if self._is_one_line else self._trace.accounts[account],
-                model=MODEL,
-                version=VERSION,
-                shard=self._shards[account],
-                input=b"{}",
-                lane=ONE_LANE if self._is_one_line else LANES[self._trace.lane[which]],
-                cost=self._trace.cost[which],
-                weight=share.weight,
-                most_queued=share.max_queued,
-                most_running=share.max_running,
-                now_ms=START_MS + now,
-            )
+            await call
         except QueueRefused as exc:
             del self._waiting[prediction_id]
-            self.played.started_ms[which] = REFUSED
-            self.played.refused[exc.code] += 1
-
-    def _shard(self, account: str) -> Sequence[int]:
-        return shard(account, streams=self._policy.streams, size=self._policy.size)
+            self.result.started_ms[number] = REFUSED
+            self.result.refused[exc.code] += 1
 
 
 async def play(
-    redis: Redis, trace: Trace, tried: Tried, *, slots: int, say: Callable[[int], None] = lambda done: None
-) -> Played:
-    """Play all of it. `redis` is emptied first, so it is one that nobody else uses; `say` hears how many are done.
+    redis: Redis, trace: Trace, tried: TriedPolicy, *, slots: int, say: Callable[[int], None] = lambda done: None
+) -> PlayResult:
+    """Play the whole trace. `redis` is emptied first, so give a server that has no other user.
 
-    Raises BackendUnavailable.
+    `say` gets the number of predictions done, every thousand. Raises BackendUnavailable.
     """
     await redis.flushall()
     gatherer = Gatherer(redis)
     try:
-        it = _Play(Scripts(gatherer), trace, tried, slots=slots)
-        await it.open(tried)
-        await it.run(say)
+        running = _Play(Scripts(gatherer), trace, tried, slots=slots)
+        await running.open()
+        await running.run(say)
     finally:
         await gatherer.aclose()
-    return it.played
+    return running.result

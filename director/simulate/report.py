@@ -12,8 +12,8 @@ from msgspec import Struct
 from director.core.figures import jain, percentile
 from director.core.ids import LANES
 from director.core.policy import Lane
-from director.local.scratch import own_server
-from director.simulate.play import NEVER, REFUSED, Played, Tried, play
+from director.local.server import own_server
+from director.simulate.play import NEVER, REFUSED, PlayResult, TriedPolicy, play
 from director.simulate.trace import Trace
 
 # How near each account came to a fair share of the slots, bin by bin of the time that was played.
@@ -187,7 +187,7 @@ def trace_report(trace: Trace) -> TraceReport:
     )
 
 
-def report(trace: Trace, tried: Tried, played: Played, *, slots: int) -> Report:
+def report(trace: Trace, tried: TriedPolicy, played: PlayResult, *, slots: int) -> Report:
     """All that is told of one play."""
     started = played.started_ms
     ran = [n for n in range(len(trace)) if started[n] >= 0]
@@ -248,7 +248,7 @@ def _by_work(trace: Trace) -> list[int]:
     return sorted(set(trace.account), key=lambda account: (-work[account], trace.accounts[account]))
 
 
-def _accounts(trace: Trace, tried: Tried, started: "array[int]", ran: Sequence[int]) -> list[AccountReport]:
+def _accounts(trace: Trace, tried: TriedPolicy, started: "array[int]", ran: Sequence[int]) -> list[AccountReport]:
     """Those with the most work."""
     total = sum(trace.run_ms[n] for n in ran)
     shown = _by_work(trace)[:MOST_SHOWN]
@@ -289,7 +289,7 @@ def _wait(trace: Trace, started: "array[int]", numbers: Iterable[int]) -> Wait |
     )
 
 
-def _objectives(trace: Trace, tried: Tried, started: "array[int]") -> dict[Lane, Kept]:
+def _objectives(trace: Trace, tried: TriedPolicy, started: "array[int]") -> dict[Lane, Kept]:
     found: dict[Lane, Kept] = {}
     for lane, objective in tried.objectives.items():
         number = LANES.index(lane)
@@ -383,7 +383,7 @@ Say = Callable[[str, int], None]
 
 
 async def simulate(
-    trace: Trace, policies: Sequence[Tried], slots: Sequence[int], say: Say = lambda name, done: None
+    trace: Trace, policies: Sequence[TriedPolicy], slots: Sequence[int], say: Say = lambda name, done: None
 ) -> list[Report]:
     """A report of each play. `say` hears which one is under way, and how many of its predictions are done.
 

@@ -13,7 +13,7 @@ from statistics import median
 import pytest
 from redis.asyncio import Redis
 
-from director.core.figures import Figure, verdicts
+from tests.bench.figures import Figure, verdicts
 from tests.integration.director.conftest import caller as caller
 from tests.support.cog import cog_server, write_model
 from tests.support.eventually import eventually

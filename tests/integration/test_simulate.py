@@ -11,8 +11,8 @@ import pytest
 from redis.asyncio import Redis
 
 from director.cli.main import main
-from director.local.scratch import own_server
-from director.simulate.play import FAIR, FIFO, REFUSED, Played, Share, Tried, play
+from director.local.server import own_server
+from director.simulate.play import FAIR, FIFO, REFUSED, PlayResult, Share, TriedPolicy, play
 from director.simulate.report import Report, report
 from director.simulate.trace import Builder, MadeOptions, Trace, made
 
@@ -34,11 +34,11 @@ def of(*came: tuple[int, str, int]) -> Trace:
     return builder.build()
 
 
-async def reported(redis: Redis, trace: Trace, tried: Tried, *, slots: int) -> Report:
+async def reported(redis: Redis, trace: Trace, tried: TriedPolicy, *, slots: int) -> Report:
     return report(trace, tried, await play(redis, trace, tried, slots=slots), slots=slots)
 
 
-def starts(trace: Trace, played: Played) -> str:
+def starts(trace: Trace, played: PlayResult) -> str:
     """Whose were started, in order."""
     return "".join(trace.accounts[trace.account[number]] for number in played.order)
 
@@ -82,7 +82,7 @@ async def test_no_slot_is_idle_while_something_waits_whatever_the_policy(scratch
         assert idle_while_waiting(trace, played, slots=3) == 0
 
 
-def idle_while_waiting(trace: Trace, played: Played, *, slots: int) -> int:
+def idle_while_waiting(trace: Trace, played: PlayResult, *, slots: int) -> int:
     """How many ms a slot was free and something waited."""
     steps = sorted(
         (at, waits, runs)
@@ -116,7 +116,7 @@ async def test_beside_a_heavy_account_the_light_ones_hardly_wait_and_in_one_line
 
 async def test_weights_shift_the_shares_as_they_say(scratch: Redis) -> None:
     trace = of(*((0, account, 1000) for account in "ab" for _ in range(200)))
-    weighted = Tried(name="weighted", accounts={"a": Share(weight=3)})
+    weighted = TriedPolicy(name="weighted", accounts={"a": Share(weight=3)})
     for tried, share in ((FAIR, 0.5), (weighted, 0.75)):
         first = starts(trace, await play(scratch, trace, tried, slots=2))[:200]
         assert first.count("a") / len(first) == pytest.approx(share, abs=0.02)
@@ -124,7 +124,7 @@ async def test_weights_shift_the_shares_as_they_say(scratch: Redis) -> None:
 
 async def test_an_account_runs_no_more_than_it_may(scratch: Redis) -> None:
     trace = of(*((0, "a", 1000) for _ in range(20)))
-    found = await reported(scratch, trace, Tried(name="limited", accounts={"*": Share(max_running=2)}), slots=4)
+    found = await reported(scratch, trace, TriedPolicy(name="limited", accounts={"*": Share(max_running=2)}), slots=4)
     assert found.span_s == 10
     assert found.utilisation == 0.5
 
@@ -132,12 +132,14 @@ async def test_an_account_runs_no_more_than_it_may(scratch: Redis) -> None:
 @pytest.mark.parametrize(
     ("tried", "code", "accepted"),
     [
-        (Tried(mode="bounded", max_queued=5), "queue_full", 5 + 1),
-        (Tried(mode="reject"), "no_capacity", 2),
-        (Tried(accounts={"*": Share(max_queued=3)}), "too_many_queued", 3 + 1),
+        (TriedPolicy(mode="bounded", max_queued=5), "queue_full", 5 + 1),
+        (TriedPolicy(mode="reject"), "no_capacity", 2),
+        (TriedPolicy(accounts={"*": Share(max_queued=3)}), "too_many_queued", 3 + 1),
     ],
 )
-async def test_what_is_too_much_is_refused_and_counted(scratch: Redis, tried: Tried, code: str, accepted: int) -> None:
+async def test_what_is_too_much_is_refused_and_counted(
+    scratch: Redis, tried: TriedPolicy, code: str, accepted: int
+) -> None:
     # the first has begun when the others come
     trace = of((0, "a", 60_000), *((30_000 + n, "a", 60_000) for n in range(10)))
     played = await play(scratch, trace, tried, slots=1 if code != "no_capacity" else 2)

@@ -16,7 +16,7 @@ from director.audit.sinks import FileSink
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import LANES, QueueName
-from director.local.scratch import own_server
+from director.local.server import own_server
 from director.simulate.play import FAIR, play
 from director.simulate.reading import read
 from tests.support.live_director import Caller, live_director

@@ -19,7 +19,7 @@ LEAVES = {prog: parser for prog, parser in COMMANDS.items() if parser.get_defaul
 # what runs until it is stopped and tells in its log, what prints no facts, and what writes its report elsewhere
 WITHOUT_JSON = {
     *("director up", "director down", "director api", "director run", "director keeper", "director audit"),
-    *("director bench fairness", "director bench depth", "director completion"),
+    "director completion",
 }
 
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from director.core.figures import jain, table
+from director.core.figures import jain
 from director.core.policy import shard
+from tests.bench.figures import table
 from tests.support.fair_simulation import (
     SHARD,
     STREAMS,

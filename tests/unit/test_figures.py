@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from director.core.figures import Figure, jain, percentile, table, verdicts
+from director.core.figures import jain, percentile
+from tests.bench.figures import Figure, table, verdicts
 
 
 def test_jain_is_one_where_all_have_the_same_and_a_part_of_it_where_one_has_all() -> None:

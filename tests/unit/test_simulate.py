@@ -18,7 +18,7 @@ from director.cli import simulate as command
 from director.cli.main import main
 from director.core.errors import SettingsError
 from director.simulate import trace as traces
-from director.simulate.play import FAIR, NEVER, REFUSED, Played, tried
+from director.simulate.play import FAIR, NEVER, REFUSED, PlayResult, tried
 from director.simulate.reading import read
 from director.simulate.report import Report, fair_shares, fairness, report, trace_report
 from director.simulate.show import check, plot, told
@@ -312,8 +312,8 @@ def test_where_all_fits_nobody_had_to_be_fair() -> None:
 # ── a report ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def played(*started: int, codes: Sequence[str] = ()) -> Played:
-    return Played(started_ms=array("q", started), order=array("q"), refused=Counter(codes))
+def played(*started: int, codes: Sequence[str] = ()) -> PlayResult:
+    return PlayResult(started_ms=array("q", started), order=array("q"), refused=Counter(codes))
 
 
 def a_report(slots: int = 2) -> Report:

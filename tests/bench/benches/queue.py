@@ -1,6 +1,6 @@
-"""What the two benches of the queue alone find, as figures of a run: `director bench depth` and `fairness`.
+"""Run the two benches of the queue alone, depth and fairness, and return their figures as those of one round.
 
-Depth compares a full queue with an empty one, by calls in turn: its ratios are made there. Fairness measures no speed.
+Depth calls a full queue and an empty one in turn, so its ratios are already made. Fairness measures no speed.
 """
 
 import time
@@ -8,10 +8,10 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Final
 
-from director.bench.depth import DepthOptions, depth_figures
-from director.bench.fairness import FairnessOptions, fairness_figures
-from director.core.figures import Figure
 from tests.bench.benches.options import Found, Options, Rounds
+from tests.bench.depth import DepthOptions, depth_figures
+from tests.bench.fairness import FairnessOptions, fairness_figures
+from tests.bench.figures import Figure, verdicts
 from tests.bench.results import OURS, Measured
 
 __all__ = ("depth", "fairness")
@@ -20,21 +20,23 @@ MEMORY: Final = "memory of a waiting prediction"
 
 
 async def depth(options: Options) -> Found:
-    """As many wait as is asked for: a million take minutes to file."""
+    """Fill a queue with `options.waiting` predictions and measure it: a million take minutes to add."""
     waiting = options.many(options.waiting)
     began = time.monotonic()
     figures = await depth_figures(DepthOptions(waiting=waiting, rounds=options.many(3_000)), _indented(options))
     options.say(f"  {time.monotonic() - began:.0f} s")
-    return _found(f"calls on a queue where {waiting:,} wait, beside an empty one", figures)
+    return _found(f"calls on a queue where {waiting:,} wait, beside an empty one", figures, options)
 
 
 async def fairness(options: Options) -> Found:
-    """Fewer sets of account names than the command plays."""
+    """Play the fairness bench at a quarter of its full length, with 5 sets of account names."""
     asked = FairnessOptions(salts=max(1, options.many(100) // 20), batch=max(500, options.many(5_000)))
-    return _found("tenants and lanes played through the scripts", await fairness_figures(asked, _indented(options)))
+    figures = await fairness_figures(asked, _indented(options))
+    return _found("tenants and lanes played through the scripts", figures, options)
 
 
-def _found(what: str, figures: list[Figure]) -> Found:
+def _found(what: str, figures: list[Figure], options: Options) -> Found:
+    _indented(options)(verdicts(figures))
     durability = {OURS: "memory"}
     return Found(what=what, redis=_release(), durability=durability, figures=[_measured(figure) for figure in figures])
 

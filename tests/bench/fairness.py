@@ -1,6 +1,6 @@
-"""`director bench fairness`: what one tenant, or one lane, costs the others, played through the real scripts.
+"""Judge how much one tenant, or one lane, costs the others: plays through the real scripts on a Valkey in memory.
 
-Judges what a caller would feel: how long it waited, and what part of the slots it was given. Measures no speed.
+The bounds are on what a caller notices: how long it waits, and its part of the slots. No speed is measured.
 """
 
 import math
@@ -12,29 +12,31 @@ from typing import Final
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from director.bench.play import POLICY, Load, Played, Tenant, VirtualQueue, play
 from director.broker.gatherer import Gatherer
 from director.broker.scripts import Scripts
-from director.core.figures import Figure, jain, table, verdicts
+from director.core.figures import jain
 from director.core.policy import shard
-from director.local.scratch import own_server
+from director.local.server import own_server
+from director.simulate.play import VirtualQueue
+from tests.bench.figures import Figure, table
+from tests.bench.play import POLICY, Load, Played, Tenant, play
 
 MODEL: Final = "bench/fairness"
 LIGHTS: Final = 99
 FULL_BATCH: Final = 10_000
-WORST_WAIT: Final = 0.02  # of one line's, behind a full batch: twice what the lights themselves take
+WORST_WAIT: Final = 0.02  # of the wait in a single line behind a full batch: twice what the lights themselves take
 LEAST_JAIN: Final = 0.98
 WEIGHT_ERROR: Final = 0.05
 LEAST_LOW: Final = 0.05
-TURNS: Final = 12  # of the lanes, 8 : 3 : 1
+TURNS: Final = 12  # one cycle of the lanes, 8 : 3 : 1
 SLOTS: Final = 4
-LEAST_STARTS: Final = 1_000  # in fewer, one run more or less decides
+LEAST_STARTS: Final = 1_000  # with fewer, a single run would decide
 HIGHS: Final = 25
 
 
 class FairnessOptions(Struct, frozen=True, kw_only=True):
-    """`salts`: how many sets of account names, so of shards; `batch`: what the large tenant sends; and how many starts
-    each other play has.
+    """`salts`: the number of sets of account names, so of shards. `batch`: predictions of the large tenant, which is
+    also the number of starts in each other play.
     """
 
     salts: int = 20
@@ -43,7 +45,7 @@ class FairnessOptions(Struct, frozen=True, kw_only=True):
 
 
 class Bench:
-    """What the plays share: each begins on an empty server."""
+    """The server and options that the plays share. Each play begins on an empty server."""
 
     def __init__(self, redis: Redis, scripts: Scripts, options: FairnessOptions) -> None:
         self.options = options
@@ -54,34 +56,25 @@ class Bench:
         self, *loads: Load, slots: int = SLOTS, lasts: Callable[[Played], bool] | None = None, until_s: float = math.inf
     ) -> Played:
         await self._redis.flushall()
-        queue = VirtualQueue(self._scripts, MODEL)
+        queue = VirtualQueue(self._scripts, MODEL, POLICY)
         return await play(queue, loads, slots=slots, lasts=lasts or (lambda played: played.now < until_s * 1000))
 
     def dice(self, what: str) -> random.Random:
-        return random.Random(f"{self.options.seed}:{what}")  # noqa: S311 - the same seed is the same play
+        return random.Random(f"{self.options.seed}:{what}")
 
     def random_s(self, what: str, mean: float = 1.0) -> Callable[[], float]:
         dice = self.dice(what)
         return lambda: dice.expovariate(1 / mean)
 
 
-async def fairness(
-    options: FairnessOptions, say: Callable[[str], None], scripts: Callable[[Gatherer], Scripts] = Scripts
-) -> bool:
-    """Play all of it, and say what was found; False where a bound was not kept."""
-    figures = await fairness_figures(options, say, scripts)
-    say(verdicts(figures))
-    return all(figure.ok for figure in figures)
-
-
 async def fairness_figures(
     options: FairnessOptions, say: Callable[[str], None], scripts: Callable[[Gatherer], Scripts] = Scripts
 ) -> list[Figure]:
-    """Play all of it."""
+    """Play everything and return what was found, each figure beside its bound."""
     async with own_server() as redis:
         gatherer = Gatherer(redis)
         bench = Bench(redis, scripts(gatherer), options)
-        say(f"the real scripts on a Valkey in memory, time walked by hand; seed {options.seed}")
+        say(f"the real scripts on a Valkey in memory, with a virtual clock; seed {options.seed}")
         figures = [*await _behind_a_batch(bench, say), *await _equal_and_weighted(bench), *await _lanes(bench)]
         await gatherer.aclose()
     return figures
@@ -91,7 +84,9 @@ async def fairness_figures(
 
 
 class Crowd(Struct, frozen=True):
-    """A tenant with a batch, and many with one each; `crushed` are those whose streams are all the large one's."""
+    """A tenant with a batch, and many with one prediction each. `crushed`: the lights with no stream of their own,
+    since all of theirs are the whale's.
+    """
 
     whale: Tenant
     lights: list[Tenant]
@@ -108,7 +103,7 @@ def _streams(tenant: Tenant) -> set[int]:
 
 
 def _crowds(options: FairnessOptions) -> dict[int, Crowd]:
-    """The first salts; where none of them has a light that is crushed, the last gives way to the next that has one."""
+    """Return the crowds of the first salts. If none has a crushed light, the next one that has replaces the last."""
     crowds = {salt: _crowd(options.seed, salt) for salt in range(options.salts)}
     salt = options.salts - 1
     while not any(crowd.crushed for crowd in crowds.values()):
@@ -123,7 +118,7 @@ def _until_served(tenants: Sequence[str]) -> Callable[[Played], bool]:
 
 
 async def _behind_a_batch(bench: Bench, say: Callable[[str], None]) -> list[Figure]:
-    """One slot, runs of a second. In one line the last light would wait for the batch and all other lights."""
+    """One slot, runs of one second. In a single line the last light would wait for the batch and all other lights."""
     batch = bench.options.batch
     one_line_s = batch + LIGHTS - 1 - 0.5
     rows: dict[str, dict[str, float]] = {}
@@ -164,7 +159,7 @@ async def _behind_a_batch(bench: Bench, say: Callable[[str], None]) -> list[Figu
 
 
 async def _equal_and_weighted(bench: Bench) -> list[Figure]:
-    """Tenants that always have some waiting, and what part of the slots' seconds each was given."""
+    """Tenants that always have predictions waiting: judge the part of the slot seconds that each gets."""
     figures = []
     for what, outstanding, slow in (("", 2, 1), ("", 40, 1), (", runs of half of them 10 × as long", 40, 10)):
         tenants = [Tenant(f"equal-{i}") for i in range(10)]
@@ -204,9 +199,9 @@ def _saturating(lane: str, *, tenants: int, outstanding: int) -> list[Load]:
 
 
 async def _lanes(bench: Bench) -> list[Figure]:
-    """Runs of a second: a low lane beside a high one that is never empty, and single highs among many normals.
+    """Runs of one second: a low lane beside a high lane that is never empty, and single highs among many normals.
 
-    Of two slots or more at least one comes to a high within a run: no two turns in a row are a lower lane's.
+    With two slots or more, a high gets one of them within a run, since no two turns in a row go to a lower lane.
     """
     starts = max(LEAST_STARTS, bench.options.batch) // 2
     high, low = _saturating("high", tenants=4, outstanding=10), _saturating("low", tenants=1, outstanding=20)

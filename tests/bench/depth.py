@@ -1,7 +1,6 @@
-"""`director bench depth`: what a call costs on a queue where very much waits, beside the same call on an empty one.
+"""Measure what a call costs on a queue where many predictions wait, beside the same call on an empty queue.
 
-Both queues are on one server and are asked in turn, so that whatever slows the machine slows both. Keeps no list of
-what waits: the queue is the server's.
+Both queues are on one server and are called in turn, so that whatever slows the machine slows both.
 """
 
 import asyncio
@@ -14,32 +13,34 @@ from typing import Any, Final, TypeVar
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from director.bench.play import AT_ONCE, INPUT, Tenant, VirtualQueue
 from director.broker.gatherer import Gatherer
 from director.broker.scripts import Scripts
-from director.core.figures import Figure, percentile, table, verdicts
+from director.core.figures import percentile
 from director.core.ids import lowest_id_at
-from director.local.scratch import own_server
+from director.local.server import own_server
+from director.simulate.play import AT_ONCE, INPUT, VirtualQueue
+from tests.bench.figures import Figure, table
+from tests.bench.play import POLICY
 
-URL: Final = "http://127.0.0.1:8080"  # the API files one with each
+URL: Final = "http://127.0.0.1:8080"  # the API stores one with each prediction
 SLOTS: Final = 8
 RAN_MS: Final = 1_000
 WARM_UP: Final = 100
-CPU_ROUNDS: Final = 10  # one of so many is enough for a mean
-STEPS: Final = 10  # lines that tell how the filling goes
+CPU_ROUNDS: Final = 10  # one round of ten is enough for a mean
+STEPS: Final = 10  # lines of progress while the queue is filled
 MOST_SLOWER: Final = 2.0
 MOST_BYTES: Final = 1_500
 
 Answer = TypeVar("Answer")
 Meter = Callable[[], Awaitable[float]]
-"""Something that only grows: what a call adds to it is what the call took."""
+"""A number that only grows: a call costs what it adds to this."""
 
 Taken = dict[str, list[float]]
-"""By call."""
+"""Measurements by the name of the call."""
 
 
 class DepthOptions(Struct, frozen=True, kw_only=True):
-    """How much waits, whose it is, and how often each call is measured on each of the two queues."""
+    """The number of waiting predictions, of their tenants, and of measurements of each call on each queue."""
 
     waiting: int = 1_000_000
     tenants: int = 100
@@ -47,32 +48,32 @@ class DepthOptions(Struct, frozen=True, kw_only=True):
 
 
 class Side:
-    """One of the two queues, and those who use it."""
+    """One of the two queues, and its tenants."""
 
     def __init__(self, scripts: Scripts, name: str, *, tenants: int) -> None:
-        self.queue = VirtualQueue(scripts, f"bench/{name}")
+        self.queue = VirtualQueue(scripts, f"bench/{name}", POLICY)
         self._scripts = scripts
-        self._tenants = [Tenant(f"tenant-{i}") for i in range(tenants)]
+        self._tenants = [f"tenant-{i}" for i in range(tenants)]
         self._numbers = count()
 
     async def fill(self, jobs: int) -> None:
-        """Let so many come, a millisecond after one another, each on its account's list first: as the API does it."""
+        """Add predictions, one each millisecond, first to the account's list and then to the queue, as the API does."""
         for first in range(0, jobs, AT_ONCE):
             await asyncio.gather(*(self._submit() for _ in range(first, min(jobs, first + AT_ONCE))))
 
     async def _submit(self) -> None:
         tenant, prediction_id = self._next_tenant(), self.queue.new_id()
         await asyncio.gather(
-            self._scripts.enlist(prediction_id, account=tenant.name, oldest=lowest_id_at(0)),
+            self._scripts.enlist(prediction_id, account=tenant, oldest=lowest_id_at(0)),
             self.queue.enqueue(prediction_id, tenant, url=URL),
         )
 
-    def _next_tenant(self) -> Tenant:
+    def _next_tenant(self) -> str:
         self.queue.now_ms += 1
         return self._tenants[next(self._numbers) % len(self._tenants)]
 
     async def round(self, meter: Meter, taken: Taken) -> None:
-        """One comes and is looked at, one is claimed and ends: then as much waits as before."""
+        """Enqueue, read, claim and finish one prediction; afterwards as many wait as before."""
 
         async def measured(what: str, call: Awaitable[Answer]) -> Answer:
             before = await meter()
@@ -91,20 +92,14 @@ class Side:
         return (await self._scripts.stats(self.queue.name, now_ms=self.queue.now_ms)).waiting
 
 
-async def depth(options: DepthOptions, say: Callable[[str], None]) -> bool:
-    """Fill one queue, measure both, and say what was found; False where a bound was not kept."""
-    figures = await depth_figures(options, say)
-    say(verdicts(figures))
-    return all(figure.ok for figure in figures)
-
-
 async def depth_figures(options: DepthOptions, say: Callable[[str], None]) -> list[Figure]:
-    """Fill one queue, and measure both."""
+    """Fill one queue, measure both, and return what was found, each figure beside its bound."""
     async with own_server() as redis:
         gatherer = Gatherer(redis)
         full, empty = (Side(Scripts(gatherer), name, tenants=options.tenants) for name in ("full", "empty"))
         for side in (full, empty):
-            await side.queue.open(slots=SLOTS)
+            await side.queue.register()
+            await side.queue.report_slots(SLOTS)
         say(f"{options.waiting:,} of {options.tenants} tenants on a Valkey in memory, without an append-only file")
         each_bytes = await _filled(redis, full, options.waiting, say)
         figures = [*await _measured(redis, full=full, empty=empty, rounds=options.rounds, say=say), each_bytes]
@@ -114,12 +109,12 @@ async def depth_figures(options: DepthOptions, say: Callable[[str], None]) -> li
 
 
 async def _filled(redis: Redis, full: Side, jobs: int, say: Callable[[str], None]) -> Figure:
-    """Fill it; what each takes beside its input, all indexes counted."""
-    before, began, filed = await _used_bytes(redis), time.perf_counter(), 0
+    """Fill the queue; return the bytes of each prediction without its input, with all indexes."""
+    before, began, added = await _used_bytes(redis), time.perf_counter(), 0
     for step in range(1, STEPS + 1):
-        await full.fill(jobs * step // STEPS - filed)
-        filed = jobs * step // STEPS
-        say(f"  {filed:>9,} filed in {time.perf_counter() - began:.0f} s")
+        await full.fill(jobs * step // STEPS - added)
+        added = jobs * step // STEPS
+        say(f"  {added:>9,} added in {time.perf_counter() - began:.0f} s")
     each = (await _used_bytes(redis) - before) / jobs
     name = f"memory of a waiting prediction beside its input of {len(INPUT)} bytes"
     return Figure(name=name, value=round(each - len(INPUT)), bound=MOST_BYTES, unit=" bytes")

@@ -1,7 +1,8 @@
-"""Play a queue's hours in seconds: the real scripts on a real server, with the time of each call walked by hand.
+"""Play hours of a queue in seconds: the real scripts on a real server, with a virtual time for each call.
 
-Slots are counted, not run: whoever is free claims at once, and what was claimed ends when its time has passed. Nothing
-waits, and the same loads are the same play but for the ids.
+Loads may be closed: a tenant then sends the next prediction when one ended, which a recorded trace cannot do
+(`director.simulate.play`). Slots are only counted: a free slot claims at once, and a claim ends when its run time has
+passed. Nothing waits, and the same loads give the same play except for the ids.
 """
 
 import asyncio
@@ -14,31 +15,24 @@ from typing import Any, Final
 
 from msgspec import Struct, field
 
-from director.broker.scripts import Scripts
-from director.core.ids import PredictionId, QueueName, new_prediction_id, queue_name
-from director.core.policy import Policy, shard
+from director.core.ids import PredictionId
+from director.core.policy import Policy
 from director.core.schema import Claim
-from director.core.states import Status
+from director.simulate.play import AT_ONCE, START_MS, VirtualQueue
 
-VERSION: Final = "be" * 32
-INPUT: Final = b'{"text":"hello"}'
 POLICY: Final = Policy()
-START_MS: Final = 1_800_000_000_000
-LEASE_S: Final = 3600.0  # nobody reaps here
-CONSUMER: Final = "bench"
-AT_ONCE: Final = 200  # calls on their way together: they leave in one write, and so arrive in their order
-ROUND_TRIP_MS: Final = 1  # who sends the next when one has ended comes after the slot has claimed again
+ROUND_TRIP_MS: Final = 1  # of a closed load: its next prediction comes after the slot has claimed again
 
 
 class Tenant(Struct, frozen=True):
-    """`name` is the account's, so it decides the shard."""
+    """`name` is the account's name, which decides the shard."""
 
     name: str
     weight: float = 1.0
 
 
 class Load(Struct, frozen=True, kw_only=True):
-    """What one tenant sends: `jobs` at `since_s`, and while `is_closed` one more for each that ended."""
+    """The predictions of one tenant: `jobs` at `since_s`. If `is_closed`, each that ends is followed by another."""
 
     tenant: Tenant
     jobs: int = 1
@@ -49,7 +43,7 @@ class Load(Struct, frozen=True, kw_only=True):
 
 
 class Run(Struct, kw_only=True):
-    """One prediction and what became of it, in milliseconds from the beginning of the play."""
+    """One prediction and its times, in milliseconds since the start of the play."""
 
     load: Load
     arrived: int
@@ -62,9 +56,9 @@ class Run(Struct, kw_only=True):
 
 
 class Played(Struct, kw_only=True):
-    """What has happened so far: what was started, in this order, and what still waits.
+    """The play so far: the runs that were started, in order, and the predictions that still wait.
 
-    `is_stuck`: something waits and nothing will ever happen again.
+    `is_stuck`: predictions wait and nothing more can happen.
     """
 
     now: int = 0
@@ -74,7 +68,7 @@ class Played(Struct, kw_only=True):
     waiting: dict[PredictionId, Run] = field(default_factory=dict)
 
     def waits_s(self, *, lane: str = "", tenants: Iterable[str] = ()) -> list[float]:
-        """How long each waited until it was started, or until now; for ever where nothing will start it."""
+        """Return the wait of each until its start, or until now; infinity if the play is stuck."""
         wanted, end = set(tenants), math.inf if self.is_stuck else self.now
         return [
             ((end if run.started is None else run.started) - run.arrived) / 1000
@@ -83,7 +77,7 @@ class Played(Struct, kw_only=True):
         ]
 
     def shares(self, tenants: Sequence[Tenant]) -> list[float]:
-        """Of the seconds that these tenants were served until now: the part of each."""
+        """Return each tenant's part of the slot seconds that these tenants had until now."""
         served: defaultdict[str, int] = defaultdict(int)
         for run in self.started:
             served[run.tenant] += min(run.ms, self.now - (run.started or 0))
@@ -91,62 +85,11 @@ class Played(Struct, kw_only=True):
         return [served[tenant.name] / total if total else 0.0 for tenant in tenants]
 
 
-class VirtualQueue:
-    """One queue through the typed calls; `now_ms` is the time of every call."""
-
-    def __init__(self, scripts: Scripts, model: str) -> None:
-        self._scripts = scripts
-        self._model = model
-        self._nonces = count()
-        self.name: QueueName = queue_name(model, VERSION)
-        self.now_ms = START_MS
-
-    async def open(self, *, slots: int) -> None:
-        """Make it known, with a director that has so many slots."""
-        await self._scripts.register(self.name, version=VERSION, policy=POLICY)
-        await self._scripts.extend(
-            self.name, consumer=CONSUMER, lease_s=LEASE_S, claims=[], slots=slots, now_ms=self.now_ms
-        )
-
-    def new_id(self) -> PredictionId:
-        return new_prediction_id(model=self._model, now_ms=self.now_ms)
-
-    async def enqueue(self, prediction_id: PredictionId, tenant: Tenant, lane: str = "normal", url: str = "") -> None:
-        await self._scripts.enqueue(
-            prediction_id,
-            queue=self.name,
-            account=tenant.name,
-            model=self._model,
-            version=VERSION,
-            shard=shard(tenant.name, streams=POLICY.streams, size=POLICY.size),
-            input=INPUT,
-            lane=lane,
-            url=url,
-            weight=tenant.weight,
-            now_ms=self.now_ms,
-        )
-
-    async def claim(self, most: int = 1) -> list[Claim]:
-        return await self._scripts.claim(
-            self.name,
-            consumer=CONSUMER,
-            nonce=f"n{next(self._nonces)}",
-            count=most,
-            lease_s=LEASE_S,
-            now_ms=self.now_ms,
-        )
-
-    async def finish(self, claim: Claim, *, ran_ms: int) -> None:
-        await self._scripts.finish(
-            claim.id, token=claim.token, status=Status.SUCCEEDED, output=b"1", ran_ms=ran_ms, now_ms=self.now_ms
-        )
-
-
 Happens = tuple[int, int, Load | tuple[Run, Claim], int]
 
 
 class _Play:
-    """One play under way."""
+    """A play in progress."""
 
     def __init__(self, queue: VirtualQueue, loads: Sequence[Load], *, slots: int) -> None:
         self.played = Played()
@@ -165,7 +108,7 @@ class _Play:
         return bool(self._coming)
 
     async def step(self) -> None:
-        """To the next moment at which anything happens: ends, arrivals, then claims."""
+        """Move to the next moment at which something happens: first ends, then arrivals, then claims."""
         now = self._coming[0][0]
         self.played.now, self._queue.now_ms = now, START_MS + now
         ended: list[tuple[Run, Claim]] = []
@@ -180,11 +123,14 @@ class _Play:
         for run, _ in ended:
             if run.load.is_closed:
                 self._arrive(now + ROUND_TRIP_MS, run.load, 1)
-        filed = [(self._queue.new_id(), run) for run in arrived]
-        self.played.waiting.update(filed)
-        # made in one turn of the loop they leave in one write: what ends comes before what arrives, then the claim
+        new = [(self._queue.new_id(), run) for run in arrived]
+        self.played.waiting.update(new)
+        # calls made in one turn of the loop leave in one write, in this order: ends, arrivals, then the claim
         calls: list[Coroutine[Any, Any, object]] = [self._queue.finish(claim, ran_ms=run.ms) for run, claim in ended]
-        calls += [self._queue.enqueue(which, run.load.tenant, run.load.lane) for which, run in filed]
+        calls += [
+            self._queue.enqueue(which, run.tenant, lane=run.load.lane, weight=run.load.tenant.weight)
+            for which, run in new
+        ]
         while len(calls) > AT_ONCE:
             await asyncio.gather(*calls[:AT_ONCE])
             del calls[:AT_ONCE]
@@ -208,8 +154,9 @@ class _Play:
 async def play(
     queue: VirtualQueue, loads: Sequence[Load], *, slots: int, lasts: Callable[[Played], bool] = lambda _: True
 ) -> Played:
-    """Until nothing more can happen, or as long as it `lasts`, which is asked at each moment."""
-    await queue.open(slots=slots)
+    """Play until nothing more can happen, or while `lasts` returns True; it is called at each moment."""
+    await queue.register()
+    await queue.report_slots(slots)
     it = _Play(queue, loads, slots=slots)
     while it.goes_on and lasts(it.played):
         await it.step()
