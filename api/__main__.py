@@ -16,7 +16,7 @@ from api.server import BoundedHttp
 from director.core.errors import SettingsError, UnsafeBackend
 from director.core.settings import ApiSettings, load
 from director.runtime.logs import configure
-from director.runtime.startup import heed_sigterm, look_seldom, raise_descriptor_limit
+from director.runtime.startup import release_sigterm, collect_garbage_rarely, raise_descriptor_limit
 
 BACKLOG: Final = 2048
 KEEP_ALIVE_S: Final = 75  # longer than the idle time-out of the usual proxy in front, which must be the one to close
@@ -30,7 +30,7 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Generator[None]:
         """From here on they are heeded, also one that came before."""
         with super().capture_signals():
-            heed_sigterm()
+            release_sigterm()
             yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -68,7 +68,7 @@ def _serve(settings: ApiSettings, listener: socket.socket) -> int:
 
     app = create_app(settings, on_unsafe=leave)
     server = Server(uvicorn.Config(app, **_OPTIONS))
-    look_seldom()
+    collect_garbage_rarely()
     with suppress(KeyboardInterrupt):  # uvicorn raises the signal again once it has ended in good order
         server.run(sockets=[listener])
     return _failed(str(unsafe[0])) if unsafe else 0

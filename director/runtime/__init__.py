@@ -1,1 +1,1 @@
-"""What every process of the product needs: logs, metrics, tracing, health, signals, loops."""
+"""Run a process: logs, metrics, tracing, health, signals, loops."""

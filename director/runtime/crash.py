@@ -1,8 +1,9 @@
-"""Die at one named point between two effects, where the environment asks for it: what tests and `director chaos` need.
+"""Stop this process at a named point between two effects if the environment asks for it: for tests and `director
+chaos`.
 
-`DIRECTOR_CRASH_AT` names the point, `DIRECTOR_CRASH_HOW` says kill (the default: no goodbye, status 137) or stop
-(frozen until SIGCONT, once). Without them every call is a comparison of two strings. Read when imported, for the whole
-process.
+`DIRECTOR_CRASH_AT` names the point. `DIRECTOR_CRASH_HOW` says `kill` (the default: no cleanup, status 137) or `stop`
+(frozen once, until SIGCONT). Both are read on import, for the whole process. Without them `at` only compares two
+strings.
 """
 
 import os
@@ -12,22 +13,22 @@ from typing import Final, Literal, get_args
 from director.core.errors import SettingsError
 
 Point = Literal[
-    "after_claim",  # predictions are claimed, none is started
-    "before_put",  # the model server has not heard of it
-    "after_put",  # the run has begun
-    "before_advance",  # there is progress, Redis has not heard of it
-    "after_advance",  # Redis has progress, its caller has not heard of it
-    "before_finish",  # the run has ended, Redis has not heard of it
-    "after_finish",  # terminal, nobody was told
-    "before_webhook",  # the terminal webhook is made and not sent
-    "after_webhook",  # it arrived, and is owed still
-    "before_release",  # the claim is to be given back
-    "after_release",  # it was given back
-    "after_enqueue",  # accepted, and whoever asked has no answer
-    "after_depart",  # they left their queue for another server, and are nowhere else
-    "after_arrive",  # one is there, and here too
-    "after_cancel_there",  # its caller's cancel was told there, here it still leaves
-    "after_vacate",  # it has moved, others have not
+    "after_claim",  # predictions are claimed, no run has started
+    "before_put",  # the model server does not know of the run
+    "after_put",  # the run has started
+    "before_advance",  # there is progress that Redis does not know of
+    "after_advance",  # Redis has the progress, the caller does not
+    "before_finish",  # the run has ended, Redis does not know of it
+    "after_finish",  # the record is terminal, the caller is not notified
+    "before_webhook",  # the terminal webhook is ready and not sent
+    "after_webhook",  # the webhook has arrived and is still owed
+    "before_release",  # the claim is about to be released
+    "after_release",  # the claim was released
+    "after_enqueue",  # the prediction is accepted, the caller has no answer
+    "after_depart",  # predictions have left their queue for another server, and are in no other place
+    "after_arrive",  # a prediction is on the other server, and still on this one
+    "after_cancel_there",  # the caller's cancel has reached the other server, here the prediction still leaves
+    "after_vacate",  # one prediction has moved, others have not
 ]
 API_POINTS: Final[tuple[Point, ...]] = ("after_enqueue",)
 MOVER_POINTS: Final[tuple[Point, ...]] = ("after_depart", "after_arrive", "after_cancel_there", "after_vacate")
@@ -35,11 +36,11 @@ DIRECTOR_POINTS: Final[tuple[Point, ...]] = tuple(
     point for point in get_args(Point) if point not in (*API_POINTS, *MOVER_POINTS)
 )
 
-KILLED: Final = 137  # as a shell tells of SIGKILL
+KILLED: Final = 137  # the status that a shell reports for SIGKILL
 
 
 class _Armed:
-    """The point that is left to die at; '' for none."""
+    """The point to stop at, or '' if there is none."""
 
     def __init__(self, point: str, how: str) -> None:
         if point not in ("", *get_args(Point)) or how not in ("kill", "stop"):
@@ -58,6 +59,6 @@ _armed: Final = _Armed(os.environ.get("DIRECTOR_CRASH_AT", ""), os.environ.get("
 
 
 def at(point: Point) -> None:
-    """Nothing, unless this process is to die here."""
+    """Stop the process if it is to stop at this point."""
     if point == _armed.point:
         _armed.die()

@@ -1,6 +1,6 @@
-"""Say over HTTP that a process lives, and what it still waits for. Used by the director and the keeper.
+"""Serve /livez, /readyz and /metrics over HTTP, for the director and the keeper.
 
-Never judges by itself: each process hands in its own checks. Answers carry no secrets and need no token.
+Each process adds its own checks. Answers carry no secrets and need no token.
 """
 
 import asyncio
@@ -25,18 +25,18 @@ from director.core.errors import BackendUnavailable, SettingsError
 from director.runtime.metrics.registry import Registry
 
 Check = Callable[[], Awaitable[str]]
-"""What is missing, in words for people; '' when nothing is."""
+"""Returns what is missing, in words for people, or '' if nothing is."""
 
 CHECK_S: Final = 2.0
 SHUTDOWN_S: Final = 2
 
 
 class Health:
-    """What /livez and /readyz of one process answer.
+    """The answers of one process to /livez and /readyz.
 
-    `checks`: name → what has to hold before it is ready. `facts`: told beside them, such as the durability level.
-    Both may change while the process runs. `figures`: more of the same, asked for at each look. `metrics`: what
-    /metrics shows, in a process that has any.
+    `checks`: name → a condition of readiness. `facts`: shown beside them, such as the durability level. Both may change
+    while the process runs. `figures` returns more facts at each request. `metrics`: the registry behind /metrics, if
+    any.
     """
 
     def __init__(self) -> None:
@@ -46,20 +46,20 @@ class Health:
         self.metrics: Registry | None = None
 
     def app(self, routes: Sequence[BaseRoute] = ()) -> Starlette:
-        """An application with /livez, /readyz and /metrics, beside `routes` of the process's own."""
+        """Return an application with /livez, /readyz and /metrics, beside the process's own `routes`."""
         own = [Route("/livez", self._livez), Route("/readyz", self._readyz)]
         if self.metrics is not None:
             own.append(Route("/metrics", partial(_scraped, self.metrics)))
         return Starlette(routes=[*own, *routes])
 
     async def missing(self) -> dict[str, str]:
-        """Every check that does not hold, and why."""
-        asked = self.checks.copy()  # while they are asked, a process that has just come to know more replaces them
+        """Return the name and reason of each check that does not hold."""
+        asked = self.checks.copy()  # a copy: the process may replace its checks meanwhile
         reasons = await asyncio.gather(*(_asked(check) for check in asked.values()))
         return {name: reason for name, reason in zip(asked, reasons, strict=True) if reason}
 
     async def _livez(self, _: Request) -> Response:
-        # it runs in the loop that it speaks for: a loop that hangs does not answer
+        # the answer comes from the loop that it is about: a loop that hangs does not answer
         return _json({"status": "alive"})
 
     async def _readyz(self, _: Request) -> Response:
@@ -69,7 +69,7 @@ class Health:
 
 
 def redis_check(redis: Redis) -> Check:
-    """Ready only while Redis answers."""
+    """Return a check that holds while Redis answers."""
 
     async def answers() -> str:
         try:
@@ -82,9 +82,9 @@ def redis_check(redis: Redis) -> Check:
 
 
 async def serve_http(app: ASGIApp, *, host: str, port: int, started: Callable[[int], None]) -> None:
-    """Serve `app` until canceled. `started` is told the port, which is a free one where `port` is 0.
+    """Serve `app` until canceled. `started` gets the port, which is a free one if `port` is 0.
 
-    Leaves signals to the process. Raises SettingsError when it cannot listen there.
+    Signals stay with the process. Raises SettingsError if it cannot listen there.
     """
     listener = _listen(host, port)
     config = uvicorn.Config(
@@ -102,17 +102,16 @@ async def serve_http(app: ASGIApp, *, host: str, port: int, started: Callable[[i
 
 
 class Server(uvicorn.Server):
-    """uvicorn inside a process that has its own way to end."""
+    """A uvicorn server that leaves signals to the process around it."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Capture none."""
         yield
 
 
 @asynccontextmanager
 async def _serving(server: uvicorn.Server, listener: socket.socket) -> AsyncGenerator["asyncio.Task[None]"]:
-    # a task of its own: uvicorn that is canceled leaves its sockets open, so it is asked to end instead
+    # in a task of its own: a canceled uvicorn leaves its sockets open, so ask it to end instead
     serving = asyncio.create_task(server.serve([listener]))
     try:
         yield serving

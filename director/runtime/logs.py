@@ -1,6 +1,6 @@
-"""Logs as JSON lines on stderr: a constant message, the facts beside it, and never a crash for the sake of a line.
+"""Write logs to stderr as lines of JSON: a constant message with facts beside it. A line that fails never raises.
 
-Decides nothing about what is logged, except that no library may log a URL: callers put secrets into theirs.
+No library may log a URL, since callers put secrets into theirs.
 """
 
 import logging
@@ -14,7 +14,7 @@ from typing import Any, Final, TextIO
 import msgspec
 from msgspec import Raw
 
-# What a record may have of its own; the rest of its attributes are facts.
+# The attributes that every record has; all others are facts.
 BLANK: Final = vars(logging.makeLogRecord({}))
 OF_EVERY_RECORD: Final = frozenset(BLANK) | {
     "message",
@@ -23,12 +23,14 @@ OF_EVERY_RECORD: Final = frozenset(BLANK) | {
     "color_message",
 }
 
-# httpx tells every URL at info, with its query; uvicorn tells every request.
+# httpx logs every URL with its query at info; uvicorn logs every request.
 QUIET: Final = ("httpx", "httpcore", "uvicorn", "uvicorn.access", "uvicorn.error", "asyncio")
 
 
 class Record(logging.LogRecord):
-    """With what a line tells. All else that records have is blank: to find it out takes longer than the line itself."""
+    """A log record with only what a line shows. The rest stays blank: it would take longer to find than the line
+    itself.
+    """
 
     def __init__(
         self, name: str, level: int, _path: str, _lineno: int, msg: object, args: Any, exc_info: Any, *_: object
@@ -46,17 +48,17 @@ class Record(logging.LogRecord):
 
 
 class Lines(logging.StreamHandler[TextIO]):
-    """Each record is written at once, in one piece: what was said is there, however the process ends."""
+    """Write each record at once and in one piece, so that it is there however the process ends."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self.stream.write(f"{self.format(record)}\n")  # which is flushed at the end of a line
+            self.stream.write(f"{self.format(record)}\n")  # flushed at the end of each line
         except Exception:  # noqa: BLE001 - no line is worth a crash
             self.handleError(record)
 
 
 class JsonLines(logging.Formatter):
-    """One record, one line of JSON: time, level, logger, process, message, then the facts under their own names."""
+    """Format a record as one line of JSON: time, level, logger, process, message, then its facts by name."""
 
     def __init__(self, *, process: str) -> None:
         super().__init__()
@@ -72,7 +74,7 @@ class JsonLines(logging.Formatter):
         }
         for name, fact in vars(record).items():
             if name not in OF_EVERY_RECORD:
-                # a fact never hides what the line says of itself
+                # a fact never hides a field of the line
                 line[f"{name}_" if name in line or name == "exception" else name] = fact
         if record.exc_info and record.exc_info[0] is not None:
             line["exception"] = self.formatException(record.exc_info)
@@ -80,8 +82,8 @@ class JsonLines(logging.Formatter):
 
 
 def configure(level: str, *, process: str) -> None:
-    """Let this process log, from `level` on. `process` names it in every line: api, keeper, director."""
-    logging._srcfile = None  # nor is its caller looked for
+    """Log from `level` on. `process` names this process in every line: api, keeper, director."""
+    logging._srcfile = None  # do not look for the caller of each log call
     logging.setLogRecordFactory(Record)
     handler = Lines(sys.stderr)
     handler.setFormatter(JsonLines(process=process))
@@ -127,7 +129,7 @@ def _fact(fact: object) -> bytes:
 
 
 def _plain(fact: object) -> str:
-    """Any object as text that can be encoded: a lone surrogate cannot, and `repr` may itself fail."""
+    """Return any object as text that can be encoded: a lone surrogate cannot, and `repr` may itself fail."""
     try:
         text = fact if isinstance(fact, str) else repr(fact)
     except Exception:  # noqa: BLE001 - see above

@@ -1,7 +1,8 @@
-"""Spans as OpenTelemetry makes them, sent over HTTP to a collector from a thread of their own.
+"""Make OpenTelemetry spans and send them to a collector over HTTP, from a thread of their own.
 
-Imported only where somebody collects them. What a caller did not want sampled has no spans, and what belongs to no
-trace has none either, but for a server's: that begins one. A collector that is away costs spans and nothing else.
+This module is imported only if a collector is set. A prediction that its caller did not want sampled has no spans. A
+step without a trace has none either, except a server's step, which begins a trace. If the collector is away, spans are
+lost and nothing else.
 """
 
 import asyncio
@@ -26,14 +27,14 @@ log = logging.getLogger(__name__)
 
 KINDS: Final = {"internal": otel.SpanKind.INTERNAL, "server": otel.SpanKind.SERVER, "client": otel.SpanKind.CLIENT}
 LAST_EXPORT_S: Final = 5.0
-TELL_EVERY_S: Final = 60.0
-# Their reports have the collector's URL, which may have a key in it: ours have none
+LOG_EVERY_S: Final = 60.0
+# their reports contain the collector's URL, which may have a key in it; ours do not
 SILENT: Final = ("opentelemetry", "requests", "urllib3")
 UNNAMED: Final = "unknown_service"
 
 
 class OtelTracing(Tracing):
-    """Makes spans with this provider. `accounts`: whose a prediction is may stand in them."""
+    """Make spans with this provider. `accounts`: spans may name the account of a prediction."""
 
     is_on = True
 
@@ -44,7 +45,7 @@ class OtelTracing(Tracing):
 
     @classmethod
     def exporting(cls, process: str, *, accounts: bool) -> "OtelTracing":
-        """As the OTEL_… variables say. The service is called after the process where they do not name it."""
+        """Export as the OTEL_… variables say. If they name no service, it is named after the process."""
         for name in SILENT:
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         resource = Resource.create()
@@ -52,7 +53,7 @@ class OtelTracing(Tracing):
             name = process if process == "director" else f"director-{process}"
             resource = resource.merge(Resource({SERVICE_NAME: name}))
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        provider.add_span_processor(BatchSpanProcessor(_Told(OTLPSpanExporter())))
+        provider.add_span_processor(BatchSpanProcessor(_LoggedExporter(OTLPSpanExporter())))
         return cls(provider, accounts=accounts)
 
     def begin(
@@ -69,7 +70,7 @@ class OtelTracing(Tracing):
             return Span(trace)
         if parent is not None and not parent.trace_flags & SAMPLED:
             return Span(trace)
-        context = Context()  # never the one of this task: it is nobody's we know
+        context = Context()  # never the current task's context, which may belong to another trace
         if parent is not None:
             context = otel.set_span_in_context(otel.NonRecordingSpan(parent), context)
         span = self._tracer.start_span(
@@ -102,21 +103,21 @@ class _OtelSpan(Span):
         self._span.end(_ns(at_ms))
 
 
-class _Told(SpanExporter):
-    """What goes wrong with an export is told in a line of ours, once a minute."""
+class _LoggedExporter(SpanExporter):
+    """Log failed exports in a line of ours, at most once a minute."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
         self._lost = 0
-        self._told_at = -TELL_EVERY_S
+        self._logged_at = -LOG_EVERY_S
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         result = self._exporter.export(spans)
         if result is not SpanExportResult.SUCCESS:
             self._lost += len(spans)
-            if time.monotonic() - self._told_at >= TELL_EVERY_S:
-                log.warning("spans are not taken by their collector", extra={"lost": self._lost})
-                self._told_at, self._lost = time.monotonic(), 0
+            if time.monotonic() - self._logged_at >= LOG_EVERY_S:
+                log.warning("the collector does not accept spans", extra={"lost": self._lost})
+                self._logged_at, self._lost = time.monotonic(), 0
         return result
 
     def shutdown(self) -> None:
@@ -127,7 +128,7 @@ class _Told(SpanExporter):
 
 
 def _parent(trace: TraceHeaders) -> otel.SpanContext | None:
-    # judged again: another release may have written it
+    # checked again: another release may have written it
     known = trace_headers([trace["traceparent"]], []) if trace else NO_TRACE
     if not known:
         return None
@@ -149,7 +150,7 @@ def _headers(context: otel.SpanContext) -> TraceHeaders:
 
 
 def _named(facts: Facts) -> dict[str, str | int | float | bool]:
-    """A name with a dot is one of the standard's own."""
+    """Prefix the names that are ours; a name with a dot is one of the standard's."""
     return {name if "." in name else f"director.{name}": fact for name, fact in facts.items()}
 
 

@@ -1,4 +1,4 @@
-"""What the processes of the engine room share: how one begins, how it looks at Redis, how it ends."""
+"""Start and end a director, keeper or audit process: errors, drain, the check of Redis."""
 
 import importlib.util
 import logging
@@ -18,7 +18,7 @@ from director.core.errors import BackendUnavailable, DirectorError, UnsafeBacken
 from director.core.settings import CommonSettings
 from director.runtime.health import Health
 from director.runtime.logs import configure
-from director.runtime.startup import heed_sigterm, look_seldom
+from director.runtime.startup import collect_garbage_rarely, release_sigterm
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +28,9 @@ AnySettings = TypeVar("AnySettings", bound=CommonSettings)
 
 
 def serve(name: str, command: str, main: Callable[[AnySettings], Awaitable[None]], settings: AnySettings) -> None:
-    """Run a process until it ends. What an operator has to mend ends it with one line that names the command."""
+    """Run a process until it ends. An error for the operator ends it with one line that names the command."""
     configure(settings.log_level, process=name)
-    look_seldom()
+    collect_garbage_rarely()
     has_uvloop = importlib.util.find_spec("uvloop") is not None
     try:
         anyio.run(main, settings, backend="asyncio", backend_options={"use_uvloop": has_uvloop})
@@ -40,7 +40,7 @@ def serve(name: str, command: str, main: Callable[[AnySettings], Awaitable[None]
 
 @contextmanager
 def one_error() -> Iterator[None]:
-    """Turn a task group's errors that were raised on purpose into the first of them: one thing is mended at a time."""
+    """Raise only the first of a task group's deliberate errors: an operator mends one thing at a time."""
     try:
         yield
     except ExceptionGroup as group:
@@ -51,20 +51,21 @@ def one_error() -> Iterator[None]:
 
 
 async def drained(signals: AsyncIterator[signal.Signals], drain: Callable[[], Awaitable[None]]) -> None:
-    """Wait for the first signal, then drain. A second one cuts the drain short: whoever sends it will not wait."""
-    heed_sigterm()
+    """Wait for the first signal, then drain. A second signal ends the drain at once."""
+    release_sigterm()
     async for _ in signals:
         break
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_heed, signals, tasks.cancel_scope)
+        tasks.start_soon(_cancel_on_signal, signals, tasks.cancel_scope)
         await drain()
         tasks.cancel_scope.cancel()
 
 
 async def look_at_redis(redis: Redis, settings: CommonSettings, health: Health, clock: Clock) -> None:
-    """Wait until Redis answers; raises UnsafeBackend when it would lose what it accepts, or refuses us a right.
+    """Wait until Redis answers. Raises UnsafeBackend if it would lose accepted work, or refuses us a right.
 
-    From then on /readyz shows its level, and looks again each time: after a failover it is another server's.
+    From then on /readyz shows its durability level, read again for each request: after a failover it is another
+    server's.
     """
     address = describe(settings.redis_url)
     while True:
@@ -79,10 +80,10 @@ async def look_at_redis(redis: Redis, settings: CommonSettings, health: Health, 
     health.facts["durability"] = server.level
     health.checks["durability"] = lambda: _safe(redis, settings, health)
     facts = {"address": address, "server": f"{server.kind} {server.version}", "durability": server.level}
-    log.info("redis is good", extra=facts)
+    log.info("redis is ready", extra=facts)
 
 
-async def _heed(signals: AsyncIterator[signal.Signals], scope: anyio.CancelScope) -> None:
+async def _cancel_on_signal(signals: AsyncIterator[signal.Signals], scope: anyio.CancelScope) -> None:
     async for _ in signals:
         log.warning("drain cut short")
         scope.cancel()
@@ -94,7 +95,7 @@ async def _safe(redis: Redis, settings: CommonSettings, health: Health) -> str:
     except UnsafeBackend as exc:
         return str(exc)
     except BackendUnavailable:
-        return ""  # the check of Redis itself tells that
+        return ""  # the check of Redis itself reports that
     return ""
 
 

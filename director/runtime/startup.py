@@ -1,7 +1,8 @@
-"""A SIGTERM that comes while a process still starts waits until there is somebody who heeds it.
+"""Prepare a process before it serves: hold SIGTERM, collect garbage rarely, raise the limit of open descriptors.
 
-Of the first process of a container the kernel drops it where no handler stands, and the pod hangs for its whole grace
-time. Elsewhere it would end the process half-way. Survives an exec, as a mask of signals does.
+A SIGTERM that comes during the start waits until a handler exists. Otherwise the kernel would drop it for the first
+process of a container, and the pod would hang for its whole grace time. Any other process would end half-way. The mask
+of signals survives an exec.
 """
 
 import gc
@@ -11,52 +12,43 @@ import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+if TYPE_CHECKING:  # every command imports this module, so it imports little
+    from director.core.clock import Clock
+
+OBJECTS: Final = 10_000
+SHARE: Final = 0.9  # the rest of the limit is kept for work that must not fail
+COUNT_S: Final = 1.0
+COUNT_SHARE: Final = 0.01  # of the limit: a sudden crowd cannot pass between two counts
+FOLDERS: Final = ("/proc/self/fd", "/dev/fd")  # Linux; macOS
+MACOS_MOST: Final = 10_240  # there the hard limit may read "unlimited", and only this much is granted
+
 
 def hold_sigterm() -> None:
-    """From now on it waits."""
+    """Make SIGTERM wait from now on."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
-def heed_sigterm() -> None:
-    """There is a handler now: one that waits is delivered at once."""
+def release_sigterm() -> None:
+    """Deliver SIGTERM from now on, and at once if one waits. Call it when there is a handler."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
-# Have Python look for garbage in cycles seldom, and never among what a process has at its start.
-#
-# By itself it looks after 700 objects more, which is every few requests, and at each hundredth time through all
-# modules: 9 % of the API's CPU under load. What is dropped here is hardly ever in a cycle, and is gone at once without
-# a look.
+def collect_garbage_rarely() -> None:
+    """Run the garbage collector rarely, and never over the objects that exist now. Call it once all is imported.
 
-OBJECTS: Final = 10_000
-
-
-def look_seldom() -> None:
-    """For the whole process, from now on. Call it once all is imported."""
+    By default Python runs it after each 700 new objects, which is every few requests, and each hundredth run covers all
+    modules: 9 % of the API's CPU under load. Objects of ours are rarely in cycles, so they are freed without it.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(OBJECTS, *gc.get_threshold()[1:])
 
 
-# How many files and sockets a process may open, and how many it has open.
-#
-# The limit is raised once, at the start of every command that serves. Never lowers it, and never fails: a process that
-# could not raise it runs on with what it has.
-
-if TYPE_CHECKING:  # every command imports this room, and has no time to import more
-    from director.core.clock import Clock
-
-
-SHARE: Final = 0.9  # beyond it the rest is kept for what must not fail
-COUNT_S: Final = 1.0
-COUNT_SHARE: Final = 0.01  # of the limit: a crowd that comes at once is not let in unseen
-FOLDERS: Final = ("/proc/self/fd", "/dev/fd")  # Linux; macOS
-
-MACOS_MOST: Final = 10_240  # there the hard limit may read "unlimited", and only this much is granted
-
-
 def raise_descriptor_limit() -> int:
-    """Raise the soft limit of open descriptors to the hard one; returns what it is now. Children inherit it."""
+    """Raise the soft limit of open descriptors to the hard one, and return the limit. Children inherit it.
+
+    The limit is never lowered. A process that cannot raise it runs on with the old one.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for wanted in (hard, MACOS_MOST):
         if _is_more(wanted, than=soft):
@@ -73,8 +65,10 @@ def _is_more(wanted: int, *, than: int) -> bool:
 
 
 class Descriptors:
-    """How many this process has open. Counted anew after a second, or once it was asked for so often that those who
-    asked may have opened a hundredth of all: of thousands it takes milliseconds.
+    """The number of open descriptors of this process.
+
+    It is counted again after a second, or once callers have asked so often that they may have opened a hundredth of the
+    limit: counting thousands takes milliseconds.
     """
 
     def __init__(self, clock: "Clock") -> None:
@@ -89,7 +83,7 @@ class Descriptors:
 
     @property
     def open(self) -> int:
-        """How many were open lately; 0 where the system does not tell."""
+        """Return how many were open at the last count, or 0 if the system does not say."""
         self._asked += 1
         if self._clock.monotonic() - self._counted_at >= COUNT_S or 0 <= COUNT_SHARE * self.limit < self._asked:
             self._asked = 0
@@ -99,7 +93,7 @@ class Descriptors:
 
     @property
     def are_short(self) -> bool:
-        """Is nine tenths of what it may have open?"""
+        """Return True if nine tenths of the limit are open."""
         return self.limit != resource.RLIM_INFINITY and self.open >= SHARE * self.limit
 
     def _count(self) -> int:
@@ -108,6 +102,6 @@ class Descriptors:
                 return len(os.listdir(folder))  # noqa: PTH208 - names, and not thousands of objects
             except FileNotFoundError:
                 continue
-            except OSError:  # to look takes a descriptor, and there is none
+            except OSError:  # the listing needs a descriptor itself, and none is left
                 return self.limit
         return 0

@@ -1,6 +1,6 @@
-"""What all sweeping roles share: one call for each queue in one pipeline, and the loop around it.
+"""Sweep queues in one pipeline, and repeat a sweep for ever: the loop that all sweeping roles share.
 
-Knows nothing of what a call does. One queue's fault never keeps another from being swept.
+A fault of one queue never keeps another from being swept.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 Place = TypeVar("Place", QueueName, Partition)
 Reply = TypeVar("Reply")
 
-# Most that one call acts on: a script holds up the whole server while it runs.
+# The most items that one call handles: a script blocks the whole server while it runs.
 LIMIT: Final = 100
 
 
 async def sweep(places: Iterable[Place], call: Callable[[Place], Awaitable[Reply]]) -> dict[Place, Reply]:
-    """Call for each place, all in one turn of the loop and so in one pipeline. Leaves out those that are faulty.
+    """Call for each place, all in one turn of the loop and so in one pipeline. A place whose call fails is left out.
 
-    Raises BackendUnavailable once all calls have come back.
+    Raises BackendUnavailable once all calls have returned.
     """
     asked = list(places)
     answers = await asyncio.gather(*(call(place) for place in asked), return_exceptions=True)
@@ -35,12 +35,12 @@ async def sweep(places: Iterable[Place], call: Callable[[Place], Awaitable[Reply
         elif isinstance(answer, BackendUnavailable) or not isinstance(answer, Exception):
             raise answer
         else:
-            log.error("one queue cannot be swept", extra={"place": place}, exc_info=answer)
+            log.error("a queue cannot be swept", extra={"place": place}, exc_info=answer)
     return replies
 
 
 async def repeat(run_once: Callable[[], Awaitable[object]], *, role: str, tick_s: float, clock: Clock) -> NoReturn:
-    """Sweep for ever, every `tick_s`. Says once that Redis went away and once that it is back."""
+    """Sweep every `tick_s`, for ever. Log once when Redis goes away and once when it is back."""
     is_away = False
     while True:
         try:

@@ -1,7 +1,7 @@
-"""Spans of a prediction's way, where somebody collects them, and the headers of its trace, which go on in any case.
+"""Make spans of a prediction's steps if a collector is set, and pass on the headers of its trace in any case.
 
-Off unless the environment names a collector (`OTEL_EXPORTER_OTLP_ENDPOINT`) and the extra `otel` is installed; then
-nothing is imported, and a span is only the headers that it was given. Spans have no input, output, error text or URL.
+Spans need a collector in the environment (`OTEL_EXPORTER_OTLP_ENDPOINT`) and the extra `otel`. Without both, nothing is
+imported and a span is only its headers. Spans contain no input, output, error text or URL.
 """
 
 import importlib.util
@@ -26,7 +26,7 @@ NEEDED: Final = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 
 
 class Span:
-    """One step of a trace. This one is seen by nobody. `headers`: what whoever is asked within it is given."""
+    """One step of a trace; this class records nothing. `headers`: send them with each request that the step makes."""
 
     __slots__ = ("headers",)
 
@@ -34,11 +34,11 @@ class Span:
         self.headers = headers
 
     def end(self, facts: Facts | None = None, *, error: str = "", at_ms: int | None = None) -> None:
-        """It is over: now, or at this unix time. `error`: its class, in a word of ours."""
+        """End the step now, or at this unix time in ms. `error`: its class, in a word of ours."""
 
 
 class Tracing:
-    """Makes spans. This one makes none."""
+    """Makes spans; this class makes spans that record nothing."""
 
     is_on = False
 
@@ -51,22 +51,22 @@ class Tracing:
         at_ms: int | None = None,
         facts: Facts | None = None,
     ) -> Span:
-        """Begin a step within what `trace` names, now or at this unix time."""
+        """Begin a step within `trace`, now or at this unix time in ms."""
         return Span(trace)
 
     def account(self, name: str) -> Facts:
-        """Whose it is, where spans may tell."""
+        """Return the fact that names the account, if spans may name accounts."""
         return {}
 
     async def aclose(self) -> None:
-        """Hand over what was not yet."""
+        """Send the spans that were not sent yet."""
 
 
 OFF: Final = Tracing()
 
 
 def tracing_of(process: str, *, accounts: bool, environ: Mapping[str, str] | None = None) -> Tracing:
-    """What the environment asks for, by the standard variables. What cannot be had is in the log, and stops nothing."""
+    """Return the tracing that the standard variables ask for. A setup that cannot work is logged, and stops nothing."""
     environ = os.environ if environ is None else environ
     if not _is_wanted(environ):
         return OFF
@@ -80,10 +80,10 @@ def tracing_of(process: str, *, accounts: bool, environ: Mapping[str, str] | Non
 
     try:
         return OtelTracing.exporting(process, accounts=accounts)
-    except ValueError:  # told without its text: that has values
+    except ValueError:  # log only the names: the error's text contains values
         variables = sorted(name for name in environ if name.startswith("OTEL_"))
         log.error(
-            "tracing is off: its variables do not go together, or one makes no sense", extra={"variables": variables}
+            "tracing is off: its variables contradict each other, or one is invalid", extra={"variables": variables}
         )
         return OFF
 
@@ -98,15 +98,12 @@ def _is_wanted(environ: Mapping[str, str]) -> bool:
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # not even what it lies in
+    except ModuleNotFoundError:  # the package that would contain it is missing too
         return False
 
 
-# What spans tell of a prediction: what it is and where it waits. Never what was sent, made or logged. Pure.
-
-
 def facts_of(tracing: Tracing, record: Record) -> Facts:
-    """The same in every span of it."""
+    """Return the facts of a prediction that are the same in each of its spans. Never its input, output or logs."""
     return {
         "prediction": record.id,
         "kind": record.kind or "prediction",

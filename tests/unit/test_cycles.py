@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from director.runtime.startup import OBJECTS, look_seldom
+from director.runtime.startup import OBJECTS, collect_garbage_rarely
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ class Knot:
 @pytest.mark.usefixtures("as_before")
 def test_what_is_there_at_the_start_is_set_aside_and_what_comes_later_is_found() -> None:
     others = gc.get_threshold()[1:]
-    look_seldom()
+    collect_garbage_rarely()
     assert gc.get_threshold() == (OBJECTS, *others)
     assert gc.get_freeze_count() > 0
     gone = weakref.ref(Knot())

