@@ -1,1 +1,1 @@
-"""Carry the log of every partition to whoever keeps it: a file, a receiver over HTTP, or a sink of one's own."""
+"""Read the log of all that happens to predictions, and carry it to a file or a receiver."""

@@ -1,7 +1,8 @@
-"""Bring a sink what the logs have, in order within each partition, for as long as the process lives.
+"""Carry the logs to a sink, in order within each partition: the process of `director audit`.
 
-Never loses what the log still has: a sink or a Redis that is away is waited for. One sink, one process; another sink is
-another process with cursors of its own.
+Entries that the log still has are never lost, since the feeder waits for a sink or a Redis that is away. Each sink has
+its own process and cursors. If the process is asked to end, a batch on its way to a receiver is sent again by the next
+one; a batch that is being written to a file is not.
 """
 
 import hashlib
@@ -33,11 +34,14 @@ log = logging.getLogger(__name__)
 
 TICK_S: Final = 1.0
 LONGEST_S: Final = 60.0
-AT_ONCE: Final = 500
+AT_ONCE: Final = 500  # entries of one batch
+SCHEMES: Final = ("https://", "http://")
 
 
 class Fed(Struct, frozen=True):
-    """What one round brought, what had been cut before it came, and whether it was not all."""
+    """The entries that one round carried, and those that were cut from the log before. `more`: the round did not carry
+    all.
+    """
 
     entries: int = 0
     missed: int = 0
@@ -45,7 +49,7 @@ class Fed(Struct, frozen=True):
 
 
 class Feeder:
-    """The logs of all partitions that have a queue, or had one when the sink read them, to one sink."""
+    """Carries the logs of all partitions that have a queue, or had one when the sink read them, to one sink."""
 
     def __init__(self, audit_log: AuditLog, sink: AuditSink, clock: Clock) -> None:
         self._log = audit_log
@@ -54,26 +58,27 @@ class Feeder:
         self._cursors: dict[Partition, Cursor] | None = None
 
     async def run(self) -> NoReturn:
-        """A round every second, at once after one that was not all; a longer wait while something is away.
+        """Make a round every second, and at once after a round with more to carry. While something is away, wait
+        longer.
 
         Raises SettingsError.
         """
-        pause_s, told = TICK_S, ""
+        pause_s, reason = TICK_S, ""
         while True:
             try:
                 fed = await self.run_once()
             except (BackendUnavailable, SinkAway) as exc:
-                if str(exc) != told:
-                    log.warning("the log waits", extra={"reason": str(exc)})
-                pause_s, told = min(2 * pause_s, LONGEST_S), str(exc)
+                if str(exc) != reason:
+                    log.warning("the audit log waits", extra={"reason": str(exc)})
+                pause_s, reason = min(2 * pause_s, LONGEST_S), str(exc)
             else:
-                pause_s, told = TICK_S, ""
+                pause_s, reason = TICK_S, ""
                 if fed.more:
                     continue
             await self._clock.sleep(pause_s)
 
     async def catch_up(self) -> Fed:
-        """All that there is now. Raises as run_once does."""
+        """Carry all that there is now. Raises as run_once does."""
         entries = missed = 0
         while True:
             fed = await self.run_once()
@@ -82,14 +87,16 @@ class Feeder:
                 return Fed(entries, missed)
 
     async def run_once(self) -> Fed:
-        """The next batch of each partition, so that a busy one keeps none waiting. Raises as log and sink do."""
+        """Carry the next batch of each partition, so that a busy one delays no other. Raises as the log and the sink
+        do.
+        """
         if self._cursors is None:
             self._cursors = {Partition(name): cursor for name, cursor in (await self._sink.cursors()).items()}
         fed = Fed()
         for partition in await self._log.partitions():
-            if partition not in self._cursors:  # from now on it counts what is cut, also while the sink is away
+            if partition not in self._cursors:  # from now on, count what is cut, also while the sink is away
                 self._cursors[partition] = await self._log.oldest(partition)
-        for partition in sorted(self._cursors):  # also where the last queue was deleted: its log may have more
+        for partition in sorted(self._cursors):  # also partitions whose last queue was deleted: their log may have more
             part = await self._feed(partition, self._cursors)
             fed = Fed(fed.entries + part.entries, fed.missed + part.missed, fed.more or part.more)
         return fed
@@ -99,21 +106,16 @@ class Feeder:
         if batch.entries or batch.missed:
             await self._sink.write(batch)
         if batch.missed:
-            log.warning("entries of the log were cut unread", extra={"partition": partition, "count": batch.missed})
+            log.warning(
+                "entries were cut before they were read",
+                extra={"partition": partition, "count": batch.missed},
+            )
         cursors[partition] = batch.cursor
         return Fed(len(batch.entries), batch.missed, len(batch.entries) == AT_ONCE)
 
 
-# `director audit`: one feeder and its sink, until it is asked to end.
-#
-# A batch that is on its way to a receiver then comes again the next time; one that is being written to a file does
-# not.
-
-SCHEMES = ("https://", "http://")
-
-
 def serve(settings: AuditSettings) -> None:
-    """Carry the log until SIGTERM or SIGINT. What an operator has to mend ends it with one line."""
+    """Carry the log until SIGTERM or SIGINT. An error that the operator has to mend ends it with one line."""
     process.serve("audit", "audit", _serve, settings)
 
 
@@ -123,7 +125,7 @@ async def _serve(settings: AuditSettings) -> None:
             tasks.start_soon(_end_at_a_signal, signals, tasks.cancel_scope)
             if settings.audit_once:
                 fed = await feeder.catch_up()
-                log.info("the log is carried", extra={"entries": fed.entries, "missed": fed.missed})
+                log.info("the audit log is carried", extra={"entries": fed.entries, "missed": fed.missed})
             else:
                 await feeder.run()
             tasks.cancel_scope.cancel()
@@ -136,7 +138,7 @@ async def _end_at_a_signal(signals: AsyncIterator[signal.Signals], scope: anyio.
 
 @asynccontextmanager
 async def feeding(settings: AuditSettings, clock: Clock) -> AsyncGenerator[Feeder]:
-    """The feeder with its connections, which are let go afterwards."""
+    """Yield the feeder with its connections, and close them afterwards."""
     if not settings.audit_to:
         raise SettingsError("say where the log goes: --to FILE or --to https://…")
     redis = client(settings.redis_url, name="director-audit")
@@ -163,7 +165,9 @@ def _sink(settings: AuditSettings, redis: Redis, clock: Clock) -> AuditSink:
 
 
 def sink_name(url: str) -> str:
-    """The name of a sink that was given none: of another URL, another one. The URL itself may hold a secret."""
+    """Return a name for a sink that was given none. It depends on the whole URL without showing it: it may hold a
+    secret.
+    """
     return f"{host_of(url)}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
 
 
@@ -171,5 +175,5 @@ def _secret(settings: AuditSettings) -> str:
     try:
         signing.sign([settings.audit_secret], message_id="audit", timestamp_s=0, body=b"")
     except ValueError as exc:
-        raise SettingsError(f"DIRECTOR_AUDIT_SECRET: what batches are signed with: {exc}.") from exc
+        raise SettingsError(f"DIRECTOR_AUDIT_SECRET, which signs the batches: {exc}.") from exc
     return settings.audit_secret

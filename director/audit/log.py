@@ -1,6 +1,6 @@
-"""Read the log of a partition, or that of changes, from where somebody left off, and count what was cut before.
+"""Read the log of a partition, or the log of operators' changes, from a cursor on, and count the entries cut before.
 
-Reads only. Every sink has a cursor of its own, so none waits for another.
+Nothing is written. Every sink has its own cursor, so none waits for another.
 """
 
 from collections.abc import Sequence
@@ -16,28 +16,28 @@ from director.broker.redis_client import ask, text
 from director.core.ids import Partition, QueueName
 from director.store.changes import ChangeKind
 
-CHANGES: Final = Partition(-1)  # stands for the log of what operators change, which is of no partition
+CHANGES: Final = Partition(-1)  # stands for the log of operators' changes, which has no partition
 STEPS: Final = (
     *("accepted", "claimed", "retried", "released", "moved", "asked"),
     *("ended", "told", "revived", "dropped", "erased"),
 )
 KINDS: Final[frozenset[str]] = frozenset((*STEPS, *get_args(ChangeKind)))
-NO_KEY: Final = "no such key"  # nothing was ever logged there
+AT_ONCE: Final = 500  # entries of one partition in one round of `Following`
+NO_KEY: Final = "no such key"  # Redis's words for a log that never had an entry
 
 
 class Cursor(Struct, frozen=True, array_like=True):
-    """How far somebody has read: the last entry, and how many there were ever up to it."""
+    """A position in a log: the last entry that was read, and the number of entries up to it."""
 
     entry: str = "0-0"
     number: int = 0
 
 
 class Entry(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One step of a prediction, or one change by an operator: then `by` says who, and `id` is that of the change.
+    """One step of a prediction, or one change by an operator, whose name is then in `by` and whose id is in `id`.
 
-    `entry` names it in its partition, and is never used twice; `at` in ms.
-
-    `kind` is one of KINDS. What `detail` says depends on it.
+    `entry` is the entry's name in its partition, never used twice. `at` is in ms. `kind` is one of KINDS and decides
+    the meaning of `detail`.
     """
 
     partition: int
@@ -52,7 +52,7 @@ class Entry(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Batch(Struct, frozen=True, kw_only=True):
-    """What follows a cursor, and the cursor after it. `missed`: how many were cut before anybody read them."""
+    """The entries after a cursor, and the cursor after them. `missed`: entries that were cut before they were read."""
 
     partition: int
     entries: tuple[Entry, ...] = ()
@@ -60,7 +60,7 @@ class Batch(Struct, frozen=True, kw_only=True):
     cursor: Cursor
 
     def halves(self) -> tuple["Batch", "Batch"]:
-        """The same in two, each with its cursor. There are two entries at least."""
+        """Return two halves of at least two entries, each with its cursor."""
         middle = len(self.entries) // 2
         older, newer = self.entries[:middle], self.entries[middle:]
         between = Cursor(older[-1].entry, self.cursor.number - len(newer))
@@ -68,7 +68,9 @@ class Batch(Struct, frozen=True, kw_only=True):
 
 
 class Seen(Struct, frozen=True, kw_only=True):
-    """A log at one moment: how many entries it ever had, how many of them were cut, its last one, and some to read."""
+    """A log at one moment: the numbers of entries it ever had and of those that were cut, its last entry, and some
+    entries.
+    """
 
     added: int
     cut: int
@@ -76,37 +78,37 @@ class Seen(Struct, frozen=True, kw_only=True):
     found: list[Any]
 
     def continues(self, after: Cursor, count: int) -> bool:
-        """Is it the log that was read up to `after`? Else an older copy or a new log stands in its place."""
+        """Return True if this is the log that was read up to `after`, not an older copy or a new log."""
         unread = self.added - max(self.cut, after.number)
         is_all = unread == len(self.found) or (unread > len(self.found) == count)
         return is_all and _order(self.last) >= _order(after.entry)
 
 
 class AuditLog:
-    """The logs in Redis. Raises BackendUnavailable while it cannot answer."""
+    """The logs in Redis. All methods raise BackendUnavailable while Redis cannot answer."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
     async def partitions(self) -> list[Partition]:
-        """That of changes, and those that have a queue."""
+        """Return the partition of operators' changes, and those that have a queue."""
         queues = await ask(lambda: self._redis.smembers(keys.queues()))
         return sorted({CHANGES} | {keys.queue_partition(QueueName(text(queue))) for queue in queues})
 
     async def oldest(self, partition: Partition) -> Cursor:
-        """Where somebody begins who never read it."""
+        """Return the cursor of a reader that has read nothing."""
         return Cursor(number=(await self._look(partition, Cursor().entry, 1)).cut)
 
     async def newest(self, partition: Partition) -> Cursor:
-        """Where somebody begins who wants what is to come."""
+        """Return the cursor of a reader that wants only entries to come."""
         seen = await self._look(partition, Cursor().entry, 1)
         return Cursor(entry=seen.last, number=seen.added)
 
     async def read(self, partition: Partition, after: Cursor, *, count: int) -> Batch:
-        """At most `count` entries after a cursor, oldest first.
+        """Return at most `count` entries after a cursor, oldest first.
 
-        A server that lost the newest entries may have given younger ones names that stand before the cursor: such a log
-        is read again from its oldest entry.
+        A server that lost its newest entries may have given later ones names that sort before the cursor. Such a log is
+        read again from its oldest entry.
         """
         seen = await self._look(partition, after.entry, count)
         if not seen.continues(after, count):
@@ -124,7 +126,7 @@ class AuditLog:
         key = keys.changes() if partition == CHANGES else keys.log(partition)
 
         async def look() -> list[Any]:
-            # together: what is cut between two looks would be missed and not counted
+            # in one transaction: an entry cut between the two would be neither read nor counted
             pipe = self._redis.pipeline(transaction=True)
             pipe.xinfo_stream(key)
             pipe.xrange(key, min=f"({after}", count=count)
@@ -140,17 +142,17 @@ class AuditLog:
 
 
 def _entry(partition: int, name: bytes, fields: dict[bytes, bytes]) -> Entry:
-    told = {field.decode(): value.decode() for field, value in fields.items()}
+    values = {field.decode(): value.decode() for field, value in fields.items()}
     return Entry(
         partition=partition,
         entry=name.decode(),
-        at=int(told["at"]),
-        kind=told["kind"],
-        id=told["id"],
-        queue=told["queue"],
-        account=told["account"],
-        detail=told["detail"],
-        by=told.get("by", ""),
+        at=int(values["at"]),
+        kind=values["kind"],
+        id=values["id"],
+        queue=values["queue"],
+        account=values["account"],
+        detail=values["detail"],
+        by=values.get("by", ""),
     )
 
 
@@ -158,15 +160,8 @@ def _order(entry: str) -> list[int]:
     return [int(part) for part in entry.split("-")]
 
 
-# What is added to the logs from now on, of all partitions or of one queue's, for whoever only watches.
-#
-# Keeps no cursor beyond its own life, so it is no way to carry the log: see `feeder.py`. Reads only.
-
-AT_ONCE: Final = 500
-
-
 class News:
-    """What one round found, in the order of time; `missed`: how many were cut before it came."""
+    """The entries of one round in the order of time. `missed`: how many were cut before it."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -175,7 +170,10 @@ class News:
 
 
 class Following:
-    """Of these partitions and the changes of operators; of all that have a queue where none is named."""
+    """Follows these partitions and the changes of operators, or all partitions with a queue if none are given.
+
+    Its cursors live only as long as it does, so it is for watching; `feeder.py` carries the log.
+    """
 
     def __init__(self, log: AuditLog, partitions: Sequence[Partition] = ()) -> None:
         self._log = log
@@ -183,15 +181,15 @@ class Following:
         self._cursors: dict[Partition, Cursor] = {}
 
     async def begin(self) -> None:
-        """What is there already was before. Raises BackendUnavailable, as `read` does."""
+        """Begin at the end of the logs. Raises BackendUnavailable, as `read` does."""
         for partition in await self._read_of():
             self._cursors[partition] = await self._log.newest(partition)
 
     async def read(self) -> News:
-        """One round; one that is cut short by Redis is made again by the next."""
+        """Return one round. After an error of Redis, the next round reads the same entries."""
         news, cursors = News(), dict(self._cursors)
         for partition in await self._read_of():
-            # what has a queue only now has nothing that is older, but where one was removed before
+            # a partition that got its first queue since has nothing older, unless a queue was removed there before
             after = cursors.get(partition) or await self._log.oldest(partition)
             batch = await self._log.read(partition, after, count=AT_ONCE)
             cursors[partition] = batch.cursor

@@ -1,7 +1,7 @@
-"""Where the log goes: lines of JSON in a file, or signed POSTs to a receiver.
+"""Write the log to a sink: lines of JSON in a file, or signed POSTs to a receiver.
 
-Each keeps its own cursors, and moves one only when what stands before it is safe. So an entry may come twice, after a
-crash between the two, and none is left out: whoever reads tells copies by `partition` and `entry`.
+Each sink keeps its own cursors, and moves one only when everything before it is safe. After a crash between the two an
+entry comes again, and none is lost: a reader recognises copies by `partition` and `entry`.
 """
 
 import fcntl
@@ -24,27 +24,25 @@ from director.webhooks.sender import Delivery, Sender
 
 
 class SinkAway(DirectorError):
-    """The sink cannot take anything now. The same batch is brought again."""
+    """The sink cannot take anything now. The same batch is sent again later."""
 
 
 class AuditSink(Protocol):
-    """What a sink is. One for Kafka or NATS waits for the acknowledgement, then keeps the cursor wherever it likes."""
+    """A sink. One for Kafka or NATS would wait for the acknowledgement, then store the cursor where it likes."""
 
     async def cursors(self) -> Mapping[int, Cursor]:
-        """How far each partition was written; one that is not named is read from its oldest entry on."""
+        """Return the cursor of each partition; a partition that is missing is read from its oldest entry on."""
         ...
 
     async def write(self, batch: Batch) -> None:
-        """Make a batch safe, then its cursor. Raises SinkAway, or SettingsError for what an operator has to mend."""
+        """Make a batch safe, then its cursor. Raises SinkAway, or SettingsError if an operator has to act."""
         ...
 
-    async def aclose(self) -> None:
-        """Let go of what it holds."""
-        ...
+    async def aclose(self) -> None: ...
 
 
 class FileSink:
-    """Appends to a file, one process at a time (`FILE.lock`); the cursors are beside it, in `FILE.cursor`."""
+    """Appends to a file, from one process at a time (`FILE.lock`). Its cursors are in `FILE.cursor`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -53,16 +51,18 @@ class FileSink:
         self._lock: IO[bytes] | None = None
 
     async def cursors(self) -> Mapping[int, Cursor]:
-        """Takes the lock too. A file that ends within a line and has no cursors is none of ours, and is left alone."""
+        """Take the lock and read the cursors. A file that has none and ends within a line is not ours, and is not
+        written.
+        """
         await anyio.to_thread.run_sync(self._open)
         return {int(partition): cursor for partition, cursor in self._cursors.items()}
 
     async def write(self, batch: Batch) -> None:
-        """Both are on the disk when it returns."""
+        """Write the batch and its cursor; both are on the disk when it returns."""
         await anyio.to_thread.run_sync(self._write, batch)
 
     async def aclose(self) -> None:
-        """Let go of the lock."""
+        """Release the lock."""
         if self._lock is not None:
             self._lock.close()
 
@@ -78,13 +78,13 @@ class FileSink:
             elif is_whole:
                 _replace(self._beside, b"{}")
             else:
-                raise SettingsError(f"{self._path} is none of ours: its last line has no end. Choose another file.")
+                raise SettingsError(f"{self._path} is not ours: its last line has no end. Choose another file.")
         except BlockingIOError as exc:
-            raise SettingsError(f"{self._path} is written by another process.") from exc
+            raise SettingsError(f"{self._path} is being written by another process.") from exc
         except OSError as exc:
             raise SettingsError(f"{self._path} cannot be written: {exc.strerror or 'it is no plain file'}.") from exc
         except msgspec.DecodeError as exc:
-            raise SettingsError(f"{self._beside} is none of ours: {exc}. Remove it to begin anew.") from exc
+            raise SettingsError(f"{self._beside} is not ours: {exc}. Remove it to begin again.") from exc
 
     def _write(self, batch: Batch) -> None:
         encode = msgspec.json.Encoder().encode
@@ -92,7 +92,7 @@ class FileSink:
         lines = [*gap, *map(encode, batch.entries)]
         try:
             with self._path.open("a+b") as file:
-                file.truncate(_end_of_lines(file.fileno()))  # a crash or a full disk left a line unfinished
+                file.truncate(_end_of_lines(file.fileno()))  # a crash or a full disk left an unfinished line
                 file.write(b"".join(line + b"\n" for line in lines))
                 file.flush()
                 os.fsync(file.fileno())
@@ -104,7 +104,7 @@ class FileSink:
 
 
 class HttpSink:
-    """Sends each batch as one webhook, signed; the cursors are in Redis, by the name of the sink."""
+    """Sends each batch as one signed webhook. Its cursors are in Redis, by the name of the sink."""
 
     def __init__(self, url: str, *, name: str, secret: str, sender: Sender, redis: Redis, clock: Clock) -> None:
         self._url = url
@@ -115,12 +115,12 @@ class HttpSink:
         self._clock = clock
 
     async def cursors(self) -> Mapping[int, Cursor]:
-        """As the last process of this name left them."""
+        """Return the cursors that the last process of this name left."""
         found = texts(await ask(lambda: self._redis.hgetall(keys.sink(self._name))))
         return {int(partition): _cursor(*value.split(" ")) for partition, value in found.items()}
 
     async def write(self, batch: Batch) -> None:
-        """The receiver has it when it has answered 2xx. What is too large for it goes in halves."""
+        """Send a batch until the receiver answers 2xx. A batch that is too large for it is sent in halves."""
         waiting = [batch]
         while waiting:
             part = waiting.pop()
@@ -151,7 +151,7 @@ class HttpSink:
         await ask(lambda: self._redis.hset(keys.sink(self._name), str(batch.partition), value))
 
     async def aclose(self) -> None:
-        """Let go of the connections to the receiver."""
+        """Close the connections to the receiver."""
         await self._sender.aclose()
 
 
@@ -160,7 +160,7 @@ def _cursor(entry: str, number: str) -> Cursor:
 
 
 def _end_of_lines(file: int) -> int:
-    """Where the last whole line ends."""
+    """Return the position after the last whole line."""
     size = os.fstat(file).st_size
     step = 1 << 16
     for end in range(size, 0, -step):
@@ -172,7 +172,7 @@ def _end_of_lines(file: int) -> int:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """All of the new one, or all of the old one, whenever the machine stops; and on the disk, as its folder is."""
+    """Replace a file and sync it and its folder. After a crash it holds all of the new data, or all of the old."""
     new = path.with_name(f"{path.name}.new")
     with new.open("wb") as file:
         file.write(data)

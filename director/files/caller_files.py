@@ -1,7 +1,7 @@
-"""What is known of the files that callers gave: their names, sizes, checksums, and how long they live.
+"""Keep what Redis knows of callers' files: name, size, checksums and expiry.
 
-An account's files stand under its own name, so whoever asks for another's finds nothing. The bytes are elsewhere: see
-`director.files`. They are stored before anything is written here, and what is not written here is swept away.
+An account's files are stored under its own name, so another account's file is not found. The bytes are in a file store.
+They are stored before anything is written here, and a stored file that is not recorded here is swept away.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,14 @@ from director.broker.redis_client import ask, text
 from director.core.ids import FileId, lowest_id_at
 from director.files.store import CallerFileName
 
-# Longer than any upload: what is stored and not written here for so long never will be
+# Longer than any upload takes: a stored file that is not recorded after this time never will be
 GRACE_S: Final = 3600.0
 # Off a list, with each file that comes
 MOST_TRIMMED: Final = 16
 
 
 class CallerFile(Struct, frozen=True, kw_only=True):
-    """A file that a caller gave. Times are milliseconds; `metadata` is the caller's JSON, an object."""
+    """A file that a caller uploaded. Times are milliseconds; `metadata` is a JSON object of the caller's."""
 
     id: FileId
     account: str
@@ -43,13 +43,13 @@ class CallerFile(Struct, frozen=True, kw_only=True):
 
 
 class CallerFiles:
-    """They and their lists in Redis. All methods raise BackendUnavailable while it cannot answer."""
+    """Callers' files and their lists in Redis. All methods raise BackendUnavailable while Redis cannot answer."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
     async def add(self, file: CallerFile) -> None:
-        """Make it known until it expires. Safe to repeat."""
+        """Record a file until it expires. Safe to repeat."""
         key, listing, life_ms = keys.file(file.account, file.id), keys.files(file.account), file.expires - file.created
         oldest = lowest_id_at(max(0, file.created - life_ms))
 
@@ -72,11 +72,11 @@ class CallerFiles:
             await ask(lambda: self._redis.zrem(keys.files(account), *gone))
 
     async def get(self, account: str, file_id: FileId) -> CallerFile | None:
-        """One of this account's; None for any other."""
+        """Return the file, or None if this account has no such file."""
         return (await self.known(account, [file_id])).get(file_id)
 
     async def known(self, account: str, ids: Sequence[FileId]) -> Mapping[FileId, CallerFile]:
-        """Those of these that are this account's, and not expired."""
+        """Return the files of these ids that belong to this account and have not expired."""
         if not ids:
             return {}
         found = await ask(lambda: self._redis.mget([keys.file(account, file_id) for file_id in ids]))
@@ -86,7 +86,7 @@ class CallerFiles:
     async def ids(
         self, account: str, *, low: str = "-", high: str = "+", count: int, newest_first: bool = True
     ) -> list[FileId]:
-        """At most `count` ids between two bounds, as `Listing.ids` has them. Some may have expired."""
+        """Return at most `count` ids between two bounds, as `Listing.ids` takes them. Some files may have expired."""
         key = keys.files(account)
         if newest_first:
             found = await ask(lambda: self._redis.zrevrangebylex(key, high, low, start=0, num=count))
@@ -95,7 +95,7 @@ class CallerFiles:
         return [FileId(text(name)) for name in found]
 
     async def remove(self, file: CallerFile) -> None:
-        """Forget it. Its bytes are deleted by whoever asks for this, or swept away."""
+        """Forget a file. The caller of this deletes its bytes, or they are swept away."""
 
         async def write() -> None:
             pipe = self._redis.pipeline(transaction=True)
@@ -106,7 +106,7 @@ class CallerFiles:
         await ask(write)
 
     async def unknown(self, names: Sequence[CallerFileName]) -> list[CallerFileName]:
-        """Those of these that nobody knows any more."""
+        """Return the names among these that Redis does not know any more."""
 
         async def read() -> list[int]:
             pipe = self._redis.pipeline(transaction=False)

@@ -1,4 +1,4 @@
-"""Which store the settings name."""
+"""Choose the file store that the settings name, and check that it works."""
 
 import asyncio
 import logging
@@ -14,9 +14,15 @@ from director.files.local import LocalFiles
 from director.files.store import FileStore, OutputStore
 from director.files.through_api import ApiFiles
 
+log = logging.getLogger(__name__)
+
+GOOD_S: Final = 60.0  # each check of a bucket costs money
+BAD_S: Final = 5.0
+LONGEST_S: Final = 1.5  # shorter than the timeout of a probe of the process
+
 
 def output_store_in(folder: str, redis: Redis, clock: Clock, *, url: str = "") -> OutputStore | None:
-    """Where a director puts files: to the API, where the URL is one of it, else where the others have them.
+    """Return the store for a director's outputs: the API if `url` is HTTP, else the store that `store_in` returns.
 
     Raises as `store_in` does.
     """
@@ -26,13 +32,13 @@ def output_store_in(folder: str, redis: Redis, clock: Clock, *, url: str = "") -
 
 
 def store_in(folder: str, redis: Redis, clock: Clock, *, url: str = "", writes: bool = False) -> FileStore | None:
-    """The store that the settings name, a bucket rather than a folder; None where they name none.
+    """Return the store that the settings name, a bucket before a folder, or None if they name none.
 
-    Raises SettingsError where there is no such store, or one that it `writes` and cannot.
+    Raises SettingsError if the store cannot exist, or cannot be written although this process `writes`.
     """
     if _is_api(url):
         raise SettingsError(
-            "DIRECTOR_FILES_URL: only a director puts files to the API, which itself needs a folder or a bucket."
+            "DIRECTOR_FILES_URL: only a director can store files through the API, which needs a folder or a bucket."
         )
     if url:
         try:
@@ -52,19 +58,11 @@ def _is_api(url: str) -> bool:
     return url.startswith(("http://", "https://"))
 
 
-# Does the store of files work? Looked at when a process starts, and again where somebody asks a while later.
-#
-# Never raises for what a store does, and never waits for long: whoever asks has others to answer.
-
-log = logging.getLogger(__name__)
-
-GOOD_S: Final = 60.0  # each look is paid for
-BAD_S: Final = 5.0
-LONGEST_S: Final = 1.5  # below what a probe of a process waits
-
-
 class StoreCheck:
-    """One store's, for one process."""
+    """Checks one store for one process: at its start, and again when asked after a time.
+
+    Errors of the store are never raised, and a check never takes long: the asking process has other requests to answer.
+    """
 
     def __init__(self, store: OutputStore, clock: Clock) -> None:
         self._store = store
@@ -74,7 +72,7 @@ class StoreCheck:
         self._looking = asyncio.Lock()
 
     async def missing(self) -> str:
-        """What is wrong with it, in words for whoever runs it; '' when nothing is."""
+        """Return what is wrong with the store, in words for the operator, or '' if it works."""
         async with self._looking:
             if self._known_until is None or self._clock.monotonic() >= self._known_until:
                 await self._look()
@@ -85,12 +83,12 @@ class StoreCheck:
             async with asyncio.timeout(LONGEST_S):
                 reason = await self._store.probe()
         except TimeoutError:
-            reason = f"the store of files did not answer within {LONGEST_S:g} s"
-        except Exception as exc:  # noqa: BLE001 - a store is somebody else's: whatever it raises is its fault
-            reason = f"the store of files fails: {type(exc).__name__}"
+            reason = f"the file store did not answer within {LONGEST_S:g} s"
+        except Exception as exc:  # noqa: BLE001 - the store's library may raise anything
+            reason = f"the file store fails: {type(exc).__name__}"
         if reason and reason != self._reason:
-            log.error("the store of files does not work", extra={"reason": reason})
+            log.error("the file store does not work", extra={"reason": reason})
         elif self._reason and not reason:
-            log.info("the store of files works again")
+            log.info("the file store works again")
         self._reason = reason
         self._known_until = self._clock.monotonic() + (BAD_S if reason else GOOD_S)

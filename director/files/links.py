@@ -1,8 +1,8 @@
-"""Addresses of files that need no token: signed, and good until they expire.
+"""Sign addresses of files, so that they need no token until they expire, and check them.
 
-The secret behind them is one for all processes, made in Redis by whoever needs it first. Never tells why a signature is
-not good, and knows nothing of what is at an address. What is signed of an output has a line break and no space, what is
-signed of a caller's file has spaces and no line break, and an order has both: no signature is good for another's.
+All processes share one secret, which the first that needs it makes in Redis. A check never says why a signature is
+wrong. The signed text of an output has a line break and no space. That of a caller's file has spaces and no line break,
+and that of an order has both. So no signature is valid for another kind.
 """
 
 import base64
@@ -24,7 +24,7 @@ FRESH_S: Final = 5.0
 
 
 class Links:
-    """Signs addresses and checks them. Goes on with the secret that it knows while Redis is away."""
+    """Signs addresses and checks them. While Redis is away it goes on with the secret that it knows."""
 
     def __init__(self, redis: Redis, clock: Clock) -> None:
         self._redis = redis
@@ -33,24 +33,28 @@ class Links:
         self._read_at = 0.0
 
     async def signed(self, name: str, *, base: str, expires_s: int) -> str:
-        """Where this is had until then. Raises BackendUnavailable while the secret is not known."""
+        """Return the address of an output's file, valid until `expires_s`.
+
+        Raises BackendUnavailable while the secret is not known.
+        """
         signature = _signature(await self._known(), name, str(expires_s))
         return f"{base}/v1/outputs/{name}?expires={expires_s}&signature={signature}"
 
     async def are_good(self, name: str, *, of: PredictionId, expires: str, signature: str) -> bool:
-        """Was this signed by us, and is it not over? Raises BackendUnavailable while that cannot be known.
+        """Return True if we signed this and it has not expired. Raises BackendUnavailable while that cannot be known.
 
-        It is not over before the data of its prediction is, which may come to be kept for longer than it was to be.
+        It does not expire before the data of its prediction does, whose life may have been extended since.
         """
-        if not _is_right(_signature(await self._known(), name, expires), signature):
+        if not _matches(_signature(await self._known(), name, expires), signature):
             return False
-        return self._is_to_come(expires) or await self._has_data(of)
+        return self._is_in_future(expires) or await self._has_data(of)
 
     async def _has_data(self, prediction_id: PredictionId) -> bool:
         return bool(await ask(lambda: self._redis.exists(keys.output_data(prediction_id))))
 
     async def download(self, owner: str, file_id: FileId, *, name: str, base: str, expires_s: int) -> str:
-        """Where a caller's file is had until then, under an address that ends with `name`: model servers look at it.
+        """Return the address of a caller's file, valid until `expires_s`. It ends with `name`, since model servers look
+        at it.
 
         Raises BackendUnavailable while the secret is not known.
         """
@@ -59,12 +63,13 @@ class Links:
         return f"{base}/v1/files/{file_id}/download/{quote(name, safe='')}?{query}"
 
     async def may_download(self, owner: str, file_id: FileId, *, expiry: str, signature: str) -> bool:
-        """As `are_good`, for the address of a caller's file."""
+        """Return True if we signed this address of a file and it has not expired. Raises as `are_good` does."""
         right = _download_signature(await self._known(), owner, file_id, expiry)
-        return _is_right(right, signature) and self._is_to_come(expiry)
+        return _matches(right, signature) and self._is_in_future(expiry)
 
     async def order(self, verb: str, what: str, *, expires_s: int) -> str:
-        """The query by which one of our own processes does this to an output's files at the API until then.
+        """Return the query by which one of our processes asks the API to do `verb` to an output's files, until
+        `expires_s`.
 
         Raises BackendUnavailable while the secret is not known.
         """
@@ -72,13 +77,13 @@ class Links:
         return urlencode({"expires": expires_s, "signature": signature})
 
     async def is_ordered(self, verb: str, what: str, *, expires: str, signature: str) -> bool:
-        """Was this signed by us, and is it not over? Raises BackendUnavailable while that cannot be known."""
-        return _is_right(_signature(await self._known(), f"{verb} {what}", expires), signature) and self._is_to_come(
+        """Return True if we signed this order and it has not expired. Raises as `are_good` does."""
+        return _matches(_signature(await self._known(), f"{verb} {what}", expires), signature) and self._is_in_future(
             expires
         )
 
-    def _is_to_come(self, expires: str) -> bool:
-        return int(expires) * 1000 > self._clock.now_ms()  # a number, since we signed it
+    def _is_in_future(self, expires: str) -> bool:
+        return int(expires) * 1000 > self._clock.now_ms()  # always a number, since we signed it
 
     async def _known(self) -> str:
         now_s = self._clock.monotonic()
@@ -95,20 +100,20 @@ class Links:
     async def _read_or_make(self) -> str:
         key = keys.secret("outputs")
         if (found := await self._redis.get(key)) is None:
-            # where the server was emptied, the one that addresses were signed with so far
+            # after a loss of Redis's data, keep the secret that addresses were signed with before
             await self._redis.set(key, self._secret or secrets.token_urlsafe(32), nx=True)
             found = await self._redis.get(key)
-        if not found:  # it was emptied this very moment; never sign with nothing
-            raise BackendUnavailable("the secret of files is not there")
+        if not found:  # Redis lost its data this very moment: never sign with an empty secret
+            raise BackendUnavailable("the secret that signs files is missing")
         return text(found)
 
 
-def _is_right(right: str, signature: str) -> bool:
+def _matches(right: str, signature: str) -> bool:
     return hmac.compare_digest(right.encode(), signature.encode(errors="replace"))
 
 
 def _signature(secret: str, name: str, expires: str) -> str:
-    # neither part has a line break: what is signed can be read one way only
+    # neither part has a line break, so the signed text can be read in one way only
     return hmac.digest(secret.encode(), f"{name}\n{expires}".encode(errors="replace"), hashlib.sha256).hex()
 
 

@@ -1,7 +1,7 @@
-"""A folder behind the files: the store of one machine, or of those that share a disk.
+"""Store files in a folder, for one machine or for machines that share a disk.
 
-All processes that read or write it have to see the same folder. Nobody ever sees half of a file, and one that is there
-has reached the disk.
+All processes that read or write must see the same folder. A reader never sees part of a file, and a file that can be
+read has reached the disk.
 """
 
 import asyncio
@@ -27,15 +27,15 @@ T = TypeVar("T")
 
 LONGEST_TYPE: Final = 256
 GROUP: Final = re.compile(r"[0-9a-z]{2}")
-PARTIAL: Final = "part~"  # the ending while it comes; no caller's own
-CALLERS: Final = "uploads"  # the part of a store that has callers' files: no end of an id is so long
+PARTIAL: Final = "part~"  # callers' files; longer than the end of any id, so it is no group of outputs
+CALLERS: Final = "uploads"  # the ending during an upload; no caller's file can have it
 
 
 class LocalFiles:
-    """A folder: `<end of the id>/<id>/<digest>.<ending>`; `uploads/<account>/<end of the id>/<id>.<ending>` for what
-    callers give. Each file begins with a line that is its media type.
+    """A folder with outputs at `<end of the id>/<id>/<digest>.<ending>` and callers' files at `uploads/<account>/<end
+    of the id>/<id>.<ending>`. Each file begins with a line that holds its media type.
 
-    `links` signs the addresses at which the API serves it.
+    `links` signs the addresses at which the API serves the files.
     """
 
     sweep_s = 60.0
@@ -45,7 +45,7 @@ class LocalFiles:
         self._links = links
 
     def prepare(self) -> None:
-        """Make the folder, for this user alone. Raises SettingsError where nothing can be written there."""
+        """Make the folder, readable by this user alone. Raises SettingsError if it cannot be written."""
         probe = self._folder / f".{secrets.token_hex(8)}"
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ class LocalFiles:
         return "" if is_good else f"DIRECTOR_FILES_DIR: {self._folder} cannot be written"
 
     async def put(self, name: FileName, data: bytes, *, content_type: str) -> None:
-        """Written beside its place, brought to the disk, then moved there: nobody ever sees half of it."""
+        """Write the file beside its place, sync it, then rename it, so that a reader never sees part of it."""
         await _in_thread(self._put, name, data, content_type)
 
     async def take(self, name: StoredName, blocks: AsyncIterator[bytes], *, content_type: str) -> None:
@@ -100,10 +100,11 @@ class LocalFiles:
                     yield names[start : start + most]
 
     async def discard(self, name: CallerFileName) -> None:
-        await _in_thread(self._path(name).unlink, True)  # also where it is gone
+        await _in_thread(self._path(name).unlink, True)  # missing_ok
 
     async def holders(self, most: int) -> AsyncIterator[list[PredictionId]]:
-        for group in filter(GROUP.fullmatch, await _in_thread(_names, self._folder)):  # a disk has a lost+found beside
+        # the root of a disk also has a lost+found
+        for group in filter(GROUP.fullmatch, await _in_thread(_names, self._folder)):
             holders = [PredictionId(name) for name in await _in_thread(_names, self._folder / group)]
             for start in range(0, len(holders), most):
                 yield [each for each in holders[start : start + most] if is_prediction_id(each)]
@@ -112,7 +113,7 @@ class LocalFiles:
         await _in_thread(self._remove, prediction_id)
 
     def _home(self, prediction_id: PredictionId) -> Path:
-        # the end of an id is random, so that no folder gets long
+        # the end of an id is random, so no folder gets long
         return self._folder / prediction_id[-2:] / prediction_id
 
     def _path(self, name: StoredName) -> Path:
@@ -135,7 +136,7 @@ class LocalFiles:
         self._sync_up(path)
 
     def _sync_up(self, path: Path) -> None:
-        for folder in path.parents:  # an entry lasts once its folder is written
+        for folder in path.parents:  # an entry is durable once its folder is synced
             _sync(folder)
             if folder == self._folder:
                 return
@@ -156,7 +157,7 @@ class LocalFiles:
 
 
 async def _chunks(path: Path, begin: int, start: int, stop: int) -> AsyncGenerator[bytes, None]:
-    """What is in a file from `begin` on, of that from `start` to `stop`."""
+    """Yield the bytes `start` to `stop` of what follows `begin` in the file."""
     with await _in_thread(_at, path, begin + start) as file:
         left = stop - start
         while left > 0 and (chunk := await _in_thread(file.read, min(left, READ_BYTES))):
@@ -169,7 +170,7 @@ def _beside(path: Path) -> Path:
 
 
 def _nearest(folder: Path) -> Path:
-    """The folder, or the one that it would be made in."""
+    """Return the folder, or its nearest parent that exists."""
     return next(each for each in (folder, *folder.parents) if each.is_dir() or each.exists())
 
 
@@ -178,7 +179,7 @@ def _head(content_type: str) -> bytes:
 
 
 def _make_folder(folder: Path) -> None:
-    if not folder.parent.exists():  # `parents=True` would make those for everybody to read
+    if not folder.parent.exists():  # `parents=True` would let every user read the parents
         _make_folder(folder.parent)
     folder.mkdir(mode=0o700, exist_ok=True)
 
@@ -195,12 +196,12 @@ def _at(path: Path, begin: int) -> BinaryIO:
 
 
 async def _in_thread(call: Callable[..., T], *args: Any) -> T:
-    # a disk that hangs must not hang who waits for it: the thread is left behind
+    # a disk that hangs must not hang the caller too: cancellation leaves the thread behind
     return await to_thread.run_sync(call, *args, abandon_on_cancel=True)
 
 
 async def _to_its_end(call: Callable[..., object], *args: Any) -> None:
-    # whoever is cancelled waits for the thread: so what it opened is known, and nothing is written after
+    # cancellation waits for the thread: so its open file is known, and nothing is written later
     running = asyncio.ensure_future(to_thread.run_sync(call, *args))
     try:
         await asyncio.shield(running)

@@ -1,12 +1,12 @@
-"""A bucket behind the files, S3's own or one that speaks like it: the store for more than one machine.
+"""Store files in a bucket of S3, or of a server with the same protocol: for more than one machine.
 
-Through obstore, which is one wheel without dependencies over Rust's object_store: uploads of many parts from an async
-iterator, streamed reads and presigned addresses are its own, where aiobotocore brings sixteen packages and leaves the
-parts to us, and minio's client blocks. Credentials are never in the address: they come as AWS's tools take them
-(AWS_ACCESS_KEY_ID and so on, or the machine's role). Never holds a file whole; one part of 5 MiB is under way.
+obstore is one wheel without dependencies over Rust's object_store. It uploads many parts from an async iterator,
+streams reads and signs addresses by itself. aiobotocore brings sixteen packages and leaves the parts to us, and minio's
+client blocks. Credentials are never in the URL: they come as AWS's tools take them (AWS_ACCESS_KEY_ID and so on, or the
+machine's role). A file is never held whole in memory, only one part of 5 MiB.
 
-A file is seen once its upload is complete. What a process that dies leaves behind is an incomplete upload, which the
-bucket's own rule (AbortIncompleteMultipartUpload) should end after a day; so is one that is called off.
+A file is visible once its upload is complete. A process that dies or cancels leaves an incomplete upload, which the
+bucket's own rule (AbortIncompleteMultipartUpload) should end after a day.
 """
 
 import re
@@ -31,12 +31,12 @@ OUTPUTS: Final = "outputs"
 CALLERS: Final = "uploads"
 PAGE: Final = 1_000
 PART_BYTES: Final = 5 << 20
-LONGEST_S: Final = 7 * 86400  # of a presigned address: S3 signs for no longer
+LONGEST_S: Final = 7 * 86400  # the longest life of a presigned address that S3 allows
 OPTIONS: Final = ("endpoint", "region", "virtual_hosted_style_request")
-# a whole file may take its time, but never be silent
+# a whole file may take long, but the connection is never silent
 CLIENT: Final = {"connect_timeout": "5s", "read_timeout": "30s", "timeout": "15m"}
 RETRIES: Final = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
-PROBED: Final = "probe"  # nothing is ever there
+PROBED: Final = "probe"  # no key ever begins so
 CODE: Final = re.compile(r"<Code>(\w{1,64})</Code>")
 UNREACHED: Final = "it cannot be reached"
 REFUSED: Final = "its bucket may not be listed with these credentials"
@@ -50,7 +50,7 @@ SAID: Final = {
 
 
 def bucket_of(url: str) -> S3Store:
-    """The bucket of `s3://bucket/prefix?endpoint=…&region=…`. Connects to nothing. SettingsError where it is none."""
+    """Return the bucket of `s3://bucket/prefix?endpoint=…&region=…`, without connecting. Raises SettingsError."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
     if parts.scheme != "s3" or not parts.hostname or "@" in parts.netloc or not set(options) <= set(OPTIONS):
@@ -74,13 +74,13 @@ def bucket_of(url: str) -> S3Store:
 
 
 class S3Files:
-    """`outputs/<id>/<digest>.<ending>` and `uploads/<account>/<id>.<ending>` in the bucket.
+    """A bucket with `outputs/<id>/<digest>.<ending>` and `uploads/<account>/<id>.<ending>`.
 
-    Outputs are had through the API, whose addresses outlive what S3 signs; model servers fetch callers' files from the
-    bucket itself.
+    Outputs are read through the API, whose addresses live longer than S3 signs for. Model servers fetch callers' files
+    from the bucket itself.
     """
 
-    sweep_s = 600.0  # each sweep lists the bucket, which is paid for
+    sweep_s = 600.0  # a sweep lists the bucket, which costs money
 
     def __init__(self, bucket: S3Store, links: Links, clock: Clock) -> None:
         self._bucket = bucket
@@ -91,7 +91,7 @@ class S3Files:
         try:
             async for _ in self._pages(PROBED):
                 break
-        except Exception as exc:  # noqa: BLE001 - what it says has addresses in it: only S3's own word is told
+        except Exception as exc:  # noqa: BLE001 - its text contains addresses: show only S3's own code
             found = CODE.search(str(exc))
             code = found[1] if found else ""
             return f"DIRECTOR_FILES_URL: {SAID.get(code) or (f'it answers {code}' if code else UNREACHED)}"
@@ -114,7 +114,7 @@ class S3Files:
         return await self._links.signed(str(name), base=base, expires_s=expires_s)
 
     async def fetch_url(self, name: CallerFileName, *, shown: str, base: str, expires_s: int) -> str:
-        """`shown` and `base` are the API's: here the key tells the ending, and the bucket is where it is."""
+        """Return the bucket's own address. `shown` and `base` are not needed: the key has the ending."""
         seconds = min(LONGEST_S, max(1, expires_s - self._clock.now_ms() / 1000))
         return await obstore.sign_async(self._bucket, "GET", _key(name), timedelta(seconds=seconds))
 
@@ -127,7 +127,7 @@ class S3Files:
         return OpenFile(kind, found.meta["size"], partial(self._read, _key(name)))
 
     async def _read(self, key: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
-        if start < stop:  # no bytes are no range
+        if start < stop:  # an empty range is not allowed
             found = await obstore.get_async(self._bucket, key, options={"range": (start, stop)})
             async for chunk in found.stream(min_chunk_size=READ_BYTES):
                 yield bytes(chunk)
@@ -143,7 +143,8 @@ class S3Files:
     async def holders(self, most: int) -> AsyncIterator[list[PredictionId]]:
         before = ""
         async for page in self._listed(OUTPUTS, _holder):
-            holders = [each for each in dict.fromkeys(page) if each != before]  # a page may begin amid one's files
+            # a page may begin amid the files of one prediction
+            holders = [each for each in dict.fromkeys(page) if each != before]
             before = page[-1] if page else before
             for start in range(0, len(holders), most):
                 yield holders[start : start + most]
@@ -154,7 +155,7 @@ class S3Files:
             await obstore.delete_async(self._bucket, keys)
 
     async def _listed(self, below: str, read: Callable[[str], T | None]) -> AsyncIterator[list[T]]:
-        """What the keys below name, a page at a time; strangers' are passed over."""
+        """Yield what the keys below name, a page at a time, without keys that are not ours."""
         async for page in self._pages(below):
             named: Iterable[T | None] = (read(key.removeprefix(f"{below}/")) for key in page)
             yield [each for each in named if each is not None]

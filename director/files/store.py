@@ -1,8 +1,7 @@
-"""What a store of files has to do.
+"""Define how stored files are named, and what a file store can do.
 
-A file of an output belongs to one prediction; a caller's file belongs to an account, and goes to its place piece by
-piece, however large it is. Never decides how long a file lives: who sweeps does, by whether Redis still knows what it
-belongs to.
+A file of an output belongs to one prediction. A caller's file belongs to an account, and is stored piece by piece,
+however large it is. A store never decides how long a file lives: the sweeper deletes what Redis knows no owner of.
 """
 
 import hashlib
@@ -14,13 +13,11 @@ from msgspec import Struct
 
 from director.core.ids import FileId, PredictionId, is_file_id, is_prediction_id
 
-# How files of a store are named: those of outputs after whose they are and their bytes, callers' ones after their id.
-#
-# Pure. A name of an output is that of its bytes, so that putting it twice is putting it once.
-
+READ_BYTES: Final = 256 * 1024
+PLAIN_TYPE: Final = "application/octet-stream"
 NAME: Final = re.compile(r"([0-9a-z]{26})-([0-9a-f]{32})\.([a-z0-9]{1,8})")
 CALLER_NAME: Final = re.compile(r"([a-z0-9][a-z0-9_-]{0,63})/([0-9a-z]{26})\.([a-z0-9]{1,8}|part~)")
-# Endings that are not the media type's own second half
+# Endings that differ from the second half of the media type
 ENDINGS: Final = {
     "application/octet-stream": "bin",
     "audio/mpeg": "mp3",
@@ -34,7 +31,11 @@ ENDINGS: Final = {
 
 
 class FileName(Struct, frozen=True):
-    """The public name of a file: whose it is, and which. Its ending is for people."""
+    """The public name of an output's file: its prediction and a digest of its bytes, so putting it twice is putting it
+    once.
+
+    The ending is for people.
+    """
 
     prediction_id: PredictionId
     digest: str
@@ -45,7 +46,7 @@ class FileName(Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> "FileName | None":
-        """None for what is no name of ours: nothing else ever becomes a path."""
+        """Return the name, or None for any other text: nothing else ever becomes a path."""
         found = NAME.fullmatch(text)
         if found is None or not is_prediction_id(found[1]):
             return None
@@ -53,7 +54,7 @@ class FileName(Struct, frozen=True):
 
 
 class CallerFileName(Struct, frozen=True):
-    """The name of a caller's file in the store. Its ending is that of the name it came with: models go by it."""
+    """The name of a caller's file in the store. It keeps the ending of the uploaded name, which models go by."""
 
     account: str
     id: FileId
@@ -64,7 +65,7 @@ class CallerFileName(Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> "CallerFileName | None":
-        """None for what is no name of ours."""
+        """Return the name, or None for any other text."""
         found = CALLER_NAME.fullmatch(text)
         if found is None or not is_file_id(found[2]):
             return None
@@ -75,12 +76,12 @@ StoredName = FileName | CallerFileName
 
 
 def file_name(prediction_id: PredictionId, data: bytes, *, content_type: str) -> FileName:
-    """The name that these bytes have among the prediction's files."""
+    """Return the name of these bytes among the prediction's files."""
     return name_of(prediction_id, hashlib.sha256(data).hexdigest(), content_type=content_type)
 
 
 def name_of(prediction_id: PredictionId, digest: str, *, content_type: str) -> FileName:
-    """The same, of what is known to have this SHA-256."""
+    """Return the name of the bytes with this SHA-256 among the prediction's files."""
     kind = content_type.partition(";")[0]
     own = kind.rpartition("/")[2].removeprefix("x-")
     ending = ENDINGS.get(kind) or (own if re.fullmatch(r"[a-z0-9]{1,8}", own) else "bin")
@@ -88,18 +89,15 @@ def name_of(prediction_id: PredictionId, digest: str, *, content_type: str) -> F
 
 
 def ending_of(shown: str) -> str:
-    """The ending to keep of the name that a caller gave a file."""
+    """Return the ending to keep of the name that a caller gave a file."""
     own = shown.rpartition(".")[2].lower()
     return own if re.fullmatch(r"[a-z0-9]{1,8}", own) and "." in shown else "bin"
 
 
-READ_BYTES: Final = 256 * 1024
-PLAIN_TYPE: Final = "application/octet-stream"
-
-
 class OpenFile(Struct, frozen=True, eq=False):
-    """A file that can be read. `read` has the bytes from one place up to another, and holds nothing of the file before
-    it is asked for the first of them, nor after its end, nor when it is closed early.
+    """A file to read. `read` yields the bytes from one position up to another.
+
+    It opens the file when the first byte is asked for, and closes it at the end or when the iterator is closed.
     """
 
     content_type: str
@@ -108,30 +106,30 @@ class OpenFile(Struct, frozen=True, eq=False):
 
 
 class OutputStore(Protocol):
-    """What a director has to be able to do with one. Any error that it raises is taken for a passing one, and it is
-    asked again.
-    """
+    """A store as a director uses it. The director takes any error of it for temporary, and calls again."""
 
     async def probe(self) -> str:
-        """What is wrong with it, in words for whoever runs it, without a secret; '' when nothing is."""
+        """Return what is wrong with the store, in words for the operator and without a secret, or '' if it works."""
         ...
 
     async def put(self, name: FileName, data: bytes, *, content_type: str) -> None:
-        """Keep a file, for good once this returns. Safe to repeat."""
+        """Store a file; it is durable when this returns. Safe to repeat."""
         ...
 
     async def take(self, name: FileName, blocks: AsyncIterator[bytes], *, content_type: str) -> None:
-        """Keep a file as it comes, for good once this returns. Nobody sees it before, and where `blocks` raises nothing
-        of it is kept.
+        """Store a file from a stream; it is durable when this returns, and not visible before. If `blocks` raises,
+        nothing of it is kept.
         """
         ...
 
     async def url(self, name: FileName, *, base: str, expires_s: int) -> str:
-        """Where it can be had until then, a unix time. `base`: the public address of the API, without /v1."""
+        """Return an address valid until `expires_s`, a unix time. `base`: the API's public address, without /v1."""
         ...
 
     async def fetch_url(self, name: CallerFileName, *, shown: str, base: str, expires_s: int) -> str:
-        """Where a model server fetches a caller's file until then; `shown`: the name it came with."""
+        """Return the address from which a model server fetches a caller's file until `expires_s`; `shown`: its uploaded
+        name.
+        """
         ...
 
     async def remove(self, prediction_id: PredictionId) -> None:
@@ -140,21 +138,21 @@ class OutputStore(Protocol):
 
 
 class FileStore(OutputStore, Protocol):
-    """What a store has to do for whoever hands files out, takes those of callers, or clears up."""
+    """A store as the API and the sweeper use it: it also serves files, takes callers' files and lists what it holds."""
 
     sweep_s: float
-    """How often it is looked through for what is to be deleted."""
+    """The seconds between two sweeps of the store."""
 
     async def take(self, name: StoredName, blocks: AsyncIterator[bytes], *, content_type: str) -> None:
-        """As of an output, for a caller's file too."""
+        """Store an output's or a caller's file from a stream."""
         ...
 
     async def open(self, name: StoredName) -> OpenFile | None:
-        """Read it; None where it is gone."""
+        """Open a file, or return None if it is gone."""
         ...
 
     def callers(self, most: int) -> AsyncIterator[list[CallerFileName]]:
-        """Which files of callers are kept, so many at a time."""
+        """Yield the names of all callers' files, at most `most` at a time."""
         ...
 
     async def discard(self, name: CallerFileName) -> None:
@@ -162,5 +160,5 @@ class FileStore(OutputStore, Protocol):
         ...
 
     def holders(self, most: int) -> AsyncIterator[list[PredictionId]]:
-        """Whose files are kept, so many predictions at a time."""
+        """Yield all predictions that have files, at most `most` at a time."""
         ...

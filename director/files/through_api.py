@@ -1,8 +1,8 @@
-"""The API as a store of what directors put: for those that see neither its folder nor a bucket.
+"""Store a director's files through the API, for directors that see neither its folder nor a bucket.
 
-Each request is signed with the secret that all processes share, for minutes and for one thing. The API, which has the
-folder, keeps what comes only where it is the bytes of its name. Never holds a file whole, and never lists any: the
-keeper clears up where the folder is.
+Each request is signed with the secret that all processes share, for five minutes and for one action. The API stores
+only bytes that match their name. A file is never held whole. Files are never listed here: the keeper sweeps where the
+folder is.
 """
 
 import ssl
@@ -17,13 +17,13 @@ from director.core.ids import PredictionId
 from director.files.links import Links
 from director.files.store import CallerFileName, FileName
 
-ORDER_S: Final = 300  # until it begins to be carried out
+ORDER_S: Final = 300  # until the request begins
 TIMEOUT: Final = httpx.Timeout(30.0, connect=2.0)
 PLACE: Final = "/internal"
 
 
 class ApiFiles:
-    """`base`: where the API is, without /v1. `transport`: how it is reached, where not over the network."""
+    """`base`: the address of the API without /v1. `transport` replaces the network."""
 
     def __init__(
         self, base: str, links: Links, clock: Clock, *, transport: httpx.AsyncBaseTransport | None = None
@@ -75,7 +75,7 @@ class ApiFiles:
         headers = {"Content-Type": content_type} if content_type else {}
         answer = await self._ask(method, f"{path}?{query}", content=content, headers=headers)
         if not answer.is_success:
-            raise OSError(f"the API answers {answer.status_code}")  # and not at which address: that is signed
+            raise OSError(f"the API answers {answer.status_code}")  # the error leaves out the address, which is signed
 
     async def _ask(self, method: str, path: str, **given: Any) -> httpx.Response:
         way: dict[str, Any] = {"verify": self._tls, "transport": self._transport}

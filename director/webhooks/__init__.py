@@ -1,1 +1,1 @@
-"""How the caller is told: where a webhook may go, and one delivery of it."""
+"""Send webhooks: decide where one may go, sign it, deliver it, and schedule the next attempt."""

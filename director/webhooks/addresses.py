@@ -1,7 +1,7 @@
-"""Decide where a webhook may go: public addresses by https, and what the operator allows by name.
+"""Decide where a webhook may go: to public addresses over https, and where the operator allows.
 
-Never judges the spelling of a host. It resolves it, looks at what every answer really reaches, and hands out the
-one address to connect to, so that a second answer of the same name is never used. Never connects.
+The spelling of a host is never judged. The host is resolved, every answer is checked, and the one address to connect to
+is returned, so that a second answer for the same name is never used. Nothing here connects.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Host and port to every address the host has, most preferred first. OSError or UnicodeError: it has none."""
+"""Returns every address of a host and port, most preferred first. Raises OSError or UnicodeError if it has none."""
 
 PUBLIC_PORTS: Final = frozenset({443, 8443})
 
-# IANA's special-purpose registry, written out: `ipaddress` of one Python or another misses several of these
+# IANA's special-purpose registry, written out: some releases of `ipaddress` miss several of these
 # (3.11 calls 224.0.0.1, 3fff::1 and fec0::1 global)
 NOT_PUBLIC_V4: Final = tuple(
     map(
@@ -51,7 +51,7 @@ NOT_PUBLIC_V4: Final = tuple(
         ),
     )
 )
-# all of IPv6 that is handed out; what lies outside is local, multicast, reserved or an IPv4 address in disguise
+# all of IPv6 that is assigned; the rest is local, multicast, reserved or an IPv4 address in disguise
 # (::/96, 64:ff9b:1::/48, fc00::/7, fe80::/10, fec0::/10, ff00::/8)
 ALLOCATED_V6: Final = IPv6Network("2000::/3")
 NOT_PUBLIC_V6: Final = tuple(
@@ -64,7 +64,7 @@ NOT_PUBLIC_V6: Final = tuple(
         ),
     )
 )
-# an IPv6 address that is delivered to an IPv4 one, and how far right of the end that one stands
+# IPv6 networks that lead to an IPv4 address, and the bits to the right of that address
 EMBEDDED_V4: Final = (
     (IPv6Network("::ffff:0:0/96"), 0),  # mapped
     (IPv6Network("64:ff9b::/96"), 0),  # NAT64
@@ -73,14 +73,14 @@ EMBEDDED_V4: Final = (
 
 LOOPBACK: Final = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 
-# its own threads: a lookup cannot be called off, and the names are the callers'. A few dead name servers would
-# otherwise hold every thread of asyncio's default pool, which has six on a small machine
-# As many as a sender has places.
+# Threads of their own, since a lookup cannot be canceled and callers choose the names. A few dead name servers would
+# otherwise hold every thread of asyncio's default pool, which has six on a small machine. As many as one sender sends
+# at once.
 _LOOKUPS: Final = ThreadPoolExecutor(max_workers=256, thread_name_prefix="webhook-lookup")
 
 
 Rule = Literal["bad_url", "private_address", "http_not_allowed", "port_not_allowed"]
-"""Which one forbids an address: a closed set, in words of ours, that callers are told."""
+"""The rule that forbids an address: a closed set of words that callers see."""
 
 
 class Refused(DirectorError):
@@ -92,18 +92,18 @@ class Refused(DirectorError):
 
 
 class Unresolved(DirectorError):
-    """The host has no address at the moment. Nobody broke a rule: try again later."""
+    """The host has no address at the moment. No rule is broken: try again later."""
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """A URL and the one address, checked, that it may be sent to."""
+    """A URL and the one checked address that it may be sent to."""
 
     url: WebhookUrl
     ip: str
 
 
 class AllowList(Struct, frozen=True):
-    """What an operator lets webhooks reach although it is not public: names, wherever they lead, and networks."""
+    """The hosts that an operator allows although they are not public: by name, or by network."""
 
     hosts: frozenset[str] = frozenset()
     networks: tuple[Network, ...] = ()
@@ -123,16 +123,15 @@ class AllowList(Struct, frozen=True):
         return cls(frozenset(hosts), tuple(networks))
 
     def names(self, host: str) -> bool:
-        """True when the host is allowed wherever it leads."""
+        """Return True if the host is allowed wherever it leads."""
         return _bare(host) in self.hosts
 
     def covers(self, address: Address) -> bool:
-        """True when the address is in an allowed network."""
         return any(address in network for network in self.networks)
 
 
 def is_public(address: Address) -> bool:
-    """True for an address of the internet at large, looking through IPv6 forms that carry an IPv4 address."""
+    """Return True for an address of the internet at large, looking through IPv6 forms that carry an IPv4 address."""
     if isinstance(address, IPv6Address):
         for network, shift in EMBEDDED_V4:
             if address in network:
@@ -141,21 +140,21 @@ def is_public(address: Address) -> bool:
             return False
     elif any(address in network for network in NOT_PUBLIC_V4):
         return False
-    return address.is_global  # what a later Python has learned since
+    return address.is_global  # networks that a later Python knows
 
 
 async def system_resolve(host: str, port: int) -> Sequence[str]:
-    """Ask this machine, exactly as a connection would: hosts file, search domains and odd spellings included."""
+    """Resolve as a connection of this machine would: hosts file, search domains and odd spellings included."""
     lookup = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     answers = await asyncio.get_running_loop().run_in_executor(_LOOKUPS, lookup)
     return [str(sockaddr[0]) for _, _, _, _, sockaddr in answers]
 
 
 async def checked_address(url: str, allow: AllowList, *, resolve: Resolve = system_resolve) -> Target:
-    """Where this URL may be sent: over https, but for what the operator allows. `Refused` says which rule it broke,
-    `Unresolved` that its host has no address.
+    """Return the target of this URL, which must be https unless the operator allows its host.
 
-    One answer that is not public refuses the host: which of them a connection would use is not ours to guess.
+    Raises Refused with the rule that is broken, or Unresolved. A single answer that is not public refuses the host,
+    since a connection might use any of them.
     """
     try:
         parsed = read_webhook_url(url)
@@ -164,10 +163,10 @@ async def checked_address(url: str, allow: AllowList, *, resolve: Resolve = syst
     addresses = await _addresses(parsed, resolve)
     others = [] if allow.names(parsed.host) else [address for address in addresses if not allow.covers(address)]
     if not all(map(is_public, others)):
-        # the address stays out of the reason: it would tell a caller what our name server knows
+        # the reason leaves out the address: it would tell a caller what our name server knows
         raise Refused("private_address", f"{parsed.host} is not a public address")
     if others and parsed.scheme != "https":
-        reason = f"{parsed.host} would be told over http://, where anybody on the way reads along: use https://"
+        reason = f"{parsed.host} would get webhooks over http://, where others can read them: use https://"
         raise Refused("http_not_allowed", reason)
     if others and parsed.port not in PUBLIC_PORTS:
         reason = f"port {parsed.port} is not one of {', '.join(map(str, sorted(PUBLIC_PORTS)))}"
@@ -186,7 +185,7 @@ async def _addresses(url: WebhookUrl, resolve: Resolve) -> list[Address]:
 
 
 def _plain(address: Address) -> Address:
-    """A mapped address is the IPv4 one to every socket, so networks are compared with that."""
+    """Return a mapped address as the IPv4 address that sockets use, so networks compare with that."""
     return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address
 
 
@@ -194,7 +193,7 @@ def _network(entry: str) -> Network | None:
     try:
         return ip_network(entry)
     except ValueError:
-        if "/" in entry or ":" in entry:  # meant as one, or as a URL or a port: no host name has these
+        if "/" in entry or ":" in entry:  # meant as a network, a URL or a port: no host name contains these
             raise SettingsError(f"webhook allow-list: {entry!r} is not a network, an address or a host name") from None
         return None
 

@@ -1,4 +1,4 @@
-"""What a webhook says and the id it keeps: the same for whoever delivers it, director or courier."""
+"""Make a webhook's id and body, the same in director and courier, and send it as a step of the prediction's trace."""
 
 from collections.abc import Sequence
 
@@ -13,23 +13,18 @@ from director.webhooks.sender import Delivery, Sender
 
 
 def message_id(prediction_id: PredictionId, event: str, *, revivals: int = 0) -> str:
-    """The `webhook-id`, by which a receiver knows a repetition: nothing in it changes between attempts.
+    """Return the `webhook-id`, by which a receiver recognises a repetition: it is the same for all attempts.
 
-    `event` is `completed` for the terminal one, and for the others a name that is used once in a prediction.
-    What an operator revived begins and ends once more, so its `revivals` are named too: no receiver takes it for told.
+    `event` is `completed` for the terminal webhook, and for others a name that is used once in a prediction. A revived
+    prediction starts and ends again, so its `revivals` are in the id: its webhooks are not repetitions.
     """
     life = f"_r{revivals}" if revivals else ""
     return f"msg_{prediction_id}{life}_{event}"
 
 
 def body(stored: Stored) -> bytes:
-    """The prediction as GET shows it at this moment."""
+    """Return the prediction as GET shows it at this moment."""
     return msgspec.json.encode(view(stored))
-
-
-# Send one webhook as a step of its prediction's trace: with the headers of that step, and a span where one is made.
-#
-# Decides nothing about what is sent, and never tells more of the receiver than its host.
 
 
 async def send_traced(
@@ -44,7 +39,10 @@ async def send_traced(
     secrets: Sequence[str],
     now_s: float,
 ) -> Delivery:
-    """As `Sender.send`. `attempt`: which one of this webhook it is."""
+    """Send as `Sender.send` does, with a span of the prediction's trace if tracing is on. `attempt` counts from 1.
+
+    The span names no more of the receiver than its host.
+    """
     facts = _facts(tracing, record, event, attempt) if tracing.is_on else None
     span = tracing.begin("webhook", record.trace, kind="client", facts=facts)
     delivery: Delivery | None = None
@@ -59,8 +57,8 @@ async def send_traced(
 
 
 def _facts(tracing: Tracing, record: Record, event: str, attempt: int) -> Facts:
-    told: Facts = {"event": event, "attempt": attempt, "server.address": host_of(record.webhook)}
-    return {**facts_of(tracing, record), **told}
+    webhook: Facts = {"event": event, "attempt": attempt, "server.address": host_of(record.webhook)}
+    return {**facts_of(tracing, record), **webhook}
 
 
 def _answer(delivery: Delivery | None) -> Facts:

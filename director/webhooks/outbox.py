@@ -1,8 +1,8 @@
-"""Tell one caller about one prediction, in order: start, then the latest of output and logs, then completed.
+"""Notify one caller about one prediction, in order: start, then the newest output and logs, then completed.
 
-Works beside the run and never holds its slot. Intermediate webhooks are sent once, at most one per interval, and the
-newest replaces what waits; nothing but `completed` follows the end. The terminal one is owed from `finish` on: it is
-tried here at once, and by the keeper's courier after that.
+The outbox works beside the run and never holds its slot. Intermediate webhooks are sent once, at most one per interval,
+and the newest replaces one that waits. Only `completed` follows the end. The terminal webhook is owed from `finish` on:
+the director tries it at once, the keeper's courier later.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ from director.webhooks.terminal import TerminalWebhooks
 log = logging.getLogger(__name__)
 
 GRACE_S: Final = 45.0
-"""Time that the director has to deliver the terminal webhook before a courier does: two sends and some."""
+"""Time that the director has to deliver the terminal webhook before a courier does: a little more than two sends."""
 
 
 class Post(Struct, frozen=True):
-    """What the outboxes of one director share."""
+    """The services that the outboxes of one director share."""
 
     accounts: Accounts
     sender: Sender
@@ -42,7 +42,7 @@ class Post(Struct, frozen=True):
 
 
 class Outbox:
-    """The webhooks of one claim. `snapshot` is the prediction as it stands, asked for when a body is made."""
+    """The webhooks of one claim. `snapshot` returns the prediction as it is when a body is made."""
 
     def __init__(self, record: Record, post: Post, snapshot: Callable[[int | None], Stored]) -> None:
         self._record = record
@@ -64,11 +64,13 @@ class Outbox:
 
     @property
     def is_wanted(self) -> bool:
-        """Does its caller want to be told anything?"""
+        """Return True if the caller wants any webhook."""
         return bool(self._record.webhook)
 
     def tell(self, event: WebhookEvent, *, started_ms: int | None) -> None:
-        """The caller may hear of this, if it wanted to. `started_ms`: when the run began, where Redis said so."""
+        """Send a webhook for this event if the caller wants one. `started_ms`: the start of the run, once Redis has
+        said it.
+        """
         self._started_ms = started_ms or self._started_ms
         if self._is_dropped or event in self._wanted or not self._record.wants(event):
             return
@@ -78,20 +80,20 @@ class Outbox:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """No more progress: what waits is dropped, but for `start`; what is on its way arrives first."""
+        """Drop the webhooks that wait, except `start`, and wait for those that are being sent."""
         self._closed.set()
         self._news.set()
         if self._task is not None:
             await self._task
 
     def drop(self) -> None:
-        """Tell nothing more, not even what is on its way."""
+        """Send nothing more, and cancel what is being sent."""
         self._is_dropped = True
         if self._task is not None:
             self._task.cancel()
 
     async def complete(self) -> None:
-        """The prediction is terminal: close, then tell so and note how it went."""
+        """Close, then deliver the terminal webhook and note the outcome. Call it when the prediction is terminal."""
         await self.close()
         if not self._record.wants(WebhookEvent.COMPLETED):
             return
@@ -107,14 +109,14 @@ class Outbox:
             try:
                 await self._send_wanted()
             except BackendUnavailable:
-                log.info("left out a webhook", extra={"prediction": self._record.id})
+                log.info("skipped a webhook", extra={"prediction": self._record.id})
             except Exception:
                 log.exception("sending a webhook failed", extra={"prediction": self._record.id})
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closed.wait(), self._post.interval_s)
 
     async def _send_wanted(self) -> None:
-        """One body tells all that is wanted: it is the whole prediction as it stands."""
+        """Send one body for all events that wait: it is the whole prediction as it is now."""
         if self._closed.is_set() and WebhookEvent.START not in self._wanted:
             return
         self._sent += 1

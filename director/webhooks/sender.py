@@ -1,7 +1,7 @@
-"""Deliver one webhook once, and say how it went.
+"""Deliver one webhook once, and return how it went.
 
-Signs the exact bytes it sends, to the one address that was checked. Never retries, never follows a redirect, never
-uses a proxy, and never raises for what a receiver does.
+The signed bytes are the sent ones, and they go to the one address that was checked. A sender never retries, follows no
+redirect, uses no proxy, and never raises for what a receiver does.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ from director.webhooks.addresses import (
 
 CONNECT_S: Final = 3.0
 ANSWER_BYTES: Final = 64 * 1024
-# As many as a courier has places (director/keeper/courier.py): it never waits here for other receivers
+# As many as a courier sends at once (director/keeper/courier.py), so it never waits here for other receivers
 AT_ONCE: Final = 256
 AT_ONCE_PER_HOST: Final = 8
 
-# a receiver may ask for patience, but not for ever: no step of the retry schedule is longer
+# a receiver may delay the next attempt, but by no more than the longest step of the retry schedule
 RETRY_AFTER_MAX_S: Final = 86_400.0
 
 # first match wins
@@ -54,7 +54,7 @@ class Delivery(Struct, frozen=True, kw_only=True):
     """How one attempt went. `reason` is for people and holds no path, query or secret.
 
     `gone`: 410, the receiver wants no more. `rule`: the one that forbids the URL; another attempt helps only if the
-    host's addresses or the allow-list change. `was_sent` is false where it could not even be made.
+    host's addresses or the allow-list change. `was_sent` is False if no request could be made.
     """
 
     ok: bool
@@ -71,16 +71,21 @@ class Delivery(Struct, frozen=True, kw_only=True):
 
     @property
     def host_answers(self) -> bool | None:
-        """False where it gave no answer or says that it cannot now: others that are sent there fare no better."""
+        """Return False if the host gave no answer, or answered that it cannot serve now: other webhooks would fail
+        there too.
+
+        Return None if the host was not asked.
+        """
         if self.refused or not self.was_sent:
-            return None  # nobody asked it
+            return None  # the host was not asked
         return self.status is not None and self.status < 500 and self.status != httpx.codes.TOO_MANY_REQUESTS
 
 
 class Sender:
-    """Sends for many callers at once. Waiting for a place is no failure and uses up none of an attempt's time.
+    """Sends for many callers at once. A wait for a free connection is no failure, and takes no time from an attempt.
 
-    `tls`: whom it trusts, else the public authorities. `on_sent` hears whether each one arrived, and what it took.
+    `tls`: the authorities to trust, by default the public ones. `on_sent` gets whether each webhook arrived, and its
+    time.
     """
 
     def __init__(
@@ -95,10 +100,12 @@ class Sender:
         self.timeout_s = timeout_s
         self.on_sent: Callable[[bool, float], None] = lambda ok, took_s: None
         self._resolve = resolve
-        self._places = Places()
-        # the transport below httpx's client: it has no redirects, cookies, proxies or .netrc that could leak from
-        # one receiver to the next. No connection is kept: it belongs to an address, and the next host at the same
-        # address would be spoken to under the certificate of the first
+        self._limits = Limits()
+        # a transport, not a client: it has no redirects, cookies, proxies or .netrc that could leak from one receiver
+        # to the
+        # next. No connection is kept: it belongs to an address, and the next host at the same address would be spoken
+        # to under
+        # the certificate of the first
         self._transport = httpx.AsyncHTTPTransport(
             verify=tls or httpx.create_ssl_context(trust_env=False),
             trust_env=False,
@@ -115,8 +122,9 @@ class Sender:
         now_s: float,
         trace: TraceHeaders = NO_TRACE,
     ) -> Delivery:
-        """POST `body` to `url`, with the headers of its `trace`. `now_s` is the unix time of this call; ValueError only
-        for a malformed secret or id.
+        """POST `body` to `url`, with the headers of its `trace`. `now_s` is the unix time of this call.
+
+        Raises ValueError only for a malformed secret or id.
         """
         try:
             host = read_webhook_url(url).authority
@@ -124,8 +132,8 @@ class Sender:
             return Delivery(ok=False, rule="bad_url", reason=f"the URL {exc}")
         clock = asyncio.get_running_loop().time
         asked_at_s = clock()
-        async with self._places.place(host):
-            # receivers refuse a timestamp that is five minutes old, and the wait for a place may be longer
+        async with self._limits.within(host):
+            # receivers refuse a timestamp that is five minutes old, and the wait for a connection may be longer
             sent_at_s = now_s + clock() - asked_at_s
             headers = signing.headers(secrets, message_id=message_id, timestamp_s=int(sent_at_s), body=body)
             began_s = clock()
@@ -134,7 +142,7 @@ class Sender:
             return delivery
 
     async def aclose(self) -> None:
-        """Let go of connections. Deliveries still under way fail."""
+        """Close the connections. Deliveries in progress fail."""
         await self._transport.aclose()
 
     async def _attempt(self, url: str, headers: dict[str, str], body: bytes, sent_at_s: float) -> Delivery:
@@ -154,25 +162,25 @@ class Sender:
             return Delivery(ok=False, reason=str(exc))
         except TimeoutError:
             reason = f"no answer within {self.timeout_s:g} s"
-        except (httpx.TransportError, OSError) as exc:  # OSError: TLS that breaks after the handshake
+        except (httpx.TransportError, OSError) as exc:  # TLS that breaks after the handshake is an OSError
             reason = _in_words(exc)
         else:
             return delivery
-        # the status is the verdict: a receiver that gave one and then breaks off has been told
+        # a status is the verdict, even if the receiver breaks off afterwards
         return delivery or Delivery(ok=False, reason=reason)
 
 
-class Places:
-    """So many deliveries at once in all, and so many per host: a dead host fills its own places, not everyone's."""
+class Limits:
+    """Limits the deliveries at once, in all and per host: a dead host fills its own limit, not everyone's."""
 
     def __init__(self) -> None:
         self._all = asyncio.Semaphore(AT_ONCE)
-        # weak: a host is forgotten with the last delivery that holds or awaits a place of it
+        # weak: a host is forgotten with its last delivery
         self._by_host: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     @asynccontextmanager
-    async def place(self, host: str) -> AsyncGenerator[None]:
-        """Wait for a place. The host's comes first: nobody waits for a host while holding a place of all."""
+    async def within(self, host: str) -> AsyncGenerator[None]:
+        """Wait for the host's limit, then for that of all, so that a wait for one host holds nothing of all."""
         of_host = self._by_host.get(host)
         if of_host is None:
             of_host = self._by_host[host] = asyncio.Semaphore(AT_ONCE_PER_HOST)
@@ -194,7 +202,7 @@ def _request(target: Target, headers: dict[str, str], body: bytes) -> httpx.Requ
         },
         content=body,
         extensions={
-            # the name, not the address, is what the certificate must hold; a name's last dot is never in one
+            # the certificate must hold the name, not the address; it never holds the last dot of a name
             "sni_hostname": url.host.removesuffix("."),
             "timeout": {"connect": CONNECT_S, "read": None, "write": None, "pool": None},
         },
@@ -215,7 +223,9 @@ def _judge(response: httpx.Response, now_s: float) -> Delivery:
 
 
 async def _read(response: httpx.Response) -> None:
-    """Take some of the answer, so that an honest receiver is not cut off while it writes. Raw: it may be a bomb."""
+    """Read some of the answer, so that an honest receiver is not cut off while it writes. Raw, since it may be a zip
+    bomb.
+    """
     taken = 0
     async for chunk in response.aiter_raw():
         taken += len(chunk)
@@ -224,9 +234,9 @@ async def _read(response: httpx.Response) -> None:
 
 
 def _retry_after_s(value: str, now_s: float) -> float | None:
-    """Seconds or an HTTP date, both from a stranger: None for anything else."""
+    """Return the seconds of a Retry-After header (seconds or an HTTP date), or None for anything else."""
     if re.fullmatch(r"[0-9]+", value):
-        wait_s = float(value[:16])  # enough digits to be over the limit
+        wait_s = float(value[:16])  # enough digits to exceed the limit
     else:
         try:
             date = parsedate_to_datetime(value)

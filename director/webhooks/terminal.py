@@ -1,7 +1,7 @@
-"""One attempt to deliver the terminal webhook of a prediction, and the note of how it went.
+"""Deliver the terminal webhook of a prediction once, note the outcome, and schedule the next attempt.
 
-The directors' first try and the courier's later ones are the same act. Never decides when one is due, and never
-repeats by itself: the note in Redis says when the next one is.
+The director's first attempt and the courier's later ones use the same code. It never decides when an attempt is due:
+the note in Redis says that.
 """
 
 import logging
@@ -26,14 +26,14 @@ from director.store.accounts import Accounts
 from director.webhooks.messages import body, message_id, send_traced
 from director.webhooks.sender import Delivery, Sender
 
-# When an owed webhook is tried again, and when never again. Pure.
+log = logging.getLogger(__name__)
 
 Outcome = Literal["delivered", "failed", "gone", "refused", "given_up", "revived"]
 
-# Up to a tenth sooner or later: an outage fails many at one moment, and they must not come back as one.
+# At random a tenth sooner or later: an outage fails many attempts at once, and they must not return at once.
 SPREAD: Final = 0.1
-# However it came so late, by receivers that ask for patience or hosts that are away: what is owed keeps its data for
-# four days (lua/lib/keys.lua), and is told or given up before they are over.
+# Redis keeps the data of an owed webhook for four days (lua/lib/keys.lua). It is delivered or given up before that,
+# whatever delays receivers ask for and however long their hosts are away.
 LONGEST_S: Final = 90 * 3600.0
 
 WAIT: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)(s|m|h)")
@@ -41,9 +41,9 @@ UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class Noted(Struct, frozen=True):
-    """What one attempt comes to. Without `delay_s` there is no other; `is_asked`: the receiver asked for it.
+    """The outcome of one attempt. No other follows if `delay_s` is None. `is_asked`: the receiver asked for the delay.
 
-    `host_answers`: what it shows of the receiver, None where that was not asked.
+    `host_answers`: as of the delivery.
     """
 
     outcome: Outcome
@@ -57,7 +57,7 @@ class Noted(Struct, frozen=True):
 
 
 class Schedule(Struct, frozen=True):
-    """The waits after the first, second, … attempt that failed; after the last one it is given up."""
+    """The waits after the first, second, … attempt that failed. After the last one the webhook is given up."""
 
     waits_s: tuple[float, ...]
 
@@ -76,7 +76,7 @@ class Schedule(Struct, frozen=True):
         return cls(waits_s)
 
     def noted(self, delivery: Delivery, *, tellings: int, owed_s: float, jitter: float) -> Noted:
-        """Judge an attempt that came after `tellings` others, of what was owed for `owed_s` by then.
+        """Judge an attempt that followed `tellings` others, for a webhook that has been owed for `owed_s`.
 
         `jitter` is drawn by the caller, from 0 to 1.
         """
@@ -97,20 +97,18 @@ class Schedule(Struct, frozen=True):
 
 SCHEDULE: Final = Schedule.parse(WEBHOOK_SCHEDULE)
 
-log = logging.getLogger(__name__)
-
-# The record outlives what it owes; where an operator removed it, there is nothing left to say.
+# The record outlives the webhook that it owes; if an operator removed it, nothing is left to send.
 REMOVED: Final = Noted("given_up")
-# At a host that answers again, of those that wait for another attempt: each that arrives brings as many forward
+# Webhooks that an answering host makes due, of those that wait for it; each that arrives does so again
 FORWARD: Final = 32
-# An operator was quicker: that end is owed no more, and the next one is not here yet.
+# An operator revived the prediction first: that end is not owed any more, and the next one is not here yet.
 REVIVED: Final = Noted("revived")
 
 
 class TerminalWebhooks:
     """Delivers what `finish` made owed. All methods raise BackendUnavailable while Redis cannot answer.
 
-    `on_told` hears what was noted of each attempt.
+    `on_told` gets the outcome of each attempt.
     """
 
     def __init__(
@@ -132,9 +130,9 @@ class TerminalWebhooks:
         self.on_told: Callable[[Outcome], None] = lambda outcome: None
 
     async def deliver(self, prediction_id: PredictionId) -> Noted:
-        """Try once, note it, and say what was noted.
+        """Make one attempt, note it, and return the note.
 
-        Only for who holds the attempt: by `due`, or within the grace of `finish`.
+        Call it only with the right to this attempt: from `due`, or within the grace after `finish`.
         """
         noted = await self._deliver(prediction_id)
         self.on_told(noted.outcome)
@@ -162,7 +160,7 @@ class TerminalWebhooks:
         return result
 
     async def forward(self, partition: Partition, host: str) -> None:
-        """The host answers again: some of what waits for another attempt there is due now."""
+        """Make some webhooks that wait for this host due now: it answers again."""
         await self._scripts.forward(partition, host, limit=FORWARD)
 
     async def _note(self, record: Record, delivery: Delivery, result: Noted) -> None:
@@ -197,7 +195,7 @@ class TerminalWebhooks:
                 now_s=self._clock.now_ms() / 1000,
             )
         except ValueError as exc:
-            # a secret that is missing or malformed: an operator can mend it while the schedule lasts
+            # a missing or malformed secret: an operator can mend it while the schedule lasts
             log.error("webhook cannot be signed", extra={"account": record.account, "error": str(exc)})
             return Delivery(ok=False, reason="cannot be signed", was_sent=False)
 

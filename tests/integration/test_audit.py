@@ -136,7 +136,7 @@ def no_file_longer_than(size: int) -> Iterator[None]:
 async def test_a_file_has_one_writer(redis: Redis, to_file: Any, file: Path) -> None:
     async with aclosing(FileSink(file)) as sink:
         await Feeder(AuditLog(redis), sink, SystemClock()).run_once()
-        with pytest.raises(SettingsError, match="written by another process"):
+        with pytest.raises(SettingsError, match="being written by another process"):
             await to_file()
     assert await to_file() == Fed()
 
@@ -144,7 +144,7 @@ async def test_a_file_has_one_writer(redis: Redis, to_file: Any, file: Path) -> 
 async def test_a_file_of_somebody_else_is_left_alone(to_file: Any, file: Path, driver: QueueDriver) -> None:
     await live(driver)
     file.write_bytes(b"no line of ours")
-    with pytest.raises(SettingsError, match="is none of ours"):
+    with pytest.raises(SettingsError, match="is not ours"):
         await to_file()
     assert file.read_bytes() == b"no line of ours"
 
@@ -156,7 +156,7 @@ async def test_a_file_that_cannot_be_is_one_line(redis: Redis, tmp_path: Path) -
         ("", "cannot be written"),
         ("no/file", "cannot be written"),
         ("pipe", "no plain file"),
-        ("a", "is none of ours"),
+        ("a", "is not ours"),
     ):
         async with aclosing(FileSink(tmp_path / name)) as sink:
             with pytest.raises(SettingsError, match=what):

@@ -228,6 +228,6 @@ async def test_an_api_whose_bucket_is_not_there_says_so_and_answers_all_that_nee
         ready = await client.get("/readyz")
         assert (ready.status_code, ready.json()["files"]) == (200, "DIRECTOR_FILES_URL: there is no such bucket")
         assert (await client.get("/v1/account")).status_code == 200
-    assert [record.message for record in caplog.records].count("the store of files does not work") == 1
+    assert [record.message for record in caplog.records].count("the file store does not work") == 1
     async with api_client(replace(settings, files_url=url)) as client:
         assert "files" not in (await client.get("/readyz")).json()

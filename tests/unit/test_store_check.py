@@ -1,4 +1,4 @@
-"""Whether the store of files works is known, told in words, and asked for seldom."""
+"""The check of a file store: its words, how rarely it asks, and what it never raises."""
 
 import asyncio
 import logging
@@ -67,14 +67,14 @@ async def test_one_that_does_not_is_logged_once_and_asked_again_soon(
         store.says = ""
         assert await check.missing() == ""
     assert [record.message for record in caplog.records] == [
-        "the store of files does not work",
-        "the store of files works again",
+        "the file store does not work",
+        "the file store works again",
     ]
 
 
 async def test_whatever_it_raises_is_told_without_its_words(check: StoreCheck, store: ToldStore) -> None:
     store.says = RuntimeError("https://secret")
-    assert await check.missing() == "the store of files fails: RuntimeError"
+    assert await check.missing() == "the file store fails: RuntimeError"
 
 
 async def test_one_that_hangs_is_told_to_hang(
@@ -86,7 +86,7 @@ async def test_one_that_hangs_is_told_to_hang(
 
     monkeypatch.setattr(store, "probe", hang)
     monkeypatch.setattr("director.files.choose.LONGEST_S", 0.01)
-    assert await check.missing() == "the store of files did not answer within 0.01 s"
+    assert await check.missing() == "the file store did not answer within 0.01 s"
 
 
 async def test_who_asks_at_once_is_answered_by_one_look(check: StoreCheck, store: ToldStore) -> None:
