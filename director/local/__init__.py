@@ -1,11 +1,11 @@
-"""Everything on one machine, for a newcomer: what `director up` starts, watches and ends.
+"""Run everything on one machine: what `director up` starts, watches and ends.
 
-Starts the parts as processes of their own, exactly as they would run in production: nothing here serves a request.
+The parts are separate processes, started exactly as in production: this package serves no request.
 """
 
 from typing import Final
 
 __all__ = ("DEFAULT_HOME",)
 
-# here, where it costs no import: every command's help names it
+# here, where it costs no import: the help of every command names it
 DEFAULT_HOME: Final = ".director"

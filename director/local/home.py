@@ -1,6 +1,6 @@
-"""The folder that one `director up` keeps: its lock, its logs, its Valkey's data, and `up.json` for other commands.
+"""The folder of one `director up`: its lock, its logs, its Valkey's data, and `up.json` for other commands.
 
-Holds secrets, so it is this user's alone. Never deleted by us: what was accepted is in it.
+It holds secrets, so only this user can read it. It is never deleted by us, since accepted predictions are in it.
 """
 
 import fcntl
@@ -16,39 +16,37 @@ from msgspec import Struct
 
 from director.local.processes import Mark, UpError
 
-UP: Final = "up"  # the name under which `up` itself stands among the processes
+UP: Final = "up"  # the name of `up` itself among the processes
 LOG_KEPT_BYTES: Final = 1 << 20
 
 
 class State(Struct, frozen=True, kw_only=True):
-    """What `up.json` says. The token stays for the life of the home; `pids` is empty while all is down."""
+    """The content of `up.json`. The token stays for the life of the home; `pids` is empty while nothing runs."""
 
     url: str = ""
     token: str = ""
     redis_url: str = ""
     servers: dict[str, str] = {}  # model → URL of its model server
     pids: dict[str, int] = {}
-    started: dict[str, str] = {}  # beside each pid, when its process began: see director.local.processes
+    started: dict[str, str] = {}  # for each pid, when its process started: see director.local.processes
 
     @property
     def processes(self) -> dict[str, Mark]:
-        """All that ran when this was written, in the order of their start."""
+        """Return all processes that ran when this was written, in the order of their start."""
         return {name: Mark(pid, self.started[name]) for name, pid in self.pids.items() if name in self.started}
 
     def running(self, processes: Mapping[str, Mark]) -> "State":
-        """The same home with these processes."""
+        """Return the same home with these processes."""
         pids = {name: one.pid for name, one in processes.items()}
         started = {name: one.started for name, one in processes.items()}
         return msgspec.structs.replace(self, pids=pids, started=started)
 
     def stopped(self) -> "State":
-        """The same home with nothing running: its address and its token stay known."""
+        """Return the same home with nothing running; its address and its token are kept."""
         return msgspec.structs.replace(self, pids={}, started={}, servers={})
 
 
 class Home:
-    """The folder, by its absolute path."""
-
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self.shown = str(path)  # as the user wrote it, for messages
@@ -59,19 +57,19 @@ class Home:
 
     @property
     def valkey(self) -> Path:
-        """Where the embedded server has its configuration, its socket and its data."""
+        """Return the folder of the embedded server: its configuration, its socket and its data."""
         return self.path / "valkey"
 
     @property
     def files(self) -> Path:
-        """Where the files of outputs are."""
+        """Return the folder of stored files."""
         return self.path / "files"
 
     def log(self, part: str) -> Path:
         return self.path / "logs" / f"{part}.log"
 
     def make(self) -> None:
-        """Make the folders that are missing, open to this user only."""
+        """Make the missing folders, readable by this user only."""
         try:
             for folder in (self.path, self.path / "logs", self.valkey, self.files):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -80,7 +78,9 @@ class Home:
 
     @contextmanager
     def locked(self) -> Generator[None, None, None]:
-        """Be the only `up` of this home. The lock ends with the process that holds it, even when that is killed."""
+        """Hold the lock of this home. Raises UpError if another `up` holds it. It ends with its process, even a killed
+        one.
+        """
         with (self.path / "lock").open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -94,13 +94,13 @@ class Home:
             yield
 
     def read(self) -> State:
-        """What was written last; an empty state where there is none."""
+        """Return what was written last, or an empty state."""
         try:
             return msgspec.json.decode(self.state_file.read_bytes(), type=State)
         except FileNotFoundError:
             return State()
         except (OSError, msgspec.MsgspecError) as exc:
-            raise UpError(f"{self.state_file} cannot be read ({exc}). Delete it: `director up` makes it anew.") from exc
+            raise UpError(f"{self.state_file} cannot be read ({exc}). Delete it: `director up` writes it.") from exc
 
     def write(self, state: State) -> None:
         """Replace `up.json` in one step, so that a reader never sees half of it. It holds a token: mode 0600."""
@@ -115,7 +115,7 @@ class Home:
                 new.unlink()
 
     def open_log(self, part: str) -> int:
-        """A descriptor that appends to the part's log. Of one that is over a megabyte, only the end is kept."""
+        """Return a descriptor that appends to the part's log. A log over a megabyte is first cut to its end."""
         path = self.log(part)
         if path.exists() and path.stat().st_size > LOG_KEPT_BYTES:
             with path.open("rb") as file:
@@ -125,7 +125,7 @@ class Home:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def last_lines(self, part: str, count: int = 5) -> list[str]:
-        """The end of a part's log, for a message that says why it did not come up."""
+        """Return the end of a part's log, for a message that says why the part did not start."""
         with suppress(FileNotFoundError):
             return self.log(part).read_text(errors="replace").splitlines()[-count:]
         return []

@@ -1,6 +1,6 @@
-"""What an `up` consists of: the command, the environment and the sign of readiness of each part.
+"""Describe the parts of an `up`: the command, the environment and the readiness URL of each.
 
-Starts nothing. Each part is the command that one would run by hand, with DIRECTOR_ variables for its settings.
+Nothing is started here. Each part is the command that a person would run by hand, with DIRECTOR_ variables as settings.
 """
 
 import importlib.util
@@ -22,13 +22,13 @@ from director.local.supervisor import Part
 
 LOOPBACK: Final = "127.0.0.1"
 COGLET_DIR: Final = "/tmp/coglet/predictions"  # noqa: S108 - coglet's own, whatever TMPDIR says
-DRAIN_S: Final = 10  # Ctrl-C is answered by somebody who watches: do not let them wait for a long run
-HAND_BACK_S: Final = 13.0  # … but a director that is killed before it has handed back a run costs it an attempt
+DRAIN_S: Final = 10  # coglet always uses this folder, whatever TMPDIR says
+HAND_BACK_S: Final = 13.0  # the user who pressed Ctrl-C watches: do not wait for a long run
 NEEDED_BY_EXAMPLES: Final = {"cog": "cog", "PIL": "pillow"}
 
 
 class Served(Struct, frozen=True, kw_only=True):
-    """An example with its model server and the director beside it. `ready_url` is the director's."""
+    """An example with its model server and its director. `ready_url` is the director's."""
 
     example: Example
     version: str
@@ -39,24 +39,23 @@ class Served(Struct, frozen=True, kw_only=True):
 
 
 def api(home: Home, *, redis_url: str, host: str, port: int) -> Part:
-    """The front door."""
     return _ours(home, "api", [*_python("api")], redis_url=redis_url, host=host, port=str(port))
 
 
 def keeper(home: Home, *, redis_url: str) -> tuple[Part, str]:
-    """The keeper, and where it says that it is ready."""
+    """Return the keeper, and the URL that says when it is ready."""
     port = free_port()
     part = _ours(home, "keeper", [*_python("director"), "keeper"], redis_url=redis_url, host=LOOPBACK, port=str(port))
     return part, f"http://{LOOPBACK}:{port}/readyz"
 
 
 def served_examples(home: Home, *, redis_url: str) -> list[Served]:
-    """Each example model, on ports of its own."""
+    """Return each example model, on ports of its own."""
     return [_served(home, example, redis_url) for example in EXAMPLES.values()]
 
 
 def missing_for_examples() -> list[str]:
-    """The packages that the examples need and that are not installed."""
+    """Return the packages that the examples need and that are not installed."""
     return [package for module, package in NEEDED_BY_EXAMPLES.items() if importlib.util.find_spec(module) is None]
 
 
@@ -72,7 +71,7 @@ def _served(home: Home, example: Example, redis_url: str) -> Served:
         ready_url=f"http://{LOOPBACK}:{health_port}/readyz",
         server=Part(
             name=f"model-{short}",
-            # SIGTERM is the director's to heed; the server ends when it is told to, after it
+            # SIGTERM is for the director; the server ends after it, when asked by HTTP
             command=[
                 *(sys.executable, "-m", "cog.server.http", "--host", LOOPBACK, "--await-explicit-shutdown=true"),
                 *("--upload-url", f"http://{LOOPBACK}:{health_port}/uploads/{upload_secret}/"),
@@ -100,14 +99,16 @@ def _served(home: Home, example: Example, redis_url: str) -> Served:
 
 
 def _python(module: str) -> Sequence[str]:
-    # -P: the folder that `up` is called in is not a place to import from; it may well hold an `api` of its own
+    # -P: never import from the folder that `up` is called in, which may contain an `api` of its own
     return [sys.executable, "-P", "-m", module]
 
 
 def _ours(
     home: Home, name: str, command: Sequence[str], *, redis_url: str, grace_s: float = 10.0, **settings: str
 ) -> Part:
-    """A process of this package. What the user set in the environment holds, but for what makes the parts fit."""
+    """Return a process of this package. The user's own environment applies, except for what makes the parts fit
+    together.
+    """
     allowed = os.environ.get(PREFIX + "WEBHOOK_ALLOW", "")
     settings |= {
         "redis_url": redis_url,
@@ -119,13 +120,13 @@ def _ours(
 
 
 def _model_environment(example: Example, port: int) -> Mapping[str, str]:
-    # a model is not ours: it sees neither our settings nor the address of Redis
+    # a model sees neither our settings nor the address of Redis
     theirs = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-    # Cog starts its worker as `python` from PATH: it has to be this interpreter, which has cog and what models import
+    # Cog starts its worker as `python` from PATH, which must be this interpreter: it has cog and what models import
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     return theirs | {
         "PATH": path,
         "PORT": str(port),
         "COG_PREDICT_TYPE_STUB": example.predict,
-        "PYTHONDONTWRITEBYTECODE": "1",  # the folder is the package's own
+        "PYTHONDONTWRITEBYTECODE": "1",  # the folder belongs to the package
     }

@@ -1,6 +1,7 @@
-"""Processes by pid and start time, so that a pid which the system gave to somebody else is never signalled.
+"""Identify processes by pid and start time, end them, and find free ports of this machine.
 
-Never looks at a process's name or command line: they prove nothing.
+A pid that the system gave to another process is never signalled. Names and command lines are not read: they prove
+nothing.
 """
 
 import errno
@@ -22,32 +23,36 @@ LOOK_S: Final = 0.05
 PROC: Final = Path("/proc")
 
 
+class UpError(DirectorError):
+    """This machine is not as `up` needs it: a port is taken, another `up` runs, or a part did not start. Read on."""
+
+
 class Mark(Struct, frozen=True):
-    """One process, told from any later one with the same pid by when it started."""
+    """One process. Its start time tells it from a later process with the same pid."""
 
     pid: int
     started: str
 
 
 def mark(pid: int) -> Mark | None:
-    """The process that has this pid now; None where there is none, or only a zombie."""
+    """Return the process that has this pid now, or None if it does not exist or is a zombie."""
     started = _started_on_linux(pid) if sys.platform == "linux" else _started_elsewhere(pid)
     return Mark(pid, started) if started else None
 
 
 def is_alive(process: Mark) -> bool:
-    """Is it still that process, and not yet dead?"""
+    """Return True if that process still runs under its pid."""
     return mark(process.pid) == process
 
 
 def signal_group(leader: int, number: signal.Signals) -> None:
-    """Signal all of a process group; one that is gone already is fine."""
+    """Signal a whole process group, which may be gone already."""
     with suppress(ProcessLookupError, PermissionError):  # macOS answers EPERM for a group of zombies
         os.killpg(leader, number)
 
 
 def end(process: Mark, *, grace_s: float) -> None:
-    """Stop a process, and its group where it leads one: first asked, then, after `grace_s`, killed."""
+    """End a process, and the group that it leads: SIGTERM first, SIGKILL after `grace_s`."""
     if not is_alive(process):
         return
     with suppress(ProcessLookupError):
@@ -66,13 +71,13 @@ def _started_on_linux(pid: int) -> str:
         stat = (PROC / str(pid) / "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return ""
-    # the name in parentheses may hold anything, so fields are counted from its end: state is the 3rd, start the 22nd
+    # the name in parentheses may contain anything, so count fields after it: state is the 3rd, start the 22nd
     fields = stat.rpartition(")")[2].split()
     return "" if fields[0] in ("Z", "X") else f"{fields[19]}@{_boot()}"
 
 
 def _boot() -> str:
-    # start times count from boot: after another boot, an old pid with the same time is another process
+    # start times count from boot: after another boot, an equal pid and time is another process
     try:
         return (PROC / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -87,27 +92,17 @@ def _started_elsewhere(pid: int) -> str:
     return "" if state.startswith("Z") else started.strip()
 
 
-# What stops `up` and `down`, said in one line with the next step.
-
-
-class UpError(DirectorError):
-    """This machine is not as `up` needs it: a port is taken, another `up` runs, a part did not come up. Read on."""
-
-
-# Ports of this machine: a free one, and whether a wanted one is.
-
-
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nothing listens on now."""
+    """Return a port that no process listens on now."""
     return _bind(host, 0)
 
 
 def claimable(host: str, port: int) -> int:
-    """This port, or a free one for 0. Raises UpError with the next step where it cannot be listened on."""
+    """Return this port, or a free one for 0. Raises UpError with the next step if it is not free."""
     try:
         return _bind(host, port)
     except socket.gaierror as exc:
-        raise UpError(f"{host} is no address of this machine. Choose one with --host, such as 127.0.0.1.") from exc
+        raise UpError(f"{host} is not an address of this machine. Choose one with --host, such as 127.0.0.1.") from exc
     except PermissionError as exc:
         raise UpError(f"Port {port} is reserved for the system. Choose one above 1023 with --port.") from exc
     except OSError as exc:
@@ -121,7 +116,8 @@ def claimable(host: str, port: int) -> int:
 def _bind(host: str, port: int) -> int:
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the API will: a port just left is free
+        # as the API does: a port that was just closed is free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(address)
-        probe.listen()  # on Linux, bind alone succeeds beside a socket that has not begun to listen
+        probe.listen()  # on Linux, bind alone succeeds beside a socket that does not listen yet
         return int(probe.getsockname()[1])

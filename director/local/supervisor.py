@@ -1,6 +1,6 @@
-"""Keep the parts of one `up` running: start them in stages, start again what dies, end them last stage first.
+"""Keep the parts of one `up` running: start them in stages, restart what dies, end them in reverse.
 
-Knows nothing of what the parts do. No part outlives it: whatever ends the block, each is asked, then killed.
+No part outlives the supervisor: when its block ends, each part is asked to end, then killed.
 """
 
 import os
@@ -24,11 +24,11 @@ from director.local.processes import Mark, mark, signal_group
 
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 10.0
-LONG_RUN_S: Final = 30.0  # what ran this long was well: its next pause is short again
+LONG_RUN_S: Final = 30.0  # a part that ran this long was well: its next pause is short again
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """One process to keep running. `shutdown_url`: how to ask one to end that does not heed SIGTERM."""
+    """One process to keep running. `shutdown_url`: how to end a process that ignores SIGTERM."""
 
     name: str
     command: Sequence[str]
@@ -39,7 +39,7 @@ class Part(Struct, frozen=True, kw_only=True):
 
 
 class Kept(Struct):
-    """A part with the process that runs it at the moment."""
+    """A part with its process."""
 
     part: Part
     scope: anyio.CancelScope
@@ -48,7 +48,9 @@ class Kept(Struct):
 
 
 class Supervisor:
-    """Parts by name. `say` tells the user; `changed` is called after each start; `open_log` gives a part's log."""
+    """Runs parts by name. `say` writes to the user, `changed` is called after each start, `open_log` opens a part's
+    log.
+    """
 
     def __init__(
         self,
@@ -72,14 +74,14 @@ class Supervisor:
         self.ends: Counter[str] = Counter()  # how often each part died by itself
 
     def start(self, parts: Sequence[Part]) -> None:
-        """Start these, as one stage: they are ended together, after all later stages."""
+        """Start these parts as one stage: they are ended together, after all later stages."""
         stage = [Kept(part, anyio.CancelScope(shield=True), anyio.Event()) for part in parts]
         self._stages.append(stage)
         for kept in stage:
             self._tasks.start_soon(self._keep, kept)
 
     async def stop(self) -> None:
-        """End every part: the last stage first, the next one when all of it is gone."""
+        """End every part, the last stage first; the next stage follows when all of it is gone."""
         while self._stages:
             stage = self._stages[-1]
             for kept in stage:
@@ -89,7 +91,7 @@ class Supervisor:
             self._stages.pop()
 
     def force(self) -> None:
-        """Ask no longer: kill all that still runs, at once."""
+        """Kill everything that still runs, at once."""
         self._is_forced = True
         for stage in self._stages:
             for kept in stage:
@@ -111,7 +113,7 @@ class Supervisor:
             began = time.monotonic()
             kept.process = await self._launch(part)
             code = await kept.process.wait()
-            signal_group(kept.process.pid, signal.SIGKILL)  # a worker of it may hang on without it
+            signal_group(kept.process.pid, signal.SIGKILL)  # a worker of it may still run
             self.ends[part.name] += 1
             if time.monotonic() - began >= LONG_RUN_S:
                 pause_s = self._first_pause_s
@@ -122,7 +124,7 @@ class Supervisor:
     async def _launch(self, part: Part) -> Process:
         log = self._open_log(part.name)
         try:
-            # its own session: Ctrl-C in the terminal reaches `up` alone, which ends the parts in their order
+            # in its own session: Ctrl-C in the terminal reaches only `up`, which ends the parts in order
             process = await anyio.open_process(
                 [sys.executable, "-I", "-S", str(child.__file__), str(os.getpid()), *part.command],
                 stdin=subprocess.DEVNULL,
@@ -163,7 +165,7 @@ async def supervising(
     first_pause_s: float = FIRST_PAUSE_S,
     longest_pause_s: float = LONGEST_PAUSE_S,
 ) -> AsyncGenerator[Supervisor, None]:
-    """A supervisor for as long as the block lasts; all its parts are gone when the block is left."""
+    """Yield a supervisor. All its parts are gone when the block is left."""
     async with anyio.create_task_group() as tasks:
         supervisor = Supervisor(
             tasks,
@@ -181,7 +183,7 @@ async def supervising(
 
 
 def how_it_ended(code: int) -> str:
-    """An exit code in words."""
+    """Return an exit code in words."""
     if code >= 0:
         return f"exit code {code}"
     with suppress(ValueError):

@@ -1,7 +1,7 @@
-"""`director up`: from nothing to a service that can be asked, in one home, until Ctrl-C.
+"""Run `director up` and `director down`: start a whole service in one home, and end it.
 
-Starts Valkey, the API, the keeper and the examples, says when all of them are ready, and ends them in reverse order.
-Never prints that it is ready before it is, and never leaves a process behind.
+`up` starts Valkey, the API, the keeper and the examples, says when all are ready, and ends them in reverse order. It
+never says so before they are, and never leaves a process behind.
 """
 
 import json
@@ -36,77 +36,213 @@ from director.runtime.startup import raise_descriptor_limit
 from director.store.accounts import Accounts
 from director.store.tokens import SCOPES
 
-# End the `up` of a home, and what an `up` that was killed left behind. Safe to repeat.
-
-UP_GRACE_S = 60.0  # it drains its directors before it ends
-PART_GRACE_S = 10.0
-
-
-def down(home: Home) -> bool:
-    """End everything; True if there was something to end."""
-    up = home.read().processes.get(UP)
-    was_up = up is not None and is_alive(up)
-    if up is not None:
-        end(up, grace_s=UP_GRACE_S)
-    return end_leftovers(home) or was_up
-
-
-def end_leftovers(home: Home) -> bool:
-    """End the parts that `up.json` still names while no `up` runs; True if there were any.
-
-    Valkey is ended last: it was started first.
-    """
-    state = home.read()
-    left = [one for name, one in state.processes.items() if name != UP and is_alive(one)]
-    for one in reversed(left):
-        end(one, grace_s=PART_GRACE_S)
-    if state.pids:
-        home.write(state.stopped())
-    return bool(left)
-
-
-# Show what the parts write to their logs as it comes: `director up --verbose`. Reads the files, as `tail -f` would.
-
+UP_GRACE_S: Final = 60.0  # `up` drains its directors before it ends
+PART_GRACE_S: Final = 10.0
 LOOK_S: Final = 0.2
+EXAMPLE: Final = "example/hello"
+INPUT: Final = {"text": "hello", "n": 3}
+ACCOUNT: Final = "local"
+START_LIMIT_S: Final = 60.0
+STOPPED: Final = 0
+INTERRUPTED: Final = 130
+WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared with, not bound
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+PROMISES: Final = {
+    "always": "accepted predictions survive a power cut",
+    "replicated": "accepted predictions survive a failover",
+    "everysec": "a power cut may cost the last two seconds",
+    "memory": "in memory only: a restart of the server loses everything",
+}
 
 
-async def follow(home: Home, say: Callable[[str], None]) -> None:
-    """Say every new line of every log, after the name of its part, for ever."""
-    ends = {log: log.stat().st_size for log in _logs(home)}
-    while True:
-        for log in _logs(home):
-            ends[log] = _say_new(log, ends.get(log, 0), say)
-        await anyio.sleep(LOOK_S)
+class Options(Struct, frozen=True, kw_only=True):
+    """The options of the command line. `redis_url` wins over `redis_server`; without both, the wheel has Valkey."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    home: Path = Path(DEFAULT_HOME)
+    has_examples: bool = True
+    redis_url: str = ""
+    redis_server: str = ""
+    is_verbose: bool = False
 
 
-def _logs(home: Home) -> list[Path]:
-    return sorted(home.path.glob("logs/*.log"))
+def up(options: Options, say: Callable[[str], None]) -> int:
+    """Run until a signal; return the exit code. Raises UpError, or what makes Redis unfit, after all is ended."""
+    raise_descriptor_limit()
+    home = Home(options.home)
+    home.make()
+    with home.locked():
+        end_leftovers(home)
+        port = claimable(options.host, options.port)
+        say(f"starting in {home.shown}")
+        try:
+            return anyio.run(Up(options, home, port, say).run)
+        finally:
+            home.write(home.read().stopped())
 
 
-def _say_new(log: Path, shown: int, say: Callable[[str], None]) -> int:
-    """Say whole lines beyond `shown` bytes; returns how far that came. A log that was cut is shown from its start."""
-    if log.stat().st_size < shown:
-        shown = 0
-    with log.open("rb") as file:
-        file.seek(shown)
-        new = file.read()
-    whole = new[: new.rfind(b"\n") + 1]
-    for line in whole.decode(errors="replace").splitlines():
-        say(f"{log.stem:>18} | {line}")
-    return shown + len(whole)
+class Up:
+    """One run of `up`."""
+
+    def __init__(self, options: Options, home: Home, port: int, say: Callable[[str], None]) -> None:
+        self._options = options
+        self._home = home
+        self._say = say
+        self._port = port
+        self._url = f"http://{_in_url(WILDCARDS.get(options.host, options.host))}:{port}"
+        self._state = msgspec.structs.replace(home.read().stopped(), url=self._url)
+        self._is_ready = False
+
+    async def run(self) -> int:
+        """Start everything, wait for a signal, end everything."""
+        # raised after the block: a task group would wrap an error that passes through it
+        failures: list[DirectorError] = []
+        with anyio.open_signal_receiver(*SIGNALS) as signals:
+            async with (
+                supervising(open_log=self._home.open_log, say=self._say, changed=self._note) as self._supervisor,
+                anyio.create_task_group() as tasks,
+            ):
+                with anyio.CancelScope() as work:
+                    tasks.start_soon(self._end_on_signal, signals, work)
+                    try:
+                        await self._start(tasks)
+                        await anyio.sleep_forever()
+                    except DirectorError as exc:
+                        failures.append(exc)
+                self._say("stopping")
+                # here and not at the end of the block, so that a second Ctrl-C still works
+                await self._supervisor.stop()
+                tasks.cancel_scope.cancel()
+        if failures:
+            raise failures[0]
+        return STOPPED if self._is_ready else INTERRUPTED
+
+    async def _end_on_signal(self, signals: AsyncIterator[signal.Signals], work: anyio.CancelScope) -> None:
+        """End everything in order at the first signal, at once at the next."""
+        async for _ in signals:
+            if work.cancel_called:
+                self._supervisor.force()
+            work.cancel()
+
+    async def _start(self, tasks: TaskGroup) -> None:
+        self._note()
+        if self._options.is_verbose:
+            tasks.start_soon(follow, self._home, self._say)
+        redis_url, server = await self._start_server()
+        async with _connected(redis_url) as redis:
+            token = await Accounts(redis).create_token(ACCOUNT, scopes=SCOPES, token=self._state.token or None)
+            served = self._examples(redis_url)
+            servers = {one.example.name: one.url for one in served}
+            self._state = msgspec.structs.replace(self._state, token=token, redis_url=redis_url, servers=servers)
+            await until_ready(
+                self._start_parts(redis, redis_url, served),
+                home=self._home,
+                supervisor=self._supervisor,
+                say=self._say,
+                limit_s=START_LIMIT_S,
+            )
+        self._is_ready = True
+        self._say_ready(server, has_examples=bool(served))
+
+    def _start_parts(self, redis: Redis, redis_url: str, served: Sequence[Served]) -> list[Expected]:
+        """Start all but the server. The reverse order ends the API first, then the runs, then what runs need."""
+        keeper, keeper_url = parts.keeper(self._home, redis_url=redis_url)
+        api = parts.api(self._home, redis_url=redis_url, host=self._options.host, port=self._port)
+        servers, directors = [one.server for one in served], [one.director for one in served]
+        for stage in ([keeper], servers, directors, [api]):
+            self._supervisor.start(stage)
+        return [
+            Expected(keeper.name, [answers_200(keeper_url)]),
+            Expected(api.name, [answers_200(f"{self._url}/readyz")]),
+            *(Expected(one.server.name, [runs_models(one.url)]) for one in served),
+            *(Expected(one.director.name, [answers_200(one.ready_url), is_registered(redis, one)]) for one in served),
+        ]
+
+    async def _start_server(self) -> tuple[str, Server]:
+        """Start the embedded server if none is given, and check it as every part will."""
+        url = self._options.redis_url
+        if not url:
+            embedded = EmbeddedServer(self._home.valkey, find_binary(self._options.redis_server))
+            embedded.prepare()
+            url = embedded.url
+            self._supervisor.start([embedded.part(self._home.path)])
+        async with _connected(url) as redis:
+            found = await self._until_it_answers(redis, url)
+        self._say(f"{found.kind} {found.version} is ready")
+        return url, found
+
+    async def _until_it_answers(self, redis: Redis, url: str) -> Server:
+        settings = load(CommonSettings, redis_url=url)
+        with anyio.move_on_after(START_LIMIT_S):
+            while True:
+                try:
+                    return await check(redis, settings)
+                except BackendUnavailable as exc:
+                    if self._options.redis_url:
+                        raise UpError(
+                            f"Nothing answers at {describe(url)}. Start Redis there, or leave out --redis."
+                        ) from exc
+                    refuse_if_hopeless(VALKEY, self._home, self._supervisor)
+                await anyio.sleep(0.05)
+        raise UpError(f"{VALKEY} did not answer within {START_LIMIT_S:g} s. Its log is {self._home.log(VALKEY)}.")
+
+    def _examples(self, redis_url: str) -> list[Served]:
+        if not self._options.has_examples:
+            return []
+        if missing := parts.missing_for_examples():
+            self._say(f"without the example models: {' and '.join(missing)} missing (pip install 'director[examples]')")
+            return []
+        return parts.served_examples(self._home, redis_url=redis_url)
+
+    def _note(self) -> None:
+        """Write the processes to `up.json`, as the supervisor has them now."""
+        own = mark(os.getpid())
+        self._state = self._state.running(({UP: own} if own else {}) | self._supervisor.marks)
+        self._home.write(self._state)
+
+    def _say_ready(self, server: Server, *, has_examples: bool) -> None:
+        self._say(
+            banner(
+                program=_program(),
+                url=self._url,
+                token=self._state.token,
+                redis_url=self._state.redis_url,
+                home=self._home.shown,
+                promise=PROMISES[server.level],
+                has_examples=has_examples,
+            )
+        )
 
 
-# What `up` prints when all is ready: where to ask, with what token, and two ways to do it that work as they stand.
-#
-# Shows the service's token, which is for whoever started it, and never a password of Redis: that is for the parts
-# alone.
+def _program() -> str:
+    """Return this command as it can be typed again here."""
+    typed = sys.argv[0]
+    if Path(typed).name != "director":  # run with -m
+        return f"{shlex.quote(sys.executable)} -m director"
+    return "director" if typed == shutil.which("director") else shlex.quote(typed)
 
-EXAMPLE = "example/hello"
-INPUT = {"text": "hello", "n": 3}
+
+@asynccontextmanager
+async def _connected(url: str) -> AsyncGenerator[Redis, None]:
+    redis = client(url, name="director-up")
+    try:
+        yield redis
+    finally:
+        await redis.aclose()
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def banner(*, program: str, url: str, token: str, redis_url: str, home: str, promise: str, has_examples: bool) -> str:
-    """The text. `program`: how this command is called; `promise`: what durability means for what is accepted."""
+    """Return what `up` prints when all is ready: the address, the token, and commands that work as they stand.
+
+    `program`: the name of this command. `promise`: what durability means for accepted work. The token is shown to the
+    user who started the service, a password of Redis never.
+    """
     facts = {"token": token, "page": f"{url}/ (log in with the token)", "data": f"{home} ({promise})"}
     parts = ["\n".join((f"\nDirector is up at {url}", *(f"  {name:<6} {value}" for name, value in facts.items())))]
     if has_examples:
@@ -146,196 +282,52 @@ The same with Replicate's client for Python (pip install "replicate<2"):
   print("".join(client.run("{EXAMPLE}", input={json.dumps(INPUT)})))"""
 
 
-ACCOUNT: Final = "local"
-START_LIMIT_S: Final = 60.0
-STOPPED: Final = 0
-INTERRUPTED: Final = 130
-WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared with, not bound
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-PROMISES: Final = {
-    "always": "what is accepted survives a power cut",
-    "replicated": "what is accepted survives a failover",
-    "everysec": "a power cut may cost the last two seconds",
-    "memory": "kept in memory only: a restart of the server loses all",
-}
+async def follow(home: Home, say: Callable[[str], None]) -> None:
+    """Show every new line of every log, after the name of its part, for ever."""
+    ends = {log: log.stat().st_size for log in _logs(home)}
+    while True:
+        for log in _logs(home):
+            ends[log] = _say_new(log, ends.get(log, 0), say)
+        await anyio.sleep(LOOK_S)
 
 
-class Options(Struct, frozen=True, kw_only=True):
-    """What the command line said. `redis_url` wins over `redis_server`; without both, Valkey from the wheel."""
-
-    host: str = "127.0.0.1"
-    port: int = 8080
-    home: Path = Path(DEFAULT_HOME)
-    has_examples: bool = True
-    redis_url: str = ""
-    redis_server: str = ""
-    is_verbose: bool = False
+def _logs(home: Home) -> list[Path]:
+    return sorted(home.path.glob("logs/*.log"))
 
 
-def up(options: Options, say: Callable[[str], None]) -> int:
-    """Run until a signal; returns the exit code. Raises UpError, or what Redis is unfit for, after all is ended."""
-    raise_descriptor_limit()
-    home = Home(options.home)
-    home.make()
-    with home.locked():
-        end_leftovers(home)
-        port = claimable(options.host, options.port)
-        say(f"starting in {home.shown}")
-        try:
-            return anyio.run(Up(options, home, port, say).run)
-        finally:
-            home.write(home.read().stopped())
+def _say_new(log: Path, shown: int, say: Callable[[str], None]) -> int:
+    """Show the whole lines beyond `shown` bytes and return the new position. A log that was cut is shown from its
+    start.
+    """
+    if log.stat().st_size < shown:
+        shown = 0
+    with log.open("rb") as file:
+        file.seek(shown)
+        new = file.read()
+    whole = new[: new.rfind(b"\n") + 1]
+    for line in whole.decode(errors="replace").splitlines():
+        say(f"{log.stem:>18} | {line}")
+    return shown + len(whole)
 
 
-class Up:
-    """One run of `up`."""
-
-    def __init__(self, options: Options, home: Home, port: int, say: Callable[[str], None]) -> None:
-        self._options = options
-        self._home = home
-        self._say = say
-        self._port = port
-        self._url = f"http://{_in_url(WILDCARDS.get(options.host, options.host))}:{port}"
-        self._state = msgspec.structs.replace(home.read().stopped(), url=self._url)
-        self._is_ready = False
-
-    async def run(self) -> int:
-        """Start all, wait for a signal, end all."""
-        failures: list[DirectorError] = []  # raised after the block: a task group would wrap what passes through it
-        with anyio.open_signal_receiver(*SIGNALS) as signals:
-            async with (
-                supervising(open_log=self._home.open_log, say=self._say, changed=self._note) as self._supervisor,
-                anyio.create_task_group() as tasks,
-            ):
-                with anyio.CancelScope() as work:
-                    tasks.start_soon(self._heed, signals, work)
-                    try:
-                        await self._start(tasks)
-                        await anyio.sleep_forever()
-                    except DirectorError as exc:
-                        failures.append(exc)
-                self._say("stopping")
-                # here and not by leaving the block, so that a second Ctrl-C is heeded meanwhile
-                await self._supervisor.stop()
-                tasks.cancel_scope.cancel()
-        if failures:
-            raise failures[0]
-        return STOPPED if self._is_ready else INTERRUPTED
-
-    async def _heed(self, signals: AsyncIterator[signal.Signals], work: anyio.CancelScope) -> None:
-        """The first signal ends all in order, any further one at once."""
-        async for _ in signals:
-            if work.cancel_called:
-                self._supervisor.force()
-            work.cancel()
-
-    async def _start(self, tasks: TaskGroup) -> None:
-        self._note()
-        if self._options.is_verbose:
-            tasks.start_soon(follow, self._home, self._say)
-        redis_url, server = await self._start_server()
-        async with _connected(redis_url) as redis:
-            token = await Accounts(redis).create_token(ACCOUNT, scopes=SCOPES, token=self._state.token or None)
-            served = self._examples(redis_url)
-            servers = {one.example.name: one.url for one in served}
-            self._state = msgspec.structs.replace(self._state, token=token, redis_url=redis_url, servers=servers)
-            await until_ready(
-                self._start_parts(redis, redis_url, served),
-                home=self._home,
-                supervisor=self._supervisor,
-                say=self._say,
-                limit_s=START_LIMIT_S,
-            )
-        self._is_ready = True
-        self._say_ready(server, has_examples=bool(served))
-
-    def _start_parts(self, redis: Redis, redis_url: str, served: Sequence[Served]) -> list[Expected]:
-        """Start all but the server. Ended in reverse: nobody may ask any more, then runs end, then what they needed."""
-        keeper, keeper_url = parts.keeper(self._home, redis_url=redis_url)
-        api = parts.api(self._home, redis_url=redis_url, host=self._options.host, port=self._port)
-        servers, directors = [one.server for one in served], [one.director for one in served]
-        for stage in ([keeper], servers, directors, [api]):
-            self._supervisor.start(stage)
-        return [
-            Expected(keeper.name, [answers_200(keeper_url)]),
-            Expected(api.name, [answers_200(f"{self._url}/readyz")]),
-            *(Expected(one.server.name, [runs_models(one.url)]) for one in served),
-            *(Expected(one.director.name, [answers_200(one.ready_url), is_registered(redis, one)]) for one in served),
-        ]
-
-    async def _start_server(self) -> tuple[str, Server]:
-        """Start the embedded server where none is given, and look at it like every part will."""
-        url = self._options.redis_url
-        if not url:
-            embedded = EmbeddedServer(self._home.valkey, find_binary(self._options.redis_server))
-            embedded.prepare()
-            url = embedded.url
-            self._supervisor.start([embedded.part(self._home.path)])
-        async with _connected(url) as redis:
-            found = await self._until_it_answers(redis, url)
-        self._say(f"{found.kind} {found.version} is ready")
-        return url, found
-
-    async def _until_it_answers(self, redis: Redis, url: str) -> Server:
-        settings = load(CommonSettings, redis_url=url)
-        with anyio.move_on_after(START_LIMIT_S):
-            while True:
-                try:
-                    return await check(redis, settings)
-                except BackendUnavailable as exc:
-                    if self._options.redis_url:
-                        raise UpError(
-                            f"Nobody answers at {describe(url)}. Start Redis there, or leave --redis out."
-                        ) from exc
-                    refuse_if_hopeless(VALKEY, self._home, self._supervisor)
-                await anyio.sleep(0.05)
-        raise UpError(f"{VALKEY} did not answer within {START_LIMIT_S:g} s. Its log is {self._home.log(VALKEY)}.")
-
-    def _examples(self, redis_url: str) -> list[Served]:
-        if not self._options.has_examples:
-            return []
-        if missing := parts.missing_for_examples():
-            self._say(f"without the example models: {' and '.join(missing)} missing (pip install 'director[examples]')")
-            return []
-        return parts.served_examples(self._home, redis_url=redis_url)
-
-    def _note(self) -> None:
-        """Write down which processes there are, as the supervisor has them now."""
-        own = mark(os.getpid())
-        self._state = self._state.running(({UP: own} if own else {}) | self._supervisor.marks)
-        self._home.write(self._state)
-
-    def _say_ready(self, server: Server, *, has_examples: bool) -> None:
-        self._say(
-            banner(
-                program=_program(),
-                url=self._url,
-                token=self._state.token,
-                redis_url=self._state.redis_url,
-                home=self._home.shown,
-                promise=PROMISES[server.level],
-                has_examples=has_examples,
-            )
-        )
+def down(home: Home) -> bool:
+    """End the `up` of this home and all that a killed `up` left. Return True if there was something. Safe to repeat."""
+    up = home.read().processes.get(UP)
+    was_up = up is not None and is_alive(up)
+    if up is not None:
+        end(up, grace_s=UP_GRACE_S)
+    return end_leftovers(home) or was_up
 
 
-def _program() -> str:
-    """This command, as it can be typed again here."""
-    typed = sys.argv[0]
-    if Path(typed).name != "director":  # as a module
-        return f"{shlex.quote(sys.executable)} -m director"
-    return "director" if typed == shutil.which("director") else shlex.quote(typed)
+def end_leftovers(home: Home) -> bool:
+    """End the parts that `up.json` still names while no `up` runs. Return True if there were any.
 
-
-@asynccontextmanager
-async def _connected(url: str) -> AsyncGenerator[Redis, None]:
-    redis = client(url, name="director-up")
-    try:
-        yield redis
-    finally:
-        await redis.aclose()
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+    Valkey was started first, so it is ended last.
+    """
+    state = home.read()
+    left = [one for name, one in state.processes.items() if name != UP and is_alive(one)]
+    for one in reversed(left):
+        end(one, grace_s=PART_GRACE_S)
+    if state.pids:
+        home.write(state.stopped())
+    return bool(left)

@@ -1,1 +1,1 @@
-"""What would have been: recorded or made traffic through the queue's own scripts, on a clock that is walked by hand."""
+"""Simulate a queue: play recorded or generated traffic through its scripts, with a virtual clock and another policy."""

@@ -29,6 +29,21 @@ from director.core.schema import Claim
 from director.core.states import Status
 from director.simulate.trace import Trace
 
+VERSION: Final = "5d" * 32
+CONSUMER: Final = "simulated"
+INPUT: Final = b'{"text":"hello"}'
+START_MS: Final = 1_800_000_000_000
+LEASE_S: Final = 10 * 366 * 86400.0  # longer than any play: no reaper runs here
+AT_ONCE: Final = 200  # calls started together leave in one write, so they arrive in their order
+MODEL: Final = "simulated/model"
+EVERYBODY: Final = "everybody"
+ONE_LANE: Final = "normal"
+HEARTBEAT_MS: Final = 10_000  # a director that is silent for more than twice as long does not count as alive
+SAY_EVERY: Final = 1000
+
+NEVER: Final = -1
+REFUSED: Final = -2
+
 EVERY_OTHER: Final = "*"
 MOST_NAME: Final = 14  # characters; a column of the table has no more room
 
@@ -103,14 +118,6 @@ def _check(text: str, read: TriedPolicy) -> None:
         )
 
 
-VERSION: Final = "5d" * 32
-CONSUMER: Final = "simulated"
-INPUT: Final = b'{"text":"hello"}'
-START_MS: Final = 1_800_000_000_000
-LEASE_S: Final = 10 * 366 * 86400.0  # longer than any play: no reaper runs here
-AT_ONCE: Final = 200  # calls started together leave in one write, so they arrive in their order
-
-
 class VirtualQueue:
     """One queue on a server of its own. The caller sets `now_ms`, the time of every call.
 
@@ -165,16 +172,6 @@ class VirtualQueue:
         return self._scripts.finish(
             claim.id, token=claim.token, status=Status.SUCCEEDED, output=b"1", ran_ms=ran_ms, now_ms=self.now_ms
         )
-
-
-MODEL: Final = "simulated/model"
-EVERYBODY: Final = "everybody"
-ONE_LANE: Final = "normal"
-HEARTBEAT_MS: Final = 10_000  # a director that is silent for more than twice as long does not count as alive
-SAY_EVERY: Final = 1000
-
-NEVER: Final = -1
-REFUSED: Final = -2
 
 
 class PlayResult(Struct, kw_only=True):

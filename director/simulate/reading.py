@@ -1,6 +1,6 @@
-"""Read what came to a queue, line by line: a trace, or the file that `director audit` writes.
+"""Read the traffic of a queue line by line: from a trace, or from the file that `director audit` writes.
 
-What is wrong is said with its line. Half a line at the end is still being written, and is left out.
+An error names its line. Half a line at the end is still being written, and is left out.
 """
 
 import re
@@ -20,7 +20,7 @@ from director.simulate.trace import Builder, Trace
 LONGEST_S: Final = 366 * 86400.0
 LATEST_MS: Final = 10**14  # the year 5138
 LONGEST_LINE: Final = 64 * 1024
-STEP: Final = re.compile(rb'"kind"\s*:')  # of a log; no line of a trace has it
+STEP: Final = re.compile(rb'"kind"\s*:')  # in every line of a log, and in no line of a trace
 
 Account = Annotated[str, Meta(min_length=1, max_length=256)]
 T = TypeVar("T")
@@ -28,7 +28,7 @@ Lines = Iterable[tuple[int, bytes]]
 
 
 class Line(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line of a trace. `run_s`: how long it holds a slot."""
+    """One line of a trace. `run_s`: how long the prediction holds a slot."""
 
     at_s: Annotated[float, Meta(ge=0, le=LONGEST_S)]
     run_s: Annotated[float, Meta(ge=0, le=LONGEST_S)]
@@ -38,7 +38,7 @@ class Line(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """One line of an audit log, and what of it is needed here. `count`: of a line that says how many were missed."""
+    """One line of an audit log, with the fields that are needed here. `count`: the number of missed entries."""
 
     kind: str
     entry: Annotated[str, Meta(pattern=r"^[0-9]{1,20}-[0-9]{1,20}$")] = "0-0"
@@ -52,11 +52,11 @@ class Step(Struct, frozen=True, kw_only=True):
 
 
 def read(path: Path, *, queue: str = "") -> Trace:
-    """A trace or an audit log, whichever it is. `queue`: which one of a log with several. Raises SettingsError."""
+    """Read a trace or an audit log. `queue` chooses one of a log with several. Raises SettingsError."""
     try:
         with path.open("rb") as file:
             lines = _lines(file)
-            first = list(islice(lines, 1))  # of a pipe there is no second look
+            first = list(islice(lines, 1))  # a pipe cannot be read twice
             is_log = bool(first and STEP.search(first[0][1]))
             every = chain(first, lines)
             return _of_log(every, queue) if is_log else _of_trace(every)
@@ -102,12 +102,12 @@ def _of_trace(lines: Lines) -> Trace:
 def _of_log(lines: Lines, queue: str) -> Trace:
     log = _Log(queue)
     for step in _decoded(lines, msgspec.json.Decoder(Step).decode):
-        log.hear(step)
+        log.add(step)
     return log.build()
 
 
 class Open(Struct):
-    """A prediction that has not ended: since when it is claimed, and for how long it was before."""
+    """A prediction that has not ended: when its claim began, and how long it was claimed before."""
 
     number: int
     since: int | None = None
@@ -115,17 +115,17 @@ class Open(Struct):
     was_claimed: bool = False
 
     def claim(self, at: int) -> None:
-        self.let_go(at)
+        self.release(at)
         self.since, self.was_claimed = at, True
 
-    def let_go(self, at: int) -> None:
+    def release(self, at: int) -> None:
         if self.since is not None:
             self.held_ms += max(0, at - self.since)
         self.since = None
 
 
 class _Log:
-    """The steps of one queue, put together to what became of each prediction."""
+    """Builds a trace from the steps of one queue."""
 
     def __init__(self, queue: str) -> None:
         self._asked = queue
@@ -135,7 +135,7 @@ class _Log:
         self._last: dict[int, list[int]] = {}
         self._missed = 0
 
-    def hear(self, step: Step) -> None:
+    def add(self, step: Step) -> None:
         if step.kind == "missed":
             self._missed += step.count
             return
@@ -150,7 +150,7 @@ class _Log:
 
     def build(self) -> Trace:
         if self._asked and not self._seen:
-            raise SettingsError(f"nothing was accepted for the queue {self._asked} there.")
+            raise SettingsError(f"it has no prediction of the queue {self._asked}.")
         return self._builder.build(missed=self._missed)
 
     def _accept(self, step: Step) -> None:
@@ -167,12 +167,12 @@ class _Log:
             case "claimed":
                 known.claim(step.at)
             case "retried" | "released":
-                known.let_go(step.at)
-            case "moved":  # to another queue, with all that became of it there
+                known.release(step.at)
+            case "moved":  # to another queue, where the rest happened
                 self._builder.leave_out(known.number)
                 del self._open[step.id]
             case "ended":
-                known.let_go(step.at)
+                known.release(step.at)
                 if known.was_claimed:
                     self._builder.ran(known.number, known.held_ms)
                 else:

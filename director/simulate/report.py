@@ -1,6 +1,6 @@
-"""What a play came to: waits, use of the slots, fairness, and how both went over time.
+"""Report on plays: waits, use of the slots, fairness, and how they changed over time.
 
-Pure: the same play is the same report. Whoever was refused waited for nothing and counts in no wait.
+The same play gives the same report. A refused prediction is in no wait.
 """
 
 from array import array
@@ -16,18 +16,19 @@ from director.local.server import own_server
 from director.simulate.play import NEVER, REFUSED, PlayResult, TriedPolicy, play
 from director.simulate.trace import Trace
 
-# How near each account came to a fair share of the slots, bin by bin of the time that was played.
-#
-# Pure. Who sends little gets little of the slots, and that is fair: so what an account got is compared with what it
-# could have had, if the slots had been filled by weights with what was there to run (max-min: nobody is given more
-# than it can use, and what one leaves goes to the others). Jain's index is made of these ratios.
-
+BINS: Final = 120
+MOST_SHOWN: Final = 20
+HEAVIEST: Final = 0.1  # of the accounts, those with the most work; at least one
+LIGHTEST: Final = 0.5
 MOST_BINS: Final = 30
-LEAST_RUNS: Final = 20  # a bin lasts as long as so many runs, since a run is not cut where a bin ends
+LEAST_RUNS: Final = 20  # a bin lasts at least as long as this many runs, since a run is not cut at its end
+
+
+Say = Callable[[str, int], None]
 
 
 class Had(Struct):
-    """Of one account in one bin, in slot-milliseconds: what it could have used, and what it was given."""
+    """One account in one bin, in slot milliseconds: what it could have used, and what it got."""
 
     wanted: int = 0
     given: int = 0
@@ -36,9 +37,12 @@ class Had(Struct):
 def fairness(
     trace: Trace, started_ms: "array[int]", *, weights: Sequence[float], limits: Sequence[int | None], slots: int
 ) -> float | None:
-    """Jain's index over accounts, as the mean of the bins in which more was to run than the slots could; None: none.
+    """Return Jain's index over accounts, as the mean of the bins with more work than the slots could do, or None.
 
-    `weights` and `limits` (most that run) by account.
+    An account that sends little gets little of the slots, and that is fair. So what an account got is compared with
+    what it would have got if the slots had been filled by weights with what was there to run (max-min: no account gets
+    more than it can use, and what one leaves goes to the others). Jain's index is made of these ratios. `weights` and
+    `limits` (the most that run) are by account.
     """
     runs = [n for n in range(len(trace)) if started_ms[n] >= 0]
     if not runs:
@@ -58,7 +62,7 @@ def fairness(
 
 
 def _note(bins: Sequence[dict[int, Had]], width: int, account: int, *, at: int, start: int, run: int) -> None:
-    """One prediction, in each bin from its arrival to its end."""
+    """Add one prediction to each bin from its arrival to its end."""
     for number in range(at // width, (start + run) // width + 1):
         begin, end = number * width, (number + 1) * width
         had = bins[number].setdefault(account, Had())
@@ -82,7 +86,7 @@ def _index(
 
 
 def fair_shares(wanted: Mapping[int, float], *, weights: Sequence[float], capacity: float) -> dict[int, float]:
-    """Max-min: the capacity by weights, where nobody gets more than it wants."""
+    """Divide the capacity by weights (max-min): no account gets more than it wants."""
     shares, left, weight = {}, capacity, sum(weights[account] for account in wanted)
     for account in sorted(wanted, key=lambda account: (wanted[account] / weights[account], account)):
         shares[account] = min(wanted[account], left * weights[account] / weight)
@@ -91,14 +95,8 @@ def fair_shares(wanted: Mapping[int, float], *, weights: Sequence[float], capaci
     return shares
 
 
-BINS: Final = 120
-MOST_SHOWN: Final = 20
-HEAVIEST: Final = 0.1  # of the accounts, those that send the most work; at least one
-LIGHTEST: Final = 0.5
-
-
 class Wait(Struct, frozen=True, kw_only=True):
-    """How long those waited that were started, in seconds."""
+    """The waits of predictions that were started, in seconds."""
 
     count: int
     p50: float
@@ -109,7 +107,7 @@ class Wait(Struct, frozen=True, kw_only=True):
 
 
 class Kept(Struct, frozen=True, kw_only=True):
-    """An objective, and the share of what came into its lane that did start in time."""
+    """An objective, and the share of its lane's predictions that started in time."""
 
     share: float
     within_s: float
@@ -121,7 +119,7 @@ class Kept(Struct, frozen=True, kw_only=True):
 
 
 class AccountReport(Struct, frozen=True, kw_only=True):
-    """One account. `served`: its part of all seconds that slots were used."""
+    """One account. `served`: its part of all slot seconds."""
 
     account: str
     weight: float
@@ -131,7 +129,7 @@ class AccountReport(Struct, frozen=True, kw_only=True):
 
 
 class Series(Struct, frozen=True, kw_only=True):
-    """Over time, from the middle of each bin: waiting and busy slots on average, and the p90 of the wait by arrival."""
+    """Figures over time, at the middle of each bin: mean waiting, mean use of the slots, p90 of the wait by arrival."""
 
     at_s: list[float]
     waiting: list[float]
@@ -140,7 +138,7 @@ class Series(Struct, frozen=True, kw_only=True):
 
 
 class TraceReport(Struct, frozen=True, kw_only=True):
-    """What was played. `guessed`, `left_out`, `missed` as of `Trace`."""
+    """The trace that was played. `guessed`, `left_out` and `missed` as in `Trace`."""
 
     predictions: int
     accounts: int
@@ -152,7 +150,7 @@ class TraceReport(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """One play. `waits`: over all, of each lane, and of the accounts that send the most and the least."""
+    """One play. `waits`: of all, of each lane, and of the accounts that send the most and the least."""
 
     policy: str
     slots: int
@@ -188,7 +186,7 @@ def trace_report(trace: Trace) -> TraceReport:
 
 
 def report(trace: Trace, tried: TriedPolicy, played: PlayResult, *, slots: int) -> Report:
-    """All that is told of one play."""
+    """Report on one play."""
     started = played.started_ms
     ran = [n for n in range(len(trace)) if started[n] >= 0]
     span = max([1, trace.at_ms[-1], *(started[n] + trace.run_ms[n] for n in ran)])
@@ -222,11 +220,8 @@ def report(trace: Trace, tried: TriedPolicy, played: PlayResult, *, slots: int) 
     )
 
 
-# ── who ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _groups(trace: Trace) -> dict[str, Callable[[int], bool]]:
-    """By name: is this prediction one of the group?"""
+    """Return the name of each group, and whether a prediction belongs to it."""
     groups: dict[str, Callable[[int], bool]] = {"all": lambda _: True}
     lanes = sorted(set(trace.lane))
     if len(lanes) > 1:
@@ -243,13 +238,13 @@ def _groups(trace: Trace) -> dict[str, Callable[[int], bool]]:
 
 
 def _by_work(trace: Trace) -> list[int]:
-    """Accounts that sent anything, the one with the most work first."""
+    """Return the accounts that sent anything, the one with the most work first."""
     work = trace.work_ms()
     return sorted(set(trace.account), key=lambda account: (-work[account], trace.accounts[account]))
 
 
 def _accounts(trace: Trace, tried: TriedPolicy, started: "array[int]", ran: Sequence[int]) -> list[AccountReport]:
-    """Those with the most work."""
+    """Report on the accounts with the most work."""
     total = sum(trace.run_ms[n] for n in ran)
     shown = _by_work(trace)[:MOST_SHOWN]
     sent = dict.fromkeys(shown, 0)
@@ -270,9 +265,6 @@ def _accounts(trace: Trace, tried: TriedPolicy, started: "array[int]", ran: Sequ
         )
         for account in shown
     ]
-
-
-# ── how long ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _wait(trace: Trace, started: "array[int]", numbers: Iterable[int]) -> Wait | None:
@@ -301,7 +293,7 @@ def _objectives(trace: Trace, tried: TriedPolicy, started: "array[int]") -> dict
 
 
 def _most_waiting(trace: Trace, started: "array[int]", ran: Sequence[int]) -> int:
-    # of one moment, what leaves goes first: who starts as it comes never waited
+    # at one moment, starts come before arrivals: a prediction that starts on arrival never waited
     steps = sorted(
         [(trace.at_ms[n], 1) for n in ran if started[n] > trace.at_ms[n]]
         + [(started[n], -1) for n in ran if started[n] > trace.at_ms[n]]
@@ -324,7 +316,7 @@ def _series(
 ) -> Series:
     bins = max(1, min(BINS, span))
     width = span / bins
-    waiting, busy = _Spread(bins, width), _Spread(bins, width)
+    waiting, busy = _Coverage(bins, width), _Coverage(bins, width)
     for n in ran:
         waiting.add(trace.at_ms[n], started[n])
         busy.add(started[n], started[n] + trace.run_ms[n])
@@ -342,8 +334,8 @@ def _series(
     )
 
 
-class _Spread:
-    """How much of each bin was covered by intervals. One that spans many bins costs no more than one that spans two."""
+class _Coverage:
+    """Sums how much of each bin intervals cover. A long interval costs no more than a short one."""
 
     def __init__(self, bins: int, width: float) -> None:
         self._bins = bins
@@ -377,17 +369,13 @@ def _maybe_rounded(value: float | None) -> float | None:
     return None if value is None else _rounded(value)
 
 
-# Play a trace with each policy and each number of slots, one after the other, on one server in memory.
-
-Say = Callable[[str, int], None]
-
-
 async def simulate(
     trace: Trace, policies: Sequence[TriedPolicy], slots: Sequence[int], say: Say = lambda name, done: None
 ) -> list[Report]:
-    """A report of each play. `say` hears which one is under way, and how many of its predictions are done.
+    """Play the trace with each policy and each number of slots, one after the other, on one server in memory.
 
-    Raises UpError where no server can be started, BackendUnavailable.
+    `say` gets the name of the play in progress and the number of its predictions done. Raises UpError if no server can
+    be started, or BackendUnavailable.
     """
     reports = []
     async with own_server() as redis:

@@ -1,4 +1,4 @@
-"""A report as text: what was played, and a table in which each policy with its slots is a column. Pure."""
+"""Show reports as text, with a column for each policy and number of slots, or as a picture."""
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -10,14 +10,21 @@ from director.core.errors import SettingsError
 from director.core.ids import LANES
 from director.simulate.report import Report, TraceReport
 
-WIDEST: Final = 100
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+KINDS: Final = (".svg", ".png")
+STYLES: Final = {"all": "-", "heaviest": "--", "lightest": ":"}
+SIZE: Final = (10.0, 9.0)  # inches
+MOST_LINES: Final = 12  # more would have no colour of their own
+WIDEST: Final = 100  # characters of a table
 GAP: Final = "  "
 
 Cell = Callable[[Report], str]
 
 
 def told(trace: TraceReport, reports: Sequence[Report]) -> str:
-    """All of it; tables one below the other where they would not fit beside each other."""
+    """Return all of it; tables are one below the other if they do not fit beside each other."""
     rows = _rows(reports)
     heads = max(len(name) for name in rows)
     width = max(8, *(len(cell(report)) for cell in rows.values() for report in reports))
@@ -33,9 +40,9 @@ def _played(trace: TraceReport) -> str:
         f"with {_span(trace.work_s)} of runs."
     ]
     notes = {
-        "had not ended, and took as long as the others on average": trace.guessed,
-        "ended without having been claimed, or were moved, and were left out": trace.left_out,
-        "lines of the log were missed when it was written": trace.missed,
+        "had not ended, and got the mean run time of the others": trace.guessed,
+        "were left out: they ended before they were claimed, or were moved": trace.left_out,
+        "entries of the log were cut before they were written": trace.missed,
     }
     return "\n".join(lines + [f"{count:,} {text}." for text, count in notes.items() if count])
 
@@ -100,24 +107,10 @@ def _span(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-# Reports as a picture, an SVG or a PNG by its name: waits, queue length and use of the slots over time.
-#
-# Needs the extra `plot`; all else of a simulation does without. The same reports are the same bytes of SVG.
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-
-KINDS: Final = (".svg", ".png")
-STYLES: Final = {"all": "-", "heaviest": "--", "lightest": ":"}
-SIZE: Final = (10.0, 9.0)  # inches
-MOST_LINES: Final = 12  # more have no colour of their own
-
-
 def check(path: Path) -> None:
-    """Could a picture be drawn there? Raises SettingsError: better before minutes of play than after."""
+    """Raise SettingsError if no picture can be written there: better now than after minutes of play."""
     if path.suffix.lower() not in KINDS:
-        raise SettingsError(f"{path} is no picture's name: it ends in {' or '.join(KINDS)}.")
+        raise SettingsError(f"{path} is not the name of a picture: it must end in {' or '.join(KINDS)}.")
     if find_spec("matplotlib") is None:
         raise SettingsError("a plot needs matplotlib: install director[plot], or leave out --plot.")
     if not path.parent.is_dir():
@@ -125,11 +118,14 @@ def check(path: Path) -> None:
 
 
 def plot(path: Path, reports: Sequence[Report]) -> None:
-    """Draw them into one picture. Raises SettingsError."""
+    """Draw waits, queue length and use of the slots over time into one SVG or PNG. Raises SettingsError.
+
+    It needs the extra `plot`. The same reports give the same bytes of SVG.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 
-    # text stays text, and is found by whoever searches; ids are made of what is drawn, not by chance
+    # text stays text, so it can be searched; ids depend on what is drawn, not on chance
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "director"}):
         figure = Figure(figsize=SIZE, layout="constrained")
         waits, waiting, used = figure.subplots(3, 1, sharex=True)

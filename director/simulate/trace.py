@@ -1,6 +1,6 @@
-"""What came to one queue and how long each held a slot: some 40 bytes of each prediction, so a day's traffic fits.
+"""A trace: the arrivals at one queue and how long each held a slot. It may be recorded, or made here.
 
-Never has an input or an output: neither a trace nor an audit log has them.
+A prediction takes about 40 bytes, so a day's traffic fits. Inputs and outputs are never in a trace.
 """
 
 import math
@@ -14,16 +14,22 @@ from msgspec import Meta, Struct
 from director.core.errors import SettingsError
 from director.core.ids import LANES
 
-MOST: Final = 1_000_000  # of each that waits the server has a record, of about a kilobyte
+MOST: Final = 1_000_000  # the server holds about a kilobyte for each that waits
 UNKNOWN: Final = -1  # in place of a run time
 LEFT_OUT: Final = -2
 
+SIGMA: Final = 0.8  # of the logarithm of a run time: the longest of a hundred runs takes six times the median
+HEAVY_SHARE: Final = 0.6
+BATCH_EVERY_S: Final = 600.0
+LANES_OF_TEN: Final = ("high", *["normal"] * 7, *["low"] * 2)
+
 
 class Trace:
-    """Predictions in the order of their arrival, one place in each column for each. Milliseconds, from the first one.
+    """Predictions in the order of their arrival, as columns. Times are milliseconds since the first arrival.
 
-    `guessed`: of so many the end is not known, and they get the mean of the others. `left_out`: so many were in the log
-    without being in the trace: they ended before they were ever claimed, or had come before the log begins.
+    `guessed`: predictions whose end is unknown; they get the mean run time of the others. `left_out`: predictions of
+    the log that are not in the trace, since they ended before they were ever claimed, or came before the log begins.
+    `missed`: entries that the log lost.
     """
 
     def __init__(self) -> None:
@@ -41,7 +47,7 @@ class Trace:
         return len(self.at_ms)
 
     def work_ms(self) -> list[int]:
-        """Of each account: how long all that it sent holds a slot."""
+        """Return, for each account, how long all its predictions hold a slot."""
         work = [0] * len(self.accounts)
         for account, ms in zip(self.account, self.run_ms, strict=True):
             work[account] += ms
@@ -49,17 +55,17 @@ class Trace:
 
 
 class Builder:
-    """A trace while it grows, in any order of time."""
+    """A trace that grows, in any order of time."""
 
     def __init__(self) -> None:
         self._trace = Trace()
         self._numbers: dict[str, int] = {}
 
     def add(self, *, at_ms: int, account: str, lane: str, cost: float = 1.0, run_ms: int = UNKNOWN) -> int:
-        """One more; its number until `build`. Raises SettingsError where it is one too many."""
+        """Add a prediction and return its number until `build`. Raises SettingsError if there are too many."""
         trace = self._trace
         if len(trace) == MOST:
-            raise SettingsError(f"that is more than {MOST:,} predictions: give a part of it.")
+            raise SettingsError(f"there are more than {MOST:,} predictions. Give a part of them.")
         if account not in self._numbers:
             self._numbers[account] = len(trace.accounts)
             trace.accounts.append(account)
@@ -71,19 +77,19 @@ class Builder:
         return len(trace) - 1
 
     def ran(self, number: int, run_ms: int) -> None:
-        """How long it held a slot."""
+        """Set how long the prediction held a slot."""
         self._trace.run_ms[number] = run_ms
 
     def leave_out(self, number: int) -> None:
-        """It is not to be played."""
+        """Leave the prediction out of the play."""
         self._trace.run_ms[number] = LEFT_OUT
 
     def build(self, *, missed: int = 0) -> Trace:
-        """All of them, by the time of their arrival. Raises SettingsError where there is none that could be played."""
+        """Return the trace in the order of arrival. Raises SettingsError if no prediction has a known run time."""
         raw, trace = self._trace, Trace()
         known = [ms for ms in raw.run_ms if ms >= 0]
         if not known:
-            raise SettingsError("no prediction in it ever ran to its end: there is nothing to go by.")
+            raise SettingsError("no prediction in it ran to its end, so no run time is known.")
         mean = round(sum(known) / len(known))
         order = sorted((n for n in range(len(raw)) if raw.run_ms[n] != LEFT_OUT), key=raw.at_ms.__getitem__)
         begin = raw.at_ms[order[0]]
@@ -100,18 +106,11 @@ class Builder:
         return trace
 
 
-# Made traffic: accounts that send at random moments what runs for random times. The same seed makes the same.
-#
-# Pure. `load` is the work that comes ÷ what the slots can do, so 1.1 is a tenth more than they ever get done.
-
-SIGMA: Final = 0.8  # of the logarithm of a run time: the longest of a hundred takes six times the median
-HEAVY_SHARE: Final = 0.6
-BATCH_EVERY_S: Final = 600.0
-LANES_OF_TEN: Final = ("high", *["normal"] * 7, *["low"] * 2)
-
-
 class MadeOptions(Struct, frozen=True, kw_only=True):
-    """`accounts`: beside the heavy one, where there is one. `run_s`: what a run takes on average."""
+    """`load`: the work that arrives, divided by what the slots can do: 1.1 is a tenth more than that.
+
+    `accounts`: without the heavy one, if there is one. `run_s`: the mean run time. The same seed gives the same trace.
+    """
 
     shape: str
     slots: int = 4
@@ -123,13 +122,11 @@ class MadeOptions(Struct, frozen=True, kw_only=True):
 
     @property
     def rate(self) -> float:
-        """Predictions a second, of all together."""
+        """Return the predictions per second of all accounts together."""
         return self.load * self.slots / self.run_s
 
 
 class Arrival(Struct, frozen=True):
-    """One prediction of an account."""
-
     at_s: float
     account: str
     run_s: float
@@ -141,9 +138,9 @@ Shape = Callable[[MadeOptions, Dice], Iterator[Arrival]]
 
 
 def made(options: MadeOptions) -> Trace:
-    """A trace of that shape. Raises SettingsError."""
+    """Make a trace of that shape: accounts send at random moments, runs take random times. Raises SettingsError."""
     if options.shape not in SHAPES:
-        raise SettingsError(f"{options.shape!r} is none of the shapes that are made: {', '.join(SHAPES)}.")
+        raise SettingsError(f"{options.shape!r} is not a shape. Choose one of: {', '.join(SHAPES)}.")
     dice = random.Random(f"{options.seed}:{options.shape}")  # noqa: S311 - the same seed is the same trace
     builder = Builder()
     for one in SHAPES[options.shape](options, dice):
@@ -157,7 +154,7 @@ def made(options: MadeOptions) -> Trace:
 
 
 def _moments(rate: float, options: MadeOptions, dice: Dice) -> Iterator[float]:
-    """A Poisson process."""
+    """Yield the moments of a Poisson process."""
     at_s = dice.expovariate(rate)
     while at_s < options.minutes * 60:
         yield at_s
@@ -202,9 +199,9 @@ def _constant(options: MadeOptions, dice: Dice) -> Iterator[Arrival]:
 
 
 SHAPES: Final[Mapping[str, Shape]] = {
-    "heavy-light": _heavy_light,  # one account sends 60 % of all, the others the rest
-    "batches": _batches,  # the same, but the one sends it every ten minutes, all at once
-    "even": _even,  # all send the same
-    "lanes": _lanes,  # all send the same, a tenth of it high and a fifth low
-    "constant": _constant,  # one account, and each run takes the same: M/D/c
+    "heavy-light": _heavy_light,  # one account sends 60 %, the others the rest
+    "batches": _batches,  # the same, but the one account sends a batch every ten minutes
+    "even": _even,  # all accounts send the same
+    "lanes": _lanes,  # the same, a tenth of it high and a fifth low
+    "constant": _constant,  # one account, and each run takes the same time: M/D/c
 }

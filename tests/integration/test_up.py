@@ -269,7 +269,7 @@ def test_a_redis_that_does_not_answer_is_one_line(tmp_path):
     answer = director("up", "--redis", f"redis://127.0.0.1:{free_port()}", "--port", "0", home=tmp_path)
     assert answer.returncode == 1
     assert answer.stderr.count("\n") == 1
-    assert "Nobody answers at redis://127.0.0.1" in answer.stderr
+    assert "Nothing answers at redis://127.0.0.1" in answer.stderr
 
 
 def test_a_redis_that_would_lose_work_is_refused_with_the_mend(tmp_path):
@@ -282,7 +282,7 @@ def test_a_redis_that_would_lose_work_is_refused_with_the_mend(tmp_path):
 def test_a_part_that_does_not_come_up_is_named_with_the_end_of_its_log_and_nothing_stays(tmp_path):
     answer = director("up", "--port", "0", "--no-example", home=tmp_path, DIRECTOR_LEASE_S="-1")
     assert answer.returncode == 1
-    assert f"keeper does not come up. Its log, {tmp_path}/logs/keeper.log, ends with:" in answer.stderr
+    assert f"keeper does not start. Its log, {tmp_path}/logs/keeper.log, ends with:" in answer.stderr
     assert "DIRECTOR_LEASE_S" in answer.stderr
     assert Home(tmp_path).read().pids == {}
     assert director("down", home=tmp_path).stdout.startswith("nothing runs")

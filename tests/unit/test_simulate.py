@@ -109,7 +109,7 @@ def test_a_step_at_no_time_is_a_wrong_line(file: Path, log: "Logged", at: int) -
 @pytest.mark.parametrize("text", ["", "\n\n"])
 def test_a_file_with_nothing_in_it_is_refused(file: Path, text: str) -> None:
     file.write_text(text)
-    with pytest.raises(SettingsError, match="nothing to go by"):
+    with pytest.raises(SettingsError, match="no run time is known"):
         read(file)
 
 
@@ -204,7 +204,7 @@ def test_of_several_queues_one_has_to_be_chosen(file: Path, log: Logged) -> None
     with pytest.raises(SettingsError, match=r"acme/other:a1a1a1a1a1a1 too: choose one with --queue"):
         read(file)
     assert len(read(file, queue=QUEUE)) == 1
-    with pytest.raises(SettingsError, match="nothing was accepted"):
+    with pytest.raises(SettingsError, match="no prediction of the queue"):
         read(file, queue="acme/none:a1a1a1a1a1a1")
 
 
