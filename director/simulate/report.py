@@ -192,6 +192,13 @@ def report(trace: Trace, tried: TriedPolicy, played: PlayResult, *, slots: int) 
     span = max([1, trace.at_ms[-1], *(started[n] + trace.run_ms[n] for n in ran)])
     shares = [tried.share_of(name) for name in trace.accounts]
     groups = {name: [n for n in ran if is_in(n)] for name, is_in in _groups(trace).items()}
+    index = fairness(
+        trace,
+        started,
+        weights=[share.weight for share in shares],
+        limits=[share.max_running for share in shares],
+        slots=slots,
+    )
     busy_ms = sum(trace.run_ms[n] for n in ran)
     return Report(
         policy=tried.name,
@@ -204,15 +211,7 @@ def report(trace: Trace, tried: TriedPolicy, played: PlayResult, *, slots: int) 
         utilisation=_rounded(busy_ms / (slots * span)),
         waiting_mean=_rounded(sum(started[n] - trace.at_ms[n] for n in ran) / span),
         waiting_most=_most_waiting(trace, started, ran),
-        jain=_maybe_rounded(
-            fairness(
-                trace,
-                started,
-                weights=[share.weight for share in shares],
-                limits=[share.max_running for share in shares],
-                slots=slots,
-            )
-        ),
+        jain=None if index is None else _rounded(index),
         waits={name: wait for name, numbers in groups.items() if (wait := _wait(trace, started, numbers))},
         objectives=_objectives(trace, tried, started),
         accounts=_accounts(trace, tried, started, ran),
@@ -363,10 +362,6 @@ class _Coverage:
 
 def _rounded(value: float) -> float:
     return round(value, 4)
-
-
-def _maybe_rounded(value: float | None) -> float | None:
-    return None if value is None else _rounded(value)
 
 
 async def simulate(

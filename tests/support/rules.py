@@ -7,9 +7,16 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from director.runtime.metrics.table import METRICS, series
+from director.runtime.metrics.table import METRICS, Metric
 
-__all__ = ("LABELS_OF", "strangers")
+__all__ = ("LABELS_OF", "series", "strangers")
+
+
+def series(metric: Metric) -> tuple[str, ...]:
+    """Return the names of its samples, as rules and dashboards write them."""
+    parts = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}.get(metric.kind, ("",))
+    return tuple(metric.name + part for part in parts)
+
 
 LABELS_OF: Final[Mapping[str, frozenset[str]]] = {
     name: frozenset(metric.labels) | ({"le"} if name.endswith("_bucket") else set())

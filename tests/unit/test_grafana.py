@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from director.runtime.metrics.table import METRICS, series
-from tests.support.rules import strangers
+from director.runtime.metrics.table import METRICS
+from tests.support.rules import series, strangers
 
 BOARD: dict[str, Any] = json.loads((Path(__file__).parents[2] / "k8s/monitoring/grafana-dashboard.json").read_text())
 PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]

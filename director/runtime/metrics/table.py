@@ -20,6 +20,8 @@ DIRECTOR: Final[tuple[Process, ...]] = ("director",)
 KEEPER: Final[tuple[Process, ...]] = ("keeper",)
 SENDERS: Final[tuple[Process, ...]] = ("director", "keeper")
 
+OTHER: Final = "other"  # the label of queues that have no name of their own
+
 CALLS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 3.0)
 ANSWERS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 LAGS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
@@ -339,25 +341,6 @@ METRICS: Final[tuple[Metric, ...]] = (
         "director_webhooks_put_off_total", "counter", KEEPER, "Webhook attempts put off because their receiver is away."
     ),
 )
-
-
-def series(metric: Metric) -> tuple[str, ...]:
-    """Return the names of its samples, as rules and dashboards write them."""
-    parts = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}.get(metric.kind, ("",))
-    return tuple(metric.name + part for part in parts)
-
-
-def markdown(metrics: tuple[Metric, ...] = METRICS) -> str:
-    """Return the table as the README shows it."""
-    lines = ["| metric | type | labels | of | what |", "|---|---|---|---|---|"]
-    for metric in metrics:
-        labels = ", ".join(f"`{label}`" for label in metric.labels)
-        by = "all" if metric.by == ALL else ", ".join(metric.by)
-        lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {by} | {metric.what} |")
-    return "\n".join(lines)
-
-
-OTHER: Final = "other"
 
 
 class QueueNames:
