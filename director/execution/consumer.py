@@ -27,7 +27,8 @@ from director.execution.bell import LEAST_S, LONGEST_S, Bell
 from director.execution.ends import CLAIMED_AHEAD
 from director.execution.executor import Executor
 from director.runtime import crash
-from director.servers.servers import Seat, Server, Servers
+from director.servers.server import Permit, Server
+from director.servers.servers import Servers
 
 # How much the next claim may bring, and what should come first: slots, the cost of a batch, and what is warm.
 #
@@ -59,14 +60,14 @@ class Portions:
     def __init__(self, *, batch_cost: float = 0, batch_size: int = 0) -> None:
         self._cost = batch_cost
         self._size = batch_size
-        self._taken: list[tuple[Seat, float]] = []
+        self._taken: list[tuple[Permit, float]] = []
         self._asked_beside = 0
         self._warm: dict[Server, tuple[str, str]] = {}
         self._skips = 0
         self._hits = self._keyed = 0
         self._fills = self._filled = 0.0
 
-    def next(self, seats: Sequence[Seat]) -> Portion | None:
+    def next(self, seats: Sequence[Permit]) -> Portion | None:
         """What to ask for with these seats free; None while what runs leaves no room.
 
         What is warm is that of the first one's server, and only for servers that are warm for the same.
@@ -84,7 +85,7 @@ class Portions:
             count = min(count, MOST_SKIPS - self._skips, sum(self._key(seat) == warm for seat in seats))
         return Portion(count=count, budget=budget, alone=not running, warm=warm)
 
-    def take(self, portion: Portion, claims: Sequence[Claim], seats: Sequence[Seat]) -> list[Seat]:
+    def take(self, portion: Portion, claims: Sequence[Claim], seats: Sequence[Permit]) -> list[Permit]:
         """What was asked for has come: the seat that each claim runs on, of those that were free."""
         taken = self._seated(claims, seats)
         self._taken += [(seat, claim.record.cost) for claim, seat in zip(claims, taken, strict=True)]
@@ -121,10 +122,10 @@ class Portions:
         shares = {"warm_hit_ratio": (self._hits, self._keyed), "batch_fill": (self._filled, self._fills)}
         return {name: f"{part / whole:.3f}" for name, (part, whole) in shares.items() if whole}
 
-    def _seated(self, claims: Sequence[Claim], seats: Sequence[Seat]) -> list[Seat]:
+    def _seated(self, claims: Sequence[Claim], seats: Sequence[Permit]) -> list[Permit]:
         """On the server that runs it already, or on one that is warm for it, if there is one. The others in order."""
         free = _together(seats)
-        seated: dict[int, Seat] = {}
+        seated: dict[int, Permit] = {}
         for suits in (_runs_already, self._is_warm):
             for at, claim in enumerate(claims):
                 if not (claim.record.remote or claim.record.affinity):  # any seat is as good
@@ -134,23 +135,23 @@ class Portions:
                     seated[at] = seat
         return [seated[at] if at in seated else free.pop(0) for at in range(len(claims))]
 
-    def _is_warm(self, claim: Claim, seat: Seat) -> bool:
+    def _is_warm(self, claim: Claim, seat: Permit) -> bool:
         return claim.record.affinity != "" and claim.record.affinity == self._key(seat)
 
-    def _key(self, seat: Seat) -> str:
+    def _key(self, seat: Permit) -> str:
         """What its server ran last, since it was started."""
         since, key = self._warm.get(seat.server, ("", ""))
         return key if since == seat.since else ""
 
-    def _running(self) -> list[tuple[Seat, float]]:
+    def _running(self) -> list[tuple[Permit, float]]:
         return [(seat, cost) for seat, cost in self._taken if seat.taken]
 
 
-def _runs_already(claim: Claim, seat: Seat) -> bool:
+def _runs_already(claim: Claim, seat: Permit) -> bool:
     return claim.record.remote != "" and seat.server.runner.knows(claim.record.remote)
 
 
-def _together(seats: Sequence[Seat]) -> list[Seat]:
+def _together(seats: Sequence[Permit]) -> list[Permit]:
     """Those that one claim is for: all of them, or the places of one batch."""
     batch = seats[0].batch if seats else None
     return [seat for seat in seats if (seat.place is None if batch is None else seat.batch is batch)]
@@ -240,7 +241,7 @@ class Consumer:
         self._is_full = self._is_empty = False
         # queues that take turns would not by what is claimed ahead
         ahead = self._has_more and not self._portions.is_bounded and len(self._turns) == 1
-        seats = await self._resting(self._servers.seats(ahead=ahead))
+        seats = await self._resting(self._servers.permits.wait(ahead=ahead))
         self._is_ahead = not any(seat.has_slot for seat in seats)
         self._has_more = False
         started = emptied = 0
@@ -259,9 +260,9 @@ class Consumer:
             self._is_empty = emptied == len(self._turns) and bool(seats) and not self._is_ahead
             return started
         finally:
-            self._servers.leave_all(seats)
+            self._servers.permits.release(*seats)
 
-    async def _fill(self, queue: QueueName, seats: list[Seat], share: int) -> Claims:
+    async def _fill(self, queue: QueueName, seats: list[Permit], share: int) -> Claims:
         """Claim for so many of the seats; what came, whose seats are not among them any more."""
         portion = self._portions.next(seats[:share])
         claims = await self._ask(queue, portion) if portion else Claims(why="budget")
@@ -270,7 +271,7 @@ class Consumer:
             self._begin(portion, claims, seats, share)
         return claims
 
-    def _begin(self, portion: Portion, claims: Sequence[Claim], seats: list[Seat], share: int) -> None:
+    def _begin(self, portion: Portion, claims: Sequence[Claim], seats: list[Permit], share: int) -> None:
         if claims:
             crash.at("after_claim")
         for claim, seat in zip(claims, self._portions.take(portion, claims, seats[:share]), strict=True):
@@ -279,8 +280,8 @@ class Consumer:
 
     async def _claim_or_rest(self) -> None:
         # a claim that dies with its director, which may be before it was heard of here, must not cost an attempt
-        carries = self._bell.carries and self._servers.may_wait and not self._portions.is_bounded
-        carries = carries and not self._servers.take_batches()
+        carries = self._bell.carries and self._servers.permits.may_wait and not self._portions.is_bounded
+        carries = carries and not self._servers.permits.take_batches()
         if self._is_empty and carries:
             await self._claim_at_bell()
             return
@@ -298,9 +299,9 @@ class Consumer:
         No seat is held meanwhile: what has none when it comes is given back, uncounted.
         """
         self._is_empty = False
-        free = self._servers.free_seats(MOST_AT_BELL)
+        free = self._servers.permits.take(MOST_AT_BELL)
         portion = self._portions.next(free) if free else None
-        self._servers.leave_all(free)
+        self._servers.permits.release(*free)
         if portion is None:
             return
         nonce = secrets.token_hex(16)
@@ -330,7 +331,7 @@ class Consumer:
         await self._begin_or_give_back(nothing, claims)
 
     async def _begin_or_give_back(self, portion: Portion, claims: Claims) -> None:
-        seats = self._servers.free_seats(len(claims))
+        seats = self._servers.permits.take(len(claims))
         run, left = claims[: len(seats)], claims[len(seats) :]
         self._begin(portion, run, seats, len(seats))
         for claim in left:
@@ -365,10 +366,10 @@ class Consumer:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(random.uniform(LEAST_S, LONGEST_S)):  # noqa: S311 - spreads load, guards nothing
                 while not self._portions.has_more_room:
-                    await self._servers.changed()
+                    await self._servers.permits.changed()
 
     async def _rung(self) -> None:
-        if await self._bell.wait() and self._servers.take_batches():
+        if await self._bell.wait() and self._servers.permits.take_batches():
             await self._clock.sleep(self._gather_s)
 
     async def _resting(self, wait: Awaitable[Waited]) -> Waited:
@@ -430,7 +431,7 @@ class Consumer:
             send=send,
         )
 
-    def _start(self, claim: Claim, seat: Seat) -> None:
+    def _start(self, claim: Claim, seat: Permit) -> None:
         run = asyncio.get_running_loop().create_task(self._executor.execute(claim, seat))
         self._runs.add(run)
         run.add_done_callback(self._runs.discard)

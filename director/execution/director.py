@@ -47,7 +47,8 @@ from director.servers.runners.inbox import Inbox
 from director.servers.runners.make import make_runner
 from director.servers.runners.runner import Health as ServerHealth
 from director.servers.runners.runner import Setup
-from director.servers.servers import Server, Servers
+from director.servers.server import Server
+from director.servers.servers import Servers
 from director.servers.setup_webhook import SetupWebhook
 from director.servers.trust import Trust
 from director.store.accounts import Accounts
@@ -259,7 +260,7 @@ class Director:
         if self._executor is not None:
             self._executor.policy = self._policy
         # a claim whose holder dies counts as an attempt, also where its run had not begun: not for such a model
-        self.servers.may_wait = self._policy.on_lost == "retry" and self._policy.attempts > 1
+        self.servers.permits.may_wait = self._policy.on_lost == "retry" and self._policy.attempts > 1
 
     def _want_servers(self) -> None:
         config = runner_config(self._settings.runner, self._settings.runner_config)

@@ -34,7 +34,8 @@ from director.execution.tracker import Tracker
 from director.runtime import crash
 from director.runtime.tracing import OFF, Facts, Span, Tracing, facts_of
 from director.servers.runners.runner import Began, Ended, OneAnswer, Outcome, RunEvent, RunRequest
-from director.servers.servers import Seat, Servers
+from director.servers.server import Permit
+from director.servers.servers import Servers
 from director.webhooks.outbox import GRACE_S, Outbox, Post
 
 # The spans of one claim: the wait before it, the claim itself, and the run within it.
@@ -198,14 +199,14 @@ class Executor:
         self._ending = 0
         self._telling = 0
 
-    async def execute(self, claim: Claim, seat: Seat) -> None:
+    async def execute(self, claim: Claim, seat: Permit) -> None:
         """From the claim to its last write. Never raises for what the server, the model or Redis does."""
         tracker = Tracker(claim.record, self._limits, is_moderated=self._moderator is not None)
         self._metering.claimed(claim.record)
         spans = ClaimSpans(self._tracing, claim.record)
         waited_ms = 0 if claim.record.claimed is None else claim.record.claimed - claim.record.created
         setup_wait_s = self._servers.setup_wait_s(waited_ms / 1000)
-        self._servers.move(seat, claim.record.remote)
+        self._servers.permits.move(seat, claim.record.remote)
         held = Held(claim, tracker, seat.server.runner, self._clock)
         outbox = Outbox(claim.record, self._post, lambda started_ms: self._snapshot(held, started_ms))
         progress = Progress(held, self._scripts, self._clock, outbox if claim.record.webhook else None)
@@ -222,13 +223,15 @@ class Executor:
                 await self._follow(held, performer, seat, spans)
                 end = await self._end(held, performer, seat)
                 if self._publishing is not None and claim.record.kind == "training":
-                    self._servers.leave(seat)
+                    self._servers.permits.release(seat)
                     end = await self._publishing.publish(held, end)
                 if not isinstance(end, Finish):  # from here on another attempt may be told of
                     outbox.drop()
                 if isinstance(end, Finish):
                     end = self._measured(held, end, setup_wait_s)
-                self._servers.leave(seat)  # before the last write: the next claim then leaves together with it
+                self._servers.permits.release(
+                    seat
+                )  # before the last write: the next claim then leaves together with it
                 finished = await self._settle(held, progress, end)
                 spans.settled(end)
             if finished:
@@ -241,7 +244,7 @@ class Executor:
         finally:
             if held.is_lost:
                 self._metering.lost(claim.record)
-            self._servers.leave(seat)
+            self._servers.permits.release(seat)
             spans.drop()
             performer.drop()
             progress.drop()
@@ -267,7 +270,7 @@ class Executor:
         finally:
             self._telling -= 1
 
-    async def _follow(self, held: Held, performer: Performer, seat: Seat, spans: ClaimSpans) -> None:
+    async def _follow(self, held: Held, performer: Performer, seat: Permit, spans: ClaimSpans) -> None:
         """Start the run and follow it until it is over, or the claim is lost."""
         try:
             await held.read(self._read(held, performer, seat, spans))
@@ -281,14 +284,14 @@ class Executor:
         if held.stuck:
             self._servers.doubt(seat)
 
-    async def _read(self, held: Held, performer: Performer, seat: Seat, spans: ClaimSpans) -> None:
+    async def _read(self, held: Held, performer: Performer, seat: Permit, spans: ClaimSpans) -> None:
         await held.turn()
         given = await self._given(held.claim)
         if given is None:
             performer.feed(NO_INPUT)
             return
         waits_since = self._now()
-        if not await self._servers.turn(seat):
+        if not await self._servers.permits.turn(seat):
             performer.feed(NO_TURN)
             return
         held.ahead_s = self._now() - waits_since
@@ -303,7 +306,7 @@ class Executor:
             cost=record.cost,
             trace=spans.asks(),
         )
-        self._servers.starts(seat)
+        self._servers.permits.start(seat)
 
         def hear(event: RunEvent) -> None:
             if isinstance(event, Began):
@@ -338,7 +341,7 @@ class Executor:
             log.warning("the files of an input cannot be looked up", extra=_facts(claim), exc_info=True)
             return None
 
-    async def _end(self, held: Held, performer: Performer, seat: Seat) -> Finish | GiveBack | None:
+    async def _end(self, held: Held, performer: Performer, seat: Permit) -> Finish | GiveBack | None:
         """What the end of the run asks for, once its files are stored and its output may be released; None when the
         claim was lost.
 
@@ -347,7 +350,7 @@ class Executor:
         """
         if performer.end is None and not held.is_lost:
             if self._ending < MOST_ENDING:
-                self._servers.leave(seat)
+                self._servers.permits.release(seat)
             self._ending += 1
             try:
                 await performer.done()

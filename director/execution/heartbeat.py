@@ -25,7 +25,8 @@ from director.core.errors import BackendUnavailable
 from director.core.ids import QueueName
 from director.execution.holdings import Holdings
 from director.execution.performer import heed
-from director.servers.servers import Server, Servers, Standing
+from director.servers.server import Server
+from director.servers.servers import Servers, Standing
 from director.store.directors import About, ServerFound
 
 # What a director says of itself with each beat: its release, since when it is there, how each of its servers stands.

@@ -19,7 +19,8 @@ from director.runtime.metrics.registry import RedisMeter, Registry, WebhookMeter
 from director.runtime.metrics.series import Counter
 from director.runtime.metrics.table import METRICS, QueueNames
 from director.servers.runners.runner import HealthStatus, Outcome
-from director.servers.servers import Server, Servers
+from director.servers.server import Server
+from director.servers.servers import Servers
 
 MOST_QUEUES: Final = 500
 MOST_ATTEMPTS: Final = 3
@@ -55,7 +56,7 @@ class Watched:
 
     @property
     def used(self) -> int:
-        return self._servers.busy
+        return self._servers.permits.busy
 
     @property
     def held(self) -> int:

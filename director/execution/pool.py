@@ -126,4 +126,9 @@ class Pool:
     def _shown(self, label: str) -> dict[str, Any]:
         director = self.directors[label]
         standing = director.servers.standing
-        return {"status": standing.state, "slots": standing.slots, "busy": director.servers.busy, **director.figures}
+        return {
+            "status": standing.state,
+            "slots": standing.slots,
+            "busy": director.servers.permits.busy,
+            **director.figures,
+        }

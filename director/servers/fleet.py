@@ -19,7 +19,8 @@ from director.core.clock import Clock
 from director.core.errors import BackendUnavailable, DirectorError
 from director.core.runner_config import RunnerConfig
 from director.servers.runners.runner import Health, HealthStatus
-from director.servers.servers import Server, Servers
+from director.servers.server import Server
+from director.servers.servers import Servers
 
 
 class Driven(Struct, frozen=True):
@@ -99,7 +100,7 @@ class Fleet:
 
     async def _let_go(self, driven: Driven, server: Server) -> None:
         while server.busy or server.waiting:
-            await self._servers.changed()
+            await self._servers.permits.changed()
         await server.runner.aclose()
         self._leaving.remove((driven, server))
         self._news.set()

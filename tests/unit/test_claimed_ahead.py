@@ -8,7 +8,8 @@ import pytest
 from director.core.schema import Claim
 from director.execution.ends import Stop
 from director.servers.runners.runner import Ended, Health, HealthStatus, Outcome
-from director.servers.servers import Server, Servers
+from director.servers.server import Server
+from director.servers.servers import Servers
 from tests.support.eventually import eventually
 from tests.support.queue_driver import QueueDriver
 from tests.support.scripted_runner import ScriptedRunner
@@ -26,8 +27,8 @@ class Waiting:
         self.runner = ScriptedRunner()
         self.server = Server(self.runner, 1, health=Health(status=HealthStatus.READY), run_s=0.1)
         self.servers = Servers([self.server])
-        [self.before] = self.servers._take()
-        [self.seat] = self.servers._take_ahead()
+        [self.before] = self.servers.permits.take()
+        [self.seat] = self.servers.permits.take_ahead()
         self.run = asyncio.create_task(bench.executor(self.servers).execute(claim, self.seat))
 
 
@@ -37,7 +38,7 @@ async def test_it_is_started_once_the_slot_before_it_is_left(bench: Bench, drive
     for _ in range(10):
         await asyncio.sleep(0)
     assert not waiting.runner.started.is_set()
-    waiting.servers.leave(waiting.before)
+    waiting.servers.permits.release(waiting.before)
     await asyncio.wait_for(waiting.runner.started.wait(), 5)
     assert waiting.server.busy == 1
     waiting.runner.goes_on.set()
@@ -48,14 +49,14 @@ async def test_it_is_started_once_the_slot_before_it_is_left(bench: Bench, drive
 async def test_a_slot_that_a_run_used_to_its_end_is_handed_on_too() -> None:
     server = Server(ScriptedRunner(), 1, health=Health(status=HealthStatus.READY), run_s=0.1)
     servers = Servers([server])
-    [seat], [ahead] = servers._take(), servers._take_ahead()
+    [seat], [ahead] = servers.permits.take(), servers.permits.take_ahead()
     rest = asyncio.get_running_loop().create_future()
-    servers.starts(seat)
+    servers.permits.start(seat)
     servers.ended(seat, Ended(outcome=Outcome.CANCELED, goes_on=rest), unasked=False)
-    servers.leave(seat)
+    servers.permits.release(seat)
     assert not ahead.has_slot
     rest.set_result(None)
-    assert await servers.turn(ahead)
+    assert await servers.permits.turn(ahead)
     assert (server.busy, server.running) == (1, 0)
 
 
@@ -75,7 +76,7 @@ async def test_asked_to_stop_while_it_waits_it_is_never_started(
     assert (record.status, record.attempt) == then
     assert not waiting.runner.started.is_set()
     assert not waiting.server.waiting
-    waiting.servers.leave(waiting.before)
+    waiting.servers.permits.release(waiting.before)
     assert waiting.server.busy == 0
 
 
@@ -92,7 +93,7 @@ async def test_lost_while_it_waits_it_is_never_started(bench: Bench, driver: Que
 async def test_what_waits_for_too_long_is_given_back_unspent(
     bench: Bench, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.servers.servers.TURN_WITHIN_S", 0.01)
+    monkeypatch.setattr("director.servers.permits.TURN_WITHIN_S", 0.01)
     claim = await claimed(driver)
     waiting = Waiting(bench, claim)
     await asyncio.wait_for(waiting.run, 5)

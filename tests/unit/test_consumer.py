@@ -16,7 +16,8 @@ from director.core.ids import QueueName
 from director.core.schema import Claim
 from director.execution.consumer import Consumer, Portions
 from director.servers.runners.runner import Health, HealthStatus
-from director.servers.servers import Seat, Server, Servers
+from director.servers.server import Permit, Server
+from director.servers.servers import Servers
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.scripted_runner import ScriptedRunner
@@ -102,10 +103,10 @@ class Counter:
         claims = [Claim(replace(record, token=f"{nonce}-{number}"), Raw(b"{}")) for number in range(answer)]
         return Claims(claims, why="count" if answer == count else "empty" if budget is None else "budget")
 
-    async def execute(self, claim: Claim, seat: Seat) -> None:
+    async def execute(self, claim: Claim, seat: Permit) -> None:
         self.executed.append(claim)
         await self.run_ends.wait()
-        self.servers.leave(seat)
+        self.servers.permits.release(seat)
 
     async def wait(self) -> bool:
         self.heard += 1
@@ -142,9 +143,9 @@ async def test_it_asks_for_as_many_as_there_are_seats_and_leaves_those_it_does_n
     assert await counter.consumer.run_once() == 2
     assert [count for _, count in counter.asked] == [3]
     await eventually(lambda: len(counter.executed), "both run", until=(2).__eq__)
-    assert counter.servers.busy == 2
+    assert counter.servers.permits.busy == 2
     counter.run_ends.set()
-    await eventually(lambda: counter.servers.busy, "seats are left", until=(0).__eq__)
+    await eventually(lambda: counter.servers.permits.busy, "seats are left", until=(0).__eq__)
 
 
 async def test_where_more_waits_than_there_are_slots_a_short_run_is_claimed_ahead() -> None:
@@ -154,11 +155,11 @@ async def test_where_more_waits_than_there_are_slots_a_short_run_is_claimed_ahea
     consuming = asyncio.create_task(counter.consumer.run())
     await eventually(lambda: len(counter.executed), "two run and one waits", until=(3).__eq__)
     assert [count for _, count in counter.asked] == [2, 1]
-    assert counter.servers.busy == 2
+    assert counter.servers.permits.busy == 2
     counter.consumer.stop()
     await asyncio.wait_for(consuming, 5)
     counter.run_ends.set()
-    await eventually(lambda: counter.servers.busy, "seats are left", until=(0).__eq__)
+    await eventually(lambda: counter.servers.permits.busy, "seats are left", until=(0).__eq__)
 
 
 @pytest.mark.parametrize("answers", [[1], [2, 0]], ids=["not all that was asked for", "nothing ahead"])
@@ -222,7 +223,7 @@ async def test_a_claim_without_an_answer_is_repeated_with_its_nonce_on_the_same_
     assert (first, one) == (second, two)
     assert first != ""
     counter.run_ends.set()
-    await eventually(lambda: counter.servers.busy, "seats are left", until=(0).__eq__)
+    await eventually(lambda: counter.servers.permits.busy, "seats are left", until=(0).__eq__)
 
 
 async def test_every_claim_has_a_nonce_of_its_own() -> None:
@@ -232,7 +233,7 @@ async def test_every_claim_has_a_nonce_of_its_own() -> None:
     await counter.consumer.run_once()
     assert len({nonce for nonce, _ in counter.asked}) == 2
     counter.run_ends.set()
-    await eventually(lambda: counter.servers.busy, "seats are left", until=(0).__eq__)
+    await eventually(lambda: counter.servers.permits.busy, "seats are left", until=(0).__eq__)
 
 
 async def test_what_comes_to_an_empty_queue_waits_for_company_and_what_waits_already_does_not() -> None:
@@ -259,7 +260,7 @@ async def test_an_unknown_queue_is_registered_again_also_when_redis_is_away_just
     counter.answers = [UnknownQueue(QUEUE), UnknownQueue(QUEUE), 1]
     consuming = asyncio.create_task(counter.consumer.run())
     await eventually(lambda: counter.registered, "it tried", until=(1).__eq__)
-    assert counter.servers.busy == 0
+    assert counter.servers.permits.busy == 0
     counter.clock.pass_time(1)
     await eventually(lambda: counter.executed, "it runs")
     assert counter.registered == 2
@@ -276,7 +277,7 @@ async def test_a_claim_that_breaks_is_logged_with_its_traceback_and_the_next_one
     consuming = asyncio.create_task(counter.consumer.run())
     await eventually(lambda: caplog.records, "it is logged")
     assert "an answer that nobody foresaw" in caplog.text
-    assert counter.servers.busy == 0
+    assert counter.servers.permits.busy == 0
     counter.clock.pass_time(1)
     await eventually(lambda: counter.executed, "it runs")
     counter.consumer.stop()
@@ -392,7 +393,7 @@ async def test_a_run_that_ends_while_the_claim_is_under_way_is_not_waited_for_ag
         claims = await asked(*args, **options)
         if not claims and claims.why == "budget":
             counter.run_ends.set()
-            await eventually(lambda: counter.servers.busy, "its seat is left", until=(1).__eq__)
+            await eventually(lambda: counter.servers.permits.busy, "its seat is left", until=(1).__eq__)
         return claims
 
     counter.claim = claim  # type: ignore[method-assign]
@@ -413,7 +414,7 @@ async def test_stopped_while_it_waits_it_ends_at_once(answers: list[Any]) -> Non
     counter.consumer.stop()
     await asyncio.wait_for(consuming, 5)
     await asyncio.wait_for(counter.consumer.finished(), 5)
-    assert counter.servers.busy == 0
+    assert counter.servers.permits.busy == 0
 
 
 async def test_canceled_by_its_owner_it_does_not_pretend_to_have_ended_by_itself() -> None:
@@ -445,10 +446,10 @@ async def test_free_seats_are_shared_between_the_queues_and_each_single_one_goes
     await eventually(lambda: len(counter.executed), "they run", until=(4).__eq__)
     counter.run_ends.set()
     counter.servers.resize(counter.servers.all[0], 1)
-    await eventually(lambda: counter.servers.busy, "seats are left", until=(0).__eq__)
+    await eventually(lambda: counter.servers.permits.busy, "seats are left", until=(0).__eq__)
     for _ in range(6):
         assert await counter.consumer.run_once() == 1
-        await eventually(lambda: counter.servers.busy, "its seat is left", until=(0).__eq__)
+        await eventually(lambda: counter.servers.permits.busy, "its seat is left", until=(0).__eq__)
     ran = [claim.record.queue for claim in counter.executed[4:]]
     assert ran in ([QUEUE, OLD] * 3, [OLD, QUEUE] * 3)
 
@@ -476,7 +477,7 @@ async def test_a_batch_that_one_claim_fills_is_of_one_queue() -> None:
     assert sorted(batches) == [QUEUE, OLD]
     await eventually(lambda: len(counter.executed), "they run", until=(4).__eq__)
     counter.run_ends.set()
-    await eventually(lambda: counter.servers.busy, "seats are left", until=(0).__eq__)
+    await eventually(lambda: counter.servers.permits.busy, "seats are left", until=(0).__eq__)
 
 
 async def test_another_queue_that_is_gone_is_told_once_and_holds_up_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -488,7 +489,7 @@ async def test_another_queue_that_is_gone_is_told_once_and_holds_up_nothing(capl
         assert set(counter.queues) == {QUEUE, OLD}
         counter.heard += 1
     assert [record.message for record in caplog.records] == ["a queue that is to be read too is not known"]
-    assert (counter.registered, counter.servers.busy) == (0, 0)
+    assert (counter.registered, counter.servers.permits.busy) == (0, 0)
 
 
 async def test_batches_of_both_queues_together_cost_no_more_than_one_may() -> None:
@@ -499,7 +500,7 @@ async def test_batches_of_both_queues_together_cost_no_more_than_one_may() -> No
     assert counter.bounds == [(4, True), (1, False)]
     await eventually(lambda: counter.executed, "it runs")
     counter.run_ends.set()
-    await eventually(lambda: counter.servers.busy, "seats are left", until=(0).__eq__)
+    await eventually(lambda: counter.servers.permits.busy, "seats are left", until=(0).__eq__)
 
 
 # ── a claim that waits behind the bell ───────────────────────────────────────────────────────────────────────────
@@ -510,7 +511,7 @@ async def test_at_an_empty_queue_a_claim_waits_behind_the_bell_and_holds_no_seat
     counter.carries = True
     consuming = asyncio.create_task(counter.consumer.run())
     await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
-    assert counter.servers.busy == 0
+    assert counter.servers.permits.busy == 0
     counter.answers = [1]
     counter.bell.set()
     await eventually(lambda: counter.executed, "it runs")
@@ -594,7 +595,7 @@ async def test_what_comes_from_behind_the_bell_once_no_server_can_run_it_is_give
 async def test_no_claim_waits_behind_the_bell_where_it_could_do_harm(why: str) -> None:
     counter = Counter(slots=2, portions=Portions(batch_size=2) if why == "bounded" else None)
     counter.carries = True
-    counter.servers.may_wait = why != "a lost claim fails it"
+    counter.servers.permits.may_wait = why != "a lost claim fails it"
     counter.servers.all[0].places = 8 if why == "batches" else 0
     consuming = asyncio.create_task(counter.consumer.run())
     await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)

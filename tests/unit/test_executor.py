@@ -33,7 +33,8 @@ from director.servers.runners.runner import (
     RunRequest,
     Unreceived,
 )
-from director.servers.servers import Seat, Server, Servers
+from director.servers.server import Permit, Server
+from director.servers.servers import Servers
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.webhooks.addresses import AllowList
@@ -64,7 +65,7 @@ class Bench:
         """Run it to its last write; the server it ran on."""
         server = Server(runner, 1, busy=1, health=Health(status=HealthStatus.READY))
         executor = self.executor(Servers([server]))
-        await asyncio.wait_for(executor.execute(claim, Seat(server, server.since)), LIMIT_S)
+        await asyncio.wait_for(executor.execute(claim, Permit(server, server.since)), LIMIT_S)
         assert server.busy == 0
         assert len(self.holdings) == 0
         return server
@@ -304,7 +305,7 @@ async def test_the_run_limit_counts_from_the_beginning_of_the_run_not_from_the_c
     runner = Queuing(Began(), Ended(outcome=Outcome.SUCCEEDED, output=Raw(b'"x"')), wait_s=0.1)
     server = Server(runner, 1, busy=1, health=Health(status=HealthStatus.READY))
     claim = await claimed(driver)
-    await bench.executor(Servers([server]), run_limit_s=0.01).execute(claim, Seat(server, server.since))
+    await bench.executor(Servers([server]), run_limit_s=0.01).execute(claim, Permit(server, server.since))
     assert (await driver.record(claim.id)).status == "succeeded"
 
 
@@ -334,13 +335,13 @@ async def test_a_newer_claim_of_the_same_prediction_starts_once_the_older_ones_r
     executor = bench.executor(Servers([server]))
     older = await claimed(driver)
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
-        tasks.create_task(executor.execute(older, Seat(server, server.since)))
+        tasks.create_task(executor.execute(older, Permit(server, server.since)))
         await runner.started.wait()
         held = bench.holdings.find(older.id, older.token)
         assert held is not None
         assert await driver.release(older) == "waiting"
         newer = await driver.claim_one(lease_s=3600)
-        tasks.create_task(executor.execute(newer, Seat(server, server.since)))
+        tasks.create_task(executor.execute(newer, Permit(server, server.since)))
         await eventually(lambda: bench.holdings.find(newer.id, newer.token), "it is held")
         await runner.let_go.wait()
         for _ in range(3):  # the heartbeat and each write tell it as well
@@ -389,7 +390,7 @@ async def test_files_are_stored_off_the_slot_and_the_end_waits_for_them(
     executor = bench.executor(Servers([server]), storing=storing(store, driver))
     claim = await claimed(driver)
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
-        tasks.create_task(executor.execute(claim, Seat(server, server.since)))
+        tasks.create_task(executor.execute(claim, Permit(server, server.since)))
         await eventually(lambda: store.asked, "the store is asked")
         await eventually(lambda: server.busy, "the seat is left", until=lambda busy: busy == 0)
         assert len(bench.holdings) == 1
@@ -423,7 +424,7 @@ async def test_of_a_run_that_is_given_up_while_a_file_is_stored_none_is_left(ben
     executor = bench.executor(Servers([server]), storing=storing(store, driver))
     claim = await claimed(driver)
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
-        tasks.create_task(executor.execute(claim, Seat(server, server.since)))
+        tasks.create_task(executor.execute(claim, Permit(server, server.since)))
         await eventually(lambda: store.asked, "the store is asked")
         runner.goes_on.set()
     assert (await driver.record(claim.id)).code == "output_too_large"
@@ -440,7 +441,7 @@ async def test_a_store_slower_than_the_runs_slows_them(
     claims = [await claimed(driver), await claimed(driver)]
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
         for claim in claims:
-            tasks.create_task(executor.execute(claim, Seat(server, server.since)))
+            tasks.create_task(executor.execute(claim, Permit(server, server.since)))
         await eventually(lambda: store.asked, "both wait for the store", until=lambda asked: asked == 2)
         assert server.busy == 1
         store.goes_on.set()
@@ -457,7 +458,7 @@ async def test_a_run_is_not_followed_further_than_its_store_can_take(
     executor = bench.executor(Servers([server]), storing=storing(store, driver))
     claim = await claimed(driver)
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
-        tasks.create_task(executor.execute(claim, Seat(server, server.since)))
+        tasks.create_task(executor.execute(claim, Permit(server, server.since)))
         await eventually(lambda: store.asked, "the store is asked")
         held = bench.holdings.find(claim.id, claim.token)
         assert held is not None
@@ -476,7 +477,7 @@ async def test_a_claim_that_is_lost_while_files_are_stored_ends_without_a_word(
     executor = bench.executor(Servers([server]), storing=storing(store, driver))
     claim = await claimed(driver)
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
-        tasks.create_task(executor.execute(claim, Seat(server, server.since)))
+        tasks.create_task(executor.execute(claim, Permit(server, server.since)))
         await eventually(lambda: store.asked, "the store is asked")
         held = bench.holdings.find(claim.id, claim.token)
         assert held is not None

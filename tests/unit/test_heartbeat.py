@@ -13,7 +13,8 @@ from director.core.ids import QueueName
 from director.execution.heartbeat import Heartbeat
 from director.execution.holdings import Holdings
 from director.servers.runners.runner import Health, HealthStatus
-from director.servers.servers import Server, Servers
+from director.servers.server import Server
+from director.servers.servers import Servers
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.scripted_runner import ScriptedRunner
@@ -154,7 +155,7 @@ async def test_a_server_that_a_run_made_us_doubt_is_not_counted_on() -> None:
     beating.see(HealthStatus.READY)
     async with beating.running():
         await eventually(lambda: beating.told, "it is told", until=[(2, "ready")].__eq__)
-        beating.servers.doubt((await beating.servers.seats())[0])
+        beating.servers.doubt((await beating.servers.permits.wait())[0])
         await eventually(lambda: beating.told[-1], "it is told", until=(0, "starting").__eq__)
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from director.core.schema import Claim
 from director.execution.consumer import MOST_AT_ONCE, MOST_SKIPS, Portion, Portions
 from director.servers.runners.runner import Batch, Health, HealthStatus
-from director.servers.servers import Seat, Server
+from director.servers.server import Permit, Server
 from tests.support.scripted_runner import ScriptedRunner
 from tests.unit.test_tracker import RECORD
 
@@ -21,8 +21,8 @@ def claims(*keys: str, cost: float = 1) -> list[Claim]:
     return [Claim(replace(RECORD, affinity=key, cost=cost), Raw(b"{}")) for key in keys]
 
 
-def seats(number: int, server: Server = SERVER, *, since: str = "first") -> list[Seat]:
-    return [Seat(server, since) for _ in range(number)]
+def seats(number: int, server: Server = SERVER, *, since: str = "first") -> list[Permit]:
+    return [Permit(server, since) for _ in range(number)]
 
 
 def asked(portions: Portions, number: int) -> Portion:
@@ -31,13 +31,13 @@ def asked(portions: Portions, number: int) -> Portion:
     return portion
 
 
-def run(portions: Portions, *keys: str, cost: float = 1) -> tuple[Portion, list[Seat]]:
+def run(portions: Portions, *keys: str, cost: float = 1) -> tuple[Portion, list[Permit]]:
     """Ask for so many, and they come."""
     portion = asked(portions, len(keys))
     return portion, portions.take(portion, claims(*keys, cost=cost), seats(len(keys)))
 
 
-def leave(*taken: Seat) -> None:
+def leave(*taken: Permit) -> None:
     for seat in taken:
         seat.taken = False
 
@@ -187,7 +187,7 @@ def test_in_flight_never_passes_the_batch_but_for_one_alone(
     batch: float, size: int, waiting: list[float], dice: Random
 ) -> None:
     portions = Portions(batch_cost=batch, batch_size=size)
-    running: list[tuple[Seat, float]] = []
+    running: list[tuple[Permit, float]] = []
     while waiting:
         portion = portions.next(seats(8 - len(running)))
         if portion is not None:
@@ -209,8 +209,8 @@ def test_in_flight_never_passes_the_batch_but_for_one_alone(
         running = [each for each in running if each[0].taken]
 
 
-def batch_seats(number: int) -> list[Seat]:
-    return [Seat(SERVER, "first", place=place) for place in Batch(number).places]
+def batch_seats(number: int) -> list[Permit]:
+    return [Permit(SERVER, "first", place=place) for place in Batch(number).places]
 
 
 def test_where_a_server_takes_batches_one_claim_fills_one_of_them_whatever_runs_beside_it() -> None:

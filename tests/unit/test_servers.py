@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from director.servers.runners.runner import Ended, Health, HealthStatus, Outcome
-from director.servers.servers import Seat, Server, Servers, Standing
+from director.servers.server import Permit, Server
+from director.servers.servers import Servers, Standing
 from director.servers.trust import Trust
 from tests.support.clock import FakeClock
 from tests.support.scripted_runner import ScriptedRunner
@@ -23,8 +24,8 @@ def server(slots: int, *, health: Health = READY, since: str = "first") -> Serve
     return Server(ScriptedRunner(), slots, health=health, since=since)
 
 
-async def taken(servers: Servers) -> list[Seat]:
-    return await asyncio.wait_for(servers.seats(), 5)
+async def taken(servers: Servers) -> list[Permit]:
+    return await asyncio.wait_for(servers.permits.wait(), 5)
 
 
 async def test_every_free_seat_is_given_the_least_busy_server_first() -> None:
@@ -39,7 +40,7 @@ async def test_every_free_seat_is_given_the_least_busy_server_first() -> None:
 async def test_a_server_that_is_not_ready_has_no_seats_until_it_is(status: HealthStatus) -> None:
     one = server(1, health=Health(status=status))
     servers = Servers([one])
-    waiting = asyncio.create_task(servers.seats())
+    waiting = asyncio.create_task(servers.permits.wait())
     servers.saw(one, replace(one.health, detail="seen again"))
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -51,19 +52,19 @@ async def test_a_server_that_is_not_ready_has_no_seats_until_it_is(status: Healt
 async def test_a_seat_that_is_left_is_free_once() -> None:
     servers = Servers([server(1)])
     [seat] = await taken(servers)
-    waiting = asyncio.create_task(servers.seats())
+    waiting = asyncio.create_task(servers.permits.wait())
     await asyncio.sleep(0)
-    servers.leave(seat)
-    servers.leave(seat)
+    servers.permits.release(seat)
+    servers.permits.release(seat)
     assert len(await asyncio.wait_for(waiting, 5)) == 1
-    assert servers.busy == 1
+    assert servers.permits.busy == 1
 
 
 async def test_a_doubted_server_gets_no_work() -> None:
     servers = Servers([server(2)])
     seat, other = await taken(servers)
     servers.doubt(seat)
-    servers.leave(other)
+    servers.permits.release(other)
     assert not servers.any_ready()
     assert servers.all[0].free == 0
 
@@ -120,11 +121,11 @@ def test_one_that_fails_in_start_after_start_gives_no_hope(looks: list[Health], 
 async def test_a_change_is_a_seat_that_is_left_from_now_on() -> None:
     servers = Servers([server(2)])
     first, second = await taken(servers)
-    servers.leave(first)
-    changing = asyncio.create_task(servers.changed())
+    servers.permits.release(first)
+    changing = asyncio.create_task(servers.permits.changed())
     await asyncio.sleep(0)
     assert not changing.done()
-    servers.leave(second)
+    servers.permits.release(second)
     await asyncio.wait_for(changing, 5)
 
 
@@ -149,11 +150,11 @@ async def full(servers: Servers, runs: int = 1) -> None:
     """Every seat is used, and there is no slot for the last one; so many runs find that."""
     seats = await taken(servers)
     for seat in seats:
-        servers.starts(seat)
+        servers.permits.start(seat)
     for refused in seats[-1:] * runs:
         servers.ended(refused, NO_SLOT, unasked=True)
     for seat in seats:
-        servers.leave(seat)
+        servers.permits.release(seat)
 
 
 async def test_a_server_that_is_full_by_its_own_count_alone_is_started_anew() -> None:
@@ -197,14 +198,14 @@ async def test_a_server_that_keeps_failing_rests_and_comes_back_with_one_run_at_
     assert [first.server, beside.server, second.server] == [one, other, one]
     for seat in (first, second):
         servers.ended(seat, Ended(outcome=Outcome.REFUSED), unasked=True)
-        servers.leave(seat)
+        servers.permits.release(seat)
     assert not one.can_run
     assert one.trouble == "resting: 2 runs in a row failed on it"
     assert servers.any_ready(), "the other one goes on"
     [trial] = await taken(servers)
     assert trial.server is one
     servers.ended(trial, Ended(outcome=Outcome.SUCCEEDED), unasked=True)
-    servers.leave(trial)
+    servers.permits.release(trial)
     assert [seat.server for seat in await taken(servers)] == [one, one]
 
 
@@ -214,7 +215,7 @@ async def test_runs_that_fail_together_are_one_reason_to_rest(caplog: Any) -> No
     servers = Servers([one])
     for seat in await taken(servers):
         servers.ended(seat, Ended(outcome=Outcome.REFUSED), unasked=True)
-        servers.leave(seat)
+        servers.permits.release(seat)
     one.is_resting = False  # it is back, and refuses once more
     [trial] = await taken(servers)
     servers.ended(trial, Ended(outcome=Outcome.REFUSED), unasked=True)
@@ -233,12 +234,12 @@ async def test_a_run_that_is_taken_over_uses_a_slot_of_the_server_where_it_runs(
     here, there = server(1), Server(Running(), 2, health=READY, since="third")
     servers = Servers([here, there])
     seat, other, _ = sorted(await taken(servers), key=lambda each: each.server is there)
-    servers.move(seat, "job 7")
+    servers.permits.move(seat, "job 7")
     assert (seat.server, seat.since, seat.taken) == (there, "third", True)
     assert (here.busy, there.busy) == (0, 3), "it runs there, whether there is room for it or not"
-    servers.leave(other)
+    servers.permits.release(other)
     assert there.free == 0
-    servers.leave(seat)
+    servers.permits.release(seat)
     assert (here.free, there.free) == (1, 1)
 
 
@@ -246,7 +247,7 @@ async def test_a_run_that_no_server_knows_stays_where_its_seat_is() -> None:
     servers = Servers([server(1), Server(Running(), 1, health=READY)])
     [seat, _] = await taken(servers)
     for remote in ("", "job 8"):
-        servers.move(seat, remote)
+        servers.permits.move(seat, remote)
         assert seat.server is servers.all[0]
 
 
@@ -270,14 +271,14 @@ def test_slots_are_never_exceeded_in_any_order_of_taking_and_leaving(
     servers = Servers([server(each) for each in slots])
     for each in servers.all:
         each.run_s = run_s
-    held: list[Seat] = []
+    held: list[Permit] = []
     for step in steps:
         if step is None:
-            held += servers._take() + servers._take_ahead()
+            held += servers.permits.take() + servers.permits.take_ahead()
         elif held:
-            servers.leave(held.pop(step % len(held)))
+            servers.permits.release(held.pop(step % len(held)))
         assert all(0 <= each.busy <= each.slots for each in servers.all)
-        assert servers.busy == sum(seat.has_slot for seat in held)
+        assert servers.permits.busy == sum(seat.has_slot for seat in held)
         assert all(each.free == 0 or not each.waiting for each in servers.all)
 
 
@@ -285,24 +286,24 @@ async def test_where_runs_are_short_seats_are_given_ahead_and_have_the_next_slot
     one = server(8)
     servers = Servers([one])
     running = await taken(servers)
-    assert servers._take_ahead() == []  # nobody knows yet how long they are
+    assert servers.permits.take_ahead() == []  # nobody knows yet how long they are
     one.run_s = 0.1
-    first, second = servers._take_ahead()
-    assert servers._take_ahead() == []
-    assert (servers.busy, first.has_slot, second.has_slot) == (8, False, False)
-    servers.leave(running[0])
-    assert (servers.busy, first.has_slot, second.has_slot) == (8, True, False)
-    servers.leave(second)  # it never had one
-    servers.leave(running[1])
-    assert servers.busy == 7
-    assert await servers.turn(first)
+    first, second = servers.permits.take_ahead()
+    assert servers.permits.take_ahead() == []
+    assert (servers.permits.busy, first.has_slot, second.has_slot) == (8, False, False)
+    servers.permits.release(running[0])
+    assert (servers.permits.busy, first.has_slot, second.has_slot) == (8, True, False)
+    servers.permits.release(second)  # it never had one
+    servers.permits.release(running[1])
+    assert servers.permits.busy == 7
+    assert await servers.permits.turn(first)
 
 
 async def test_how_long_runs_are_is_told_by_those_that_went_well() -> None:
     clock = FakeClock()
     servers = Servers([server(1)], clock.monotonic)
     [seat] = await taken(servers)
-    servers.starts(seat)
+    servers.permits.start(seat)
     clock.pass_time(0.1)
     servers.ended(seat, Ended(outcome=Outcome.FAILED), unasked=True)
     assert servers.all[0].ahead == 0
@@ -314,15 +315,15 @@ async def test_how_long_runs_are_is_told_by_those_that_went_well() -> None:
 
 
 async def test_who_waits_for_too_long_has_no_turn_and_nobody_else_waits_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("director.servers.servers.TURN_WITHIN_S", 0)
+    monkeypatch.setattr("director.servers.permits.TURN_WITHIN_S", 0)
     one = server(1)
     one.run_s = 0.1
     servers = Servers([one])
     await taken(servers)
-    [waiting] = servers._take_ahead()
-    assert not await servers.turn(waiting)
-    servers.leave(waiting)
-    assert servers._take_ahead() == []
+    [waiting] = servers.permits.take_ahead()
+    assert not await servers.permits.turn(waiting)
+    servers.permits.release(waiting)
+    assert servers.permits.take_ahead() == []
 
 
 async def test_nobody_waits_for_a_server_that_is_doubted_but_who_waited_has_its_slot_once_it_is_back() -> None:
@@ -330,9 +331,9 @@ async def test_nobody_waits_for_a_server_that_is_doubted_but_who_waited_has_its_
     one.run_s = 0.1
     servers = Servers([one])
     seat, other = await taken(servers)
-    [waiting] = servers._take_ahead()
+    [waiting] = servers.permits.take_ahead()
     servers.doubt(seat)
-    servers.leave(other)
+    servers.permits.release(other)
     assert not waiting.has_slot
     assert one.ahead == 0
     servers.started(one, "second")
@@ -349,9 +350,9 @@ async def test_the_slot_of_a_batch_is_free_when_the_last_place_in_it_is_left() -
     assert [len({seat.batch for seat in each}) for each in (first, second, seats)] == [1, 1, 2]
     assert (one.busy, servers.standing.slots) == (2, 6)
     for seat in [*first[:2], first[0], *second]:
-        servers.leave(seat)
+        servers.permits.release(seat)
     assert one.busy == 1
-    servers.leave(first[2])
+    servers.permits.release(first[2])
     assert one.busy == 0
 
 
@@ -361,7 +362,7 @@ async def test_a_request_that_fails_is_one_failure_of_its_server_however_many_we
     servers = Servers([one])
     for seat in await taken(servers):
         servers.ended(seat, Ended(outcome=Outcome.FAILED), unasked=True)
-        servers.leave(seat)
+        servers.permits.release(seat)
     assert one.trust.failures == 1
 
 
@@ -380,10 +381,10 @@ async def run(servers: Servers, server: Server, ended: Ended, account: str) -> N
     """One run on that server, of all seats there are."""
     seats = await taken(servers)
     seat = next(seat for seat in seats if seat.server is server)
-    servers.starts(seat)
+    servers.permits.start(seat)
     servers.ended(seat, ended, unasked=True, account=account)
     for each in seats:
-        servers.leave(each)
+        servers.permits.release(each)
 
 
 async def test_one_account_s_failures_have_no_server_rest_while_others_use_it() -> None:

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from director.core.errors import BackendUnavailable
 from director.servers.fleet import END_AGAIN_S, LATER_S, STRANGER_S, UNHEALTHY_S, Watch
 from director.servers.runners.runner import Capabilities, Health, HealthStatus, Setup
-from director.servers.servers import Server, Servers
+from director.servers.server import Server
+from director.servers.servers import Servers
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.scripted_runner import ScriptedRunner
@@ -53,9 +54,9 @@ class Watched:
 
     async def doubt(self) -> None:
         """A run on it shows that it needs a new start."""
-        [seat] = await self.servers.seats()
+        [seat] = await self.servers.permits.wait()
         self.servers.doubt(seat)
-        self.servers.leave(seat)
+        self.servers.permits.release(seat)
 
 
 class Faulty:
@@ -199,10 +200,10 @@ async def test_a_server_that_stays_busy_with_nothing_of_ours_is_started_anew(wat
 async def test_a_server_that_is_busy_with_ours_at_every_look_is_not(watched: Watched) -> None:
     await watched.look(READY)
     for _ in range(3):
-        [seat] = await watched.servers.seats()
-        watched.servers.starts(seat)
+        [seat] = await watched.servers.permits.wait()
+        watched.servers.permits.start(seat)
         await watched.look(BUSY)
-        watched.servers.leave(seat)
+        watched.servers.permits.release(seat)
         await watched.look(BUSY)
         watched.clock.pass_time(STRANGER_S)
     assert watched.runner.shutdowns == 0

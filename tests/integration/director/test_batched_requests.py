@@ -58,7 +58,7 @@ async def test_what_one_claim_brought_is_one_request_and_each_has_its_own_output
     async with live_director(server.url, model.url, **driven()) as director:
         shown = await ended(caller, asked)
         assert await told(model) == [TEXTS]
-        await eventually(lambda: director.servers.busy, "the slot is free", until=lambda busy: busy == 0)
+        await eventually(lambda: director.servers.permits.busy, "the slot is free", until=lambda busy: busy == 0)
     assert [each["output"] for each in shown] == [embedding(text) for text in TEXTS]
     assert {each["status"] for each in shown} == {"succeeded"}
     await caller.nothing_is_left()
@@ -104,7 +104,7 @@ async def test_each_slot_has_a_request_of_its_own_and_never_more_than_there_are_
     given = {"concurrent_predictions": 2, "batch_size": 1, **driven()}
     async with live_director(server.url, model.url, **given) as director:
         await eventually(lambda: told(model), "two requests", until=lambda requests: len(requests) == 2)
-        assert director.servers.busy == 2
+        assert director.servers.permits.busy == 2
         assert [bool((await caller.record(each)).token) for each in asked] == [True, True, False]
         for gate in gates:
             gate.open()
@@ -178,7 +178,7 @@ async def test_one_that_is_canceled_in_flight_leaves_the_others(
             await caller.shows(each, status="processing")
         await caller.cancel(asked[0])
         assert (await caller.ended(asked[0]))["status"] == "canceled"
-        assert director.servers.busy == 1, "the slot is still in use"
+        assert director.servers.permits.busy == 1, "the slot is still in use"
         gate.open()
         shown = await ended(caller, asked[1:])
         assert (await told(model), await told(model, "let_go")) == ([texts], [])
@@ -196,7 +196,7 @@ async def test_with_the_last_one_the_server_is_let_go_of(
             await caller.cancel(each)
         assert [each["status"] for each in await ended(caller, asked)] == ["canceled", "canceled"]
         await eventually(lambda: told(model, "let_go"), "it was hung up on", until=lambda let_go: let_go == [texts])
-        await eventually(lambda: director.servers.busy, "the slot is free", until=lambda busy: busy == 0)
+        await eventually(lambda: director.servers.permits.busy, "the slot is free", until=lambda busy: busy == 0)
 
 
 async def test_leases_are_extended_for_all_of_them(

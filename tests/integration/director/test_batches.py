@@ -111,7 +111,7 @@ async def test_of_more_slots_than_a_batch_has_places_only_those_are_used(
     asked = [await caller.submit(n=0, gate=str(gate)) for _ in range(3)]
     async with live_director(server.url, cog_url, second_cog_url, batch_size=1) as director:
         await caller.shows(asked[0], status="processing")
-        assert director.servers.busy == 1
+        assert director.servers.permits.busy == 1
         assert [bool((await caller.record(each)).token) for each in asked] == [True, False, False]
         gate.open()
         for each in asked:

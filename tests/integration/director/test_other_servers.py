@@ -58,7 +58,7 @@ async def test_a_run_that_nobody_can_stop_is_canceled_at_once_and_no_other_one_u
         await caller.cancel(first)
         assert (await caller.ended(first))["status"] == "canceled"
         second = await caller.submit(n=1)
-        assert director.servers.busy == 1
+        assert director.servers.permits.busy == 1
         assert director.servers.all[0].free == 0
         assert (await jobs(model.url), (await caller.get(second))["status"]) == (before, "starting")
         gate.open()

@@ -31,7 +31,8 @@ from director.servers.runners.runner import (
     RunEvent,
     RunRequest,
 )
-from director.servers.servers import Seat, Server, Servers
+from director.servers.server import Permit, Server
+from director.servers.servers import Servers
 from director.store.accounts import Accounts
 from director.webhooks.addresses import AllowList
 from director.webhooks.outbox import Post
@@ -189,7 +190,7 @@ class Paced:
             run_limit_s=60,
             dice=lambda: 0.5,
         )
-        await executor.execute(claim, Seat(server, server.since))
+        await executor.execute(claim, Permit(server, server.since))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,148 @@
+"""One model server of this director, and the permit to use one of its slots.
+
+Holds facts and counts alone: `permits.py` gives the permits out, `servers.py` decides what an end or a look at the
+server says of it.
+"""
+
+import asyncio
+import math
+from collections import deque
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from director.servers.runners.runner import Batch, Health, HealthStatus, Place, Runner
+from director.servers.runners.untrusted import SERVER_AUTH
+from director.servers.trust import Trust
+
+# A claim takes some ms. Of longer runs that is too little to hold what another director may have a free slot for
+SHORT_S: Final = 0.25
+ONE_AHEAD_OF: Final = 4  # slots
+UNSEEN: Final = Health(status=HealthStatus.STARTING)
+
+
+class Server(Struct, eq=False):
+    """One model server.
+
+    `slots`: concurrent runs as configured. `fewer`: the slots that it really has, where these are fewer.
+    `busy`: slots in use. `waiting`: permits given ahead, in the order in which they get a slot.
+    `places`: predictions in one batch, 0 without batches.
+    `runs`: all runs ever started on it. `running`: those of them that have not ended. `full_at`: the value of `runs`
+    when it was last full against our own count. `run_s`: the recent average duration of successful runs.
+    `since`: the last start of the server that was seen. `failed_starts`: in a row, none of which could run anything.
+    `doubt`: set when a run showed that the server needs a restart; it gets no work until the watch has seen to that.
+    `refusal`: why it did not let the director in when it last rested for that; '' otherwise.
+    """
+
+    runner: Runner
+    slots: int
+    busy: int = 0
+    since: str = ""
+    health: Health = UNSEEN
+    doubt: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    trust: Trust = msgspec.field(default_factory=Trust)
+    is_resting: bool = False
+    refusal: str = ""
+    fewer: int | None = None
+    runs: int = 0
+    running: int = 0
+    full_at: int | None = None
+    places: int = 0
+    run_s: float = math.inf
+    waiting: deque["Permit"] = msgspec.field(default_factory=deque)
+    failed_starts: int = 0
+
+    @property
+    def can_run(self) -> bool:
+        """True if it may be given work, now or when a slot is free."""
+        return self.health.can_run and not self.is_resting and not self.doubt.is_set()
+
+    @property
+    def usable(self) -> int:
+        """The slots it may use: one while it is on trial."""
+        return 1 if self.trust.is_on_trial else self.fewer or self.slots
+
+    @property
+    def free(self) -> int:
+        """The slots that could be used now."""
+        return max(0, self.usable - self.busy) if self.can_run else 0
+
+    @property
+    def ahead(self) -> int:
+        """How many permits may wait for its slots."""
+        is_short = self.run_s < SHORT_S and not self.places and not self.trust.is_on_trial
+        return max(1, self.usable // ONE_AHEAD_OF) if is_short and self.can_run else 0
+
+    @property
+    def is_locked(self) -> bool:
+        """True if it does not let the director in, as far as known."""
+        return self.health.is_locked or (self.is_resting and bool(self.refusal))
+
+    @property
+    def trouble(self) -> str:
+        """Say for people why it gets no work; '' if it gets work."""
+        if self.can_run:
+            return ""
+        if self.is_locked:
+            return f"{SERVER_AUTH}: {self.refusal or self.health.detail}"
+        if self.is_resting:
+            return f"resting: {self.trust.failures} runs in a row failed on it"
+        return f"{self.health.status}: {self.health.detail}"
+
+    def take_slot(self) -> "list[Permit]":
+        """Use one free slot: return its permit, or one permit for each place of a new batch."""
+        self.busy += 1
+        if not self.places:
+            return [Permit(self, self.since)]
+        batch = Batch(1 if self.trust.is_on_trial else self.places)
+        return [Permit(self, self.since, place=place) for place in batch.places]
+
+    def hand_on(self) -> None:
+        """Give free slots to the permits that wait for one."""
+        while self.waiting and self.free > 0:
+            self.busy += 1
+            permit = self.waiting.popleft()
+            permit.since = self.since
+            assert permit.turn is not None  # noqa: S101 - for the type checker: it waits
+            permit.turn.set()
+
+
+class Permit(Struct, eq=False):
+    """The right to use one slot of a server, or one place in the batch that shares a slot. Release it once, when the
+    server has answered.
+
+    `since`: the start of the server that it is good for. `turn`: of a permit given ahead, set when it has a slot.
+    """
+
+    server: Server
+    since: str
+    taken: bool = True
+    started_at: float = 0.0
+    is_running: bool = False
+    place: Place | None = None
+    turn: asyncio.Event | None = None
+
+    @property
+    def batch(self) -> Batch | None:
+        """The batch that its run goes in, if any."""
+        return None if self.place is None else self.place.batch
+
+    @property
+    def has_slot(self) -> bool:
+        """False while it was given ahead and waits for a slot."""
+        return self.turn is None or self.turn.is_set()
+
+    def release(self) -> bool:
+        """Give it back. True if that frees a slot: of a batch, the last place does. A second call does nothing."""
+        if not self.taken:
+            return False
+        self.taken = False
+        self.server.running -= self.is_running
+        if not self.has_slot:
+            self.server.waiting.remove(self)
+            return False
+        if self.place is not None and not self.place.leave():
+            return False
+        self.server.busy -= 1
+        return True
