@@ -1,9 +1,9 @@
-"""Seats → claims → executors: ask the queue for as much as can run now, or within a moment.
+"""Permits → claims → executors: ask the queue for as much as can run now, or within a moment.
 
-Holds the seats before it asks, so nothing is claimed that has to wait here; but where more waits in the queue than
-there are slots, and runs are short, a few are claimed ahead, for the slots that are free next. How much of the seats
+Holds the permits before it asks, so nothing is claimed that has to wait here; but where more waits in the queue than
+there are slots, and runs are short, a few are claimed ahead, for the slots that are free next. How much of the permits
 one claim may use is decided in `portion.py`. Queues that are read beside its own, as that of an older version, have
-their share of the seats. Never looks into a prediction.
+their share of the permits. Never looks into a prediction.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class Portion(Struct, frozen=True, kw_only=True):
 
 
 class Portions:
-    """What runs on the seats, and what follows from it for the next claim.
+    """What runs on the permits, and what follows from it for the next claim.
 
     `batch_cost`: most that may run at once by cost, 0 for no bound; `batch_size`: by number, 0 for as many as there are
     slots.
@@ -67,34 +67,34 @@ class Portions:
         self._hits = self._keyed = 0
         self._fills = self._filled = 0.0
 
-    def next(self, seats: Sequence[Permit]) -> Portion | None:
-        """What to ask for with these seats free; None while what runs leaves no room.
+    def next(self, permits: Sequence[Permit]) -> Portion | None:
+        """What to ask for with these permits free; None while what runs leaves no room.
 
         What is warm is that of the first one's server, and only for servers that are warm for the same.
         """
-        seats = _together(seats)
-        self._taken = self._running() if seats[0].batch is None else []
+        permits = _together(permits)
+        self._taken = self._running() if permits[0].batch is None else []
         self._asked_beside = running = len(self._taken)
-        count = min(len(seats), self._size - running) if self._size else len(seats)
-        count = min(count, MOST_AT_ONCE) if seats[0].batch is None else count
+        count = min(len(permits), self._size - running) if self._size else len(permits)
+        count = min(count, MOST_AT_ONCE) if permits[0].batch is None else count
         budget = self._cost - sum(cost for _, cost in self._taken) if self._cost else None
         if count < 1 or (budget is not None and budget <= 0 and running):
             return None
-        warm = self._key(seats[0]) if self._skips < MOST_SKIPS else ""
+        warm = self._key(permits[0]) if self._skips < MOST_SKIPS else ""
         if warm:
-            count = min(count, MOST_SKIPS - self._skips, sum(self._key(seat) == warm for seat in seats))
+            count = min(count, MOST_SKIPS - self._skips, sum(self._key(permit) == warm for permit in permits))
         return Portion(count=count, budget=budget, alone=not running, warm=warm)
 
-    def take(self, portion: Portion, claims: Sequence[Claim], seats: Sequence[Permit]) -> list[Permit]:
-        """What was asked for has come: the seat that each claim runs on, of those that were free."""
-        taken = self._seated(claims, seats)
-        self._taken += [(seat, claim.record.cost) for claim, seat in zip(claims, taken, strict=True)]
-        for claim, seat in zip(claims, taken, strict=True):
+    def take(self, portion: Portion, claims: Sequence[Claim], permits: Sequence[Permit]) -> list[Permit]:
+        """What was asked for has come: the permit that each claim runs on, of those that were free."""
+        taken = self._assigned(claims, permits)
+        self._taken += [(permit, claim.record.cost) for claim, permit in zip(claims, taken, strict=True)]
+        for claim, permit in zip(claims, taken, strict=True):
             key = claim.record.affinity
             self._keyed += key != ""
-            self._hits += key != "" and key == self._key(seat)
+            self._hits += key != "" and key == self._key(permit)
             self._skips = self._skips + 1 if key != "" and key == portion.warm else 0
-            self._warm[seat.server] = (seat.since, key)
+            self._warm[permit.server] = (permit.since, key)
         if self._cost and claims:
             self._fills += 1
             self._filled += min(1.0, sum(cost for _, cost in self._taken) / self._cost)
@@ -122,39 +122,39 @@ class Portions:
         shares = {"warm_hit_ratio": (self._hits, self._keyed), "batch_fill": (self._filled, self._fills)}
         return {name: f"{part / whole:.3f}" for name, (part, whole) in shares.items() if whole}
 
-    def _seated(self, claims: Sequence[Claim], seats: Sequence[Permit]) -> list[Permit]:
+    def _assigned(self, claims: Sequence[Claim], permits: Sequence[Permit]) -> list[Permit]:
         """On the server that runs it already, or on one that is warm for it, if there is one. The others in order."""
-        free = _together(seats)
-        seated: dict[int, Permit] = {}
+        free = _together(permits)
+        assigned: dict[int, Permit] = {}
         for suits in (_runs_already, self._is_warm):
             for at, claim in enumerate(claims):
-                if not (claim.record.remote or claim.record.affinity):  # any seat is as good
+                if not (claim.record.remote or claim.record.affinity):  # any permit is as good
                     continue
-                if at not in seated and (seat := next((seat for seat in free if suits(claim, seat)), None)):
-                    free.remove(seat)
-                    seated[at] = seat
-        return [seated[at] if at in seated else free.pop(0) for at in range(len(claims))]
+                if at not in assigned and (permit := next((permit for permit in free if suits(claim, permit)), None)):
+                    free.remove(permit)
+                    assigned[at] = permit
+        return [assigned[at] if at in assigned else free.pop(0) for at in range(len(claims))]
 
-    def _is_warm(self, claim: Claim, seat: Permit) -> bool:
-        return claim.record.affinity != "" and claim.record.affinity == self._key(seat)
+    def _is_warm(self, claim: Claim, permit: Permit) -> bool:
+        return claim.record.affinity != "" and claim.record.affinity == self._key(permit)
 
-    def _key(self, seat: Permit) -> str:
+    def _key(self, permit: Permit) -> str:
         """What its server ran last, since it was started."""
-        since, key = self._warm.get(seat.server, ("", ""))
-        return key if since == seat.since else ""
+        since, key = self._warm.get(permit.server, ("", ""))
+        return key if since == permit.since else ""
 
     def _running(self) -> list[tuple[Permit, float]]:
-        return [(seat, cost) for seat, cost in self._taken if seat.taken]
+        return [(permit, cost) for permit, cost in self._taken if permit.taken]
 
 
-def _runs_already(claim: Claim, seat: Permit) -> bool:
-    return claim.record.remote != "" and seat.server.runner.knows(claim.record.remote)
+def _runs_already(claim: Claim, permit: Permit) -> bool:
+    return claim.record.remote != "" and permit.server.runner.knows(claim.record.remote)
 
 
-def _together(seats: Sequence[Permit]) -> list[Permit]:
+def _together(permits: Sequence[Permit]) -> list[Permit]:
     """Those that one claim is for: all of them, or the places of one batch."""
-    batch = seats[0].batch if seats else None
-    return [seat for seat in seats if (seat.place is None if batch is None else seat.batch is batch)]
+    batch = permits[0].batch if permits else None
+    return [permit for permit in permits if (permit.place is None if batch is None else permit.batch is batch)]
 
 
 log = logging.getLogger(__name__)
@@ -234,49 +234,49 @@ class Consumer:
             self._task.cancel()
 
     async def run_once(self) -> int:
-        """Wait for a seat, then claim as many predictions as there is room for and start them; how many.
+        """Wait for a permit, then claim as many predictions as there is room for and start them; how many.
 
-        Each queue is asked in turn for its share of the seats, and the next time another one goes first.
+        Each queue is asked in turn for its share of the permits, and the next time another one goes first.
         """
         self._is_full = self._is_empty = False
         # queues that take turns would not by what is claimed ahead
         ahead = self._has_more and not self._portions.is_bounded and len(self._turns) == 1
-        seats = await self._resting(self._servers.permits.wait(ahead=ahead))
-        self._is_ahead = not any(seat.has_slot for seat in seats)
+        permits = await self._resting(self._servers.permits.wait(ahead=ahead))
+        self._is_ahead = not any(permit.has_slot for permit in permits)
         self._has_more = False
         started = emptied = 0
         try:
             self._turns.rotate(-1)
             for asked, queue in enumerate(self._turns):
-                share = -(-len(seats) // (len(self._turns) - asked))
-                fills_batch = seats[0].batch is not None
-                claims = await self._fill(queue, seats, len(seats) if fills_batch else share)
+                share = -(-len(permits) // (len(self._turns) - asked))
+                fills_batch = permits[0].batch is not None
+                claims = await self._fill(queue, permits, len(permits) if fills_batch else share)
                 started += len(claims)
                 emptied += claims.why == "empty"
-                if not seats or self._stopping or (started and fills_batch):
+                if not permits or self._stopping or (started and fills_batch):
                     break
-            self._has_more = not seats
+            self._has_more = not permits
             # what comes after such an answer rings, so there is nothing to ask again for
-            self._is_empty = emptied == len(self._turns) and bool(seats) and not self._is_ahead
+            self._is_empty = emptied == len(self._turns) and bool(permits) and not self._is_ahead
             return started
         finally:
-            self._servers.permits.release(*seats)
+            self._servers.permits.release(*permits)
 
-    async def _fill(self, queue: QueueName, seats: list[Permit], share: int) -> Claims:
-        """Claim for so many of the seats; what came, whose seats are not among them any more."""
-        portion = self._portions.next(seats[:share])
+    async def _fill(self, queue: QueueName, permits: list[Permit], share: int) -> Claims:
+        """Claim for so many of the permits; what came, whose permits are not among them any more."""
+        portion = self._portions.next(permits[:share])
         claims = await self._ask(queue, portion) if portion else Claims(why="budget")
         self._is_full = self._is_full or claims.why == "budget"
         if portion:
-            self._begin(portion, claims, seats, share)
+            self._begin(portion, claims, permits, share)
         return claims
 
-    def _begin(self, portion: Portion, claims: Sequence[Claim], seats: list[Permit], share: int) -> None:
+    def _begin(self, portion: Portion, claims: Sequence[Claim], permits: list[Permit], share: int) -> None:
         if claims:
             crash.at("after_claim")
-        for claim, seat in zip(claims, self._portions.take(portion, claims, seats[:share]), strict=True):
-            seats.remove(seat)
-            self._start(claim, seat)
+        for claim, permit in zip(claims, self._portions.take(portion, claims, permits[:share]), strict=True):
+            permits.remove(permit)
+            self._start(claim, permit)
 
     async def _claim_or_rest(self) -> None:
         # a claim that dies with its director, which may be before it was heard of here, must not cost an attempt
@@ -296,7 +296,7 @@ class Consumer:
     async def _claim_at_bell(self) -> None:
         """Wait for what comes, with a claim of a few that the server carries out when the bell has rung.
 
-        No seat is held meanwhile: what has none when it comes is given back, uncounted.
+        No permit is held meanwhile: what has none when it comes is given back, uncounted.
         """
         self._is_empty = False
         free = self._servers.permits.take(MOST_AT_BELL)
@@ -331,9 +331,9 @@ class Consumer:
         await self._begin_or_give_back(nothing, claims)
 
     async def _begin_or_give_back(self, portion: Portion, claims: Claims) -> None:
-        seats = self._servers.permits.take(len(claims))
-        run, left = claims[: len(seats)], claims[len(seats) :]
-        self._begin(portion, run, seats, len(seats))
+        permits = self._servers.permits.take(len(claims))
+        run, left = claims[: len(permits)], claims[len(permits) :]
+        self._begin(portion, run, permits, len(permits))
         for claim in left:
             with contextlib.suppress(BackendUnavailable):  # then its lease gives it back
                 await self._scripts.release(claim.id, token=claim.token, spent=False, code=CLAIMED_AHEAD)
@@ -407,7 +407,7 @@ class Consumer:
         return claims
 
     async def _claim(self, queue: QueueName, portion: Portion, nonce: str = "") -> Claims:
-        """The nonce stays until an answer came, and the seats too: a claim whose reply was lost is answered again."""
+        """The nonce stays until an answer came, and the permits too: a claim whose reply was lost is answered again."""
         nonce = nonce or secrets.token_hex(16)
         while True:
             try:
@@ -431,7 +431,7 @@ class Consumer:
             send=send,
         )
 
-    def _start(self, claim: Claim, seat: Permit) -> None:
-        run = asyncio.get_running_loop().create_task(self._executor.execute(claim, seat))
+    def _start(self, claim: Claim, permit: Permit) -> None:
+        run = asyncio.get_running_loop().create_task(self._executor.execute(claim, permit))
         self._runs.add(run)
         run.add_done_callback(self._runs.discard)

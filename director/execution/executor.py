@@ -157,7 +157,7 @@ NEVER_BEGAN: Final = Ended(outcome=Outcome.REFUSED, error="It was asked to stop 
 
 
 class Executor:
-    """Runs claims on seats. One for all of a director's claims; each call of `execute` is one claim.
+    """Runs claims on permits. One for all of a director's claims; each call of `execute` is one claim.
 
     `policy` and `run_limit_s` may change: what is claimed from then on goes by them.
     """
@@ -199,15 +199,15 @@ class Executor:
         self._ending = 0
         self._telling = 0
 
-    async def execute(self, claim: Claim, seat: Permit) -> None:
+    async def execute(self, claim: Claim, permit: Permit) -> None:
         """From the claim to its last write. Never raises for what the server, the model or Redis does."""
         tracker = Tracker(claim.record, self._limits, is_moderated=self._moderator is not None)
         self._metering.claimed(claim.record)
         spans = ClaimSpans(self._tracing, claim.record)
         waited_ms = 0 if claim.record.claimed is None else claim.record.claimed - claim.record.created
         setup_wait_s = self._servers.setup_wait_s(waited_ms / 1000)
-        self._servers.permits.move(seat, claim.record.remote)
-        held = Held(claim, tracker, seat.server.runner, self._clock)
+        self._servers.permits.move(permit, claim.record.remote)
+        held = Held(claim, tracker, permit.server.runner, self._clock)
         outbox = Outbox(claim.record, self._post, lambda started_ms: self._snapshot(held, started_ms))
         progress = Progress(held, self._scripts, self._clock, outbox if claim.record.webhook else None)
         performer = Performer(
@@ -220,18 +220,17 @@ class Executor:
         )
         try:
             with self._holdings.holding(held):
-                await self._follow(held, performer, seat, spans)
-                end = await self._end(held, performer, seat)
+                await self._follow(held, performer, permit, spans)
+                end = await self._end(held, performer, permit)
                 if self._publishing is not None and claim.record.kind == "training":
-                    self._servers.permits.release(seat)
+                    self._servers.permits.release(permit)
                     end = await self._publishing.publish(held, end)
                 if not isinstance(end, Finish):  # from here on another attempt may be told of
                     outbox.drop()
                 if isinstance(end, Finish):
                     end = self._measured(held, end, setup_wait_s)
-                self._servers.permits.release(
-                    seat
-                )  # before the last write: the next claim then leaves together with it
+                # Released before the last write, so that the next claim is sent together with it
+                self._servers.permits.release(permit)
                 finished = await self._settle(held, progress, end)
                 spans.settled(end)
             if finished:
@@ -244,7 +243,7 @@ class Executor:
         finally:
             if held.is_lost:
                 self._metering.lost(claim.record)
-            self._servers.permits.release(seat)
+            self._servers.permits.release(permit)
             spans.drop()
             performer.drop()
             progress.drop()
@@ -270,10 +269,10 @@ class Executor:
         finally:
             self._telling -= 1
 
-    async def _follow(self, held: Held, performer: Performer, seat: Permit, spans: ClaimSpans) -> None:
+    async def _follow(self, held: Held, performer: Performer, permit: Permit, spans: ClaimSpans) -> None:
         """Start the run and follow it until it is over, or the claim is lost."""
         try:
-            await held.read(self._read(held, performer, seat, spans))
+            await held.read(self._read(held, performer, permit, spans))
         except Exception:
             log.exception("following a run failed", extra={"prediction": held.claim.id})
         if held.is_lost:
@@ -282,16 +281,16 @@ class Executor:
             ends = ((held.stuck, ABANDONED), (held.unbegun, NEVER_BEGAN), (held.left, LEFT))
             performer.feed(next((end for is_so, end in ends if is_so), FAULT))
         if held.stuck:
-            self._servers.doubt(seat)
+            self._servers.doubt(permit)
 
-    async def _read(self, held: Held, performer: Performer, seat: Permit, spans: ClaimSpans) -> None:
+    async def _read(self, held: Held, performer: Performer, permit: Permit, spans: ClaimSpans) -> None:
         await held.turn()
         given = await self._given(held.claim)
         if given is None:
             performer.feed(NO_INPUT)
             return
         waits_since = self._now()
-        if not await self._servers.permits.turn(seat):
+        if not await self._servers.permits.turn(permit):
             performer.feed(NO_TURN)
             return
         held.ahead_s = self._now() - waits_since
@@ -301,12 +300,12 @@ class Executor:
             id=held.claim.id,
             input=given,
             remote=record.remote,
-            place=seat.place,
+            place=permit.place,
             alone=record.attempt > 1,
             cost=record.cost,
             trace=spans.asks(),
         )
-        self._servers.permits.start(seat)
+        self._servers.permits.start(permit)
 
         def hear(event: RunEvent) -> None:
             if isinstance(event, Began):
@@ -314,7 +313,7 @@ class Executor:
             elif isinstance(event, Ended):
                 spans.ran(event)
                 unasked = held.tracker.stopped is None
-                self._servers.ended(seat, event, unasked=unasked, account=record.account)
+                self._servers.ended(permit, event, unasked=unasked, account=record.account)
             performer.feed(event)
 
         if isinstance(held.runner, OneAnswer):
@@ -341,7 +340,7 @@ class Executor:
             log.warning("the files of an input cannot be looked up", extra=_facts(claim), exc_info=True)
             return None
 
-    async def _end(self, held: Held, performer: Performer, seat: Permit) -> Finish | GiveBack | None:
+    async def _end(self, held: Held, performer: Performer, permit: Permit) -> Finish | GiveBack | None:
         """What the end of the run asks for, once its files are stored and its output may be released; None when the
         claim was lost.
 
@@ -350,7 +349,7 @@ class Executor:
         """
         if performer.end is None and not held.is_lost:
             if self._ending < MOST_ENDING:
-                self._servers.permits.release(seat)
+                self._servers.permits.release(permit)
             self._ending += 1
             try:
                 await performer.done()

@@ -28,8 +28,8 @@ class Waiting:
         self.server = Server(self.runner, 1, health=Health(status=HealthStatus.READY), run_s=0.1)
         self.servers = Servers([self.server])
         [self.before] = self.servers.permits.take()
-        [self.seat] = self.servers.permits.take_ahead()
-        self.run = asyncio.create_task(bench.executor(self.servers).execute(claim, self.seat))
+        [self.permit] = self.servers.permits.take_ahead()
+        self.run = asyncio.create_task(bench.executor(self.servers).execute(claim, self.permit))
 
 
 async def test_it_is_started_once_the_slot_before_it_is_left(bench: Bench, driver: QueueDriver) -> None:
@@ -49,11 +49,11 @@ async def test_it_is_started_once_the_slot_before_it_is_left(bench: Bench, drive
 async def test_a_slot_that_a_run_used_to_its_end_is_handed_on_too() -> None:
     server = Server(ScriptedRunner(), 1, health=Health(status=HealthStatus.READY), run_s=0.1)
     servers = Servers([server])
-    [seat], [ahead] = servers.permits.take(), servers.permits.take_ahead()
+    [permit], [ahead] = servers.permits.take(), servers.permits.take_ahead()
     rest = asyncio.get_running_loop().create_future()
-    servers.permits.start(seat)
-    servers.ended(seat, Ended(outcome=Outcome.CANCELED, goes_on=rest), unasked=False)
-    servers.permits.release(seat)
+    servers.permits.start(permit)
+    servers.ended(permit, Ended(outcome=Outcome.CANCELED, goes_on=rest), unasked=False)
+    servers.permits.release(permit)
     assert not ahead.has_slot
     rest.set_result(None)
     assert await servers.permits.turn(ahead)

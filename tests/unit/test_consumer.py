@@ -1,4 +1,4 @@
-"""How claims come in: never more than there are seats, never twice, and whole also at the end."""
+"""How claims come in: never more than there are permits, never twice, and whole also at the end."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -103,10 +103,10 @@ class Counter:
         claims = [Claim(replace(record, token=f"{nonce}-{number}"), Raw(b"{}")) for number in range(answer)]
         return Claims(claims, why="count" if answer == count else "empty" if budget is None else "budget")
 
-    async def execute(self, claim: Claim, seat: Permit) -> None:
+    async def execute(self, claim: Claim, permit: Permit) -> None:
         self.executed.append(claim)
         await self.run_ends.wait()
-        self.servers.permits.release(seat)
+        self.servers.permits.release(permit)
 
     async def wait(self) -> bool:
         self.heard += 1
@@ -137,7 +137,7 @@ def no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("director.execution.consumer.LONGEST_S", 3600)
 
 
-async def test_it_asks_for_as_many_as_there_are_seats_and_leaves_those_it_does_not_need() -> None:
+async def test_it_asks_for_as_many_as_there_are_permits_and_leaves_those_it_does_not_need() -> None:
     counter = Counter(slots=3)
     counter.answers = [2]
     assert await counter.consumer.run_once() == 2
@@ -145,7 +145,7 @@ async def test_it_asks_for_as_many_as_there_are_seats_and_leaves_those_it_does_n
     await eventually(lambda: len(counter.executed), "both run", until=(2).__eq__)
     assert counter.servers.permits.busy == 2
     counter.run_ends.set()
-    await eventually(lambda: counter.servers.permits.busy, "seats are left", until=(0).__eq__)
+    await eventually(lambda: counter.servers.permits.busy, "permits are left", until=(0).__eq__)
 
 
 async def test_where_more_waits_than_there_are_slots_a_short_run_is_claimed_ahead() -> None:
@@ -159,7 +159,7 @@ async def test_where_more_waits_than_there_are_slots_a_short_run_is_claimed_ahea
     counter.consumer.stop()
     await asyncio.wait_for(consuming, 5)
     counter.run_ends.set()
-    await eventually(lambda: counter.servers.permits.busy, "seats are left", until=(0).__eq__)
+    await eventually(lambda: counter.servers.permits.busy, "permits are left", until=(0).__eq__)
 
 
 @pytest.mark.parametrize("answers", [[1], [2, 0]], ids=["not all that was asked for", "nothing ahead"])
@@ -198,7 +198,7 @@ async def test_where_costs_are_bounded_nothing_is_claimed_ahead() -> None:
     counter.run_ends.set()
 
 
-async def test_without_a_seat_nothing_is_asked_for() -> None:
+async def test_without_a_permit_nothing_is_asked_for() -> None:
     counter = Counter()
     counter.answers = [1]
     consuming = asyncio.create_task(counter.consumer.run())
@@ -211,19 +211,19 @@ async def test_without_a_seat_nothing_is_asked_for() -> None:
     await asyncio.wait_for(consuming, 5)
 
 
-async def test_a_claim_without_an_answer_is_repeated_with_its_nonce_on_the_same_seats() -> None:
+async def test_a_claim_without_an_answer_is_repeated_with_its_nonce_on_the_same_permits() -> None:
     counter = Counter(slots=2)
     counter.answers = [BackendUnavailable("lost"), 2]
     claiming = asyncio.create_task(counter.consumer.run_once())
     await eventually(lambda: len(counter.asked), "it asked once", until=(1).__eq__)
-    counter.servers.saw(counter.servers.all[0], Health(status=HealthStatus.UNREACHABLE))  # no new seats meanwhile
+    counter.servers.saw(counter.servers.all[0], Health(status=HealthStatus.UNREACHABLE))  # no new permits meanwhile
     counter.clock.pass_time(1)
     assert await asyncio.wait_for(claiming, 5) == 2
     (first, one), (second, two) = counter.asked
     assert (first, one) == (second, two)
     assert first != ""
     counter.run_ends.set()
-    await eventually(lambda: counter.servers.permits.busy, "seats are left", until=(0).__eq__)
+    await eventually(lambda: counter.servers.permits.busy, "permits are left", until=(0).__eq__)
 
 
 async def test_every_claim_has_a_nonce_of_its_own() -> None:
@@ -233,7 +233,7 @@ async def test_every_claim_has_a_nonce_of_its_own() -> None:
     await counter.consumer.run_once()
     assert len({nonce for nonce, _ in counter.asked}) == 2
     counter.run_ends.set()
-    await eventually(lambda: counter.servers.permits.busy, "seats are left", until=(0).__eq__)
+    await eventually(lambda: counter.servers.permits.busy, "permits are left", until=(0).__eq__)
 
 
 async def test_what_comes_to_an_empty_queue_waits_for_company_and_what_waits_already_does_not() -> None:
@@ -393,7 +393,7 @@ async def test_a_run_that_ends_while_the_claim_is_under_way_is_not_waited_for_ag
         claims = await asked(*args, **options)
         if not claims and claims.why == "budget":
             counter.run_ends.set()
-            await eventually(lambda: counter.servers.permits.busy, "its seat is left", until=(1).__eq__)
+            await eventually(lambda: counter.servers.permits.busy, "its permit is left", until=(1).__eq__)
         return claims
 
     counter.claim = claim  # type: ignore[method-assign]
@@ -438,7 +438,7 @@ async def test_what_is_abandoned_is_over_afterwards() -> None:
 # ── queues that are read beside its own ──────────────────────────────────────────────────────────────────────────
 
 
-async def test_free_seats_are_shared_between_the_queues_and_each_single_one_goes_to_them_in_turn() -> None:
+async def test_free_permits_are_shared_between_the_queues_and_each_single_one_goes_to_them_in_turn() -> None:
     counter = Counter(slots=4, also=[OLD])
     counter.depth = {QUEUE: 9, OLD: 9}
     assert await counter.consumer.run_once() == 4
@@ -446,10 +446,10 @@ async def test_free_seats_are_shared_between_the_queues_and_each_single_one_goes
     await eventually(lambda: len(counter.executed), "they run", until=(4).__eq__)
     counter.run_ends.set()
     counter.servers.resize(counter.servers.all[0], 1)
-    await eventually(lambda: counter.servers.permits.busy, "seats are left", until=(0).__eq__)
+    await eventually(lambda: counter.servers.permits.busy, "permits are left", until=(0).__eq__)
     for _ in range(6):
         assert await counter.consumer.run_once() == 1
-        await eventually(lambda: counter.servers.permits.busy, "its seat is left", until=(0).__eq__)
+        await eventually(lambda: counter.servers.permits.busy, "its permit is left", until=(0).__eq__)
     ran = [claim.record.queue for claim in counter.executed[4:]]
     assert ran in ([QUEUE, OLD] * 3, [OLD, QUEUE] * 3)
 
@@ -459,7 +459,7 @@ async def test_what_one_queue_has_no_use_for_the_other_gets(empty: QueueName) ->
     counter = Counter(slots=4, also=[OLD])
     counter.depth = {QUEUE: 9, OLD: 9} | {empty: 0}
     consuming = asyncio.create_task(counter.consumer.run())
-    await eventually(lambda: len(counter.executed), "all seats are used", until=(4).__eq__)
+    await eventually(lambda: len(counter.executed), "all permits are used", until=(4).__eq__)
     assert {claim.record.queue for claim in counter.executed} == {QUEUE, OLD} - {empty}
     counter.consumer.stop()
     counter.run_ends.set()
@@ -477,7 +477,7 @@ async def test_a_batch_that_one_claim_fills_is_of_one_queue() -> None:
     assert sorted(batches) == [QUEUE, OLD]
     await eventually(lambda: len(counter.executed), "they run", until=(4).__eq__)
     counter.run_ends.set()
-    await eventually(lambda: counter.servers.permits.busy, "seats are left", until=(0).__eq__)
+    await eventually(lambda: counter.servers.permits.busy, "permits are left", until=(0).__eq__)
 
 
 async def test_another_queue_that_is_gone_is_told_once_and_holds_up_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -500,13 +500,13 @@ async def test_batches_of_both_queues_together_cost_no_more_than_one_may() -> No
     assert counter.bounds == [(4, True), (1, False)]
     await eventually(lambda: counter.executed, "it runs")
     counter.run_ends.set()
-    await eventually(lambda: counter.servers.permits.busy, "seats are left", until=(0).__eq__)
+    await eventually(lambda: counter.servers.permits.busy, "permits are left", until=(0).__eq__)
 
 
 # ── a claim that waits behind the bell ───────────────────────────────────────────────────────────────────────────
 
 
-async def test_at_an_empty_queue_a_claim_waits_behind_the_bell_and_holds_no_seat() -> None:
+async def test_at_an_empty_queue_a_claim_waits_behind_the_bell_and_holds_no_permit() -> None:
     counter = Counter(slots=2)
     counter.carries = True
     consuming = asyncio.create_task(counter.consumer.run())

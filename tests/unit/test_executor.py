@@ -392,7 +392,7 @@ async def test_files_are_stored_off_the_slot_and_the_end_waits_for_them(
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
         tasks.create_task(executor.execute(claim, Permit(server, server.since)))
         await eventually(lambda: store.asked, "the store is asked")
-        await eventually(lambda: server.busy, "the seat is left", until=lambda busy: busy == 0)
+        await eventually(lambda: server.busy, "the permit is left", until=lambda busy: busy == 0)
         assert len(bench.holdings) == 1
         assert not (await driver.record(claim.id)).is_terminal
         store.goes_on.set()

@@ -64,13 +64,13 @@ async def test_one_that_is_wanted_no_more_goes_and_its_watch_with_it(watched: Wa
 
 
 async def test_one_that_is_driven_in_another_way_begins_when_the_former_has_ended_its_runs(watched: Watched) -> None:
-    [seat, *rest] = [seat for seat in await watched.servers.permits.wait() if seat.server.runner.url == "a"]
+    [permit, *rest] = [permit for permit in await watched.servers.permits.wait() if permit.server.runner.url == "a"]
     for other in rest:
         watched.servers.permits.release(other)
     watched.fleet.want([Driven("a", FAST)], slots=2)
     await eventually(lambda: watched.has(), "neither is there")
     assert len(watched.runners) == 2
-    watched.servers.permits.release(seat)
+    watched.servers.permits.release(permit)
     await eventually(lambda: watched.has("a"), "it is there again")
     assert watched.runners[-1][0] == Driven("a", FAST)
     assert [each.server.runner for each in await watched.servers.permits.wait()] == [watched.runners[-1][1]] * 2
@@ -79,12 +79,12 @@ async def test_one_that_is_driven_in_another_way_begins_when_the_former_has_ende
 async def test_more_slots_are_there_at_once_and_fewer_once_the_runs_beyond_them_have_ended(watched: Watched) -> None:
     watched.fleet.want([Driven("a", SLOW), Driven("b", SLOW)], slots=3)
     await eventually(lambda: sum(server.slots for server in watched.servers.all) == 6, "more slots")
-    seats = await watched.servers.permits.wait()
-    assert len(seats) == 6
+    permits = await watched.servers.permits.wait()
+    assert len(permits) == 6
     watched.fleet.want([Driven("a", SLOW), Driven("b", SLOW)], slots=1)
     await eventually(lambda: sum(server.slots for server in watched.servers.all) == 2, "fewer slots")
     assert len(watched.runners) == 2, "no runner was made anew for that"
-    for seat in seats[:4]:
-        watched.servers.permits.release(seat)
+    for permit in permits[:4]:
+        watched.servers.permits.release(permit)
     assert watched.servers.permits.busy == 2
     assert all(server.free <= 1 for server in watched.servers.all)

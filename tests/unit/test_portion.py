@@ -21,12 +21,12 @@ def claims(*keys: str, cost: float = 1) -> list[Claim]:
     return [Claim(replace(RECORD, affinity=key, cost=cost), Raw(b"{}")) for key in keys]
 
 
-def seats(number: int, server: Server = SERVER, *, since: str = "first") -> list[Permit]:
+def permits(number: int, server: Server = SERVER, *, since: str = "first") -> list[Permit]:
     return [Permit(server, since) for _ in range(number)]
 
 
 def asked(portions: Portions, number: int) -> Portion:
-    portion = portions.next(seats(number))
+    portion = portions.next(permits(number))
     assert portion is not None
     return portion
 
@@ -34,12 +34,12 @@ def asked(portions: Portions, number: int) -> Portion:
 def run(portions: Portions, *keys: str, cost: float = 1) -> tuple[Portion, list[Permit]]:
     """Ask for so many, and they come."""
     portion = asked(portions, len(keys))
-    return portion, portions.take(portion, claims(*keys, cost=cost), seats(len(keys)))
+    return portion, portions.take(portion, claims(*keys, cost=cost), permits(len(keys)))
 
 
 def leave(*taken: Permit) -> None:
-    for seat in taken:
-        seat.taken = False
+    for permit in taken:
+        permit.taken = False
 
 
 class Running(ScriptedRunner):
@@ -50,18 +50,18 @@ class Running(ScriptedRunner):
         return remote == "job 7"
 
 
-def test_what_a_server_runs_already_gets_a_seat_there() -> None:
+def test_what_a_server_runs_already_gets_a_permit_there() -> None:
     there = Server(Running(), 1, health=Health(status=HealthStatus.READY))
     new, taken_over = Claim(RECORD, Raw(b"{}")), Claim(replace(RECORD, remote="job 7"), Raw(b"{}"))
-    free = [*seats(1, there), *seats(1)]
-    assert [seat.server for seat in Portions().take(Portion(count=2), [new, taken_over], free)] == [SERVER, there]
+    free = [*permits(1, there), *permits(1)]
+    assert [permit.server for permit in Portions().take(Portion(count=2), [new, taken_over], free)] == [SERVER, there]
 
 
-def test_without_a_batch_there_is_no_bound_but_the_seats() -> None:
+def test_without_a_batch_there_is_no_bound_but_the_permits() -> None:
     assert asked(Portions(), 5) == Portion(count=5)
 
 
-def test_of_many_seats_one_claim_asks_for_a_few_so_that_they_are_begun_while_the_next_is_carried_out() -> None:
+def test_of_many_permits_one_claim_asks_for_a_few_so_that_they_are_begun_while_the_next_is_carried_out() -> None:
     assert asked(Portions(), MOST_AT_ONCE + 1).count == MOST_AT_ONCE
 
 
@@ -77,7 +77,7 @@ def test_the_budget_is_what_the_running_ones_leave() -> None:
 def test_beside_one_that_fills_the_batch_nothing_is_asked_for() -> None:
     portions = Portions(batch_cost=10)
     _, taken = run(portions, "", cost=25)
-    assert portions.next(seats(3)) is None
+    assert portions.next(permits(3)) is None
     assert not portions.has_more_room
     leave(*taken)
     assert portions.has_more_room
@@ -88,7 +88,7 @@ def test_no_more_than_the_batch_holds_by_number() -> None:
     portions = Portions(batch_size=3)
     assert asked(portions, 8).count == 3
     _, [first, *_] = run(portions, "", "", "")
-    assert portions.next(seats(5)) is None
+    assert portions.next(permits(5)) is None
     leave(first)
     assert asked(portions, 6).count == 1
 
@@ -112,7 +112,7 @@ def test_after_so_many_warm_ones_in_a_row_one_claim_goes_by_turn() -> None:
     assert asked(portions, 1).warm == "a"
 
 
-def test_many_seats_at_once_skip_no_more_than_one_by_one() -> None:
+def test_many_permits_at_once_skip_no_more_than_one_by_one() -> None:
     portions = Portions()
     run(portions, "a")
     run(portions, *["a"] * (MOST_SKIPS - 3))
@@ -127,18 +127,18 @@ def another_server() -> Server:
 
 def warmed(portions: Portions, key: str, server: Server) -> None:
     """It runs one with this key."""
-    portion = portions.next(seats(1, server))
+    portion = portions.next(permits(1, server))
     assert portion is not None
-    leave(*portions.take(portion, claims(key), seats(1, server)))
+    leave(*portions.take(portion, claims(key), permits(1, server)))
 
 
 def test_each_server_is_asked_for_what_it_ran_itself() -> None:
     portions, first, second = Portions(), another_server(), another_server()
     warmed(portions, "a", first)
     warmed(portions, "b", second)
-    assert portions.next(seats(1, first)) == Portion(count=1, warm="a")
-    assert portions.next(seats(1, second)) == Portion(count=1, warm="b")
-    assert portions.next([*seats(1, first), *seats(2, second)]) == Portion(count=1, warm="a"), (
+    assert portions.next(permits(1, first)) == Portion(count=1, warm="a")
+    assert portions.next(permits(1, second)) == Portion(count=1, warm="b")
+    assert portions.next([*permits(1, first), *permits(2, second)]) == Portion(count=1, warm="a"), (
         "the others are asked for next"
     )
 
@@ -147,9 +147,9 @@ def test_what_has_come_goes_to_the_server_that_is_warm_for_it() -> None:
     portions, first, second = Portions(), another_server(), another_server()
     warmed(portions, "a", first)
     warmed(portions, "b", second)
-    free = [*seats(1, first), *seats(2, second)]
+    free = [*permits(1, first), *permits(2, second)]
     taken = portions.take(Portion(count=3), claims("", "b", "a"), free)
-    assert [seat.server for seat in taken] == [second, second, first]
+    assert [permit.server for permit in taken] == [second, second, first]
     assert len(set(map(id, taken))) == 3
 
 
@@ -165,7 +165,7 @@ def test_what_is_warm_on_another_server_is_no_hit() -> None:
 def test_a_server_that_was_started_anew_is_warm_for_nothing() -> None:
     portions = Portions()
     leave(*run(portions, "a")[1])
-    assert portions.next(seats(1, since="second")) == Portion(count=1)
+    assert portions.next(permits(1, since="second")) == Portion(count=1)
 
 
 def test_the_figures_tell_warm_hits_and_how_full_the_batches_were() -> None:
@@ -189,7 +189,7 @@ def test_in_flight_never_passes_the_batch_but_for_one_alone(
     portions = Portions(batch_cost=batch, batch_size=size)
     running: list[tuple[Permit, float]] = []
     while waiting:
-        portion = portions.next(seats(8 - len(running)))
+        portion = portions.next(permits(8 - len(running)))
         if portion is not None:
             handed: list[float] = []
             while waiting and len(handed) < portion.count:  # as the script does
@@ -198,24 +198,24 @@ def test_in_flight_never_passes_the_batch_but_for_one_alone(
                     break
                 handed.append(waiting.pop(0))
             came = [claim for cost in handed for claim in claims("", cost=cost)]
-            taken = portions.take(portion, came, seats(len(handed)))
+            taken = portions.take(portion, came, permits(len(handed)))
             running += zip(taken, handed, strict=True)
         else:
             assert running, "nothing runs, and yet nothing is asked for"
         assert len(running) <= 1 or sum(cost for _, cost in running) <= batch * (1 + 1e-9)
         assert len(running) <= (size or 8)
-        for seat, _ in [each for each in running if dice.random() < 0.5]:
-            leave(seat)
+        for permit, _ in [each for each in running if dice.random() < 0.5]:
+            leave(permit)
         running = [each for each in running if each[0].taken]
 
 
-def batch_seats(number: int) -> list[Permit]:
+def batch_permits(number: int) -> list[Permit]:
     return [Permit(SERVER, "first", place=place) for place in Batch(number).places]
 
 
 def test_where_a_server_takes_batches_one_claim_fills_one_of_them_whatever_runs_beside_it() -> None:
     portions = Portions(batch_cost=10, batch_size=3)
-    one, other = batch_seats(4), batch_seats(4)
+    one, other = batch_permits(4), batch_permits(4)
     assert portions.next([*one, *other]) == Portion(count=3, budget=10)
     assert portions.take(Portion(count=3, budget=10), claims("", "", "", cost=3), [*one, *other]) == one[:3]
     assert portions.next(other) == Portion(count=3, budget=10)

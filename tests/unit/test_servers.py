@@ -1,4 +1,4 @@
-"""Seats: as many as there are slots, on the least busy server first, on none that is not ready or doubted."""
+"""Permits: as many as there are slots, on the least busy server first, on none that is not ready or doubted."""
 
 import asyncio
 from typing import Any
@@ -28,16 +28,16 @@ async def taken(servers: Servers) -> list[Permit]:
     return await asyncio.wait_for(servers.permits.wait(), 5)
 
 
-async def test_every_free_seat_is_given_the_least_busy_server_first() -> None:
+async def test_every_free_permit_is_given_the_least_busy_server_first() -> None:
     one, two = server(3), server(2)
     one.busy = 1
-    seats = await taken(Servers([one, two]))
-    assert [seat.server for seat in seats] == [two, one, two, one]
+    permits = await taken(Servers([one, two]))
+    assert [permit.server for permit in permits] == [two, one, two, one]
     assert (one.busy, two.busy) == (3, 2)
 
 
 @pytest.mark.parametrize("status", [status for status in HealthStatus if not Health(status=status).can_run])
-async def test_a_server_that_is_not_ready_has_no_seats_until_it_is(status: HealthStatus) -> None:
+async def test_a_server_that_is_not_ready_has_no_permits_until_it_is(status: HealthStatus) -> None:
     one = server(1, health=Health(status=status))
     servers = Servers([one])
     waiting = asyncio.create_task(servers.permits.wait())
@@ -46,24 +46,24 @@ async def test_a_server_that_is_not_ready_has_no_seats_until_it_is(status: Healt
     assert not waiting.done()
     assert not servers.any_ready()
     servers.saw(one, READY)
-    assert [seat.server for seat in await asyncio.wait_for(waiting, 5)] == [one]
+    assert [permit.server for permit in await asyncio.wait_for(waiting, 5)] == [one]
 
 
-async def test_a_seat_that_is_left_is_free_once() -> None:
+async def test_a_permit_that_is_left_is_free_once() -> None:
     servers = Servers([server(1)])
-    [seat] = await taken(servers)
+    [permit] = await taken(servers)
     waiting = asyncio.create_task(servers.permits.wait())
     await asyncio.sleep(0)
-    servers.permits.release(seat)
-    servers.permits.release(seat)
+    servers.permits.release(permit)
+    servers.permits.release(permit)
     assert len(await asyncio.wait_for(waiting, 5)) == 1
     assert servers.permits.busy == 1
 
 
 async def test_a_doubted_server_gets_no_work() -> None:
     servers = Servers([server(2)])
-    seat, other = await taken(servers)
-    servers.doubt(seat)
+    permit, other = await taken(servers)
+    servers.doubt(permit)
     servers.permits.release(other)
     assert not servers.any_ready()
     assert servers.all[0].free == 0
@@ -71,9 +71,9 @@ async def test_a_doubted_server_gets_no_work() -> None:
 
 async def test_a_server_that_was_started_anew_is_not_doubted_for_what_its_last_start_did() -> None:
     servers = Servers([server(1)])
-    [seat] = await taken(servers)
+    [permit] = await taken(servers)
     servers.all[0].since = "second"
-    servers.doubt(seat)
+    servers.doubt(permit)
     assert servers.any_ready()
 
 
@@ -118,7 +118,7 @@ def test_one_that_fails_in_start_after_start_gives_no_hope(looks: list[Health], 
     assert (one.failed_starts, servers.standing) == (failed, Standing(0, state))  # type: ignore[arg-type]
 
 
-async def test_a_change_is_a_seat_that_is_left_from_now_on() -> None:
+async def test_a_change_is_a_permit_that_is_left_from_now_on() -> None:
     servers = Servers([server(2)])
     first, second = await taken(servers)
     servers.permits.release(first)
@@ -147,14 +147,14 @@ NO_SLOT = Ended(outcome=Outcome.REFUSED, server_is_dead=True, has_no_slot=True)
 
 
 async def full(servers: Servers, runs: int = 1) -> None:
-    """Every seat is used, and there is no slot for the last one; so many runs find that."""
-    seats = await taken(servers)
-    for seat in seats:
-        servers.permits.start(seat)
-    for refused in seats[-1:] * runs:
+    """Every permit is used, and there is no slot for the last one; so many runs find that."""
+    permits = await taken(servers)
+    for permit in permits:
+        servers.permits.start(permit)
+    for refused in permits[-1:] * runs:
         servers.ended(refused, NO_SLOT, unasked=True)
-    for seat in seats:
-        servers.permits.release(seat)
+    for permit in permits:
+        servers.permits.release(permit)
 
 
 async def test_a_server_that_is_full_by_its_own_count_alone_is_started_anew() -> None:
@@ -196,9 +196,9 @@ async def test_a_server_that_keeps_failing_rests_and_comes_back_with_one_run_at_
     servers = Servers([one, other])
     first, beside, second = await taken(servers)
     assert [first.server, beside.server, second.server] == [one, other, one]
-    for seat in (first, second):
-        servers.ended(seat, Ended(outcome=Outcome.REFUSED), unasked=True)
-        servers.permits.release(seat)
+    for permit in (first, second):
+        servers.ended(permit, Ended(outcome=Outcome.REFUSED), unasked=True)
+        servers.permits.release(permit)
     assert not one.can_run
     assert one.trouble == "resting: 2 runs in a row failed on it"
     assert servers.any_ready(), "the other one goes on"
@@ -206,16 +206,16 @@ async def test_a_server_that_keeps_failing_rests_and_comes_back_with_one_run_at_
     assert trial.server is one
     servers.ended(trial, Ended(outcome=Outcome.SUCCEEDED), unasked=True)
     servers.permits.release(trial)
-    assert [seat.server for seat in await taken(servers)] == [one, one]
+    assert [permit.server for permit in await taken(servers)] == [one, one]
 
 
 async def test_runs_that_fail_together_are_one_reason_to_rest(caplog: Any) -> None:
     one = server(64)
     one.trust = Trust(5)
     servers = Servers([one])
-    for seat in await taken(servers):
-        servers.ended(seat, Ended(outcome=Outcome.REFUSED), unasked=True)
-        servers.permits.release(seat)
+    for permit in await taken(servers):
+        servers.ended(permit, Ended(outcome=Outcome.REFUSED), unasked=True)
+        servers.permits.release(permit)
     one.is_resting = False  # it is back, and refuses once more
     [trial] = await taken(servers)
     servers.ended(trial, Ended(outcome=Outcome.REFUSED), unasked=True)
@@ -233,30 +233,30 @@ class Running(ScriptedRunner):
 async def test_a_run_that_is_taken_over_uses_a_slot_of_the_server_where_it_runs() -> None:
     here, there = server(1), Server(Running(), 2, health=READY, since="third")
     servers = Servers([here, there])
-    seat, other, _ = sorted(await taken(servers), key=lambda each: each.server is there)
-    servers.permits.move(seat, "job 7")
-    assert (seat.server, seat.since, seat.taken) == (there, "third", True)
+    permit, other, _ = sorted(await taken(servers), key=lambda each: each.server is there)
+    servers.permits.move(permit, "job 7")
+    assert (permit.server, permit.since, permit.taken) == (there, "third", True)
     assert (here.busy, there.busy) == (0, 3), "it runs there, whether there is room for it or not"
     servers.permits.release(other)
     assert there.free == 0
-    servers.permits.release(seat)
+    servers.permits.release(permit)
     assert (here.free, there.free) == (1, 1)
 
 
-async def test_a_run_that_no_server_knows_stays_where_its_seat_is() -> None:
+async def test_a_run_that_no_server_knows_stays_where_its_permit_is() -> None:
     servers = Servers([server(1), Server(Running(), 1, health=READY)])
-    [seat, _] = await taken(servers)
+    [permit, _] = await taken(servers)
     for remote in ("", "job 8"):
-        servers.permits.move(seat, remote)
-        assert seat.server is servers.all[0]
+        servers.permits.move(permit, remote)
+        assert permit.server is servers.all[0]
 
 
 async def test_a_run_that_was_asked_to_stop_says_nothing_against_its_server() -> None:
     one = server(1)
     one.trust = Trust(1)
     servers = Servers([one])
-    [seat] = await taken(servers)
-    servers.ended(seat, Ended(outcome=Outcome.CANCELED), unasked=False)
+    [permit] = await taken(servers)
+    servers.ended(permit, Ended(outcome=Outcome.CANCELED), unasked=False)
     assert one.can_run
 
 
@@ -278,11 +278,11 @@ def test_slots_are_never_exceeded_in_any_order_of_taking_and_leaving(
         elif held:
             servers.permits.release(held.pop(step % len(held)))
         assert all(0 <= each.busy <= each.slots for each in servers.all)
-        assert servers.permits.busy == sum(seat.has_slot for seat in held)
+        assert servers.permits.busy == sum(permit.has_slot for permit in held)
         assert all(each.free == 0 or not each.waiting for each in servers.all)
 
 
-async def test_where_runs_are_short_seats_are_given_ahead_and_have_the_next_slots_in_turn() -> None:
+async def test_where_runs_are_short_permits_are_given_ahead_and_have_the_next_slots_in_turn() -> None:
     one = server(8)
     servers = Servers([one])
     running = await taken(servers)
@@ -302,15 +302,15 @@ async def test_where_runs_are_short_seats_are_given_ahead_and_have_the_next_slot
 async def test_how_long_runs_are_is_told_by_those_that_went_well() -> None:
     clock = FakeClock()
     servers = Servers([server(1)], clock.monotonic)
-    [seat] = await taken(servers)
-    servers.permits.start(seat)
+    [permit] = await taken(servers)
+    servers.permits.start(permit)
     clock.pass_time(0.1)
-    servers.ended(seat, Ended(outcome=Outcome.FAILED), unasked=True)
+    servers.ended(permit, Ended(outcome=Outcome.FAILED), unasked=True)
     assert servers.all[0].ahead == 0
-    servers.ended(seat, Ended(outcome=Outcome.SUCCEEDED), unasked=True)
+    servers.ended(permit, Ended(outcome=Outcome.SUCCEEDED), unasked=True)
     assert servers.all[0].ahead == 1
     clock.pass_time(10)
-    servers.ended(seat, Ended(outcome=Outcome.SUCCEEDED), unasked=True)
+    servers.ended(permit, Ended(outcome=Outcome.SUCCEEDED), unasked=True)
     assert servers.all[0].ahead == 0
 
 
@@ -330,9 +330,9 @@ async def test_nobody_waits_for_a_server_that_is_doubted_but_who_waited_has_its_
     one = server(2)
     one.run_s = 0.1
     servers = Servers([one])
-    seat, other = await taken(servers)
+    permit, other = await taken(servers)
     [waiting] = servers.permits.take_ahead()
-    servers.doubt(seat)
+    servers.doubt(permit)
     servers.permits.release(other)
     assert not waiting.has_slot
     assert one.ahead == 0
@@ -345,12 +345,12 @@ async def test_the_slot_of_a_batch_is_free_when_the_last_place_in_it_is_left() -
     one = server(2)
     one.places = 3
     servers = Servers([one])
-    seats = await taken(servers)
-    first, second = seats[:3], seats[3:]
-    assert [len({seat.batch for seat in each}) for each in (first, second, seats)] == [1, 1, 2]
+    permits = await taken(servers)
+    first, second = permits[:3], permits[3:]
+    assert [len({permit.batch for permit in each}) for each in (first, second, permits)] == [1, 1, 2]
     assert (one.busy, servers.standing.slots) == (2, 6)
-    for seat in [*first[:2], first[0], *second]:
-        servers.permits.release(seat)
+    for permit in [*first[:2], first[0], *second]:
+        servers.permits.release(permit)
     assert one.busy == 1
     servers.permits.release(first[2])
     assert one.busy == 0
@@ -360,9 +360,9 @@ async def test_a_request_that_fails_is_one_failure_of_its_server_however_many_we
     one = server(1)
     one.places, one.trust = 4, Trust(3)
     servers = Servers([one])
-    for seat in await taken(servers):
-        servers.ended(seat, Ended(outcome=Outcome.FAILED), unasked=True)
-        servers.permits.release(seat)
+    for permit in await taken(servers):
+        servers.ended(permit, Ended(outcome=Outcome.FAILED), unasked=True)
+        servers.permits.release(permit)
     assert one.trust.failures == 1
 
 
@@ -378,12 +378,12 @@ LOCKED = Ended(outcome=Outcome.REFUSED, is_locked=True, error="it answered 401")
 
 
 async def run(servers: Servers, server: Server, ended: Ended, account: str) -> None:
-    """One run on that server, of all seats there are."""
-    seats = await taken(servers)
-    seat = next(seat for seat in seats if seat.server is server)
-    servers.permits.start(seat)
-    servers.ended(seat, ended, unasked=True, account=account)
-    for each in seats:
+    """One run on that server, of all permits there are."""
+    permits = await taken(servers)
+    permit = next(permit for permit in permits if permit.server is server)
+    servers.permits.start(permit)
+    servers.ended(permit, ended, unasked=True, account=account)
+    for each in permits:
         servers.permits.release(each)
 
 

@@ -1,4 +1,4 @@
-"""What a look at a model server leads to: seats, registration, and a new start where one is needed."""
+"""What a look at a model server leads to: permits, registration, and a new start where one is needed."""
 
 import asyncio
 from typing import Any
@@ -54,9 +54,9 @@ class Watched:
 
     async def doubt(self) -> None:
         """A run on it shows that it needs a new start."""
-        [seat] = await self.servers.permits.wait()
-        self.servers.doubt(seat)
-        self.servers.permits.release(seat)
+        [permit] = await self.servers.permits.wait()
+        self.servers.doubt(permit)
+        self.servers.permits.release(permit)
 
 
 class Faulty:
@@ -200,10 +200,10 @@ async def test_a_server_that_stays_busy_with_nothing_of_ours_is_started_anew(wat
 async def test_a_server_that_is_busy_with_ours_at_every_look_is_not(watched: Watched) -> None:
     await watched.look(READY)
     for _ in range(3):
-        [seat] = await watched.servers.permits.wait()
-        watched.servers.permits.start(seat)
+        [permit] = await watched.servers.permits.wait()
+        watched.servers.permits.start(permit)
         await watched.look(BUSY)
-        watched.servers.permits.release(seat)
+        watched.servers.permits.release(permit)
         await watched.look(BUSY)
         watched.clock.pass_time(STRANGER_S)
     assert watched.runner.shutdowns == 0

@@ -187,7 +187,7 @@ async def test_a_store_that_cannot_be_written_fails_the_prediction_and_not_the_d
         assert ended["output"] is None
         assert ended["completed_at"]
         assert caplog.messages.count("storing a file failed") == 3
-        await eventually(lambda: director.servers.permits.busy, "the seat is left", until=lambda busy: busy == 0)
+        await eventually(lambda: director.servers.permits.busy, "the permit is left", until=lambda busy: busy == 0)
         folder.unlink()
         assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
     await caller.nothing_is_left()

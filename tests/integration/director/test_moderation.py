@@ -102,7 +102,7 @@ async def test_a_held_output_is_asked_about_until_somebody_answers(
     async with live_director(server.url, cog_url, **asking(judge)) as director:
         asked = await caller.submit(n=1)
         await judge.arrived(2)
-        await eventually(lambda: director.servers.permits.busy, "the seat is left", until=lambda busy: busy == 0)
+        await eventually(lambda: director.servers.permits.busy, "the permit is left", until=lambda busy: busy == 0)
         assert (await caller.ended(asked))["status"] == "succeeded"
     assert len(judge.received) == len(strange) + 1
     assert len({each.headers["webhook-id"] for each in judge.received}) == 1

@@ -247,7 +247,7 @@ async def test_two_servers_share_the_work_and_neither_gets_more_than_its_slots(
         assert (await caller.scripts.stats(caller.queue)).waiting == 1  # what cannot run is not claimed
         gate.open()
         assert {(await caller.ended(each))["status"] for each in asked} == {"succeeded"}
-        await eventually(lambda: director.servers.permits.busy, "every seat is left", until=lambda busy: busy == 0)
+        await eventually(lambda: director.servers.permits.busy, "every permit is left", until=lambda busy: busy == 0)
 
 
 async def test_the_least_busy_server_is_next_and_slots_are_never_exceeded(caller: Caller, server: RedisServer) -> None:
