@@ -7,7 +7,7 @@ import pytest
 from msgspec import Raw
 
 from director.servers.runners.feed import Voice
-from director.servers.runners.http_server import HUNG_UP, OpenRuns
+from director.servers.runners.http_base import HUNG_UP, OpenRuns
 from director.servers.runners.runner import Began, Ended, Outcome, RunEvent, RunRequest
 
 pytestmark = pytest.mark.anyio

@@ -8,8 +8,8 @@ by its last callback instead.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import chain, repeat
 from typing import Final
 
@@ -20,61 +20,26 @@ from msgspec.structs import replace
 from director.servers.runners.cog_answers import Again
 from director.servers.runners.cog_follow import Run, put_called, put_stream, put_sync
 from director.servers.runners.cog_health import COGLET, Kind, Model, Sighting, python_kind, read_health, read_model
-from director.servers.runners.connections import NO_HEADERS, Connection, Connections, connection_lost, read_body
+from director.servers.runners.connections import NO_HEADERS, Connection, connection_lost
 from director.servers.runners.feed import Feed
+from director.servers.runners.http_base import HttpBase
 from director.servers.runners.inbox import Inbox
-from director.servers.runners.runner import (
-    Capabilities,
-    Ended,
-    Health,
-    HealthStatus,
-    Outcome,
-    Restarted,
-    RunEvent,
-    RunRequest,
-)
+from director.servers.runners.runner import Capabilities, Ended, Health, HealthStatus, Outcome, Restarted, RunRequest
 from director.servers.runners.untrusted import Unreadable, one_line, read_json
-
-# Ever longer pauses between tries, until there was enough of them.
-#
-# Never decides what is tried.
-
-PAUSES_S: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1)
-LONGEST_S: Final = 0.25
-
-
-class Patience:
-    """Starts to wear off at the first pause."""
-
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._until: float | None = None
-        self._pauses = chain(PAUSES_S, repeat(LONGEST_S))
-
-    async def pause(self) -> bool:
-        """Wait a little longer than the last time. False, at once, when patience is at its end."""
-        now = asyncio.get_running_loop().time()
-        if self._until is None:
-            self._until = now + self._limit_s
-        if now >= self._until:
-            return False
-        await asyncio.sleep(min(next(self._pauses), self._until - now))
-        return True
-
 
 log = logging.getLogger(__name__)
 
 MIB: Final = 1024 * 1024
 HEALTH_TIMEOUT_S: Final = 12.0  # a server whose worker hangs takes 10 s to say so
-CONTROL_TIMEOUT_S: Final = 5.0
 SLOT_PATIENCE_S: Final = 5.0
 STRANGER_PATIENCE_S: Final = 30.0
 LET_GO_PATIENCE_S: Final = 2.0
 FIRST_CANCEL_AFTER_S: Final = 0.1
+PAUSES_S: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1)
+LONGEST_S: Final = 0.25
 MAX_HEALTH_BODY: Final = 8 * MIB  # mostly what setup printed
 MAX_OPENAPI_BODY: Final = 1 * MIB
 
-LET_GO: Final = Ended(outcome=Outcome.LOST, error="The director let go of the run")
 # We never ask for more than its slots: a run that nobody owns holds one, or it lost one. A restart helps both
 NO_SLOT: Final = Ended(
     outcome=Outcome.REFUSED, error="The model server had no free slot", server_is_dead=True, has_no_slot=True
@@ -86,6 +51,25 @@ STRANGER_STAYS: Final = Ended(
     error="An earlier run of this prediction does not end on the model server, though it was canceled",
     server_is_dead=True,
 )
+
+
+class Patience:
+    """A limit on how long something is tried, from the first pause on, with ever longer pauses."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._until: float | None = None
+        self._pauses = chain(PAUSES_S, repeat(LONGEST_S))
+
+    async def pause(self) -> bool:
+        """Wait a little longer than the last time. False, without a wait, once the limit is reached."""
+        now = asyncio.get_running_loop().time()
+        if self._until is None:
+            self._until = now + self._limit_s
+        if now >= self._until:
+            return False
+        await asyncio.sleep(min(next(self._pauses), self._until - now))
+        return True
 
 
 class _Known(Struct, frozen=True, kw_only=True):
@@ -104,7 +88,7 @@ class _Known(Struct, frozen=True, kw_only=True):
 UNKNOWN: Final = _Known(since="", name="", coglet=True, kind=COGLET, streams=False, is_array=False, may_have_files=True)
 
 
-class CogRunner:
+class CogRunner(HttpBase):
     """One Cog server with `slots` slots.
 
     `inbox`: where it can call back; without one, runs that are not streamed show no progress. `fast`: ask for no
@@ -129,22 +113,17 @@ class CogRunner:
         trains: bool = False,
         headers: Mapping[str, str] = NO_HEADERS,
     ) -> None:
-        self.url = url.rstrip("/")
+        super().__init__(url, name="cog", slots=slots, max_body=max_body, headers=headers)
         self._slots = slots
         self._inbox = None if fast else inbox
         self._fast = fast
-        self._max_body = max_body
         self._max_files = max_files
         self._arrivals = None if inbox is None else inbox.arrivals
         self._trains = trains
-        self._connections = Connections(self.url, keep=slots, headers=headers)
-        self._control = Connection(self.url, headers=headers)
         self._known: _Known | None = None
-        self._open: set[asyncio.Task[None]] = set()
         self._sent_at: dict[str, float] = {}
         self._deaf_for = 0
         self._may_hold_strangers = True
-        self._closed = False
 
     async def health(self) -> Health:
         """Look once. A server that hangs is waited for 12 s, then it is `UNREACHABLE`."""
@@ -160,39 +139,18 @@ class CogRunner:
         answer = await self._ask("GET", "/health-check", limit=MAX_HEALTH_BODY, timeout_s=HEALTH_TIMEOUT_S)
         if isinstance(answer, str):
             return Sighting(health=Health(status=HealthStatus.UNREACHABLE, detail=answer))
-        return read_health(*answer)
+        return read_health(answer.status, answer.body)
 
     async def openapi_schema(self) -> Raw | None:
         """The server's OpenAPI document as it is, if it has one, and it is JSON of at most 1 MB."""
         answer = await self._ask("GET", "/openapi.json", limit=MAX_OPENAPI_BODY)
-        if isinstance(answer, str) or answer[0] != 200:
+        if isinstance(answer, str) or answer.status != 200:
             return None
         try:
-            read_json(answer[1], dict[str, Raw])
+            read_json(answer.body, dict[str, Raw])  # JSON that was cut off is not JSON
         except Unreadable:
             return None
-        return Raw(answer[1])
-
-    async def run(self, request: RunRequest) -> AsyncGenerator[RunEvent, None]:
-        """Start a run and follow it to its end. Closed early, it sees to it that the server stops, for at most 2 s."""
-        feed = Feed(read_ahead=self._max_body)
-        following = asyncio.create_task(self._follow(request, feed), name=f"run of {request.id}")
-        self._open.add(following)
-        # here and not below: a task that is canceled before its first step runs nothing of its own
-        following.add_done_callback(lambda task: self._gone(task, feed))
-        try:
-            while True:
-                event = await feed.next()
-                yield event
-                if isinstance(event, Ended):
-                    return
-        finally:
-            following.cancel()
-            await asyncio.wait({following})
-
-    def knows(self, remote: str) -> bool:
-        """Never: a Cog server is not asked twice for one run."""
-        return False
+        return Raw(answer.body)
 
     async def cancel(self, prediction_id: str) -> bool:
         """Ask the server to stop a run. Repeat it until the run has ended: a cancel in its first ms can get lost."""
@@ -200,51 +158,36 @@ class CogRunner:
             now = asyncio.get_running_loop().time()
             await asyncio.sleep(self._sent_at.get(prediction_id, 0.0) + FIRST_CANCEL_AFTER_S - now)
         answer = await self._ask("POST", f"{self._path(prediction_id)}/cancel")
-        return not isinstance(answer, str) and answer[0] == 200
+        return not isinstance(answer, str) and answer.status == 200
 
     async def shutdown(self) -> bool:
         """Ask the server to end its process. True if it heard. It waits for connections of runs: close those first."""
         answer = await self._ask("POST", "/shutdown")
-        return not isinstance(answer, str) and answer[0] == 200
+        return not isinstance(answer, str) and answer.status == 200
 
-    async def aclose(self) -> None:
-        """Let go of every run and every connection."""
-        self._closed = True
-        if open_runs := set(self._open):
-            for following in open_runs:
-                following.cancel()
-            await asyncio.wait(open_runs)
-        await self._connections.aclose()
-        await self._control.aclose()
-
-    async def _follow(self, request: RunRequest, feed: Feed) -> None:
-        """Top of the task that follows one run: whatever happens in it, the reader gets an end."""
+    async def _follow(self, request: RunRequest, feed: Feed) -> Ended:
         try:
-            ended = LET_GO if self._closed else await self._until_ended(request, feed)
+            ended = await self._until_ended(request, feed)
         except asyncio.CancelledError:
             self._may_hold_strangers = True
-            # the connection is closed by now, but a Python server goes on without its client, and coglet does when the
-            # client leaves within the run's first ms: it is asked until the run has ended
+            # The connection is closed by now, but a Python server goes on without its client, and so does coglet if
+            # the client leaves within the first ms of the run. The server is asked until the run has ended
             with suppress(TimeoutError):
-                async with asyncio.timeout(LET_GO_PATIENCE_S):  # one that hangs would take longer over each answer
+                async with asyncio.timeout(LET_GO_PATIENCE_S):  # a server that hangs takes longer over each answer
                     await self._evict(request.id, Patience(LET_GO_PATIENCE_S))
             raise
-        except Exception as exc:
-            log.exception("following a run failed", extra={"prediction": request.id})
-            ended = Ended(outcome=Outcome.LOST, error=f"Following the run failed: {exc!r}")
+        except Exception:
+            self._may_hold_strangers = True
+            raise
         if ended.outcome is Outcome.LOST:
             self._may_hold_strangers = True
-        feed.end(ended)
+        return ended
 
     def _expecting(self, request: RunRequest, feed: Feed) -> AbstractContextManager[None]:
         """Take files for this PUT: what one gave that is put again is not the next one's."""
         if self._arrivals is None:
             return nullcontext()
         return self._arrivals.expect(request.id, feed.add, most=self._max_files)
-
-    def _gone(self, following: asyncio.Task[None], feed: Feed) -> None:
-        self._open.discard(following)
-        feed.end(LET_GO)  # for one that was let go; of the others, the end was told
 
     async def _until_ended(self, request: RunRequest, feed: Feed) -> Ended:
         for_a_slot = Patience(SLOT_PATIENCE_S)
@@ -329,7 +272,7 @@ class CogRunner:
         if known is not None and known.since == sighting.since and known.coglet == (sighting.coglet is not None):
             return known
         answer = await self._ask("GET", "/openapi.json", limit=MAX_OPENAPI_BODY)
-        model = read_model(answer[1]) if not isinstance(answer, str) and answer[0] == 200 else Model()
+        model = read_model(answer.body) if not isinstance(answer, str) and answer.status == 200 else Model()
         is_coglet = sighting.coglet is not None
         version = "" if is_coglet else await self._python_version()
         learned = _Known(
@@ -348,25 +291,10 @@ class CogRunner:
     async def _python_version(self) -> str:
         answer = await self._ask("GET", "/")
         try:
-            index = read_json(answer[1], _Index) if not isinstance(answer, str) else _Index()
+            index = read_json(answer.body, _Index) if not isinstance(answer, str) else _Index()
         except Unreadable:
             index = _Index()
         return one_line(index.cog_version)
-
-    async def _ask(
-        self, method: str, path: str, *, limit: int = 64 * 1024, timeout_s: float = CONTROL_TIMEOUT_S
-    ) -> tuple[int, bytes] | str:
-        """Ask something that is answered soon: its status and body, or why there is none."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                response = await self._control.send(method, path)
-                async with aclosing(response):
-                    body, _ = await read_body(response, limit)  # JSON that is cut off is no JSON
-        except TimeoutError:
-            return f"The model server did not answer within {timeout_s:g} s"
-        except httpx.TransportError as exc:
-            return f"The model server cannot be reached: {one_line(str(exc)) or type(exc).__name__}"
-        return response.status_code, body
 
 
 class _Index(Struct):

@@ -10,13 +10,13 @@ from typing import Final
 
 from msgspec import Raw, Struct
 
+from director.servers.runners.http_answers import NULL
 from director.servers.runners.runner import Ended, Outcome
 from director.servers.runners.untrusted import NO_ENTRY, Unreadable, locked, one_line, read_json, reason, seconds
 
 PREFIXES: Final = re.compile(
     r"(?:(?:Prediction|Training) failed: )+"
 )  # coglet puts one on for each layer that the error crosses
-NULL: Final = Raw(b"null")
 
 OUTCOMES: Final = {
     "succeeded": Outcome.SUCCEEDED,
@@ -110,11 +110,6 @@ def read_snapshot(body: bytes, *, prediction_id: str) -> Snapshot:
     if snapshot.id not in (None, prediction_id):
         raise Unreadable("about another prediction")
     return snapshot
-
-
-def too_large(max_body: int) -> Ended:
-    """The end of a run whose answer was not read to its end. The same input would give as much again."""
-    return Ended(outcome=Outcome.FAILED, error=f"The model's output is larger than {max_body} bytes")
 
 
 def _terminal(answer: Answer) -> Ended:

@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Final
 
-import httpx
 import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
@@ -23,15 +22,15 @@ from director.servers.runners.cog_answers import (
     read_answer,
     read_end,
     read_snapshot,
-    too_large,
 )
 from director.servers.runners.cog_health import Kind, Sighting
-from director.servers.runners.connections import Connection, read_body
+from director.servers.runners.connections import Connection, read_body, read_out
 from director.servers.runners.exchange import Exchange
 from director.servers.runners.feed import RAN, Feed
+from director.servers.runners.http_answers import too_large
 from director.servers.runners.inbox import Inbox, Mailbox
 from director.servers.runners.runner import Ended, HealthStatus, Logged, Measured, Outcome, Produced, RunRequest
-from director.servers.runners.sse import Frame, FrameTooLarge, SseParser
+from director.servers.runners.sse import EVENT_STREAM, Frame, FrameTooLarge, SseParser
 from director.servers.runners.untrusted import Unreadable, excerpt, one_line, read_json
 
 REFUSAL_BYTES: Final = 64 * 1024  # what is read of an answer that tells no end
@@ -298,9 +297,7 @@ class _Calls:
 #
 # Never takes a stream that stops for an end: only `completed` is one.
 
-EVENT_STREAM: Final = "text/event-stream"
 LAGGED: Final = "stream lagged"  # coglet keeps 1,024 events for a reader that is behind
-LAST_CHUNK_S: Final = 0.05  # the end of the body comes with the last event; a connection is not worth a longer wait
 
 
 class _Log(Struct):
@@ -338,10 +335,7 @@ async def put_stream(
         accepted()
         async with aclosing(_chunks(response)) as chunks:
             ended = await _follow(chunks, _Reader(run, feed), feed)
-            with suppress(httpx.TransportError, TimeoutError):
-                async with asyncio.timeout(LAST_CHUNK_S):
-                    async for _ in chunks:  # read to the end, the connection can be used again
-                        pass
+            await read_out(chunks)
     return ended
 
 

@@ -9,7 +9,7 @@ import re
 import socket
 import ssl
 from collections.abc import AsyncIterable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import cache
 from typing import Final
 
@@ -30,6 +30,8 @@ NO_HEADERS: Final[Mapping[str, str]] = {}
 CONNECT_TIMEOUT_S: Final = 5.0
 # a Python server closes what was idle for 5 s: a request sent at that moment would look like a server that died
 KEEP_ALIVE_S: Final = 3.0
+# The end of a body comes with the last event of its stream. A connection is not worth a longer wait
+LAST_CHUNK_S: Final = 0.05
 # what nothing has to be escaped in; whatever else is a path is httpx's to write
 PLAIN: Final = re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)+")
 PORTS: Final = {"http": 80, "https": 443}
@@ -265,6 +267,14 @@ async def read_chunks(chunks: AsyncIterable[bytes], limit: int) -> tuple[bytes, 
         if len(body) > limit:
             return bytes(body[:limit]), False
     return bytes(body), True
+
+
+async def read_out(chunks: AsyncIterable[bytes]) -> None:
+    """Read what is left of a body, so that its connection can be used again."""
+    with suppress(httpx.TransportError, TimeoutError):
+        async with asyncio.timeout(LAST_CHUNK_S):
+            async for _ in chunks:
+                pass
 
 
 def connection_lost(exc: httpx.TransportError, *, has_begun: bool) -> Ended:

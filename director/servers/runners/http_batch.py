@@ -21,7 +21,7 @@ from director.core.runner_config import BatchConfig, HttpConfig
 from director.servers.runners.connections import NO_HEADERS
 from director.servers.runners.feed import Voice
 from director.servers.runners.http_answers import mapped_end, mapped_error
-from director.servers.runners.http_server import post
+from director.servers.runners.http_base import post
 from director.servers.runners.http_sync import HttpRunner
 from director.servers.runners.runner import Batch, Capabilities, Ended, Outcome, RunRequest
 from director.servers.runners.untrusted import Unreadable, read_json
@@ -283,11 +283,11 @@ class HttpBatchRunner(HttpRunner):
         body = self._config.input.fill(*(run.request.input for run in runs))
         feeds = [run.feed for run in runs]
         trace = runs[0].request.trace  # one request has one: the others are told of in spans of their own
-        async with self._server.lend() as connection:
+        async with self._connections.lend() as connection:
             try:
                 answer = await post(connection, self._path, body, *feeds, limit=self._max_body, trace=trace)
             except httpx.TransportError as exc:
-                return [self._server.lost(exc, has_begun=feed.has_begun) for feed in feeds]
+                return [self._lost(exc, has_begun=feed.has_begun) for feed in feeds]
         document = self._document(answer)
         if isinstance(document, Ended):
             return document

@@ -5,7 +5,7 @@ takes a stream that breaks off for an end, and never sends a run twice.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing, suppress
 from typing import Any, Final, Literal
 
@@ -17,11 +17,10 @@ from msgspec.structs import replace
 from director.core.runner_config import OpenAiConfig
 from director.core.trace_context import TraceHeaders
 from director.core.view import joined
-from director.servers.runners.connections import NO_HEADERS, Connection
-from director.servers.runners.exchange import Exchange
+from director.servers.runners.connections import NO_HEADERS, Connection, read_out
 from director.servers.runners.feed import Feed
-from director.servers.runners.http_answers import OUTCOMES, refused, too_large
-from director.servers.runners.http_server import HttpServer, OpenRuns, openapi, read_answer
+from director.servers.runners.http_answers import NULL, OUTCOMES, refused, too_large
+from director.servers.runners.http_base import HttpBase, openapi, read_answer
 from director.servers.runners.runner import (
     Capabilities,
     Ended,
@@ -29,10 +28,9 @@ from director.servers.runners.runner import (
     Measured,
     Outcome,
     Produced,
-    RunEvent,
     RunRequest,
 )
-from director.servers.runners.sse import FrameTooLarge, SseParser
+from director.servers.runners.sse import EVENT_STREAM, FrameTooLarge, SseParser
 from director.servers.runners.untrusted import Unreadable, one_line, read_json
 
 # What is said to a server with OpenAI's API, and what its stream says back, chunk by chunk.
@@ -74,7 +72,6 @@ OUTPUT: Final[dict[str, Any]] = {
 }
 NAMES: Final[dict[Endpoint, tuple[str, ...]]] = {"chat": (*CHAT_ONLY, *COMMON), "completions": tuple(COMMON)}
 BUILT_OF: Final = frozenset({"messages", "prompt", "system_prompt"})
-NULL: Final = Raw(b"null")
 
 
 class Unaskable(ValueError):
@@ -169,9 +166,7 @@ def schemas(endpoint: Endpoint) -> tuple[dict[str, Any], dict[str, Any]]:
     return {"type": "object", "title": "Input", "properties": properties, **required}, OUTPUT
 
 
-EVENT_STREAM: Final = "text/event-stream"
 DONE: Final = b"[DONE]"
-LAST_CHUNK_S: Final = 0.05  # the end of the body comes with the last event; a connection is not worth a longer wait
 MOST_MODELS_BYTES: Final = 1 << 20
 PATHS: Final = {"chat": "/chat/completions", "completions": "/completions"}
 NO_OUTPUT: Final = Raw(b"[]")
@@ -188,7 +183,7 @@ class _Models(Struct):
     data: list[_Model] = msgspec.field(default_factory=list)
 
 
-class OpenAiRunner:
+class OpenAiRunner(HttpBase):
     """One such server with `slots` slots. `max_body`: the most that is read of one output."""
 
     capabilities = Capabilities(streams=True)
@@ -196,55 +191,33 @@ class OpenAiRunner:
     def __init__(
         self, url: str, config: OpenAiConfig, *, slots: int = 1, max_body: int, headers: Mapping[str, str] = NO_HEADERS
     ) -> None:
-        self.url = url.rstrip("/")
-        self._config = config
-        self._max_body = max_body
         base = config.path.rstrip("/")
+        given, output = schemas(config.endpoint)
+        super().__init__(
+            url,
+            name="openai",
+            slots=slots,
+            max_body=max_body,
+            health_paths=[config.health, f"{base}/models"],
+            schema=openapi(given, output, title=config.model),
+            headers=headers,
+        )
+        self._config = config
         self._path = base + PATHS[config.endpoint]
         self._models_path = f"{base}/models"
-        paths = [config.health, self._models_path]
-        self._server = HttpServer(self.url, slots=slots, name="openai", health_paths=paths, headers=headers)
-        self._runs = OpenRuns(read_ahead=max_body)
         self._model = config.model
         self._asked_at = ""
 
     async def health(self) -> Health:
         """Look once, at the configured path, or at the list of models where the server has no such page."""
-        health = await self._server.health()
+        health = await super().health()
         is_unknown = health.can_run and not self._config.model and self._asked_at != health.since
         if is_unknown and (name := await self._first_model()):
             self._model, self._asked_at = name, health.since
         return health
 
-    async def openapi_schema(self) -> Raw | None:
-        """What this runner takes and gives, as a model's."""
-        given, output = schemas(self._config.endpoint)
-        return openapi(given, output, title=self._config.model)
-
-    def run(self, request: RunRequest) -> AsyncGenerator[RunEvent, None]:
-        """Start a run and follow its stream. Closed early, it hangs up."""
-        return self._runs.run(request, self._follow)
-
-    def knows(self, remote: str) -> bool:
-        """Never: a run is its connection."""
-        return False
-
-    async def cancel(self, prediction_id: str) -> bool:
-        """Hang up."""
-        return self._runs.hang_up(prediction_id)
-
-    async def shutdown(self) -> bool:
-        """Such a server cannot be asked."""
-        self._server.count_as_new()
-        return False
-
-    async def aclose(self) -> None:
-        """Let go of every run and every connection."""
-        await self._runs.aclose()
-        await self._server.aclose()
-
     async def _first_model(self) -> str:
-        answer = await self._server.ask("GET", self._models_path, limit=MOST_MODELS_BYTES)
+        answer = await self._ask("GET", self._models_path, limit=MOST_MODELS_BYTES)
         if isinstance(answer, str) or not answer.is_ok:
             return ""
         with suppress(Unreadable):
@@ -259,11 +232,11 @@ class OpenAiRunner:
         except (Unaskable, msgspec.DecodeError) as exc:
             return Ended(outcome=Outcome.INVALID, error=str(exc))
         reader = _Reader(request, feed, self._max_body)
-        async with self._server.lend() as connection:
+        async with self._connections.lend() as connection:
             try:
                 return await self._stream(connection, body, reader, feed, trace=request.trace)
             except httpx.TransportError as exc:
-                return reader.with_output(self._server.lost(exc, has_begun=feed.has_begun))
+                return reader.with_output(self._lost(exc, has_begun=feed.has_begun))
 
     async def _stream(
         self, connection: Connection, body: bytes, reader: "_Reader", feed: Feed, *, trace: TraceHeaders
@@ -278,27 +251,14 @@ class OpenAiRunner:
             if not response.headers.get("content-type", "").startswith(EVENT_STREAM):
                 return NOT_STREAMED
             feed.begin()
-            async with aclosing(_chunks(response)) as chunks:
+            async with aclosing(response.chunks()) as chunks:
                 async for chunk in chunks:
                     if (ended := reader.read(chunk)) is not None:
                         if ended.outcome is Outcome.SUCCEEDED:
-                            await _read_out(chunks)
+                            await read_out(chunks)
                         return ended
                     await feed.room()
         return reader.closed()
-
-
-async def _read_out(chunks: AsyncGenerator[bytes, None]) -> None:
-    """Read to the end, and the connection can be used again."""
-    with suppress(httpx.TransportError, TimeoutError):
-        async with asyncio.timeout(LAST_CHUNK_S):
-            async for _ in chunks:
-                pass
-
-
-async def _chunks(response: Exchange) -> AsyncGenerator[bytes, None]:
-    async for chunk in response.chunks():
-        yield chunk
 
 
 class _Reader:

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import math
 import socket
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 from urllib.parse import quote, urlsplit
@@ -23,8 +23,8 @@ from director.core.runner_config import PollingConfig
 from director.servers.runners.connections import NO_HEADERS, Connection
 from director.servers.runners.feed import Feed
 from director.servers.runners.http_answers import Answer, mapped_end, mapped_error, read_document, refused, too_large
-from director.servers.runners.http_server import HUNG_UP, HttpServer, OpenRuns, openapi, post
-from director.servers.runners.runner import Accepted, Capabilities, Ended, Health, Outcome, RunEvent, RunRequest
+from director.servers.runners.http_base import HUNG_UP, HttpBase, openapi, post
+from director.servers.runners.runner import Accepted, Capabilities, Ended, Outcome, RunRequest
 from director.servers.runners.untrusted import NO_ENTRY, Unreadable, locked, one_line, read_json
 
 MOST_ID_CHARS: Final = 256
@@ -43,7 +43,7 @@ class PollStatus(Enum):
     CANCELED = "canceled"
 
 
-class PollingRunner:
+class PollingRunner(HttpBase):
     """One such server with `slots` slots. `max_body`: the most that is read of one answer."""
 
     capabilities = Capabilities(resumes=True)
@@ -51,28 +51,21 @@ class PollingRunner:
     def __init__(
         self, url: str, config: PollingConfig, *, slots: int = 1, max_body: int, headers: Mapping[str, str] = NO_HEADERS
     ) -> None:
-        self.url = url.rstrip("/")
+        super().__init__(
+            url,
+            name="polling",
+            slots=slots,
+            max_body=max_body,
+            health_paths=[config.health],
+            schema=openapi(config.input_schema, config.output_schema, title=config.model),
+            headers=headers,
+        )
         self._config = config
-        self._max_body = max_body
         self._path = config.path.replace("{model}", quote(config.model, safe=""))
         self._words = {word.casefold(): status for status in PollStatus for word in getattr(config, status.value)}
-        self._server = HttpServer(self.url, slots=slots, name="polling", health_paths=[config.health], headers=headers)
-        self._runs = OpenRuns(read_ahead=max_body)
         self._jobs: dict[str, _Job] = {}
         self._left: set[asyncio.Task[Ended | None]] = set()
         self._scope = _scope(self.url)
-
-    async def health(self) -> Health:
-        """Look once, at the configured path."""
-        return await self._server.health()
-
-    async def openapi_schema(self) -> Raw | None:
-        """Made of the configured schemas, if there are any."""
-        return openapi(self._config.input_schema, self._config.output_schema, title=self._config.model)
-
-    def run(self, request: RunRequest) -> AsyncGenerator[RunEvent, None]:
-        """Start a run, or find the one that it already is, and ask until its end. Closed early, it asks no more."""
-        return self._runs.run(request, self._follow)
 
     def knows(self, remote: str) -> bool:
         """Was that told by a runner of this server?"""
@@ -90,19 +83,13 @@ class PollingRunner:
         job.wake.set()
         return heard or not self._config.cancel_endpoint_template
 
-    async def shutdown(self) -> bool:
-        """Such a server cannot be asked."""
-        self._server.count_as_new()
-        return False
-
     async def aclose(self) -> None:
-        """Let go of every run and every connection."""
         await self._runs.aclose()
         if left := set(self._left):
             for each in left:
                 each.cancel()
             await asyncio.wait(left)
-        await self._server.aclose()
+        await super().aclose()
 
     async def _follow(self, request: RunRequest, feed: Feed) -> Ended:
         job = self._jobs[request.id] = _Job(
@@ -110,7 +97,7 @@ class PollingRunner:
             until=asyncio.get_running_loop().time() + self._config.longest_s,
         )
         try:
-            async with self._server.lend() as connection:
+            async with self._connections.lend() as connection:
                 if not job.id and (refusal := await self._submit(connection, request, job, feed)) is not None:
                     return refusal
                 feed.add(Accepted(self._scope + job.id), size=len(job.id))
@@ -126,7 +113,7 @@ class PollingRunner:
             body = self._config.input.fill(request.input)
             answer = await post(connection, self._path, body, feed, limit=self._max_body, trace=request.trace)
         except httpx.TransportError as exc:
-            return self._server.lost(exc, has_begun=feed.has_begun)
+            return self._lost(exc, has_begun=feed.has_begun)
         if not answer.is_ok:
             return refused(answer, error=self._config.error)
         try:
@@ -144,7 +131,7 @@ class PollingRunner:
         return replace(HUNG_UP, goes_on=rest)
 
     async def _rest_of(self, job: "_Job") -> Ended | None:
-        async with self._server.lend() as connection:
+        async with self._connections.lend() as connection:
             return await self._until_ended(connection, job)
 
     def _does_not_stop(self, job: "_Job") -> bool:
@@ -159,9 +146,7 @@ class PollingRunner:
             if self._does_not_stop(job):
                 return None
             path = self._path_of(config.poll_endpoint_template, job)
-            answer = await self._server.ask(
-                "GET", path, connection=connection, limit=self._max_body, timeout_s=config.away_s
-            )
+            answer = await self._ask("GET", path, connection=connection, limit=self._max_body, timeout_s=config.away_s)
             pause_s = config.interval_s
             match self._read(answer):
                 case Ended() as ended:
@@ -219,14 +204,14 @@ class PollingRunner:
 
     def _given_up(self, trouble: str, *, is_away: bool) -> Ended:
         if is_away:
-            self._server.count_as_new()
+            self._count_as_new()
         return Ended(outcome=Outcome.LOST, error=trouble, server_is_dead=is_away)
 
     async def _stop(self, job: "_Job") -> bool:
         if not self._config.cancel_endpoint_template:
             return False
         path = self._path_of(self._config.cancel_endpoint_template, job)
-        answer = await self._server.ask(self._config.cancel_method, path)
+        answer = await self._ask(self._config.cancel_method, path)
         return not isinstance(answer, str) and answer.is_ok
 
     def _path_of(self, template: str, job: "_Job") -> str:

@@ -7,6 +7,7 @@ from typing import Final
 
 from msgspec import Struct
 
+EVENT_STREAM: Final = "text/event-stream"
 BOM: Final = b"\xef\xbb\xbf"
 
 

@@ -1,0 +1,305 @@
+"""The base of runners of servers that speak HTTP: connections, questions, and runs with exactly one end each.
+
+`HttpBase` implements the runner protocol but for `_follow`, which sends one run and returns its end. A plain HTTP
+server cannot be asked to restart: each connection that breaks, and each wish for a restart, counts as a new start of
+it, or it would be in doubt for ever.
+"""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Final, TypeVar
+
+import httpx
+import msgspec
+from msgspec import Raw
+
+from director.core.trace_context import NO_TRACE, TraceHeaders
+from director.servers.runners.connections import NO_HEADERS, Connection, Connections, connection_lost, read_body
+from director.servers.runners.exchange import Exchange
+from director.servers.runners.feed import Feed, Voice
+from director.servers.runners.http_answers import Answer, said_of
+from director.servers.runners.runner import (
+    Capabilities,
+    Ended,
+    Health,
+    HealthStatus,
+    Hear,
+    Outcome,
+    RunEvent,
+    RunRequest,
+)
+from director.servers.runners.untrusted import NO_ENTRY, one_line
+
+log = logging.getLogger(__name__)
+
+ASK_TIMEOUT_S: Final = 5.0
+MOST_ASKED_BYTES: Final = 64 * 1024
+REFUSAL_BYTES: Final = 64 * 1024  # read at most of an answer that is no end of a run
+
+# The answers of a server that is there and not ready. Triton says 400, llama.cpp and TEI 503
+NOT_YET: Final = frozenset({400, 425, 503})
+NO_SUCH_PAGE: Final = frozenset({404, 405})
+
+CLOSED: Final = Ended(outcome=Outcome.LOST, error="The director let go of the run")
+HUNG_UP: Final = Ended(outcome=Outcome.CANCELED, error="The director hung up")
+ANYTHING: Final[dict[str, Any]] = {"title": "Output"}
+
+Events = TypeVar("Events", bound=Voice)
+
+Follow = Callable[[RunRequest, Feed], Awaitable[Ended]]
+"""Follows a run to its end. If it is canceled, it releases the server at once."""
+
+FollowOne = Callable[[RunRequest, Voice], Awaitable[Ended]]
+"""The same for a run that shows nothing before its end, which needs no flow control."""
+
+
+class OpenRuns:
+    """The open runs of one runner, each followed in a task of its own or in the task of the caller.
+
+    A reader gets exactly one end whatever happens in that task, unless the reader itself stops.
+    `read_ahead`: bytes of one run that wait for its reader before the server has to wait.
+    """
+
+    def __init__(self, *, read_ahead: int) -> None:
+        self._read_ahead = read_ahead
+        self._open: dict[str, asyncio.Task[object]] = {}
+        self._stopped: dict[asyncio.Task[object], Ended] = {}
+        self._closed = False
+        self._emptied = asyncio.Event()
+
+    async def hear(self, request: RunRequest, follow: FollowOne, hear: Hear) -> None:
+        """Follow a run that shows nothing before its end in the task of the caller."""
+        voice, task = Voice(hear), asyncio.current_task()
+        assert task is not None  # noqa: S101 - for the type checker: a coroutine runs in one
+        asked = task.cancelling()
+        self._open[request.id] = task
+        try:
+            ended = await self._end_of(request, voice, follow)
+        except asyncio.CancelledError:
+            if task not in self._stopped or task.cancelling() > asked + 1:  # the caller itself was canceled
+                voice.hush()
+                raise
+            ended = self._stopped[task]
+        finally:
+            if self._forget(request, task) is not None:
+                task.uncancel()
+        voice.end(ended)
+
+    async def run(self, request: RunRequest, follow: Follow) -> AsyncGenerator[RunEvent, None]:
+        """Yield the events of a run up to its end. Closed early, it releases the server before it returns."""
+        feed = Feed(read_ahead=self._read_ahead)
+        following = asyncio.create_task(self._follow(request, feed, follow), name=f"run of {request.id}")
+        self._open[request.id] = following
+        # Here and not in the task: a task that is canceled before its first step runs no code of its own
+        following.add_done_callback(lambda task: self._gone(request, task, feed))
+        try:
+            while True:
+                event = await feed.next()
+                yield event
+                if isinstance(event, Ended):
+                    return
+        finally:
+            if not following.done():
+                following.cancel()
+                await asyncio.wait({following})
+
+    def hang_up(self, prediction_id: str) -> bool:
+        """End a run as canceled. False if no such run is open."""
+        following = self._open.get(prediction_id)
+        if following is None:
+            return False
+        self._stop(following, HUNG_UP)
+        return True
+
+    async def aclose(self) -> None:
+        """End every run as lost."""
+        self._closed = True
+        for following in set(self._open.values()):
+            self._stop(following, CLOSED)
+        if self._open:
+            self._emptied.clear()
+            await self._emptied.wait()
+
+    def _stop(self, following: asyncio.Task[object], end: Ended) -> None:
+        if following not in self._stopped:  # a second cancel would interrupt the release of the server
+            self._stopped[following] = end
+            following.cancel()
+
+    async def _follow(self, request: RunRequest, feed: Feed, follow: Follow) -> None:
+        feed.end(await self._end_of(request, feed, follow))
+
+    async def _end_of(
+        self, request: RunRequest, events: Events, follow: Callable[[RunRequest, Events], Awaitable[Ended]]
+    ) -> Ended:
+        try:
+            return CLOSED if self._closed else await follow(request, events)
+        except Exception as exc:
+            log.exception("following a run failed", extra={"prediction": request.id})
+            return Ended(outcome=Outcome.LOST, error=f"Following the run failed: {type(exc).__name__}")
+
+    def _gone(self, request: RunRequest, task: asyncio.Task[None], feed: Feed) -> None:
+        feed.end(self._forget(request, task) or CLOSED)  # ignored after an end of its own
+
+    def _forget(self, request: RunRequest, task: asyncio.Task[None] | asyncio.Task[object]) -> Ended | None:
+        """Return the end that it was stopped with, if this runner stopped it."""
+        if self._open.get(request.id) is task:
+            del self._open[request.id]
+        if not self._open:
+            self._emptied.set()
+        return self._stopped.pop(task, None)
+
+
+class HttpBase(ABC):
+    """A runner of one server with `slots` slots.
+
+    `max_body`: the bytes read at most of one answer, or ahead of a reader. `health_paths`: the first of them that the
+    server has tells its health. `schema`: the OpenAPI document, for servers that have none. `headers` go with every
+    request.
+    """
+
+    capabilities = Capabilities()
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str,
+        slots: int,
+        max_body: int,
+        health_paths: Sequence[str] = (),
+        schema: Raw | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._name = name
+        self._max_body = max_body
+        self._health_paths = health_paths
+        self._schema = schema
+        self._connections = Connections(self.url, keep=slots, headers=headers)
+        self._control = Connection(self.url, headers=headers)
+        self._runs = OpenRuns(read_ahead=max_body)
+        self._starts = 0
+
+    @abstractmethod
+    async def _follow(self, request: RunRequest, feed: Feed) -> Ended:
+        """Start a run and follow it to its end. If it is canceled, it releases the server."""
+
+    async def health(self) -> Health:
+        """Look once. A server that was never ready and one that is busy starting look the same."""
+        answer: Answer | str = ""
+        since = str(self._starts)
+        for path in self._health_paths:
+            answer = await self._ask("GET", path or "/")
+            if isinstance(answer, str):
+                return Health(status=HealthStatus.UNREACHABLE, detail=answer)
+            if answer.is_ok or not path:
+                return Health(status=HealthStatus.READY, server=self._name, since=since)
+            if answer.status not in NO_SUCH_PAGE:
+                break
+        assert isinstance(answer, Answer)  # noqa: S101 - for the type checker: there is at least one path
+        said = f"The model server answered {answer.status} to a health check: {said_of(answer)}".removesuffix(": ")
+        status = HealthStatus.STARTING if answer.status in NOT_YET else HealthStatus.UNHEALTHY
+        return Health(status=status, detail=said, is_locked=answer.status in NO_ENTRY)
+
+    async def openapi_schema(self) -> Raw | None:
+        return self._schema
+
+    def run(self, request: RunRequest) -> AsyncGenerator[RunEvent, None]:
+        return self._runs.run(request, self._follow)
+
+    def knows(self, remote: str) -> bool:
+        """Return False: a run is its connection."""
+        return False
+
+    async def cancel(self, prediction_id: str) -> bool:
+        """Hang up. A server that does not notice goes on computing."""
+        return self._runs.hang_up(prediction_id)
+
+    async def shutdown(self) -> bool:
+        """Return False: a plain HTTP server cannot be asked to end."""
+        self._count_as_new()
+        return False
+
+    async def aclose(self) -> None:
+        await self._runs.aclose()
+        await self._connections.aclose()
+        await self._control.aclose()
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        connection: Connection | None = None,
+        limit: int = MOST_ASKED_BYTES,
+        timeout_s: float = ASK_TIMEOUT_S,
+    ) -> Answer | str:
+        """Ask something that is answered soon. Return the answer, or why there is none."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                response = await (connection or self._control).send(method, path)
+                async with aclosing(response):
+                    return await read_answer(response, limit)
+        except TimeoutError:
+            return f"The model server did not answer within {timeout_s:g} s"
+        except httpx.TransportError as exc:
+            return f"The model server cannot be reached: {one_line(str(exc)) or type(exc).__name__}"
+
+    def _lost(self, exc: httpx.TransportError, *, has_begun: bool) -> Ended:
+        """Return the end of a run whose connection broke or was never made."""
+        self._count_as_new()
+        return connection_lost(exc, has_begun=has_begun)
+
+    def _count_as_new(self) -> None:
+        """Count a new start of the server, since it may have restarted."""
+        self._starts += 1
+
+
+async def post(
+    connection: Connection, path: str, body: bytes, *feeds: Voice, limit: int, trace: TraceHeaders = NO_TRACE
+) -> Answer:
+    """Send one request, for one run or for several, and read the answer.
+
+    Raises `httpx.TransportError` when the connection breaks.
+    """
+
+    def sent() -> None:
+        for feed in feeds:
+            feed.sent()
+
+    response = await connection.send("POST", path, content=body, trace=trace, sent=sent)
+    async with aclosing(response):
+        for feed in feeds:
+            feed.answered()
+            if response.is_success:
+                feed.begin()
+        return await read_answer(response, limit)
+
+
+async def read_answer(response: Exchange, limit: int) -> Answer:
+    """Read up to `limit` bytes of a 2xx answer, and up to 64 KiB of any other."""
+    body, complete = await read_body(response, limit if response.is_success else min(limit, REFUSAL_BYTES))
+    return Answer(
+        status=response.status_code,
+        body=body,
+        complete=complete,
+        retry_after=response.headers.get("retry-after"),
+        content_type=response.headers.get("content-type", ""),
+        headers=response.headers,
+    )
+
+
+def openapi(given: dict[str, Any] | None, output: dict[str, Any] | None, *, title: str) -> Raw | None:
+    """Return an OpenAPI document as Cog servers have it, made of configured schemas. None without an input schema."""
+    if given is None:
+        return None
+    document = {
+        "openapi": "3.0.2",
+        "info": {"title": title, "version": "0.1.0"},
+        "paths": {},
+        "components": {"schemas": {"Input": given, "Output": output or ANYTHING}},
+    }
+    return Raw(msgspec.json.encode(document))
