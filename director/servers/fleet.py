@@ -1,7 +1,8 @@
-"""Which model servers there are: made, watched, and let go of once nothing runs on them any more.
+"""Keep the model servers that are wanted: make them, watch each one, restart it, and retire it.
 
-A server that is to be driven in another way is another one: the former gets no more runs, finishes those it has, and
-only then the new one begins, so that no slot is used twice. Another number of slots is in force at once.
+`Watch` looks at one server, tells `Servers` whether it can run, and asks a broken one to end. `Fleet` starts and ends
+the watches as the wanted servers change. Nothing else asks a server how it is, and nothing is claimed for a server
+that is not ready.
 """
 
 import asyncio
@@ -22,140 +23,16 @@ from director.servers.runners.runner import Health, HealthStatus
 from director.servers.server import Server
 from director.servers.servers import Servers
 
-
-class Driven(Struct, frozen=True):
-    """Where a server is, and how it is driven."""
-
-    url: str
-    config: RunnerConfig
-
-
-class _Kept(Struct, eq=False):
-    server: Server
-    scope: anyio.CancelScope
-
-
-class Fleet:
-    """Keeps `servers` as they are wanted. `make` makes one, `watch` looks after it until it is canceled."""
-
-    def __init__(
-        self,
-        servers: Servers,
-        *,
-        make: Callable[[Driven, int], Server],
-        watch: Callable[[Server], Awaitable[None]],
-    ) -> None:
-        self._servers = servers
-        self._make = make
-        self._watch = watch
-        self._kept: list[tuple[Driven, _Kept]] = []
-        self._leaving: list[tuple[Driven, Server]] = []
-        self._wanted: tuple[Driven, ...] = ()
-        self._slots = 1
-        self._news = asyncio.Event()
-
-    def want(self, wanted: Sequence[Driven], *, slots: int) -> None:
-        """From now on these, with so many slots each."""
-        self._wanted, self._slots = tuple(wanted), slots
-        self._news.set()
-
-    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Bring them about, for ever. Started when those that are wanted first are made."""
-        async with anyio.create_task_group() as tasks:
-            self._change(tasks)
-            task_status.started()
-            while True:
-                await self._news.wait()
-                self._news.clear()
-                self._change(tasks)
-
-    async def aclose(self) -> None:
-        """Let go of the connections to all of them."""
-        for server in [*self._servers.all, *(server for _, server in self._leaving)]:
-            await server.runner.aclose()
-
-    def _change(self, tasks: TaskGroup) -> None:
-        wanted = list(self._wanted)
-        for driven, kept in list(self._kept):
-            if driven in wanted:
-                wanted.remove(driven)
-                self._servers.resize(kept.server, self._slots)
-            else:
-                self._kept.remove((driven, kept))
-                self._servers.remove(kept.server)
-                kept.scope.cancel()
-                self._leaving.append((driven, kept.server))
-                tasks.start_soon(self._let_go, driven, kept.server)
-        for driven in wanted:
-            if any(former.url == driven.url for former, _ in self._leaving):
-                continue  # it comes once the former has ended its runs
-            kept = _Kept(self._make(driven, self._slots), anyio.CancelScope())
-            self._kept.append((driven, kept))
-            self._servers.add(kept.server)
-            tasks.start_soon(self._look_after, kept)
-
-    async def _look_after(self, kept: _Kept) -> None:
-        with kept.scope:
-            await self._watch(kept.server)
-
-    async def _let_go(self, driven: Driven, server: Server) -> None:
-        while server.busy or server.waiting:
-            await self._servers.permits.changed()
-        await server.runner.aclose()
-        self._leaving.remove((driven, server))
-        self._news.set()
-
-
-# When a model server that does not get well by itself is asked to end, so that a fresh one comes. Pure.
-#
-# Never of one that runs something, and ever less often of one that a new start did not help.
-
-UNHEALTHY_S: Final = 60.0  # it recovers within seconds, or hangs
-LONGEST_S: Final = 600.0
-
-
-class Recovery:
-    """Of one server. `waits`: how long it may be so before it is asked to end; for ever where that is 0 or missing."""
-
-    def __init__(self, waits: Mapping[HealthStatus, float]) -> None:
-        self._waits = waits
-        self._seen: tuple[HealthStatus, str] | None = None
-        self._due_s = 0.0
-        self._tries = 0
-
-    def is_due(self, health: Health, now: float, *, is_idle: bool) -> bool:
-        """Is it to be asked to end now, after this look at it?"""
-        if health.can_run:
-            self._tries = 0
-        wait_s = self._waits.get(health.status, 0.0)
-        if not wait_s or not is_idle:
-            self._seen = None
-            return False
-        if self._seen != (health.status, health.since):
-            self._seen = health.status, health.since
-            self._due_s = now + self._next(wait_s)
-        if now < self._due_s:
-            return False
-        self._tries += 1
-        self._due_s = now + self._next(wait_s)
-        return True
-
-    def _next(self, wait_s: float) -> float:
-        return max(wait_s, min(wait_s * (1 << min(self._tries, 16)), LONGEST_S))
-
-
-# Look after one model server: learn whether it is ready, and have a dead one restarted.
-#
-# The only room that asks a server how it is. Claims follow from it: nothing is claimed for a server that is not ready.
-
 log = logging.getLogger(__name__)
 
 SOON_S: Final = 0.25
 LATER_S: Final = 5.0
 SETUP_LOG_CHARS: Final = 4096
 AWAY_S: Final = 1.0
+UNHEALTHY_S: Final = 60.0  # a server recovers within seconds, or hangs
+LONGEST_S: Final = 600.0
 END_AGAIN_S: Final = 15.0  # a server takes up to 11 s to end
-STRANGER_S: Final = 5.0  # BUSY for so long while nothing of ours runs there: it and we have lost count
+STRANGER_S: Final = 5.0  # BUSY for this long while nothing of ours runs there: its count and ours differ
 
 # How long until the next look
 PAUSES: Final[dict[HealthStatus, float]] = {
@@ -175,11 +52,46 @@ LEVELS: Final[dict[HealthStatus, int]] = {
 }
 
 
-class Watch:
-    """The watch over one server. `register` is awaited each time the server becomes ready, before it is given work.
+class Recovery:
+    """Decides when a broken server is asked to end so that a fresh one comes. Pure.
 
-    `note_setup` is awaited when a setup has ended, well or not, until it returns True once. `setup_retry_s`: how long
-    after a failed one the server is asked to end; 0 where it is left as it is.
+    A server that runs something is never asked, and one that a restart did not help ever less often. `waits`: for each
+    status, how long it may last before that; for ever if missing or 0.
+    """
+
+    def __init__(self, waits: Mapping[HealthStatus, float]) -> None:
+        self._waits = waits
+        self._seen: tuple[HealthStatus, str] | None = None
+        self._due_s = 0.0
+        self._tries = 0
+
+    def is_due(self, health: Health, now: float, *, is_idle: bool) -> bool:
+        """Return whether to ask the server to end now, after this look at it."""
+        if health.can_run:
+            self._tries = 0
+        wait_s = self._waits.get(health.status, 0.0)
+        if not wait_s or not is_idle:
+            self._seen = None
+            return False
+        if self._seen != (health.status, health.since):
+            self._seen = health.status, health.since
+            self._due_s = now + self._next(wait_s)
+        if now < self._due_s:
+            return False
+        self._tries += 1
+        self._due_s = now + self._next(wait_s)
+        return True
+
+    def _next(self, wait_s: float) -> float:
+        return max(wait_s, min(wait_s * (1 << min(self._tries, 16)), LONGEST_S))
+
+
+class Watch:
+    """Watches one server. `register` is awaited each time the server becomes ready, before it gets work.
+
+    `note_setup` is awaited when a setup has ended, well or not, until it returns True. `setup_retry_s`: how long
+    after a
+    failed setup the server is asked to end; 0 for never.
     """
 
     def __init__(
@@ -198,14 +110,16 @@ class Watch:
         self._register = register
         self._note_setup = note_setup
         self._recovery = Recovery({HealthStatus.SETUP_FAILED: setup_retry_s, HealthStatus.UNHEALTHY: UNHEALTHY_S})
-        self._noted: tuple[str, bool] | None = None  # of which start, and how it went
+        self._noted: tuple[str, bool] | None = None  # the start that was noted, and whether it could run
         self._seen: HealthStatus | None = None
         self._registered = False
         self._asked_to_end_at: float | None = None
-        self._stranger: tuple[float, int] | None = None  # since when, and how much we had started by then
+        self._stranger: tuple[float, int] | None = None  # since when, and the count of runs then
 
     async def run(self) -> None:
-        """Look, for ever: often while it starts or is away, seldom once it is ready, at once when in doubt."""
+        """Look for ever: often while the server starts or is away, rarely once it is ready, at once when it is in
+        doubt.
+        """
         while True:
             try:
                 health = await self.run_once()
@@ -213,7 +127,7 @@ class Watch:
                 log.warning("registering a model failed", extra={"error": str(exc)})
                 await self._clock.sleep(AWAY_S)
                 continue
-            except DirectorError:  # raised on purpose: somebody has to mend it
+            except DirectorError:  # raised on purpose: the operator has to act
                 raise
             except Exception:  # a fault in looking at one server must not end the runs on all the others
                 log.exception("looking at a model server broke", extra={"server": self._server.runner.url})
@@ -226,14 +140,14 @@ class Watch:
                     await asyncio.wait_for(self._server.doubt.wait(), PAUSES[health.status])
 
     async def run_once(self) -> Health:
-        """One look. A server whose worker is dead, or that a run made us doubt, is asked to make room for a new one."""
+        """Look once. A server whose worker is dead, or that a run put in doubt, is asked to end."""
         server, started = self._server, self._server.runs
         health = await server.runner.health()
         self._judge_start(health)
         self._judge_count(health, started)
-        # where a start is no more than a word, nobody needs to wait for the runs beside it
-        in_peace = not server.busy or not server.runner.capabilities.restarts
-        if health.status is HealthStatus.DEFUNCT or (server.doubt.is_set() and health.can_run and in_peace):
+        # A restart that is only counted ends no run, so it need not wait for the others
+        is_harmless = not server.busy or not server.runner.capabilities.restarts
+        if health.status is HealthStatus.DEFUNCT or (server.doubt.is_set() and health.can_run and is_harmless):
             await self._end_server()
             health = replace(health, status=HealthStatus.DEFUNCT)
         elif server.runner.capabilities.restarts and self._recovery.is_due(
@@ -245,11 +159,11 @@ class Watch:
             self._registered = True
         self._report(health)
         self._servers.saw(server, health)
-        await self._tell_setup(health)
+        await self._note_end_of_setup(health)
         return health
 
-    async def _tell_setup(self, health: Health) -> None:
-        """Have the end of a setup noted, once for each start. Last of all: no work waits for it."""
+    async def _note_end_of_setup(self, health: Health) -> None:
+        """Record the end of a setup once for each start. This comes last, since no work waits for it."""
         setup = health.since, health.can_run
         if health.setup is None or setup == self._noted:
             return
@@ -262,7 +176,7 @@ class Watch:
             log.warning("noting a setup failed", extra={"error": str(exc)})
 
     def _judge_start(self, health: Health) -> None:
-        """Is this the server that we knew? Doubt and registration belong to one start of it."""
+        """Take in a new start of the server. Doubt and registration belong to one start."""
         server = self._server
         is_new = health.since not in ("", server.since)
         if is_new or (not health.can_run and not server.since):
@@ -274,7 +188,9 @@ class Watch:
             self._registered = False
 
     def _judge_count(self, health: Health, started: int) -> None:
-        """Compare its count with ours. Nothing may have run of ours at the look, nor since the one that began it."""
+        """Compare its count of runs with ours. Valid only if nothing of ours ran at this look, nor since the first
+        such look.
+        """
         server, now = self._server, self._clock.monotonic()
         if health.status is not HealthStatus.BUSY or server.running or server.runs != started:
             self._stranger = None
@@ -285,7 +201,7 @@ class Watch:
             self._servers.distrust(server)
 
     async def _end_server(self) -> None:
-        """Once, and again only when it heard nothing or is still there long after it should have ended."""
+        """Ask it to end. Ask again only if it did not answer, or is still there long after it should have ended."""
         asked_at, now = self._asked_to_end_at, self._clock.monotonic()
         if asked_at is None or now - asked_at >= END_AGAIN_S:
             log.warning("asking a model server to end", extra={"server": self._server.runner.url})
@@ -307,7 +223,95 @@ class Watch:
 
 
 def _setup_logs(health: Health) -> dict[str, str]:
-    """The end of what setup printed, where it explains something: a model may print its secrets."""
+    """Return the end of what a failed setup printed. Nothing else is logged, since a model may print its secrets."""
     if health.status is not HealthStatus.SETUP_FAILED or health.setup is None:
         return {}
     return {"setup_logs": health.setup.logs[-SETUP_LOG_CHARS:]}
+
+
+class Driven(Struct, frozen=True):
+    """A wanted server: where it is, and the configuration of its runner."""
+
+    url: str
+    config: RunnerConfig
+
+
+class _Watched(Struct, eq=False):
+    server: Server
+    scope: anyio.CancelScope
+
+
+class Fleet:
+    """Keeps `servers` as wanted. `make` makes a server, `watch` looks after it until it is canceled.
+
+    A server with another runner configuration counts as another server. The former one gets no more runs and
+    finishes those
+    it has, and only then the new one begins, so that no slot is used twice. Another number of slots holds at once.
+    """
+
+    def __init__(
+        self,
+        servers: Servers,
+        *,
+        make: Callable[[Driven, int], Server],
+        watch: Callable[[Server], Awaitable[None]],
+    ) -> None:
+        self._servers = servers
+        self._make = make
+        self._watch = watch
+        self._watched: list[tuple[Driven, _Watched]] = []
+        self._leaving: list[tuple[Driven, Server]] = []
+        self._wanted: tuple[Driven, ...] = ()
+        self._slots = 1
+        self._news = asyncio.Event()
+
+    def want(self, wanted: Sequence[Driven], *, slots: int) -> None:
+        """Change the wanted servers, and the slots of each."""
+        self._wanted, self._slots = tuple(wanted), slots
+        self._news.set()
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Apply changes for ever. Reports as started once the first wanted servers are made."""
+        async with anyio.create_task_group() as tasks:
+            self._change(tasks)
+            task_status.started()
+            while True:
+                await self._news.wait()
+                self._news.clear()
+                self._change(tasks)
+
+    async def aclose(self) -> None:
+        """Close the connections to all servers."""
+        for server in [*self._servers.all, *(server for _, server in self._leaving)]:
+            await server.runner.aclose()
+
+    def _change(self, tasks: TaskGroup) -> None:
+        wanted = list(self._wanted)
+        for driven, watched in list(self._watched):
+            if driven in wanted:
+                wanted.remove(driven)
+                self._servers.resize(watched.server, self._slots)
+            else:
+                self._watched.remove((driven, watched))
+                self._servers.remove(watched.server)
+                watched.scope.cancel()
+                self._leaving.append((driven, watched.server))
+                tasks.start_soon(self._retire, driven, watched.server)
+        for driven in wanted:
+            if any(former.url == driven.url for former, _ in self._leaving):
+                continue  # made once the former server has ended its runs
+            watched = _Watched(self._make(driven, self._slots), anyio.CancelScope())
+            self._watched.append((driven, watched))
+            self._servers.add(watched.server)
+            tasks.start_soon(self._look_after, watched)
+
+    async def _look_after(self, watched: _Watched) -> None:
+        with watched.scope:
+            await self._watch(watched.server)
+
+    async def _retire(self, driven: Driven, server: Server) -> None:
+        while server.busy or server.waiting:
+            await self._servers.permits.changed()
+        await server.runner.aclose()
+        self._leaving.remove((driven, server))
+        self._news.set()

@@ -1,8 +1,8 @@
-"""Delete what coglet leaves of runs that have ended: a folder for each, for ever, with any output above 8 MiB in it.
+"""Delete what coglet leaves behind of each run: a folder, for ever, with any output above 8 MiB in it.
 
-Never deletes what may still be used: the folder is named after a prediction that Redis says has ended, or has not
-known for a day, and nothing was written to it for a while. The model server writes there and is untrusted, so no link
-is followed, and what is no such folder is left alone.
+Deletes only what cannot be used any more: the folder is named after a prediction that Redis says is terminal, or has
+not known for a day, and nothing was written to it recently. The model server writes there and is untrusted, so no link
+is followed, and any other folder is left alone.
 """
 
 import logging
@@ -28,8 +28,9 @@ from director.runtime.sweep import LIMIT, repeat
 log = logging.getLogger(__name__)
 
 SWEEP_S: Final = 60.0
-QUIET_S: Final = 300.0  # since the last write, of one that has ended: a server may heed a cancel late
-UNKNOWN_S: Final = 86_400.0  # … of one that Redis does not know: it may be of a caller who asks the server directly
+QUIET_S: Final = 300.0  # since the last write, if the prediction is terminal: a server may act on a cancel late
+# since the last write, if Redis does not know it: a caller may have asked the server directly
+UNKNOWN_S: Final = 86_400.0
 
 
 class _Leftover(Struct, frozen=True):
@@ -38,20 +39,20 @@ class _Leftover(Struct, frozen=True):
 
 
 class Leftovers:
-    """Those in one folder: `/tmp/coglet/predictions` of the servers, as it is seen here."""
+    """The leftovers in one folder: `/tmp/coglet/predictions` of the servers, as this process sees it."""
 
     def __init__(self, folder: Path, redis: Redis, clock: Clock) -> None:
         self._folder = folder
         self._redis = redis
         self._clock = clock
-        self._told = False
+        self._has_warned = False
 
     async def run(self) -> NoReturn:
-        """Sweep, for ever."""
+        """Sweep for ever."""
         await repeat(self.run_once, role="leftovers", tick_s=SWEEP_S, clock=self._clock)
 
     async def run_once(self) -> int:
-        """Delete what may be deleted, and say how many there were."""
+        """Delete what may be deleted, and return how many folders that were."""
         deleted = 0
         quiet = self._quiet()
         try:
@@ -82,7 +83,7 @@ class Leftovers:
         ]
 
     def _quiet(self) -> Generator[_Leftover, None, None]:
-        """What nobody has written to for long enough, as far as the disk tells."""
+        """Yield the folders to which nothing was written for `QUIET_S`, by their time on disk."""
         with _opened(self._folder) as folder, os.scandir(folder) as entries:
             for entry in entries:
                 if is_prediction_id(entry.name) and entry.is_dir(follow_symlinks=False):
@@ -102,15 +103,15 @@ class Leftovers:
         return deleted
 
     def _warn(self) -> None:
-        """Once: the same is wrong with all of them."""
-        if not self._told:
+        """Warn once: the same is wrong with all of them."""
+        if not self._has_warned:
             log.warning("leftovers of model servers cannot be deleted", exc_info=True)
-        self._told = True
+        self._has_warned = True
 
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[int]:
-    """The folder itself, and nothing that somebody put in its place or its parent's."""
+    """Open the folder itself, never a link put in its place or in its parent's."""
     links = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
     opened = os.open(folder.parent.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -124,7 +125,7 @@ def _opened(folder: Path) -> Iterator[int]:
 
 
 def _last_write_s(name: str, folder: int) -> float:
-    """When something was last written to it, or to a folder in it, as a unix time."""
+    """Return when something was last written to it or to a folder in it, as a unix time."""
     last = 0.0
     for path in (name, f"{name}/inputs", f"{name}/outputs"):
         with suppress(OSError):

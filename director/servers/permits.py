@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from director.servers.runners.runner import Lasting
+from director.servers.runners.runner import Remainder
 from director.servers.server import Permit, Server
 
 TURN_WITHIN_S: Final = 0.5
@@ -95,7 +95,7 @@ class Permits:
         permit.server, permit.since, permit.place, permit.taken, permit.turn = there, there.since, None, True, None
         there.busy += 1
 
-    def extend(self, server: Server, run: Lasting) -> None:
+    def extend(self, server: Server, run: Remainder) -> None:
         """Keep a slot in use until `run` is over, longer than the permit of that run."""
 
         def is_over(_: object) -> None:

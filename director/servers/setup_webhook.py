@@ -1,7 +1,7 @@
-"""Tell an operator's receiver how each setup of a model server went: once a start, signed, beside everything else.
+"""Notify an operator's receiver of how each setup of a model server ended: once for each start, signed.
 
-Nothing waits for it: what cannot be told within a few attempts is told to the log. The receiver is bound by the same
-rules as those of callers, so a private one has to be in the allow-list.
+No work waits for it. What cannot be delivered within a few attempts is logged. The receiver is bound by the same rules
+as the receivers of callers, so a private one has to be in the allow-list.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ from director.webhooks.sender import Delivery, Sender
 log = logging.getLogger(__name__)
 
 PAUSES_S: Final = (1.0, 5.0, 30.0, 120.0)
-MOST_WAITING: Final = 64  # servers that start again and again must not pile up what nobody takes
+MOST_WAITING: Final = 64  # servers that restart again and again must not fill the memory
 
 
 class _Body(Struct, frozen=True):
-    """What is sent. `version`: null while it is not known."""
+    """The body of the webhook. `version`: null while it is not known."""
 
     model: str
     version: str | None
@@ -40,20 +40,20 @@ class _Body(Struct, frozen=True):
 
 
 class SetupWebhook:
-    """One receiver, for all servers of a director."""
-
     def __init__(self, url: str, *, secret: str, sender: Sender, clock: Clock) -> None:
         self._url = url
         self._secret = secret
         self._sender = sender
         self._clock = clock
-        self._told: dict[str, str] = {}
+        self._last_message: dict[str, str] = {}
         self._waiting: deque[tuple[str, bytes]] = deque(maxlen=MOST_WAITING)
         self._news = asyncio.Event()
 
     @classmethod
     def of(cls, settings: DirectorSettings, sender: Sender, clock: Clock) -> "SetupWebhook | None":
-        """The one that is set; None where there is none. Raises SettingsError where it cannot be told."""
+        """Return the webhook of the settings, or None if none is set. Raises SettingsError if it could never be
+        delivered.
+        """
         if not settings.setup_webhook:
             return None
         try:
@@ -67,25 +67,25 @@ class SetupWebhook:
         return cls(settings.setup_webhook, secret=settings.setup_webhook_secret, sender=sender, clock=clock)
 
     def add(self, setup: SetupRun, *, model: str, version: str) -> None:
-        """This setup ended. One that is added again is told once."""
+        """Queue the end of a setup. A repeated one is delivered once."""
         which = hashlib.sha256("\n".join((model, setup.server, setup.started_at or "", setup.status)).encode())
         message_id = f"msg_setup_{which.hexdigest()[:32]}"
-        if self._told.get(setup.server) == message_id:
+        if self._last_message.get(setup.server) == message_id:
             return
-        self._told[setup.server] = message_id
+        self._last_message[setup.server] = message_id
         body = _Body(model, version or None, **msgspec.structs.asdict(setup))
         self._waiting.append((message_id, msgspec.json.encode(body)))
         self._news.set()
 
     async def run(self) -> NoReturn:
-        """Tell what is added, one after the other, for ever."""
+        """Deliver what is queued, one after the other, for ever."""
         while True:
             while self._waiting:
-                await self._tell(*self._waiting.popleft())
+                await self._deliver(*self._waiting.popleft())
             self._news.clear()
             await self._news.wait()
 
-    async def _tell(self, message_id: str, body: bytes) -> None:
+    async def _deliver(self, message_id: str, body: bytes) -> None:
         for pause_s in (*PAUSES_S, None):
             delivery = await self._attempt(message_id, body)
             if delivery.ok:
@@ -93,7 +93,7 @@ class SetupWebhook:
             if pause_s is None or delivery.gone or delivery.refused:
                 break
             await self._clock.sleep(pause_s)
-        log.error("a setup could not be told: see DIRECTOR_SETUP_WEBHOOK", extra={"reason": delivery.reason})
+        log.error("the end of a setup was not delivered: see DIRECTOR_SETUP_WEBHOOK", extra={"reason": delivery.reason})
 
     async def _attempt(self, message_id: str, body: bytes) -> Delivery:
         now_s = self._clock.now_ms() / 1000

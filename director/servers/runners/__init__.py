@@ -1,1 +1,1 @@
-"""How a prediction is started, followed and stopped on one kind of model server."""
+"""How a prediction is started, followed and stopped on each kind of model server."""

@@ -1,4 +1,4 @@
-"""Make the runner of one model server: which class drives which kind is known here and nowhere else."""
+"""Make the runner of one model server. This is the only place that knows which class drives which kind."""
 
 from collections.abc import Mapping
 from typing import assert_never
@@ -25,9 +25,11 @@ def make_runner(
     trains: bool = False,
     headers: Mapping[str, str] = NO_HEADERS,
 ) -> Runner:
-    """The runner of the server at `url`. `inbox`, `max_files` and `trains` are for Cog, `max_output` bounds answers of
-    others.
-    `headers`: secrets that go with every request.
+    """Return the runner of the server at `url`.
+
+    `inbox`, `max_files` and `trains` are for Cog. `max_output` bounds the answers of all others. `headers`: secrets
+    that go
+    with every request.
     """
     match config:
         case CogConfig():

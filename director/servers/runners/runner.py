@@ -1,4 +1,4 @@
-"""What every runner promises the executor, whatever server it drives.
+"""The contract between a runner and the executor, the same for every kind of model server.
 
 A runner owns one model server. It never decides what a prediction becomes: it reports what it saw, in order, and
 ends with exactly one `Ended`. It never talks to Redis and never learns a caller's URL.
@@ -14,13 +14,53 @@ from msgspec import Raw, Struct
 
 from director.core.trace_context import NO_TRACE, TraceHeaders
 
-# Runs that share one slot of a server that takes several in one request. Pure.
-#
-# Knows who is still to come, and when the last one has gone. Never knows what they run.
+BLOCK_BYTES: Final = 4096  # the smallest block of a disk: no file takes less, here or in a store
+
+
+class HealthStatus(StrEnum):
+    """The state of a model server, as it says or as its silence shows."""
+
+    STARTING = "starting"
+    READY = "ready"
+    BUSY = "busy"
+    SETUP_FAILED = "setup_failed"
+    UNHEALTHY = "unhealthy"  # answers with an error; may recover by itself
+    DEFUNCT = "defunct"  # its worker is dead: only a restart helps
+    UNREACHABLE = "unreachable"
+
+
+class Setup(Struct, frozen=True, kw_only=True):
+    """A server's report of its own start, in its own words; '' for what it does not report."""
+
+    started_at: str = ""
+    completed_at: str = ""
+    logs: str = ""
+
+
+class Health(Struct, frozen=True, kw_only=True):
+    """One look at a server. `detail` is for people: why it is not ready, in one line. `is_locked`: it does not let the
+    director in.
+    """
+
+    status: HealthStatus
+    detail: str = ""
+    setup: Setup | None = None  # None if the server reports none
+    server: str = ""  # e.g. "coglet 0.23.1"; empty while unknown
+    since: str = ""  # differs for each start of the server; empty while unknown
+    is_locked: bool = False
+
+    @property
+    def can_run(self) -> bool:
+        """True if the server would take a prediction now or as soon as a slot is free."""
+        return self.status in (HealthStatus.READY, HealthStatus.BUSY)
 
 
 class Batch:
-    """`places`: for as many runs. `on_gathered` is called once no more will come. `ends`: what its runs ended as."""
+    """Runs that go to a server in one request and share one slot. Knows which runs are still to come, and when the
+    last has left.
+
+    `most`: places for this many runs. `on_gathered` is called once no more will come. `ends`: the outcomes of its runs.
+    """
 
     def __init__(self, most: int) -> None:
         self.places = tuple(Place(self) for _ in range(most))
@@ -31,7 +71,7 @@ class Batch:
 
     @property
     def is_gathered(self) -> bool:
-        """Has everyone come who will?"""
+        """True once every run has come or has given up its place."""
         return not self._awaited
 
     def _came(self, place: "Place") -> None:
@@ -47,69 +87,29 @@ class Batch:
 
 
 class Place:
-    """That of one run, or of nobody."""
+    """A place for one run in a batch. It may stay empty."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
 
     def come(self) -> None:
-        """Its run is there."""
+        """Note that its run has come."""
         self.batch._came(self)
 
     def leave(self) -> bool:
-        """Its run is over, or will never come. True when the slot is free by that: nobody else is in the batch."""
+        """Note that its run is over, or will never come. True if that frees the slot: the batch is empty."""
         return self.batch._left(self)
 
 
-BLOCK_BYTES: Final = 4096  # of a disk: no file takes less, here or in a store
-
-
-class HealthStatus(StrEnum):
-    """What a model server says of itself, or what its silence says."""
-
-    STARTING = "starting"
-    READY = "ready"
-    BUSY = "busy"
-    SETUP_FAILED = "setup_failed"
-    UNHEALTHY = "unhealthy"  # answers, but not well; may recover by itself
-    DEFUNCT = "defunct"  # its worker is dead: only a restart helps
-    UNREACHABLE = "unreachable"
-
-
-class Setup(Struct, frozen=True, kw_only=True):
-    """What a server tells of its own start, in its own words; '' for what it does not."""
-
-    started_at: str = ""
-    completed_at: str = ""
-    logs: str = ""
-
-
-class Health(Struct, frozen=True, kw_only=True):
-    """One look at a server. `detail` is for people: why it is not ready, in one line. `is_locked`: it does not let the
-    director in.
-    """
-
-    status: HealthStatus
-    detail: str = ""
-    setup: Setup | None = None  # None on servers that tell nothing of it
-    server: str = ""  # e.g. "coglet 0.23.1"; empty while unknown
-    since: str = ""  # tells one start of the server from the next; empty while unknown
-    is_locked: bool = False
-
-    @property
-    def can_run(self) -> bool:
-        """True when the server would take a prediction now or as soon as a slot is free."""
-        return self.status in (HealthStatus.READY, HealthStatus.BUSY)
-
-
 class RunRequest(Struct, frozen=True, kw_only=True):
-    """What a runner needs to start one run. `wants_progress`: somebody asked to see output or logs before the end.
+    """A request to start one run. `wants_progress`: the caller asked to see output or logs before the end.
 
-    `remote`: what an earlier run of it told with `Accepted`. A runner that knows it follows that run and starts none.
-    `place`: in the batch that shares its slot, of a runner that sends several together; one that has to be `alone` goes
-    by itself even there, since an earlier run of it was lost, and it may be what took the others along. `cost`: its
-    share of what one request for several of them uses, as far as the server tells none. `trace`: headers of the
-    request that starts the run.
+    `remote`: the name from an earlier `Accepted` of this prediction. A runner that knows it follows that run and starts
+    none. `place`: in the batch that shares its slot, for runners that send several runs together. `alone`: it goes in a
+    request by itself even there, since an earlier run of it was lost and may have taken others along. `cost`: its
+    share of
+    what a request for several runs uses, unless the server reports a share. `trace`: headers of the request that starts
+    the run.
     """
 
     id: str
@@ -123,10 +123,10 @@ class RunRequest(Struct, frozen=True, kw_only=True):
 
 
 class Outcome(StrEnum):
-    """How a run ended. The error classes that the retry policy knows are the last four."""
+    """How a run ended. The last four are the error classes that the retry policy knows."""
 
     SUCCEEDED = "succeeded"
-    CANCELED = "canceled"  # the server stopped it; only its holder knows whether it was asked to
+    CANCELED = "canceled"  # the server stopped it; only the executor knows whether it was asked to
     FAILED = "failed"  # the model's own code failed: the same input will fail again
     INVALID = "invalid"  # the server refused the input
     REFUSED = "refused"  # no free slot, not ready, or not there: the prediction never began; give it back unspent
@@ -138,7 +138,7 @@ class Began(Struct, frozen=True, tag="began"):
 
 
 class Accepted(Struct, frozen=True, tag="accepted"):
-    """The server took it under a name of its own, by which the run can be followed by whoever comes after us."""
+    """The server took the run under a name of its own, by which another director can follow it later."""
 
     remote: str
 
@@ -151,8 +151,9 @@ class Produced(Struct, frozen=True, tag="produced"):
 
 
 class ServerFile(Struct, frozen=True, kw_only=True, eq=False):
-    """A file that the server gave us beside its output. `digest`: SHA-256 of it. `blocks` has it from its beginning, as
-    often as it is called.
+    """A file that the server sent beside its output. `digest`: its SHA-256. `blocks` yields it from its beginning,
+    however
+    often it is called.
     """
 
     content_type: str
@@ -162,14 +163,14 @@ class ServerFile(Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Received(Struct, frozen=True, tag="received"):
-    """The server gave this file, and has `name` in its output where the file is to be."""
+    """The server sent this file. The output has `name` in the place where the file belongs."""
 
     name: str
     file: ServerFile
 
 
 class Unreceived(Struct, frozen=True, tag="unreceived"):
-    """A file that it gave could not be taken: its output will lack it, whatever the server says of it."""
+    """A file that the server sent could not be taken: the output will lack it, whatever the server says of it."""
 
     too_large: bool = False
 
@@ -189,29 +190,27 @@ class Measured(Struct, frozen=True, tag="measured"):
 
 
 class Restarted(Struct, frozen=True, tag="restarted"):
-    """The server runs it once more from the start: what it showed until now is of a run that nobody saw the end of.
-
-    `why`: one word of ours.
-    """
+    """The server runs it once more from the start: drop the progress so far. `why`: one word of ours."""
 
     why: str
 
 
-class Lasting(Protocol):
-    """What takes its time, and says when it is over."""
+class Remainder(Protocol):
+    """The rest of a run that the director does not wait for; an asyncio task is one."""
 
     def add_done_callback(self, call: Callable[[Any], object], /) -> None:
-        """Call it then."""
+        """Call `call` once it is over."""
         ...
 
 
 class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
-    """The one last event. Fields the server did not tell are None: the tracker then keeps what progress showed.
+    """The one last event. Fields that the server did not report are None: the tracker then keeps what progress showed.
 
-    `retry_after_s`: the server's own wish on a refusal. `server_is_dead`: take no more work to it before a restart.
-    `has_no_slot`: it stayed full, though by our count a slot was free. `is_locked`: it does not let the director in, so
-    nothing is to be sent there. `code`: instead of the outcome's. `goes_on`: nobody waits for it any more, and yet it
-    uses its slot on the server until this is done.
+    `retry_after_s`: the server's own wish on a refusal. `server_is_dead`: give it no more work before a restart.
+    `has_no_slot`: it stayed full although our count has a free slot. `is_locked`: it does not let the director in,
+    so send
+    nothing there. `code`: overrides the code of the outcome. `goes_on`: the rest of the run, which uses its slot on the
+    server until it is over.
     """
 
     outcome: Outcome
@@ -224,17 +223,20 @@ class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
     has_no_slot: bool = False
     is_locked: bool = False
     code: str = ""
-    goes_on: Lasting | None = None
+    goes_on: Remainder | None = None
 
 
 RunEvent = Began | Accepted | Produced | Received | Unreceived | Logged | Measured | Restarted | Ended
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
-    """What its kind of server can do. `streams`: output is seen before the end, if a model has it. `resumes`: a run
-    that was `Accepted` can be followed by another one. `idempotent`: asked twice for an id, the server runs it once.
-    `batches`: so many runs at most go in one request and use one slot; 0 where each is a request of its own.
-    `restarts`: it ends when it is asked to, and a fresh one comes.
+    """What a kind of server can do. `streams`: output is seen before the end, if the model yields. `resumes`: another
+    director
+    can follow a run that was `Accepted`. `idempotent`: asked twice for an id, the server runs it once. `batches`:
+    the most
+    runs that go in one request and use one slot; 0 if each is a request of its own. `restarts`: it ends when asked
+    to, and
+    a fresh one comes.
     """
 
     streams: bool = False
@@ -259,20 +261,22 @@ class Runner(Protocol):
         ...
 
     async def openapi_schema(self) -> Raw | None:
-        """The server's OpenAPI document, or None when it has none. At most 1 MB is read."""
+        """Return the server's OpenAPI document, or None if it has none. At most 1 MB is read."""
         ...
 
     def run(self, request: RunRequest) -> AsyncGenerator[RunEvent, None]:
         """Start a run and follow it to its end: zero or more progress events, then exactly one `Ended`.
 
-        `Began` comes before any other progress, at most once, and never before a refusal.
-        Closing the generator early lets go of the run: the server is told to stop it where it can be told. One that was
-        `Accepted` is left as it is, since somebody else may follow it by now: `cancel` stops it.
+        `Began` comes before any other progress, at most once, and never before a refusal. Closing the generator
+        early stops the
+        run on the server where that is possible. A run that was `Accepted` goes on, since another director may
+        follow it by
+        now: `cancel` stops it.
         """
         ...
 
     def knows(self, remote: str) -> bool:
-        """Is that, from an `Accepted`, a run on this very server?"""
+        """Return whether `remote`, from an `Accepted`, is a run on this very server."""
         ...
 
     async def cancel(self, prediction_id: str) -> bool:
@@ -280,17 +284,17 @@ class Runner(Protocol):
         ...
 
     async def shutdown(self) -> bool:
-        """Ask the server's process to end, so that whoever looks after it starts a fresh one. True if it heard."""
+        """Ask the server's process to end, so that its supervisor starts a fresh one. True if it answered."""
         ...
 
     async def aclose(self) -> None:
-        """Let go of connections. Runs still open end as LOST."""
+        """Close all connections. Runs still open end as LOST."""
         ...
 
 
 class OneAnswer(ABC):
-    """A runner whose runs show nothing before their end: whoever wants one can follow it itself, with no task more."""
+    """A runner whose runs show nothing before their end, so that a caller can follow one without another task."""
 
     @abstractmethod
     async def hear(self, request: RunRequest, hear: Hear) -> None:
-        """As `run`, in the task of who calls: returns after `Ended` was told. Canceled, it lets go of the run."""
+        """Follow a run as `run` does, in the task of the caller. Returns after it called `hear` with `Ended`."""

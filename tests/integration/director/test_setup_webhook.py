@@ -109,7 +109,7 @@ async def test_one_that_refuses_or_may_not_be_asked_is_left_and_the_log_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     monkeypatch.setattr(setup_webhook, "PAUSES_S", (0.0,))
-    said = "a setup could not be told: see DIRECTOR_SETUP_WEBHOOK"
+    said = "the end of a setup was not delivered: see DIRECTOR_SETUP_WEBHOOK"
     async with sink() as receiver, running(receiver.url) as webhook:
         receiver.answer = Answer(status=500)
         webhook.add(ended(), model=MODEL, version="")
