@@ -174,7 +174,7 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
         tuple[Annotated[str, Meta(pattern=QUEUE_NAME)], ...],
         Meta(max_length=8, description="Queues of other versions that its servers run too, separated by commas."),
     ] = ()
-    runner: Annotated[RunnerKind, Meta(description="What they are: cog, http, polling or openai.")] = "cog"
+    runner: Annotated[RunnerKind, Meta(description=f"What they are: {', '.join(get_args(RunnerKind))}.")] = "cog"
     runner_config: Annotated[
         str, Meta(description="How they are driven: a JSON object, or the path of a .json or .toml file.")
     ] = ""

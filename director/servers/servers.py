@@ -28,7 +28,7 @@ RETRIES: Final = (HealthStatus.STARTING, HealthStatus.UNREACHABLE)
 
 
 class Standing(Struct, frozen=True):
-    """What the servers can do together. `slots`: of those that can run, busy or free; each place of a batch counts."""
+    """The readiness of all servers. `slots`: of those that can run, busy or free; each place of a batch counts."""
 
     slots: int
     state: Readiness
@@ -71,7 +71,7 @@ class Servers:
         back_at = now if self._back_at is None else self._back_at
         return max(0.0, min(waited_s - (now - back_at), back_at - self._away_at))
 
-    # Which servers there are, and what the watch saw of them
+    # Changes that the fleet and the watch report
 
     def add(self, server: Server) -> None:
         self.all.append(server)
@@ -109,7 +109,7 @@ class Servers:
         server.doubt.set()
         self.on_news()
 
-    # What the end of a run says of its server
+    # Judging a server by the end of a run
 
     def ended(self, permit: Permit, ended: Ended, *, unasked: bool, account: str = "") -> None:
         """Judge the server by the end of an account's run. `unasked`: the run was not asked to stop."""

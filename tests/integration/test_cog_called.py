@@ -116,9 +116,9 @@ async def test_a_server_that_is_ready_again_and_told_no_end_has_lost_the_run(
     old: ScriptedCog, runner: CogRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cog_called, "LOOK_AFTER_S", 0.01)
-    monkeypatch.setattr(cog_called, "TOLD_WITHIN_S", 0.05)
+    monkeypatch.setattr(cog_called, "REPORTED_WITHIN_S", 0.05)
     old.on("GET", "/health-check", health("READY"), health("BUSY"), health("READY"))
-    assert (await follow(runner))[-1] == cog_called.UNTOLD
+    assert (await follow(runner))[-1] == cog_called.NO_END
 
 
 async def test_the_first_cancel_waits_until_the_run_can_hear_it_since_no_other_one_is_heard(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from msgspec import Raw
 
-from director.servers.runners.feed import Voice
+from director.servers.runners.feed import Reporter
 from director.servers.runners.http_base import HUNG_UP, OpenRuns
 from director.servers.runners.runner import Began, Ended, Outcome, RunEvent, RunRequest
 
@@ -28,11 +28,11 @@ class Heard:
         self.is_clean = asyncio.Event()
         self.fault: Exception | None = None
         self.let_go = False
-        self.voice: Voice | None = None
+        self.reporter: Reporter | None = None
         self.task = asyncio.create_task(self.runs.hear(REQUEST, self._follow, self.events.append))
 
-    async def _follow(self, _request: RunRequest, voice: Voice) -> Ended:
-        self.voice = voice
+    async def _follow(self, _request: RunRequest, reporter: Reporter) -> Ended:
+        self.reporter = reporter
         self.started.set()
         try:
             await self.answers.wait()
@@ -105,13 +105,13 @@ async def test_who_let_go_of_a_run_hears_nothing_more_of_it() -> None:
     """One request may be that of several runs: it is sent, and answered, for the others."""
     heard = Heard()
     await heard.after(heard.task.cancel)
-    assert heard.voice is not None
-    heard.voice.begin()
+    assert heard.reporter is not None
+    heard.reporter.begin()
     assert heard.events == []
     other = Heard()
     await other.started.wait()
-    assert other.voice is not None
-    other.voice.begin()
+    assert other.reporter is not None
+    other.reporter.begin()
     assert other.events == [Began()]
     await other.after(other.task.cancel)
 

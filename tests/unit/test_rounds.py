@@ -9,7 +9,7 @@ from msgspec import Raw
 from director.core.ids import PredictionId
 from director.core.runner_config import HttpConfig, decode_runner_config
 from director.servers.runners.feed import Feed
-from director.servers.runners.http_batch import HttpBatchRunner, Rounds, Together
+from director.servers.runners.http_batch import BatchRun, HttpBatchRunner, Rounds
 from director.servers.runners.runner import Batch, Ended, Outcome, RunRequest
 from tests.support.eventually import eventually
 
@@ -32,7 +32,7 @@ class Slot:
         self._poison, self._end = poison, end
         self._now = 0
 
-    async def _send(self, runs: Sequence[Together]) -> Sequence[Ended] | Ended:
+    async def _send(self, runs: Sequence[BatchRun]) -> Sequence[Ended] | Ended:
         self.sent.append("".join(run.request.id for run in runs))
         self._now += 1
         try:
@@ -44,7 +44,7 @@ class Slot:
 
     async def run(self, name: str, *, shared: str | None = "same", place: int) -> Ended:
         feed, end = Feed(read_ahead=1), asyncio.get_running_loop().create_future()
-        run = Together(RunRequest(id=name, input=Raw(b"{}")), feed, shared, end)
+        run = BatchRun(RunRequest(id=name, input=Raw(b"{}")), feed, shared, end)
         self.batch.places[place].come()
         try:
             return await self.rounds.end_of(run)
@@ -160,7 +160,7 @@ async def test_a_claim_that_is_lost_while_its_request_is_let_go_of_leaves_nothin
     runner = HttpBatchRunner("http://127.0.0.1:1", config, max_body=1)
     asked, lets_go, is_gone = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def send(_: Sequence[Together]) -> Sequence[Ended]:
+    async def send(_: Sequence[BatchRun]) -> Sequence[Ended]:
         asked.set()
         try:
             await asyncio.Event().wait()

@@ -1,9 +1,10 @@
 """Run predictions, or trainings, on one Cog server.
 
-The end of a run is taken only from the answer to a PUT that is held open: an event stream where the server and the
-model have one, else one answer at the end. Never POSTs a prediction, since a server runs that twice; never polls,
-since asking for a run that is over starts it again. Only a server that would hear nothing else meanwhile tells the end
-by its last callback instead.
+The end of a run is taken only from the answer to a PUT that is held open: an event stream if the server and the model
+have one, else one answer at the end. Never POSTs a prediction, since a server runs that twice. Never polls, since
+asking
+for a run that is over starts it again. Only a server that would hear nothing else meanwhile reports the end by its last
+callback instead.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ from director.servers.runners.untrusted import Unreadable, one_line, read_json
 log = logging.getLogger(__name__)
 
 MIB: Final = 1024 * 1024
-HEALTH_TIMEOUT_S: Final = 12.0  # a server whose worker hangs takes 10 s to say so
+HEALTH_TIMEOUT_S: Final = 12.0  # a server whose worker hangs answers after 10 s
 SLOT_PATIENCE_S: Final = 5.0
 STRANGER_PATIENCE_S: Final = 30.0
 LET_GO_PATIENCE_S: Final = 2.0
@@ -40,7 +41,7 @@ LONGEST_S: Final = 0.25
 MAX_HEALTH_BODY: Final = 8 * MIB  # mostly what setup printed
 MAX_OPENAPI_BODY: Final = 1 * MIB
 
-# We never ask for more than its slots: a run that nobody owns holds one, or it lost one. A restart helps both
+# We never ask for more than its slots, so a run that no director owns holds one, or it lost one. A restart helps both
 NO_SLOT: Final = Ended(
     outcome=Outcome.REFUSED, error="The model server had no free slot", server_is_dead=True, has_no_slot=True
 )
@@ -73,7 +74,7 @@ class Patience:
 
 
 class _Known(Struct, frozen=True, kw_only=True):
-    """What was learned of a server, good until it starts anew. `name` is for people."""
+    """Facts about a server, good until it restarts. `name` is for people."""
 
     since: str
     name: str
@@ -84,18 +85,19 @@ class _Known(Struct, frozen=True, kw_only=True):
     may_have_files: bool
 
 
-# what is safe to assume of a server that has not been READY yet
+# Safe to assume of a server that has not been READY yet
 UNKNOWN: Final = _Known(since="", name="", coglet=True, kind=COGLET, streams=False, is_array=False, may_have_files=True)
 
 
 class CogRunner(HttpBase):
-    """One Cog server with `slots` slots.
+    """Drives one Cog server with `slots` slots.
 
     `inbox`: where it can call back; without one, runs that are not streamed show no progress. `fast`: ask for no
     callbacks at all. They cost the server 5 ms each and time quadratic in the length of output and logs, so a model
     that yields or prints tens of thousands of times and is not streamed needs it; failures then have no logs.
-    `max_body`: the most that is read of one answer, one event, or one run ahead of its reader. `max_files`: of all
-    files together that a run puts to the inbox. `trains`: the server was started to train (`--x-mode train`), and never
+    `max_body`: the bytes read at most of one answer, of one event, or of one run ahead of its reader. `max_files`:
+    of all
+    files together that one run uploads. `trains`: the server was started to train (`--x-mode train`), and never
     streams.
     """
 
@@ -126,8 +128,8 @@ class CogRunner(HttpBase):
         self._may_hold_strangers = True
 
     async def health(self) -> Health:
-        """Look once. A server that hangs is waited for 12 s, then it is `UNREACHABLE`."""
-        if self._deaf_for and self._known is not None:  # the run's connection tells whether it is there
+        """Look once. A server that hangs is `UNREACHABLE` after 12 s."""
+        if self._deaf_for and self._known is not None:  # the connection of the run tells whether the server is there
             known = self._known
             return Health(status=HealthStatus.BUSY, detail=DEAF, server=known.name, since=known.since)
         sighting = await self._look()
@@ -142,7 +144,7 @@ class CogRunner(HttpBase):
         return read_health(answer.status, answer.body)
 
     async def openapi_schema(self) -> Raw | None:
-        """The server's OpenAPI document as it is, if it has one, and it is JSON of at most 1 MB."""
+        """Return the server's OpenAPI document as it is, or None unless it is JSON of at most 1 MB."""
         answer = await self._ask("GET", "/openapi.json", limit=MAX_OPENAPI_BODY)
         if isinstance(answer, str) or answer.status != 200:
             return None
@@ -154,14 +156,17 @@ class CogRunner(HttpBase):
 
     async def cancel(self, prediction_id: str) -> bool:
         """Ask the server to stop a run. Repeat it until the run has ended: a cancel in its first ms can get lost."""
-        if self._known is not None and not self._known.kind.cancels_again:  # then a lost one would be the only one
+        # it acts on the first cancel only, so the first must not get lost
+        if self._known is not None and not self._known.kind.cancels_again:
             now = asyncio.get_running_loop().time()
             await asyncio.sleep(self._sent_at.get(prediction_id, 0.0) + FIRST_CANCEL_AFTER_S - now)
         answer = await self._ask("POST", f"{self._path(prediction_id)}/cancel")
         return not isinstance(answer, str) and answer.status == 200
 
     async def shutdown(self) -> bool:
-        """Ask the server to end its process. True if it heard. It waits for connections of runs: close those first."""
+        """Ask the server to end its process. It waits for the connections of runs, so close those first. True if it
+        answered.
+        """
         answer = await self._ask("POST", "/shutdown")
         return not isinstance(answer, str) and answer.status == 200
 
@@ -184,7 +189,7 @@ class CogRunner(HttpBase):
         return ended
 
     def _expecting(self, request: RunRequest, feed: Feed) -> AbstractContextManager[None]:
-        """Take files for this PUT: what one gave that is put again is not the next one's."""
+        """Take files for this PUT only, so that the files of one PUT are not taken for those of a repeated one."""
         if self._arrivals is None:
             return nullcontext()
         return self._arrivals.expect(request.id, feed.add, most=self._max_files)
@@ -200,7 +205,7 @@ class CogRunner(HttpBase):
                 known = self._known or UNKNOWN
                 streamed = known.streams and not lagged and (request.wants_progress or not self._fast)
                 called = not known.kind.hears_meanwhile and not known.may_have_files and self._inbox is not None
-                is_quiet = streamed or called  # about a run of this id that is there already
+                is_quiet = streamed or called  # the answer does not tell that a run of this id is already there
                 if is_quiet and self._may_hold_strangers and not await self._evict(request.id, with_a_stranger):
                     return STRANGER_STAYS
                 match await self._put(connection, request, feed, known, streamed=streamed, called=called):
@@ -213,7 +218,7 @@ class CogRunner(HttpBase):
                         if not (await with_a_stranger.pause() and await self._evict(request.id, with_a_stranger)):
                             return STRANGER_STAYS
                     case Again.LAGGED:
-                        # once more, and whole at its end: another attempt would lag again
+                        # Put it once more without a stream: another attempt would lag again
                         log.warning("a run outpaced its stream and is put again", extra={"prediction": request.id})
                         feed.add(Restarted("stream_lagged"))
                         lagged, request = True, replace(request, wants_progress=False)
@@ -256,18 +261,20 @@ class CogRunner(HttpBase):
         return f"/{'trainings' if self._trains else 'predictions'}/{prediction_id}"
 
     async def _evict(self, prediction_id: str, patience: Patience) -> bool:
-        """End whatever runs under this id. One that a dead director left behind, a stream would quietly attach to."""
+        """End any run of this id on the server: a stream would quietly attach to a run that a dead director left
+        behind.
+        """
         while await self.cancel(prediction_id):
             if not await patience.pause():
                 return False
         return True
 
     def _accepted(self) -> None:
-        if self._slots == 1:  # it is ours now, so nobody else's
+        if self._slots == 1:  # with one slot, it can hold no other run now
             self._may_hold_strangers = False
 
     async def _learn(self, sighting: Sighting) -> _Known:
-        """What a READY server is and can do, asked once for each of its starts."""
+        """Return what a READY server is and can do. The server is asked once after each start."""
         known = self._known
         if known is not None and known.since == sighting.since and known.coglet == (sighting.coglet is not None):
             return known
@@ -284,7 +291,7 @@ class CogRunner(HttpBase):
             is_array=model.is_array and not self._trains,
             may_have_files=model.may_have_files or self._trains,
         )
-        if not isinstance(answer, str):  # no answer is not the answer that there is no schema: ask again next time
+        if not isinstance(answer, str):  # without an answer the model stays unknown: ask again next time
             self._known = learned
         return learned
 
@@ -298,6 +305,6 @@ class CogRunner(HttpBase):
 
 
 class _Index(Struct):
-    """What GET / of a Python server says of it. The oldest have no such page."""
+    """The answer of a Python server to GET /. The oldest have no such page."""
 
     cog_version: str = ""

@@ -1,4 +1,4 @@
-"""What a Cog server's answer means: one table from its status and body to how the run ended, or to trying again.
+"""Decide how a run ended, or that it has to be tried again, from the status and body of a Cog server's answer.
 
 Pure: it never sends anything, never waits, and never raises for what a server wrote.
 """
@@ -16,7 +16,7 @@ from director.servers.runners.untrusted import NO_ENTRY, Unreadable, locked, one
 
 PREFIXES: Final = re.compile(
     r"(?:(?:Prediction|Training) failed: )+"
-)  # coglet puts one on for each layer that the error crosses
+)  # coglet adds one for each layer that the error crosses
 
 OUTCOMES: Final = {
     "succeeded": Outcome.SUCCEEDED,
@@ -24,7 +24,7 @@ OUTCOMES: Final = {
     "canceled": Outcome.CANCELED,
 }
 
-# coglet's own faults come as failed predictions. What a model raises has "Prediction failed: " in front of it.
+# coglet's own faults come as failed predictions. An error that a model raised begins with "Prediction failed: ".
 SERVER_FAULTS: Final = (
     "Worker crashed",
     "Failed to send request:",
@@ -36,23 +36,23 @@ SERVER_FAULTS: Final = (
 )
 
 
-# … and what the Python servers say of theirs, whatever the model is: the whole text, since a model's comes bare there
+# The Python servers' own faults. The whole text has to match, since a model's error comes without a prefix there
 PYTHON_FAULT: Final = re.compile(
     r"(?:Prediction|Training) failed for an unknown reason\. It might have run out of memory\? \(exitcode -?\d+\)"
 )
 
 
 class Again(Enum):
-    """The run has to be put once more, and why."""
+    """The reason why the run has to be put once more."""
 
-    NO_SLOT = "no slot"  # right after an end this is normal: the slot comes back a little later than the answer
+    NO_SLOT = "no slot"  # normal right after an end: the slot is free a little later than the answer
     RUNNING = "running"  # a run of this id is already there, left by a director that died
     NO_STREAM = "no stream"  # this server does not stream this model
-    LAGGED = "lagged"  # it put out more than its stream holds for us, gave up, and its end will never be told
+    LAGGED = "lagged"  # the stream held too much for us, the server gave it up, and it will never report the end
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """An answer to a PUT, as received. `coglet` is False for the Python servers that came before it."""
+    """An answer to a PUT, as received. `coglet` is False for the older servers, written in Python."""
 
     prediction_id: str
     status: int
@@ -62,7 +62,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(Struct, frozen=True):
-    """A prediction as a server tells it. Other fields are not believed, so they are not read."""
+    """A prediction as the server reports it. Other fields are not trusted, so they are not read."""
 
     status: str
     id: str | None = None
@@ -81,12 +81,11 @@ class Snapshot(Struct, frozen=True):
 
 
 def read_answer(answer: Answer) -> Ended | Again:
-    """What to make of an answer, whatever it is."""
     return ANSWERS.get(answer.status, _strange)(answer)
 
 
 def read_end(body: bytes, *, prediction_id: str, coglet: bool = True) -> Ended:
-    """The terminal snapshot of a run, from an answer's body or a stream's last event."""
+    """Read the terminal snapshot of a run, from an answer's body or a stream's last event."""
     try:
         snapshot = read_snapshot(body, prediction_id=prediction_id)
     except Unreadable as exc:
@@ -105,7 +104,7 @@ def read_end(body: bytes, *, prediction_id: str, coglet: bool = True) -> Ended:
 
 
 def read_snapshot(body: bytes, *, prediction_id: str) -> Snapshot:
-    """A snapshot of this prediction. Raises `Unreadable`, also when it is of another one."""
+    """Read a snapshot of this prediction. Raises `Unreadable`, also for a snapshot of another prediction."""
     snapshot = read_json(body, Snapshot)
     if snapshot.id not in (None, prediction_id):
         raise Unreadable("about another prediction")
@@ -127,7 +126,7 @@ def _unsuccessful(snapshot: Snapshot, *, coglet: bool) -> Ended:
     return Ended(
         outcome=Outcome.LOST if server_fault else OUTCOMES[snapshot.status],
         output=snapshot.output_or_none,
-        logs=snapshot.logs or None,  # coglet answers "" here whatever was printed, so "" is not news
+        logs=snapshot.logs or None,  # coglet answers "" here whatever was printed, so "" says nothing
         error=error or None,
         metrics=snapshot.metrics or {},
         server_is_dead=server_fault,
@@ -147,7 +146,7 @@ def _not_ready(answer: Answer) -> Ended:
 
 
 def _crashed(answer: Answer) -> Ended:
-    # the Python servers answer this when their worker dies, and coglet never does
+    # The Python servers answer this when their worker dies, and coglet never does
     return Ended(
         outcome=Outcome.LOST, error=f"The model server answered 500: {reason(answer.body)}", server_is_dead=True
     )

@@ -1,6 +1,10 @@
-"""What every PUT of a run to a Cog server has in common: the request's body, and the answer when it is one whole.
+"""Follow one run on a Cog server, over one of three transports; `cog.py` chooses which.
 
-Never decides which transport a run takes, and never sends anything.
+`put_sync` holds a PUT open until the run has ended. Callbacks add progress, and to a failure the logs and the partial
+output that coglet leaves out of its answer; they come late, twice and in any order. `put_stream` reads the event stream
+of its own PUT, where everything comes in order. `put_called` is for servers that hear nothing else while they hold a
+PUT open: the PUT is answered at once, and the last callback, which such a server repeats for minutes, is the end.
+A stream that breaks off, or a server that is idle without an end, means that the run is lost.
 """
 
 import asyncio
@@ -33,11 +37,18 @@ from director.servers.runners.runner import Ended, HealthStatus, Logged, Measure
 from director.servers.runners.sse import EVENT_STREAM, Frame, FrameTooLarge, SseParser
 from director.servers.runners.untrusted import Unreadable, excerpt, one_line, read_json
 
-REFUSAL_BYTES: Final = 64 * 1024  # what is read of an answer that tells no end
+REFUSAL_BYTES: Final = 64 * 1024  # read at most of an answer that is no end of a run
+COMPLETED_WITHIN_S: Final = 0.25  # the last callback comes within 1 ms of the answer, or hardly ever
+ACCEPTED: Final = 202
+LOOK_AFTER_S: Final = 1.0
+REPORTED_WITHIN_S: Final = 5.0  # the last callback is sent before the server reports that it is ready again
+GONE: Final = frozenset({HealthStatus.UNREACHABLE, HealthStatus.DEFUNCT, HealthStatus.SETUP_FAILED})
+NO_END: Final = Ended(outcome=Outcome.LOST, error="The model server is done with the run and never reported its end")
+LAGGED: Final = "stream lagged"  # coglet keeps 1,024 events for a slow reader
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """A run, and what is known of the server that it goes to."""
+    """A run, and what is known of its server."""
 
     request: RunRequest
     coglet: bool
@@ -49,7 +60,7 @@ class Run(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """A name for callbacks of this attempt alone: what an earlier one of the same id still sends is nobody's."""
+        """A name for callbacks of this attempt alone, so that late callbacks of an earlier one are dropped."""
         return f"{self.request.id}.{self.attempt}"
 
 
@@ -60,12 +71,12 @@ class _Create(Struct, omit_defaults=True):
 
 
 def create_body(run: Run, *, webhook: str | None = None, events: tuple[str, ...] = ()) -> bytes:
-    """The PUT's body. The caller's input goes through as it is."""
+    """Return the body of the PUT. The caller's input goes through as it is."""
     return msgspec.json.encode(_Create(run.request.input, webhook, events))
 
 
 async def read_whole(run: Run, response: Exchange) -> Ended | Again:
-    """Read an answer that is one body, and say what it means."""
+    """Read an answer that is one body, and return what it means."""
     is_end = response.status_code == 200
     body, complete = await read_body(response, run.max_body if is_end else REFUSAL_BYTES)
     if is_end and not complete:
@@ -81,16 +92,11 @@ async def read_whole(run: Run, response: Exchange) -> Ended | Again:
     )
 
 
-# What is new in a snapshot of a run, when snapshots come late, twice, or in the wrong order.
-#
-# Pure. Progress only grows: a snapshot that knows less than was already told adds nothing, and nothing is taken back.
-
-
 class Progress:
-    """How much of one run's output and logs has been told.
+    """Turns snapshots of one run, which may come late, twice or in the wrong order, into what is new in them. Pure.
 
-    Only a model whose output is an array has items to tell: of the others, snapshots on the way carry a list that the
-    end does not have.
+    Progress only grows: a snapshot with less than was already reported adds nothing. Items are reported only if the
+    output is an array: other models' snapshots have a list that the end does not have.
     """
 
     def __init__(self, *, is_array: bool) -> None:
@@ -99,7 +105,7 @@ class Progress:
         self._chars = 0
 
     def news(self, *, output: Raw | None, logs: str | None) -> Iterator[Logged | Produced]:
-        """What this snapshot adds."""
+        """Yield what this snapshot adds."""
         if logs and len(logs) > self._chars:
             yield Logged(logs[self._chars :])
             self._chars = len(logs)
@@ -114,15 +120,7 @@ def _items(output: Raw) -> list[Raw]:
     try:
         return read_json(bytes(output), list[Raw])
     except Unreadable:
-        return []  # not an array after all; the end says what it is
-
-
-# Follow a run by a PUT that is answered when it has ended, with callbacks for what is seen on the way.
-#
-# The end is taken only from the answer. Callbacks come late, twice and in any order: they add progress, and to a
-# failure the logs and the partial output that coglet leaves out of its answer.
-
-COMPLETED_WITHIN_S: Final = 0.25  # it comes within 1 ms of the answer, or hardly ever
+        return []  # not an array after all; the end has the output
 
 
 async def put_sync(connection: Connection, run: Run, feed: Feed, *, inbox: Inbox | None) -> Ended | Again:
@@ -142,13 +140,13 @@ async def put_sync(connection: Connection, run: Run, feed: Feed, *, inbox: Inbox
         whole = run.kind.tells_all_at_end or response.status_code != 200
         ended = answer if whole else await callbacks.complete(answer)
     if progress is not None and ended.outcome in RAN:
-        for event in progress.news(output=ended.output, logs=ended.logs):  # what the callbacks were too late for
+        for event in progress.news(output=ended.output, logs=ended.logs):  # progress that came too late as a callback
             feed.add(event, size=0)
     return ended
 
 
 class _Callbacks:
-    """What the callbacks of one run told."""
+    """The callbacks of a run whose end comes as the answer."""
 
     def __init__(self, run: Run, feed: Feed, progress: Progress | None, *, url: str | None = None) -> None:
         self.url = url
@@ -163,7 +161,7 @@ class _Callbacks:
         """Take callbacks until canceled."""
         while True:
             body = await mailbox.get()
-            with suppress(Unreadable):  # whoever sent that, the answer will tell
+            with suppress(Unreadable):  # no snapshot, whatever sent it: the answer has the end
                 self._take(read_snapshot(body, prediction_id=self._run.request.id), size=len(body))
 
     def _take(self, snapshot: Snapshot, *, size: int) -> None:
@@ -175,7 +173,7 @@ class _Callbacks:
                 self._feed.add(event, size=size)
 
     async def complete(self, ended: Ended) -> Ended:
-        """Add to a failure what only the last callback tells."""
+        """Add to a failure what only the last callback has."""
         if self.url is None or ended.outcome is Outcome.SUCCEEDED:
             return ended
         with suppress(TimeoutError):
@@ -203,21 +201,9 @@ async def _callbacks(run: Run, feed: Feed, progress: Progress | None, inbox: Inb
 
 
 def _events(run: Run) -> tuple[str, ...]:
-    """What to be called back for: each callback costs the server, and holds the slot of a Python one."""
+    """Return the events to be called back for. Each callback costs the server, and holds the slot of a Python one."""
     on_the_way = ("output", "logs") if run.request.wants_progress else ()
     return on_the_way if run.kind.tells_all_at_end else (*on_the_way, "completed")
-
-
-# Follow a run by callbacks alone, on a server that hears nothing else while it holds a PUT open.
-#
-# The PUT is answered at once, and the end is taken from the last callback, which such a server repeats for minutes
-# until it is heard. One that is not at work any more, and has told no end, has lost the run.
-
-ACCEPTED: Final = 202
-LOOK_AFTER_S: Final = 1.0
-TOLD_WITHIN_S: Final = 5.0  # the last callback is sent before the server says that it is ready again
-GONE: Final = frozenset({HealthStatus.UNREACHABLE, HealthStatus.DEFUNCT, HealthStatus.SETUP_FAILED})
-UNTOLD: Final = Ended(outcome=Outcome.LOST, error="The model server is done with the run and never told its end")
 
 
 async def put_called(
@@ -229,9 +215,9 @@ async def put_called(
     look: Callable[[], Awaitable[Sighting]],
     accepted: Callable[[], None],
 ) -> Ended | Again:
-    """Start the run and wait for the callback that tells its end. No earlier run of its id may be left on the server.
+    """Start the run and wait for the callback with its end. No earlier run of its id may be left on the server.
 
-    Raises `httpx.TransportError` when the connection breaks before the run was taken.
+    Raises `httpx.TransportError` when the connection breaks before the server took the run.
     """
     with inbox.subscribe(run.key) as mailbox:
         events = ("output", "logs", "completed") if run.request.wants_progress else ("completed",)
@@ -249,7 +235,7 @@ async def put_called(
 
 
 class _Calls:
-    """The callbacks of one run."""
+    """The callbacks of a run whose end is one of them."""
 
     def __init__(self, run: Run, feed: Feed, mailbox: Mailbox) -> None:
         self._run = run
@@ -258,7 +244,7 @@ class _Calls:
         self._progress = Progress(is_array=run.is_array) if run.request.wants_progress else None
 
     async def end(self, look: Callable[[], Awaitable[Sighting]]) -> Ended:
-        """Take callbacks until one tells the end, or the server shows that none will."""
+        """Take callbacks until one has the end, or the server shows that none will."""
         now = asyncio.get_running_loop().time
         idle_since: float | None = None
         while True:
@@ -271,8 +257,8 @@ class _Calls:
                     error = f"The model server went away under the run: {health.detail}"
                     return Ended(outcome=Outcome.LOST, error=error, server_is_dead=True)
                 idle_since = None if health.status is HealthStatus.BUSY else (idle_since or now())
-                if idle_since is not None and now() - idle_since >= TOLD_WITHIN_S:
-                    return UNTOLD
+                if idle_since is not None and now() - idle_since >= REPORTED_WITHIN_S:
+                    return NO_END
                 continue
             if (ended := self._take(body)) is not None:
                 return ended
@@ -280,7 +266,7 @@ class _Calls:
     def _take(self, body: bytes) -> Ended | None:
         try:
             snapshot = read_snapshot(body, prediction_id=self._run.request.id)
-        except Unreadable:  # whoever sent that, the server shows what became of the run
+        except Unreadable:  # no snapshot, whatever sent it: the server's health shows what became of the run
             return None
         ended = (
             read_end(body, prediction_id=self._run.request.id, coglet=self._run.coglet)
@@ -291,13 +277,6 @@ class _Calls:
             for event in self._progress.news(output=snapshot.output_or_none, logs=snapshot.logs):
                 self._feed.add(event, size=len(body))
         return ended
-
-
-# Follow a run over the event stream of its own PUT: everything comes in order on one connection, the end too.
-#
-# Never takes a stream that stops for an end: only `completed` is one.
-
-LAGGED: Final = "stream lagged"  # coglet keeps 1,024 events for a reader that is behind
 
 
 class _Log(Struct):
@@ -348,8 +327,9 @@ async def _follow(chunks: AsyncIterator[bytes], reader: "_Reader", feed: Feed) -
 
 
 async def _chunks(response: Exchange) -> AsyncGenerator[bytes, None]:
-    """The body as it comes. coglet leaves Nagle's algorithm on: while an acknowledgement is delayed, it sends nothing
-    more for 40 ms. The kernel forgets that it should acknowledge at once, so it is told again after every read.
+    """Yield the body as it comes, and ask the kernel after every read to acknowledge at once.
+
+    coglet leaves Nagle's algorithm on: while an acknowledgement is delayed, it sends nothing more for 40 ms.
     """
     acknowledge = _quick_ack(response)
     acknowledge()
@@ -364,7 +344,7 @@ def _quick_ack(response: Exchange) -> Callable[[], None]:
         return lambda: None
 
     def acknowledge() -> None:
-        with suppress(OSError):  # the other side has just gone: the next read says so
+        with suppress(OSError):  # the server has just closed the connection: the next read fails
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
     return acknowledge
@@ -380,7 +360,7 @@ class _Reader:
         self._produced = 0
 
     def read(self, chunk: bytes) -> Ended | Again | None:
-        """Pass on the progress in this chunk. The end, if it is in it."""
+        """Report the progress in this chunk. Returns the end if the chunk has it."""
         try:
             for frame in self._parser.feed(chunk):
                 if (ended := self._take(frame)) is not None:

@@ -1,4 +1,4 @@
-"""What a Cog server says of itself: its health, its kind, and what its model can do.
+"""Read what a Cog server reports of itself: its health, its kind, and what its model can do.
 
 Pure: it reads bodies, never asks for them, and never raises for what a server wrote.
 """
@@ -21,13 +21,35 @@ STATUSES: Final = {
     "UNHEALTHY": HealthStatus.UNHEALTHY,
     "DEFUNCT": HealthStatus.DEFUNCT,
 }
-WORKER_IS_DEAD: Final = ("protocol error", "channel closed")  # coglet never says DEFUNCT: this is how it shows
+# coglet never reports DEFUNCT: a dead worker shows in these words
+WORKER_IS_DEAD: Final = ("protocol error", "channel closed")
 MAY_BE_A_FILE: Final = (b'"uri"', b'"$ref"')
 FIRST_STREAMING: Final = (0, 21)
 
 
+class Kind(Struct, frozen=True, kw_only=True):
+    """The behaviour of one generation of Cog servers.
+
+    `hears_meanwhile`: while a PUT is held open, it answers other requests, such as a cancel or a health check.
+    `cancels_again`: if a cancel got lost in the first ms of a run, it acts on the next one.
+    `tells_all_at_end`: the answer to that PUT has the logs and the partial output of a failure.
+    """
+
+    hears_meanwhile: bool = True
+    cancels_again: bool = True
+    tells_all_at_end: bool = True
+
+
+COGLET: Final = Kind(tells_all_at_end=False)
+# The Python servers from the newest on: the first version and its kind. Those before 0.12 do not report a version
+PYTHON: Final = (
+    ((0, 13), Kind(cancels_again=False)),
+    ((0, 0), Kind(cancels_again=False, hears_meanwhile=False)),
+)
+
+
 class Sighting(Struct, frozen=True, kw_only=True):
-    """One look at a server. `coglet` is its version, None on Python servers; `since` tells one start from the next."""
+    """One look at a server. `coglet` is its version, None on Python servers. `since` differs for each start."""
 
     health: Health
     coglet: str | None = None
@@ -35,14 +57,15 @@ class Sighting(Struct, frozen=True, kw_only=True):
 
     @property
     def can_stream(self) -> bool:
-        """True for coglet from 0.21 on, if its model does too."""
+        """True for coglet from 0.21 on; the model has to stream too."""
         version = re.match(r"(\d{1,6})\.(\d{1,6})", self.coglet or "")
         return version is not None and tuple(map(int, version.groups())) >= FIRST_STREAMING
 
 
 class Model(Struct, frozen=True, kw_only=True):
-    """What the schema says: may its runs be streamed, is its output an array, which comes item by item, and may there
-    be files in it? Those are told where they are on the server's disk, unless it is asked for one whole answer.
+    """The schema of the model. `is_array`: the output comes item by item. `may_have_files`: the output may have files,
+    which
+    come as paths on the server's disk unless the server is asked for one whole answer.
     """
 
     streams: bool = False
@@ -98,7 +121,7 @@ class _OpenApi(Struct):
 
 
 def read_health(status: int, body: bytes) -> Sighting:
-    """The answer to GET /health-check. An answer that makes no sense is UNHEALTHY: somebody is there, after all."""
+    """Read the answer to GET /health-check. An answer that makes no sense is UNHEALTHY, since a server is there."""
     if status != 200:
         why = WRONG_KEY if status in NO_ENTRY else excerpt(body)
         health = _unhealthy(f"The model server answered {status} to a health check: {why}").health
@@ -117,7 +140,7 @@ def read_health(status: int, body: bytes) -> Sighting:
     health = Health(
         status=said,
         detail=_detail(said, trouble=trouble, logs=setup.logs or ""),
-        setup=_told(setup),
+        setup=_setup(setup),
         server=f"coglet {one_line(coglet)}" if coglet else "",
         since=setup.started_at or "",
     )
@@ -125,7 +148,7 @@ def read_health(status: int, body: bytes) -> Sighting:
 
 
 def read_model(openapi: bytes) -> Model:
-    """What an OpenAPI document says of the model. A document that makes no sense says nothing."""
+    """Read the OpenAPI document of a model. A document that makes no sense gives the defaults."""
     try:
         document = read_json(openapi, _OpenApi)
         output = bytes(document.components.schemas.output)
@@ -143,7 +166,7 @@ def _unhealthy(detail: str) -> Sighting:
     return Sighting(health=Health(status=HealthStatus.UNHEALTHY, detail=detail))
 
 
-def _told(setup: _Setup) -> Setup:
+def _setup(setup: _Setup) -> Setup:
     completed = setup.completed_at if isinstance(setup.completed_at, str) else ""
     return Setup(started_at=setup.started_at or "", completed_at=completed, logs=setup.logs or "")
 
@@ -163,32 +186,8 @@ def _detail(status: HealthStatus, *, trouble: str, logs: str) -> str:
             return one_line(trouble) or "The model server does not say what is wrong"
 
 
-# What the Cog servers of each time do differently: one table. Pure.
-#
-# Never asks a server: who it is was told by its health, and by its front page.
-
-
-class Kind(Struct, frozen=True, kw_only=True):
-    """`hears_meanwhile`: a PUT that is held open leaves it able to hear anything else, a cancel or a health check.
-    `cancels_again`: of a cancel that got lost in a run's first ms, the next one is not ignored.
-    `tells_all_at_end`: the answer to that PUT has the logs and the partial output of a failure.
-    """
-
-    hears_meanwhile: bool = True
-    cancels_again: bool = True
-    tells_all_at_end: bool = True
-
-
-COGLET: Final = Kind(tells_all_at_end=False)
-# The Python servers, from the newest on: from which version on, and what they do. Those before 0.12 tell no version
-PYTHON: Final = (
-    ((0, 13), Kind(cancels_again=False)),
-    ((0, 0), Kind(cancels_again=False, hears_meanwhile=False)),
-)
-
-
 def python_kind(version: str) -> Kind:
-    """Of the Python server that says it has this version; '' where it does not say."""
+    """Return the kind of a Python server of this version; '' if it reports none."""
     found = re.match(r"(\d{1,6})\.(\d{1,6})", version)
     said = (int(found[1]), int(found[2])) if found else (0, 0)
     return next(kind for first, kind in PYTHON if said >= first)

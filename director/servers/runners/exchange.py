@@ -1,6 +1,6 @@
-"""One request on one connection, and its answer as it comes in: HTTP/1.1, for `transport.py`.
+"""Send one request on one connection, and read its answer as it comes: HTTP/1.1, for `connections.py`.
 
-The server is untrusted: what it says beside the body has a bound, and the body comes only as fast as it is taken.
+The server is untrusted: everything beside the body has a bound, and the body comes only as fast as it is read.
 Never sends a request twice, and never opens a connection.
 """
 
@@ -13,10 +13,10 @@ from typing import Any, Final, cast
 import httptools
 import httpx
 
-MOST_BESIDE: Final = 100 * 1024  # of heads, trailers and what frames the chunks, before more of the body comes
-MOST_WAITING: Final = 256 * 1024  # of the body; beyond it the server has to wait
+MOST_BESIDE: Final = 100 * 1024  # of heads, trailers and chunk framing, before more of the body comes
+MOST_WAITING: Final = 256 * 1024  # of the body, before the server has to wait
 FIRST_STATUS: Final = 100
-FIRST_OK: Final = 200  # what comes before it are hints that an answer is under way
+FIRST_OK: Final = 200  # a status below it is a hint that an answer will follow
 FIRST_NOT_OK: Final = 300
 FRAMING: Final = frozenset({"content-length", "transfer-encoding"})
 HUNG_UP: Final = "Server disconnected without sending a response."
@@ -24,10 +24,10 @@ CUT_OFF: Final = "peer closed connection without sending complete message body"
 
 
 class Exchange:
-    """An answer: its head once `head` is done, then its body, once. `over` is called when it is read or given up, with
+    """An answer: its head once `head` is done, then its body, once. `over` is called when it was read or closed, with
     whether the connection can be used again.
 
-    `headers` by their names in lower case. `secrets`: what we sent and nobody is to be told.
+    `headers` by their names in lower case. `secrets`: what we sent and callers must not see.
     """
 
     def __init__(self, wire: "Wire", over: Callable[[bool], None]) -> None:
@@ -52,11 +52,11 @@ class Exchange:
 
     @property
     def socket(self) -> Any:
-        """Of its connection."""
+        """The socket of its connection."""
         return self._wire.get_extra_info("socket")
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The body as it comes."""
+        """Yield the body as it comes."""
         while True:
             while self._chunks:
                 chunk = self._chunks.popleft()
@@ -72,7 +72,7 @@ class Exchange:
             await self._reader
 
     def whole(self) -> bytes | None:
-        """The body, where all of it is here: then it is read."""
+        """Return the body if all of it has come, and close the exchange. None otherwise."""
         if not self._is_complete or self._fault is not None:
             return None
         body = b"".join(self._chunks)
@@ -82,17 +82,16 @@ class Exchange:
         return body
 
     async def aclose(self) -> None:
-        """As `close`."""
         self.close()
 
     def close(self) -> None:
-        """Nobody reads further. Unless it was read to its end, the server sees the connection close."""
+        """Read no further. Unless it was read to its end, the server sees the connection close."""
         if self._over is not None:
             over, self._over = self._over, None
             over(self._is_complete and self._keeps_alive and self._fault is None)
 
     def feed(self, data: bytes) -> None:
-        """This came in."""
+        """Take in data of the connection."""
         self._beside += len(data)
         try:
             self._parser.feed_data(data)
@@ -104,7 +103,7 @@ class Exchange:
             self._wire.pause()
 
     def lost(self, exc: Exception | None) -> None:
-        """The connection is gone. An answer that says nothing of its length ends so."""
+        """Take in that the connection closed. An answer without a length ends in this way."""
         if self._is_complete:
             self._keeps_alive = False
         elif exc is not None:
@@ -118,7 +117,7 @@ class Exchange:
             self._wake()
 
     def fail(self, fault: httpx.TransportError) -> None:
-        """Nothing more of it can be believed."""
+        """Drop the rest of the answer, since it cannot be believed."""
         if self._fault is None and not self._is_complete:
             self._fault = fault
             if not self.head.done():
@@ -131,10 +130,10 @@ class Exchange:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    # What follows is called by the parser.
+    # Called by the parser
 
     def on_message_begin(self) -> None:
-        if self._is_complete:  # nobody asked for a second answer
+        if self._is_complete:  # the server answered twice
             self._keeps_alive = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -146,7 +145,7 @@ class Exchange:
         if self._is_complete or self.head.done():
             return
         self.status_code = self._parser.get_status_code()
-        if self.status_code < FIRST_STATUS:  # it would have a body, and look like a hint
+        if self.status_code < FIRST_STATUS:  # an answer without a status has a body, and would look like a hint
             self.fail(httpx.RemoteProtocolError("The answer has no status"))
             return
         if self.status_code < FIRST_OK:
@@ -192,7 +191,7 @@ class Wire(asyncio.Protocol):
         return exchange
 
     def rest(self, now: float) -> bool:
-        """Its answer was read. Is it good for another request?"""
+        """End the exchange, whose answer was read. True if the connection is good for another request."""
         self._exchange = None
         self.idle_since = now
         self.resume()
@@ -200,11 +199,10 @@ class Wire(asyncio.Protocol):
 
     @property
     def is_silent(self) -> bool:
-        """Nobody asked it anything: what it has to read can only be that the server has hung up."""
+        """False if there is something to read: without a request that can only be that the server hung up."""
         return self.is_open and not self._poll.poll(0)
 
     def get_extra_info(self, name: str) -> Any:
-        """Of its transport."""
         return None if self._transport is None else self._transport.get_extra_info(name)
 
     def pause(self) -> None:
@@ -213,17 +211,16 @@ class Wire(asyncio.Protocol):
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Read on."""
         if self._transport is not None and self.is_open and not self._transport.is_reading():
             self._transport.resume_reading()
 
     def abort(self) -> None:
-        """Close it now, whatever is on its way."""
+        """Close it now, whatever is being sent."""
         self.is_open = False
         if self._transport is not None:
             self._transport.abort()
 
-    # What follows is called by the loop.
+    # Called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -231,7 +228,7 @@ class Wire(asyncio.Protocol):
         self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
-        self._on_sent = None  # from here on its words count, and not its silence
+        self._on_sent = None  # the server has answered: its silence no longer means that the run began
         if self._exchange is None:
             self.abort()
         else:

@@ -1,7 +1,8 @@
-"""The events of one run, on their way from who follows it to whoever hears or reads them.
+"""Carry the events of one run from the code that follows it to the executor.
 
-Where there is a reader, the server is followed eagerly, since it drops what is not read in time; the reader takes its
-own. Never holds much more than `read_ahead` bytes, never says `Began` twice, and lets nothing through after `Ended`.
+A `Reporter` calls back at once. A `Feed` queues events for a reader: the server is read eagerly, since it drops what is
+not read in time, and the reader takes its own time. Neither holds much more than `read_ahead` bytes, reports `Began`
+twice, or lets anything through after `Ended`.
 """
 
 import asyncio
@@ -23,17 +24,18 @@ from director.servers.runners.runner import (
     Unreceived,
 )
 
-BEGAN_AFTER_S: Final = 0.03  # a refusal takes a millisecond: who is silent for this long has begun
-EVENT_BYTES: Final = 200  # what an event costs in memory beside its data
+BEGAN_AFTER_S: Final = 0.03  # a refusal takes a millisecond: a server that is silent for this long has begun the run
+EVENT_BYTES: Final = 200  # the memory of an event beside its data
 
-RAN: Final = frozenset({Outcome.SUCCEEDED, Outcome.FAILED, Outcome.CANCELED})  # ends that only a run can have
+# ends that only a run that began can have
+RAN: Final = frozenset({Outcome.SUCCEEDED, Outcome.FAILED, Outcome.CANCELED})
 
 
 Progress = Accepted | Produced | Received | Unreceived | Logged | Measured | Restarted
 
 
-class Voice:
-    """What is said of one run. This one says it at once."""
+class Reporter:
+    """Reports the events of one run to `hear` at once."""
 
     def __init__(self, hear: Hear) -> None:
         self._hear = hear
@@ -43,38 +45,38 @@ class Voice:
 
     @property
     def has_begun(self) -> bool:
-        """Was it told, or seen, that the run began?"""
+        """True once the run was reported as begun."""
         return self._began
 
     def sent(self) -> None:
-        """The request has left. Unless it is answered soon, the run has begun."""
+        """Note that the request has left. Unless the server answers within 30 ms, the run has begun."""
         self.answered()
         self._timer = asyncio.get_running_loop().call_later(BEGAN_AFTER_S, self.begin)
 
     def answered(self) -> None:
-        """The server said something: from here on its words count, not its silence."""
+        """Note that the server answered: from here on its silence says nothing."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def hush(self) -> None:
-        """Nobody hears any more, not even where its request goes on for others."""
+    def mute(self) -> None:
+        """Report nothing more, even where the request goes on for other runs."""
         self.answered()
         self._ended = True
 
     def begin(self) -> None:
-        """The run has begun, if that was not known."""
+        """Report that the run has begun, unless that was reported."""
         if not self._began:
             self._began = True
             self._put(Began(), 0)
 
     def add(self, event: Progress, *, size: int = 0) -> None:
-        """More progress, `size` bytes of it."""
+        """Report progress of `size` bytes."""
         self.begin()
         self._put(event, size)
 
     def end(self, ended: Ended) -> None:
-        """The end. A run that ended by itself must have begun, so that is told first."""
+        """Report the end. Some ends show that the run began, which is then reported first."""
         self.answered()
         if ended.outcome in RAN:
             self.begin()
@@ -86,8 +88,8 @@ class Voice:
             self._hear(event)
 
 
-class Feed(Voice):
-    """One writer, and one reader who takes each event when there is time."""
+class Feed(Reporter):
+    """Queues events between one writer and one reader."""
 
     def __init__(self, *, read_ahead: int) -> None:
         super().__init__(lambda event: None)
@@ -98,13 +100,13 @@ class Feed(Voice):
         self._taken = asyncio.Event()
 
     async def room(self) -> None:
-        """Wait until the reader has caught up enough for the server to be read further."""
+        """Wait until the reader has caught up enough to read the server further."""
         while self._held > self._read_ahead:
             self._taken.clear()
             await self._taken.wait()
 
     async def next(self) -> RunEvent:
-        """The next event, when there is one."""
+        """Wait for the next event."""
         while not self._events:
             self._arrived.clear()
             await self._arrived.wait()

@@ -1,4 +1,4 @@
-"""What an HTTP answer of a model server says of a run: one table from its status to how the run ended.
+"""Decide how a run ended from the HTTP answer of a model server.
 
 Pure, and never raises for what a server wrote.
 """
@@ -26,8 +26,8 @@ from director.servers.runners.untrusted import (
     seconds,
 )
 
-# 2xx is for whoever asked. What stands in no row: 3xx and 4xx FAILED, since asked again it would be the same; so is
-# 5xx, which is how most servers say that the model's own code raised
+# The outcome of an answer other than 2xx. A status in no row is FAILED: 3xx and 4xx would be the same again, and 5xx is
+# how most servers report that the model's own code raised
 OUTCOMES: Final[dict[int, Outcome]] = {
     400: Outcome.INVALID,
     408: Outcome.LOST,
@@ -41,16 +41,16 @@ OUTCOMES: Final[dict[int, Outcome]] = {
     504: Outcome.LOST,
 }
 NULL: Final = Raw(b"null")
-# What stands where an error would, while there is none
+# Values in the place of an error that mean no error
 NO_ERROR: Final = frozenset({b"null", b"false", b"0", b'""', b"{}", b"[]"})
-# Answers that are the output itself. Never text: a page that says what went wrong is no output
+# Media types of answers that are the output itself. Never text: a page about an error is not an output
 FILE: Final = re.compile(
     r"(?:image|audio|video|model|font)/[a-z0-9][a-z0-9.+_-]{0,63}|application/(?:octet-stream|pdf|zip)"
 )
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """An answer as received. Not `complete`: there is more of its body than is read.
+    """An answer as received. `complete`: False if its body is longer than what was read.
 
     `headers` by their names in lower case.
     """
@@ -64,12 +64,12 @@ class Answer(Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """The media type alone."""
+        """The media type without parameters."""
         return self.content_type.partition(";")[0].strip().lower()
 
     @property
     def is_file(self) -> bool:
-        """Is it an output as it is, and no JSON that has one?"""
+        """True if the body itself is the output, not JSON with an output in it."""
         return self.is_ok and self.complete and FILE.fullmatch(self.kind) is not None
 
     @property
@@ -78,7 +78,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 def refused(answer: Answer, *, error: Pointer | None = None) -> Ended:
-    """The end of a run that was answered with anything but 2xx."""
+    """Return the end of a run that was answered with anything but 2xx."""
     if answer.status in NO_ENTRY:
         return locked(answer.status)
     said = said_of(answer, error=error)
@@ -92,29 +92,29 @@ def refused(answer: Answer, *, error: Pointer | None = None) -> Ended:
 
 
 def said_of(answer: Answer, *, error: Pointer | None = None) -> str:
-    """Why it is not 2xx, in words; '' where it says nothing."""
+    """Return the reason that an answer other than 2xx gives; '' if none."""
     return WRONG_KEY if answer.status in NO_ENTRY else _error_at(answer.body, error) or reason(answer.body)
 
 
 def file_end(answer: Answer) -> Ended:
-    """The end of a run whose answer is a file: as a data URI, which is stored where files are."""
+    """Return the end of a run whose answer is a file: a data URI, which is stored where files are."""
     return Ended(
         outcome=Outcome.SUCCEEDED, output=Raw(b'"data:%b;base64,%b"' % (answer.kind.encode(), b64encode(answer.body)))
     )
 
 
 def too_large(max_body: int) -> Ended:
-    """The end of a run whose answer was not read to its end. The same input would give as much again."""
+    """Return the end of a run whose answer is too large. The same input would give as much again."""
     return Ended(outcome=Outcome.FAILED, error=f"The model's output is larger than {max_body} bytes")
 
 
 def read_document(body: bytes) -> Raw:
-    """The JSON of an answer. Raises `Unreadable`."""
+    """Return the JSON of an answer. Raises `Unreadable`."""
     return Raw(bytes(read_json(body, Raw)))
 
 
 def mapped_end(document: Raw, config: HttpConfig | PollingConfig) -> Ended:
-    """The end of a run that the server says went well: what its answer holds where the configuration points to."""
+    """Return the end of a successful run: what its answer holds where the configuration points to."""
     output = config.output.find(document)
     if output is None:
         where = config.output.text
@@ -125,7 +125,7 @@ def mapped_end(document: Raw, config: HttpConfig | PollingConfig) -> Ended:
 
 
 def mapped_error(document: Raw, error: Pointer | None) -> str:
-    """The error that stands in an answer where the configuration points to; '' where none does."""
+    """Return the error in an answer where the configuration points to; '' without one."""
     found = error.find(document) if error is not None else None
     if found is None or bytes(found) in NO_ERROR:
         return ""

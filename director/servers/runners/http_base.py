@@ -19,7 +19,7 @@ from msgspec import Raw
 from director.core.trace_context import NO_TRACE, TraceHeaders
 from director.servers.runners.connections import NO_HEADERS, Connection, Connections, connection_lost, read_body
 from director.servers.runners.exchange import Exchange
-from director.servers.runners.feed import Feed, Voice
+from director.servers.runners.feed import Feed, Reporter
 from director.servers.runners.http_answers import Answer, said_of
 from director.servers.runners.runner import (
     Capabilities,
@@ -43,16 +43,16 @@ REFUSAL_BYTES: Final = 64 * 1024  # read at most of an answer that is no end of 
 NOT_YET: Final = frozenset({400, 425, 503})
 NO_SUCH_PAGE: Final = frozenset({404, 405})
 
-CLOSED: Final = Ended(outcome=Outcome.LOST, error="The director let go of the run")
+CLOSED: Final = Ended(outcome=Outcome.LOST, error="The director stopped following the run")
 HUNG_UP: Final = Ended(outcome=Outcome.CANCELED, error="The director hung up")
 ANYTHING: Final[dict[str, Any]] = {"title": "Output"}
 
-Events = TypeVar("Events", bound=Voice)
+Events = TypeVar("Events", bound=Reporter)
 
 Follow = Callable[[RunRequest, Feed], Awaitable[Ended]]
 """Follows a run to its end. If it is canceled, it releases the server at once."""
 
-FollowOne = Callable[[RunRequest, Voice], Awaitable[Ended]]
+FollowOne = Callable[[RunRequest, Reporter], Awaitable[Ended]]
 """The same for a run that shows nothing before its end, which needs no flow control."""
 
 
@@ -72,21 +72,21 @@ class OpenRuns:
 
     async def hear(self, request: RunRequest, follow: FollowOne, hear: Hear) -> None:
         """Follow a run that shows nothing before its end in the task of the caller."""
-        voice, task = Voice(hear), asyncio.current_task()
+        reporter, task = Reporter(hear), asyncio.current_task()
         assert task is not None  # noqa: S101 - for the type checker: a coroutine runs in one
         asked = task.cancelling()
         self._open[request.id] = task
         try:
-            ended = await self._end_of(request, voice, follow)
+            ended = await self._end_of(request, reporter, follow)
         except asyncio.CancelledError:
             if task not in self._stopped or task.cancelling() > asked + 1:  # the caller itself was canceled
-                voice.hush()
+                reporter.mute()
                 raise
             ended = self._stopped[task]
         finally:
             if self._forget(request, task) is not None:
                 task.uncancel()
-        voice.end(ended)
+        reporter.end(ended)
 
     async def run(self, request: RunRequest, follow: Follow) -> AsyncGenerator[RunEvent, None]:
         """Yield the events of a run up to its end. Closed early, it releases the server before it returns."""
@@ -237,7 +237,7 @@ class HttpBase(ABC):
         limit: int = MOST_ASKED_BYTES,
         timeout_s: float = ASK_TIMEOUT_S,
     ) -> Answer | str:
-        """Ask something that is answered soon. Return the answer, or why there is none."""
+        """Ask something that is answered soon. Return the answer, or the reason why none came."""
         try:
             async with asyncio.timeout(timeout_s):
                 response = await (connection or self._control).send(method, path)
@@ -259,7 +259,7 @@ class HttpBase(ABC):
 
 
 async def post(
-    connection: Connection, path: str, body: bytes, *feeds: Voice, limit: int, trace: TraceHeaders = NO_TRACE
+    connection: Connection, path: str, body: bytes, *feeds: Reporter, limit: int, trace: TraceHeaders = NO_TRACE
 ) -> Answer:
     """Send one request, for one run or for several, and read the answer.
 

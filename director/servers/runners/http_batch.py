@@ -1,7 +1,9 @@
-"""Run predictions on a server that answers one POST with the outputs of several, as those for embeddings do.
+"""Run several predictions in one request, on a server that answers one POST with several outputs, as for embeddings.
 
-What came in one claim goes in one request, as far as its inputs go together; each ends by itself. One that is stopped
-leaves the others as they are.
+The predictions of one claim go together as far as their inputs allow it, and each ends by itself. A prediction that is
+stopped leaves the others as they are. A request that failed is sent again in halves, until the prediction to blame
+fails
+alone. If the items of an answer cannot be matched to the predictions, no prediction gets an output.
 """
 
 import asyncio
@@ -19,146 +21,46 @@ from msgspec.structs import replace
 from director.core.json_pointer import Pointer
 from director.core.runner_config import BatchConfig, HttpConfig
 from director.servers.runners.connections import NO_HEADERS
-from director.servers.runners.feed import Voice
+from director.servers.runners.feed import Reporter
 from director.servers.runners.http_answers import mapped_end, mapped_error
 from director.servers.runners.http_base import post
 from director.servers.runners.http_sync import HttpRunner
 from director.servers.runners.runner import Batch, Capabilities, Ended, Outcome, RunRequest
 from director.servers.runners.untrusted import Unreadable, read_json
 
-# What a request for several runs used, split over them. Pure.
-#
-# Whole numbers stay whole, and add up to what the server told. What is no number is nobody's.
-
-MOST: Final = 2**48  # of more than that, rounding alone may be whole units
+MOST: Final = 2**48  # above it, rounding alone may be whole units
 DIGITS: Final = 6
-
-
-def used_by(
-    document: Raw, headers: Mapping[str, str], items: Sequence[Raw], batch: BatchConfig, costs: Sequence[float]
-) -> list[dict[str, Raw]]:
-    """The metrics of each run, in the order of the items: by the share that an item tells, else by cost."""
-    told = {name: _number(bytes(where.find(document) or b"")) for name, where in batch.usage.items()}
-    told |= {name: _number(headers.get(header.lower(), "").encode()) for name, header in batch.usage_headers.items()}
-    weights = _shares(items, batch.share) or costs
-    parts = {name: split(total, weights) for name, total in told.items() if total is not None}
-    return [
-        {name: Raw(msgspec.json.encode(part[index])) for name, part in parts.items()} for index in range(len(items))
-    ]
-
-
-def split(total: float, weights: Sequence[float]) -> list[float]:
-    """In proportion; evenly where nobody has any weight. Of a whole number, the rest goes where most was cut off."""
-    everything = math.fsum(weights)
-    exact = [total * weight / everything if everything > 0 else total / len(weights) for weight in weights]
-    if not isinstance(total, int):
-        return [round(part, DIGITS) for part in exact]
-    parts = [math.floor(part) for part in exact]
-    by_cut = sorted(range(len(parts)), key=lambda index: parts[index] - exact[index])
-    for index in by_cut[: total - sum(parts)]:
-        parts[index] += 1
-    return list(parts)
-
-
-def _shares(items: Sequence[Raw], share: Pointer | None) -> list[float]:
-    """None at all where one of them tells none."""
-    found = [] if share is None else [_number(bytes(share.find(item) or b"")) for item in items]
-    told = [number for number in found if number is not None]
-    return told if len(told) == len(items) else []
-
-
-def _number(text: bytes) -> float | None:
-    try:
-        number = read_json(text, int | float)  # type: ignore[arg-type]
-    except Unreadable:
-        return None
-    return number if 0 <= number <= MOST else None
-
-
-# What one answer says of each of the runs that went to a server together.
-#
-# Pure. Never guesses whose an output is: where the numbers do not fit, nobody gets any.
-
 MISMATCH: Final = "batch_mismatch"
-
-
-def ends_of(
-    document: Raw, config: HttpConfig, batch: BatchConfig, costs: Sequence[float], headers: Mapping[str, str]
-) -> list[Ended]:
-    """The ends of the runs that cost so much each, in the order of the request."""
-    count = len(costs)
-    try:
-        items = _items(document, batch.items)
-        if len(items) != count:
-            raise Unreadable(f"has {len(items)} items for {count} predictions")
-        items = items if batch.index is None else _ordered(items, batch.index)
-    except Unreadable as exc:
-        error = f"The model server's answer {exc}, so that nobody can tell whose they are"
-        return [Ended(outcome=Outcome.FAILED, error=error, code=MISMATCH)] * count
-    used = used_by(document, headers, items, batch, costs)
-    return [_end(item, config, share) for item, share in zip(items, used, strict=True)]
-
-
-def _items(document: Raw, where: Pointer) -> list[Raw]:
-    found = where.find(document)
-    try:
-        return read_json(bytes(found or b""), list[Raw])
-    except Unreadable as exc:
-        raise Unreadable(f"has no list at {where.text!r}") from exc
-
-
-def _ordered(items: list[Raw], index: Pointer) -> list[Raw]:
-    """By the number that each item says it has. Each is there once."""
-    places: dict[int, Raw] = {}
-    for item in items:
-        places[read_json(bytes(index.find(item) or b"null"), int)] = item
-    if sorted(places) != list(range(len(items))):
-        raise Unreadable(f"does not number its items from 0 at {index.text!r}")
-    return [places[number] for number in range(len(items))]
-
-
-def _end(item: Raw, config: HttpConfig, used: dict[str, Raw]) -> Ended:
-    if error := mapped_error(item, config.error):
-        return Ended(outcome=Outcome.FAILED, error=error, metrics=used)
-    end = mapped_end(item, config)
-    return replace(end, metrics=used | end.metrics)
-
-
-# The runs of one batch on their way through one slot: request after request, and never two at once.
-#
-# What failed together is sent again in halves, until the one that is to blame fails alone. Who is let go of meanwhile
-# leaves the others as they are; the server is let go of with the last one. Never knows what is sent.
-
-# Who looks up files for longer goes after the others
+# A run whose files take longer to look up goes after the others
 LATE_S: Final = 1.0
 # An answer to all of them that may be the fault of one
 MAY_BE_ONE: Final = frozenset({Outcome.FAILED, Outcome.INVALID})
-# A server that is about to die still takes connections, and would cost whoever goes next an attempt
+# A server that is about to die still takes connections: the next run sent there would lose an attempt
 NOT_SENT: Final = Ended(outcome=Outcome.REFUSED, error="The model server died before it was sent there")
 
 
-class Together(Struct, eq=False):
-    """One of the runs. `shared`: it can go only with those that have the same; None where it has to go alone."""
+class BatchRun(Struct, eq=False):
+    """One run of a batch. `shared`: it can go only with runs that share this value; None if it has to go alone."""
 
     request: RunRequest
-    feed: Voice
+    feed: Reporter
     shared: Hashable
     end: asyncio.Future[Ended]
 
 
-Send = Callable[[Sequence[Together]], Awaitable[Sequence[Ended] | Ended]]
+Send = Callable[[Sequence[BatchRun]], Awaitable[Sequence[Ended] | Ended]]
 """Sends one request: the end of each run, or one end that the request as a whole came to."""
 
 
 class Rounds:
-    """Of one batch."""
+    """The requests of one batch through one slot: one after the other, never two at once."""
 
     def __init__(self, batch: Batch, send: Send) -> None:
         self._send = send
-        self._runs: set[Together] = set()
-        self._come: list[Together] = []
-        self._waiting: deque[list[Together]] = deque()
-        self._sent: list[Together] = []
+        self._runs: set[BatchRun] = set()
+        self._come: list[BatchRun] = []
+        self._waiting: deque[list[BatchRun]] = deque()
+        self._sent: list[BatchRun] = []
         self._request: asyncio.Task[Sequence[Ended] | Ended] | None = None
         self._lead: asyncio.Task[None] | None = None
         self._gathered = asyncio.Event()
@@ -168,19 +70,19 @@ class Rounds:
 
     @property
     def is_over(self) -> bool:
-        """Is nobody left?"""
+        """True if no run is left."""
         return not self._runs
 
-    async def end_of(self, run: Together) -> Ended:
-        """Let it go with the next ones, and wait for its end."""
+    async def end_of(self, run: BatchRun) -> Ended:
+        """Send the run with the next request, and wait for its end."""
         self._runs.add(run)
         self._come.append(run)
         if self._lead is None or self._lead.done():
             self._lead = asyncio.create_task(self._go())
         return await run.end
 
-    async def leave(self, run: Together) -> None:
-        """It has ended, or was let go of. The last one of a request takes that along."""
+    async def leave(self, run: BatchRun) -> None:
+        """Drop a run that has ended or was stopped. The last run of a request ends the request."""
         self._runs.discard(run)
         run.end.cancel()
         if self._request is not None and all(each.end.done() for each in self._sent):
@@ -188,7 +90,7 @@ class Rounds:
             await asyncio.wait({self._request})
 
     async def aclose(self) -> None:
-        """Nobody comes any more."""
+        """Stop sending. No run may come after this."""
         if self._lead is not None:
             self._lead.cancel()
             await asyncio.wait({self._lead})
@@ -204,10 +106,10 @@ class Rounds:
             if not self._request.cancelled():
                 self._tell(sent, self._request)
 
-    def _next(self) -> list[Together]:
-        """Who goes next. Those that may be to blame for a death go last."""
+    def _next(self) -> list[BatchRun]:
+        """Return the runs of the next request. Runs that may have killed a server go alone and last."""
         come, self._come = self._come, []
-        groups: dict[Hashable, list[Together]] = {}
+        groups: dict[Hashable, list[BatchRun]] = {}
         for run in come:
             groups.setdefault(run.shared, []).append(run)
         alone = groups.pop(None, [])
@@ -217,10 +119,10 @@ class Rounds:
                 return sent
         return []
 
-    async def _ask(self, sent: list[Together]) -> Sequence[Ended] | Ended:
+    async def _ask(self, sent: list[BatchRun]) -> Sequence[Ended] | Ended:
         return await self._send(sent)
 
-    def _tell(self, sent: list[Together], request: asyncio.Task[Sequence[Ended] | Ended]) -> None:
+    def _tell(self, sent: list[BatchRun], request: asyncio.Task[Sequence[Ended] | Ended]) -> None:
         left = [run for run in sent if not run.end.done()]
         if fault := request.exception():
             for run in left:
@@ -248,7 +150,7 @@ class Rounds:
 
 
 class HttpBatchRunner(HttpRunner):
-    """One such server. A request that has no place in a batch is one of its own."""
+    """Runs the predictions of a batch as one request. A prediction without a place in a batch goes alone."""
 
     def __init__(
         self, url: str, config: HttpConfig, *, slots: int = 1, max_body: int, headers: Mapping[str, str] = NO_HEADERS
@@ -258,12 +160,12 @@ class HttpBatchRunner(HttpRunner):
         self.capabilities = Capabilities(batches=self._batch.most)
         self._rounds: dict[Batch, Rounds] = {}
 
-    async def _follow(self, request: RunRequest, feed: Voice) -> Ended:
+    async def _follow(self, request: RunRequest, feed: Reporter) -> Ended:
         template = self._config.input
         if (missing := template.missing(request.input)) is not None:
             return Ended(outcome=Outcome.INVALID, error=f"The input has nothing at {missing.text}")
         shared = None if request.alone else template.shared(request.input)
-        run = Together(request, feed, shared, asyncio.get_running_loop().create_future())
+        run = BatchRun(request, feed, shared, asyncio.get_running_loop().create_future())
         place = request.place or Batch(1).places[0]
         rounds = self._rounds.get(place.batch)
         if rounds is None:
@@ -274,15 +176,15 @@ class HttpBatchRunner(HttpRunner):
         finally:
             try:
                 await rounds.leave(run)
-            finally:  # also where it is let go of while it hangs up
+            finally:  # also if it is canceled while it hangs up
                 if rounds.is_over and self._rounds.get(place.batch) is rounds:
                     del self._rounds[place.batch]
                     await rounds.aclose()
 
-    async def _send(self, runs: Sequence[Together]) -> Sequence[Ended] | Ended:
+    async def _send(self, runs: Sequence[BatchRun]) -> Sequence[Ended] | Ended:
         body = self._config.input.fill(*(run.request.input for run in runs))
         feeds = [run.feed for run in runs]
-        trace = runs[0].request.trace  # one request has one: the others are told of in spans of their own
+        trace = runs[0].request.trace  # a request has one trace: the other runs are in spans of their own
         async with self._connections.lend() as connection:
             try:
                 answer = await post(connection, self._path, body, *feeds, limit=self._max_body, trace=trace)
@@ -292,3 +194,86 @@ class HttpBatchRunner(HttpRunner):
         if isinstance(document, Ended):
             return document
         return ends_of(document, self._config, self._batch, [run.request.cost for run in runs], answer.headers)
+
+
+def ends_of(
+    document: Raw, config: HttpConfig, batch: BatchConfig, costs: Sequence[float], headers: Mapping[str, str]
+) -> list[Ended]:
+    """Return the ends of the runs with these costs, in the order of the request. Pure."""
+    count = len(costs)
+    try:
+        items = _items(document, batch.items)
+        if len(items) != count:
+            raise Unreadable(f"has {len(items)} items for {count} predictions")
+        items = items if batch.index is None else _ordered(items, batch.index)
+    except Unreadable as exc:
+        error = f"The model server's answer {exc}, so its outputs cannot be matched to predictions"
+        return [Ended(outcome=Outcome.FAILED, error=error, code=MISMATCH)] * count
+    used = used_by(document, headers, items, batch, costs)
+    return [_end(item, config, share) for item, share in zip(items, used, strict=True)]
+
+
+def _items(document: Raw, where: Pointer) -> list[Raw]:
+    found = where.find(document)
+    try:
+        return read_json(bytes(found or b""), list[Raw])
+    except Unreadable as exc:
+        raise Unreadable(f"has no list at {where.text!r}") from exc
+
+
+def _ordered(items: list[Raw], index: Pointer) -> list[Raw]:
+    """Order the items by the number in each. Raises `Unreadable` unless each number is there once."""
+    places: dict[int, Raw] = {}
+    for item in items:
+        places[read_json(bytes(index.find(item) or b"null"), int)] = item
+    if sorted(places) != list(range(len(items))):
+        raise Unreadable(f"does not number its items from 0 at {index.text!r}")
+    return [places[number] for number in range(len(items))]
+
+
+def _end(item: Raw, config: HttpConfig, used: dict[str, Raw]) -> Ended:
+    if error := mapped_error(item, config.error):
+        return Ended(outcome=Outcome.FAILED, error=error, metrics=used)
+    end = mapped_end(item, config)
+    return replace(end, metrics=used | end.metrics)
+
+
+def used_by(
+    document: Raw, headers: Mapping[str, str], items: Sequence[Raw], batch: BatchConfig, costs: Sequence[float]
+) -> list[dict[str, Raw]]:
+    """Split what one request used over its runs: by the share in each item, else by cost. In the order of the items."""
+    told = {name: _number(bytes(where.find(document) or b"")) for name, where in batch.usage.items()}
+    told |= {name: _number(headers.get(header.lower(), "").encode()) for name, header in batch.usage_headers.items()}
+    weights = _shares(items, batch.share) or costs
+    parts = {name: split(total, weights) for name, total in told.items() if total is not None}
+    return [
+        {name: Raw(msgspec.json.encode(part[index])) for name, part in parts.items()} for index in range(len(items))
+    ]
+
+
+def split(total: float, weights: Sequence[float]) -> list[float]:
+    """Split in proportion, or evenly if all weights are 0. Parts of a whole number are whole and add up to it."""
+    everything = math.fsum(weights)
+    exact = [total * weight / everything if everything > 0 else total / len(weights) for weight in weights]
+    if not isinstance(total, int):
+        return [round(part, DIGITS) for part in exact]
+    parts = [math.floor(part) for part in exact]
+    by_cut = sorted(range(len(parts)), key=lambda index: parts[index] - exact[index])
+    for index in by_cut[: total - sum(parts)]:
+        parts[index] += 1
+    return list(parts)
+
+
+def _shares(items: Sequence[Raw], share: Pointer | None) -> list[float]:
+    """Return the share in each item; none at all if one item has none."""
+    found = [] if share is None else [_number(bytes(share.find(item) or b"")) for item in items]
+    told = [number for number in found if number is not None]
+    return told if len(told) == len(items) else []
+
+
+def _number(text: bytes) -> float | None:
+    try:
+        number = read_json(text, int | float)  # type: ignore[arg-type]
+    except Unreadable:
+        return None
+    return number if 0 <= number <= MOST else None

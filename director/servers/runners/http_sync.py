@@ -13,7 +13,7 @@ from msgspec import Raw
 
 from director.core.runner_config import HttpConfig
 from director.servers.runners.connections import NO_HEADERS
-from director.servers.runners.feed import Voice
+from director.servers.runners.feed import Reporter
 from director.servers.runners.http_answers import (
     Answer,
     file_end,
@@ -51,7 +51,7 @@ class HttpRunner(HttpBase, OneAnswer):
     async def hear(self, request: RunRequest, hear: Hear) -> None:
         await self._runs.hear(request, self._follow, hear)
 
-    async def _follow(self, request: RunRequest, feed: Voice) -> Ended:
+    async def _follow(self, request: RunRequest, feed: Reporter) -> Ended:
         body = self._config.input.fill(request.input)
         async with self._connections.lend() as connection:
             try:

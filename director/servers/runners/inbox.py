@@ -1,7 +1,8 @@
-"""Where a container's callbacks arrive: a loopback address that only those can name who were told it.
+"""Take in what a Cog server sends on its own: callbacks (`Inbox`) and the files of outputs (`Arrivals`).
 
-Never believes, reads or answers a callback by what is in it: it hands the bytes to whoever listens for that run, and
-drops what nobody listens for. It answers at once, because some servers hold the slot until it does.
+Both are routes with a secret in the path. Neither believes what it is sent: an inbox hands the bytes of a callback to
+the run that listens for it, and arrivals take files only for a run that is followed here. Both drop everything else.
+Callbacks are answered at once, because some servers hold the slot until then.
 """
 
 import asyncio
@@ -26,18 +27,30 @@ from starlette.routing import Route
 from director.core.errors import SettingsError
 from director.servers.runners.runner import BLOCK_BYTES, Received, ServerFile, Unreceived
 
-# Where the files that a model server gives us wait for the store: one file of the disk for each run, without a name.
-#
-# Never whole in memory, and in no folder: the system takes it back as soon as nobody holds it, also from a director
-# that was killed. One for all files of a run, since a process may have few open. What breaks off leaves its place to
-# others.
+log = logging.getLogger(__name__)
 
+MAX_BODY: Final = 64 * 1024 * 1024
+MAX_WAITING: Final = 64
 PIECE_BYTES: Final = 1 << 20
+# As coglet hands it on in an output: a scheme in lower case, without a character that JSON would escape
+NAME: Final = "director-file:"
+TYPE: Final = re.compile(
+    r"([a-z0-9][a-z0-9.+_-]{0,63}/[a-z0-9][a-z0-9.+_-]{0,63})(?:\s*;\s*charset=\"?([a-z0-9-]{1,32})\"?)?"
+)
+PLAIN_TYPE: Final = "application/octet-stream"
+
+Tell = Callable[[Received | Unreceived], None]
 
 
 class Spool:
-    """One run's. Files may come at the same time: their pieces lie between each other's, each in a place for a whole
-    one; what a piece does not fill is a hole, which takes no room.
+    """Keeps the files of one run, until they are stored, in one temporary file without a name.
+
+    No file is ever whole in memory, and the system frees the disk as soon as no process holds the spool, also after a
+    director was killed. One spool serves all files of a run, since a process may have few open files. Files may
+    come at the
+    same time: their pieces alternate, each in a place of 1 MiB. A piece that does not fill its place leaves a hole,
+    which
+    takes no room. The pieces of a file that breaks off are used for others.
     """
 
     def __init__(self) -> None:
@@ -47,7 +60,7 @@ class Spool:
         weakref.finalize(self, self._file.close)
 
     async def take(self, blocks: AsyncIterator[bytes], *, content_type: str) -> ServerFile:
-        """Keep a file as it comes. Raises what `blocks` raises, and OSError where the disk has no room."""
+        """Keep a file as it comes. Raises what `blocks` raises, and OSError if the disk is full."""
         digest, waiting = hashlib.sha256(), bytearray()
         pieces: list[tuple[int, int]] = []
 
@@ -99,29 +112,12 @@ class Spool:
         return data
 
 
-# Where a Cog server puts the files of its outputs (`--upload-url`): a path that only those can name who were told it.
-#
-# Takes a file for a run that is followed here and for no other, and gives it a name that its output then has in the
-# file's place. Never holds a file in memory, keeps nothing of what breaks off, and trusts nothing but the bytes.
-
-log = logging.getLogger(__name__)
-
-# as coglet hands it on in an output: a scheme in lower case, and nothing in it that JSON would escape
-NAME: Final = "director-file:"
-TYPE: Final = re.compile(
-    r"([a-z0-9][a-z0-9.+_-]{0,63}/[a-z0-9][a-z0-9.+_-]{0,63})(?:\s*;\s*charset=\"?([a-z0-9-]{1,32})\"?)?"
-)
-PLAIN_TYPE: Final = "application/octet-stream"
-
-Tell = Callable[[Received | Unreceived], None]
-
-
 class _TooLarge(Exception):
-    """All files of the run together are larger than what is kept: it cannot succeed any more."""
+    """The files of the run together are larger than the limit, so it cannot succeed any more."""
 
 
 class _Run:
-    """One run that files are taken for, `room` bytes of them. `overlapped`: some came at the same time."""
+    """One run that files are taken for, up to `room` bytes. `overlapped`: some files came at the same time."""
 
     def __init__(self, tell: Tell, room: int) -> None:
         self.tell = tell
@@ -133,10 +129,11 @@ class _Run:
         self._last.set()
 
     async def take(self, request: Request) -> str:
-        """The name that a file has from now on. Raises `_TooLarge`, ClientDisconnect and OSError; then nothing is kept.
+        """Keep a file and return its name. Raises `_TooLarge`, ClientDisconnect and OSError, and then keeps nothing.
 
-        coglet sends the files of a run side by side, and lists them as they are answered: so each is answered after
-        those that began before it.
+        coglet sends the files of a run side by side and lists them in the order of the answers, so each is answered
+        after the
+        files that began before it.
         """
         before, self._last = self._last, asyncio.Event()
         mine = self._last
@@ -168,7 +165,10 @@ class _Run:
 
 
 class Arrivals:
-    """The runs of this process that files are taken for. `secret`: what whoever sends one has to know."""
+    """Takes the files of outputs that a Cog server uploads (`--upload-url`), for the runs of this process.
+
+    Gives each file a name, which the output has in the file's place. `secret`: what a sender has to know.
+    """
 
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()
@@ -177,7 +177,7 @@ class Arrivals:
 
     @classmethod
     def of(cls, secret: str) -> "Arrivals | None":
-        """Those that are set; None where no secret is. Raises SettingsError where there is no place for a file."""
+        """Return None without a secret. Raises SettingsError if there is no place for a file."""
         if not secret:
             return None
         try:
@@ -188,7 +188,7 @@ class Arrivals:
 
     @contextmanager
     def expect(self, prediction_id: str, tell: Tell, *, most: int) -> Iterator[None]:
-        """Take files for this run, `most` bytes together. Each is told before the server has its answer."""
+        """Take files for this run, `most` bytes together. Each is reported before the server has its answer."""
         run = self._runs[prediction_id] = _Run(tell, most)
         try:
             yield
@@ -198,7 +198,7 @@ class Arrivals:
                 del self._runs[prediction_id]
 
     def routes(self) -> list[Route]:
-        """To be mounted where the model server can reach it."""
+        """Return the routes, to be mounted where the model server can reach them."""
         return [Route("/uploads/{secret}/{name:path}", self._receive, methods=["PUT"])]
 
     async def _receive(self, request: Request) -> Response:
@@ -225,7 +225,7 @@ class Arrivals:
         return Response(status_code=410 if run.is_over else 201, headers={"location": name})
 
     def _run_of(self, prediction_id: str | None) -> _Run | None:
-        if prediction_id is None and len(self._runs) == 1:  # coglet before 0.23 does not say whose it is
+        if prediction_id is None and len(self._runs) == 1:  # coglet before 0.23 does not send the id
             return next(iter(self._runs.values()))
         return self._runs.get(prediction_id or "")
 
@@ -237,12 +237,8 @@ def _content_type(said: str) -> str:
     return found[1] + (f"; charset={found[2]}" if found[2] and found[1].startswith("text/") else "")
 
 
-MAX_BODY: Final = 64 * 1024 * 1024
-MAX_WAITING: Final = 64
-
-
 class Mailbox:
-    """Callbacks of one run that were not read yet. Bounded: each tells the whole run so far, so the oldest may go."""
+    """The unread callbacks of one run. Bounded: each reports the whole run so far, so the oldest may be dropped."""
 
     def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -251,7 +247,7 @@ class Mailbox:
         self._arrived = asyncio.Event()
 
     def put(self, body: bytes) -> None:
-        """Add a callback; the oldest make room for it."""
+        """Add a callback, and drop the oldest ones to make room for it."""
         while self._bodies and (len(self._bodies) >= MAX_WAITING or self._held + len(body) > self._max_bytes):
             self._held -= len(self._bodies.popleft())
         self._bodies.append(body)
@@ -259,7 +255,7 @@ class Mailbox:
         self._arrived.set()
 
     async def get(self) -> bytes:
-        """The oldest callback that is still here, when there is one."""
+        """Wait for the oldest callback."""
         while not self._bodies:
             self._arrived.clear()
             await self._arrived.wait()
@@ -269,9 +265,9 @@ class Mailbox:
 
 
 class Inbox:
-    """The open mailboxes of this process. `base_url` is where its routes are mounted, as the container sees it.
+    """The open mailboxes of this process. `base_url`: where its routes are mounted, as the model server sees it.
 
-    `arrivals`: where it may put files, if it may.
+    `arrivals`: where it may upload files, if it may.
     """
 
     def __init__(self, base_url: str, *, max_body: int = MAX_BODY, arrivals: Arrivals | None = None) -> None:
@@ -282,12 +278,12 @@ class Inbox:
         self._mailboxes: dict[str, Mailbox] = {}
 
     def url_for(self, key: str) -> str:
-        """Where callbacks for `key` are to be sent. The secret in it ends with this process."""
+        """Return the URL for callbacks of `key`. The secret in it is good while this process lives."""
         return f"{self.base_url}/inbox/{self._secret}/{key}"
 
     @contextmanager
     def subscribe(self, key: str) -> Iterator[Mailbox]:
-        """Listen for one run. `key` names the attempt, not only the prediction: a late callback must find nobody."""
+        """Listen for one run. `key` names the attempt, not only the prediction, so that late callbacks are dropped."""
         mailbox = self._mailboxes[key] = Mailbox(max_bytes=self._max_body)
         try:
             yield mailbox
@@ -296,7 +292,7 @@ class Inbox:
                 del self._mailboxes[key]
 
     def routes(self) -> list[Route]:
-        """To be mounted on a listener that only the container can reach."""
+        """Return the routes, to be mounted on a listener that only the model server can reach."""
         files = [] if self.arrivals is None else self.arrivals.routes()
         return [Route("/inbox/{secret}/{key}", self._receive, methods=["POST"]), *files]
 
@@ -311,9 +307,9 @@ class Inbox:
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > self._max_body:
-                    return Response(status_code=413)  # Cog gives up on this one, and the run goes on
+                    return Response(status_code=413)  # Cog drops this callback, and the run goes on
         except ClientDisconnect:
             return Response(status_code=400)
-        if body and (mailbox := self._mailboxes.get(key)) is not None:  # it may have ended while the body came
+        if body and (mailbox := self._mailboxes.get(key)) is not None:  # the run may have ended while the body came
             mailbox.put(bytes(body))
         return Response()

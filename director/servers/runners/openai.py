@@ -1,7 +1,8 @@
 """Run predictions on a server with OpenAI's API for text: vLLM, TGI, llama.cpp and others.
 
-The text is streamed, each piece an output of its own; a run is stopped by hanging up, which those servers notice. Never
-takes a stream that breaks off for an end, and never sends a run twice.
+The text is streamed, each piece an output of its own. A run is stopped by hanging up, which those servers notice. An
+input has the names of that API: another name is refused here, and the server judges the values. A stream that breaks
+off is not an end, and a run is never sent twice.
 """
 
 import asyncio
@@ -33,14 +34,9 @@ from director.servers.runners.runner import (
 from director.servers.runners.sse import EVENT_STREAM, FrameTooLarge, SseParser
 from director.servers.runners.untrusted import Unreadable, one_line, read_json
 
-# What is said to a server with OpenAI's API, and what its stream says back, chunk by chunk.
-#
-# Pure: it never sends anything. An input has the names of that API; one that it does not have is refused here, and
-# what stands under the others is judged by the server.
-
 Endpoint = Literal["chat", "completions"]
 
-# Name → schema, in the order in which a form shows them; those of chat alone come first
+# Name → schema, in the order in which a form shows them, those of chat alone first
 CHAT_ONLY: Final[dict[str, dict[str, Any]]] = {
     "messages": {
         "type": "array",
@@ -48,20 +44,20 @@ CHAT_ONLY: Final[dict[str, dict[str, Any]]] = {
         "minItems": 1,
         "description": "The conversation so far, with role and content. Without it, a prompt.",
     },
-    "system_prompt": {"type": "string", "description": "How the model is to behave, before a prompt."},
+    "system_prompt": {"type": "string", "description": "How the model is to behave. It comes before a prompt."},
 }
 COMMON: Final[dict[str, dict[str, Any]]] = {
-    "prompt": {"type": "string", "description": "What the model is told."},
-    "max_tokens": {"type": "integer", "minimum": 1, "description": "Most tokens that it may put out."},
+    "prompt": {"type": "string", "description": "The text to answer or to continue."},
+    "max_tokens": {"type": "integer", "minimum": 1, "description": "The most tokens in the output."},
     "temperature": {"type": "number", "minimum": 0, "maximum": 2, "description": "0: always the likeliest token."},
-    "top_p": {"type": "number", "minimum": 0, "maximum": 1, "description": "Only tokens that together are so likely."},
+    "top_p": {"type": "number", "minimum": 0, "maximum": 1, "description": "Only the likeliest tokens up to this sum."},
     "stop": {
         "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
-        "description": "Texts at which it stops.",
+        "description": "Texts that end the output.",
     },
-    "seed": {"type": "integer", "description": "The same seed gives the same dice."},
-    "frequency_penalty": {"type": "number", "minimum": -2, "maximum": 2, "description": "Against what came often."},
-    "presence_penalty": {"type": "number", "minimum": -2, "maximum": 2, "description": "Against what came at all."},
+    "seed": {"type": "integer", "description": "The same seed gives the same random choices."},
+    "frequency_penalty": {"type": "number", "minimum": -2, "maximum": 2, "description": "Against frequent tokens."},
+    "presence_penalty": {"type": "number", "minimum": -2, "maximum": 2, "description": "Against earlier tokens."},
 }
 OUTPUT: Final[dict[str, Any]] = {
     "title": "Output",
@@ -73,9 +69,17 @@ OUTPUT: Final[dict[str, Any]] = {
 NAMES: Final[dict[Endpoint, tuple[str, ...]]] = {"chat": (*CHAT_ONLY, *COMMON), "completions": tuple(COMMON)}
 BUILT_OF: Final = frozenset({"messages", "prompt", "system_prompt"})
 
+DONE: Final = b"[DONE]"
+MOST_MODELS_BYTES: Final = 1 << 20
+PATHS: Final = {"chat": "/chat/completions", "completions": "/completions"}
+NO_OUTPUT: Final = Raw(b"[]")
 
-class Unaskable(ValueError):
-    """The server cannot be asked that. The message is for the caller."""
+NOT_STREAMED: Final = Ended(outcome=Outcome.LOST, error="The model server answered without an event stream")
+CUT_OFF: Final = Ended(outcome=Outcome.LOST, error="The model server's event stream stopped before the run had ended")
+
+
+class InvalidInput(ValueError):
+    """The input cannot be sent. The message is for the caller."""
 
 
 class _Delta(Struct):
@@ -106,7 +110,7 @@ class _Chunk(Struct):
 
 
 class Chunk(Struct, frozen=True, kw_only=True):
-    """What one event of the stream adds. `tokens`: numbers by the name of their metric. `error`: it went wrong."""
+    """One event of the stream. `tokens`: numbers by the name of their metric. `error`: the run went wrong."""
 
     text: str = ""
     is_finished: bool = False
@@ -116,17 +120,17 @@ class Chunk(Struct, frozen=True, kw_only=True):
 
 
 def create_body(given: Raw, *, endpoint: Endpoint, model: str, include_usage: bool) -> bytes:
-    """The request for an input. Raises `Unaskable`."""
+    """Return the request for an input. Raises `InvalidInput`."""
     fields = {name: value for name, value in msgspec.json.decode(given, type=dict[str, Raw]).items() if value != NULL}
     if unknown := next((name for name in fields if name not in NAMES[endpoint]), None):
-        raise Unaskable(f"There is no input {one_line(unknown)!r}")
+        raise InvalidInput(f"There is no input {one_line(unknown)!r}")
     body: dict[str, Any] = {"model": model} if model else {}
     body |= {"stream": True, "stream_options": {"include_usage": True}} if include_usage else {"stream": True}
     body |= {name: value for name, value in fields.items() if name not in BUILT_OF}
     if endpoint == "chat" and "messages" in fields:
         body["messages"] = fields["messages"]
     elif "prompt" not in fields:
-        raise Unaskable("It needs a prompt, or messages" if endpoint == "chat" else "It needs a prompt")
+        raise InvalidInput("It needs a prompt, or messages" if endpoint == "chat" else "It needs a prompt")
     elif endpoint == "chat":
         said = (("system", fields.get("system_prompt")), ("user", fields["prompt"]))
         body["messages"] = [{"role": role, "content": content} for role, content in said if content is not None]
@@ -136,7 +140,7 @@ def create_body(given: Raw, *, endpoint: Endpoint, model: str, include_usage: bo
 
 
 def read_chunk(data: bytes) -> Chunk:
-    """One event. Raises `Unreadable`."""
+    """Read one event of the stream. Raises `Unreadable`."""
     chunk = read_json(data, _Chunk)
     if chunk.error is not None:
         error = _Error(chunk.error) if isinstance(chunk.error, str) else chunk.error
@@ -156,7 +160,7 @@ def read_chunk(data: bytes) -> Chunk:
 
 
 def schemas(endpoint: Endpoint) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of input and output, for callers."""
+    """Return the schemas of input and output, for callers."""
     known = CHAT_ONLY | COMMON
     properties = {
         name: {"title": name.replace("_", " ").title(), "x-order": order, **known[name]}
@@ -164,15 +168,6 @@ def schemas(endpoint: Endpoint) -> tuple[dict[str, Any], dict[str, Any]]:
     }
     required = {} if endpoint == "chat" else {"required": ["prompt"]}
     return {"type": "object", "title": "Input", "properties": properties, **required}, OUTPUT
-
-
-DONE: Final = b"[DONE]"
-MOST_MODELS_BYTES: Final = 1 << 20
-PATHS: Final = {"chat": "/chat/completions", "completions": "/completions"}
-NO_OUTPUT: Final = Raw(b"[]")
-
-NOT_STREAMED: Final = Ended(outcome=Outcome.LOST, error="The model server answered without an event stream")
-CUT_OFF: Final = Ended(outcome=Outcome.LOST, error="The model server's event stream stopped before the run had ended")
 
 
 class _Model(Struct):
@@ -184,7 +179,7 @@ class _Models(Struct):
 
 
 class OpenAiRunner(HttpBase):
-    """One such server with `slots` slots. `max_body`: the most that is read of one output."""
+    """Drives one server; `max_body` is the most that is read of one output."""
 
     capabilities = Capabilities(streams=True)
 
@@ -209,7 +204,7 @@ class OpenAiRunner(HttpBase):
         self._asked_at = ""
 
     async def health(self) -> Health:
-        """Look once, at the configured path, or at the list of models where the server has no such page."""
+        """Look once, at the configured path, or at the list of models if the server has no such page."""
         health = await super().health()
         is_unknown = health.can_run and not self._config.model and self._asked_at != health.since
         if is_unknown and (name := await self._first_model()):
@@ -229,7 +224,7 @@ class OpenAiRunner(HttpBase):
         try:
             model = self._model or await self._first_model()
             body = create_body(request.input, endpoint=config.endpoint, model=model, include_usage=config.include_usage)
-        except (Unaskable, msgspec.DecodeError) as exc:
+        except (InvalidInput, msgspec.DecodeError) as exc:
             return Ended(outcome=Outcome.INVALID, error=str(exc))
         reader = _Reader(request, feed, self._max_body)
         async with self._connections.lend() as connection:
@@ -277,7 +272,7 @@ class _Reader:
         self._sent_at = self._now()
 
     def read(self, data: bytes) -> Ended | None:
-        """Pass on what is in this part of the stream. The end, if it is in it."""
+        """Report what is in this part of the stream. Returns the end if this part has it."""
         try:
             for frame in self._parser.feed(data):
                 if (ended := self._take(frame.data)) is not None:
@@ -291,11 +286,11 @@ class _Reader:
         return None
 
     def closed(self) -> Ended:
-        """The stream stopped. Some servers do not say that it is done, but all say why they put out no more."""
+        """Return the end for a stream that stopped. Some servers send no DONE, but all send a reason to finish."""
         return self.with_output(Ended(outcome=Outcome.SUCCEEDED) if self._is_finished else CUT_OFF)
 
     def with_output(self, ended: Ended) -> Ended:
-        """The end, with all that was put out before it."""
+        """Return the end with all output before it."""
         output = joined(self._items)
         if output is None and ended.outcome is Outcome.SUCCEEDED:
             output = NO_OUTPUT
@@ -307,7 +302,7 @@ class _Reader:
         chunk = read_chunk(data)
         if chunk.error is not None:
             outcome = OUTCOMES.get(chunk.code, Outcome.FAILED)
-            # it had begun, so that was no refusal
+            # The run had begun, so that is not a refusal
             return Ended(outcome=Outcome.LOST if outcome is Outcome.REFUSED else outcome, error=chunk.error)
         for name, count in chunk.tokens.items():
             self._measure(name, count)

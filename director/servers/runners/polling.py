@@ -1,8 +1,8 @@
-"""Run predictions on a server that answers a POST with an id, and is asked again and again what became of it.
+"""Run predictions on a server that answers a POST with an id, and poll it for the state of the run.
 
-The slot is held for the whole run, also where it is canceled for whoever asked for it and its server goes on. The id is
-told as soon as it is known: whoever takes the prediction over asks for the same run. Never sends a run twice, and
-believes no word for how it stands that the configuration does not know.
+The slot is in use for the whole run, also if the prediction was canceled and the server goes on. The id is reported as
+soon as it is known, so that the next director of the prediction polls the same run. Never sends a run twice, and fails
+a run whose state is a word that the configuration does not have.
 """
 
 import asyncio
@@ -28,14 +28,15 @@ from director.servers.runners.runner import Accepted, Capabilities, Ended, Outco
 from director.servers.runners.untrusted import NO_ENTRY, Unreadable, locked, one_line, read_json
 
 MOST_ID_CHARS: Final = 256
-UNHEEDED_S: Final = 20.0  # a server that was asked to stop a run for so long does not; less than a holder's patience
-# A server that knows no such run, or no longer, has lost it
+# a server that has not stopped a run for this long will not; shorter than the executor's own limit
+UNHEEDED_S: Final = 20.0
+# A server that does not know the run has lost it
 FORGOTTEN: Final = frozenset({404, 410})
 LOOPBACK: Final = ("localhost", "127.", "::1")
 
 
 class PollStatus(Enum):
-    """How a run stands, whatever word the server has for it."""
+    """The state of a run, whatever word the server has for it."""
 
     RUNNING = "running"
     DONE = "done"
@@ -44,7 +45,7 @@ class PollStatus(Enum):
 
 
 class PollingRunner(HttpBase):
-    """One such server with `slots` slots. `max_body`: the most that is read of one answer."""
+    """Drives one server; `max_body` is the most that is read of one answer."""
 
     capabilities = Capabilities(resumes=True)
 
@@ -68,11 +69,11 @@ class PollingRunner(HttpBase):
         self._scope = _scope(self.url)
 
     def knows(self, remote: str) -> bool:
-        """Was that told by a runner of this server?"""
+        """Return whether a runner of this server reported `remote`."""
         return remote.startswith(self._scope)
 
     async def cancel(self, prediction_id: str) -> bool:
-        """Ask the server to stop it. Where it cannot be asked, or does not, the run ends as canceled for its holder."""
+        """Ask the server to stop the run. If it cannot be asked, or does not stop, the prediction ends as canceled."""
         job = self._jobs.get(prediction_id)
         if job is None:
             return self._runs.hang_up(prediction_id)
@@ -123,7 +124,7 @@ class PollingRunner(HttpBase):
         return None
 
     def _leave(self, job: "_Job") -> Ended:
-        """It is over for its holder, and not for its slot."""
+        """End the prediction, while the slot stays in use until the run is over."""
         job.is_left = True
         rest = asyncio.create_task(self._rest_of(job), name=f"rest of {job.id}")
         self._left.add(rest)
@@ -139,7 +140,7 @@ class PollingRunner(HttpBase):
         return not job.is_left and asyncio.get_running_loop().time() - job.unwanted_since >= patience_s
 
     async def _until_ended(self, connection: Connection, job: "_Job") -> Ended | None:
-        """None: it is to be stopped and does not."""
+        """Poll until the end. None if the run is to be stopped and does not stop."""
         now = asyncio.get_running_loop().time
         config, silent_since = self._config, math.inf
         while (asked_at := now()) < job.until:
@@ -165,12 +166,12 @@ class PollingRunner(HttpBase):
         return Ended(outcome=Outcome.FAILED, error=f"It ran for longer than {config.longest_s:g} s")
 
     def _read(self, answer: Answer | str) -> Ended | str | None:
-        """What an answer to a poll says: the end, nothing new, or (as text) nothing that can be understood."""
+        """Read an answer to a poll: the end, None for no news, or text that says why it cannot be understood."""
         if isinstance(answer, str):
             return answer
         if answer.status in FORGOTTEN:
             return Ended(outcome=Outcome.LOST, error=f"{refused(answer).error}: the run is not known there any more")
-        if answer.status in NO_ENTRY:  # the run goes on, for whoever has the right key
+        if answer.status in NO_ENTRY:  # the run goes on, for a director with the right key
             return locked(answer.status)
         if not answer.is_ok:
             return refused(answer).error or ""
@@ -219,8 +220,9 @@ class PollingRunner(HttpBase):
 
 
 class _Job:
-    """A run under the name that its server gave it, '' before it did. `until`: it may last. `is_left`: by its holder.
-    `wake`: ask now, and not when it is time.
+    """A run on the server. `id`: the server's name for it, '' while unknown. `until`: when its time is up. `is_left`:
+    the
+    prediction has ended before it. `wake`: poll now.
     """
 
     def __init__(self, name: str, *, until: float) -> None:
@@ -235,7 +237,7 @@ class _Job:
         return self.unwanted_since < math.inf
 
     async def pause(self, seconds: float) -> None:
-        """Until it is time to ask again."""
+        """Wait until it is time to poll again."""
         try:
             async with asyncio.timeout(seconds):
                 await self.wake.wait()
@@ -250,14 +252,14 @@ def _id_at(document: Raw, id_field: Pointer) -> str:
         name = str(read_json(bytes(found or b""), str | int))  # type: ignore[arg-type]
     except Unreadable:
         name = ""
-    # dots alone would lead elsewhere in a path
+    # Dots alone would lead to another place in a path
     if len(name) > MOST_ID_CHARS or not name.isprintable() or not name.strip("."):
         raise Unreadable(f"without an id at {id_field.text or 'its top'}")
     return name
 
 
 def _word(value: Raw) -> str:
-    """A text as it is; a number, true or false as it is written."""
+    """Return a text as it is, and a number, true or false as it is written."""
     try:
         return read_json(bytes(value), str)
     except Unreadable:
@@ -265,7 +267,7 @@ def _word(value: Raw) -> str:
 
 
 def _scope(url: str) -> str:
-    """What an id is unique in: its server. At a loopback address each machine, or pod, has another one."""
+    """Return a prefix for ids of this server. A loopback address is another server on each machine, or pod."""
     host = urlsplit(url).hostname or ""
     where = f"{socket.gethostname()} {url}" if host.startswith(LOOPBACK) else url
     return hashlib.sha256(where.encode()).hexdigest()[:12] + ":"

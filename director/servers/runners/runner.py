@@ -204,7 +204,7 @@ class Remainder(Protocol):
 
 
 class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
-    """The one last event. Fields that the server did not report are None: the tracker then keeps what progress showed.
+    """The one last event. A field that the server did not report is None: the tracker then keeps what progress showed.
 
     `retry_after_s`: the server's own wish on a refusal. `server_is_dead`: give it no more work before a restart.
     `has_no_slot`: it stayed full although our count has a free slot. `is_locked`: it does not let the director in,
@@ -230,13 +230,11 @@ RunEvent = Began | Accepted | Produced | Received | Unreceived | Logged | Measur
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
-    """What a kind of server can do. `streams`: output is seen before the end, if the model yields. `resumes`: another
-    director
-    can follow a run that was `Accepted`. `idempotent`: asked twice for an id, the server runs it once. `batches`:
-    the most
-    runs that go in one request and use one slot; 0 if each is a request of its own. `restarts`: it ends when asked
-    to, and
-    a fresh one comes.
+    """The abilities of a kind of server.
+
+    `streams`: output is seen before the end, if the model yields. `resumes`: another director can follow a run that was
+    `Accepted`. `idempotent`: asked twice for an id, the server runs it once. `batches`: the most runs that go in one
+    request and use one slot; 0 if each is a request of its own. `restarts`: it ends when asked to and is restarted.
     """
 
     streams: bool = False

@@ -1,6 +1,6 @@
-"""Take server-sent events apart, chunk by chunk, in whatever pieces the network brings them.
+"""Parse server-sent events, chunk by chunk, in whatever pieces the network brings them.
 
-Pure: it never reads from anywhere, never keeps more than one unfinished event, and never more of that than its limit.
+Pure: it never reads from anywhere, and keeps at most one unfinished event, up to its limit.
 """
 
 from typing import Final
@@ -23,7 +23,7 @@ class FrameTooLarge(ValueError):
 
 
 class SseParser:
-    """Feed it chunks; it gives back the events that they complete. Comments, `id` and `retry` are passed over."""
+    """Takes chunks and returns the events that they complete. Comments, `id` and `retry` are skipped."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -35,7 +35,7 @@ class SseParser:
         self._data_bytes = 0
 
     def feed(self, chunk: bytes) -> list[Frame]:
-        """The events that end within `chunk`. Raises `FrameTooLarge`; the parser is then of no more use."""
+        """Return the events that end within `chunk`. Raises `FrameTooLarge`; the parser then cannot be used further."""
         if not chunk:
             return []
         if self._after_cr and chunk.startswith(b"\n"):
@@ -70,7 +70,7 @@ class SseParser:
         return None
 
     def _dispatch(self) -> Frame | None:
-        # an event without data is none, says the standard; a keep-alive comment looks like that
+        # The standard drops an event without data; a keep-alive comment looks like that
         frame = Frame(self._event or "message", b"\n".join(self._data)) if self._data else None
         self._event, self._data, self._data_bytes = "message", [], 0
         return frame

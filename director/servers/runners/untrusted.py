@@ -1,4 +1,4 @@
-"""Read JSON that a model server wrote, as if it meant harm.
+"""Read what a model server wrote, as if it meant harm: JSON, and the reasons and headers of a refusal.
 
 Never raises anything but `Unreadable` for what the server sent, and never re-encodes: parts that are only passed on
 stay `msgspec.Raw`.
@@ -12,19 +12,25 @@ from msgspec import Struct
 from director.servers.runners.runner import Ended, Outcome
 
 EXCERPT_CHARS: Final = 500
+RETRY_AFTER_MAX_S: Final = 3600.0
+COMPLAINTS_MAX: Final = 20
+# The server does not let the director in, whatever a caller sends. Its body may repeat the secret that it was sent
+NO_ENTRY: Final = frozenset({401, 403, 407})
+SERVER_AUTH: Final = "server_auth"  # also the state of a director whose servers are all locked
+WRONG_KEY: Final = "the operator of the model has to give its director the right key"
 
 T = TypeVar("T")
 
 
 class Unreadable(ValueError):
-    """The server sent what is no JSON, or not of the shape asked for. The message says which, for people."""
+    """The server sent something that is not JSON, or not of the expected shape. The message says which, for people."""
 
 
 def read_json(body: bytes, shape: type[T]) -> T:
-    """Decode `body` as `shape`, checking also what `Raw` parts would let through."""
+    """Decode `body` as `shape`. Raises `Unreadable`, also for invalid UTF-8 in `Raw` parts."""
     try:
         if not body.isascii():
-            body.decode()  # msgspec skips over Raw parts without looking at their UTF-8
+            body.decode()  # msgspec skips over Raw parts without a look at their UTF-8
         return msgspec.json.decode(body, type=shape)
     except msgspec.ValidationError as exc:
         raise Unreadable(f"not of the expected shape: {exc}") from exc
@@ -35,26 +41,14 @@ def read_json(body: bytes, shape: type[T]) -> T:
 
 
 def excerpt(body: bytes) -> str:
-    """The beginning of a body that is not understood, in one line."""
+    """Return the beginning of a body that is not understood, in one line."""
     return one_line(body[: EXCERPT_CHARS * 4].decode(errors="replace"))
 
 
 def one_line(text: str) -> str:
-    """What fits in one line of a report."""
+    """Return the text as one line of at most 500 characters."""
     line = " ".join(text[: EXCERPT_CHARS * 4].split())
     return line if len(line) <= EXCERPT_CHARS else line[: EXCERPT_CHARS - 1] + "…"
-
-
-# Why a server refused, in words, from the body and the headers of its answer.
-#
-# Pure, and never raises for what a server wrote: what is of no kind we know is told by how it begins.
-
-RETRY_AFTER_MAX_S: Final = 3600.0
-COMPLAINTS_MAX: Final = 20
-# It does not let us in, which nothing that a caller sends can change. It may repeat the secret that it was sent
-NO_ENTRY: Final = frozenset({401, 403, 407})
-SERVER_AUTH: Final = "server_auth"  # also how servers stand that are all locked
-WRONG_KEY: Final = "whoever runs the model has to give its director the right key"
 
 
 class _Complaint(Struct):
@@ -73,13 +67,13 @@ class _Refusal(Struct):
 
 
 def locked(status: int) -> Ended:
-    """The end of a run that was answered with one of NO_ENTRY."""
+    """Return the end of a run that was answered with one of NO_ENTRY."""
     error = f"The model server answered {status}: {WRONG_KEY}"
     return Ended(outcome=Outcome.REFUSED, error=error, is_locked=True, code=SERVER_AUTH)
 
 
 def reason(body: bytes) -> str:
-    """A refusal in words: what the server's JSON says if it is of a kind we know, else how its text begins."""
+    """Return a refusal in words: what the server's JSON says if its shape is known, else how its text begins."""
     try:
         refusal = read_json(body, _Refusal)
     except Unreadable:
@@ -96,7 +90,7 @@ def reason(body: bytes) -> str:
 
 
 def seconds(retry_after: str | None) -> float | None:
-    """Retry-After as seconds. Its other form, a date, is by a clock that is not ours."""
+    """Return Retry-After as seconds. None for its other form, a date, since that is by another clock."""
     if retry_after is None or not (retry_after.isascii() and retry_after.isdigit()):
         return None
     return min(float(retry_after[:9]), RETRY_AFTER_MAX_S)
@@ -104,7 +98,7 @@ def seconds(retry_after: str | None) -> float | None:
 
 def _complaint(complaint: _Complaint) -> str:
     where = [str(part) for part in complaint.loc]
-    for wrapping in ("body", "input"):  # a caller knows only what is inside of `input`
+    for wrapping in ("body", "input"):  # a caller knows only what is inside `input`
         if where[:1] == [wrapping]:
             where = where[1:]
     return f"{'.'.join(where)}: {complaint.msg}" if where else complaint.msg
