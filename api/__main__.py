@@ -16,7 +16,7 @@ from api.server import BoundedHttp
 from director.core.errors import SettingsError, UnsafeBackend
 from director.core.settings import ApiSettings, load
 from director.runtime.logs import configure
-from director.runtime.startup import release_sigterm, collect_garbage_rarely, raise_descriptor_limit
+from director.runtime.startup import collect_garbage_rarely, raise_descriptor_limit, release_sigterm
 
 BACKLOG: Final = 2048
 KEEP_ALIVE_S: Final = 75  # longer than the idle time-out of the usual proxy in front, which must be the one to close

@@ -71,7 +71,7 @@ def _api(given: argparse.Namespace) -> int:
 def _run(given: argparse.Namespace) -> int:
     hold_sigterm()
     from director.core.settings import DirectorSettings, load
-    from director.execution.single import serve
+    from director.execution.main import serve
 
     if given.config is not None:
         return _pool(given)
@@ -97,7 +97,7 @@ def _run(given: argparse.Namespace) -> int:
 def _pool(given: argparse.Namespace) -> int:
     from director.core.pool_file import read_pool
     from director.core.settings import DirectorSettings, load
-    from director.execution.pool import serve
+    from director.execution.main import serve
 
     for name in OF_ONE_MODEL:
         if getattr(given, name) is not None:

@@ -5,7 +5,6 @@ DirectorError
 ├── BackendUnavailable       nobody: Redis is away, slow, loading, full or read-only; ask again later
 ├── UnsafeBackend            the operator: Redis would lose what it accepts
 ├── QueueError
-│   ├── ClaimLost            the director: another holder has it now
 │   ├── UnknownQueue         the operator: no director ever registered this model
 │   ├── IdempotencyMismatch  the caller: one key, two different bodies
 │   └── QueueRefused         the caller: ask again later, or for less
@@ -43,10 +42,6 @@ class QueueError(DirectorError):
 
 class UnknownModel(QueueError):
     """There is no such model, or not any more. Do not repeat the call."""
-
-
-class ClaimLost(QueueError):
-    """Another director holds this prediction now. Stop, write nothing, and do not retry."""
 
 
 class UnknownQueue(QueueError):

@@ -1,4 +1,4 @@
-"""Which status may follow which. Terminal statuses are never left; everything else here is derived from one table."""
+"""The statuses of a prediction and the events of its webhooks."""
 
 from enum import StrEnum
 from typing import Final
@@ -36,9 +36,7 @@ TRANSITIONS: Final[dict[Status, frozenset[Status]]] = {
     Status.CANCELED: frozenset(),
     Status.ABORTED: frozenset(),
 }
+"""Which status may follow which. docs/lifecycle.md draws this table."""
+
 TERMINAL: Final = frozenset(status for status, following in TRANSITIONS.items() if not following)
-
-
-def may_follow(*, before: Status, after: Status) -> bool:
-    """Is `after` allowed once a prediction was `before`?"""
-    return after in TRANSITIONS[before]
+"""The statuses that a prediction never leaves."""

@@ -1,9 +1,8 @@
-"""Permits → claims → executors: ask the queue for as much as can run now, or within a moment.
+"""Claim predictions for free slots, and start an executor for each claim.
 
-Holds the permits before it asks, so nothing is claimed that has to wait here; but where more waits in the queue than
-there are slots, and runs are short, a few are claimed ahead, for the slots that are free next. How much of the permits
-one claim may use is decided in `portion.py`. Queues that are read beside its own, as that of an older version, have
-their share of the permits. Never looks into a prediction.
+Permits are taken before the queue is asked, so that no claim waits in this process. The exception: where the queue is
+longer than the slots and runs are short, a few predictions are claimed ahead, for the slots that become free next.
+Each queue that is read (its own, and for example one of an older version) gets its share of the permits.
 """
 
 import asyncio
@@ -23,26 +22,28 @@ from director.core.clock import Clock
 from director.core.errors import BackendUnavailable, UnknownQueue
 from director.core.ids import QueueName
 from director.core.schema import Claim
-from director.execution.bell import LEAST_S, LONGEST_S, Bell
 from director.execution.ends import CLAIMED_AHEAD
 from director.execution.executor import Executor
+from director.execution.wakeup import LEAST_S, LONGEST_S, Wakeup
 from director.runtime import crash
 from director.servers.server import Permit, Server
 from director.servers.servers import Servers
 
-# How much the next claim may bring, and what should come first: slots, the cost of a batch, and what is warm.
-#
-# Pure. Costs in flight together never pass the batch's cost, but for a single one that is larger alone. Where a server
-# takes several in one request, one claim fills one of them, and the cost is that of one request. What a server ran
-# last is asked for again, so that it need not load other weights, but never so often that others are kept waiting.
+log = logging.getLogger(__name__)
 
-MOST_SKIPS: Final = 8  # in a row, of older ones for warm ones
-# While Redis carries one claim out, what the last one brought is begun here, and others are heard there
+MOST_SKIPS: Final = 8  # older predictions in a row that warm ones may overtake
+# Bounded: while Redis carries out one claim, this process starts what the last one brought, and Redis serves others
 MOST_AT_ONCE: Final = 16
+AWAY_S: Final = 1.0
+# Bounded: if this machine vanishes, the claims of a call that waited in Redis are lost to others for a lease
+MOST_BEHIND_WAKEUP: Final = 4
+
+Send = Callable[[bytes], Awaitable[Any]]
+Waited = TypeVar("Waited")
 
 
-class Portion(Struct, frozen=True, kw_only=True):
-    """What one claim asks for, as `Scripts.claim` takes it."""
+class ClaimRequest(Struct, frozen=True, kw_only=True):
+    """The bounds of one claim, as `Scripts.claim` takes them."""
 
     count: int
     budget: float | None = None
@@ -50,11 +51,13 @@ class Portion(Struct, frozen=True, kw_only=True):
     warm: str = ""
 
 
-class Portions:
-    """What runs on the permits, and what follows from it for the next claim.
+class ClaimPlanner:
+    """Decides how much the next claim may bring, and which affinity should come first. Pure.
 
-    `batch_cost`: most that may run at once by cost, 0 for no bound; `batch_size`: by number, 0 for as many as there are
-    slots.
+    The costs of all runs together never exceed `batch_cost` (0: no bound), except that of one larger run alone.
+    `batch_size` bounds their number (0: the slots). Where a server takes several runs in one request, one claim fills
+    one request, and both bounds hold for it. The affinity that a server ran last is asked for again, so that it need
+    not load other weights, but at most `MOST_SKIPS` times while older predictions wait.
     """
 
     def __init__(self, *, batch_cost: float = 0, batch_size: int = 0) -> None:
@@ -67,10 +70,10 @@ class Portions:
         self._hits = self._keyed = 0
         self._fills = self._filled = 0.0
 
-    def next(self, permits: Sequence[Permit]) -> Portion | None:
-        """What to ask for with these permits free; None while what runs leaves no room.
+    def next(self, permits: Sequence[Permit]) -> ClaimRequest | None:
+        """Return what to ask for while these permits are free, or None while the runs leave no room.
 
-        What is warm is that of the first one's server, and only for servers that are warm for the same.
+        The warm affinity is that of the first permit's server. The request is then only for servers that share it.
         """
         permits = _together(permits)
         self._taken = self._running() if permits[0].batch is None else []
@@ -83,17 +86,17 @@ class Portions:
         warm = self._key(permits[0]) if self._skips < MOST_SKIPS else ""
         if warm:
             count = min(count, MOST_SKIPS - self._skips, sum(self._key(permit) == warm for permit in permits))
-        return Portion(count=count, budget=budget, alone=not running, warm=warm)
+        return ClaimRequest(count=count, budget=budget, alone=not running, warm=warm)
 
-    def take(self, portion: Portion, claims: Sequence[Claim], permits: Sequence[Permit]) -> list[Permit]:
-        """What was asked for has come: the permit that each claim runs on, of those that were free."""
+    def take(self, request: ClaimRequest, claims: Sequence[Claim], permits: Sequence[Permit]) -> list[Permit]:
+        """Note the claims that a request brought. Returns the permit for each claim, out of the free ones."""
         taken = self._assigned(claims, permits)
         self._taken += [(permit, claim.record.cost) for claim, permit in zip(claims, taken, strict=True)]
         for claim, permit in zip(claims, taken, strict=True):
             key = claim.record.affinity
             self._keyed += key != ""
             self._hits += key != "" and key == self._key(permit)
-            self._skips = self._skips + 1 if key != "" and key == portion.warm else 0
+            self._skips = self._skips + 1 if key != "" and key == request.warm else 0
             self._warm[permit.server] = (permit.since, key)
         if self._cost and claims:
             self._fills += 1
@@ -102,28 +105,28 @@ class Portions:
 
     @property
     def is_bounded(self) -> bool:
-        """By more than slots?"""
+        """Whether cost or number bound the runs, beside the slots."""
         return bool(self._cost or self._size)
 
     @property
     def is_full(self) -> bool:
         """Does what runs leave no room for another, whatever it costs?"""
-        costs = [cost for seat, cost in self._running() if seat.batch is None]
+        costs = [cost for permit, cost in self._running() if permit.batch is None]
         return 0 < self._size <= len(costs) or 0 < self._cost <= sum(costs)
 
     @property
     def has_more_room(self) -> bool:
-        """Did anything end that ran when `next` was asked last?"""
+        """Whether a run has ended since the last call of `next`."""
         return len(self._running()) < self._asked_beside
 
     @property
     def figures(self) -> dict[str, str]:
-        """For people: how often the key was that of the server's run before; how full a batch was after a claim."""
+        """Figures for operators: the share of runs on a warm server, and how full a batch was after a claim."""
         shares = {"warm_hit_ratio": (self._hits, self._keyed), "batch_fill": (self._filled, self._fills)}
         return {name: f"{part / whole:.3f}" for name, (part, whole) in shares.items() if whole}
 
     def _assigned(self, claims: Sequence[Claim], permits: Sequence[Permit]) -> list[Permit]:
-        """On the server that runs it already, or on one that is warm for it, if there is one. The others in order."""
+        """Prefer the server that runs the claim already, then a warm one. The other claims get permits in order."""
         free = _together(permits)
         assigned: dict[int, Permit] = {}
         for suits in (_runs_already, self._is_warm):
@@ -139,7 +142,7 @@ class Portions:
         return claim.record.affinity != "" and claim.record.affinity == self._key(permit)
 
     def _key(self, permit: Permit) -> str:
-        """What its server ran last, since it was started."""
+        """Return the affinity that the server ran last since its start, or ''."""
         since, key = self._warm.get(permit.server, ("", ""))
         return key if since == permit.since else ""
 
@@ -152,27 +155,16 @@ def _runs_already(claim: Claim, permit: Permit) -> bool:
 
 
 def _together(permits: Sequence[Permit]) -> list[Permit]:
-    """Those that one claim is for: all of them, or the places of one batch."""
+    """Return the permits that one claim is for: all outside of batches, or those of the first batch."""
     batch = permits[0].batch if permits else None
     return [permit for permit in permits if (permit.place is None if batch is None else permit.batch is batch)]
 
 
-log = logging.getLogger(__name__)
-
-AWAY_S: Final = 1.0
-# Of a claim that waits at the server: a machine that vanishes takes so many along for a lease, which others could have
-MOST_AT_BELL: Final = 4
-
-Send = Callable[[bytes], Awaitable[Any]]
-Waited = TypeVar("Waited")
-
-
 class Consumer:
-    """Claims until it is told to stop, from its own queue and from others of its model.
+    """Claims until `stop`, from its own queue and from others of its model.
 
-    `register` makes its own queue known again where Redis forgot it.
-
-    `gather_s`: what comes to a queue that was empty waits so long for company, to go in one request.
+    `register` registers its own queue again after Redis has lost it. `gather_s`: how long the first prediction in an
+    empty queue waits for others that can go in the same request.
     """
 
     def __init__(
@@ -184,11 +176,11 @@ class Consumer:
         scripts: Scripts,
         servers: Servers,
         executor: Executor,
-        bell: Bell,
+        wakeup: Wakeup,
         clock: Clock,
         lease_s: float,
         register: Callable[[], Awaitable[object]],
-        portions: Portions,
+        planner: ClaimPlanner,
         gather_s: float = 0,
     ) -> None:
         self._queue = queue
@@ -198,11 +190,11 @@ class Consumer:
         self._scripts = scripts
         self._servers = servers
         self._executor = executor
-        self._bell = bell
+        self._wakeup = wakeup
         self._clock = clock
         self._lease_s = lease_s
         self._register = register
-        self._portions = portions
+        self._planner = planner
         self._gather_s = gather_s
         self._is_full = self._has_more = self._is_ahead = self._is_empty = False
         self._runs: set[asyncio.Task[None]] = set()
@@ -212,7 +204,7 @@ class Consumer:
         self._over = asyncio.Event()
 
     async def run(self) -> None:
-        """Claim and run, until `stop`."""
+        """Claim and run until `stop`."""
         self._task = asyncio.current_task()
         try:
             while not self._stopping:
@@ -222,25 +214,25 @@ class Consumer:
                     log.exception("claiming broke", extra={"queue": self._queue})
                     await self._resting(self._clock.sleep(AWAY_S))
         except asyncio.CancelledError:
-            if not self._stopping:  # canceled by whoever owns the task, not by stop
+            if not self._stopping:  # canceled by the owner of the task, not by stop
                 raise
         finally:
             self._over.set()
 
     def stop(self) -> None:
-        """Claim nothing more. A claim that is under way is not cut: what it brings still runs."""
+        """Claim nothing more. A claim call in progress is not cut: what it brings still runs."""
         self._stopping = True
         if self._at_rest and self._task is not None:
             self._task.cancel()
 
     async def run_once(self) -> int:
-        """Wait for a permit, then claim as many predictions as there is room for and start them; how many.
+        """Wait for a permit, then claim as many predictions as there is room for and start them. Returns their number.
 
-        Each queue is asked in turn for its share of the permits, and the next time another one goes first.
+        Each queue is asked in turn for its share of the permits. The next call begins with another queue.
         """
         self._is_full = self._is_empty = False
-        # queues that take turns would not by what is claimed ahead
-        ahead = self._has_more and not self._portions.is_bounded and len(self._turns) == 1
+        # claims ahead would upset the turns of several queues
+        ahead = self._has_more and not self._planner.is_bounded and len(self._turns) == 1
         permits = await self._resting(self._servers.permits.wait(ahead=ahead))
         self._is_ahead = not any(permit.has_slot for permit in permits)
         self._has_more = False
@@ -256,120 +248,120 @@ class Consumer:
                 if not permits or self._stopping or (started and fills_batch):
                     break
             self._has_more = not permits
-            # what comes after such an answer rings, so there is nothing to ask again for
+            # a later prediction sends a wakeup, so the queue need not be asked again
             self._is_empty = emptied == len(self._turns) and bool(permits) and not self._is_ahead
             return started
         finally:
             self._servers.permits.release(*permits)
 
     async def _fill(self, queue: QueueName, permits: list[Permit], share: int) -> Claims:
-        """Claim for so many of the permits; what came, whose permits are not among them any more."""
-        portion = self._portions.next(permits[:share])
-        claims = await self._ask(queue, portion) if portion else Claims(why="budget")
+        """Claim for the first `share` permits and start what came. Takes the used permits out of `permits`."""
+        request = self._planner.next(permits[:share])
+        claims = await self._ask(queue, request) if request else Claims(why="budget")
         self._is_full = self._is_full or claims.why == "budget"
-        if portion:
-            self._begin(portion, claims, permits, share)
+        if request:
+            self._begin(request, claims, permits, share)
         return claims
 
-    def _begin(self, portion: Portion, claims: Sequence[Claim], permits: list[Permit], share: int) -> None:
+    def _begin(self, request: ClaimRequest, claims: Sequence[Claim], permits: list[Permit], share: int) -> None:
         if claims:
             crash.at("after_claim")
-        for claim, permit in zip(claims, self._portions.take(portion, claims, permits[:share]), strict=True):
+        for claim, permit in zip(claims, self._planner.take(request, claims, permits[:share]), strict=True):
             permits.remove(permit)
             self._start(claim, permit)
 
     async def _claim_or_rest(self) -> None:
-        # a claim that dies with its director, which may be before it was heard of here, must not cost an attempt
-        carries = self._bell.carries and self._servers.permits.may_wait and not self._portions.is_bounded
+        # a director may die before it hears of such a claim, which must then not cost an attempt: see `may_wait`
+        carries = self._wakeup.carries and self._servers.permits.may_wait and not self._planner.is_bounded
         carries = carries and not self._servers.permits.take_batches()
         if self._is_empty and carries:
-            await self._claim_at_bell()
+            await self._claim_behind_wakeup()
             return
         started = await self._claimed()
-        # what comes while every slot is taken is for a director that has a free one: its bell is not heard.
-        # A full batch has no use for it either: the next look at the room says so, and asks Redis nothing.
-        goes_on = started and (not self._is_empty or self._portions.is_full)
+        # While every slot is taken, a new prediction is for a director with a free slot: do not take its wakeup.
+        # A full batch has no use for the wakeup either: the next look at the room says so and asks Redis nothing.
+        goes_on = started and (not self._is_empty or self._planner.is_full)
         if self._is_ahead or goes_on or (self._is_empty and carries):
             return
-        await self._resting(self._room() if self._is_full else self._rung())
+        await self._resting(self._wait_for_room() if self._is_full else self._wait_for_wakeup())
 
-    async def _claim_at_bell(self) -> None:
-        """Wait for what comes, with a claim of a few that the server carries out when the bell has rung.
+    async def _claim_behind_wakeup(self) -> None:
+        """Send a claim for a few that Redis carries out when the wakeup comes.
 
-        No permit is held meanwhile: what has none when it comes is given back, uncounted.
+        No permit is held meanwhile: a claim that finds none free is released, without counting as an attempt.
         """
         self._is_empty = False
-        free = self._servers.permits.take(MOST_AT_BELL)
-        portion = self._portions.next(free) if free else None
+        free = self._servers.permits.take(MOST_BEHIND_WAKEUP)
+        request = self._planner.next(free) if free else None
         self._servers.permits.release(*free)
-        if portion is None:
+        if request is None:
             return
         nonce = secrets.token_hex(16)
         try:
-            claims = await self._resting(self._ask_once(self._queue, portion, nonce, send=self._bell.carry))
-        except UnknownQueue:  # the next claim makes it known again
+            claims = await self._resting(self._ask_once(self._queue, request, nonce, send=self._wakeup.carry))
+        except UnknownQueue:  # the next claim registers it again
             return
-        except exceptions.RedisError as exc:  # it may have been carried out, and is then answered again
-            log.info("a claim at the bell was lost, asking again", extra={"error": type(exc).__name__})
-            claims = await self._claim(self._queue, portion, nonce)
-            if not claims:  # a bell that cannot be waited at must not be asked as fast as it says so
+        except exceptions.RedisError as exc:  # if Redis carried it out, it answers the same again
+            log.info("a claim behind the wakeup was lost, asking again", extra={"error": type(exc).__name__})
+            claims = await self._claim(self._queue, request, nonce)
+            if not claims:  # a wait that fails at once must not be repeated at once
                 await self._resting(self._clock.sleep(AWAY_S))
         except asyncio.CancelledError:
             if self._stopping:
                 await self._run_what_came(nonce)
             raise
-        await self._begin_or_give_back(portion, claims)
+        await self._begin_or_release(request, claims)
         self._is_empty = claims.why == "empty"
 
     async def _run_what_came(self, nonce: str) -> None:
-        """Stopped at the bell, which may have rung by then: run what that brought, and ask for nothing more."""
-        nothing = Portion(count=0)
+        """Run what the claim behind the wakeup may have brought before `stop`, and claim nothing more."""
+        nothing = ClaimRequest(count=0)
         try:
             claims = await self._ask_once(self._queue, nothing, nonce)
-        except (BackendUnavailable, UnknownQueue):  # what it may have claimed comes back by its lease
+        except (BackendUnavailable, UnknownQueue):  # claims that it made are recovered after their lease
             return
-        await self._begin_or_give_back(nothing, claims)
+        await self._begin_or_release(nothing, claims)
 
-    async def _begin_or_give_back(self, portion: Portion, claims: Claims) -> None:
+    async def _begin_or_release(self, request: ClaimRequest, claims: Claims) -> None:
         permits = self._servers.permits.take(len(claims))
         run, left = claims[: len(permits)], claims[len(permits) :]
-        self._begin(portion, run, permits, len(permits))
+        self._begin(request, run, permits, len(permits))
         for claim in left:
-            with contextlib.suppress(BackendUnavailable):  # then its lease gives it back
+            with contextlib.suppress(BackendUnavailable):  # then it is recovered after its lease
                 await self._scripts.release(claim.id, token=claim.token, spent=False, code=CLAIMED_AHEAD)
             log.warning("claim given back", extra={"prediction": claim.id, "spent": False, "code": CLAIMED_AHEAD})
 
     async def over(self) -> None:
-        """After `stop`: wait until no claim is under way, and what was claimed last has started."""
+        """After `stop`: wait until no claim call is in progress and the last claims have started."""
         await self._over.wait()
         await asyncio.sleep(0)
 
     async def finished(self) -> None:
-        """After `stop`: wait until every run is settled, webhooks and all."""
+        """After `stop`: wait until every run is settled and its webhooks are delivered or left to the courier."""
         await self.over()
         while self._runs:
             await asyncio.wait(self._runs)
 
     async def abandon(self) -> None:
-        """Let go of every run that is left: its claim stays with its lease, and nothing of it outlives the director."""
+        """Cancel every run that is left and leave its claim to the lease. No task outlives this call."""
         runs = set(self._runs)
         for run in runs:
             run.cancel()
         if runs:
             await asyncio.wait(runs)
 
-    async def _room(self) -> None:
-        """Wait until something that ran beside the last claim has ended, or as long as at the bell.
+    async def _wait_for_room(self) -> None:
+        """Wait until a run has ended since the last claim, or 2 to 5 s.
 
-        Not at the bell itself: what would ring for us is for another director, who may have room for it.
+        Not for a wakeup: it belongs to another director that may have room.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(random.uniform(LEAST_S, LONGEST_S)):  # noqa: S311 - spreads load, guards nothing
-                while not self._portions.has_more_room:
+                while not self._planner.has_more_room:
                     await self._servers.permits.changed()
 
-    async def _rung(self) -> None:
-        if await self._bell.wait() and self._servers.permits.take_batches():
+    async def _wait_for_wakeup(self) -> None:
+        if await self._wakeup.wait() and self._servers.permits.take_batches():
             await self._clock.sleep(self._gather_s)
 
     async def _resting(self, wait: Awaitable[Waited]) -> Waited:
@@ -380,7 +372,7 @@ class Consumer:
             self._at_rest = False
 
     async def _claimed(self) -> int:
-        """`run_once`, also where Redis was emptied under us and has to be told of the queue again."""
+        """Call `run_once`. Registers the queue again if Redis was emptied."""
         try:
             return await self.run_once()
         except UnknownQueue:
@@ -392,10 +384,10 @@ class Consumer:
             await self._resting(self._clock.sleep(AWAY_S))
         return 0
 
-    async def _ask(self, queue: QueueName, portion: Portion) -> Claims:
-        """What there is. Another one's queue may come and go, and nobody but its own directors makes it."""
+    async def _ask(self, queue: QueueName, request: ClaimRequest) -> Claims:
+        """Claim, or return no claims if another version's queue is unknown: only its own directors register it."""
         try:
-            claims = await self._claim(queue, portion)
+            claims = await self._claim(queue, request)
         except UnknownQueue:
             if queue == self._queue:
                 raise
@@ -406,28 +398,30 @@ class Consumer:
         self._strange.discard(queue)
         return claims
 
-    async def _claim(self, queue: QueueName, portion: Portion, nonce: str = "") -> Claims:
-        """The nonce stays until an answer came, and the permits too: a claim whose reply was lost is answered again."""
+    async def _claim(self, queue: QueueName, request: ClaimRequest, nonce: str = "") -> Claims:
+        """Ask until an answer comes, with the same nonce: a claim whose answer was lost is answered again."""
         nonce = nonce or secrets.token_hex(16)
         while True:
             try:
-                return await self._ask_once(queue, portion, nonce)
+                return await self._ask_once(queue, request, nonce)
             except BackendUnavailable as exc:
                 log.warning("claiming failed", extra={"queue": queue, "error": str(exc)})
-                if self._stopping:  # what it may have claimed comes back by its lease
+                if self._stopping:  # claims that it made are recovered after their lease
                     return Claims()
                 await self._resting(self._clock.sleep(AWAY_S))
 
-    async def _ask_once(self, queue: QueueName, portion: Portion, nonce: str, *, send: Send | None = None) -> Claims:
+    async def _ask_once(
+        self, queue: QueueName, request: ClaimRequest, nonce: str, *, send: Send | None = None
+    ) -> Claims:
         return await self._scripts.claim(
             queue,
             consumer=self._name,
             nonce=nonce,
-            count=portion.count,
+            count=request.count,
             lease_s=self._lease_s,
-            budget=portion.budget,
-            alone=portion.alone,
-            warm=portion.warm,
+            budget=request.budget,
+            alone=request.alone,
+            warm=request.warm,
             send=send,
         )
 

@@ -1,9 +1,9 @@
-"""Own the rooms of one director: who starts and stops whom is decided here and nowhere else.
+"""Direct one model: build the parts of a director, start them in order, and drain them.
 
-Order of a start: the health port opens, Redis is looked at, each server is watched; the first one that is ready gives
-the queue its name, unless another director did before, and only then heartbeat and consumer begin. A drain follows the
-prediction's way: claim nothing more and say so, let runs finish, hand back what does not, stop the heartbeat last.
-Asked a second time, it ends at once.
+Order of a start: the stored configuration comes into force and each model server is watched. The first server that is
+ready gives the queue its name, unless another director registered it before. Only then heartbeat and consumer begin.
+A drain follows the way of a prediction: claim nothing more and report so, let runs finish, release the claims of runs
+that do not, stop the heartbeat last.
 """
 
 import asyncio
@@ -12,36 +12,35 @@ import os
 import random
 import secrets
 import socket
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import anyio
 import msgspec
+from msgspec import Struct
+from redis.asyncio import Redis
 
+from director.broker.gatherer import Gatherer
 from director.broker.scripts import Scripts
+from director.core.clock import Clock
 from director.core.errors import BackendUnavailable, SettingsError
 from director.core.ids import Kind, QueueName, model_and_kind, version_id
-from director.core.model_config import check_server_url
+from director.core.model_config import ModelConfig, check_server_url, over
 from director.core.runner_config import runner_config
 from director.core.schema import SetupRun, setup_run
 from director.core.settings import DirectorSettings
-from director.execution.bell import Bell
-from director.execution.configuring import Configuring
-from director.execution.consumer import Consumer, Portions
+from director.execution.active_claims import ActiveClaims
+from director.execution.consumer import ClaimPlanner, Consumer
 from director.execution.ends import Limits, Stop
 from director.execution.executor import Executor
 from director.execution.file_inputs import FileInputs
 from director.execution.heartbeat import Heartbeat
-from director.execution.holdings import Holdings
-from director.execution.metering import Watched
-from director.execution.publishing import Publishing
-from director.execution.shared import Shared, clear_up, inbox_of, measure, serve_health
+from director.execution.metering import DirectorGauges, Metering
+from director.execution.moderation import Moderator
 from director.execution.storing import Storing
+from director.execution.wakeup import Wakeup
 from director.files.caller_files import CallerFiles
-from director.files.choose import StoreCheck
-from director.runtime import process
-from director.runtime.health import Health, redis_check
+from director.files.store import OutputStore
+from director.runtime.tracing import Tracing
 from director.servers.fleet import Driven, Fleet, Watch
 from director.servers.runners.inbox import Inbox
 from director.servers.runners.make import make_runner
@@ -56,34 +55,23 @@ from director.store.catalog import OPEN_SCHEMA, Catalog, Kinds
 from director.store.model_configs import ModelConfigs
 from director.store.removal import Removal, TrainedVersions
 from director.webhooks.outbox import Post
+from director.webhooks.sender import Sender
 from director.webhooks.terminal import Schedule, TerminalWebhooks
 
 log = logging.getLogger(__name__)
 
-# After the drain's own time: for servers to heed a cancel (see DRAIN_WAIT_S), and for last writes and webhooks
+# After the drain's own time: for servers to act on a cancel (see DRAIN_WAIT_S), and for last writes and webhooks
 HAND_BACK_S: Final = 10.0
 TELL_S: Final = 2.0
 LOOK_AGAIN_S: Final = 2.0
 STAY_S: Final = 5.0  # as often as the slowest heartbeat
 NEEDS: Final = "A director needs --model owner/name and at least one --server URL."
-# Of one answer, where files are stored: they leave the output before it is measured
+# Bytes of one answer where files are stored: the files leave the output before its size is checked
 MOST_WITH_FILES: Final = 64 << 20
 
 
-@asynccontextmanager
-async def made(settings: DirectorSettings, shared: Shared) -> AsyncGenerator["Director"]:
-    """The director, by connections of its process. What it holds of its own is let go afterwards."""
-    director = Director(settings, shared)
-    try:
-        yield director
-    finally:
-        with anyio.CancelScope(shield=True):
-            await director.abandon()
-            await director.fleet.aclose()
-
-
 def check_settings(settings: DirectorSettings) -> None:
-    """Raises SettingsError for what no director could start with."""
+    """Raise SettingsError for settings with which no director can start."""
     if not settings.model or not (settings.servers or settings.kind == "prediction"):
         raise SettingsError(NEEDS)
     for url in settings.servers:
@@ -98,55 +86,55 @@ def check_settings(settings: DirectorSettings) -> None:
         raise SettingsError("Trainings run on Cog servers only: leave --runner out, or --kind training.")
 
 
+class Shared(Struct, frozen=True, kw_only=True):
+    """The connections and services that the directors of one process share. `waits`: their blocking connections."""
+
+    gatherer: Gatherer
+    waits: Redis
+    sender: Sender
+    clock: Clock
+    moderator: Moderator | None
+    metering: Metering
+    tracing: Tracing
+    store: OutputStore | None
+
+
 class Director:
-    """The rooms of one queue, and of those that are read beside it. Owns no connection: it is handed them."""
+    """Claims and runs the predictions of one queue, and of the queues that are read beside it."""
 
     def __init__(self, settings: DirectorSettings, shared: Shared) -> None:
         clock, store = shared.clock, shared.store
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-        self.health = Health()
         self.servers = Servers([], clock.monotonic)
-        self.holdings = Holdings()
-        self._settings = settings
+        self.claims = ActiveClaims()
+        self.fleet = Fleet(self.servers, make=self._make_server, watch=self._watch)
+        self._given = self._settings = settings
+        self._shared = shared
         self._redis = shared.gatherer.redis
-        self._waits = shared.waits
-        self._sender = shared.sender
         self._clock = clock
         self._scripts = Scripts(shared.gatherer)
         self._catalog = Catalog(self._redis, self._scripts, clock)
         self._kinds = Kinds(self._redis, self._scripts, self._catalog)
         self._kind: Kind = "" if settings.kind == "prediction" else settings.kind
-        runner_config(settings.runner, settings.runner_config)  # a mistake ends it here, whatever is written down
-        configs = ModelConfigs(self._redis, self._scripts, clock)
-        self._configuring = Configuring(configs, settings, clock, self._configure)
-        self.fleet = Fleet(self.servers, make=self._make_server, watch=self._watch)
+        runner_config(settings.runner, settings.runner_config)  # raises, also if the stored configuration replaces it
+        self._configs = ModelConfigs(self._redis, self._scripts, clock)
+        self._config = ModelConfig()
+        self._config_error = ""
         self._heartbeat: Heartbeat | None = None
         self._consumer: Consumer | None = None
         self._executor: Executor | None = None
-        self._portions = Portions(batch_cost=settings.batch_cost, batch_size=settings.batch_size)
+        self._planner = ClaimPlanner(batch_cost=settings.batch_cost, batch_size=settings.batch_size)
         self._version = settings.version.removeprefix("sha256:")
         self._policy = settings.policy
         self._schedule = Schedule.parse(settings.webhook_schedule)
-        self._storing = (
-            None
-            if store is None
-            else Storing(store, self._scripts, clock, run_limit_s=settings.run_limit_s, data_ttl_s=settings.data_ttl_s)
-        )
-        self._file_inputs = (
-            None
-            if store is None
-            else FileInputs(
-                store,
-                CallerFiles(self._redis),
-                clock,
-                base=settings.files_base,
-                run_limit_s=settings.run_limit_s,
-            )
-        )
+        self._storing: Storing | None = None
+        self._file_inputs: FileInputs | None = None
+        if store is not None:
+            limit_s, files = settings.run_limit_s, CallerFiles(self._redis)
+            self._storing = Storing(store, self._scripts, clock, run_limit_s=limit_s, data_ttl_s=settings.data_ttl_s)
+            self._file_inputs = FileInputs(store, files, clock, base=settings.files_base, run_limit_s=limit_s)
         removal = Removal(self._redis, self._scripts, self._catalog)
         self._trained = TrainedVersions(self._redis, self._catalog, removal, store=store)
-        self._moderator = shared.moderator
-        self._shared = shared
         self._queue: QueueName | None = None
         self._queue_known = asyncio.Event()
         self._registering = asyncio.Lock()
@@ -154,36 +142,20 @@ class Director:
         self._setup: SetupRun | None = None
         self._setup_webhook = SetupWebhook.of(settings, shared.sender, clock)
         self._server_kind = ""
-        self.health.checks = {"redis": redis_check(self._redis), "model": self.missing}
-        if store is not None:
-            self.health.checks["files"] = StoreCheck(store, clock).missing
-        self.health.figures = lambda: self.figures
-        self.health.metrics = shared.metering.registry
-        shared.metering.watch(Watched(lambda: self._queue or settings.model, self.servers, self.holdings))
+        shared.metering.watch(DirectorGauges(lambda: self._queue or settings.model, self.servers, self.claims))
         self._inbox = Inbox("")
         self._draining = False
 
-    async def direct(self, started: Callable[[int], None]) -> None:
-        """Everything, for ever."""
-        async with anyio.create_task_group() as tasks:
-            inbox = inbox_of(self._settings)
-            # before Redis answers: who is started anew for that only takes longer
-            port = await tasks.start(serve_health, self._settings, self.health, inbox)
-            await process.look_at_redis(self._redis, self._settings, self.health, self._clock)
-            tasks.start_soon(clear_up, self._settings, self._redis, self._clock)
-            tasks.start_soon(self.health.missing)  # a store that does not work is in the log before anybody asks
-            tasks.start_soon(measure, self._shared)
-            await self.work(inbox, lambda: started(port))
+    # ---- start and drain ----
 
-    async def work(self, inbox: Inbox, began: Callable[[], None] = lambda: None) -> None:
-        """All rooms, for ever, in a process that has looked at Redis and serves the inbox. `began`: it has servers."""
+    async def work(self, inbox: Inbox) -> None:
+        """Run all loops until canceled, in a process that has looked at Redis and serves the inbox."""
         self._inbox = inbox
         await self._begin()
         async with anyio.create_task_group() as rooms:
             await rooms.start(self.fleet.run)
-            began()
             if not self._kind:
-                rooms.start_soon(self._configuring.run)
+                rooms.start_soon(self._follow_config)
             rooms.start_soon(self._recognize)
             if self._setup_webhook is not None:
                 rooms.start_soon(self._setup_webhook.run)
@@ -194,57 +166,95 @@ class Director:
             rooms.start_soon(self._stay_registered)
 
     async def drain(self) -> None:
-        """Claim nothing more, finish what runs, hand back what does not finish; end the servers last, if asked to."""
+        """Claim nothing more, let runs finish, release the rest; end the servers last, if the settings say so."""
         self._draining = True
         if self._consumer is not None and self._heartbeat is not None:
-            await self._let_end(self._consumer, self._heartbeat)
+            await self._drain_claims(self._consumer, self._heartbeat)
         if self._settings.end_servers:
             await self._end_servers()
 
-    async def _let_end(self, consumer: Consumer, heartbeat: Heartbeat) -> None:
-        """All that is held, one way or the other. The heartbeat goes on meanwhile."""
-        log.info("draining", extra={"held": len(self.holdings), **self._portions.figures})
+    async def _drain_claims(self, consumer: Consumer, heartbeat: Heartbeat) -> None:
+        """Finish or release every claim. The heartbeat goes on meanwhile."""
+        log.info("draining", extra={"held": len(self.claims), **self._planner.figures})
         consumer.stop()
         with anyio.move_on_after(TELL_S):
             await heartbeat.drain()
         for grace_s in (self._settings.drain_s, HAND_BACK_S):
             with anyio.move_on_after(grace_s):
                 await consumer.over()
-                await self.holdings.empty()
+                await self.claims.empty()
                 break
-            self.holdings.stop_all(Stop.DRAIN)
+            self.claims.stop_all(Stop.DRAIN)
         else:
-            log.warning("left claims to their leases", extra={"held": len(self.holdings)})
-        # webhooks under way get a moment; what does not arrive by then is owed, and the courier has it
+            log.warning("left claims to their leases", extra={"held": len(self.claims)})
+        # webhooks in progress get a moment; the courier delivers the owed ones
         with anyio.move_on_after(TELL_S):
             await consumer.finished()
 
     async def _end_servers(self) -> None:
-        # they heed no SIGTERM: each would keep its GPU until whoever stops the pod has lost patience and kills it
+        # they ignore SIGTERM: each would keep its GPU until the kubelet's grace ends and it is killed
         with anyio.move_on_after(TELL_S):
             async with anyio.create_task_group() as asking:
                 for server in self.servers.all:
                     asking.start_soon(server.runner.shutdown)
 
     async def abandon(self) -> None:
-        """Let go of what a drain left, or what nobody drained, before its connections go."""
+        """Cancel the runs that are left and leave their claims to the leases. Call it before the connections close."""
         if self._consumer is not None:
             await self._consumer.abandon()
 
+    # ---- the stored configuration ----
+
     async def _begin(self) -> None:
-        """What is written down of the model is in force from the start."""
-        if not self._kind:
-            self._settings = await self._configuring.begin()
+        """Bring the stored configuration into force from the start. Waits for Redis; raises SettingsError."""
+        while not self._kind:
+            try:
+                self._config, _ = await self._stored_config()
+            except BackendUnavailable as exc:
+                log.warning("reading the configuration failed", extra={"error": str(exc)})
+                await self._clock.sleep(LOOK_AGAIN_S)
+                continue
+            self._settings = over(self._config, self._given)
             self._policy = self._settings.policy
+            break
         if not self._settings.servers:
             raise SettingsError(NEEDS)
         self._set_run_limit()
         self._want_servers()
 
+    async def _follow_config(self) -> None:
+        """Bring each change of the stored configuration into force within seconds.
+
+        A configuration that cannot be used changes nothing, and is logged once.
+        """
+        while True:
+            try:
+                await self._follow_config_once()
+                self._config_error = ""
+            except BackendUnavailable as exc:
+                log.warning("reading the configuration failed", extra={"error": str(exc)})
+            except SettingsError as exc:
+                if str(exc) != self._config_error:
+                    log.error("the configuration cannot be used", extra={"error": str(exc)})
+                self._config_error = str(exc)
+            await self._clock.sleep(LOOK_AGAIN_S)
+
+    async def _follow_config_once(self) -> None:
+        config, revision = await self._stored_config()
+        if config != self._config:
+            await self._configure(over(config, self._given))
+            self._config = config
+            log.info("configuration in force", extra={"revision": revision})
+
+    async def _stored_config(self) -> tuple[ModelConfig, int]:
+        """Return the configuration and its revision: an empty one and 0 if none is stored."""
+        stored = await self._configs.get(self._given.model)
+        return (stored.config, stored.revision) if stored else (ModelConfig(), 0)
+
     async def _configure(self, settings: DirectorSettings) -> None:
-        """Have other settings in force: the queue's first, then those of its runs, then the servers."""
+        """Bring other settings into force: first the queue's, then those of the runs, then the servers."""
         if not settings.servers:
-            raise SettingsError("No server is left to it: the ones that it has stay.")
+            raise SettingsError("The configuration names no server: the servers in use stay.")
         policy = settings.policy
         async with self._registering:
             if policy != self._policy and self._queue is not None:
@@ -254,13 +264,15 @@ class Director:
         self._want_servers()
 
     def _set_run_limit(self) -> None:
-        for room in (self._executor, self._storing, self._file_inputs):
-            if room is not None:
-                room.run_limit_s = self._settings.run_limit_s
+        for part in (self._executor, self._storing, self._file_inputs):
+            if part is not None:
+                part.run_limit_s = self._settings.run_limit_s
         if self._executor is not None:
             self._executor.policy = self._policy
-        # a claim whose holder dies counts as an attempt, also where its run had not begun: not for such a model
+        # a claim that waits here counts as an attempt if the director dies: only with retries left
         self.servers.permits.may_wait = self._policy.on_lost == "retry" and self._policy.attempts > 1
+
+    # ---- the parts ----
 
     def _want_servers(self) -> None:
         config = runner_config(self._settings.runner, self._settings.runner_config)
@@ -293,12 +305,12 @@ class Director:
         assert queue is not None  # noqa: S101 - for the type checker: the event is set after it
         also = [QueueName(name) for name in dict.fromkeys(settings.also) if name != queue]
         accounts = Accounts(self._redis, clock=self._clock)
-        tracing = self._shared.tracing
-        terminal = TerminalWebhooks(self._scripts, accounts, self._sender, self._clock, self._schedule, tracing=tracing)
+        sender, tracing = self._shared.sender, self._shared.tracing
+        terminal = TerminalWebhooks(self._scripts, accounts, sender, self._clock, self._schedule, tracing=tracing)
         terminal.on_told = self._shared.metering.webhooks.told
         post = Post(
             accounts=accounts,
-            sender=self._sender,
+            sender=sender,
             terminal=terminal,
             clock=self._clock,
             interval_s=settings.webhook_interval_s,
@@ -307,7 +319,7 @@ class Director:
         executor = self._executor = Executor(
             scripts=self._scripts,
             clock=self._clock,
-            holdings=self.holdings,
+            claims=self.claims,
             servers=self.servers,
             post=post,
             limits=Limits(
@@ -320,9 +332,9 @@ class Director:
             run_limit_s=settings.run_limit_s,
             dice=random.random,
             storing=self._storing,
-            moderator=self._moderator,
+            moderator=self._shared.moderator,
             file_inputs=self._file_inputs,
-            publishing=Publishing(self._trained, self._clock),
+            trained=self._trained,
             metering=self._shared.metering,
             tracing=tracing,
         )
@@ -330,9 +342,9 @@ class Director:
             queues=(queue, *also),
             name=self.name,
             scripts=self._scripts,
-            holdings=self.holdings,
+            claims=self.claims,
             servers=self.servers,
-            redis=self._waits,
+            redis=self._shared.waits,
             clock=self._clock,
             lease_s=settings.lease_s,
         )
@@ -343,17 +355,22 @@ class Director:
             scripts=self._scripts,
             servers=self.servers,
             executor=executor,
-            bell=Bell(self._waits, (queue, *also), self._clock),
+            wakeup=Wakeup(self._shared.waits, (queue, *also), self._clock),
             clock=self._clock,
             lease_s=settings.lease_s,
             register=self._register,
-            portions=self._portions,
+            planner=self._planner,
             gather_s=settings.batch_wait_ms / 1000,
         )
         return heartbeat, consumer
 
+    # ---- the queue and its model in the catalogue ----
+
     async def _recognize(self) -> None:
-        """Find the queue before any server is ready, where another director registered it: who waits is told why."""
+        """Find the queue before any server is ready, if another director registered it.
+
+        Then the heartbeat can report why predictions wait.
+        """
         while not self._queue_known.is_set():
             try:
                 await self._recognize_once()
@@ -371,41 +388,41 @@ class Director:
                 self._queue_known.set()
 
     async def _version_shown(self) -> str:
-        """The version by the schema of a server, ready or not: some show it from the start."""
+        """Return the version by a server's schema, or ''. Some servers show the schema before they are ready."""
         for server in self.servers.all:
             if (schema := await server.runner.openapi_schema()) is not None:
                 return version_id(self._settings.model, schema, b"")
         return ""
 
     async def _introduce(self, server: Server, health: ServerHealth) -> None:
-        """Put the model of a ready server into the catalogue."""
+        """Register the model of a ready server."""
         schema = await server.runner.openapi_schema()
         if schema is None:
             log.warning("the model server shows no schema", extra={"server": server.runner.url})
-        self._schema = schema or self._schema  # one that cannot be asked just now must not undo what is known
+        self._schema = schema or self._schema  # a server that does not answer now must not undo what is known
         self._server_kind = health.server or self._server_kind
         await self._register()
 
     async def _note_setup(self, server: Server, health: ServerHealth) -> bool:
-        """Put how a setup went beside its version; False where that is not in the catalogue yet."""
-        told = health.setup or Setup()
+        """Store the result of a setup beside its version. False if the version is not in the catalogue yet."""
+        setup = health.setup or Setup()
         self._setup = setup_run(
             "succeeded" if health.can_run else "failed",
-            started_at=told.started_at,
-            completed_at=told.completed_at,
-            logs=told.logs,
+            started_at=setup.started_at,
+            completed_at=setup.completed_at,
+            logs=setup.logs,
             server=server.runner.url,
         )
         if self._setup_webhook is not None:
             self._setup_webhook.add(self._setup, model=self._settings.model, version=self._version)
-        if self._kind:  # of the version it is the setup of what runs predictions
+        if self._kind:  # a version shows the setup of the servers that run predictions
             return True
         if not self._version:
             return False
         return await self._catalog.note_setup(self._settings.model, self._version, self._setup)
 
     async def _register(self) -> None:
-        """Put what is known of the model into the catalogue; the first time names the queue."""
+        """Register what is known of the model. The first call names the queue."""
         async with self._registering:
             settings = self._settings
             self._version = self._version or version_id(settings.model, self._schema, b"")
@@ -447,8 +464,8 @@ class Director:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """How its servers are used, and how the last setup of one went; not what that printed, which may be secret."""
-        figures: dict[str, Any] = dict(self._portions.figures)
+        """Return figures for /readyz: batches, lost slots and the last setup, without its logs, which may be secret."""
+        figures: dict[str, Any] = dict(self._planner.figures)
         if fewer := {server.runner.url: server.fewer for server in self.servers.all if server.fewer is not None}:
             figures |= {"fewer_slots": fewer}
         if self._setup is not None:
@@ -458,7 +475,7 @@ class Director:
         return figures
 
     async def missing(self) -> str:
-        """Ready when it can claim: why not, in the words of the server that is nearest to it."""
+        """Return why this director cannot claim, in words for operators; '' if it can."""
         if self._draining:
             return "draining"
         if self._queue_known.is_set() and self.servers.any_ready():

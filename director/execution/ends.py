@@ -1,6 +1,7 @@
-"""What the end of a run makes of its prediction: one table for every outcome and every reason to stop it. Pure.
+"""Decide what the end of a run makes of its prediction: one table for outcomes, one for reasons to stop. Pure.
 
-Believes a model server's word on how a run ended only where nobody asked it to stop. What is kept has its bounds here.
+A model server's word on how a run ended counts only where nothing asked the run to stop. The bounds on what is kept
+are here too.
 """
 
 from enum import StrEnum
@@ -14,20 +15,18 @@ from director.core.states import Status
 from director.core.view import LINES_DROPPED
 from director.servers.runners.runner import Ended, Outcome
 
-# Which faults get another attempt, and how long it waits. Pure: the caller brings the dice.
-
 
 class ErrorClass(StrEnum):
-    """What kind of fault ended a run."""
+    """The kind of fault that ended a run."""
 
-    CAPACITY = "capacity"  # no room, or not ready: nothing was tried
-    INFRASTRUCTURE = "infrastructure"  # the server, its worker or the connection died under it
-    MODEL = "model"  # the model's own code raised: it would again
-    INPUT = "input"  # the input was refused: it would be again
+    CAPACITY = "capacity"  # no room, or not ready: the run never began
+    INFRASTRUCTURE = "infrastructure"  # the server, its worker or the connection died during the run
+    MODEL = "model"  # the model's own code raised: it would raise again
+    INPUT = "input"  # the input was refused: it would be refused again
 
 
 class Rule(Struct, frozen=True):
-    """`again`: it may run again, as long as attempts are left. `spent`: this was one of them."""
+    """`again`: the prediction may run again while attempts are left. `spent`: this run was an attempt."""
 
     again: bool
     spent: bool
@@ -40,17 +39,17 @@ RULES: Final[dict[ErrorClass, Rule]] = {
     ErrorClass.INPUT: Rule(again=False, spent=True),
 }
 
-# A server that had no room gets this long to have some, unless it says how long itself.
+# The wait for a server that had no room, unless the server says how long itself
 CAPACITY_S: Final = 1.0
 
 
 def backoff_s(
     error: ErrorClass, attempt: int, *, base_s: float, cap_s: float, dice: float, asked_s: float | None = None
 ) -> float:
-    """How long to wait after the `attempt`-th attempt ended so. `dice` is 0..1.
+    """Return the wait in seconds after the `attempt`-th attempt. `dice` is 0..1.
 
-    Full jitter, anywhere up to base, twice that, four times … up to the cap, so that a fleet never marches in step. A
-    server's own Retry-After (`asked_s`) is the least, up to the cap.
+    Full jitter: anywhere up to base, twice base, four times base … up to the cap, so that a fleet does not retry in
+    step. A server's own Retry-After (`asked_s`) is the minimum, up to the cap.
     """
     asked = min(asked_s or 0.0, cap_s)
     if not RULES[error].spent:
@@ -65,10 +64,10 @@ NULL: Final = Raw(b"null")
 
 
 class Limits(Struct, frozen=True):
-    """What one prediction may leave behind, in bytes.
+    """The most that one prediction may leave behind, in bytes.
 
-    `files`: of all its files together, as they are written in its output. `inline`: text in a data URI that may stay
-    in an output, where files are stored; None where none are.
+    `files`: all its files together, as written in its output. `inline`: the longest text in a data URI that stays in an
+    output where files are stored; None where no files are stored.
     """
 
     output: int = 8 << 20
@@ -89,7 +88,7 @@ class Stop(StrEnum):
 
 
 class Finish(Struct, frozen=True, kw_only=True):
-    """The prediction has ended, for good."""
+    """The prediction becomes terminal."""
 
     status: Status
     error: str = ""
@@ -100,10 +99,11 @@ class Finish(Struct, frozen=True, kw_only=True):
 
 
 class GiveBack(Struct, frozen=True, kw_only=True):
-    """It may run again. `fault` says whether this was an attempt; None is a drain or a slot that did not come in time,
-    which never are.
+    """The claim is released and the prediction may run again. With a `fault` this was an attempt, if its rule says so.
+    A
+    drain, or a slot that did not come in time, has None and is no attempt.
 
-    `error` and `code` are its end when it may not run again; `asked_s` is the server's own Retry-After.
+    `error` and `code` become the prediction's own when it may not run again. `asked_s` is the server's Retry-After.
     """
 
     fault: ErrorClass | None
@@ -112,17 +112,17 @@ class GiveBack(Struct, frozen=True, kw_only=True):
     asked_s: float | None = None
 
 
-# Its end only where nothing may run twice, and its run had begun
+# The end of a drained run where nothing may run twice and the run had begun
 DRAINED: Final = GiveBack(
     fault=None,
     error="The run had begun when its director was drained, and this model allows no second run.",
     code="drained",
 )
 
-# The code of one that waited here for a slot, while the runs before it took longer than they did lately
+# The code of a claim that waited in this process for a slot while the runs before it took longer than expected
 CLAIMED_AHEAD: Final = "claimed_ahead"
 
-# Outcome of a run that nobody asked to stop -> the kind of fault it is; a success is none
+# The outcome of a run that was not asked to stop → its kind of fault. A success has no row.
 FAULTS: Final[dict[Outcome, ErrorClass]] = {
     Outcome.FAILED: ErrorClass.MODEL,
     Outcome.INVALID: ErrorClass.INPUT,
@@ -130,7 +130,7 @@ FAULTS: Final[dict[Outcome, ErrorClass]] = {
     Outcome.LOST: ErrorClass.INFRASTRUCTURE,
     Outcome.CANCELED: ErrorClass.INFRASTRUCTURE,
 }
-# … and its code, with the error where the server gave none, or when it may not run again
+# The outcome → its code, and the error if the server gave no error or no attempt is left
 CODES: Final[dict[Outcome, tuple[str, str]]] = {
     Outcome.FAILED: ("model_failed", "The model failed without saying why."),
     Outcome.INVALID: ("invalid_input", "The model server refused the input without saying why."),
@@ -138,7 +138,7 @@ CODES: Final[dict[Outcome, tuple[str, str]]] = {
     Outcome.LOST: ("server_lost", "The model server died while it ran, and it may not run again."),
     Outcome.CANCELED: ("server_canceled", "The model server stopped it unasked, and it may not run again."),
 }
-# Why it was stopped -> what it ends as, whatever the server says. A drained one is given back.
+# The reason to stop → the end, whatever the server answers. A drain has no row: it releases the claim.
 STOPS: Final[dict[Stop, tuple[Status, str, str]]] = {
     Stop.USER: (Status.CANCELED, "", ""),
     Stop.DEADLINE: (Status.CANCELED, "", ""),
@@ -149,7 +149,7 @@ STOPS: Final[dict[Stop, tuple[Status, str, str]]] = {
 
 
 class Verdict(StrEnum):
-    """May an output be released? UNKNOWN: whoever judges could not be asked for as long as there was time."""
+    """Whether an output may be released. UNKNOWN: the moderator gave no verdict in time."""
 
     ALLOWED = "allowed"
     REFUSED = "refused"
@@ -163,17 +163,17 @@ class Judged(Struct, frozen=True):
     reason: str = ""
 
 
-# A verdict that releases nothing -> the code of the failure, and the error where no reason was given
+# A verdict that withholds the output → the code of the failure, and the error if the moderator gave no reason
 VERDICTS: Final[dict[Verdict, tuple[str, str]]] = {
     Verdict.REFUSED: ("moderation_refused", "The output was refused."),
-    Verdict.UNKNOWN: ("moderation_unavailable", "Nobody could say in time whether the output may be released."),
+    Verdict.UNKNOWN: ("moderation_unavailable", "No verdict on the output came in time."),
 }
 
 
 def end_of(ended: Ended, stopped: Stop | None, limits: Limits, *, has_begun: bool) -> Finish | GiveBack:
-    """What becomes of a prediction whose run ended so. `ended` has all that is known of output and logs."""
+    """Return the end of a prediction by the end of its run. `ended` carries all known output and logs."""
     if stopped is Stop.DEADLINE and not has_begun:
-        # only the record knows whether an earlier attempt began, and so what a passed deadline makes of it
+        # the deadline's end depends on whether an earlier attempt began, which only the record knows
         return GiveBack(fault=None, error="", code="deadline_exceeded")
     if stopped in STOPS:
         status, code, error = STOPS[stopped]
@@ -187,14 +187,14 @@ def end_of(ended: Ended, stopped: Stop | None, limits: Limits, *, has_begun: boo
         return _finish(ended, limits, Status.FAILED, code=code, error=_cut(ended.error or error))
     if stopped is Stop.DRAIN:
         return DRAINED
-    if code == CLAIMED_AHEAD:  # no server was asked, and another director may have a slot for it now
+    if code == CLAIMED_AHEAD:  # no server was asked, and another director may have a free slot now
         return GiveBack(fault=None, error="", code=code)
     why = f"{error} ({_cut(ended.error)})" if ended.error else error
     return GiveBack(fault=fault, error=why, code=code, asked_s=ended.retry_after_s)
 
 
 def released(end: Finish, judged: Judged, stopped: Stop | None) -> Finish | GiveBack:
-    """What a success becomes by the verdict on its output."""
+    """Return what a success becomes by the verdict on its output."""
     if judged.verdict is Verdict.ALLOWED:
         return end
     if judged.verdict is Verdict.UNKNOWN and stopped is Stop.USER:
@@ -206,16 +206,16 @@ def released(end: Finish, judged: Judged, stopped: Stop | None) -> Finish | Give
 
 
 def tail(text: str, most_bytes: int) -> str:
-    """The end of a text that is too long, from a line's start where one is near."""
+    """Return the end of a text that is too long, from the start of a line if one is near."""
     if size_of(text) <= most_bytes:
         return text
     kept = text.encode()[-(most_bytes - size_of(LINES_DROPPED)) :]
-    cut = kept.decode(errors="ignore")  # the character that was cut through is left out
+    cut = kept.decode(errors="ignore")  # drops a character that was cut in two
     return LINES_DROPPED + cut[cut.find("\n", 0, LINE_SOUGHT_CHARS) + 1 :]
 
 
 def size_of(text: str) -> int:
-    """In bytes, as it is kept."""
+    """Return the size in bytes of UTF-8."""
     return len(text) if text.isascii() else len(text.encode())
 
 
@@ -238,5 +238,5 @@ def _finish(ended: Ended, limits: Limits, status: Status, *, code: str, error: s
 
 
 def _cut(error: str) -> str:
-    """An error goes into the record and every listing: its beginning is enough."""
+    """Shorten an error: it goes into the record and into every listing."""
     return error if len(error) <= MOST_ERROR_CHARS else error[:MOST_ERROR_CHARS] + " …"

@@ -1,152 +1,59 @@
-"""Accompany one claimed prediction to its end, in named steps: start and follow → end → settle → tell.
+"""Run one claimed prediction: follow its run, decide its end, write the end, notify the caller.
 
-Sees to it that what the tracker decides is done (`performer.py`), and decides nothing itself. Whatever happens, the
-claim is finished, given back, or left to its lease; it is never ended twice, since every write carries its token.
+`Executor.execute` is the whole life of a claim. The tracker decides; `Run` carries out what the tracker asks for.
+Every claim ends in one of three ways: finished, released, or left to its lease. It is never finished twice, because
+every write carries the claim's fencing token.
 """
 
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Callable
 from contextlib import aclosing
-from typing import Final
+from functools import cached_property, partial
+from typing import Any, Final, assert_never
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct, field
 from msgspec.structs import replace
 
-from director.broker.scripts import Requeued, Scripts
+from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.policy import Policy
-from director.core.schema import Claim, Record, Stored, spent_attempts
+from director.core.schema import Claim, Stored
 from director.core.states import Status
-from director.core.trace_context import TraceHeaders
-from director.execution.ends import CLAIMED_AHEAD, FAULTS, RULES, ErrorClass, Finish, GiveBack, Limits, backoff_s
+from director.execution.active_claims import ActiveClaim, ActiveClaims
+from director.execution.ends import CLAIMED_AHEAD, RULES, ErrorClass, Finish, GiveBack, Judged, Limits, backoff_s
 from director.execution.file_inputs import FileInputs
-from director.execution.holdings import Held, Holdings
-from director.execution.metering import Metering, error_label
+from director.execution.metering import ClaimSpans, Metering, metrics_of, with_metrics
 from director.execution.moderation import Moderator
-from director.execution.performer import Performer, Progress
-from director.execution.publishing import Publishing
-from director.execution.storing import Storing
-from director.execution.tracker import Tracker
+from director.execution.progress import Progress
+from director.execution.storing import StoredFile, Storing
+from director.execution.tracker import Ask, Halt, Happening, Remember, Tell, Tracker, Write
+from director.execution.uploads import Upload, Uploaded
+from director.files.store import FileName
 from director.runtime import crash
-from director.runtime.tracing import OFF, Facts, Span, Tracing, facts_of
+from director.runtime.tracing import OFF, Tracing
 from director.servers.runners.runner import Began, Ended, OneAnswer, Outcome, RunEvent, RunRequest
 from director.servers.server import Permit
 from director.servers.servers import Servers
+from director.store.removal import TrainedVersions
 from director.webhooks.outbox import GRACE_S, Outbox, Post
-
-# The spans of one claim: the wait before it, the claim itself, and the run within it.
-#
-# Times of the wait are those of the record. Where nobody collects spans it hands on the headers of the trace, no more.
-
-
-class ClaimSpans:
-    """Of one claim, from its first moment here."""
-
-    def __init__(self, tracing: Tracing, record: Record) -> None:
-        self._tracing = tracing
-        self._facts = _span_facts(tracing, record) if tracing.is_on else None
-        self._run: Span | None = None
-        if tracing.is_on and record.claimed is not None:
-            wait = tracing.begin("wait", record.trace, at_ms=_waits_since(record), facts=self._facts)
-            wait.end(at_ms=record.claimed)
-        self._claim: Span | None = tracing.begin("claim", record.trace, facts=self._facts)
-
-    def asks(self) -> TraceHeaders:
-        """Its run is asked for now: what the server is given."""
-        trace = self._claim.headers if self._claim is not None else {}
-        self._run = self._tracing.begin("run", trace, kind="client", facts=self._facts)
-        return self._run.headers
-
-    def ran(self, ended: Ended) -> None:
-        """Its run is over."""
-        self._end_run(error=FAULTS.get(ended.outcome, ""), facts={"outcome": ended.outcome})
-
-    def settled(self, end: Finish | GiveBack | None) -> None:
-        """Its end is written, unless the claim was lost."""
-        if not self._tracing.is_on:
-            return
-        self._end_run(error="left")
-        match end:
-            case Finish():
-                self._end_claim({"status": end.status}, error=error_label(end.code))
-            case GiveBack():
-                self._end_claim({"status": "given_back"}, error=end.fault or "")
-            case None:
-                self._end_claim({}, error="claim_lost")
-
-    def drop(self) -> None:
-        """Nothing more is done about it here. What was not settled is left to its lease."""
-        if self._tracing.is_on:
-            self._end_run(error="left")
-            self._end_claim({}, error="left")
-
-    def _end_run(self, *, error: str, facts: Facts | None = None) -> None:
-        run, self._run = self._run, None
-        if run is not None:
-            run.end(facts, error=error)
-
-    def _end_claim(self, facts: Facts, *, error: str) -> None:
-        claim, self._claim = self._claim, None
-        if claim is not None:
-            claim.end(facts, error=error)
-
-
-def _span_facts(tracing: Tracing, record: Record) -> Facts:
-    return {**facts_of(tracing, record), "attempt": record.attempt}
-
-
-def _waits_since(record: Record) -> int:
-    """Since it was made, or since an attempt of it was used up."""
-    spent = spent_attempts(record.history)
-    return spent[-1].ended if spent else record.created
-
-
-# What one run took: the metrics that go on the record beside the model's own, and into one line of the log. Pure.
-#
-# All times are ours: no clock of a model server is believed. None of them replaces what Replicate shows.
-
-
-def metrics_of(record: Record, tracker: Tracker, *, setup_wait_s: float, ahead_s: float = 0) -> dict[str, float]:
-    """Of the attempt that ends it. Times are in seconds; what cannot be told is left out.
-
-    `ahead_s`: what it still waited for a slot after it was claimed. `setup_wait_s`: how much of the time in the queue
-    no server of this director could run anything.
-    """
-    found: dict[str, float] = {}
-    if record.claimed is not None:
-        found["queue_time"] = max(0, record.claimed - record.created) / 1000 + ahead_s
-        found["setup_wait_time"] = setup_wait_s
-    if tracker.began_at is not None:
-        if tracker.over_at is not None:
-            found["run_time"] = tracker.over_at - tracker.began_at
-        if tracker.first_output_at is not None:
-            found["time_to_first_output"] = tracker.first_output_at - tracker.began_at
-            found["output_count"] = tracker.outputs
-            spread = tracker.last_output_at - tracker.first_output_at
-            if tracker.outputs > 1 and spread > 0:
-                found["outputs_per_second"] = (tracker.outputs - 1) / spread
-    return {name: round(value, 4) for name, value in found.items()}
-
-
-def with_metrics(told: bytes, ours: dict[str, float]) -> bytes:
-    """What the model measured, with ours. A model's own figure of the same name stays."""
-    metrics = msgspec.json.decode(told, type=dict[str, Raw]) if told else {}
-    return msgspec.json.encode({**ours, **metrics})
-
 
 log = logging.getLogger(__name__)
 
 AWAY_S: Final = 0.5
 AWAY_MOST_S: Final = 5.0
-# Well within the grace after which a courier tries, and as many as one director should remember the ends of
+PUBLISH_AGAIN_S: Final = 1.0
+# Less than the grace after which a courier delivers, and no more deliveries than one director should hold in memory
 TELL_S: Final = 25.0
 MOST_TELLING: Final = 64
-# Whose files are stored, or whose output is judged, off their slots
+# Claims that have left their slots while their files are stored or their output is judged
 MOST_ENDING: Final = 8
+# Bytes of files that wait for the store: beyond it the run is not followed until some are stored
+MOST_AHEAD: Final = 64 << 20
 
 ABANDONED: Final = Ended(outcome=Outcome.LOST, error="The run was abandoned")
 FAULT: Final = Ended(outcome=Outcome.LOST, error="Following the run failed inside the director")
@@ -154,238 +61,315 @@ NO_INPUT: Final = Ended(outcome=Outcome.REFUSED, error="The files of its input c
 LEFT: Final = Ended(outcome=Outcome.LOST, error="It was left on its server, for another director to follow")
 NO_TURN: Final = Ended(outcome=Outcome.REFUSED, code=CLAIMED_AHEAD)
 NEVER_BEGAN: Final = Ended(outcome=Outcome.REFUSED, error="It was asked to stop before it was started")
+GONE: Final = "The destination of this training is gone, or the version that it trained is."
 
 
-class Executor:
-    """Runs claims on permits. One for all of a director's claims; each call of `execute` is one claim.
+class Executor(Struct, kw_only=True, eq=False):
+    """Everything that the runs of one director share. Each call of `execute` runs one claim.
 
-    `policy` and `run_limit_s` may change: what is claimed from then on goes by them.
+    `policy` and `run_limit_s` may change: later claims use the new values. `dice` returns 0..1.
     """
 
-    def __init__(
-        self,
-        *,
-        scripts: Scripts,
-        clock: Clock,
-        holdings: Holdings,
-        servers: Servers,
-        post: Post,
-        limits: Limits,
-        policy: Policy,
-        run_limit_s: float,
-        dice: Callable[[], float],
-        storing: Storing | None = None,
-        moderator: Moderator | None = None,
-        file_inputs: FileInputs | None = None,
-        publishing: Publishing | None = None,
-        metering: Metering | None = None,
-        tracing: Tracing = OFF,
-    ) -> None:
-        self._scripts = scripts
-        self._clock = clock
-        self._holdings = holdings
-        self._servers = servers
-        self._post = post
-        self._limits = limits
-        self.policy = policy
-        self.run_limit_s = run_limit_s
-        self._dice = dice
-        self._storing = storing
-        self._moderator = moderator
-        self._file_inputs = file_inputs
-        self._publishing = publishing
-        self._metering = metering or Metering()
-        self._tracing = tracing
-        self._ending = 0
-        self._telling = 0
+    scripts: Scripts
+    clock: Clock
+    claims: ActiveClaims
+    servers: Servers
+    post: Post
+    limits: Limits
+    policy: Policy
+    run_limit_s: float
+    dice: Callable[[], float]
+    storing: Storing | None = None
+    moderator: Moderator | None = None
+    file_inputs: FileInputs | None = None
+    trained: TrainedVersions | None = None
+    metering: Metering = field(default_factory=Metering)
+    tracing: Tracing = OFF
+    ending: int = 0
+    telling: int = 0
 
     async def execute(self, claim: Claim, permit: Permit) -> None:
-        """From the claim to its last write. Never raises for what the server, the model or Redis does."""
-        tracker = Tracker(claim.record, self._limits, is_moderated=self._moderator is not None)
-        self._metering.claimed(claim.record)
-        spans = ClaimSpans(self._tracing, claim.record)
-        waited_ms = 0 if claim.record.claimed is None else claim.record.claimed - claim.record.created
-        setup_wait_s = self._servers.setup_wait_s(waited_ms / 1000)
-        self._servers.permits.move(permit, claim.record.remote)
-        held = Held(claim, tracker, permit.server.runner, self._clock)
-        outbox = Outbox(claim.record, self._post, lambda started_ms: self._snapshot(held, started_ms))
-        progress = Progress(held, self._scripts, self._clock, outbox if claim.record.webhook else None)
-        performer = Performer(
-            held,
-            progress,
-            self._clock,
-            storing=self._storing,
-            moderator=self._moderator,
-            run_limit_s=self.run_limit_s,
-        )
+        """Run a claim up to its last write. Never raises for what the model server, the model or Redis does."""
+        run = Run(self, claim, permit)
         try:
-            with self._holdings.holding(held):
-                await self._follow(held, performer, permit, spans)
-                end = await self._end(held, performer, permit)
-                if self._publishing is not None and claim.record.kind == "training":
-                    self._servers.permits.release(permit)
-                    end = await self._publishing.publish(held, end)
-                if not isinstance(end, Finish):  # from here on another attempt may be told of
-                    outbox.drop()
-                if isinstance(end, Finish):
-                    end = self._measured(held, end, setup_wait_s)
-                # Released before the last write, so that the next claim is sent together with it
-                self._servers.permits.release(permit)
-                finished = await self._settle(held, progress, end)
-                spans.settled(end)
+            with self.claims.added(run.active):
+                await run.follow()
+                end = await run.end()
+                finished = await run.settle(end)
             if finished:
-                await self._tell(outbox)
-            performer.drop()
-            if self._storing and finished and performer.has_files and _leaves_files_unnamed(claim, end):
-                await self._storing.remove(claim.record)
+                await run.notify()
+                await run.remove_unnamed_files(end)
         except Exception:
             log.exception("a claim is left to its lease", extra={"prediction": claim.id})
         finally:
-            if held.is_lost:
-                self._metering.lost(claim.record)
-            self._servers.permits.release(permit)
-            spans.drop()
-            performer.drop()
-            progress.drop()
-            outbox.drop()
+            run.drop()
 
-    def _measured(self, held: Held, end: Finish, setup_wait_s: float) -> Finish:
-        record = held.claim.record
-        held.took = metrics_of(record, held.tracker, setup_wait_s=setup_wait_s, ahead_s=held.ahead_s)
-        self._metering.measured(record, held.took)
-        return replace(end, metrics=with_metrics(end.metrics, held.took))
 
-    async def _tell(self, outbox: Outbox) -> None:
-        """Tell the caller of the end, beside the slot. The courier has it too, so no receiver that keeps silent may
-        pile up ends here: beyond a time and a number it is left to the courier.
-        """
-        if not outbox.is_wanted or self._telling >= MOST_TELLING:
-            return
-        self._telling += 1
+class Run:
+    """One claim: call `follow`, `end`, `settle` and `notify` in this order, and `drop` in every case.
+
+    Progress is written and the caller notified at once. What takes longer (storing files, asking the moderator) is
+    done beside the run, one after the other.
+    """
+
+    def __init__(self, executor: Executor, claim: Claim, permit: Permit) -> None:
+        record = claim.record
+        self._executor = executor
+        self._scripts = executor.scripts
+        self._clock = executor.clock
+        self._servers = executor.servers
+        self._metering = executor.metering
+        self._dice = executor.dice
+        self._claim = claim
+        self._seat = permit
+        self._metering.claimed(record)
+        self._spans = ClaimSpans(executor.tracing, record)
+        waited_ms = 0 if record.claimed is None else record.claimed - record.created
+        self._setup_wait_s = self._servers.setup_wait_s(waited_ms / 1000)
+        self._servers.permits.move(permit, record.remote)
+        self._tracker = tracker = Tracker(record, executor.limits, is_moderated=executor.moderator is not None)
+        self.active = ActiveClaim(claim, tracker, permit.server.runner, self._clock)
+        # not a method of this run: a circle of references would be left to the garbage collector
+        self._outbox = Outbox(record, executor.post, partial(_snapshot, claim, tracker, self._clock))
+        self._progress = Progress(
+            self.active, self._scripts, self._clock, self._outbox if self._outbox.is_wanted else None
+        )
+        self._run_limit_s = executor.run_limit_s
+        self._decided: Finish | GiveBack | None = None
+        self._ahead_s = 0.0
+        self._measured: dict[str, float] = {}
+        self._known_files: dict[FileName, StoredFile] = {}
+        self._beside: deque[Upload | Ask] = deque()
+        self._beside_task: asyncio.Task[None] | None = None
+        self._bytes_ahead = 0
+        self._has_files = False
+
+    @cached_property
+    def _caught_up(self) -> asyncio.Event:
+        return asyncio.Event()
+
+    # ---- follow: until the run is over ----
+
+    async def follow(self) -> None:
+        """Start the run and follow it until it is over or the claim is lost."""
+        active = self.active
         try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TELL_S):
-                    await outbox.complete()
-        finally:
-            self._telling -= 1
-
-    async def _follow(self, held: Held, performer: Performer, permit: Permit, spans: ClaimSpans) -> None:
-        """Start the run and follow it until it is over, or the claim is lost."""
-        try:
-            await held.read(self._read(held, performer, permit, spans))
+            await active.follow(self._start_and_read())
         except Exception:
-            log.exception("following a run failed", extra={"prediction": held.claim.id})
-        if held.is_lost:
+            log.exception("following a run failed", extra={"prediction": self._claim.id})
+        if active.is_lost:
             return
-        if not held.tracker.is_over:
-            ends = ((held.stuck, ABANDONED), (held.unbegun, NEVER_BEGAN), (held.left, LEFT))
-            performer.feed(next((end for is_so, end in ends if is_so), FAULT))
-        if held.stuck:
-            self._servers.doubt(permit)
+        if not self._tracker.is_over:
+            ends = ((active.is_stuck, ABANDONED), (active.never_began, NEVER_BEGAN), (active.is_left, LEFT))
+            self._apply(next((end for is_so, end in ends if is_so), FAULT))
+        if active.is_stuck:
+            self._servers.doubt(self._seat)
 
-    async def _read(self, held: Held, performer: Performer, permit: Permit, spans: ClaimSpans) -> None:
-        await held.turn()
-        given = await self._given(held.claim)
+    async def _start_and_read(self) -> None:
+        await self.active.wait_for_older()
+        given = await self._input()
         if given is None:
-            performer.feed(NO_INPUT)
+            self._apply(NO_INPUT)
             return
         waits_since = self._now()
-        if not await self._servers.permits.turn(permit):
-            performer.feed(NO_TURN)
+        if not await self._servers.permits.turn(self._seat):
+            self._apply(NO_TURN)
             return
-        held.ahead_s = self._now() - waits_since
+        self._ahead_s = self._now() - waits_since
         crash.at("before_put")
-        record = held.claim.record
+        record = self._claim.record
         request = RunRequest(
-            id=held.claim.id,
+            id=self._claim.id,
             input=given,
             remote=record.remote,
-            place=permit.place,
+            place=self._seat.place,
             alone=record.attempt > 1,
             cost=record.cost,
-            trace=spans.asks(),
+            trace=self._spans.run(),
         )
-        self._servers.permits.start(permit)
-
-        def hear(event: RunEvent) -> None:
-            if isinstance(event, Began):
-                self._began(held)
-            elif isinstance(event, Ended):
-                spans.ran(event)
-                unasked = held.tracker.stopped is None
-                self._servers.ended(permit, event, unasked=unasked, account=record.account)
-            performer.feed(event)
-
-        if isinstance(held.runner, OneAnswer):
-            await held.runner.hear(request, hear)
+        self._servers.permits.start(self._seat)
+        runner = self.active.runner
+        if isinstance(runner, OneAnswer):
+            await runner.hear(request, self._hear)
             return
-        async with aclosing(held.runner.run(request)) as events:
+        async with aclosing(runner.run(request)) as events:
             async for event in events:
-                hear(event)
-                await performer.room()
+                self._hear(event)
+                await self._room_for_files()
 
-    def _began(self, held: Held) -> None:
-        held.limit(self.run_limit_s)
-        crash.at("after_put")
-        self._metering.started(held.claim.record)
-        log.debug("prediction started", extra=_facts(held.claim))
-
-    async def _given(self, claim: Claim) -> Raw | None:
-        """The input for this run; None while it cannot be told where its files are."""
-        if self._file_inputs is None:
+    async def _input(self) -> Raw | None:
+        """Return the input for the model server, or None if the addresses of its files cannot be looked up."""
+        files, claim = self._executor.file_inputs, self._claim
+        if files is None:
             return claim.input
         try:
-            return await self._file_inputs.for_run(claim.record, claim.input)
-        except Exception:  # Redis is away, or the store, which is somebody else's
-            log.warning("the files of an input cannot be looked up", extra=_facts(claim), exc_info=True)
+            return await files.for_run(claim.record, claim.input)
+        except Exception:  # Redis is away, or the store: any store may raise anything
+            log.warning("the files of an input cannot be looked up", extra=self._facts(), exc_info=True)
             return None
 
-    async def _end(self, held: Held, performer: Performer, permit: Permit) -> Finish | GiveBack | None:
-        """What the end of the run asks for, once its files are stored and its output may be released; None when the
-        claim was lost.
+    def _hear(self, event: RunEvent) -> None:
+        """Note what the event says of the server, then let the tracker decide."""
+        if isinstance(event, Began):
+            self.active.limit(self._run_limit_s)
+            crash.at("after_put")
+            self._metering.started(self._claim.record)
+            log.debug("prediction started", extra=self._facts())
+        elif isinstance(event, Ended):
+            self._spans.ran(event)
+            unasked = self._tracker.stopped is None
+            self._servers.ended(self._seat, event, unasked=unasked, account=self._claim.record.account)
+        self._apply(event)
 
-        The slot is not kept meanwhile, but only for so many: whoever is slower than the runs must slow them, or what
-        they put out would pile up here.
+    def _apply(self, event: Happening) -> None:
+        """Carry out what the tracker asks for because of `event`, in order."""
+        for effect in self._tracker.apply(event, self._now()):
+            match effect:
+                case Write():
+                    self._progress.add(effect.events)
+                case Remember():
+                    self._progress.remember(effect.remote)
+                case Tell():
+                    self._progress.tell(effect.event)
+                case Halt():
+                    self.active.stop(effect.why)
+                case Upload():
+                    self._bytes_ahead += effect.size
+                    self._do_beside(effect)
+                case Ask():
+                    self._do_beside(effect)
+                case Finish() | GiveBack():
+                    self._decided = effect
+                case _:
+                    assert_never(effect)
+
+    # ---- beside the run: files and moderation ----
+
+    def _do_beside(self, effect: Upload | Ask) -> None:
+        self._beside.append(effect)
+        if self._beside_task is None or self._beside_task.done():
+            self._beside_task = asyncio.get_running_loop().create_task(self._work_beside())
+
+    async def _work_beside(self) -> None:
+        try:
+            while self._beside:
+                effect = self._beside.popleft()
+                self._apply(await (self._store(effect) if isinstance(effect, Upload) else self._judge(effect)))
+        except Exception:  # then there is no end, and the claim is left to its lease
+            log.exception("work beside a run failed", extra={"prediction": self._claim.id})
+        finally:
+            self._caught_up.set()
+
+    async def _store(self, upload: Upload) -> Uploaded:
+        storing = self._executor.storing
+        assert storing is not None  # noqa: S101 - for the type checker: without it the tracker asks for no upload
+        self._has_files = True
+        urls = await storing.store(self._claim.record, upload.files, self._known_files)
+        self._bytes_ahead -= upload.size
+        self._caught_up.set()
+        return Uploaded(upload.number, urls)
+
+    async def _judge(self, ask: Ask) -> Judged:
+        moderator, began_at = self._executor.moderator, self._tracker.began_at
+        assert moderator is not None  # noqa: S101 - for the type checker: without it the tracker never asks
+        assert began_at is not None  # noqa: S101 - for the type checker: it has an output
+        until_s = began_at + self._run_limit_s
+        return await moderator.judge(self._claim.record, ask.output, until_s=until_s, cut=self.active.stop_asked)
+
+    async def _room_for_files(self) -> None:
+        """Wait while more than `MOST_AHEAD` bytes of files wait for the store."""
+        while self._bytes_ahead > MOST_AHEAD and self._beside_task is not None and not self._beside_task.done():
+            self._caught_up.clear()
+            await self._caught_up.wait()
+
+    # ---- end: what to write ----
+
+    async def end(self) -> Finish | GiveBack | None:
+        """Wait for files and moderation, then return what to write. None when the claim was lost."""
+        await self._wait_beside()
+        end = None if self.active.is_lost else self._decided
+        if self._executor.trained is not None and self._claim.record.kind == "training":
+            self._servers.permits.release(self._seat)
+            end = await self._publish(self._executor.trained, end)
+        return self._with_metrics(end) if isinstance(end, Finish) else end
+
+    async def _wait_beside(self) -> None:
+        """Wait off the slot, but only `MOST_ENDING` claims at once: otherwise a store slower than the runs would not
+        slow them, and their output would pile up in this process.
         """
-        if performer.end is None and not held.is_lost:
-            if self._ending < MOST_ENDING:
-                self._servers.permits.release(permit)
-            self._ending += 1
+        if self._decided is not None or self.active.is_lost:
+            return
+        if self._executor.ending < MOST_ENDING:
+            self._servers.permits.release(self._seat)
+        self._executor.ending += 1
+        try:
+            if self._beside_task is not None:
+                await self.active.wait_for(self._beside_task)
+        finally:
+            self._executor.ending -= 1
+
+    async def _publish(self, versions: TrainedVersions, end: Finish | GiveBack | None) -> Finish | GiveBack | None:
+        """Make a version of a training that succeeded. Waits while Redis is away; None if the claim is lost first."""
+        if not isinstance(end, Finish) or end.status is not Status.SUCCEEDED:
+            return end
+        while not self.active.is_lost:
             try:
-                await performer.done()
-            finally:
-                self._ending -= 1
-        return None if held.is_lost else performer.end
+                made = await versions.make(self._claim.record, weights_of(end.output))
+            except BackendUnavailable:
+                await self._clock.sleep(PUBLISH_AGAIN_S)
+                continue
+            if made is None:
+                return replace(end, status=Status.FAILED, code="destination_gone", error=GONE, output=b"")
+            log.info("training made a version", extra={"prediction": self._claim.id, "version": made.version})
+            return replace(end, output=msgspec.json.encode(made))
+        return None
 
-    async def _settle(self, held: Held, progress: Progress, end: Finish | GiveBack | None) -> bool:
-        """Write the end, for as long as it takes: what the model made must not be lost to a Redis that is away.
+    def _with_metrics(self, end: Finish) -> Finish:
+        record, tracker = self._claim.record, self._tracker
+        self._measured = metrics_of(record, tracker, setup_wait_s=self._setup_wait_s, ahead_s=self._ahead_s)
+        self._metering.measured(record, self._measured)
+        return replace(end, metrics=with_metrics(end.metrics, self._measured))
 
-        True when the prediction is terminal and its webhook is ours to deliver first. A claim that seems lost by now
-        is no reason to stop asking: it looks the same when `finish` was carried out and its answer got lost.
+    # ---- settle: the last write ----
+
+    async def settle(self, end: Finish | GiveBack | None) -> bool:
+        """Write the end. True when the prediction is terminal and its webhook is ours to deliver first."""
+        if not isinstance(end, Finish):  # from here on another attempt may notify the caller
+            self._outbox.drop()
+        self._servers.permits.release(self._seat)  # before the last write: the next claim then leaves together with it
+        is_ours = await self._settle(end)
+        self._spans.settled(end)
+        return is_ours
+
+    async def _settle(self, end: Finish | GiveBack | None) -> bool:
+        """Try for as long as it takes: the model's output must not be lost because Redis is away.
+
+        A claim that seems lost by now is no reason to stop: it looks the same when `finish` was carried out and its
+        answer was lost.
         """
         pause = AWAY_S
         asked_at = self._now()
-        unwritten = await progress.close()
+        unwritten = await self._progress.close()
         while end is not None:
             try:
                 if isinstance(end, GiveBack):
-                    await self._give_back(held, end)
+                    await self._give_back(end)
                     return False
                 crash.at("before_finish")
                 finished = await self._scripts.finish(
-                    held.claim.id,
-                    token=held.claim.token,
+                    self._claim.id,
+                    token=self._claim.token,
                     status=end.status,
                     error=end.error,
                     code=end.code,
                     output=end.output,
                     logs=end.logs,
                     metrics=end.metrics,
-                    ran_ms=held.tracker.ran_ms(self._now()),
-                    over_ms=held.tracker.over_ms(self._now()),
-                    claimed_ms=held.claimed_ms,
+                    ran_ms=self._tracker.ran_ms(self._now()),
+                    over_ms=self._tracker.over_ms(self._now()),
+                    claimed_ms=self.active.claimed_ms,
                     grace_s=GRACE_S,
-                    seq=progress.seq,
+                    seq=self._progress.seq,
                     events=unwritten,
                 )
             except BackendUnavailable:
@@ -395,15 +379,14 @@ class Executor:
             else:
                 crash.at("after_finish")
                 if finished:
-                    self._metering.ended(held.claim.record, end.status, end.code, now_ms=self._clock.now_ms())
-                log.info("inference" if finished else "claim lost", extra=_facts_of_end(held, end))
-                # the grace began when it was carried out, and that may be as long ago as it was first asked for
+                    self._metering.ended(self._claim.record, end.status, end.code, now_ms=self._clock.now_ms())
+                log.info("inference" if finished else "claim lost", extra=self._facts_of_end(end))
+                # the grace began when `finish` was carried out: perhaps as early as the first try
                 return finished and self._now() - asked_at < GRACE_S - TELL_S
         return False
 
-    async def _give_back(self, held: Held, end: GiveBack) -> Requeued:
-        claim = held.claim
-        policy = self.policy
+    async def _give_back(self, end: GiveBack) -> None:
+        claim, policy = self._claim, self._executor.policy
         delay_s = 0.0
         if end.fault is not None:
             delay_s = backoff_s(
@@ -423,44 +406,88 @@ class Executor:
             delay_s=delay_s,
             error=end.error,
             code=end.code,
-            began=_may_have_begun(held, end),
-            claimed_ms=held.claimed_ms,
+            began=_may_have_begun(self._tracker, end),
+            claimed_ms=self.active.claimed_ms,
         )
         crash.at("after_release")
         self._metering.given_back(claim.record, end, became)
-        log.warning("claim given back", extra={**_facts(claim), "spent": spent, "code": end.code, "became": became})
-        return became
+        log.warning("claim given back", extra={**self._facts(), "spent": spent, "code": end.code, "became": became})
 
-    def _snapshot(self, held: Held, started_ms: int | None) -> Stored:
-        """The prediction as GET shows it while it runs."""
-        began_ms = self._clock.now_ms() - (held.tracker.ran_ms(self._now()) or 0)
-        record = replace(held.claim.record, status=Status.PROCESSING, started=started_ms or began_ms)
-        return Stored(record=record, input=held.claim.input, output=held.tracker.output, logs=held.tracker.logs)
+    # ---- notify, and leave nothing behind ----
+
+    async def notify(self) -> None:
+        """Deliver the terminal webhook, off the slot. Beyond a time and a number the courier delivers it instead, so
+        that silent receivers cannot pile up deliveries here.
+        """
+        executor = self._executor
+        if not self._outbox.is_wanted or executor.telling >= MOST_TELLING:
+            return
+        executor.telling += 1
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TELL_S):
+                    await self._outbox.complete()
+        finally:
+            executor.telling -= 1
+
+    async def remove_unnamed_files(self, end: Finish | GiveBack | None) -> None:
+        """Delete the stored files of a prediction that finished without an output.
+
+        Not those of a training: an earlier attempt may have made a version of them.
+        """
+        storing, record = self._executor.storing, self._claim.record
+        if storing is None or not self._has_files or record.kind == "training":
+            return
+        if isinstance(end, Finish) and not end.output:
+            self._drop_beside()
+            await storing.remove(record)
+
+    def drop(self) -> None:
+        """End whatever is left of the run in this process."""
+        if self.active.is_lost:
+            self._metering.lost(self._claim.record)
+        self._servers.permits.release(self._seat)
+        self._spans.drop()
+        self._drop_beside()
+        self._progress.drop()
+        self._outbox.drop()
+
+    def _drop_beside(self) -> None:
+        if self._beside_task is not None:
+            self._beside_task.cancel()
+
+    def _facts(self) -> dict[str, object]:
+        record = self._claim.record
+        return {"prediction": record.id, "queue": record.queue, "attempt": record.attempt}
+
+    def _facts_of_end(self, end: Finish) -> dict[str, object]:
+        record, url = self._claim.record, self.active.runner.url
+        facts = {"model": record.model, "version": record.version, "server": url, "status": end.status}
+        return {**self._facts(), **facts, "code": end.code, **self._measured}
 
     def _now(self) -> float:
         return self._clock.monotonic()
 
 
-def _may_have_begun(held: Held, end: GiveBack) -> bool:
-    """Could another attempt be a second run? A server that died may have begun what it was sent.
+def _may_have_begun(tracker: Tracker, end: GiveBack) -> bool:
+    """Return whether another attempt could be a second run: a model server that died may have begun what it was sent.
 
-    A slow refusal looks like a run that began, so there the server's word counts.
+    A slow refusal looks like a run that began, so there the answer of the server decides.
     """
-    if end.fault is ErrorClass.INFRASTRUCTURE or held.tracker.is_accepted:
+    if end.fault is ErrorClass.INFRASTRUCTURE or tracker.is_accepted:
         return True
-    return end.fault is None and held.tracker.began_at is not None
+    return end.fault is None and tracker.began_at is not None
 
 
-def _leaves_files_unnamed(claim: Claim, end: Finish | GiveBack | None) -> bool:
-    """Does nothing name its files after this end? Of a training an earlier attempt may have made a version of them."""
-    return isinstance(end, Finish) and not end.output and claim.record.kind != "training"
+def _snapshot(claim: Claim, tracker: Tracker, clock: Clock, started_ms: int | None) -> Stored:
+    """Return the prediction as GET shows it while it runs."""
+    began_ms = clock.now_ms() - (tracker.ran_ms(clock.monotonic()) or 0)
+    record = replace(claim.record, status=Status.PROCESSING, started=started_ms or began_ms)
+    return Stored(record=record, input=claim.input, output=tracker.output, logs=tracker.logs)
 
 
-def _facts_of_end(held: Held, end: Finish) -> dict[str, object]:
-    record = held.claim.record
-    facts = {"model": record.model, "version": record.version, "server": held.runner.url, "status": end.status}
-    return {**_facts(held.claim), **facts, "code": end.code, **held.took}
-
-
-def _facts(claim: Claim) -> dict[str, object]:
-    return {"prediction": claim.id, "queue": claim.record.queue, "attempt": claim.record.attempt}
+def weights_of(output: bytes) -> str | None:
+    """Return the address of the weights: the `weights` of what a model's `train` returned, or all of it."""
+    said: Any = msgspec.json.decode(output) if output else None
+    weights = said.get("weights") if isinstance(said, dict) else said
+    return weights if isinstance(weights, str) else None

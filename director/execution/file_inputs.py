@@ -1,9 +1,9 @@
-"""Turn the addresses of callers' files in an input into ones that a model server can fetch, for one run.
+"""Replace the addresses of callers' files in an input by addresses that a model server can fetch, for one run.
 
-What a caller sent stays in the record as it was; only what goes to the model server is another. A file is the caller's
-own or none: an address of another account's, or of one that expired, is left as it is, and leads the model nowhere.
-Whose host an address names does not matter, since an id is nobody else's. The address of an output is permission
-enough by itself, so it only has to lead to where model servers reach the API.
+The record keeps the caller's input; only the model server gets the new one. Only the caller's own files are replaced:
+an address of another account's file, or of an expired one, stays as it is and leads nowhere. The host of an address
+does not matter, since file ids are unique. The address of an output is its own permission, so only its host changes,
+to the one at which model servers reach the API.
 """
 
 import math
@@ -20,16 +20,18 @@ from director.core.schema import Record
 from director.files.caller_files import CallerFiles
 from director.files.store import FileName, OutputStore
 
-# In valid JSON a quote that no backslash precedes and `http` follows is the beginning of a string
+# In valid JSON, a quote that follows no backslash and precedes `http` begins a string
 STRING: Final = re.compile(rb'(?<!\\)"(https?:[^"\\]*+(?:\\.[^"\\]*+)*+)"(?!\s*+:)')
 ADDRESS: Final = re.compile(r"https?://[^?#\s]{1,2048}/files/([0-9a-z]{26})")
 OUTPUTS: Final = "/v1/outputs/"
-MOST_FILES: Final = 1_000  # of one input; what is beyond stays as it is
+MOST_FILES: Final = 1_000  # of one input; further files stay as they are
 FETCH_S: Final = 60.0  # a server fetches before it runs
 
 
 class FileInputs:
-    """One for all of a director's claims. `base`: where model servers reach the API; empty: where callers do."""
+    """Prepares the inputs of all claims of a director. `base`: where model servers reach the API; '' if where callers
+    do.
+    """
 
     def __init__(self, store: OutputStore, files: CallerFiles, clock: Clock, *, base: str, run_limit_s: float) -> None:
         self._store = store
@@ -39,7 +41,7 @@ class FileInputs:
         self.run_limit_s = run_limit_s
 
     async def for_run(self, record: Record, given: Raw) -> Raw:
-        """The input for this run. Raises BackendUnavailable, and whatever the store does."""
+        """Return the input for this run. Raises BackendUnavailable, and whatever the store raises."""
         given = moved(given, url=record.url, base=self._base)
         ids = list(dict.fromkeys(file_id for _, file_id in named(given)))[:MOST_FILES]
         if not ids:
@@ -56,9 +58,9 @@ class FileInputs:
 
 
 def moved(given: Raw, *, url: str, base: str) -> Raw:
-    """The input with the addresses of outputs that callers were told at `url` under `base` instead; neither has /v1.
+    """Return the input with addresses of outputs at `url` moved to `base`. Neither ends in /v1.
 
-    Of outputs alone: `base` is ours and perhaps reaches more, and what a caller writes must not choose where in it.
+    Only outputs move: `base` is ours and may reach more, and a caller must not choose a path there.
     """
     data, theirs = bytes(given), f"{url}{OUTPUTS}".encode()
     if not base or theirs not in data:
@@ -74,7 +76,7 @@ def moved(given: Raw, *, url: str, base: str) -> Raw:
 
 
 def named(given: Raw) -> Iterator[tuple[tuple[int, int], FileId]]:
-    """Where in an input a string is the address of a caller's file, quotes included, and which."""
+    """Yield the span of each string that is the address of a caller's file, quotes included, and the file's id."""
     data = bytes(given)
     for match in STRING.finditer(data) if b"files" in data else ():
         text = _text(match[1])
@@ -84,7 +86,7 @@ def named(given: Raw) -> Iterator[tuple[tuple[int, int], FileId]]:
 
 
 def filled(given: Raw, addresses: Mapping[FileId, str]) -> Raw:
-    """The input with these addresses in place of the callers' own; all else stays the bytes that it is."""
+    """Return the input with these addresses in place of the callers' own. All other bytes stay."""
     data, parts, end = bytes(given), [], 0
     for (start, stop), file_id in named(given):
         if file_id in addresses:
@@ -96,5 +98,5 @@ def filled(given: Raw, addresses: Mapping[FileId, str]) -> Raw:
 def _text(string: bytes) -> str | None:
     try:
         return msgspec.json.decode(b'"%b"' % string, type=str)
-    except ValueError:  # half of a surrogate pair: no address
+    except ValueError:  # half of a surrogate pair: no address has one
         return None

@@ -1,9 +1,9 @@
-"""Keep every claim of this director alive with one call for each queue that it reads, tell how its servers stand, and
-hear which claims are lost.
+"""Extend the leases of this director's claims: one call for each queue that it reads, three times per lease.
 
-It stops last: a drain that takes long must not lose what it still runs. A caller's cancel rings here at once by its
-channel, and is told again with each beat, so a lost message costs one interval. What waits is promised a start by what
-the beats tell, so a change of it is told at once.
+The call also reports how the model servers stand, and its answer names the claims that are lost or to be stopped.
+The heartbeat stops last: a long drain must not lose the claims that still run. A caller's cancel arrives at once by a
+channel and again with each heartbeat, so a lost message costs one interval. Predicted starts are computed from the
+reported slots, so a change of them is reported at once.
 """
 
 import asyncio
@@ -23,31 +23,29 @@ from director.broker.scripts import Hold, Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import QueueName
-from director.execution.holdings import Holdings
-from director.execution.performer import heed
+from director.execution.active_claims import ActiveClaims
 from director.servers.server import Server
 from director.servers.servers import Servers, Standing
 from director.store.directors import About, ServerFound
-
-# What a director says of itself with each beat: its release, since when it is there, how each of its servers stands.
-#
-# Bounded, whatever servers say. Nothing is decided by it: it is for operators.
 
 MOST_SERVERS: Final = 16
 LONGEST_DETAIL: Final = 200
 
 
-class Portrait:
-    """Of one director. How long a server is in its state is known to a beat."""
+class SelfReport:
+    """A director's report on itself with each heartbeat, for operators only: nothing is decided by it.
+
+    Its size is bounded, whatever servers answer. The time since a server's state began is exact to one heartbeat.
+    """
 
     def __init__(self, servers: Servers, clock: Clock) -> None:
         self._servers = servers
         self._clock = clock
         self._since_ms = clock.now_ms()
-        self._states: dict[str, tuple[str, int]] = {}  # by address: the state, and since when it was seen
+        self._states: dict[str, tuple[str, int]] = {}  # by URL: the state and the time it was first seen
 
-    def about(self, *, held: int) -> bytes:
-        """As it goes with a beat. `held`: claims that it extends."""
+    def encoded(self, *, held: int) -> bytes:
+        """Return the report as JSON. `held`: the number of claims that this heartbeat extends."""
         servers = self._servers.all
         self._note(servers)
         about = About(
@@ -81,7 +79,6 @@ class Portrait:
 
 
 def _state(server: Server) -> str:
-    """As its health was seen, unless it is given no work for another reason."""
     if server.is_resting:
         return "resting"
     return "doubted" if server.health.can_run and server.doubt.is_set() else server.health.status.value
@@ -90,7 +87,7 @@ def _state(server: Server) -> str:
 log = logging.getLogger(__name__)
 
 BEATS_PER_LEASE: Final = 3
-LONGEST_S: Final = 5.0  # however long the lease: one that is silent for 20 s is not counted on
+LONGEST_S: Final = 5.0  # also with a long lease: a director that is silent for 20 s counts as gone
 KICK_WAIT_S: Final = 15.0
 AWAY_S: Final = 1.0
 CANCEL_AGAIN_S: Final = 0.1
@@ -99,7 +96,7 @@ DRAINING: Final = Standing(0, "draining")
 
 
 class Heartbeat:
-    """The beat of the claims of every queue that one consumer reads. `redis` is a blocking client made for
+    """The heartbeat of one consumer, for every queue that it reads. `redis` is a blocking client made for
     `KICK_WAIT_S`.
     """
 
@@ -109,7 +106,7 @@ class Heartbeat:
         queues: Sequence[QueueName],
         name: str,
         scripts: Scripts,
-        holdings: Holdings,
+        claims: ActiveClaims,
         servers: Servers,
         redis: Redis,
         clock: Clock,
@@ -118,20 +115,20 @@ class Heartbeat:
         self._queues = tuple(queues)
         self._name = name
         self._scripts = scripts
-        self._holdings = holdings
+        self._claims = claims
         self._servers = servers
-        self._portrait = Portrait(servers, clock)
+        self._report = SelfReport(servers, clock)
         self._redis = redis
         self._clock = clock
         self._lease_s = lease_s
         self._interval_s = min(lease_s / BEATS_PER_LEASE, LONGEST_S)
         self._kicked = asyncio.Event()
-        self._told: Standing | None = None
+        self._reported: Standing | None = None
         self._draining = False
-        self._drain_told = asyncio.Event()
+        self._drain_reported = asyncio.Event()
 
     async def run(self) -> None:
-        """Beat a few times per lease, and whenever somebody asks to cancel or the servers stand differently."""
+        """Beat three times per lease, and at once after a cancel or a change of the servers' standing."""
         self._servers.on_news = self._look
         listening = asyncio.get_running_loop().create_task(self._listen())
         try:
@@ -142,7 +139,7 @@ class Heartbeat:
                     log.warning("extending leases failed", extra={"queue": self._queues[0], "error": str(exc)})
                     await self._clock.sleep(min(AWAY_S, self._interval_s))
                     continue
-                except Exception:  # as soon again: without a beat every claim of this director is lost
+                except Exception:  # try again soon: without a heartbeat every claim of this director is lost
                     log.exception("the heartbeat broke", extra={"queue": self._queues[0]})
                     await self._clock.sleep(min(AWAY_S, self._interval_s))
                     continue
@@ -157,23 +154,23 @@ class Heartbeat:
                     await asyncio.wait({listening}, timeout=CANCEL_AGAIN_S)
 
     async def run_once(self) -> list[Hold]:
-        """Extend all leases, tell how the servers stand, and heed the answers."""
+        """Extend all leases, report how the servers stand, and do what the answers ask for."""
         standing = self._standing
         holds = await asyncio.gather(*(self._beat(queue, standing) for queue in self._queues))
-        self._told = standing
-        self._look()  # it may have changed, and back, while this was on its way
+        self._reported = standing
+        self._look()  # the standing may have changed meanwhile
         if standing is DRAINING:
-            self._drain_told.set()
+            self._drain_reported.set()
         return [hold for of_one in holds for hold in of_one]
 
     async def drain(self) -> None:
-        """From now on tell that nothing more is claimed here; wait until that was told."""
+        """Report from now on that this director claims nothing more. Returns once that was reported."""
         self._draining = True
         self._kicked.set()
-        await self._drain_told.wait()
+        await self._drain_reported.wait()
 
     async def _beat(self, queue: QueueName, standing: Standing) -> list[Hold]:
-        claims = self._holdings.claims(queue)
+        claims = self._claims.of_queue(queue)
         holds = await self._scripts.extend(
             queue,
             consumer=self._name,
@@ -181,11 +178,11 @@ class Heartbeat:
             claims=claims,
             slots=standing.slots,
             state=standing.state,
-            about=self._portrait.about(held=len(claims)),
+            about=self._report.encoded(held=len(claims)),
         )
         for (prediction_id, token), hold in zip(claims, holds, strict=True):
-            if (held := self._holdings.find(prediction_id, token)) is not None:
-                heed(held, hold)
+            if (active := self._claims.find(prediction_id, token)) is not None:
+                active.apply_hold(hold)
         return holds
 
     @property
@@ -193,7 +190,7 @@ class Heartbeat:
         return DRAINING if self._draining else self._servers.standing
 
     def _look(self) -> None:
-        if self._standing != self._told:
+        if self._standing != self._reported:
             self._kicked.set()
 
     async def _listen(self) -> None:
@@ -201,12 +198,12 @@ class Heartbeat:
             try:
                 async with self._redis.pubsub() as kicks:
                     await kicks.subscribe(keys.kick_channel(self._name))
-                    self._kicked.set()  # one may have come while nobody listened
+                    self._kicked.set()  # a cancel may have come before the subscription
                     while True:
                         if await kicks.get_message(ignore_subscribe_messages=True, timeout=KICK_WAIT_S):
                             self._kicked.set()
             except exceptions.RedisError:
-                pass  # each beat tells of a cancel too
+                pass  # each heartbeat learns of cancels too
             except Exception:
                 log.exception("listening for cancels failed", extra={"queue": self._queues[0]})
             await self._clock.sleep(AWAY_S)

@@ -1,24 +1,29 @@
-"""Everything that a director's process shows at /metrics: its runs, its servers, its webhooks, how Redis answers it.
+"""Measure runs: the figures on a prediction's record, the series at /metrics, the spans of a trace.
 
-Decides nothing. What a run costs here is a few microseconds: the series of a queue are looked up once, and then kept.
+Decides nothing. A run costs a few microseconds here: the series of a queue are looked up once and then kept.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+import msgspec
+from msgspec import Raw
 from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from director.broker.scripts import Requeued
 from director.core.ids import LANES, QueueName
-from director.core.schema import Record
+from director.core.schema import Record, spent_attempts
 from director.core.states import Status
-from director.execution.ends import CODES, STOPS, VERDICTS, ErrorClass, GiveBack
-from director.execution.holdings import Holdings
+from director.core.trace_context import TraceHeaders
+from director.execution.active_claims import ActiveClaims
+from director.execution.ends import CODES, FAULTS, STOPS, VERDICTS, ErrorClass, Finish, GiveBack
+from director.execution.tracker import Tracker
 from director.runtime.metrics.registry import RedisMeter, Registry, WebhookMeter
 from director.runtime.metrics.series import Counter
 from director.runtime.metrics.table import METRICS, QueueNames
-from director.servers.runners.runner import HealthStatus, Outcome
+from director.runtime.tracing import Facts, Span, Tracing, facts_of
+from director.servers.runners.runner import Ended, HealthStatus, Outcome
 from director.servers.server import Server
 from director.servers.servers import Servers
 
@@ -26,14 +31,14 @@ MOST_QUEUES: Final = 500
 MOST_ATTEMPTS: Final = 3
 NONE: Final = "none"
 OTHER: Final = "other"
-# Codes that are ours; a server may tell any other
+# The codes that this product gives; a server may answer with any other
 KNOWN: Final = frozenset(
     {code for code, _ in (*CODES.values(), *VERDICTS.values())}
     | {code for _, code, _ in STOPS.values()}
     | {"deadline_exceeded"}
 )
 STATES: Final = (*HealthStatus, "resting", "doubted")
-# a run's own figure → what it is shown as
+# a figure of a run → its metric
 TIMES: Final[Mapping[str, str]] = {
     "setup_wait_time": "director_setup_wait_seconds",
     "run_time": "director_run_seconds",
@@ -42,13 +47,13 @@ TIMES: Final[Mapping[str, str]] = {
 SHOWN: Final = ("director_permits", "director_permits_used", "director_held_claims", "director_servers")
 
 
-class Watched:
-    """One director, as it is looked at. `queue`: what it serves, or its model while that is not known."""
+class DirectorGauges:
+    """The gauges of one director. `queue` returns its queue, or its model while the queue is not known."""
 
-    def __init__(self, queue: Callable[[], str], servers: Servers, holdings: Holdings) -> None:
+    def __init__(self, queue: Callable[[], str], servers: Servers, claims: ActiveClaims) -> None:
         self.queue = queue
         self._servers = servers
-        self._holdings = holdings
+        self._claims = claims
 
     @property
     def permits(self) -> int:
@@ -60,17 +65,17 @@ class Watched:
 
     @property
     def held(self) -> int:
-        return len(self._holdings)
+        return len(self._claims)
 
     @property
     def states(self) -> Mapping[str, int]:
-        """How many of its servers are in each."""
+        """The number of its servers in each state."""
         found = [_state(server) for server in list(self._servers.all)]
         return {state: found.count(state) for state in STATES}
 
 
 class Metering:
-    """One per process."""
+    """The metrics of one process."""
 
     def __init__(self) -> None:
         self.registry: Final = Registry("director")
@@ -78,22 +83,22 @@ class Metering:
         self.webhooks: Final = WebhookMeter(self.registry)
         self._rows = _Rows(self.registry)
         self._names = QueueNames(MOST_QUEUES)
-        self._queues: dict[str, _OfQueue] = {}
-        self._directors: list[Watched] = []
-        self.registry.add(SHOWN, _Engine(self._directors))
+        self._queues: dict[str, _QueueSeries] = {}
+        self._directors: list[DirectorGauges] = []
+        self.registry.add(SHOWN, _GaugeCollector(self._directors))
 
-    def watch(self, director: Watched) -> None:
-        """Show its servers and permits from now on."""
+    def watch(self, director: DirectorGauges) -> None:
+        """Show a director's servers and permits from now on."""
         self._directors.append(director)
 
     def beat(self, since_s: float) -> None:
-        """Time has passed: of whom is every slot taken?"""
+        """Add `since_s` to the full seconds of every director whose slots are all taken."""
         for director in self._directors:
             if 0 < director.permits <= director.used:
                 self._of(QueueName(director.queue())).full.inc(since_s)
 
     def claimed(self, record: Record) -> None:
-        """A prediction is ours to run."""
+        """Count a claim, the wait before it, and the error of its promised start."""
         queue = self._of(record.queue)
         queue.claims.inc()
         if record.claimed is None:
@@ -105,17 +110,17 @@ class Metering:
             queue.eta["late" if late_s > 0 else "early"].observe(abs(late_s))
 
     def started(self, record: Record) -> None:
-        """Its run began."""
+        """Count a run that began."""
         self._of(record.queue).starts[max(1, min(record.attempt, MOST_ATTEMPTS))].inc()
 
     def measured(self, record: Record, metrics: Mapping[str, float]) -> None:
-        """Its run is over, and these are its figures."""
+        """Observe the figures of a run that is over."""
         for name, histogram in self._of(record.queue).times:
             if name in metrics:
                 histogram.observe(metrics[name])
 
     def ended(self, record: Record, status: Status, code: str, *, now_ms: int) -> None:
-        """It is terminal, by us."""
+        """Count a prediction that this director finished."""
         queue = self._of(record.queue)
         error = error_label(code) or NONE
         found = queue.ends.get((status, error))
@@ -125,24 +130,24 @@ class Metering:
         queue.total.observe(max(0, now_ms - record.created) / 1000)
 
     def given_back(self, record: Record, end: GiveBack, became: Requeued) -> None:
-        """Its claim was given back."""
+        """Count a claim that was released. `became`: what Redis made of it."""
         self._rows.given_back.labels(self._of(record.queue).name, end.fault or NONE, became).inc()
 
     def lost(self, record: Record) -> None:
-        """Its claim was another's before we were done."""
+        """Count a claim that another director took before its last write."""
         self._of(record.queue).lost.inc()
 
-    def _of(self, queue: QueueName) -> "_OfQueue":
+    def _of(self, queue: QueueName) -> "_QueueSeries":
         found = self._queues.get(queue)
         if found is None:
             name = self._names.of(queue)
-            found = self._queues[name] if name in self._queues else _OfQueue(self._rows, name)
+            found = self._queues[name] if name in self._queues else _QueueSeries(self._rows, name)
             self._queues[name] = found
         return found
 
 
 class _Rows:
-    """What the table has of runs."""
+    """The rows of the table of metrics that concern runs."""
 
     def __init__(self, registry: Registry) -> None:
         self.claims = registry.counter("director_claims_total")
@@ -157,8 +162,8 @@ class _Rows:
         self.times = {time: registry.histogram(name) for time, name in TIMES.items()}
 
 
-class _OfQueue:
-    """The series of one queue, all but those of its ends, which come to be as they are met."""
+class _QueueSeries:
+    """The series of one queue. Those of its ends are made when the first such end comes."""
 
     def __init__(self, rows: _Rows, name: str) -> None:
         attempts = {number: str(number) for number in range(1, MOST_ATTEMPTS)}
@@ -173,15 +178,15 @@ class _OfQueue:
         self.eta = {side: rows.eta.labels(name, side) for side in ("late", "early")}
         self.times = [(time, histogram.labels(name)) for time, histogram in rows.times.items()]
         self.ends: dict[tuple[Status, str], Counter] = {}
-        # where a counter begins at one, no rule sees that it rose
+        # an alert rule does not see a rise of a counter that begins at one
         rows.given_back.labels(name, ErrorClass.INFRASTRUCTURE, "dead")
         rows.ends.labels(name, Status.FAILED, CODES[Outcome.FAILED][0])
 
 
-class _Engine(Collector):
-    """Looks at the directors at each scrape."""
+class _GaugeCollector(Collector):
+    """Reads the gauges of all directors at each scrape."""
 
-    def __init__(self, directors: list[Watched]) -> None:
+    def __init__(self, directors: list[DirectorGauges]) -> None:
         self._directors = directors
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
@@ -198,7 +203,7 @@ class _Engine(Collector):
 
 
 def error_label(code: str) -> str:
-    """A code that is ours, or that it is another one: servers may tell any."""
+    """Return the code if it is ours, else `OTHER`: servers may answer with any code."""
     return code if not code or code in KNOWN else OTHER
 
 
@@ -206,3 +211,93 @@ def _state(server: Server) -> str:
     if server.doubt.is_set():
         return "doubted"
     return "resting" if server.is_resting else server.health.status
+
+
+def metrics_of(record: Record, tracker: Tracker, *, setup_wait_s: float, ahead_s: float = 0) -> dict[str, float]:
+    """Return the figures of the attempt, in seconds, without those that are unknown.
+
+    All times are by our own clock: a model server's clock is not believed. None of them replaces Replicate's metrics.
+    `ahead_s`: the wait for a slot after the claim. `setup_wait_s`: the part of the time in the queue in which no
+    server of this director could run anything.
+    """
+    found: dict[str, float] = {}
+    if record.claimed is not None:
+        found["queue_time"] = max(0, record.claimed - record.created) / 1000 + ahead_s
+        found["setup_wait_time"] = setup_wait_s
+    if tracker.began_at is not None:
+        if tracker.over_at is not None:
+            found["run_time"] = tracker.over_at - tracker.began_at
+        if tracker.first_output_at is not None:
+            found["time_to_first_output"] = tracker.first_output_at - tracker.began_at
+            found["output_count"] = tracker.outputs
+            spread = tracker.last_output_at - tracker.first_output_at
+            if tracker.outputs > 1 and spread > 0:
+                found["outputs_per_second"] = (tracker.outputs - 1) / spread
+    return {name: round(value, 4) for name, value in found.items()}
+
+
+def with_metrics(of_model: bytes, ours: dict[str, float]) -> bytes:
+    """Return the model's own metrics with ours. A figure of the model's wins over ours of the same name."""
+    metrics = msgspec.json.decode(of_model, type=dict[str, Raw]) if of_model else {}
+    return msgspec.json.encode({**ours, **metrics})
+
+
+class ClaimSpans:
+    """The spans of one claim: the wait before it, the claim itself, and the run within it.
+
+    The times of the wait are those of the record. With tracing off it only passes on the trace's headers.
+    """
+
+    def __init__(self, tracing: Tracing, record: Record) -> None:
+        self._tracing = tracing
+        self._facts = {**facts_of(tracing, record), "attempt": record.attempt} if tracing.is_on else None
+        self._run: Span | None = None
+        if tracing.is_on and record.claimed is not None:
+            wait = tracing.begin("wait", record.trace, at_ms=_waits_since(record), facts=self._facts)
+            wait.end(at_ms=record.claimed)
+        self._claim: Span | None = tracing.begin("claim", record.trace, facts=self._facts)
+
+    def run(self) -> TraceHeaders:
+        """Begin the span of the run. Returns the headers for the model server."""
+        trace = self._claim.headers if self._claim is not None else {}
+        self._run = self._tracing.begin("run", trace, kind="client", facts=self._facts)
+        return self._run.headers
+
+    def ran(self, ended: Ended) -> None:
+        """End the span of the run."""
+        self._end_run(error=FAULTS.get(ended.outcome, ""), facts={"outcome": ended.outcome})
+
+    def settled(self, end: Finish | GiveBack | None) -> None:
+        """End the span of the claim: `end` was written, or the claim was lost."""
+        if not self._tracing.is_on:
+            return
+        self._end_run(error="left")
+        match end:
+            case Finish():
+                self._end_claim({"status": end.status}, error=error_label(end.code))
+            case GiveBack():
+                self._end_claim({"status": "given_back"}, error=end.fault or "")
+            case None:
+                self._end_claim({}, error="claim_lost")
+
+    def drop(self) -> None:
+        """End the spans that are still open: their claim is left to its lease."""
+        if self._tracing.is_on:
+            self._end_run(error="left")
+            self._end_claim({}, error="left")
+
+    def _end_run(self, *, error: str, facts: Facts | None = None) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.end(facts, error=error)
+
+    def _end_claim(self, facts: Facts, *, error: str) -> None:
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.end(facts, error=error)
+
+
+def _waits_since(record: Record) -> int:
+    """The time in ms since which it waits: its creation, or the end of its last used-up attempt."""
+    spent = spent_attempts(record.history)
+    return spent[-1].ended if spent else record.created

@@ -1,8 +1,8 @@
-"""Ask an operator's endpoint whether an output may be released.
+"""Ask the operator's moderation endpoint whether an output may be released.
 
-It is asked again with the same `webhook-id` while it gives no verdict, or its silence is taken for one: that is the
-operator's policy. Only a 200 with a verdict is one. Never follows a redirect, never uses a proxy, and never raises for
-what the endpoint does. Its address is the operator's own word, so it may be private.
+Without a verdict the question is repeated with the same `webhook-id`, or the output counts as allowed: that is the
+operator's policy. Only a 200 carries a verdict. Never follows a redirect, never uses a proxy, and never raises for
+what the endpoint does. The operator chose the address, so it may be private.
 """
 
 import asyncio
@@ -36,22 +36,18 @@ HEADERS: Final = {
 
 
 class _Question(Struct, frozen=True):
-    """What is sent."""
-
     id: str
     model: str
     output: Raw
 
 
 class _Answer(Struct, frozen=True):
-    """What comes back."""
-
     allowed: bool
     reason: str | None = None
 
 
 class Moderator:
-    """One endpoint, for all claims of a director. `on_failure`: what becomes of an output that nobody judges."""
+    """One endpoint, for all claims of a process. `on_failure`: what becomes of an output without a verdict."""
 
     def __init__(
         self, url: str, *, secret: str, on_failure: Literal["hold", "release"], timeout_s: float, clock: Clock
@@ -65,7 +61,9 @@ class Moderator:
 
     @classmethod
     def of(cls, settings: DirectorSettings, clock: Clock) -> "Moderator | None":
-        """The one that is set; None where there is none. Raises SettingsError where it cannot be asked."""
+        """Return the moderator of the settings, or None without one. Raises SettingsError if its URL or secret is
+        invalid.
+        """
         if not settings.moderation_url:
             return None
         try:
@@ -87,7 +85,9 @@ class Moderator:
         )
 
     async def judge(self, record: Record, output: bytes, *, until_s: float, cut: asyncio.Event) -> Judged:
-        """The verdict on this output. Asked for until a moment of the clock, or until `cut`: but once at least."""
+        """Return the verdict on this output. Asks at least once, then until `until_s` of the clock or until `cut` is
+        set.
+        """
         body = msgspec.json.encode(_Question(record.id, record.model, Raw(output)))
         pauses = iter(PAUSES_S)
         pause_s = 0.0
@@ -108,11 +108,11 @@ class Moderator:
                 continue
 
     async def aclose(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         await self._http.aclose()
 
     async def _ask(self, record: Record, body: bytes) -> Judged | str:
-        """Ask once: the verdict, or why there is none."""
+        """Ask once. Returns the verdict, or the reason why there is no verdict."""
         headers = signing.headers(
             [self._secret],
             message_id=message_id(record.id, f"moderation_{record.claims}", revivals=record.revivals),

@@ -1,7 +1,7 @@
-"""Put the files of outputs into the store, and say where they are.
+"""Store the files of outputs and return their addresses.
 
-Asks a store that fails a few times more, then says that it failed: never waits without end, and never raises for what
-a store does. Knows nothing of what a missing file means for its prediction.
+Retries a failing store a few times. Never waits without a bound, and never raises for what a store does. What a
+missing file means for its prediction is decided elsewhere.
 """
 
 import asyncio
@@ -27,21 +27,21 @@ log = logging.getLogger(__name__)
 
 PAUSES_S: Final = (0.2, 1.0, 3.0)
 PUT_S: Final = 30.0
-SLOWEST_BYTES_S: Final = 1 << 20  # a large file gets the time that it takes at this pace
-# As long as a webhook is owed that tells of them, the data lives, and so do its files: see lua/lib/settle.lua
+SLOWEST_BYTES_S: Final = 1 << 20  # a large file may take as long as this pace needs
+# The data lives as long as a webhook is owed that names the files, and so do the files: see lua/lib/settle.lua
 OWED_S: Final = 4 * 86400.0
 
 
-class Kept(Struct, frozen=True):
-    """A file that is in the store: where it is, and how large."""
+class StoredFile(Struct, frozen=True):
+    """A file in the store: its address, and its size in bytes."""
 
     url: str
     size: int
 
 
 class Storing:
-    """One for all of a director's claims. An address is good until the data is gone for certain: at the latest a whole
-    run and `data_ttl_s` from now.
+    """Stores the files of all claims of a director. An address is valid until the prediction's data is deleted for
+    certain: one whole run and `data_ttl_s` from now.
     """
 
     def __init__(
@@ -55,11 +55,12 @@ class Storing:
         self._under_way: dict[asyncio.Task[None], PredictionId] = {}
 
     async def store(
-        self, record: Record, files: Sequence[DataUri | ServerFile], known: dict[FileName, Kept]
+        self, record: Record, files: Sequence[DataUri | ServerFile], known: dict[FileName, StoredFile]
     ) -> tuple[str | None, ...] | None:
-        """The addresses of these files; None for one that cannot be decoded, and None for all where the store failed.
+        """Return the addresses of these files: None for a file that cannot be decoded, None for all if the store
+        failed.
 
-        `known`: this run's files that are stored already, or get to be here. One that is seen again keeps its address.
+        `known`: this run's stored files, to which this call adds. A file that comes again keeps its address.
         """
         urls: list[str | None] = []
         before = len(known)
@@ -73,14 +74,14 @@ class Storing:
                 url = await self._until_put(record, name, put, limit_s=PUT_S + file.size / SLOWEST_BYTES_S)
                 if url is None:
                     return None
-                known[name] = Kept(url, size)
+                known[name] = StoredFile(url, size)
             urls.append(known[name].url)
         if len(known) > before:
             await self._count(record, sum(file.size for file in known.values()))
         return tuple(urls)
 
     async def remove(self, record: Record) -> None:
-        """Delete its files now, also one that is still being put. What cannot be deleted is left to the keeper."""
+        """Delete the prediction's files, once puts in progress are done. The keeper deletes what this call cannot."""
         try:
             async with asyncio.timeout(PUT_S):
                 if putting := [task for task, holder in self._under_way.items() if holder == record.id]:
@@ -91,7 +92,7 @@ class Storing:
             log.warning("files are left to the keeper", extra={"prediction": record.id}, exc_info=True)
 
     async def _count(self, record: Record, size: int) -> None:
-        """Its account keeps so much because of it. What a run has made is not thrown away for want of room."""
+        """Count the bytes against the account's storage. A run's files are kept even beyond the account's limit."""
         until_ms = self._expires_s(record) * 1000
         try:
             await self._scripts.stow(record.account, record.id, size, until_ms=until_ms)
@@ -101,7 +102,7 @@ class Storing:
     async def _keeping(
         self, prediction_id: PredictionId, file: DataUri | ServerFile
     ) -> tuple[FileName, Callable[[], Coroutine[None, None, None]], int] | None:
-        """What to call it, how to put it and how large it is; None for what cannot be decoded."""
+        """Return the file's name, a function that puts it and its size, or None if it cannot be decoded."""
         kind = file.content_type
         if isinstance(file, ServerFile):
             name = name_of(prediction_id, file.digest, content_type=kind)
@@ -119,7 +120,7 @@ class Storing:
                 await self._within(limit_s, record.id, put())
                 async with asyncio.timeout(PUT_S):
                     return await self._store.url(name, base=record.url, expires_s=self._expires_s(record))
-            except Exception:  # a store is somebody else's: whatever it raises, it did not store
+            except Exception:  # any store may raise anything: the file counts as not stored
                 log.warning("storing a file failed", extra={"prediction": record.id}, exc_info=True)
             if pause is not None:
                 await self._clock.sleep(pause)
@@ -127,7 +128,7 @@ class Storing:
         return None
 
     async def _within(self, limit_s: float, holder: PredictionId, put: Coroutine[None, None, None]) -> None:
-        """Wait for so long and no longer, also for what a disk that hangs would keep from being canceled."""
+        """Wait at most `limit_s`, also when a hanging disk keeps the put from being canceled."""
         putting = asyncio.create_task(put)
         self._under_way[putting] = holder
         putting.add_done_callback(self._under_way.pop)

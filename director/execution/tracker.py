@@ -1,10 +1,10 @@
-"""What a run becomes: one attempt at one prediction, as a state machine without I/O.
+"""Track one attempt at one prediction, as a state machine without I/O.
 
-Takes what the runner saw, with its time, and says what should be done about it. Waits for nothing, asks nobody.
-A tracker is made for one claim and thrown away with it, so that no state can leak from one prediction to the next.
+It takes each event of the runner with its time, and returns the effects that the executor carries out. A tracker is
+made for one claim and thrown away with it, so that no state leaks from one prediction to the next.
 The model server is untrusted: sizes are bounded here, and only the fields of the runner's events are believed.
-Between the end of the run and that of the attempt lie the files that are still being stored (`director.uploads`), and
-the question whether its output may be released.
+After the run is over the attempt may go on: its files are stored (`director.execution.uploads`), then its output is
+judged.
 """
 
 from typing import Final, assert_never
@@ -36,31 +36,31 @@ MOST_EVENTS: Final = 100_000  # shown of one attempt: see README.md, "What is ke
 
 
 class Halt(Struct, frozen=True):
-    """There is no use in its going on: stop the run."""
+    """Stop the run: its result is of no use."""
 
     why: Stop
 
 
 class Write(Struct, frozen=True):
-    """Put these events into the prediction's event stream; it is processing by now."""
+    """Write these events to the prediction's event stream. The prediction is processing from then on."""
 
     events: tuple[NewEvent, ...]
 
 
 class Remember(Struct, frozen=True):
-    """Under this name the server runs it: whoever claims it next is to know that."""
+    """Write the server's name for the run to the record, so that the next director that claims it can follow it."""
 
     remote: str
 
 
 class Tell(Struct, frozen=True):
-    """The caller may want to hear of this."""
+    """Notify the caller of this event, if the caller asked for it."""
 
     event: WebhookEvent
 
 
 class Ask(Struct, frozen=True):
-    """May this output be released? The answer is a `Judged`."""
+    """Ask the moderator whether this output may be released. The answer is a `Judged`."""
 
     output: bytes
 
@@ -71,9 +71,11 @@ Happening = RunEvent | Uploaded | Judged
 
 
 class Tracker:
-    """One attempt. `apply` is called with every event in order. `is_over`: the run is, and nothing more is believed of
-    it; `ended`: so is the attempt, and nothing follows. `is_accepted`: another director could follow the run. Where it
-    `is_moderated`, no output is shown before somebody allowed it, and none at all of a run that did not succeed.
+    """One attempt. Call `apply` with every event, in order.
+
+    `is_over`: the run is over, and later events of it are ignored. `ended`: the attempt is over, and no effect follows.
+    `is_accepted`: another director could follow the run. `is_moderated`: no output is shown before it was allowed, and
+    no output of a run that did not succeed.
     """
 
     def __init__(self, record: Record, limits: Limits, *, is_moderated: bool = False) -> None:
@@ -100,38 +102,40 @@ class Tracker:
 
     @property
     def is_over(self) -> bool:
-        """Has the run itself ended?"""
         return self.over_at is not None
 
     @property
     def output(self) -> Raw | None:
-        """What it produced so far, as far as it may be shown."""
+        """The output so far, or None where it may not be shown yet."""
         return None if self._is_moderated else joined(self._items)
 
     @property
     def logs(self) -> str:
-        """What it printed so far, or the end of it."""
+        """The logs so far, or the end of them."""
         text = "".join(self._logs)
         self._logs = [text]
         return text
 
     def stop(self, why: Stop) -> bool:
-        """Somebody wants it to end. The first reason stands, but a caller's cancel or deadline outranks a drain."""
+        """Note why the run is to stop. The first reason stands, but a caller's cancel or deadline replaces a drain.
+
+        Returns False if nothing changed.
+        """
         if self.ended or self.stopped not in (None, Stop.DRAIN) or self.stopped is why:
             return False
         self.stopped = why
         return True
 
     def ran_ms(self, now: float) -> int | None:
-        """How long ago the run began; None while it has not."""
+        """Return the time since the run began, or None if it has not begun."""
         return None if self.began_at is None else max(0, round((now - self.began_at) * 1000))
 
     def over_ms(self, now: float) -> int:
-        """How long ago the run was over; 0 while it is not."""
+        """Return the time since the run was over, or 0 if it is not over."""
         return 0 if self.over_at is None else max(0, round((now - self.over_at) * 1000))
 
     def apply(self, event: Happening, at: float) -> list[Effect]:
-        """What to do about `event`, seen `at` seconds of a clock that only grows."""
+        """Return the effects of `event`, which came `at` seconds of a monotonic clock."""
         if self.ended:
             return []
         if isinstance(event, Uploaded):
@@ -165,14 +169,14 @@ class Tracker:
             case Ended():
                 self.over_at = at
                 end = self._end(event)
-                if isinstance(end, GiveBack):  # what it put out is of no use to anybody
+                if isinstance(end, GiveBack):  # its output is not kept
                     return self._close(end)
                 return self._put(event)
             case _:
                 assert_never(event)
 
     def _count(self, event: Produced, at: float) -> None:
-        if event.index == self.outputs:  # neither told twice nor out of turn
+        if event.index == self.outputs:  # neither repeated nor out of order
             self.outputs += 1
             self.last_output_at = at
             self.first_output_at = at if self.first_output_at is None else self.first_output_at
@@ -181,19 +185,19 @@ class Tracker:
         upload, ready = self._uploads.take(event)
         if upload is None:
             return self._show_all(ready)
-        if isinstance(event, Ended):  # what it put out before is in it once more
+        if isinstance(event, Ended):  # the final output repeats the earlier files
             self._files_bytes = 0
         self._files_bytes += upload.size
         return [upload] if self._files_bytes <= self.limits.files else self._give_up(Stop.TOO_LARGE)
 
     def _go_on(self, answer: Uploaded) -> list[Effect]:
-        """Files are stored, or will never be."""
+        """Go on after an upload was stored or failed."""
         if not self._uploads.awaits(answer.number):
             return []
         return self._give_up(Stop.UNSTORED) if answer.urls is None else self._show_all(self._uploads.uploaded(answer))
 
     def _give_up(self, why: Stop) -> list[Effect]:
-        """Not all of its files will be there: the run is of no use any more, whatever it still puts out."""
+        """Ignore further output and stop the run: its files will not be complete."""
         last = self._uploads.give_up()
         if last is None:
             return [Halt(why)] if self.stop(why) else []
@@ -226,7 +230,7 @@ class Tracker:
         return [Write((("started", b""),)), Tell(WebhookEvent.START)]
 
     def _restart(self, why: str) -> list[Effect]:
-        """Begin anew, and say so to all who saw the beginning: it need not be the same one again."""
+        """Forget output and logs and write so to the event stream: the new run may differ from the first."""
         self.outputs, self.first_output_at = 0, None
         self._uploads.restart()
         self._files_bytes = 0
@@ -237,7 +241,7 @@ class Tracker:
         return [Write((("restarted", f"{why} {self.record.holder}".encode()),))]
 
     def _produce(self, event: Produced) -> list[Effect]:
-        if event.index != len(self._items):  # a callback that was overtaken, or told twice
+        if event.index != len(self._items):  # a callback that was overtaken or repeated
             return []
         self._items_bytes += len(event.item) + 1
         if self._items_bytes > self.limits.output:
@@ -252,13 +256,13 @@ class Tracker:
             return []
         self._logs.append(event.text)
         self._logs_bytes += size_of(event.text)
-        if self._logs_bytes > 2 * self.limits.logs:  # twice, so that cutting stays rare
+        if self._logs_bytes > 2 * self.limits.logs:  # twice the limit, so that cutting stays rare
             self._logs = [tail("".join(self._logs), self.limits.logs)]
             self._logs_bytes = size_of(self._logs[0])
         return [*self._show(("logs", msgspec.json.encode(event.text))), Tell(WebhookEvent.LOGS)]
 
     def _show(self, event: NewEvent) -> list[Effect]:
-        """Write an event, up to a bound: beyond it progress is no longer shown, and the end tells all."""
+        """Write an event, up to a bound. Beyond it progress is no longer shown, and the end carries everything."""
         self._shown += 1
         self._shown_bytes += len(event[1])
         if self._shown > MOST_EVENTS or self._shown_bytes > self.limits.output + self.limits.logs:
@@ -266,7 +270,7 @@ class Tracker:
         return [Write((event,))]
 
     def _end(self, ended: Ended) -> Finish | GiveBack:
-        """What the server did not tell at the end is what progress showed."""
+        """Fill in what the server left out at the end with what progress showed."""
         output = joined(self._items) if ended.output is None else ended.output
         logs = self.logs if ended.logs is None else ended.logs
         whole = replace(ended, output=output, logs=logs)

@@ -1,7 +1,7 @@
-"""Hold back what a run put out until its files are stored, so that nobody ever sees an output before its files.
+"""Find the files in a run's output, and hold the output back until they are stored. Pure.
 
-Pure. What needs no file goes through at once unless something before it waits, so order is kept. Never more than one
-answer to an upload is believed, and none that was not asked for.
+Output without files goes through at once unless an earlier output waits, so the order is kept. Only the first answer
+to an upload counts, and answers that were not asked for are ignored.
 """
 
 import base64
@@ -17,12 +17,10 @@ from msgspec.structs import replace
 
 from director.servers.runners.runner import BLOCK_BYTES, Ended, Produced, Received, ServerFile
 
-# Find the files that an output carries as data URIs or names, and put their addresses in their place.
-#
-# Pure. An output is JSON that was read before, and stays the bytes that it is but for what is replaced. A string that
-# only looks like a data URI is left alone, and so are the names of an object's members.
+# An output is JSON that was validated before, and only the replaced strings change. A string that only looks like a
+# data URI is left alone, and so are the names of an object's members.
 
-# In valid JSON a quote that no backslash precedes and `data:` follows is the beginning of a string
+# In valid JSON, a quote that follows no backslash and precedes `data:` begins a string
 STRING: Final = re.compile(
     rb'(?<!\\)"(data:[^"\\]*+(?:\\.[^"\\]*+)*+|director-file:[0-9a-f]{32})"(?!\s*+:)'
 )  # the names are those of director.servers.runners.inbox
@@ -37,7 +35,7 @@ TEXT: Final = "text/plain"
 
 
 class DataUri(Struct, frozen=True):
-    """A file in a string. `body` is its data as it is written there."""
+    """A file in a data URI. `body` is its data as written there."""
 
     content_type: str
     is_base64: bool
@@ -45,28 +43,28 @@ class DataUri(Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """What it takes as it is written."""
+        """The size in bytes as written, before decoding."""
         return len(self.body)
 
     def decoded(self) -> bytes:
-        """What is in it. ValueError where it is not what its head says."""
+        """Return the file. Raises ValueError if the body is not valid base64."""
         data = unquote_to_bytes(self.body)
         if not self.is_base64:
             return data
         return base64.b64decode(data + b"=" * (-len(data) % 4), validate=True)
 
 
-class Found(Struct, frozen=True):
-    """The files of one output, in order, and where in it their strings stand, quotes included."""
+class FoundFiles(Struct, frozen=True):
+    """The files of one output in order, and the spans of their strings, quotes included."""
 
     files: tuple[DataUri | ServerFile, ...]
     places: tuple[tuple[int, int], ...]
 
 
-def find(output: Raw, *, inline: int, received: Mapping[str, ServerFile] = NO_FILES) -> Found | None:
-    """The files in it, but for text of up to `inline` bytes; None where there are none.
+def find(output: Raw, *, inline: int, received: Mapping[str, ServerFile] = NO_FILES) -> FoundFiles | None:
+    """Return the files in an output, or None without any. Text of up to `inline` bytes stays in the output.
 
-    `received`: those that came beside it, by the names that it has in their place.
+    `received`: files that the server sent beside the output, by the name that stands in the output for each.
     """
     data = bytes(output)
     files: list[DataUri | ServerFile] = []
@@ -77,11 +75,11 @@ def find(output: Raw, *, inline: int, received: Mapping[str, ServerFile] = NO_FI
         if file is not None:
             files.append(file)
             places.append(match.span())
-    return Found(tuple(files), tuple(places)) if files else None
+    return FoundFiles(tuple(files), tuple(places)) if files else None
 
 
-def filled(output: Raw, found: Found, urls: Sequence[str | None]) -> Raw:
-    """The output with these addresses instead of its files; None leaves what is there."""
+def filled(output: Raw, found: FoundFiles, urls: Sequence[str | None]) -> Raw:
+    """Return the output with these addresses in place of its files. A file whose address is None stays as it is."""
     data, parts, end = bytes(output), [], 0
     for (start, stop), url in zip(found.places, urls, strict=True):
         if url is not None:
@@ -94,7 +92,7 @@ def _read(string: bytes, inline: int) -> DataUri | None:
     if b"\\" in string:
         try:
             string = msgspec.json.decode(b'"%b"' % string, type=str).encode()
-        except ValueError:  # half of a surrogate pair: nothing that a file would have
+        except ValueError:  # half of a surrogate pair: no file has one
             return None
     head = HEAD.match(string[:LONGEST_HEAD].decode("ascii", errors="replace"))
     if head is None or not (head["type"] or head["base64"]):
@@ -109,68 +107,68 @@ Output = Produced | Ended
 
 
 class Upload(Struct, frozen=True):
-    """Store these files; the answer is an `Uploaded` with this number. Numbers count from 0 within a run."""
+    """Store these files. The answer is an `Uploaded` with the same number. Numbers count from 0 within a run."""
 
     number: int
     files: tuple[DataUri | ServerFile, ...]
 
     @property
     def size(self) -> int:
-        """What they take here and in the store, about: no file is smaller there than a block of a disk."""
+        """The approximate bytes here and in the store: no file takes less than one block of a disk."""
         return sum(max(file.size, BLOCK_BYTES) for file in self.files)
 
 
 class Uploaded(Struct, frozen=True):
-    """Where the files of one `Upload` are, in their order; None for what is no file after all and stays as it is.
+    """The addresses of an upload's files, in order. None for a string that is no file after all and stays as it is.
 
-    `urls` is None where they could not be stored.
+    `urls` is None if the files could not be stored.
     """
 
     number: int
     urls: tuple[str | None, ...] | None
 
 
-class _Waiting(Struct):
-    """One that waits, itself or for one before it. `number`: of its upload, until that is answered."""
+class _WaitingOutput(Struct):
+    """An output that waits for its own files or for an earlier output. `number` is that of its unanswered upload."""
 
     event: Output
-    found: Found | None = None
+    found: FoundFiles | None = None
     number: int | None = None
 
 
 class Uploads:
-    """One run's line. `inline`: see `director.media.find`; None where no files are kept and nothing ever waits."""
+    """The outputs of one run that wait. `inline`: see `find`; None where no files are stored and nothing ever waits."""
 
     def __init__(self, inline: int | None) -> None:
         self._inline = inline
-        self._line: deque[_Waiting] = deque()
+        self._queue: deque[_WaitingOutput] = deque()
         self._uploads = 0
         self._gave_up = False
         self._received: dict[str, ServerFile] = {}
 
     def receive(self, event: Received) -> None:
-        """This file came, and something that comes later names it."""
+        """Note a file that a later output names."""
         if not self._gave_up:
             self._received[event.name] = event.file
 
     def take(self, event: Output) -> tuple[Upload | None, list[Output]]:
-        """What to store because of this event, or what may go on now."""
+        """Return what to store because of this event, and the outputs that may go on now."""
         if self._gave_up:
             return None, [replace(event, output=None)] if isinstance(event, Ended) else []
         output = _output(event)
         found = None
         if self._inline is not None and output is not None:
             found = find(output, inline=self._inline, received=self._received)
-        waiting = _Waiting(event, found)
-        self._line.append(waiting)
+        waiting = _WaitingOutput(event, found)
+        self._queue.append(waiting)
         if found is None:
             return None, list(self._ready())
         waiting.number, self._uploads = self._uploads, self._uploads + 1
         return Upload(waiting.number, found.files), []
 
     def uploaded(self, answer: Uploaded) -> list[Output]:
-        """What may go on, now that these files have addresses."""
-        for waiting in self._line:
+        """Return the outputs that may go on now that these files have addresses."""
+        for waiting in self._queue:
             if waiting.number == answer.number and waiting.found is not None and answer.urls is not None:
                 output = _output(waiting.event)
                 assert output is not None  # noqa: S101 - for the type checker: files were found in it
@@ -179,24 +177,24 @@ class Uploads:
         return list(self._ready())
 
     def awaits(self, number: int) -> bool:
-        """Is this upload asked for and not answered?"""
-        return any(waiting.number == number for waiting in self._line)
+        """Return whether this upload was asked for and not answered."""
+        return any(waiting.number == number for waiting in self._queue)
 
     def restart(self) -> None:
-        """Nothing that waits is of any use: what comes now is another run's."""
-        self._line.clear()
+        """Drop all waiting outputs: the next ones come from another run."""
+        self._queue.clear()
 
     def give_up(self) -> Ended | None:
-        """Nothing that waits will go on, and nothing more comes but the end. The end of the run, where that waits."""
+        """Drop all waiting outputs, and later ones except the end. Returns the end of the run if it was waiting."""
         self._gave_up = True
         self._received.clear()
-        ends = [waiting.event for waiting in self._line if isinstance(waiting.event, Ended)]
-        self._line.clear()
+        ends = [waiting.event for waiting in self._queue if isinstance(waiting.event, Ended)]
+        self._queue.clear()
         return ends[0] if ends else None
 
     def _ready(self) -> Iterator[Output]:
-        while self._line and self._line[0].number is None:
-            yield self._line.popleft().event
+        while self._queue and self._queue[0].number is None:
+            yield self._queue.popleft().event
 
 
 def _output(event: Output) -> Raw | None:

@@ -70,7 +70,7 @@ async def test_a_model_that_dies_three_times_is_revived_once_it_is_mended(
         keeping(redis, server.url, lease_s=3),
         live_api(server.url) as api,
     ):
-        await eventually(lambda: director.health.missing(), "the director is ready", until=lambda missing: not missing)
+        await eventually(lambda: director.missing(), "the director is ready", until=lambda missing: not missing)
         official = replicate.Client(api_token=token, base_url=api.url)
         try:
             made = await to_thread.run_sync(

@@ -14,7 +14,7 @@ from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.ids import queue_name
 from director.core.settings import CommonSettings
-from director.execution.bell import Bell
+from director.execution.wakeup import Wakeup
 from director.store.accounts import Accounts
 from tests.support.api import live_api
 from tests.support.cog import cog_server, write_model
@@ -132,9 +132,9 @@ async def test_a_master_that_is_frozen_is_left_by_commands_and_by_the_bell() -> 
     with failover_group(replicas=1) as group:
         redis, waits = client(group.url), blocking_client(group.url, block_s=5)
         queue = queue_name(MODEL, VERSION)
-        bell = Bell(waits, [queue], SystemClock())
+        wakeup = Wakeup(waits, [queue], SystemClock())
         try:
-            assert await bell.wait() is False
+            assert await wakeup.wait() is False
             await ask(lambda: redis.wait(1, 5000))
             # frozen, not dead: no connection is closed, so only time-outs can tell
             group.servers[0].freeze()
@@ -148,7 +148,7 @@ async def test_a_master_that_is_frozen_is_left_by_commands_and_by_the_bell() -> 
 
             await eventually(is_moved, "commands go to the new master", limit_s=LIMIT_S)
             await ask(lambda: redis.lpush(keys.bell(queue), "1"))
-            await eventually(bell.wait, "the bell is heard", limit_s=LIMIT_S)
+            await eventually(wakeup.wait, "the bell is heard", limit_s=LIMIT_S)
         finally:
             group.servers[0].thaw()
             await redis.aclose()

@@ -20,7 +20,7 @@ from director.core.errors import BackendUnavailable
 from director.core.ids import queue_name
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
-from director.execution.bell import Bell
+from director.execution.wakeup import Wakeup
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import api_client
@@ -128,12 +128,12 @@ async def test_a_bell_on_a_server_that_was_demoted_waits_at_the_new_one(server: 
         async with losing_proxy(server.port) as name:
             waits = blocking_client(name.url, block_s=5)
             queue = queue_name(MODEL, VERSION)
-            bell = Bell(waits, [queue], SystemClock())
+            wakeup = Wakeup(waits, [queue], SystemClock())
             heard: list[bool] = []
 
             async def wait() -> None:
                 while not any(heard):
-                    heard.append(await bell.wait())
+                    heard.append(await wakeup.wait())
 
             async with anyio.create_task_group() as tasks, Redis(port=server.port) as old:
                 tasks.start_soon(wait)

@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from director.core.settings import ApiSettings, KeeperSettings
-from director.execution.single import connected
+from director.execution.main import opened
 from director.keeper import keeper
 from tests.support.api import api_client
 from tests.support.cog import free_port
@@ -54,7 +54,7 @@ async def keeping(url: str) -> AsyncIterator[httpx.AsyncClient]:
 @asynccontextmanager
 async def directing(url: str) -> AsyncIterator[httpx.AsyncClient]:
     no_server = f"http://127.0.0.1:{free_port()}"
-    async with connected(settings_for(url, [no_server])) as director, at_port(director.direct) as http:
+    async with opened(settings_for(url, [no_server])) as pool, at_port(pool.direct) as http:
         yield http
 
 
@@ -83,7 +83,7 @@ async def test_before_redis_answers_a_director_lives_and_is_not_ready(server: Re
     port = free_port()
     settings = settings_for(server.url, [f"http://127.0.0.1:{free_port()}"], health_port=port)
     async with (
-        connected(settings) as director,
+        opened(settings) as pool,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
         anyio.create_task_group() as tasks,
     ):
@@ -94,7 +94,7 @@ async def test_before_redis_answers_a_director_lives_and_is_not_ready(server: Re
             except httpx.TransportError:
                 return {}
 
-        tasks.start_soon(director.direct, lambda _: None)
+        tasks.start_soon(pool.direct, lambda _: None)
         await eventually(missing, "it is asked for Redis", until=lambda told: "redis" in told)
         assert (await http.get("/livez")).status_code == 200
         server.start()

@@ -28,7 +28,7 @@ from director.core.schema import Record
 from director.core.settings import WEBHOOK_SCHEDULE, DirectorSettings, KeeperSettings
 from director.core.view import view
 from director.execution.director import Director
-from director.execution.single import connected
+from director.execution.main import ALONE, opened
 from director.keeper.courier import INTERVAL_S, Breakers
 from director.keeper.keeper import Keeper
 from director.runtime.tracing import OFF, Tracing
@@ -177,12 +177,12 @@ async def live_director(
 ) -> AsyncGenerator[Director]:
     """A director in this process, ended without a drain. It may not have seen its servers yet."""
     async with (
-        connected(settings_for(redis_url, servers, **given), tracing=tracing) as director,
+        opened(settings_for(redis_url, servers, **given), tracing=tracing) as pool,
         anyio.create_task_group() as tasks,
     ):
-        listens = anyio.Event()
-        tasks.start_soon(director.direct, lambda _: listens.set())
-        await listens.wait()
+        director = pool.directors[ALONE]
+        tasks.start_soon(pool.direct, lambda _: None)
+        await eventually(lambda: director.servers.all, "its servers are watched")
         yield director
         tasks.cancel_scope.cancel()
 

@@ -34,7 +34,7 @@ class Waiting:
 
 async def test_it_is_started_once_the_slot_before_it_is_left(bench: Bench, driver: QueueDriver) -> None:
     waiting = Waiting(bench, await claimed(driver))
-    await eventually(lambda: len(bench.holdings), "held", until=(1).__eq__)
+    await eventually(lambda: len(bench.claims), "held", until=(1).__eq__)
     for _ in range(10):
         await asyncio.sleep(0)
     assert not waiting.runner.started.is_set()
@@ -69,7 +69,7 @@ async def test_asked_to_stop_while_it_waits_it_is_never_started(
 ) -> None:
     claim = await claimed(driver)
     waiting = Waiting(bench, claim)
-    held = await eventually(lambda: bench.holdings.find(claim.id, claim.token), "held")
+    held = await eventually(lambda: bench.claims.find(claim.id, claim.token), "held")
     held.stop(why)
     await asyncio.wait_for(waiting.run, 5)
     record: Any = await driver.record(claim.id)
@@ -83,7 +83,7 @@ async def test_asked_to_stop_while_it_waits_it_is_never_started(
 async def test_lost_while_it_waits_it_is_never_started(bench: Bench, driver: QueueDriver) -> None:
     claim = await claimed(driver)
     waiting = Waiting(bench, claim)
-    held = await eventually(lambda: bench.holdings.find(claim.id, claim.token), "held")
+    held = await eventually(lambda: bench.claims.find(claim.id, claim.token), "held")
     held.lose()
     await asyncio.wait_for(waiting.run, 5)
     assert not waiting.runner.started.is_set()

@@ -14,7 +14,7 @@ from director.broker.scripts import Ceased, Claims
 from director.core.errors import BackendUnavailable, UnknownQueue
 from director.core.ids import QueueName
 from director.core.schema import Claim
-from director.execution.consumer import Consumer, Portions
+from director.execution.consumer import ClaimPlanner, Consumer
 from director.servers.runners.runner import Health, HealthStatus
 from director.servers.server import Permit, Server
 from director.servers.servers import Servers
@@ -36,7 +36,12 @@ class Counter:
     """
 
     def __init__(
-        self, slots: int = 1, *, portions: Portions | None = None, gather_s: float = 0, also: Sequence[QueueName] = ()
+        self,
+        slots: int = 1,
+        *,
+        planner: ClaimPlanner | None = None,
+        gather_s: float = 0,
+        also: Sequence[QueueName] = (),
     ) -> None:
         self.answers: list[int | Ceased | Exception | asyncio.Event] = []
         self.asked: list[tuple[str, int]] = []
@@ -56,7 +61,7 @@ class Counter:
         self.clock = FakeClock()
         ready = Health(status=HealthStatus.READY)
         self.servers = Servers([Server(ScriptedRunner(), slots, health=ready)])
-        parts: Any = {"scripts": self, "executor": self, "bell": self}
+        parts: Any = {"scripts": self, "executor": self, "wakeup": self}
         self.consumer = Consumer(
             queue=QUEUE,
             also=also,
@@ -65,7 +70,7 @@ class Counter:
             clock=self.clock,
             lease_s=15,
             register=self.register,
-            portions=portions or Portions(),
+            planner=planner or ClaimPlanner(),
             gather_s=gather_s,
             **parts,
         )
@@ -185,7 +190,7 @@ async def test_once_nothing_more_waits_nothing_is_claimed_ahead_and_the_bell_is_
 
 
 async def test_where_costs_are_bounded_nothing_is_claimed_ahead() -> None:
-    counter = Counter(slots=1, portions=Portions(batch_cost=5))
+    counter = Counter(slots=1, planner=ClaimPlanner(batch_cost=5))
     counter.servers.all[0].run_s = 0.1
     counter.answers = [1, 1]
     consuming = asyncio.create_task(counter.consumer.run())
@@ -352,7 +357,7 @@ async def test_a_queue_that_hands_out_nothing_is_asked_again_when_the_bell_rings
 
 @pytest.mark.usefixtures("no_poll")
 async def test_where_the_next_does_not_fit_it_asks_again_when_a_run_has_ended_and_leaves_the_bell_to_others() -> None:
-    counter = Counter(slots=2, portions=Portions(batch_cost=4))
+    counter = Counter(slots=2, planner=ClaimPlanner(batch_cost=4))
     counter.cost = 3
     counter.answers = [1, "budget", 1]
     consuming = asyncio.create_task(counter.consumer.run())
@@ -370,7 +375,7 @@ async def test_where_the_next_does_not_fit_it_asks_again_when_a_run_has_ended_an
 
 @pytest.mark.usefixtures("no_poll")
 async def test_while_the_batch_is_full_nothing_is_asked_for() -> None:
-    counter = Counter(slots=2, portions=Portions(batch_size=1))
+    counter = Counter(slots=2, planner=ClaimPlanner(batch_size=1))
     counter.answers = [1, 1]
     consuming = asyncio.create_task(counter.consumer.run())
     await eventually(lambda: counter.executed, "one runs")
@@ -385,7 +390,7 @@ async def test_while_the_batch_is_full_nothing_is_asked_for() -> None:
 
 @pytest.mark.usefixtures("no_poll")
 async def test_a_run_that_ends_while_the_claim_is_under_way_is_not_waited_for_again() -> None:
-    counter = Counter(slots=2, portions=Portions(batch_cost=4))
+    counter = Counter(slots=2, planner=ClaimPlanner(batch_cost=4))
     counter.cost = 3
     asked = counter.claim
 
@@ -493,7 +498,7 @@ async def test_another_queue_that_is_gone_is_told_once_and_holds_up_nothing(capl
 
 
 async def test_batches_of_both_queues_together_cost_no_more_than_one_may() -> None:
-    counter = Counter(slots=4, portions=Portions(batch_cost=4), also=[OLD])
+    counter = Counter(slots=4, planner=ClaimPlanner(batch_cost=4), also=[OLD])
     counter.cost = 3
     counter.answers = [1, "budget"]
     assert await counter.consumer.run_once() == 1
@@ -593,7 +598,7 @@ async def test_what_comes_from_behind_the_bell_once_no_server_can_run_it_is_give
 
 @pytest.mark.parametrize("why", ["a lost claim fails it", "bounded", "batches"])
 async def test_no_claim_waits_behind_the_bell_where_it_could_do_harm(why: str) -> None:
-    counter = Counter(slots=2, portions=Portions(batch_size=2) if why == "bounded" else None)
+    counter = Counter(slots=2, planner=ClaimPlanner(batch_size=2) if why == "bounded" else None)
     counter.carries = True
     counter.servers.permits.may_wait = why != "a lost claim fails it"
     counter.servers.all[0].places = 8 if why == "batches" else 0

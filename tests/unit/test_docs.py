@@ -1,4 +1,4 @@
-"""The pages of docs/ say what the code does: the diagram follows the table of statuses, and every link leads to a file."""
+"""The pages of docs/ say what the code does: the diagram follows the table, and every link leads to a file."""
 
 import re
 from pathlib import Path

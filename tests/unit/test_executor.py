@@ -15,9 +15,9 @@ from director.core.ids import PredictionId, partition_of
 from director.core.policy import Policy
 from director.core.schema import Claim
 from director.core.states import WebhookEvent
+from director.execution.active_claims import ActiveClaims
 from director.execution.ends import Limits
 from director.execution.executor import AWAY_S, TELL_S, Executor
-from director.execution.holdings import Holdings
 from director.execution.storing import Storing
 from director.files.local import LocalFiles
 from director.files.store import FileName
@@ -59,7 +59,7 @@ class Bench:
         clock, accounts = SystemClock(), Accounts(driver.redis)
         self.terminal = TerminalWebhooks(driver.scripts, accounts, sender, clock)
         self.post = Post(accounts=accounts, sender=sender, terminal=self.terminal, clock=clock, interval_s=0.0)
-        self.holdings = Holdings()
+        self.claims = ActiveClaims()
 
     async def execute(self, runner: ScriptedRunner, claim: Claim) -> Server:
         """Run it to its last write; the server it ran on."""
@@ -67,7 +67,7 @@ class Bench:
         executor = self.executor(Servers([server]))
         await asyncio.wait_for(executor.execute(claim, Permit(server, server.since)), LIMIT_S)
         assert server.busy == 0
-        assert len(self.holdings) == 0
+        assert len(self.claims) == 0
         return server
 
     def executor(
@@ -82,7 +82,7 @@ class Bench:
         return Executor(
             scripts=self.driver.scripts,
             clock=clock or SystemClock(),
-            holdings=self.holdings,
+            claims=self.claims,
             servers=servers,
             post=self.post,
             limits=Limits(inline=None if storing is None else 0),
@@ -250,7 +250,7 @@ async def test_ends_that_failed_together_are_not_tried_again_together(
     runner = ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED))
     server = Server(runner, 1, busy=1, health=Health(status=HealthStatus.READY))
     executor = bench.executor(Servers([server]), clock=clock, dice=iter((0.0, 1.0)).__next__)
-    await asyncio.wait_for(executor.execute(claim, Seat(server, server.since)), LIMIT_S)
+    await asyncio.wait_for(executor.execute(claim, Permit(server, server.since)), LIMIT_S)
     assert (await driver.record(claim.id)).status == "succeeded"
     assert clock.slept == [AWAY_S * 0.5, 2 * AWAY_S * 1.5]
 
@@ -277,7 +277,7 @@ async def test_a_claim_that_was_lost_ends_without_a_word(bench: Bench, driver: Q
         runner = ScriptedRunner(Began())
         running = asyncio.create_task(bench.execute(runner, claim))
         await asyncio.wait_for(runner.started.wait(), LIMIT_S)
-        held = bench.holdings.find(claim.id, claim.token)
+        held = bench.claims.find(claim.id, claim.token)
         assert held is not None
         held.lose()
         await running
@@ -337,12 +337,12 @@ async def test_a_newer_claim_of_the_same_prediction_starts_once_the_older_ones_r
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
         tasks.create_task(executor.execute(older, Permit(server, server.since)))
         await runner.started.wait()
-        held = bench.holdings.find(older.id, older.token)
+        held = bench.claims.find(older.id, older.token)
         assert held is not None
         assert await driver.release(older) == "waiting"
         newer = await driver.claim_one(lease_s=3600)
         tasks.create_task(executor.execute(newer, Permit(server, server.since)))
-        await eventually(lambda: bench.holdings.find(newer.id, newer.token), "it is held")
+        await eventually(lambda: bench.claims.find(newer.id, newer.token), "it is held")
         await runner.let_go.wait()
         for _ in range(3):  # the heartbeat and each write tell it as well
             held.lose()
@@ -393,7 +393,7 @@ async def test_files_are_stored_off_the_slot_and_the_end_waits_for_them(
         tasks.create_task(executor.execute(claim, Permit(server, server.since)))
         await eventually(lambda: store.asked, "the store is asked")
         await eventually(lambda: server.busy, "the permit is left", until=lambda busy: busy == 0)
-        assert len(bench.holdings) == 1
+        assert len(bench.claims) == 1
         assert not (await driver.record(claim.id)).is_terminal
         store.goes_on.set()
     assert (await driver.record(claim.id)).status == "succeeded"
@@ -451,7 +451,7 @@ async def test_a_store_slower_than_the_runs_slows_them(
 async def test_a_run_is_not_followed_further_than_its_store_can_take(
     bench: Bench, driver: QueueDriver, store: SlowStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.execution.performer.MOST_AHEAD", 20)
+    monkeypatch.setattr("director.execution.executor.MOST_AHEAD", 20)
     produced = [Produced(PNG, index) for index in range(50)]
     runner = ScriptedRunner(Began(), *produced, Ended(outcome=Outcome.SUCCEEDED))
     server = Server(runner, 1, busy=1, health=Health(status=HealthStatus.READY))
@@ -460,7 +460,7 @@ async def test_a_run_is_not_followed_further_than_its_store_can_take(
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
         tasks.create_task(executor.execute(claim, Permit(server, server.since)))
         await eventually(lambda: store.asked, "the store is asked")
-        held = bench.holdings.find(claim.id, claim.token)
+        held = bench.claims.find(claim.id, claim.token)
         assert held is not None
         assert not held.tracker.is_over
         store.goes_on.set()
@@ -479,7 +479,7 @@ async def test_a_claim_that_is_lost_while_files_are_stored_ends_without_a_word(
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
         tasks.create_task(executor.execute(claim, Permit(server, server.since)))
         await eventually(lambda: store.asked, "the store is asked")
-        held = bench.holdings.find(claim.id, claim.token)
+        held = bench.claims.find(claim.id, claim.token)
         assert held is not None
         held.lose()
     assert (await driver.record(claim.id)).token == claim.token

@@ -10,8 +10,8 @@ from redis import exceptions
 
 from director.core.errors import BackendUnavailable
 from director.core.ids import QueueName
+from director.execution.active_claims import ActiveClaims
 from director.execution.heartbeat import Heartbeat
-from director.execution.holdings import Holdings
 from director.servers.runners.runner import Health, HealthStatus
 from director.servers.server import Server
 from director.servers.servers import Servers
@@ -41,7 +41,7 @@ class Beating:
         self.heartbeat = Heartbeat(
             queues=[QueueName("acme/echo:a1a1a1a1a1a1")],
             name="d1",
-            holdings=Holdings(),
+            claims=ActiveClaims(),
             servers=self.servers,
             clock=self.clock,
             lease_s=LEASE_S,

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-import director.execution.performer
+import director.execution.progress
 from director.broker.scripts import Advanced, Scripts
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.schema import Claim, NewEvent
 from director.core.states import Status, WebhookEvent
+from director.execution.active_claims import ActiveClaim
 from director.execution.ends import Limits, Stop
-from director.execution.holdings import Held
-from director.execution.performer import Progress
+from director.execution.progress import Progress
 from director.execution.tracker import Tracker
 from director.servers.runners.runner import Began
 from tests.support.clock import FakeClock
@@ -63,25 +63,25 @@ def wire(scripts: Scripts) -> Wire:
 
 
 @pytest.fixture
-async def held(claim: Claim) -> Held:
+async def held(claim: Claim) -> ActiveClaim:
     tracker = Tracker(claim.record, Limits())
     tracker.apply(Began(), 0.0)
-    return Held(claim, tracker, ScriptedRunner(), FakeClock())
+    return ActiveClaim(claim, tracker, ScriptedRunner(), FakeClock())
 
 
 @pytest.fixture
-async def progress(held: Held, wire: Wire) -> AsyncGenerator[Progress]:
+async def progress(held: ActiveClaim, wire: Wire) -> AsyncGenerator[Progress]:
     progress = Progress(held, wire, SystemClock(), None)
     yield progress
     progress.drop()
     held.lose()
-    await held.read(asyncio.sleep(0))  # ends what still asks the run to stop
+    await held.follow(asyncio.sleep(0))  # ends what still asks the run to stop
 
 
 @pytest.fixture
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is gathered leaves when the test writes it."""
-    monkeypatch.setattr(director.execution.performer, "GATHER_S", 60.0)
+    monkeypatch.setattr(director.execution.progress, "GATHER_S", 60.0)
 
 
 def output(number: int) -> NewEvent:
@@ -114,7 +114,7 @@ async def test_events_of_one_moment_leave_in_one_write(
 async def test_output_after_a_quiet_while_is_written_without_waiting_for_more(
     driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(director.execution.performer, "GATHER_S", 60.0)
+    monkeypatch.setattr(director.execution.progress, "GATHER_S", 60.0)
     progress.add((STARTED,))
     await asyncio.sleep(0.01)
     assert wire.sent == []
@@ -132,7 +132,7 @@ async def test_output_after_a_quiet_while_is_written_without_waiting_for_more(
 async def test_a_write_whose_answer_was_lost_is_not_written_twice(
     driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.execution.performer.GATHER_S", 3600)  # only this test writes
+    monkeypatch.setattr("director.execution.progress.GATHER_S", 3600)  # only this test writes
     wire.after.append(lose_the_answer)
     progress.add((STARTED, log(0)))
     with pytest.raises(BackendUnavailable):
@@ -203,7 +203,7 @@ async def test_a_fault_of_ours_in_a_write_leaves_all_to_the_last_one(
 
 @pytest.mark.usefixtures("by_hand")
 async def test_an_answer_that_the_caller_canceled_stops_the_run(
-    driver: QueueDriver, claim: Claim, held: Held, progress: Progress
+    driver: QueueDriver, claim: Claim, held: ActiveClaim, progress: Progress
 ) -> None:
     await driver.cancel(claim.id)
     progress.add((STARTED,))
@@ -213,7 +213,7 @@ async def test_an_answer_that_the_caller_canceled_stops_the_run(
 
 @pytest.mark.usefixtures("by_hand")
 async def test_an_answer_that_the_claim_is_lost_is_heeded_and_nothing_was_written(
-    driver: QueueDriver, claim: Claim, held: Held, progress: Progress
+    driver: QueueDriver, claim: Claim, held: ActiveClaim, progress: Progress
 ) -> None:
     await driver.release(claim)
     progress.add((STARTED, log(0)))
@@ -232,7 +232,7 @@ class Ear:
         self.heard.append(event)
 
 
-async def test_what_is_to_be_told_does_not_pile_up_while_nothing_is_written(held: Held, wire: Wire) -> None:
+async def test_what_is_to_be_told_does_not_pile_up_while_nothing_is_written(held: ActiveClaim, wire: Wire) -> None:
     ear: Any = Ear()
     progress = Progress(held, wire, SystemClock(), ear)
     for _ in range(1000):

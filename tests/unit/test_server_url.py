@@ -4,7 +4,7 @@ import pytest
 
 from director.core.errors import SettingsError
 from director.core.model_config import check_server_url
-from director.execution.single import connected
+from director.execution.main import opened
 from tests.support.live_director import settings_for
 
 pytestmark = pytest.mark.anyio
@@ -53,12 +53,12 @@ def test_what_is_wrong_with_one_is_said_and_no_secret_in_it(url: str, why: str) 
 async def test_a_director_does_not_start_with_an_address_that_cannot_be_one(caplog: pytest.LogCaptureFixture) -> None:
     settings = settings_for("redis://127.0.0.1:9", [URLS[0], "http://me:hush@gpu-1:5000"])
     with pytest.raises(SettingsError, match="gpu-1:5000"):
-        async with connected(settings):
+        async with opened(settings):
             pass
     assert "hush" not in caplog.text
 
 
 async def test_a_director_does_not_start_with_one_server_given_twice() -> None:
     with pytest.raises(SettingsError, match="twice"):
-        async with connected(settings_for("redis://127.0.0.1:9", [URLS[0], URLS[1], URLS[0] + "/"])):
+        async with opened(settings_for("redis://127.0.0.1:9", [URLS[0], URLS[1], URLS[0] + "/"])):
             pass

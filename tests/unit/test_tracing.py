@@ -54,7 +54,7 @@ def test_off_it_hands_on_what_it_is_given() -> None:
 
 def test_every_process_begins_where_it_is_not_installed() -> None:
     without = "import sys; sys.modules['opentelemetry'] = None"
-    begun = "import api.app, director.execution.single, director.keeper.keeper"
+    begun = "import api.app, director.execution.main, director.keeper.keeper"
     asked = "from director.runtime.tracing import tracing_of; tracing_of('api', accounts=False)"
     told = "print('director.runtime.otel' in sys.modules)"
     line = [sys.executable, "-c", f"{without}; {begun}; {asked}; {told}"]

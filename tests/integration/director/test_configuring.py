@@ -138,7 +138,7 @@ async def test_what_a_director_cannot_go_by_leaves_it_as_it_was(
     async with live_director(server.url, model.url, **driven("http")):
         await caller.ended(await caller.submit(n=1))
         await caller.redis.hset(keys.model(MODEL), "config", '{"of a newer release": 1}')
-        await eventually(lambda: "the configuration is not gone by" in caplog.text, "it says so")
+        await eventually(lambda: "the configuration cannot be used" in caplog.text, "it says so")
         assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
         await operator.says(attempts=6)
         await eventually(lambda: policy(caller.redis), "in force", until=lambda now: now[0] == "6")

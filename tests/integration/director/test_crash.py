@@ -108,7 +108,7 @@ async def test_a_claim_that_was_taken_away_ends_its_run_and_leaves_no_word(
         asked = await caller.submit(n=1, gate=str(gate))
         await caller.shows(asked, status="processing", output=["a0"])
         await redis.hset(keys.record(asked), "token", "of another")
-        await eventually(lambda: len(director.holdings), "it lets go", until=lambda held: held == 0)
+        await eventually(lambda: len(director.claims), "it lets go", until=lambda held: held == 0)
         before = await caller.kinds(asked)
         assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"  # the slot is free again
         assert await caller.kinds(asked) == before
@@ -136,7 +136,7 @@ async def test_what_ended_while_redis_was_away_is_written_when_it_is_back(cog_ur
         async with calling(server) as caller, live_director(server.url, cog_url) as director:
             asked = await caller.submit(n=2, gate=str(gate))
             await caller.shows(asked, output=["a0", "a1"])
-            [held] = director.holdings._held.values()
+            [held] = director.claims._claims.values()
             server.kill()
             gate.open()
             await eventually(lambda: held.tracker.ended, "the run ends")

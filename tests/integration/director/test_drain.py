@@ -95,14 +95,14 @@ async def test_drained_run_ends_where_nothing_may_run_twice(
 async def test_a_run_that_heeds_no_cancel_is_handed_back_unspent(
     caller: Caller, server: RedisServer, folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.execution.holdings.DRAIN_WAIT_S", 0.2)
+    monkeypatch.setattr("director.execution.active_claims.DRAIN_WAIT_S", 0.2)
     async with supervised_cog(folder) as cog, live_director(server.url, cog.url, drain_s=0) as director:
         asked = await caller.submit(n=1, gate=str(gate), then="stubborn")
         await caller.shows(asked, output=["a0"])
         assert await director.missing() == ""
         await director.drain()
         assert await director.missing() == "draining"
-        assert len(director.holdings) == 0
+        assert len(director.claims) == 0
         record = await caller.record(asked)
         assert (record.status, record.attempt, record.claims) == ("starting", 0, 1)
         gate.open()
@@ -145,7 +145,7 @@ async def test_a_claim_under_way_when_the_drain_begins_still_runs(
         answered.set()
         await draining
         assert (await caller.get(asked))["status"] == "succeeded"
-        assert len(director.holdings) == 0
+        assert len(director.claims) == 0
 
 
 async def test_a_claim_that_comes_in_after_the_drains_time_is_handed_back_unstarted(
@@ -156,7 +156,7 @@ async def test_a_claim_that_comes_in_after_the_drains_time_is_handed_back_unstar
         asked = await caller.submit(n=1, count=str(tally))
         await asyncio.wait_for(claimed.wait(), 10)
         draining = asyncio.create_task(director.drain())
-        await eventually(lambda: director.holdings._stopped, "it hands back")
+        await eventually(lambda: director.claims._stopped, "it hands back")
         answered.set()
         await draining
     record = await caller.record(asked)

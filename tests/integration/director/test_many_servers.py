@@ -91,9 +91,9 @@ async def test_a_server_that_lets_the_director_in_no_more_is_not_ready_and_costs
             for each in asked:
                 await caller.submit(each)
             await eventually(
-                director.health.missing,
+                director.missing,
                 "it is not ready",
-                until=lambda missing: missing.get("model", "").startswith("server_auth: The model server answered 401"),
+                until=lambda missing: missing.startswith("server_auth: The model server answered 401"),
             )
             latest = await caller.submit()
             await eventually(
@@ -101,7 +101,7 @@ async def test_a_server_that_lets_the_director_in_no_more_is_not_ready_and_costs
                 "who waits is told why",
                 until=lambda shown: shown["queue"]["reason"] == "server_auth",
             )
-            assert "sk-123" not in str(await director.health.missing())
+            assert "sk-123" not in str(await director.missing())
             for path in [*paths, f"/predictions/{latest}"]:
                 cog.on("PUT", path, answer(200, {"status": "succeeded", "output": ["x"]}))
             assert {(await caller.ended(each))["status"] for each in asked} == {"succeeded"}
@@ -122,8 +122,8 @@ async def test_a_server_that_refuses_all_uses_up_no_claims_and_no_attempts(
         async with keeping(redis, server.url), live_director(server.url, cog.url, max_failures=1) as director:
             await caller.submit(asked)
             await eventually(lambda: director.servers.all[0].is_resting, "it rests")
-            missing = await director.health.missing()
-            assert missing["model"] == "resting: 1 runs in a row failed on it"
+            missing = await director.missing()
+            assert missing == "resting: 1 runs in a row failed on it"
             assert (await caller.ended(asked))["status"] == "succeeded"
         record = await caller.record(asked)
         assert (record.attempt, record.claims) == (1, 3)

@@ -115,7 +115,7 @@ async def test_a_held_output_fails_at_the_run_limit(
     async with live_director(server.url, cog_url, **asking(judge, run_limit_s=0.5)):
         ended = await caller.ended(await caller.submit(n=1))
     assert (ended["status"], ended["code"], ended["output"]) == ("failed", "moderation_unavailable", None)
-    assert ended["error"] == "Nobody could say in time whether the output may be released."
+    assert ended["error"] == "No verdict on the output came in time."
 
 
 async def test_a_held_output_ends_when_its_caller_cancels(
@@ -139,8 +139,8 @@ async def test_a_held_output_is_given_back_unspent_by_a_director_that_leaves(
         await judge.arrived(1)
         judge.answer = ALLOWED
         judge.answers.append(Answer(status=503))
-        director.holdings.stop_all(Stop.DRAIN)
-        director.holdings._stopped = None
+        director.claims.stop_all(Stop.DRAIN)
+        director.claims._stopped = None
         assert (await caller.ended(asked))["status"] == "succeeded"
     record = await caller.record(asked)
     assert (record.attempt, record.claims) == (1, 2)

@@ -17,7 +17,7 @@ from director.broker.scripts import Scripts
 from director.core.errors import SettingsError
 from director.core.policy import Policy
 from director.core.settings import DirectorSettings
-from director.execution.pool import Pool, pooled
+from director.execution.main import Pool, opened
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.cog import free_port
 from tests.support.eventually import eventually
@@ -49,7 +49,7 @@ def two(redis_url: str, one: str, other: str) -> list[DirectorSettings]:
 async def at_work(models: Sequence[DirectorSettings]) -> AsyncGenerator[tuple[Pool, httpx.AsyncClient]]:
     """A pool in this process, ended without a drain, and its health port."""
     ports: list[int] = []
-    async with pooled(models[0], models) as pool, anyio.create_task_group() as tasks:
+    async with opened(models[0], models) as pool, anyio.create_task_group() as tasks:
         tasks.start_soon(pool.direct, ports.append)
         [port] = await eventually(lambda: ports, "it listens")
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
@@ -188,7 +188,7 @@ async def test_what_no_director_could_start_with_is_told_with_the_model(server: 
         server.url, ["http://gpu-2:5000"], model=PAINTER, version="", kind="training", runner="openai"
     )
     with pytest.raises(SettingsError, match=f"^{PAINTER}~training: Trainings run on Cog"):
-        async with pooled(models[0], models):
+        async with opened(models[0], models):
             pass
 
 

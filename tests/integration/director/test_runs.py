@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from director.core.errors import BackendUnavailable
-from director.execution import holdings
+from director.execution import active_claims
 from director.store.catalog import Catalog
 from tests.support.cog import cog_server
 from tests.support.eventually import eventually
@@ -123,7 +123,7 @@ async def test_a_run_that_hangs_times_out_and_leaves_its_slot(
 async def test_a_run_that_cannot_be_stopped_is_ended_all_the_same_and_its_server_anew(
     caller: Caller, server: RedisServer, folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holdings, "CANCEL_WAIT_S", 0.5)
+    monkeypatch.setattr(active_claims, "CANCEL_WAIT_S", 0.5)
     async with supervised_cog(folder) as cog, live_director(server.url, cog.url, run_limit_s=3):
         ended = await caller.ended(await caller.submit(n=1, gate=str(gate), then="stubborn"))
         assert (ended["status"], ended["error"]) == ("failed", "Prediction timed out")
@@ -200,10 +200,8 @@ async def test_a_model_whose_setup_fails_gets_no_prediction(caller: Caller, serv
         cog_server(folder, stub="predict.py:Broken", until="SETUP_FAILED") as url,
         live_director(server.url, url) as director,
     ):
-        missing = await eventually(
-            director.health.missing, "it says why", until=lambda missing: "no weights" in missing.get("model", "")
-        )
-        assert missing["model"].startswith("setup_failed: ")
+        missing = await eventually(director.missing, "it says why", until=lambda missing: "no weights" in missing)
+        assert missing.startswith("setup_failed: ")
     record = await caller.record(asked)
     assert (record.status, record.claims) == ("starting", 0)
     async with live_director(server.url, url):  # nobody is there at all

@@ -17,9 +17,9 @@ from director.core.clock import SystemClock
 from director.core.ids import partition_of
 from director.core.policy import Policy
 from director.core.schema import Claim
+from director.execution.active_claims import ActiveClaims
 from director.execution.ends import Limits
 from director.execution.executor import Executor
-from director.execution.holdings import Holdings
 from director.servers.runners.runner import (
     Began,
     Ended,
@@ -174,7 +174,7 @@ class Paced:
         clock, accounts = SystemClock(), Accounts(driver.redis)
         terminal = TerminalWebhooks(driver.scripts, accounts, sender, clock)
         self._scripts: Scripts = driver.scripts
-        self._holdings = Holdings()
+        self._claims = ActiveClaims()
         self._post = Post(accounts=accounts, sender=sender, terminal=terminal, clock=clock, interval_s=interval_s)
 
     async def execute(self, claim: Claim, dice: random.Random) -> None:
@@ -182,7 +182,7 @@ class Paced:
         executor = Executor(
             scripts=self._scripts,
             clock=SystemClock(),
-            holdings=self._holdings,
+            claims=self._claims,
             servers=Servers([server]),
             post=self._post,
             limits=Limits(),

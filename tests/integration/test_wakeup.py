@@ -11,8 +11,7 @@ from director.broker import keys
 from director.broker.redis_client import blocking_client
 from director.broker.scripts import Claims
 from director.core.clock import SystemClock
-from director.execution import bell as claims_bell
-from director.execution.bell import Bell
+from director.execution.wakeup import Wakeup
 from tests.support.eventually import eventually
 from tests.support.queue_driver import QueueDriver
 from tests.support.servers import RedisServer
@@ -21,19 +20,19 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def bell(server: RedisServer, driver: QueueDriver) -> Any:
+async def wakeup(server: RedisServer, driver: QueueDriver) -> Any:
     waits = blocking_client(server.url, block_s=5, connections=1)
-    bell = Bell(waits, [driver.queue], SystemClock())
-    if not bell.carries:
+    wakeup = Wakeup(waits, [driver.queue], SystemClock())
+    if not wakeup.carries:
         pytest.skip("in a Cluster nothing waits behind the bell")
     await driver.claim()  # its script is loaded
-    yield bell
+    yield wakeup
     await waits.aclose()
 
 
-async def claim(driver: QueueDriver, bell: Bell, nonce: str = "n1") -> Claims:
+async def claim(driver: QueueDriver, wakeup: Wakeup, nonce: str = "n1") -> Claims:
     return await driver.scripts.claim(
-        driver.queue, consumer="d1", nonce=nonce, count=4, lease_s=15, send=bell.carry, now_ms=driver.now_ms
+        driver.queue, consumer="d1", nonce=nonce, count=4, lease_s=15, send=wakeup.carry, now_ms=driver.now_ms
     )
 
 
@@ -44,9 +43,9 @@ async def is_waited_for(redis: Redis) -> None:
     await eventually(blocked, "somebody waits at the bell")
 
 
-async def test_it_brings_what_came_with_the_ring(driver: QueueDriver, redis: Redis, bell: Bell) -> None:
+async def test_it_brings_what_came_with_the_ring(driver: QueueDriver, redis: Redis, wakeup: Wakeup) -> None:
     for nonce in ("n1", "n2"):
-        claiming = asyncio.create_task(claim(driver, bell, nonce))
+        claiming = asyncio.create_task(claim(driver, wakeup, nonce))
         await is_waited_for(redis)
         accepted = await driver.submit()
         assert [found.id for found in await asyncio.wait_for(claiming, 10)] == [accepted]
@@ -54,16 +53,18 @@ async def test_it_brings_what_came_with_the_ring(driver: QueueDriver, redis: Red
 
 
 async def test_where_nothing_rings_it_is_carried_out_when_the_wait_is_over(
-    driver: QueueDriver, bell: Bell, monkeypatch: pytest.MonkeyPatch
+    driver: QueueDriver, wakeup: Wakeup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims_bell, "LEAST_S", 0.01)
-    monkeypatch.setattr(claims_bell, "LONGEST_S", 0.02)
-    claims = await claim(driver, bell)
+    monkeypatch.setattr("director.execution.wakeup.LEAST_S", 0.01)
+    monkeypatch.setattr("director.execution.wakeup.LONGEST_S", 0.02)
+    claims = await claim(driver, wakeup)
     assert (list(claims), claims.why) == ([], "empty")
 
 
-async def test_canceled_it_leaves_nothing_behind_at_the_server(driver: QueueDriver, redis: Redis, bell: Bell) -> None:
-    claiming = asyncio.create_task(claim(driver, bell))
+async def test_canceled_it_leaves_nothing_behind_at_the_server(
+    driver: QueueDriver, redis: Redis, wakeup: Wakeup
+) -> None:
+    claiming = asyncio.create_task(claim(driver, wakeup))
     await is_waited_for(redis)
     claiming.cancel()
 
@@ -76,28 +77,28 @@ async def test_canceled_it_leaves_nothing_behind_at_the_server(driver: QueueDriv
 
 
 async def test_what_it_brought_and_nobody_heard_is_told_again_to_who_asks_for_nothing_more(
-    driver: QueueDriver, bell: Bell
+    driver: QueueDriver, wakeup: Wakeup
 ) -> None:
     accepted = await driver.submit()
-    await claim(driver, bell)
+    await claim(driver, wakeup)
     await driver.submit()
     assert [found.id for found in await driver.claim(0, nonce="n1")] == [accepted]
 
 
 async def test_a_connection_that_is_lost_is_an_error_and_the_next_call_has_a_new_one(
-    driver: QueueDriver, redis: Redis, bell: Bell
+    driver: QueueDriver, redis: Redis, wakeup: Wakeup
 ) -> None:
-    claiming = asyncio.create_task(claim(driver, bell))
+    claiming = asyncio.create_task(claim(driver, wakeup))
     await is_waited_for(redis)
     await redis.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     with pytest.raises(exceptions.ConnectionError):
         await claiming
     accepted = await driver.submit()
-    assert [found.id for found in await claim(driver, bell, "n2")] == [accepted]
+    assert [found.id for found in await claim(driver, wakeup, "n2")] == [accepted]
 
 
-async def test_the_bell_alone_has_the_same_connection(driver: QueueDriver, bell: Bell) -> None:
+async def test_the_bell_alone_has_the_same_connection(driver: QueueDriver, wakeup: Wakeup) -> None:
     await driver.submit()
-    await claim(driver, bell)
+    await claim(driver, wakeup)
     await driver.submit()
-    assert await bell.wait() is True
+    assert await wakeup.wait() is True

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from director import __version__
-from director.execution.heartbeat import LONGEST_DETAIL, MOST_SERVERS, Portrait
+from director.execution.heartbeat import LONGEST_DETAIL, MOST_SERVERS, SelfReport
 from director.servers.runners.runner import Health, HealthStatus
 from director.servers.server import Server
 from director.servers.servers import Servers
@@ -19,39 +19,39 @@ def server(url: str = "http://127.0.0.1:5000", status: HealthStatus = HealthStat
     return Server(runner, 2, health=Health(status=status, detail=detail))
 
 
-def told(portrait: Portrait, held: int = 0) -> About:
-    return msgspec.json.decode(portrait.about(held=held), type=About)
+def told(report: SelfReport, held: int = 0) -> About:
+    return msgspec.json.decode(report.encoded(held=held), type=About)
 
 
 def test_it_says_its_release_since_when_it_is_there_and_what_it_holds() -> None:
     clock = FakeClock()
-    portrait, began_ms = Portrait(Servers([server()]), clock), clock.now_ms()
+    report, began_ms = SelfReport(Servers([server()]), clock), clock.now_ms()
     clock.pass_time(60)
-    about = told(portrait, held=3)
+    about = told(report, held=3)
     assert (about.version, about.since_ms, about.held, about.more) == (__version__, began_ms, 3, 0)
     assert [(each.url, each.state, each.slots) for each in about.servers] == [("http://127.0.0.1:5000", "ready", 2)]
 
 
 def test_a_state_has_the_time_at_which_it_began() -> None:
     clock, one = FakeClock(), server(status=HealthStatus.STARTING)
-    portrait, began_ms = Portrait(Servers([one]), clock), clock.now_ms()
-    assert told(portrait).servers[0].since_ms == began_ms
+    report, began_ms = SelfReport(Servers([one]), clock), clock.now_ms()
+    assert told(report).servers[0].since_ms == began_ms
     clock.pass_time(30)
-    assert told(portrait).servers[0].since_ms == began_ms
+    assert told(report).servers[0].since_ms == began_ms
     one.health = Health(status=HealthStatus.READY)
-    [found] = told(portrait).servers
+    [found] = told(report).servers
     assert (found.state, found.since_ms) == ("ready", began_ms + 30_000)
 
 
 @pytest.mark.parametrize("ahead_ms", [-3_600_000, 0, 3_600_000])
 def test_what_began_when_is_told_by_the_clock_of_redis_however_wrong_its_own_is(ahead_ms: int) -> None:
     clock = FakeClock()
-    portrait = Portrait(Servers([server()]), clock)
+    report = SelfReport(Servers([server()]), clock)
     clock.pass_time(60)
-    portrait.about(held=0)
+    report.encoded(held=0)
     clock.pass_time(30)
     at_ms = clock.now_ms() - ahead_ms
-    about = about_of(portrait.about(held=0), at_ms=at_ms)
+    about = about_of(report.encoded(held=0), at_ms=at_ms)
     assert (about.since_ms, about.servers[0].since_ms) == (at_ms - 90_000, at_ms - 30_000)
 
 
@@ -62,19 +62,19 @@ def test_a_director_of_another_release_is_taken_at_its_word_or_says_nothing() ->
 
 def test_a_server_that_is_given_no_work_says_why() -> None:
     one = server()
-    portrait = Portrait(Servers([one]), FakeClock())
+    report = SelfReport(Servers([one]), FakeClock())
     one.doubt.set()
-    assert told(portrait).servers[0].state == "doubted"
+    assert told(report).servers[0].state == "doubted"
     one.is_resting = True
-    [found] = told(portrait).servers
+    [found] = told(report).servers
     assert found.state == "resting"
     assert found.detail.startswith("resting: ")
 
 
 def test_whatever_servers_say_it_stays_small() -> None:
     many = [server(f"http://127.0.0.1:{port}", HealthStatus.UNHEALTHY, "é" * 5_000) for port in range(5_000, 5_100)]
-    portrait = Portrait(Servers(many), FakeClock())
-    about = told(portrait)
+    report = SelfReport(Servers(many), FakeClock())
+    about = told(report)
     assert (len(about.servers), about.more) == (MOST_SERVERS, 100 - MOST_SERVERS)
     assert {len(each.detail) for each in about.servers} == {LONGEST_DETAIL}
-    assert len(portrait.about(held=0)) < 16_384
+    assert len(report.encoded(held=0)) < 16_384

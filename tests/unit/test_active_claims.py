@@ -8,9 +8,16 @@ from msgspec.structs import replace
 
 from director.core.ids import QueueName
 from director.core.schema import Claim
+from director.execution.active_claims import (
+    CANCEL_AGAIN_S,
+    CANCEL_ANSWER_S,
+    CANCEL_WAIT_S,
+    DRAIN_WAIT_S,
+    ActiveClaim,
+    ActiveClaims,
+)
 from director.execution.director import HAND_BACK_S, TELL_S
 from director.execution.ends import Limits, Stop
-from director.execution.holdings import CANCEL_AGAIN_S, CANCEL_ANSWER_S, CANCEL_WAIT_S, DRAIN_WAIT_S, Held, Holdings
 from director.execution.tracker import Tracker
 from director.local import parts
 from director.servers.runners.cog import LET_GO_PATIENCE_S
@@ -34,11 +41,11 @@ class Run:
         self.tracker = Tracker(CLAIM.record, Limits())
         if began:
             self.tracker.apply(Began(), 0.0)
-        self.held = Held(CLAIM, self.tracker, self.runner, self.clock)
+        self.held = ActiveClaim(CLAIM, self.tracker, self.runner, self.clock)
         self.following = asyncio.create_task(self._follow())
 
     async def _follow(self) -> None:
-        await self.held.read(self._read())
+        await self.held.follow(self._read())
 
     async def _read(self) -> None:
         async for event in self.runner.run(RunRequest(id=CLAIM.id, input=CLAIM.input)):
@@ -105,7 +112,7 @@ class Hanging(ScriptedRunner):
 
 
 async def test_a_cancel_that_is_not_answered_keeps_nobody_from_asking_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("director.execution.holdings.CANCEL_ANSWER_S", 0.01)
+    monkeypatch.setattr("director.execution.active_claims.CANCEL_ANSWER_S", 0.01)
     run = Run(runner=Hanging())
     await run.runner.started.wait()
     run.held.stop(Stop.USER)
@@ -126,7 +133,7 @@ async def test_a_run_that_heeds_no_cancel_is_abandoned() -> None:
     await run.canceled(1)
     run.clock.pass_time(CANCEL_WAIT_S)
     await run.over()
-    assert run.held.stuck
+    assert run.held.is_stuck
     assert run.runner.let_go.is_set()
 
 
@@ -141,7 +148,7 @@ async def test_a_drain_gives_up_sooner_on_a_run_that_heeds_no_cancel(before: Sto
     run.held.stop(Stop.USER)  # wins no time
     run.clock.pass_time(DRAIN_WAIT_S)
     await run.over()
-    assert run.held.stuck
+    assert run.held.is_stuck
 
 
 async def test_a_drain_leaves_a_run_that_another_director_can_follow() -> None:
@@ -151,7 +158,7 @@ async def test_a_drain_leaves_a_run_that_another_director_can_follow() -> None:
     run.held.stop(Stop.DRAIN)
     await run.following
     assert run.runner.let_go.is_set()
-    assert (run.runner.cancels, run.held.left, run.held.stuck) == (0, True, False)
+    assert (run.runner.cancels, run.held.is_left, run.held.is_stuck) == (0, True, False)
 
 
 class Resuming(ScriptedRunner):
@@ -169,7 +176,7 @@ async def test_a_drain_waits_for_the_name_of_a_run_and_cancels_nothing_that_anot
     await asyncio.sleep(0)
     run.clock.pass_time(CANCEL_AGAIN_S[0])
     await run.over()
-    assert (run.runner.cancels, run.held.left, run.held.stuck) == (0, True, False)
+    assert (run.runner.cancels, run.held.is_left, run.held.is_stuck) == (0, True, False)
 
 
 def test_a_drain_has_time_left_to_hand_back_what_it_gave_up() -> None:
@@ -197,7 +204,7 @@ async def test_a_run_that_has_not_begun_is_let_go_of_at_once() -> None:
     await run.runner.started.wait()
     run.held.stop(Stop.USER)
     await run.over()
-    assert run.held.unbegun
+    assert run.held.never_began
     assert run.runner.cancels == 0
 
 
@@ -219,40 +226,40 @@ async def test_a_claim_that_is_lost_before_its_run_starts_starts_none() -> None:
 
 
 async def test_a_claim_is_found_by_its_token_while_it_is_held() -> None:
-    run, holdings = Run(), Holdings()
-    with holdings.holding(run.held):
-        assert holdings.claims(CLAIM.record.queue) == [(CLAIM.id, "nonce-1")]
-        assert holdings.claims(QueueName("acme/echo:b2b2b2b2b2b2")) == []
-        assert holdings.find(CLAIM.id, "nonce-1") is run.held
-        assert holdings.find(CLAIM.id, "nonce-2") is None
+    run, claims = Run(), ActiveClaims()
+    with claims.added(run.held):
+        assert claims.of_queue(CLAIM.record.queue) == [(CLAIM.id, "nonce-1")]
+        assert claims.of_queue(QueueName("acme/echo:b2b2b2b2b2b2")) == []
+        assert claims.find(CLAIM.id, "nonce-1") is run.held
+        assert claims.find(CLAIM.id, "nonce-2") is None
         run.held.lose()
-        assert holdings.claims(CLAIM.record.queue) == []  # there is nothing to extend any more
-    assert holdings.find(CLAIM.id, "nonce-1") is None
+        assert claims.of_queue(CLAIM.record.queue) == []  # there is nothing to extend any more
+    assert claims.find(CLAIM.id, "nonce-1") is None
     await run.over()
 
 
 async def test_a_newer_claim_of_the_same_prediction_takes_the_place_of_the_older_one_which_is_lost() -> None:
-    older, newer, holdings = Run(), Run(), Holdings()
+    older, newer, claims = Run(), Run(), ActiveClaims()
     await older.runner.started.wait()
     newer.held.claim = Claim(replace(CLAIM.record, token="nonce-2"), CLAIM.input)
-    with holdings.holding(older.held):
-        holding = holdings.holding(newer.held)
+    with claims.added(older.held):
+        holding = claims.added(newer.held)
         holding.__enter__()
         await older.over()
         assert (older.held.is_lost, newer.held.is_lost) == (True, False)
         assert older.runner.let_go.is_set()
-    assert holdings.claims(CLAIM.record.queue) == [(CLAIM.id, "nonce-2")]
+    assert claims.of_queue(CLAIM.record.queue) == [(CLAIM.id, "nonce-2")]
     holding.__exit__(None, None, None)
-    assert len(holdings) == 0
+    assert len(claims) == 0
     for run in (older, newer):
         run.held.lose()
         await run.over()
 
 
 async def test_a_hand_back_stops_also_what_comes_in_after_it() -> None:
-    run, holdings = Run(began=False), Holdings()
-    holdings.stop_all(Stop.DRAIN)
-    with holdings.holding(run.held):
+    run, claims = Run(began=False), ActiveClaims()
+    claims.stop_all(Stop.DRAIN)
+    with claims.added(run.held):
         assert run.tracker.stopped is Stop.DRAIN
         await run.over()
     assert not run.runner.started.is_set()
@@ -278,8 +285,8 @@ async def test_a_fault_while_a_run_is_let_go_of_hides_no_cancel_of_the_whole_cla
             raise RuntimeError("while it hangs up")
 
     for is_lost, is_canceled in ((False, True), (True, True), (True, False)):
-        held = Held(CLAIM, Tracker(CLAIM.record, Limits()), ScriptedRunner(), FakeClock())
-        following = asyncio.create_task(held.read(fails()))
+        held = ActiveClaim(CLAIM, Tracker(CLAIM.record, Limits()), ScriptedRunner(), FakeClock())
+        following = asyncio.create_task(held.follow(fails()))
         await asyncio.sleep(0)
         if is_lost:
             held.lose()
@@ -299,11 +306,11 @@ async def test_a_claim_that_is_lost_as_its_answer_comes_is_not_let_go_of_later()
         await answer
 
     async def follow() -> str:
-        await held.read(read())
+        await held.follow(read())
         await asyncio.sleep(0)
         return "went on"
 
-    held = Held(CLAIM, Tracker(CLAIM.record, Limits()), ScriptedRunner(), FakeClock())
+    held = ActiveClaim(CLAIM, Tracker(CLAIM.record, Limits()), ScriptedRunner(), FakeClock())
     following = asyncio.create_task(follow())
     await asyncio.sleep(0)
     answer.set_result(None)

@@ -1,8 +1,7 @@
-"""Wait until a queue may have work: its bell rings, or that of another one
-that is read too, or a few seconds have passed.
+"""Wait until a queue may have work: its wakeup list gets an element, or a few seconds pass.
 
-A lost ring costs one pause and never a prediction. Waits on a connection of its own. A call may wait behind the bell at
-the server itself, which carries it out in the moment that it rings: before anybody here has heard of it.
+A lost wakeup costs one pause and never a prediction. Each waiter has a connection of its own. A call can wait on the
+Redis server behind the wakeup: Redis runs it the moment the wakeup comes, one round trip before this process knows.
 """
 
 import random
@@ -23,8 +22,8 @@ LEAST_S: Final = 2.0
 LONGEST_S: Final = 5.0
 
 
-class Bell:
-    """The bells of queues of one model, for one waiter. `redis` is a blocking client made for `LONGEST_S`."""
+class Wakeup:
+    """The wakeups of one model's queues, for one waiter. `redis` is a blocking client made for `LONGEST_S`."""
 
     def __init__(self, redis: Redis, queues: Sequence[QueueName], clock: Clock) -> None:
         self._redis = redis
@@ -34,12 +33,12 @@ class Bell:
 
     @property
     def carries(self) -> bool:
-        """May a call wait behind it? Not where one would have to look first for who has its keys."""
+        """Whether a call can wait behind the wakeup. Not in a Cluster, where the node of the keys is unknown."""
         return len(self._keys) == 1 and not isinstance(self._redis, Cluster)
 
     async def wait(self) -> bool:
-        """True when it rang. The wait is jittered, so that a fleet does not poll in step."""
-        if self._kept is not None:  # there is one connection for each that waits
+        """Return True if a wakeup came, False after 2 to 5 s. The jitter keeps a fleet from polling in step."""
+        if self._kept is not None:  # the pool has one connection for each waiter
             connection, self._kept = self._kept, None
             await self._redis.connection_pool.release(connection)
         try:
@@ -49,9 +48,9 @@ class Bell:
             return False
 
     async def carry(self, call: bytes) -> Any:
-        """The answer to this call, which the server carries out when it rang, or the wait is over.
+        """Return the answer to `call`, which Redis runs when a wakeup came or the wait is over.
 
-        Raises RedisError; whether it was carried out, or still will be, is then unknown. Canceled, as well.
+        Raises RedisError. After that, or after a cancellation, it is unknown whether the call ran or will still run.
         """
         pool = self._redis.connection_pool
         connection, self._kept = self._kept, None

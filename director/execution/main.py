@@ -1,0 +1,230 @@
+"""Serve one model, or a pool of models, in one process: connections, health port, signals, drain.
+
+Each model of a pool has a director with its own queue, consumer, permits and heartbeat. A model whose servers are down
+holds up no other. A model that cannot be served at all ends alone, as long as another can be served. A drain drains
+all of them at once.
+"""
+
+import logging
+import signal
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import blocking_client, client
+from director.core.clock import SystemClock
+from director.core.errors import SettingsError
+from director.core.pool_file import label_of
+from director.core.settings import DirectorSettings
+from director.execution.director import Director, Shared, check_settings
+from director.execution.heartbeat import KICK_WAIT_S
+from director.execution.metering import Metering
+from director.execution.moderation import Moderator
+from director.execution.wakeup import LONGEST_S
+from director.files.choose import StoreCheck, output_store_in
+from director.runtime import process
+from director.runtime.health import Health, redis_check, serve_http
+from director.runtime.metrics.registry import Pulse
+from director.runtime.tracing import Tracing, tracing_of
+from director.servers.leftovers import Leftovers
+from director.servers.runners.inbox import Arrivals, Inbox
+from director.webhooks.addresses import AllowList
+from director.webhooks.sender import Sender
+
+log = logging.getLogger(__name__)
+
+ALONE: Final = "model"
+"""The label of the only director of a process, and the name of its check at /readyz."""
+WAITS: Final = 2  # connections of one director that block: for its wakeup and for cancels
+
+
+def serve(settings: DirectorSettings, models: Sequence[DirectorSettings] = ()) -> None:
+    """Run a director, or a pool of them, until SIGTERM or SIGINT. An operator's mistake ends it with one line."""
+    process.serve("director", "run", partial(run, models=models), settings)
+
+
+async def run(
+    settings: DirectorSettings,
+    *,
+    models: Sequence[DirectorSettings] = (),
+    started: Callable[[int], None] = lambda port: None,
+) -> None:
+    """Direct until SIGTERM, SIGINT or cancellation, then drain. A second signal leaves the claims to their leases.
+
+    `settings` are those of the process, and of its model where `models` is empty. `started` gets the port of health
+    and inbox.
+
+    Raises UnsafeBackend if Redis would lose what it accepts, and SettingsError for a setting that cannot be used.
+    """
+    with process.one_error(), anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with opened(settings, models) as pool, anyio.create_task_group() as tasks:
+            tasks.start_soon(pool.direct, started)
+            await process.drained(signals, pool.drain)
+            tasks.cancel_scope.cancel()
+    log.info("director ended")
+
+
+@asynccontextmanager
+async def opened(
+    settings: DirectorSettings, models: Sequence[DirectorSettings] = (), *, tracing: Tracing | None = None
+) -> AsyncGenerator["Pool"]:
+    """Open the connections of a process and make its directors. Raises SettingsError, in a pool with the model's name.
+
+    `tracing` replaces the tracing that the environment asks for.
+    """
+    labelled = {label_of(model): model for model in models} or {ALONE: settings}
+    async with connections(settings, directors=len(labelled), tracing=tracing) as shared, AsyncExitStack() as stack:
+        directors = {}
+        for label, model in labelled.items():
+            try:
+                check_settings(model)
+                directors[label] = await stack.enter_async_context(_made(model, shared))
+            except SettingsError as exc:
+                if not models:
+                    raise
+                raise SettingsError(f"{label}: {exc}") from exc
+        yield Pool(settings, shared, directors)
+
+
+@asynccontextmanager
+async def connections(
+    settings: DirectorSettings, *, directors: int = 1, tracing: Tracing | None = None
+) -> AsyncGenerator[Shared]:
+    """Open what `directors` directors share, and close it afterwards. Raises SettingsError."""
+    clock = SystemClock()
+    moderator = Moderator.of(settings, clock)
+    sender = Sender(AllowList.parse(settings.webhook_allow))
+    redis = client(settings.redis_url, name="director")
+    waits = blocking_client(settings.redis_url, block_s=max(LONGEST_S, KICK_WAIT_S), connections=WAITS * directors)
+    metering = Metering()
+    sender.on_sent = metering.webhooks.sent
+    gatherer = Gatherer(redis, meter=metering.redis)
+    tracing = tracing or tracing_of("director", accounts=settings.trace_accounts)
+    try:
+        store = output_store_in(settings.files_dir, redis, clock, url=settings.files_url)
+        yield Shared(
+            gatherer=gatherer,
+            waits=waits,
+            sender=sender,
+            clock=clock,
+            moderator=moderator,
+            metering=metering,
+            tracing=tracing,
+            store=store,
+        )
+    finally:
+        with anyio.CancelScope(shield=True):
+            await gatherer.aclose()
+            await redis.aclose()
+            await waits.aclose()
+            await sender.aclose()
+            await tracing.aclose()
+            if moderator is not None:
+                await moderator.aclose()
+
+
+@asynccontextmanager
+async def _made(settings: DirectorSettings, shared: Shared) -> AsyncGenerator[Director]:
+    director = Director(settings, shared)
+    try:
+        yield director
+    finally:
+        with anyio.CancelScope(shield=True):
+            await director.abandon()
+            await director.fleet.aclose()
+
+
+class Pool:
+    """The directors of one process by label: one under `ALONE`, or one for each model of a pool."""
+
+    def __init__(self, settings: DirectorSettings, shared: Shared, directors: Mapping[str, Director]) -> None:
+        self.directors = directors
+        self.health = Health()
+        self._settings = settings
+        self._shared = shared
+        self._redis = shared.gatherer.redis
+        self._broken: dict[str, str] = {}
+        self.health.checks = {
+            "redis": redis_check(self._redis),
+            **{label: partial(self._missing, label) for label in directors},
+        }
+        if shared.store is not None:
+            self.health.checks["files"] = StoreCheck(shared.store, shared.clock).missing
+        self.health.figures = self._figures
+        self.health.metrics = shared.metering.registry
+
+    async def direct(self, started: Callable[[int], None]) -> None:
+        """Run until canceled. `started` gets the port of health and inbox."""
+        settings, redis, clock = self._settings, self._redis, self._shared.clock
+        # the inbox has no address before it is served
+        inbox = Inbox("", arrivals=Arrivals.of(settings.upload_secret))
+        async with anyio.create_task_group() as tasks:
+            # before Redis answers: /livez must answer, because a restart of this process would only take longer
+            port = await tasks.start(self._serve_health, inbox)
+            await process.look_at_redis(redis, settings, self.health, clock)
+            if settings.coglet_dir:
+                tasks.start_soon(Leftovers(Path(settings.coglet_dir), redis, clock).run)
+            tasks.start_soon(self.health.missing)  # a store that does not work is logged before the first request
+            tasks.start_soon(self._measure)
+            for label in self.directors:
+                tasks.start_soon(self._work, label, inbox)
+            started(port)
+
+    async def drain(self) -> None:
+        """Drain all directors at once."""
+        async with anyio.create_task_group() as tasks:
+            for label in self.directors.keys() - self._broken.keys():
+                tasks.start_soon(self.directors[label].drain)
+
+    async def _work(self, label: str, inbox: Inbox) -> None:
+        director = self.directors[label]
+        try:
+            with process.one_error():
+                await director.work(inbox)
+        except SettingsError as exc:
+            self._broken[label] = str(exc)
+            if len(self._broken) == len(self.directors):
+                raise
+            log.error("a model cannot be served", extra={"model": label, "error": str(exc)})
+            await director.abandon()
+
+    async def _measure(self) -> None:
+        """Measure the event loop, Redis and the slots of this process."""
+        metering = self._shared.metering
+        pulse = Pulse(metering.registry, metering.redis, self._redis)
+        pulse.on_beat.append(metering.beat)
+        await pulse.run()
+
+    async def _serve_health(self, inbox: Inbox, *, task_status: anyio.abc.TaskStatus[int]) -> None:
+        """Serve /livez, /readyz, /metrics and the inbox of callbacks. Reports the port once it listens."""
+        settings = self._settings
+
+        def started(port: int) -> None:
+            inbox.base_url = f"http://127.0.0.1:{port}"
+            task_status.started(port)
+
+        app = self.health.app(inbox.routes())
+        await serve_http(app, host=settings.health_host, port=settings.health_port, started=started)
+
+    async def _missing(self, label: str) -> str:
+        return self._broken.get(label) or await self.directors[label].missing()
+
+    def _figures(self) -> Mapping[str, Any]:
+        if ALONE in self.directors:
+            return self.directors[ALONE].figures
+        return {"models": {label: self._shown(label) for label in self.directors}}
+
+    def _shown(self, label: str) -> dict[str, Any]:
+        director = self.directors[label]
+        standing = director.servers.standing
+        return {
+            "status": standing.state,
+            "slots": standing.slots,
+            "busy": director.servers.permits.busy,
+            **director.figures,
+        }
