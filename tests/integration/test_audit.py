@@ -59,7 +59,7 @@ async def to_file(redis: Redis, file: Path) -> Any:
     return feed
 
 
-async def test_a_file_gets_a_line_for_each_and_goes_on_where_it_ended(
+async def test_file_gets_a_line_per_entry_and_continues_where_it_ended(
     to_file: Any, file: Path, driver: QueueDriver
 ) -> None:
     first = await live(driver)
@@ -96,7 +96,7 @@ async def test_a_line_that_a_crash_left_unfinished_is_cut_off(to_file: Any, file
     assert [line["kind"] for line in lines(file)] == [*STEPS], "and no line of it was whole"
 
 
-async def test_a_file_that_was_moved_away_begins_anew_and_nothing_comes_twice(
+async def test_moved_file_is_started_again_without_repeating_entries(
     to_file: Any, file: Path, driver: QueueDriver
 ) -> None:
     await live(driver)
@@ -107,9 +107,7 @@ async def test_a_file_that_was_moved_away_begins_anew_and_nothing_comes_twice(
     assert [line["id"] for line in lines(file)] == [after] * 3
 
 
-async def test_what_a_full_disk_left_unfinished_is_cut_off_before_more_comes(
-    redis: Redis, file: Path, driver: QueueDriver
-) -> None:
+async def test_unfinished_line_of_a_full_disk_is_cut_off(redis: Redis, file: Path, driver: QueueDriver) -> None:
     async with aclosing(FileSink(file)) as sink:
         feeder = Feeder(AuditLog(redis), sink, SystemClock())
         await live(driver)
@@ -171,7 +169,7 @@ def to(server: RedisServer, url: str, **given: Any) -> AuditSettings:
     return AuditSettings(redis_url=server.url, audit_to=url, **given)
 
 
-async def test_a_receiver_gets_signed_batches_and_its_cursor_outlives_the_process(
+async def test_receiver_gets_signed_batches_and_its_cursor_survives_the_process(
     server: RedisServer, driver: QueueDriver
 ) -> None:
     async with sink() as receiver:
@@ -193,9 +191,7 @@ async def test_a_receiver_gets_signed_batches_and_its_cursor_outlives_the_proces
             assert await feeder.run_once() == Fed(entries=9)
 
 
-async def test_a_receiver_that_fails_is_brought_the_same_batch_with_the_same_id(
-    server: RedisServer, driver: QueueDriver
-) -> None:
+async def test_failing_receiver_gets_the_same_batch_with_the_same_id(server: RedisServer, driver: QueueDriver) -> None:
     async with sink() as receiver, feeding(to(server, receiver.url), SystemClock()) as feeder:
         receiver.answers.append(Answer(status=500))
         await live(driver)
@@ -206,9 +202,7 @@ async def test_a_receiver_that_fails_is_brought_the_same_batch_with_the_same_id(
         assert (first.body, first.headers["webhook-id"]) == (second.body, second.headers["webhook-id"])
 
 
-async def test_a_batch_that_is_too_large_for_its_receiver_comes_in_halves_in_order(
-    server: RedisServer, driver: QueueDriver
-) -> None:
+async def test_too_large_batch_comes_in_halves_in_order(server: RedisServer, driver: QueueDriver) -> None:
     async with sink() as receiver:
         receiver.answers.extend(Answer(status=413) for _ in range(2))
         for _ in range(2):
@@ -225,9 +219,7 @@ async def test_a_batch_that_is_too_large_for_its_receiver_comes_in_halves_in_ord
             assert await feeder.run_once() == Fed(entries=3), "the cursor stands behind the last of them"
 
 
-async def test_a_half_that_was_taken_is_counted_as_read_though_the_other_was_not(
-    server: RedisServer, driver: QueueDriver
-) -> None:
+async def test_accepted_half_counts_as_read_without_the_other(server: RedisServer, driver: QueueDriver) -> None:
     async with sink() as receiver:
         receiver.answers.extend(Answer(status=status) for status in (413, 200, 500))
         for _ in range(2):
@@ -240,7 +232,7 @@ async def test_a_half_that_was_taken_is_counted_as_read_though_the_other_was_not
             assert await feeder.run_once() == Fed(entries=1, missed=2)
 
 
-async def test_a_receiver_that_takes_not_even_one_entry_is_waited_for(server: RedisServer, driver: QueueDriver) -> None:
+async def test_receiver_that_refuses_even_one_entry_is_waited_for(server: RedisServer, driver: QueueDriver) -> None:
     async with sink() as receiver, feeding(to(server, receiver.url), SystemClock()) as feeder:
         receiver.answer = Answer(status=413)
         await live(driver)
@@ -262,7 +254,7 @@ async def test_nothing_is_sent_unsigned(server: RedisServer) -> None:
             pass
 
 
-def test_sinks_of_two_urls_have_two_names_and_no_name_tells_a_url() -> None:
+def test_sinks_of_two_urls_have_two_names_that_hide_the_url() -> None:
     one, other = (sink_name(f"https://receiver.example/{secret}") for secret in ("secret1", "secret2"))
     assert one != other
     assert one.startswith("receiver.example-")
@@ -321,7 +313,7 @@ async def test_the_command_goes_on_until_it_is_asked_to_end(
         assert (await ended(process))[0] == 0
 
 
-async def test_killed_between_file_and_cursor_it_brings_some_twice_and_loses_none(
+async def test_kill_between_file_and_cursor_repeats_entries_and_loses_none(
     server: RedisServer, driver: QueueDriver, file: Path, to_file: Any
 ) -> None:
     await live(driver)
@@ -339,9 +331,7 @@ async def test_killed_between_file_and_cursor_it_brings_some_twice_and_loses_non
     assert (len(names), len(set(names))) == (12, 9)
 
 
-async def test_killed_before_the_receiver_answers_it_brings_the_same_batch_again(
-    server: RedisServer, driver: QueueDriver
-) -> None:
+async def test_kill_before_the_answer_repeats_the_batch(server: RedisServer, driver: QueueDriver) -> None:
     async with sink() as receiver:
         await live(driver)
         receiver.answers.append(Answer(delay_s=60))
@@ -369,7 +359,7 @@ async def test_it_ends_when_asked_to_while_the_receiver_is_silent(server: RedisS
         receiver.close()
 
 
-async def test_a_receiver_that_is_away_is_told_all_once_it_is_back_and_its_url_is_in_no_log(
+async def test_returning_receiver_gets_everything_and_no_log_has_its_url(
     server: RedisServer, driver: QueueDriver
 ) -> None:
     await live(driver)

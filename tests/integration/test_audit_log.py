@@ -100,9 +100,7 @@ async def test_what_is_cut_before_it_was_read_is_counted(feeder: Feeder, kept: K
     assert await feeder.run_once() == Fed()
 
 
-async def test_what_is_cut_after_it_was_read_is_missed_by_nobody(
-    feeder: Feeder, kept: KeptSink, driver: QueueDriver
-) -> None:
+async def test_entries_cut_after_reading_are_not_missed(feeder: Feeder, kept: KeptSink, driver: QueueDriver) -> None:
     await live(driver)
     await feeder.run_once()
     await cut(driver, to=0)
@@ -129,9 +127,7 @@ async def test_a_log_that_began_anew_is_read_from_its_start(
     assert kept.told[-3:] == [(after, step) for step in STEPS]
 
 
-async def test_an_older_copy_of_the_log_is_read_again_from_its_start(
-    feeder: Feeder, kept: KeptSink, driver: QueueDriver
-) -> None:
+async def test_older_copy_of_the_log_is_read_again(feeder: Feeder, kept: KeptSink, driver: QueueDriver) -> None:
     key = keys.log(partition_of(driver.new_id()))
     prediction_id = await live(driver)
     older = await driver.redis.dump(key)
@@ -143,7 +139,7 @@ async def test_an_older_copy_of_the_log_is_read_again_from_its_start(
     assert kept.told[-3:] == [(prediction_id, step) for step in STEPS]
 
 
-async def test_a_failover_that_loses_the_newest_entries_hides_none_that_came_since() -> None:
+async def test_failover_that_loses_entries_hides_no_newer_ones() -> None:
     soon = {"repl-diskless-sync-delay": "0"}
     with redis_server(loopback=True, config=soon) as first, redis_server(loopback=True) as second:
         async with queue_of(first) as old, queue_of(second) as new:
@@ -172,7 +168,7 @@ async def test_a_failover_that_loses_the_newest_entries_hides_none_that_came_sin
             assert await feeder.run_once() == Fed(entries=1, missed=5), "and it still counts"
 
 
-async def test_what_came_since_a_failover_is_found_also_when_as_much_was_lost(
+async def test_as_many_new_entries_as_lost_ones_are_still_found(
     feeder: Feeder, kept: KeptSink, driver: QueueDriver
 ) -> None:
     key = keys.log(partition_of(driver.new_id()))
@@ -217,7 +213,7 @@ async def test_a_busy_partition_keeps_no_other_one_waiting(
     assert await feeder.catch_up() == Fed(entries=601)
 
 
-async def test_what_is_cut_while_the_sink_was_never_there_is_counted(
+async def test_entries_cut_before_the_first_round_are_counted(
     feeder: Feeder, kept: KeptSink, driver: QueueDriver
 ) -> None:
     kept.is_away = True
@@ -230,7 +226,7 @@ async def test_what_is_cut_while_the_sink_was_never_there_is_counted(
     assert await feeder.run_once() == Fed(entries=2, missed=4)
 
 
-async def test_a_sink_that_is_away_is_waited_for_and_brought_the_same(
+async def test_sink_that_is_away_gets_the_same_batch_later(
     redis: Redis, catalog: Catalog, kept: KeptSink, driver: QueueDriver
 ) -> None:
     clock = FakeClock()

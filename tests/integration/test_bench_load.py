@@ -44,7 +44,7 @@ def asks(url: str, **how: object) -> Load:
     return Load(url=url, wanted='"succeeded"', **{"seconds": 30.0, **how})  # type: ignore[arg-type]
 
 
-async def test_it_ends_after_its_requests_and_leaves_those_that_warmed_out() -> None:
+async def test_load_ends_after_its_requests_without_the_warm_up() -> None:
     async with server(well) as (url, heads):
         answered = await Crowd(asks(url, requests=20, connections=2, headers={"x-one": "1"})).ask()
     assert (answered.answered, answered.refused) == (answered.total - 11, 0)
@@ -53,13 +53,13 @@ async def test_it_ends_after_its_requests_and_leaves_those_that_warmed_out() -> 
     assert b"\r\nx-one: 1\r\n" in heads[0]
 
 
-async def test_it_asks_no_more_often_than_it_was_told() -> None:
+async def test_load_keeps_its_rate() -> None:
     async with server(well) as (url, heads):
         answered = await Crowd(asks(url, rate=40, seconds=0.5, connections=4)).ask()
     assert 0 < answered.total == len(heads) <= 40 * 0.5 + 2 * 4
 
 
-async def test_an_answer_that_comes_in_pieces_is_one() -> None:
+async def test_answer_in_pieces_is_one_answer() -> None:
     async def in_pieces(_number: int, writer: asyncio.StreamWriter) -> None:
         for byte in http(200, GOOD):
             writer.write(bytes([byte]))
@@ -70,7 +70,7 @@ async def test_an_answer_that_comes_in_pieces_is_one() -> None:
     assert (answered.total, answered.refused) == (13, 0)
 
 
-async def test_what_is_no_good_answer_is_counted_apart_and_told() -> None:
+async def test_bad_answers_are_counted_apart_and_shown() -> None:
     async def every_second_one(number: int, writer: asyncio.StreamWriter) -> None:
         writer.write(http(201, GOOD) if number % 2 else http(201, b'{"status":"failed"}'))
 
@@ -82,7 +82,7 @@ async def test_what_is_no_good_answer_is_counted_apart_and_told() -> None:
             await ask(asks(url, requests=5))
 
 
-async def test_a_server_that_hangs_up_breaks_it_off() -> None:
+async def test_server_that_hangs_up_breaks_off_the_load() -> None:
     async def hang_up(_number: int, writer: asyncio.StreamWriter) -> None:
         writer.close()
 

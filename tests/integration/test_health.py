@@ -44,7 +44,7 @@ async def test_a_process_without_a_check_is_alive_and_ready() -> None:
         assert (await http.get("/readyz")).json() == {"status": "ready", "missing": {}}
 
 
-async def test_what_is_missing_is_named_beside_the_facts_and_it_lives_all_the_same() -> None:
+async def test_readyz_names_what_is_missing_while_livez_is_fine() -> None:
     health = Health()
 
     async def no_server() -> str:
@@ -105,7 +105,7 @@ async def test_when_it_is_canceled_the_port_is_free_again() -> None:
             await http.get(f"{url}/livez")
 
 
-async def test_a_check_that_is_added_while_others_are_asked_counts_from_the_next_look() -> None:
+async def test_check_added_during_a_request_counts_from_the_next() -> None:
     health = Health()
 
     async def learns_more() -> str:

@@ -90,7 +90,7 @@ async def empty(store: S3Files) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 300_000, 12 * MIB], ids=["empty", "one", "one part", "many parts"])
-async def test_what_was_taken_is_had_again_and_fetched_by_whoever_has_the_address(store: S3Files, size: int) -> None:
+async def test_stored_file_is_read_back_and_fetched_by_its_address(store: S3Files, size: int) -> None:
     name, data = caller_name(), bytes(size)
     await store.take(
         name, blocks(*(data[at : at + 300_000] for at in range(0, size, 300_000))), content_type="image/png"
@@ -155,7 +155,7 @@ async def test_outputs_are_kept_by_their_prediction(store: S3Files) -> None:
     await store.remove(PredictionId(yours))
 
 
-async def test_an_upload_by_the_api_is_in_the_bucket_until_it_is_deleted_or_swept(
+async def test_upload_stays_in_the_bucket_until_deleted_or_swept(
     api: httpx.AsyncClient, store: S3Files, redis: Redis, scripts: Scripts
 ) -> None:
     await empty(store)
@@ -187,9 +187,7 @@ async def test_why_a_form_is_refused_is_told_through_the_bucket(
     assert answer.status_code == status, answer.text
 
 
-async def test_a_hundred_megabytes_to_a_bucket_grow_the_process_by_less_than_32(
-    server: RedisServer, redis: Redis, url: str
-) -> None:
+async def test_upload_of_100_mb_grows_the_process_by_less_than_32(server: RedisServer, redis: Redis, url: str) -> None:
     token = await Accounts(redis).create_token(ACCOUNT)
     async with (
         live_api(server.url, env={"DIRECTOR_FILES_URL": url, **AWS}) as live,
@@ -206,7 +204,7 @@ async def test_a_hundred_megabytes_to_a_bucket_grow_the_process_by_less_than_32(
     assert grown < 32 * MIB
 
 
-async def test_what_is_wrong_with_a_bucket_is_told_without_its_words(
+async def test_fault_of_a_bucket_is_reported_without_its_own_text(
     store: S3Files, url: str, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await store.probe() == ""
@@ -220,7 +218,7 @@ async def test_what_is_wrong_with_a_bucket_is_told_without_its_words(
         assert await wrong.probe() == f"DIRECTOR_FILES_URL: {reason}"
 
 
-async def test_an_api_whose_bucket_is_not_there_says_so_and_answers_all_that_needs_none(
+async def test_api_without_its_bucket_says_so_and_serves_the_rest(
     server: RedisServer, redis: Redis, store: S3Files, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = ApiSettings(redis_url=server.url, files_url=url.replace("s3://bucket/", "s3://nobody/"))

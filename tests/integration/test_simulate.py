@@ -66,7 +66,7 @@ async def test_of_one_line_every_start_is_as_reckoned(scratch: Redis, slots: int
 
 
 @pytest.mark.heavy
-async def test_one_account_waits_as_long_as_the_formula_for_constant_runs_says(scratch: Redis) -> None:
+async def test_one_account_waits_as_the_formula_for_constant_runs_says(scratch: Redis) -> None:
     load, run_s = 0.6, 1.0
     trace = made(MadeOptions(shape="constant", slots=1, load=load, run_s=run_s, minutes=60, seed=3))
     found = await reported(scratch, trace, FAIR, slots=1)
@@ -104,7 +104,7 @@ def idle_while_waiting(trace: Trace, played: PlayResult, *, slots: int) -> int:
 
 
 @pytest.mark.heavy
-async def test_beside_a_heavy_account_the_light_ones_hardly_wait_and_in_one_line_they_do(scratch: Redis) -> None:
+async def test_light_accounts_hardly_wait_beside_a_heavy_one_except_in_one_line(scratch: Redis) -> None:
     trace = made(MadeOptions(shape="heavy-light", minutes=4, load=1.4))
     fair, fifo = [await reported(scratch, trace, tried, slots=4) for tried in (FAIR, FIFO)]
     assert fair.waits["lightest"].p90 < 3 < 20 < fifo.waits["lightest"].p90
@@ -148,7 +148,7 @@ async def test_what_is_too_much_is_refused_and_counted(
     assert all(played.started_ms[number] >= 0 for number in range(accepted))
 
 
-async def test_a_batch_of_thousands_at_one_moment_is_played_to_its_end(scratch: Redis) -> None:
+async def test_batch_of_thousands_at_one_moment_is_played_to_its_end(scratch: Redis) -> None:
     trace = of(*((0, "a", 10) for _ in range(1500)))
     played = await play(scratch, trace, FIFO, slots=100)
     assert list(played.order) == sorted(played.order)
@@ -167,7 +167,7 @@ async def test_what_has_ended_leaves_the_server(scratch: Redis) -> None:
 LINE = ("simulate", "--made", "lanes", "--minutes", "0.5", "--slots", "2,3", "--policy", "fair", "--policy", "fifo")
 
 
-def test_the_same_line_prints_the_same_bytes_and_another_seed_others(capsys: Any) -> None:
+def test_same_command_prints_the_same_bytes(capsys: Any) -> None:
     printed = []
     for seed in ("1", "1", "2"):
         assert main([*LINE, "--json", "--seed", seed]) == 0

@@ -50,7 +50,7 @@ def nothing_after_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "seed", [0, pytest.param(1, marks=pytest.mark.heavy), pytest.param(2, marks=pytest.mark.heavy)]
 )
-async def test_what_waits_is_started_in_the_order_in_which_a_director_started_it(
+async def test_replay_starts_predictions_in_a_real_directors_order(
     seed: int, redis: Redis, scripts: Scripts, queue: QueueName, server: RedisServer, tmp_path: Path
 ) -> None:
     dice = random.Random(seed)

@@ -164,7 +164,7 @@ async def test_a_trace_is_whole_from_the_caller_to_its_webhook(
     assert {span.resource.attributes["service.name"] for span in traces.all} == {"api", "director"}
 
 
-async def test_spans_tell_nothing_that_a_caller_sent_and_not_who_it_was(
+async def test_spans_contain_neither_input_nor_account(
     redis: Redis, server: RedisServer, queue: QueueName, traces: Traces
 ) -> None:
     async with sink() as model, serving(redis, server.url, model.url, traces, **HTTP) as service:
@@ -219,7 +219,7 @@ async def test_another_attempt_has_spans_of_its_own_in_the_same_trace(
     assert asked == [traceparent_of(run) for run in found["run"]]
 
 
-async def test_what_is_taken_back_from_a_director_that_fell_silent_goes_on_in_the_same_trace(
+async def test_recovered_prediction_continues_in_the_same_trace(
     redis: Redis, server: RedisServer, scripts: Scripts, queue: QueueName, traces: Traces
 ) -> None:
     token = await Accounts(redis).create_token(ACCOUNT)
@@ -263,7 +263,7 @@ async def test_a_webhook_that_the_keeper_delivers_is_in_the_trace_too(
     assert {parent_of(webhook) for webhook in webhooks} == {traceparent_of(traces.of(trace_id)["enqueue"][0])[36:52]}
 
 
-async def test_what_a_caller_does_not_want_sampled_has_no_spans_and_is_handed_on(
+async def test_unsampled_trace_has_no_spans_and_is_passed_on(
     redis: Redis, server: RedisServer, queue: QueueName, traces: Traces
 ) -> None:
     async with sink() as model, serving(redis, server.url, model.url, traces, **HTTP) as service:
@@ -275,7 +275,7 @@ async def test_what_a_caller_does_not_want_sampled_has_no_spans_and_is_handed_on
     assert traces.all == ()
 
 
-async def test_without_the_extra_a_trace_is_handed_on_as_it_came(
+async def test_without_the_extra_a_trace_is_passed_on_unchanged(
     redis: Redis, server: RedisServer, queue: QueueName
 ) -> None:
     async with sink() as model, serving(redis, server.url, model.url, None, **HTTP) as service:

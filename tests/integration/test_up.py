@@ -181,7 +181,7 @@ def test_predict_takes_a_version_and_sends_and_saves_files(up, tmp_path):
     assert (fetched.content, fetched.headers["content-type"]) == (small.read_bytes(), "image/png")
 
 
-def test_what_the_model_refuses_is_one_line_and_exit_code_1(up):
+def test_refusal_of_the_model_is_one_line_and_exit_code_1(up):
     answer = director("predict", "example/hello", "-i", "n=2", home=up.home)
     assert (answer.returncode, answer.stdout) == (1, "")
     assert answer.stderr.count("\n") == 1
@@ -272,14 +272,14 @@ def test_a_redis_that_does_not_answer_is_one_line(tmp_path):
     assert "Nothing answers at redis://127.0.0.1" in answer.stderr
 
 
-def test_a_redis_that_would_lose_work_is_refused_with_the_mend(tmp_path):
+def test_redis_that_would_lose_work_is_refused_with_advice(tmp_path):
     with redis_server(config={"appendonly": "no"}) as server:
         answer = director("up", "--redis", server.url, "--port", "0", home=tmp_path / "home")
     assert answer.returncode == 1
     assert "DIRECTOR_DURABILITY=memory" in answer.stderr
 
 
-def test_a_part_that_does_not_come_up_is_named_with_the_end_of_its_log_and_nothing_stays(tmp_path):
+def test_failing_part_is_named_with_its_log_and_nothing_stays(tmp_path):
     answer = director("up", "--port", "0", "--no-example", home=tmp_path, DIRECTOR_LEASE_S="-1")
     assert answer.returncode == 1
     assert f"keeper does not start. Its log, {tmp_path}/logs/keeper.log, ends with:" in answer.stderr
@@ -289,7 +289,7 @@ def test_a_part_that_does_not_come_up_is_named_with_the_end_of_its_log_and_nothi
 
 
 @pytest.mark.parametrize("part", ["api", "director-hello", "model-hello", "keeper", "valkey"])
-def test_a_part_that_is_killed_is_started_again_and_the_service_goes_on(up, part):
+def test_killed_part_is_restarted_and_the_service_goes_on(up, part):
     killed = up.processes[part]
     os.kill(killed.pid, signal.SIGKILL)
     up.wait_for(f"{part} ended (killed by SIGKILL); starting it again in 0.5 s")
@@ -317,7 +317,7 @@ def test_a_model_server_whose_worker_died_is_started_again(up):
 # ---- ending, and going on ----
 
 
-def test_ctrl_c_ends_everything_and_the_next_up_keeps_token_and_data(tmp_path):
+def test_next_up_after_ctrl_c_keeps_token_and_data(tmp_path):
     home = tmp_path / "home"
     with started(home) as first:
         token, processes = first.state["token"], first.processes
@@ -344,7 +344,7 @@ def test_down_ends_an_up_and_may_be_repeated(tmp_path):
         assert director("down", home=running.home).stdout.startswith("nothing runs")
 
 
-def test_an_up_that_is_killed_leaves_nothing_that_the_next_one_stumbles_over(tmp_path):
+def test_killed_up_leaves_nothing_in_the_way_of_the_next(tmp_path):
     home = tmp_path / "home"
     with started(home, "--no-example") as first:
         processes = first.processes

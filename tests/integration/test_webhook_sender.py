@@ -40,9 +40,7 @@ async def deliver(sender: Sender, url: str, *, secrets: Sequence[str] = (SECRET,
     return await sender.send(url, message_id="p1-completed", body=BODY, secrets=secrets, now_s=time.time())
 
 
-async def test_a_delivery_carries_the_exact_body_and_a_signature_that_both_validators_accept(
-    sender: Sender, receiver: Sink
-) -> None:
+async def test_delivery_has_the_exact_body_and_a_valid_signature(sender: Sender, receiver: Sink) -> None:
     assert await deliver(sender, receiver.url) == Delivery(ok=True, status=200)
     headers, body = receiver.received[0]
     assert body == BODY
@@ -53,7 +51,7 @@ async def test_a_delivery_carries_the_exact_body_and_a_signature_that_both_valid
     Webhooks.validate(headers=dict(headers), body=body.decode(), secret=WebhookSigningSecret(key=SECRET), tolerance=60)
 
 
-async def test_while_a_secret_is_rotated_the_old_and_the_new_one_verify(sender: Sender, receiver: Sink) -> None:
+async def test_old_and_new_secret_verify_during_a_rotation(sender: Sender, receiver: Sink) -> None:
     new = new_secret()
     await deliver(sender, receiver.url, secrets=[new, SECRET])
     headers, body = receiver.received[0]
@@ -74,7 +72,7 @@ async def test_every_2xx_is_a_success(sender: Sender, receiver: Sink, status: in
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 429, 500, 503])
-async def test_every_other_answer_is_a_failure_that_may_be_tried_again(
+async def test_every_other_answer_is_a_failure_with_another_attempt(
     sender: Sender, receiver: Sink, status: int
 ) -> None:
     receiver.answer = Answer(status=status)
@@ -141,7 +139,7 @@ async def test_a_malformed_url_is_refused_without_repeating_it(sender: Sender) -
     assert "secret" not in delivery.reason
 
 
-async def test_the_connection_goes_to_the_address_that_was_checked_and_the_name_is_asked_once(receiver: Sink) -> None:
+async def test_connection_goes_to_the_checked_address_without_a_second_lookup(receiver: Sink) -> None:
     asked: list[str] = []
 
     async def rebinding(host: str, port: int) -> Sequence[str]:
@@ -157,7 +155,7 @@ async def test_the_connection_goes_to_the_address_that_was_checked_and_the_name_
     assert len(receiver.received) == 1
 
 
-async def test_a_name_without_an_address_is_a_failure_but_breaks_no_rule(sender: Sender) -> None:
+async def test_unresolved_name_is_a_failure_but_breaks_no_rule(sender: Sender) -> None:
     async def unknown(host: str, port: int) -> Sequence[str]:
         raise socket.gaierror(socket.EAI_NONAME, "unknown")
 
@@ -221,7 +219,7 @@ async def test_an_answer_that_is_not_http_is_a_failure(sender: Sender, answer: b
     assert delivery.reason in ("closed the connection or did not answer in HTTP", "the connection broke")
 
 
-async def test_https_to_a_receiver_that_speaks_http_is_a_failure_that_names_tls(sender: Sender, receiver: Sink) -> None:
+async def test_https_to_a_plain_http_receiver_fails_and_names_tls(sender: Sender, receiver: Sink) -> None:
     delivery = await deliver(sender, receiver.url.replace("http:", "https:"))
     assert not delivery.ok
     assert delivery.reason.startswith("TLS: ")
@@ -242,7 +240,7 @@ async def test_nothing_of_one_delivery_is_carried_into_the_next(sender: Sender, 
     assert receiver.peers[0] != receiver.peers[1]
 
 
-async def test_a_malformed_secret_is_the_senders_own_fault_and_nothing_is_sent(sender: Sender, receiver: Sink) -> None:
+async def test_malformed_secret_raises_and_nothing_is_sent(sender: Sender, receiver: Sink) -> None:
     with pytest.raises(ValueError, match="begins with whsec_"):
         await deliver(sender, receiver.url, secrets=["hello"])
     assert receiver.received == []
@@ -270,7 +268,7 @@ async def test_a_dead_host_keeps_its_own_places_and_no_others(receiver: Sink) ->
         assert len(dead.received) == AT_ONCE_PER_HOST + 4
 
 
-async def test_waiting_for_a_place_uses_up_none_of_an_attempts_time_and_the_timestamp_stays_fresh(
+async def test_wait_for_a_connection_takes_no_time_of_an_attempt(
     receiver: Sink,
 ) -> None:
     before = 2 * AT_ONCE_PER_HOST  # two rounds of attempts, each as long as an attempt may take
@@ -295,7 +293,7 @@ async def test_waiting_for_a_place_uses_up_none_of_an_attempts_time_and_the_time
     assert int(receiver.received[0].headers["webhook-timestamp"]) > 1_000_000
 
 
-async def test_silent_hosts_leave_a_place_for_whoever_else_a_courier_has_one_for(receiver: Sink) -> None:
+async def test_silent_hosts_leave_connections_for_other_hosts(receiver: Sink) -> None:
     async def silent(host: str, port: int) -> Sequence[str]:
         if host == "living.example":
             return ["127.0.0.1"]

@@ -44,7 +44,7 @@ async def deliver(
         await sender.aclose()
 
 
-async def test_the_name_is_greeted_checked_and_in_the_head_though_the_connection_goes_to_an_address(
+async def test_tls_and_host_header_use_the_name_of_the_receiver(
     authority: Authority,
 ) -> None:
     async with secure_sink(authority.shown_by("hook.example")) as sink:
@@ -104,7 +104,7 @@ async def test_no_host_that_leads_inside_is_ever_connected_to(monkeypatch: pytes
             assert "secret" not in delivery.reason
 
 
-async def test_a_name_that_leads_inside_at_the_second_look_is_never_connected_to_there(authority: Authority) -> None:
+async def test_name_that_resolves_inside_at_second_look_is_never_reached(authority: Authority) -> None:
     async with secure_sink(authority.shown_by("hook.example")) as sink:
         ask, asked = leading_home("10.0.0.1")
         sender = Sender(LOOPBACK, resolve=ask, tls=authority.trusted())

@@ -132,7 +132,7 @@ async def test_a_public_address_is_handed_out_to_connect_to(url: str, ip: str, p
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("port", [22, 25, 80, 6379, 8000, 8080, 65535])
-async def test_a_public_host_is_refused_on_a_port_that_is_not_for_the_web(port: int) -> None:
+async def test_public_host_on_a_port_other_than_https_is_refused(port: int) -> None:
     with pytest.raises(Refused, match=f"port {port} is not one of 443, 8443") as caught:
         await checked_address(f"https://public.example:{port}/", NOBODY, resolve=resolve)
     assert caught.value.rule == "port_not_allowed"
@@ -140,7 +140,7 @@ async def test_a_public_host_is_refused_on_a_port_that_is_not_for_the_web(port: 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("url", ["http://93.184.215.14/", "http://public.example:443/", "HTTP://public.example:8443/"])
-async def test_a_public_host_is_told_over_tls_alone_unless_the_operator_allows_it(url: str) -> None:
+async def test_public_host_needs_tls_unless_the_operator_allows_it(url: str) -> None:
     with pytest.raises(Refused, match=r"use https://$") as caught:
         await checked_address(url, NOBODY, resolve=resolve)
     assert caught.value.rule == "http_not_allowed"
@@ -149,7 +149,7 @@ async def test_a_public_host_is_told_over_tls_alone_unless_the_operator_allows_i
 
 
 @pytest.mark.anyio
-async def test_a_name_is_asked_once_and_the_answer_that_was_checked_is_the_one_used() -> None:
+async def test_host_is_resolved_once_and_the_checked_address_is_used() -> None:
     rebinding = answering(["93.184.215.14"], ["127.0.0.1"])
     target = await checked_address("https://public.example/", NOBODY, resolve=rebinding)
     assert target.ip == "93.184.215.14"
@@ -159,7 +159,7 @@ async def test_a_name_is_asked_once_and_the_answer_that_was_checked_is_the_one_u
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("error", [socket.gaierror(-2, "unknown"), UnicodeError("label too long"), None])
-async def test_a_host_without_an_address_is_not_called_a_broken_rule(error: Exception | None) -> None:
+async def test_host_without_an_address_breaks_no_rule(error: Exception | None) -> None:
     async def ask(host: str, port: int) -> Sequence[str]:
         if error:
             raise error
@@ -265,7 +265,7 @@ def test_a_usable_url_passes(url: str) -> None:
         ("https://example.com:99999/", "host or port"),
     ],
 )
-def test_a_url_that_cannot_be_used_is_explained_without_being_repeated(url: str, reason: str) -> None:
+def test_invalid_url_is_explained_without_repeating_it(url: str, reason: str) -> None:
     explained = parse_webhook_url(url)
     assert explained
     assert reason in explained
@@ -300,14 +300,14 @@ def test_no_address_of_a_special_network_is_public(address: IPv4Address | IPv6Ad
 
 
 @given(st.ip_addresses(v=4))
-def test_an_ipv4_address_is_judged_the_same_in_every_ipv6_disguise(address: IPv4Address) -> None:
+def test_ipv4_address_is_judged_the_same_in_every_ipv6_form(address: IPv4Address) -> None:
     inside = int(address)
     disguises = (0xFFFF << 32 | inside, 0x64FF9B << 96 | inside, 0x2002 << 112 | inside << 80 | 1)
     assert {is_public(IPv6Address(disguise)) for disguise in disguises} == {is_public(address)}
 
 
 @given(st.ip_addresses())
-def test_a_public_address_is_none_of_the_kinds_the_standard_library_warns_of(
+def test_no_public_address_is_of_a_kind_that_the_standard_library_excludes(
     address: IPv4Address | IPv6Address,
 ) -> None:
     kinds = (address.is_private, address.is_loopback, address.is_link_local, address.is_multicast,

@@ -25,7 +25,7 @@ class Knot:
 
 
 @pytest.mark.usefixtures("as_before")
-def test_what_is_there_at_the_start_is_set_aside_and_what_comes_later_is_found() -> None:
+def test_only_garbage_made_after_the_start_is_collected() -> None:
     others = gc.get_threshold()[1:]
     collect_garbage_rarely()
     assert gc.get_threshold() == (OBJECTS, *others)

@@ -61,9 +61,7 @@ async def test_what_was_put_is_had_again_with_its_type(store: LocalFiles, data: 
         assert await content(store, name) == ("audio/x-wav", data)
 
 
-async def test_a_put_that_is_given_up_while_its_file_opens_leaves_none(
-    store: LocalFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_canceled_put_leaves_no_file(store: LocalFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opening, may_open = threading.Event(), threading.Event()
     opened: list[IO[bytes]] = []
     real = Path.open
@@ -101,7 +99,7 @@ async def test_a_put_that_is_given_up_while_its_file_opens_leaves_none(
         ("application/vnd.some-thing", "bin"),
     ],
 )
-def test_a_name_is_of_its_prediction_its_bytes_and_its_type(kind: str, ending: str) -> None:
+def test_file_name_depends_on_prediction_bytes_and_type(kind: str, ending: str) -> None:
     name = file_name(MINE, b"data", content_type=kind)
     assert str(name).startswith(f"{MINE}-")
     assert str(name).endswith(f".{ending}")
@@ -147,9 +145,7 @@ async def test_only_the_files_of_one_prediction_are_removed(store: LocalFiles) -
     assert await content(store, yours) == ("image/png", b"yours")
 
 
-async def test_holders_come_in_portions_and_strangers_in_the_folder_are_passed_over(
-    store: LocalFiles, tmp_path: Path
-) -> None:
+async def test_holders_come_in_portions_without_foreign_folders(store: LocalFiles, tmp_path: Path) -> None:
     for one in (MINE, YOURS):
         await put(store, one, b"data")
     (tmp_path / "files" / "lost+found").mkdir()
@@ -160,7 +156,7 @@ async def test_holders_come_in_portions_and_strangers_in_the_folder_are_passed_o
     assert max(map(len, portions)) == 1
 
 
-async def test_a_store_that_cannot_be_written_is_said_at_the_start(tmp_path: Path) -> None:
+async def test_unwritable_store_is_reported_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SettingsError, match=r"DIRECTOR_FILES_DIR: .* cannot be written"):
         store_in(str(tmp_path / "file" / "files"), Redis(), FakeClock(), writes=True)
@@ -195,7 +191,7 @@ async def test_nobody_sees_half_a_file(store: LocalFiles, tmp_path: Path, monkey
 # ---- addresses ----
 
 
-async def test_an_address_is_good_until_it_expires_and_for_its_file_alone(redis: Redis) -> None:
+async def test_address_is_valid_for_its_file_until_it_expires(redis: Redis) -> None:
     clock = FakeClock()
     links = Links(redis, clock)
     expires_s = clock.now_ms() // 1000 + 60
@@ -222,7 +218,7 @@ async def test_an_address_is_good_until_it_expires_and_for_its_file_alone(redis:
     assert not await good(name="b.png")
 
 
-async def test_all_processes_sign_with_one_secret_that_outlives_an_emptied_server(redis: Redis) -> None:
+async def test_all_processes_share_a_secret_that_survives_an_emptied_server(redis: Redis) -> None:
     clock = FakeClock()
     first, second = Links(redis, clock), Links(redis, clock)
     url = await first.signed("a", base="", expires_s=10**10)

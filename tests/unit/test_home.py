@@ -33,7 +33,7 @@ def mode(path: Path) -> int:
 # ---- up.json ----
 
 
-def test_what_is_written_is_read_again_and_is_for_this_user_only(home):
+def test_state_is_read_back_and_readable_by_this_user_only(home):
     state = State(url="http://127.0.0.1:1", token="dr_x", redis_url="unix:///s").running({UP: Mark(1, "then")})
     home.write(state)
     assert home.read() == state
@@ -47,7 +47,7 @@ def test_stopping_keeps_address_and_token_and_forgets_the_processes():
     assert running.stopped() == State(url="u", token="t")
 
 
-def test_a_home_without_up_json_is_empty_and_a_broken_one_says_what_to_do(home):
+def test_home_without_up_json_is_empty_and_a_broken_one_says_why(home):
     assert home.read() == State()
     home.state_file.write_text('{"url": 5}')
     with pytest.raises(UpError, match="Delete it"):
@@ -76,7 +76,7 @@ def test_a_home_that_cannot_be_made_is_one_clear_line(tmp_path):
 # ---- one at a time ----
 
 
-def test_a_second_up_of_the_same_home_is_refused_and_told_where_the_first_is(home):
+def test_second_up_of_a_home_is_refused_with_the_first_ones_address(home):
     home.write(State(url="http://127.0.0.1:8080"))
     with home.locked(), pytest.raises(UpError, match=r"up already at http://127.0.0.1:8080.*director down"):
         Home(home.path).locked().__enter__()
@@ -117,7 +117,7 @@ def test_down_ends_what_a_killed_up_left_and_may_be_repeated(home):
     assert not down(home)
 
 
-def test_down_leaves_a_process_alone_that_only_has_the_same_pid(home):
+def test_down_spares_another_process_with_the_same_pid(home):
     with subprocess.Popen(SLEEPER) as other:
         home.write(State().running({UP: Mark(other.pid, "before"), "api": Mark(other.pid, "before")}))
         assert not down(home)
@@ -133,7 +133,7 @@ def test_down_where_nothing_ever_was_is_fine(tmp_path):
 # ---- the server ----
 
 
-def test_the_server_loses_nothing_evicts_nothing_and_answers_this_user_only(home):
+def test_server_loses_nothing_evicts_nothing_and_serves_this_user_only(home):
     server = EmbeddedServer(home.valkey, Path("/bin/true"))
     server.prepare()
     config = (home.valkey / "valkey.conf").read_text()
@@ -145,7 +145,7 @@ def test_the_server_loses_nothing_evicts_nothing_and_answers_this_user_only(home
     assert server.url == f"unix://{home.valkey}/valkey.sock"
 
 
-def test_where_a_socket_path_would_be_too_long_it_is_a_loopback_port_behind_a_password(tmp_path):
+def test_long_socket_path_becomes_a_loopback_port_with_a_password(tmp_path):
     home = Home(tmp_path / ("deep" * 20) / "er")
     home.make()
     server = EmbeddedServer(home.valkey, Path("/bin/true"))
@@ -189,7 +189,7 @@ def test_a_free_port_is_itself_and_zero_is_any():
     assert claimable("127.0.0.1", 0) > 0
 
 
-def test_an_address_that_is_not_of_this_machine_is_one_clear_line():
+def test_foreign_address_is_one_clear_line():
     with pytest.raises(UpError, match="--host"):
         claimable("192.0.2.1", 0)
 

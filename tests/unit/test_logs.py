@@ -37,7 +37,7 @@ def line(message: object = "claim taken back", *args: object, exc_info: Any = No
     return parsed
 
 
-def test_a_line_says_when_how_grave_who_what_and_the_facts() -> None:
+def test_line_has_time_level_logger_process_message_and_facts() -> None:
     said = line(prediction="abc", attempt=2, delay_s=0.5, told=None)
     assert said.pop("time").endswith("+00:00")
     assert said == {
@@ -99,7 +99,7 @@ def test_a_fact_never_hides_what_the_line_says_of_itself() -> None:
     assert (said["level"], said["level_"], said["exception_"]) == ("warning", "mine", "mine too")
 
 
-def test_a_message_that_does_not_fit_its_arguments_is_still_said() -> None:
+def test_message_that_does_not_fit_its_arguments_is_still_logged() -> None:
     assert line("%d of %d", "x")["message"] == "%d of %d"
     assert line("%d of %d", 1, 2)["message"] == "1 of 2"
 

@@ -85,7 +85,7 @@ def test_no_two_metrics_have_one_name() -> None:
     assert len({metric.name for metric in METRICS}) == len(METRICS)
 
 
-def test_a_registry_makes_what_the_table_has_for_its_process_once() -> None:
+def test_registry_makes_each_row_of_its_process_once() -> None:
     registry = Registry("api")
     registry.counter("director_api_refusals_total")
     with pytest.raises(ValueError, match="there already"):
@@ -172,7 +172,7 @@ def samples(registry: Registry) -> Iterator[tuple[str, dict[str, str], float]]:
             yield sample.name, sample.labels, sample.value
 
 
-def test_redis_is_up_by_the_last_that_was_heard_of_it() -> None:
+def test_last_call_decides_whether_redis_is_up() -> None:
     registry = Registry("keeper")
     meter = RedisMeter(registry)
     meter.answered(0.002, ["claim", "claim", "extend"])

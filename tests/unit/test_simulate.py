@@ -46,7 +46,7 @@ def columns(trace: Trace) -> list[tuple[int, str, int, int]]:
     ]
 
 
-def test_a_trace_is_read_in_the_order_of_time_from_its_first_arrival_on(file: Path) -> None:
+def test_trace_is_sorted_by_time_from_its_first_arrival(file: Path) -> None:
     write(file, {"at_s": 9.5, "account": "b", "lane": "low", "run_s": 1}, {"at_s": 7, "account": "a", "run_s": 0.25})
     assert columns(read(file)) == [(0, "a", 1, 250), (2500, "b", 2, 1000)]
 
@@ -77,12 +77,12 @@ def test_a_last_line_that_is_still_written_is_left_out(file: Path) -> None:
     assert len(read(file)) == 1
 
 
-def test_a_last_line_that_is_whole_counts_also_without_an_end(file: Path) -> None:
+def test_whole_last_line_counts_without_a_newline(file: Path) -> None:
     file.write_text('{"at_s": 0, "run_s": 1}\n{"at_s": 1, "run_s": 1}')
     assert len(read(file)) == 2
 
 
-def test_what_is_no_file_of_lines_is_named_and_not_called_empty(file: Path) -> None:
+def test_file_without_lines_is_named_and_not_called_empty(file: Path) -> None:
     file.write_bytes(b"\x1f\x8b\x08 no line")
     with pytest.raises(SettingsError, match="line 1"):
         read(file)
@@ -151,7 +151,7 @@ def log() -> Logged:
     return Logged()
 
 
-def test_a_log_tells_who_came_when_and_how_long_it_had_a_slot(file: Path, log: Logged) -> None:
+def test_log_gives_arrivals_accounts_and_slot_times(file: Path, log: Logged) -> None:
     log.whole("x", 1000, 1500, 1900, "high")
     log.whole("y", 2000, 2100, 2200)
     assert columns(read(write(file, *log.lines))) == [(0, "of-x", 0, 400), (1000, "of-y", 1, 100)]
@@ -177,7 +177,7 @@ def test_what_has_not_ended_takes_the_mean_and_is_counted(file: Path, log: Logge
     assert (list(trace.run_ms), trace.guessed) == ([100, 300, 200], 1)
 
 
-def test_what_never_had_a_slot_or_moved_is_left_out_and_counted(file: Path, log: Logged) -> None:
+def test_predictions_without_a_slot_or_moved_are_left_out_and_counted(file: Path, log: Logged) -> None:
     log.whole("x", 0, 0, 100)
     log.step(200, "accepted", "canceled", "normal")
     log.step(300, "ended", "canceled", "canceled")
@@ -189,14 +189,14 @@ def test_what_never_had_a_slot_or_moved_is_left_out_and_counted(file: Path, log:
     assert (columns(trace), trace.left_out) == ([(0, "of-x", 1, 100)], 2)
 
 
-def test_entries_that_come_twice_count_once_and_missed_ones_are_told(file: Path, log: Logged) -> None:
+def test_repeated_entries_count_once_and_missed_ones_are_reported(file: Path, log: Logged) -> None:
     log.whole("x", 0, 0, 100)
     missed = {"kind": "missed", "partition": 7, "count": 12}
     trace = read(write(file, *log.lines, missed, *log.lines))
     assert (len(trace), trace.missed) == (1, 12)
 
 
-def test_of_several_queues_one_has_to_be_chosen(file: Path, log: Logged) -> None:
+def test_log_with_several_queues_needs_a_choice(file: Path, log: Logged) -> None:
     log.whole("x", 0, 0, 100)
     for at, kind in ((0, "accepted"), (1, "claimed"), (9, "ended")):
         log.step(at + 200, kind, "y", queue="acme/other:a1a1a1a1a1a1")
@@ -232,7 +232,7 @@ def test_the_heavy_account_sends_three_fifths() -> None:
 # ── a policy ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_file_says_how_the_queue_is_and_what_accounts_may(tmp_path: Path) -> None:
+def test_policy_file_sets_the_queue_and_the_limits_of_accounts(tmp_path: Path) -> None:
     path = tmp_path / "weights.toml"
     path.write_text('streams = 8\naccounts.acme = { weight = 3, max_running = 2 }\naccounts."*" = { max_queued = 5 }\n')
     read = tried(str(path))
@@ -260,7 +260,7 @@ def test_a_wrong_policy_is_refused_with_what_is_wrong(tmp_path: Path, text: str,
         tried(str(tmp_path / "wrong.toml"))
 
 
-def test_a_policy_that_is_neither_known_nor_a_file_is_refused() -> None:
+def test_policy_that_is_neither_known_nor_a_file_is_refused() -> None:
     with pytest.raises(SettingsError, match="fair and fifo"):
         tried("unfair")
 
@@ -274,9 +274,7 @@ def test_what_one_leaves_goes_to_the_others_by_weight() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 1e6), st.floats(0.001, 1000)), min_size=1, max_size=20), st.floats(1.0, 1e6))
-def test_nobody_gets_more_than_it_wants_nor_all_more_than_there_is(
-    wants: list[tuple[float, float]], capacity: float
-) -> None:
+def test_fair_shares_exceed_neither_wishes_nor_capacity(wants: list[tuple[float, float]], capacity: float) -> None:
     wanted = {number: want for number, (want, _) in enumerate(wants)}
     shares = fair_shares(wanted, weights=[weight for _, weight in wants], capacity=capacity)
     assert all(shares[number] <= want * 1.000001 for number, want in wanted.items())
@@ -365,7 +363,7 @@ def test_a_table_fits(plays: int) -> None:
 # ── a picture ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_picture_is_an_svg_with_the_plays_named_and_the_same_each_time(tmp_path: Path) -> None:
+def test_picture_names_the_plays_and_is_reproducible(tmp_path: Path) -> None:
     first, again = tmp_path / "first.svg", tmp_path / "again.svg"
     for path in (first, again):
         check(path)

@@ -56,7 +56,7 @@ async def test_a_store_that_works_is_asked_again_after_a_minute(
     assert store.asked == 2
 
 
-async def test_one_that_does_not_is_logged_once_and_asked_again_soon(
+async def test_broken_store_is_logged_once_and_checked_again_soon(
     check: StoreCheck, store: ToldStore, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.says = "there is no such bucket"

@@ -85,7 +85,7 @@ def says(path: Path, name: str) -> str:
     """
 
 
-async def test_a_part_that_dies_is_started_again_with_a_line_that_says_so(supervise, part, heard):
+async def test_dead_part_is_restarted_and_a_line_says_so(supervise, part, heard):
     async with supervise() as supervisor:
         supervisor.start([part("sleeper", "import time; time.sleep(60)")])
         await until(lambda: "sleeper" in supervisor.marks)
@@ -106,7 +106,7 @@ async def test_the_pause_doubles_while_a_part_keeps_dying(supervise, part, heard
     assert pauses == ["0.01", "0.02", "0.04"]
 
 
-async def test_the_last_stage_ends_first_and_the_next_only_when_it_is_gone(supervise, part, tmp_path):
+async def test_last_stage_ends_before_the_stage_before_it(supervise, part, tmp_path):
     notes = tmp_path / "notes"
     notes.touch()
     async with supervise() as supervisor:
@@ -119,7 +119,7 @@ async def test_the_last_stage_ends_first_and_the_next_only_when_it_is_gone(super
     assert not any(is_alive(one) for one in alive)
 
 
-async def test_a_part_that_will_not_end_is_killed_after_its_grace(supervise, part, tmp_path):
+async def test_stubborn_part_is_killed_after_its_grace(supervise, part, tmp_path):
     notes = tmp_path / "notes"
     deaf = f"""
     import pathlib, signal, time
@@ -188,7 +188,7 @@ async def test_a_failure_inside_the_block_still_ends_every_part(supervise, part)
     assert not any(is_alive(one) for one in marks.values())
 
 
-async def test_a_command_that_is_not_there_is_named_in_the_log(supervise, tmp_path):
+async def test_missing_command_is_named_in_the_log(supervise, tmp_path):
     async with supervise() as supervisor:
         supervisor.start([Part(name="absent", command=["no-such-program"], env=dict(os.environ), cwd=tmp_path)])
         await until(lambda: supervisor.ends["absent"])
@@ -218,7 +218,7 @@ async def test_parts_die_with_a_supervisor_that_is_killed(part, tmp_path):
             await until(lambda: not is_alive(orphan))
 
 
-async def test_a_pid_that_belongs_to_somebody_else_now_is_left_alone(tmp_path):
+async def test_pid_of_another_process_is_not_signalled(tmp_path):
     async with await anyio.open_process([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
         end(Mark(process.pid, "another start"), grace_s=0.01)
         assert process.returncode is None

@@ -72,7 +72,7 @@ def test_what_is_not_installed_is_told_and_stops_nothing(
     assert [record.message for record in caplog.records] == ["tracing is off: it is not installed"]
 
 
-def test_a_protocol_that_is_not_there_is_told_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_unsupported_protocol_is_logged_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
     environ = {ENDPOINT: URL, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
     assert tracing_of("api", accounts=False, environ=environ) is OFF
     assert [record.message for record in caplog.records] == ["tracing is off: its protocol is not supported"]
@@ -81,7 +81,7 @@ def test_a_protocol_that_is_not_there_is_told_and_stops_nothing(caplog: pytest.L
 @pytest.mark.parametrize(
     ("variable", "value"), [("OTEL_BSP_MAX_QUEUE_SIZE", "7"), ("OTEL_SPAN_EVENT_COUNT_LIMIT", "s3cret")]
 )
-def test_a_variable_that_makes_no_sense_is_told_by_its_name_and_stops_nothing(
+def test_invalid_variable_is_logged_by_name_and_stops_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, variable: str, value: str
 ) -> None:
     monkeypatch.setenv(ENDPOINT, URL)
@@ -113,7 +113,7 @@ async def test_spans_reach_the_collector_that_the_environment_names(
 
 
 @pytest.mark.parametrize("parent", ["", "00", "what-a-later-release-writes", f"02.{'a' * 32}"])
-def test_a_trace_that_another_release_wrote_has_no_spans_and_is_handed_on(parent: str) -> None:
+def test_trace_of_another_release_has_no_spans_and_is_passed_on(parent: str) -> None:
     traces, trace = Traces(), {"traceparent": parent}
     span = traces.tracing("director").begin("claim", trace)
     span.end(error="left")
@@ -122,7 +122,7 @@ def test_a_trace_that_another_release_wrote_has_no_spans_and_is_handed_on(parent
 
 
 @pytest.mark.anyio
-async def test_a_collector_that_is_away_is_told_once_and_without_its_url(
+async def test_unreachable_collector_is_logged_once_without_its_url(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
