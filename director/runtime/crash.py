@@ -40,7 +40,7 @@ KILLED: Final = 137  # the status that a shell reports for SIGKILL
 
 
 class _Armed:
-    """The point to stop at, or '' if there is none."""
+    """The point to stop at; '' means none."""
 
     def __init__(self, point: str, how: str) -> None:
         if point not in ("", *get_args(Point)) or how not in ("kill", "stop"):
