@@ -105,7 +105,7 @@ def chaos(options: Options, say: Callable[[str], None]) -> Report:
         return report
 
 
-def _left_out(options: Options) -> str:
+def left_out(options: Options) -> str:
     """Which faults this run cannot have, and why; '' for none."""
     if options.rollout:
         return "clock steps left out: 0.2.0 loses claims to them"
@@ -142,7 +142,7 @@ async def _until_judged(home: Home, options: Options, say: Callable[[str], None]
                 slots=SLOTS,
                 tenants=options.tenants + EQUALS,
                 release=str(options.rollout.before) if options.rollout else "",
-                faketime=None if _left_out(options) else find_library(options.faketime),
+                faketime=None if left_out(options) else find_library(options.faketime),
             )
             async with staged(home, size) as scene:
                 try:
@@ -187,7 +187,7 @@ class Run:
             lease_s=options.lease_s,
             attempts=ATTEMPTS,
             slots=SLOTS,
-            left_out=_left_out(options) if options.has_faults else "",
+            left_out=left_out(options) if options.has_faults else "",
         )
         return check(self._scene.journals, rules)
 
@@ -206,8 +206,8 @@ class Run:
         options, stage = self._options, self._scene.stage
         faults: list[Planned] = []
         if options.has_faults:
-            if left_out := _left_out(options):
-                self._say(left_out)
+            if why := left_out(options):
+                self._say(why)
             drawn = schedule(options.seed, seconds=options.seconds, lease_s=options.lease_s, stage=stage)
             # 0.2.0 may leave the version unregistered: of a mixture only what both keep is judged
             faults += [fault for fault in drawn if not (options.rollout and fault.kind == DELETE_VERSION)]

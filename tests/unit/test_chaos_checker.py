@@ -809,6 +809,13 @@ def test_the_verdict_for_people_names_every_promise(judged: Callable[..., Report
     assert shown.endswith("BROKEN PROMISES  (seed 7)")
 
 
+def test_the_verdict_says_which_faults_the_run_could_not_have(tmp_path: Path) -> None:
+    why = "clock steps left out: libfaketime is not installed"
+    report = check(tmp_path, replace(RULES, left_out=why), leftovers=EMPTY)
+    assert report.left_out == why
+    assert why in text(report).splitlines()
+
+
 def test_the_run_of_a_killed_server_ends_with_it(judged: Callable[..., Report]) -> None:
     """Two more on the same slots after the kill are no third and fourth at once."""
     lines = [

@@ -2,10 +2,13 @@
 
 from collections import Counter
 from itertools import islice, pairwise
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from director.chaos import run
+from director.chaos.faketime import find_library
 from director.chaos.faults import ALL_LINKS, KINDS, ONCE, REPLACE, STEPS, Planned, Stage, rollout, schedule
 from director.chaos.load import EQUAL, HEAVY, LARGE, PLANS, Order, key_of, large, orders, peaceful, rush
 from director.chaos.nemesis import Nemesis
@@ -191,3 +194,24 @@ def test_a_rollout_replaces_each_process_of_the_product_once_while_there_is_load
     ]
     assert {(fault.kind, fault.detail) for fault in planned} == {(REPLACE, "/other")}
     assert [fault.at_ms for fault in planned] == [0, 2_000, 4_000, 6_000, 8_000, 10_000]
+
+
+def test_a_run_says_which_faults_it_cannot_have(monkeypatch: pytest.MonkeyPatch):
+    options = run.Options(seed=1, seconds=60)
+    monkeypatch.setattr(run, "find_library", lambda wanted: None)
+    assert run.left_out(options) == "clock steps left out: libfaketime is not installed"
+    monkeypatch.setattr(run, "find_library", lambda wanted: Path("/lib/libfaketime.so.1"))
+    assert run.left_out(options) == ""
+    rollout_options = replace(options, rollout=run.Rollout(before=Path("a"), after=Path("b")))
+    assert "0.2.0 loses claims" in run.left_out(rollout_options)
+
+
+def test_libfaketime_is_found_in_the_folder_of_an_architecture(tmp_path: Path):
+    library = tmp_path / "usr" / "lib" / "x-linux-gnu" / "faketime" / "libfaketime.so.1"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    places = [f"{tmp_path.relative_to('/')}/usr/lib/*/faketime/libfaketime.so.1"]
+    assert find_library(places=places) == library
+    assert find_library(str(library)) == library
+    assert find_library(places=[]) is None
+    assert find_library("/no/such/file") is None
