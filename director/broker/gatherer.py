@@ -91,8 +91,9 @@ class Traffic(Enum):
     LARGE_READS = auto()
 
 
-# Pipelines on their way at once. Large writes are carried out in their order
-AT_ONCE: Final[dict[Traffic, int]] = {Traffic.LARGE_WRITES: 1, Traffic.LARGE_READS: 2}
+# Pipelines on their way at once: fewer than a pool has connections, so that a heartbeat finds one free.
+# Large writes are carried out in their order
+AT_ONCE: Final[dict[Traffic, int]] = {Traffic.SMALL: 8, Traffic.LARGE_WRITES: 1, Traffic.LARGE_READS: 2}
 Way = tuple[Address | None, Traffic]
 
 
@@ -138,9 +139,9 @@ class Call(Struct):
 class Gatherer:
     """Script calls to one Redis server, or to each master of a Cluster, gathered.
 
-    While `at_once` writes are on their way, calls are gathered until one of them has come back: a crowd of callers then
-    shares a few large writes, instead of waiting for a connection each until that takes too long. The calls to each
-    master go by themselves: one that is away holds up none to another. So does each kind of `Traffic`.
+    While `at_once` writes of small calls are on their way, calls are gathered until one of them has come back: a crowd
+    of callers then shares a few large writes, instead of waiting for a connection each until that takes too long. The
+    calls to each master go by themselves: one that is away holds up none to another. So does each kind of `Traffic`.
     """
 
     def __init__(self, redis: Redis, *, at_once: int | None = None, meter: Meter | None = None) -> None:
@@ -149,7 +150,7 @@ class Gatherer:
         self._slots = redis.slots if isinstance(redis, Cluster) else None
         self._pipes = Pipes(redis, timeout_s=SOCKET_TIMEOUT_S)
         self._routes = None if self._slots is None else ClusterPipes(self._slots, timeout_s=SOCKET_TIMEOUT_S)
-        self._at_once = {**AT_ONCE} if at_once is None else {**AT_ONCE, Traffic.SMALL: at_once}
+        self._at_once = AT_ONCE if at_once is None else {**AT_ONCE, Traffic.SMALL: at_once}
         self._scripts: dict[str, Script] = {}
         self._waiting: dict[Way, deque[Call]] = {}
         self._sending: defaultdict[Way, set[asyncio.Task[None]]] = defaultdict(set)

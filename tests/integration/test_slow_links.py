@@ -117,6 +117,25 @@ async def test_large_ends_are_sent_once_over_a_narrow_link(mortal: RedisServer, 
         assert max(took) < SHORT_S
 
 
+async def test_many_ends_leave_a_connection_to_the_heartbeat(mortal: RedisServer, link: Link) -> None:
+    async with driving(url_of(link)) as driver:
+        claims = await claimed(driver, 40)
+        link.bytes_s = 1 * MIB
+
+        async def write_each() -> list[bool]:
+            ends = []
+            for claim in claims:  # each in a turn of its own, so each would have a pipeline of its own
+                ends.append(asyncio.ensure_future(settled(driver, claim, 200_000)))
+                await asyncio.sleep(0.005)
+            return await asyncio.gather(*ends)
+
+        async with asyncio.timeout(30):
+            ends = asyncio.ensure_future(write_each())
+            took = await beaten(driver, claims, ends)
+            assert all(await ends)
+        assert max(took) < 2
+
+
 @pytest.mark.heavy
 async def test_24_ends_of_8_mb_are_written_over_40_mb_a_second(mortal: RedisServer, link: Link) -> None:
     async with driving(url_of(link)) as driver:
