@@ -50,11 +50,12 @@ local OWED_MS = 345600000
 -- Lifetimes where a queue's own are lost.
 local DATA_TTL_MS, RECORD_TTL_MS = 3600000, 604800000
 
--- A time, and how long ago it was by its holder's clock, '' where that does not say. More apart than a call may be on its
--- way, the server's clock has stepped since: the holder's has not.
+-- A time, and how long ago it was by its holder's clock, '' where that does not say. The call may have been on its way for
+-- a while: a large end waits for those before it. More apart than that, the server's clock has stepped since.
 local function put_right(at, ago_ms, now)
-  if at == '' or ago_ms == '' or math.abs(now - ago_ms - at) <= 5000 then return at end
-  return now - ago_ms
+  if at == '' or ago_ms == '' then return at end
+  local late_ms = now - ago_ms - at
+  return late_ms >= -5000 and late_ms <= 30000 and at or now - ago_ms
 end
 
 local function past(when, now) return when ~= '' and tonumber(when) <= now end

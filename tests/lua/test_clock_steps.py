@@ -111,6 +111,16 @@ async def test_a_run_is_charged_by_its_directors_clock(driver: QueueDriver, step
     await driver.redis.delete(owed)
 
 
+async def test_an_end_that_was_long_on_its_way_keeps_its_start(driver: QueueDriver) -> None:
+    await driver.submit()
+    claim = await driver.claim_one()
+    await driver.begin(claim)
+    began = (await driver.record(claim.id)).started
+    driver.pass_time(2 + 20)  # it ran, and its end waited for others that were sent before
+    assert await driver.finish(claim, ran_ms=2_000, claimed_ms=2_000)
+    assert (await driver.record(claim.id)).started == began
+
+
 async def test_a_run_that_is_given_back_is_charged_by_its_directors_clock(driver: QueueDriver) -> None:
     for account in ("nobody", "a", "a", "b", "b"):  # the first is ready, and the others wait for a turn
         await driver.submit(account=account)
