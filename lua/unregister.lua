@@ -4,7 +4,7 @@
 --
 --   KEYS[1]  meta      hash  {p}:q:<queue>:meta
 --   ARGV[1]  queue
---   ARGV[2]  alive_ms  a director silent for longer does not serve it
+--   ARGV[2]  alive_ms  a director silent for longer does not serve it, nor one whose heartbeat is as far ahead: the clock went back
 --   ARGV[3]  asks      '1': only say what would be answered
 --   ARGV[4]  now_ms    '' for the server's clock
 --   Returns  'done'    also when nobody registered it
@@ -31,7 +31,7 @@ for _, index in ipairs({ 'live', 'lease', 'delayed', 'leaving' }) do
   if redis.call('EXISTS', queue_key(queue, index)) == 1 then return 'live' end
 end
 if redis.call('EXISTS', queue_key(queue, 'dead')) == 1 then return 'dead' end
-if redis.call('ZCOUNT', queue_key(queue, 'directors'), now - alive_ms, '+inf') > 0 then return 'served' end
+if redis.call('ZCOUNT', queue_key(queue, 'directors'), now - alive_ms, now + alive_ms) > 0 then return 'served' end
 if only_asks then return 'done' end
 
 for _, what in ipairs({ 'bell', 'last', 'queued', 'running', 'limits', 'held', 'suspended', 'slots', 'tally', 'samples', 'deadline', 'directors' }) do

@@ -121,6 +121,13 @@ async def test_an_end_that_was_long_on_its_way_keeps_its_start(driver: QueueDriv
     assert (await driver.record(claim.id)).started == began
 
 
+async def test_a_director_that_died_before_it_serves_no_queue(driver: QueueDriver) -> None:
+    await driver.have_slots(1, consumer="dead")
+    assert await driver.scripts.unregister(driver.queue, now_ms=driver.now_ms) == "served"
+    driver.pass_time(-BACK_S)
+    assert await driver.scripts.unregister(driver.queue, now_ms=driver.now_ms) == "done"
+
+
 async def test_a_run_that_is_given_back_is_charged_by_its_directors_clock(driver: QueueDriver) -> None:
     for account in ("nobody", "a", "a", "b", "b"):  # the first is ready, and the others wait for a turn
         await driver.submit(account=account)
