@@ -573,7 +573,7 @@ async def test_a_server_without_a_free_slot_for_a_moment_is_asked_again(answerin
     assert len(answering.asked("PUT")) == 3
 
 
-async def test_not_ready_is_refused_for_as_long_as_the_server_asks(answering: ScriptedCog) -> None:
+async def test_not_ready_is_refused_with_retry_after(answering: ScriptedCog) -> None:
     answering.on("PUT", PATH, answer(503, {"error": "not yet"}, retry_after="7"))
     async with runner_for(answering.url) as runner:
         assert await follow(runner, request()) == [Ended(outcome=Outcome.REFUSED, error="not yet", retry_after_s=7.0)]

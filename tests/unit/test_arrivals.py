@@ -42,7 +42,7 @@ async def put(
     return await client.put(PATH, content=content, headers={"x-prediction-id": run, "content-type": kind})
 
 
-async def test_the_name_that_the_server_is_told_is_the_name_of_the_file() -> None:
+async def test_server_is_answered_with_the_name_of_the_file() -> None:
     arrivals, run = Arrivals("secret"), Run()
     async with client_of(arrivals) as client:
         with arrivals.expect("one", run.told.append, most=BLOCK_BYTES):
@@ -54,7 +54,7 @@ async def test_the_name_that_the_server_is_told_is_the_name_of_the_file() -> Non
     assert await run.contents() == [b"0123456789"]
 
 
-async def test_one_that_began_later_is_told_later_though_it_is_whole_first(caplog: Any) -> None:
+async def test_files_are_reported_in_the_order_of_their_beginnings(caplog: Any) -> None:
     arrivals, run = Arrivals("secret"), Run()
     begun, rest = asyncio.Event(), asyncio.Event()
 
@@ -78,7 +78,7 @@ async def test_one_that_began_later_is_told_later_though_it_is_whole_first(caplo
     assert caplog.messages == ["files of a run come at the same time: coglet may not list them in the model's order"]
 
 
-async def test_files_that_come_at_once_are_kept_apart() -> None:
+async def test_concurrent_files_are_kept_apart() -> None:
     arrivals, run = Arrivals("secret"), Run()
     large = [bytes([i]) * (3 << 20) for i in range(3)]
     async with client_of(arrivals) as client:
@@ -87,7 +87,7 @@ async def test_files_that_come_at_once_are_kept_apart() -> None:
     assert await run.contents() == large
 
 
-async def test_all_files_of_a_run_together_have_a_bound() -> None:
+async def test_files_of_a_run_have_a_total_limit() -> None:
     arrivals, run, other = Arrivals("secret"), Run(), Run()
     async with client_of(arrivals) as client:
         with (
@@ -101,7 +101,7 @@ async def test_all_files_of_a_run_together_have_a_bound() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"x"], ids=["empty", "a byte"])
-async def test_many_small_files_have_a_bound_too(content: bytes) -> None:
+async def test_small_files_count_as_whole_blocks(content: bytes) -> None:
     arrivals, run = Arrivals("secret"), Run()
     async with client_of(arrivals) as client:
         with arrivals.expect("one", run.told.append, most=3 * BLOCK_BYTES):
@@ -109,7 +109,7 @@ async def test_many_small_files_have_a_bound_too(content: bytes) -> None:
     assert answers == [201, 201, 201, 413]
 
 
-async def test_what_breaks_off_leaves_its_place_on_the_disk_to_the_next() -> None:
+async def test_broken_upload_frees_its_disk_space() -> None:
     spool, file = Spool(), b"x" * (PIECE_BYTES + 1)
 
     async def blocks(*, breaks: bool) -> AsyncIterator[bytes]:
@@ -125,7 +125,7 @@ async def test_what_breaks_off_leaves_its_place_on_the_disk_to_the_next() -> Non
     assert os.fstat(spool._file.fileno()).st_size <= 4 * PIECE_BYTES
 
 
-async def test_a_file_of_a_run_that_is_over_is_nobody_s() -> None:
+async def test_file_for_a_run_that_is_over_is_rejected() -> None:
     arrivals, run = Arrivals("secret"), Run()
     async with client_of(arrivals) as client:
         with arrivals.expect("one", run.told.append, most=BLOCK_BYTES):
@@ -134,7 +134,7 @@ async def test_a_file_of_a_run_that_is_over_is_nobody_s() -> None:
     assert run.told == []
 
 
-async def test_a_server_that_does_not_say_whose_a_file_is_may_have_one_run() -> None:
+async def test_file_without_an_id_belongs_to_the_only_run() -> None:
     arrivals, run = Arrivals("secret"), Run()
     async with client_of(arrivals) as client:
         with arrivals.expect("one", run.told.append, most=BLOCK_BYTES):
@@ -155,7 +155,7 @@ async def test_a_server_that_does_not_say_whose_a_file_is_may_have_one_run() -> 
         ("a/" + "b" * 5000, "application/octet-stream"),
     ],
 )
-async def test_of_a_media_type_only_what_is_one_is_kept(said: str, kept: str) -> None:
+async def test_invalid_media_types_are_replaced(said: str, kept: str) -> None:
     arrivals, run = Arrivals("secret"), Run()
     async with client_of(arrivals) as client:
         with arrivals.expect("one", run.told.append, most=BLOCK_BYTES):
@@ -165,7 +165,7 @@ async def test_of_a_media_type_only_what_is_one_is_kept(said: str, kept: str) ->
     assert received.file.content_type == kept
 
 
-def test_without_a_place_for_a_file_none_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_temporary_folder_is_a_settings_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert Arrivals.of("") is None
     assert Arrivals.of("secret") is not None
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))

@@ -19,14 +19,14 @@ def ends(answer: object, count: int, headers: dict[str, str] | None = None, **ba
     return ends_of(Raw(msgspec.json.encode(answer)), config, config.batch, [1.0] * count, headers or {})
 
 
-def test_each_has_the_end_that_its_item_tells() -> None:
+def test_each_run_gets_the_end_of_its_item() -> None:
     first, second, third = ends({"all": [{"out": 1, "n": 5}, {"error": "no"}, {}]}, 3, items="/all")
     assert (first.outcome, first.output, first.metrics) == (Outcome.SUCCEEDED, Raw(b"1"), {"n": Raw(b"5")})
     assert (second.outcome, second.error) == (Outcome.FAILED, "no")
     assert (third.outcome, third.error) == (Outcome.FAILED, "The model server's answer has nothing at /out")
 
 
-def test_what_all_of_them_used_is_split_and_an_item_s_own_figure_wins() -> None:
+def test_usage_is_split_and_an_item_s_own_metric_wins() -> None:
     answer = {"all": [{"out": 1, "n": 7}, {"error": "no"}], "usage": {"n": 10, "t": "odd"}}
     both = ends(
         answer,
@@ -45,7 +45,7 @@ def test_the_share_goes_with_the_item_whatever_its_place() -> None:
     assert [end.metrics["n"] for end in both] == [Raw(b"18"), Raw(b"2")]
 
 
-def test_items_in_another_order_are_put_in_ours() -> None:
+def test_numbered_items_are_put_in_the_order_of_the_request() -> None:
     answer = [{"i": 2, "out": "c"}, {"i": 0, "out": "a"}, {"i": 1, "out": "b"}]
     assert [msgspec.json.decode(end.output or b"") for end in ends(answer, 3, index="/i")] == ["a", "b", "c"]
 
@@ -65,6 +65,6 @@ def test_items_in_another_order_are_put_in_ours() -> None:
         ([{"out": 1}, {"i": 1, "out": 2}], {"index": "/i"}),
     ],
 )
-def test_where_the_numbers_do_not_fit_nobody_gets_an_output(answer: object, batch: dict[str, object]) -> None:
+def test_mismatched_items_give_no_run_an_output(answer: object, batch: dict[str, object]) -> None:
     found = ends(answer, 2, **batch)
     assert [(end.outcome, end.code, end.output) for end in found] == [(Outcome.FAILED, MISMATCH, None)] * 2

@@ -1,4 +1,4 @@
-"""What is claimed ahead of a slot waits for it like everything that is held, and is not started before."""
+"""A claim made ahead of a slot waits for the slot, is held like any claim, and is not started before."""
 
 import asyncio
 from typing import Any
@@ -32,7 +32,7 @@ class Waiting:
         self.run = asyncio.create_task(bench.executor(self.servers).execute(claim, self.permit))
 
 
-async def test_it_is_started_once_the_slot_before_it_is_left(bench: Bench, driver: QueueDriver) -> None:
+async def test_claim_ahead_starts_once_the_slot_is_released(bench: Bench, driver: QueueDriver) -> None:
     waiting = Waiting(bench, await claimed(driver))
     await eventually(lambda: len(bench.claims), "held", until=(1).__eq__)
     for _ in range(10):
@@ -46,7 +46,7 @@ async def test_it_is_started_once_the_slot_before_it_is_left(bench: Bench, drive
     assert waiting.server.busy == 0
 
 
-async def test_a_slot_that_a_run_used_to_its_end_is_handed_on_too() -> None:
+async def test_slot_kept_past_its_permit_is_handed_on() -> None:
     server = Server(ScriptedRunner(), 1, health=Health(status=HealthStatus.READY), run_s=0.1)
     servers = Servers([server])
     [permit], [ahead] = servers.permits.take(), servers.permits.take_ahead()
@@ -64,7 +64,7 @@ STOPS = {Stop.USER: ("canceled", 1), Stop.DRAIN: ("starting", 0)}
 
 
 @pytest.mark.parametrize(("why", "then"), STOPS.items(), ids=[why.value for why in STOPS])
-async def test_asked_to_stop_while_it_waits_it_is_never_started(
+async def test_claim_stopped_while_it_waits_is_never_started(
     bench: Bench, driver: QueueDriver, why: Stop, then: tuple[str, int]
 ) -> None:
     claim = await claimed(driver)
@@ -80,7 +80,7 @@ async def test_asked_to_stop_while_it_waits_it_is_never_started(
     assert waiting.server.busy == 0
 
 
-async def test_lost_while_it_waits_it_is_never_started(bench: Bench, driver: QueueDriver) -> None:
+async def test_claim_lost_while_it_waits_is_never_started(bench: Bench, driver: QueueDriver) -> None:
     claim = await claimed(driver)
     waiting = Waiting(bench, claim)
     held = await eventually(lambda: bench.claims.find(claim.id, claim.token), "held")
@@ -90,7 +90,7 @@ async def test_lost_while_it_waits_it_is_never_started(bench: Bench, driver: Que
     assert not waiting.server.waiting
 
 
-async def test_what_waits_for_too_long_is_given_back_unspent(
+async def test_claim_that_waits_too_long_is_given_back_unspent(
     bench: Bench, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("director.servers.permits.TURN_WITHIN_S", 0.01)

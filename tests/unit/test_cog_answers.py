@@ -43,24 +43,24 @@ def test_a_success_without_output_has_null(body: object) -> None:
     assert ended(200, body) == Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"null"), logs="")
 
 
-def test_a_failure_of_the_model_is_told_without_the_layers_it_crossed() -> None:
+def test_model_failure_loses_the_prefixes_of_coglet() -> None:
     told = ended(200, failed("Prediction failed: Prediction failed: ValueError: it went wrong"))
     assert (told.outcome, told.error) == (Outcome.FAILED, "ValueError: it went wrong")
     assert told.metrics == {"predict_time": Raw(b"0.1")}
     assert not told.server_is_dead
 
 
-def test_the_empty_logs_of_a_coglet_failure_are_not_taken_for_the_truth() -> None:
+def test_empty_logs_of_a_coglet_failure_say_nothing() -> None:
     told = ended(200, failed("Prediction failed: no"))
     assert (told.logs, told.output) == (None, None)
 
 
-def test_logs_and_partial_output_of_a_python_server_s_failure_are_kept() -> None:
+def test_python_server_failure_keeps_logs_and_partial_output() -> None:
     told = ended(200, failed("no", logs="Traceback\n", output=["a"]), coglet=False)
     assert (told.logs, told.output) == ("Traceback\n", Raw(b'["a"]'))
 
 
-def test_a_failure_without_words_gets_some() -> None:
+def test_failure_without_a_message_gets_one() -> None:
     assert ended(200, failed("")).error == "The model failed without saying why"
 
 
@@ -93,7 +93,7 @@ class TestServerFaults:
         assert ended(200, failed(error), coglet=False).outcome is Outcome.FAILED
 
 
-def test_canceled_is_told_as_it_is() -> None:
+def test_canceled_answer_ends_as_canceled() -> None:
     told = ended(200, {"id": ID, "status": "canceled", "logs": "", "metrics": {"predict_time": 1}})
     assert (told.outcome, told.error, told.logs) == (Outcome.CANCELED, None, None)
 
@@ -101,7 +101,7 @@ def test_canceled_is_told_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("status", "again"), [(202, Again.RUNNING), (406, Again.NO_STREAM), (409, Again.NO_SLOT)], ids=str
 )
-def test_what_has_not_begun_is_tried_again(status: int, again: Again) -> None:
+def test_run_that_has_not_begun_is_put_again(status: int, again: Again) -> None:
     assert read(status, {"error": "whatever", "status": "failed"}) is again
 
 
@@ -138,7 +138,7 @@ def test_refused_input_is_invalid_with_a_readable_error(status: int, body: objec
     assert told.error == error or status == 415
 
 
-def test_a_refusal_as_long_as_a_book_is_cut() -> None:
+def test_long_refusal_is_cut() -> None:
     assert len(ended(422, {"detail": "x" * 1_000_000}).error or "") <= 500
     assert len(ended(422, b"x" * 1_000_000).error or "") <= 500
 
@@ -147,7 +147,7 @@ def test_a_refusal_as_long_as_a_book_is_cut() -> None:
     ("header", "seconds"),
     [(None, None), ("7", 7.0), ("999999999999", 3600.0), ("-1", None), ("Wed, 21 Oct", None), ("", None), ("²", None)],
 )
-def test_not_ready_is_refused_for_as_long_as_the_server_asks(header: str | None, seconds: float | None) -> None:
+def test_not_ready_is_refused_with_retry_after(header: str | None, seconds: float | None) -> None:
     told = ended(503, {"error": "Setup has not finished yet.", "status": "failed"}, retry_after=header)
     assert told == Ended(outcome=Outcome.REFUSED, error="Setup has not finished yet.", retry_after_s=seconds)
 
@@ -159,7 +159,7 @@ def test_a_500_is_a_python_server_whose_worker_died() -> None:
 
 
 @pytest.mark.parametrize("status", [301, 404, 405, 418, 502, 999])
-def test_an_answer_of_no_model_server_is_lost_but_kills_nothing(status: int) -> None:
+def test_unknown_answer_is_lost_but_does_not_doubt_the_server(status: int) -> None:
     told = ended(status, b"what?")
     assert (told.outcome, told.server_is_dead) == (Outcome.LOST, False)
     assert told.error == f"The model server answered {status}: what?"
@@ -188,7 +188,7 @@ def test_a_200_that_makes_no_sense_is_lost_with_a_clear_error(body: bytes, error
 
 
 @given(status=st.integers(100, 999), body=st.binary(max_size=200), header=st.none() | st.text(max_size=20))
-def test_no_answer_is_without_a_meaning(status: int, body: bytes, header: str | None) -> None:
+def test_every_status_has_a_meaning(status: int, body: bytes, header: str | None) -> None:
     told = read_answer(Answer(prediction_id=ID, status=status, body=body, retry_after=header))
     assert isinstance(told, Again) or told.error or told.outcome in (Outcome.SUCCEEDED, Outcome.CANCELED)
 
@@ -199,5 +199,5 @@ def test_a_stream_s_last_event_is_read_like_an_answer() -> None:
     assert (told.outcome, told.error, told.logs, told.output) == (Outcome.FAILED, "no", "token 0\n", Raw(b'["a "]'))
 
 
-def test_an_output_over_the_limit_is_the_model_s_failure() -> None:
+def test_output_over_the_limit_fails_the_run() -> None:
     assert too_large(10) == Ended(outcome=Outcome.FAILED, error="The model's output is larger than 10 bytes")

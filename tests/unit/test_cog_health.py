@@ -32,13 +32,13 @@ def report(status: str, **more: object) -> bytes:
         (b"<html>", HealthStatus.UNHEALTHY, "The model server's health is not JSON: "),
     ],
 )
-def test_health_is_told_in_a_word_and_a_line(body: bytes, status: HealthStatus, detail: str) -> None:
+def test_health_is_a_status_and_one_line(body: bytes, status: HealthStatus, detail: str) -> None:
     health = read_health(200, body).health
     assert health.status is status
     assert health.detail == detail or (detail.endswith(": ") and health.detail.startswith(detail))
 
 
-def test_what_setup_printed_and_which_server_it_is_are_kept() -> None:
+def test_setup_logs_and_server_version_are_kept() -> None:
     sighting = read_health(200, report("READY"))
     assert sighting.health.setup is not None
     assert (sighting.health.setup.logs, sighting.health.setup.started_at) == (SETUP["logs"], SETUP["started_at"])

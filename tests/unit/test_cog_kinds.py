@@ -9,12 +9,12 @@ from director.servers.runners.cog_health import COGLET, python_kind
     ("version", "hears"),
     [("", False), ("odd", False), ("0.9.26", False), ("0.12.1", False), ("0.13.0", True), ("0.16.12", True)],
 )
-def test_python_servers_hear_nothing_while_they_answer_until_0_13(version: str, hears: bool) -> None:
+def test_python_servers_before_0_13_hear_nothing_during_a_run(version: str, hears: bool) -> None:
     assert python_kind(version).hears_meanwhile is hears
     assert COGLET.hears_meanwhile
 
 
-def test_only_coglet_heeds_a_second_cancel_and_only_it_leaves_logs_out_of_its_answer() -> None:
+def test_only_coglet_acts_on_a_second_cancel_and_omits_logs() -> None:
     assert not python_kind("0.16.12").cancels_again
     assert python_kind("0.16.12").tells_all_at_end
     assert (COGLET.cancels_again, COGLET.tells_all_at_end) == (True, False)

@@ -13,7 +13,7 @@ def tell(progress: Progress, items: object = None, logs: str | None = None) -> l
     return list(progress.news(output=None if items is None else Raw(msgspec.json.encode(items)), logs=logs))
 
 
-def test_only_what_is_new_is_told() -> None:
+def test_only_new_progress_is_reported() -> None:
     progress = Progress(is_array=True)
     assert tell(progress, ["a"], "one\n") == [Logged("one\n"), Produced(Raw(b'"a"'), 0)]
     assert tell(progress, ["a", "b"], "one\ntwo\n") == [Logged("two\n"), Produced(Raw(b'"b"'), 1)]
@@ -22,16 +22,16 @@ def test_only_what_is_new_is_told() -> None:
 
 
 @given(order=st.permutations(range(8)))
-def test_snapshots_in_any_order_tell_everything_once_and_in_order(order: list[int]) -> None:
+def test_snapshots_in_any_order_report_everything_once_in_order(order: list[int]) -> None:
     progress = Progress(is_array=True)
     told = [event for n in order for event in tell(progress, list(range(n)), "x" * n)]
     assert [(e.index, bytes(e.item)) for e in told if isinstance(e, Produced)] == [(n, b"%d" % n) for n in range(7)]
     assert "".join(e.text for e in told if isinstance(e, Logged)) == "x" * 7
 
 
-def test_the_list_that_a_scalar_model_s_callbacks_carry_is_not_its_output() -> None:
+def test_list_in_callbacks_of_a_scalar_model_is_not_output() -> None:
     assert tell(Progress(is_array=False), ["ok"], "hi") == [Logged("hi")]
 
 
-def test_an_output_that_is_no_array_after_all_is_no_crash() -> None:
+def test_output_that_is_not_an_array_does_not_crash() -> None:
     assert tell(Progress(is_array=True), "ok") == []

@@ -12,14 +12,12 @@ BROKEN = [httpx.ReadError("broke"), httpx.WriteError("broke"), httpx.RemoteProto
 @pytest.mark.parametrize(
     ("exc", "is_dead"), [(httpx.ConnectError("nobody there"), True), (httpx.ConnectTimeout("slow"), False)]
 )
-def test_a_run_that_was_never_sent_is_refused_and_a_server_that_is_gone_is_doubted(
-    exc: httpx.TransportError, is_dead: bool
-) -> None:
+def test_unsent_run_is_refused_and_a_gone_server_is_dead(exc: httpx.TransportError, is_dead: bool) -> None:
     ended = connection_lost(exc, has_begun=False)
     assert (ended.outcome, ended.server_is_dead) == (Outcome.REFUSED, is_dead)
 
 
-def test_a_run_that_had_begun_is_lost_when_its_server_is_gone_at_the_next_try() -> None:
+def test_begun_run_is_lost_if_its_server_is_gone_on_retry() -> None:
     ended = connection_lost(httpx.ConnectError("nobody there"), has_begun=True)
     assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, True)
 

@@ -17,7 +17,7 @@ async def everything(feed: Feed) -> list[RunEvent]:
     return events
 
 
-async def test_the_first_progress_is_the_beginning() -> None:
+async def test_first_progress_reports_began() -> None:
     feed, end = Feed(read_ahead=1000), Ended(outcome=Outcome.SUCCEEDED)
     feed.add(Logged("a"), size=1)
     feed.add(Logged("b"), size=1)
@@ -36,13 +36,13 @@ async def test_the_first_progress_is_the_beginning() -> None:
         (Outcome.LOST, False),
     ],
 )
-async def test_an_end_at_once_tells_a_beginning_only_of_what_ran(outcome: Outcome, began: bool) -> None:
+async def test_immediate_end_reports_began_only_if_it_ran(outcome: Outcome, began: bool) -> None:
     feed, end = Feed(read_ahead=1000), Ended(outcome=outcome)
     feed.end(end)
     assert await everything(feed) == ([Began(), end] if began else [end])
 
 
-async def test_silence_after_the_request_is_a_beginning() -> None:
+async def test_silence_after_the_request_reports_began() -> None:
     feed = Feed(read_ahead=1000)
     feed.sent()
     assert await feed.next() == Began()
@@ -58,7 +58,7 @@ async def test_nothing_follows_the_end() -> None:
         await asyncio.wait_for(feed.next(), 0)
 
 
-async def test_there_is_room_again_when_the_reader_has_caught_up() -> None:
+async def test_room_returns_once_the_reader_has_caught_up() -> None:
     feed = Feed(read_ahead=1000)
     feed.add(Logged("a" * 2000), size=2000)
     room = asyncio.create_task(feed.room())

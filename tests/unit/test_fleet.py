@@ -57,13 +57,13 @@ async def watched() -> AsyncIterator[Watched]:
     await asyncio.wait({running})
 
 
-async def test_one_that_is_wanted_no_more_goes_and_its_watch_with_it(watched: Watched) -> None:
+async def test_unwanted_server_is_removed_with_its_watch(watched: Watched) -> None:
     watched.fleet.want([Driven("b", SLOW), Driven("c", SLOW)], slots=2)
     await eventually(lambda: watched.has("b", "c"), "one came and one went")
     assert [driven.url for driven, _ in watched.runners] == ["a", "b", "c"], "the one that stays is not made anew"
 
 
-async def test_one_that_is_driven_in_another_way_begins_when_the_former_has_ended_its_runs(watched: Watched) -> None:
+async def test_reconfigured_server_begins_after_the_former_ended_its_runs(watched: Watched) -> None:
     [permit, *rest] = [permit for permit in await watched.servers.permits.wait() if permit.server.runner.url == "a"]
     for other in rest:
         watched.servers.permits.release(other)
@@ -76,7 +76,7 @@ async def test_one_that_is_driven_in_another_way_begins_when_the_former_has_ende
     assert [each.server.runner for each in await watched.servers.permits.wait()] == [watched.runners[-1][1]] * 2
 
 
-async def test_more_slots_are_there_at_once_and_fewer_once_the_runs_beyond_them_have_ended(watched: Watched) -> None:
+async def test_more_slots_hold_at_once_and_fewer_as_runs_end(watched: Watched) -> None:
     watched.fleet.want([Driven("a", SLOW), Driven("b", SLOW)], slots=3)
     await eventually(lambda: sum(server.slots for server in watched.servers.all) == 6, "more slots")
     permits = await watched.servers.permits.wait()

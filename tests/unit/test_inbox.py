@@ -19,7 +19,7 @@ async def post(inbox: Inbox, url: str, body: bytes = b"{}") -> int:
         return (await client.post(url, content=body)).status_code
 
 
-async def test_a_callback_reaches_who_listens_for_its_run_byte_for_byte() -> None:
+async def test_callback_reaches_its_run_byte_for_byte() -> None:
     inbox = Inbox(BASE)
     with inbox.subscribe("one") as one, inbox.subscribe("two") as two:
         assert await post(inbox, inbox.url_for("two"), b"not even JSON") == 200
@@ -28,14 +28,14 @@ async def test_a_callback_reaches_who_listens_for_its_run_byte_for_byte() -> Non
             await asyncio.wait_for(one.get(), 0)
 
 
-async def test_a_callback_that_nobody_waits_for_is_answered_and_dropped() -> None:
+async def test_callback_without_a_listener_is_answered_and_dropped() -> None:
     inbox = Inbox(BASE)
     with inbox.subscribe("one"):
         pass
     assert await post(inbox, inbox.url_for("one")) == 200
 
 
-async def test_an_address_with_another_secret_is_not_there() -> None:
+async def test_wrong_secret_is_not_found() -> None:
     inbox, other = Inbox(BASE), Inbox(BASE)
     with inbox.subscribe("one") as mailbox:
         assert await post(inbox, other.url_for("one")) == 404
@@ -52,7 +52,7 @@ async def test_a_callback_over_the_limit_is_refused_and_not_kept() -> None:
         assert await mailbox.get() == b"x" * 10
 
 
-async def test_the_newest_callbacks_push_the_oldest_out() -> None:
+async def test_newest_callbacks_replace_the_oldest() -> None:
     mailbox = Mailbox(max_bytes=10)
     for body in (b"1" * 4, b"2" * 4, b"3" * 4):
         mailbox.put(body)

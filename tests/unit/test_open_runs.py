@@ -1,4 +1,4 @@
-"""A run that is followed by the task of who hears of it: hung up, let go of, or both at the same moment."""
+"""A run followed in the task of the caller: hung up, canceled, or both at the same moment."""
 
 import asyncio
 from collections.abc import Callable
@@ -57,7 +57,7 @@ class Heard:
         assert self.runs.hang_up(REQUEST.id)
 
 
-async def test_who_hears_of_a_run_that_was_hung_up_goes_on() -> None:
+async def test_caller_goes_on_after_its_run_was_hung_up() -> None:
     heard = Heard()
     await heard.after(heard.hang_up)
     assert heard.events == [Began(), HUNG_UP]
@@ -65,7 +65,7 @@ async def test_who_hears_of_a_run_that_was_hung_up_goes_on() -> None:
     assert not heard.runs.hang_up(REQUEST.id)
 
 
-async def test_hung_up_again_it_still_lets_go_of_its_server() -> None:
+async def test_second_hang_up_does_not_interrupt_the_release_of_the_server() -> None:
     heard = Heard()
     await heard.started.wait()
     heard.hang_up()
@@ -75,7 +75,7 @@ async def test_hung_up_again_it_still_lets_go_of_its_server() -> None:
     assert (heard.events, heard.let_go) == ([Began(), HUNG_UP], True)
 
 
-async def test_a_hang_up_hides_no_cancel_of_the_same_moment() -> None:
+async def test_hang_up_does_not_hide_a_cancel_of_the_same_moment() -> None:
     for first_hung_up in (True, False):
         heard = Heard()
         both = [heard.hang_up, heard.task.cancel]
@@ -84,7 +84,7 @@ async def test_a_hang_up_hides_no_cancel_of_the_same_moment() -> None:
         assert (heard.task.cancelling(), heard.events, heard.let_go) == (1, [], True)
 
 
-async def test_an_answer_that_came_in_the_moment_of_a_hang_up_leaves_no_cancel_behind() -> None:
+async def test_answer_at_the_moment_of_a_hang_up_leaves_no_cancel() -> None:
     for does in (["answers", "hang_up"], ["hang_up", "answers"]):
         heard = Heard()
         await heard.after(*({"answers": heard.answers.set, "hang_up": heard.hang_up}[name] for name in does))
@@ -92,7 +92,7 @@ async def test_an_answer_that_came_in_the_moment_of_a_hang_up_leaves_no_cancel_b
         assert (heard.task.exception(), heard.task.cancelling()) == (None, 0), does
 
 
-async def test_a_fault_while_it_hangs_up_is_an_end_too() -> None:
+async def test_fault_during_a_hang_up_is_an_end() -> None:
     heard = Heard()
     heard.fault = RuntimeError("no")
     await heard.after(heard.hang_up)
@@ -101,7 +101,7 @@ async def test_a_fault_while_it_hangs_up_is_an_end_too() -> None:
     assert (end.outcome, heard.task.cancelling()) == (Outcome.LOST, 0)
 
 
-async def test_who_let_go_of_a_run_hears_nothing_more_of_it() -> None:
+async def test_canceled_caller_gets_no_more_events() -> None:
     """One request may be that of several runs: it is sent, and answered, for the others."""
     heard = Heard()
     await heard.after(heard.task.cancel)
@@ -116,7 +116,7 @@ async def test_who_let_go_of_a_run_hears_nothing_more_of_it() -> None:
     await other.after(other.task.cancel)
 
 
-async def test_a_runner_that_closes_waits_until_each_run_is_cleaned_up() -> None:
+async def test_closing_runner_waits_until_each_run_is_cleaned_up() -> None:
     heard = Heard()
     await heard.started.wait()
     closing = asyncio.create_task(heard.runs.aclose())

@@ -20,7 +20,7 @@ def due_after(recovery: Recovery, health: Health, now: float) -> float:
     return waited
 
 
-def test_each_start_that_did_not_help_doubles_the_wait_up_to_a_bound_and_one_that_did_begins_anew() -> None:
+def test_wait_doubles_up_to_a_limit_until_the_server_recovers() -> None:
     recovery, now = Recovery({HealthStatus.SETUP_FAILED: WAIT_S}), 0.0
     waits = []
     for start in range(8):
@@ -31,18 +31,18 @@ def test_each_start_that_did_not_help_doubles_the_wait_up_to_a_bound_and_one_tha
     assert due_after(recovery, failed("again"), now) == WAIT_S
 
 
-def test_a_wait_that_is_longer_than_the_bound_is_what_it_is() -> None:
+def test_wait_longer_than_the_limit_is_kept() -> None:
     assert due_after(Recovery({HealthStatus.SETUP_FAILED: 2000}), failed("0"), 0) == 2000
 
 
-def test_one_that_runs_something_is_left_and_waited_for_anew() -> None:
+def test_busy_server_starts_the_wait_again() -> None:
     recovery = Recovery({HealthStatus.SETUP_FAILED: WAIT_S})
     assert not recovery.is_due(failed("0"), 0, is_idle=True)
     assert not recovery.is_due(failed("0"), 100, is_idle=False)
     assert due_after(recovery, failed("0"), 200) == WAIT_S
 
 
-def test_a_state_without_a_wait_lasts_as_long_as_it_likes() -> None:
+def test_status_without_a_wait_is_never_due() -> None:
     recovery = Recovery({HealthStatus.SETUP_FAILED: 0})
     starting = Health(status=HealthStatus.STARTING, since="0")
     assert not any(recovery.is_due(health, 1e9, is_idle=True) for health in (failed("0"), starting))

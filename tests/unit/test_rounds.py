@@ -1,4 +1,4 @@
-"""The requests of one batch: never two at once, halves of what failed, and nobody held up by who is late or left."""
+"""The requests of one batch: never two at once, halved after a failure, and no run waits for a late one."""
 
 import asyncio
 from collections.abc import Sequence
@@ -66,27 +66,27 @@ async def ends(runs: Sequence[asyncio.Task[Ended]]) -> list[Ended]:
     return found
 
 
-async def test_the_one_to_blame_is_found_by_halves_and_the_others_succeed() -> None:
+async def test_halving_finds_the_failing_run_and_the_others_succeed() -> None:
     slot = Slot(8, poison="f")
     found = await ends(slot.start("abcdefgh"))
     assert slot.sent == ["abcdefgh", "abcd", "efgh", "ef", "e", "f", "gh"]
     assert found == [DONE] * 5 + [FAILED] + [DONE] * 2
 
 
-async def test_a_death_is_told_to_all_and_nothing_is_sent_again() -> None:
+async def test_server_death_ends_all_runs_without_another_request() -> None:
     slot = Slot(4, poison="b", end=LOST)
     assert await ends(slot.start("abcd")) == [LOST] * 4
     assert slot.sent == ["abcd"]
 
 
-async def test_who_has_to_go_alone_goes_after_the_others() -> None:
+async def test_run_that_goes_alone_goes_after_the_others() -> None:
     slot = Slot(5)
     runs = [*slot.start("ab", shared=None), *slot.start("cde", first=2)]
     assert await ends(runs) == [DONE] * 5
     assert slot.sent == ["cde", "a", "b"]
 
 
-async def test_it_waits_for_those_that_will_come_and_for_no_others() -> None:
+async def test_request_waits_only_for_runs_that_will_come() -> None:
     slot = Slot(3)
     first = slot.start("a")
     await asyncio.sleep(0.01)
@@ -97,7 +97,7 @@ async def test_it_waits_for_those_that_will_come_and_for_no_others() -> None:
     assert slot.sent == ["ab"]
 
 
-async def test_who_is_late_goes_after_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_late_run_goes_after_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("director.servers.runners.http_batch.LATE_S", 0)
     slot = Slot(2)
     slot.answers.clear()
@@ -111,7 +111,7 @@ async def test_who_is_late_goes_after_the_others(monkeypatch: pytest.MonkeyPatch
     assert slot.sent == ["a", "b"]
 
 
-async def test_who_leaves_leaves_the_others_and_the_last_one_takes_the_request_along() -> None:
+async def test_last_run_to_leave_ends_the_request() -> None:
     slot = Slot(4)
     slot.answers.clear()
     together, other = slot.start("ab"), slot.start("cd", first=2, shared="other")
@@ -126,7 +126,7 @@ async def test_who_leaves_leaves_the_others_and_the_last_one_takes_the_request_a
     assert await ends(other[:1]) == [DONE]
 
 
-async def test_a_fault_of_ours_is_told_to_whoever_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_own_fault_reaches_every_waiting_run(monkeypatch: pytest.MonkeyPatch) -> None:
     slot = Slot(2)
 
     async def broken() -> bool:
@@ -138,7 +138,7 @@ async def test_a_fault_of_ours_is_told_to_whoever_waits(monkeypatch: pytest.Monk
             await run
 
 
-async def test_what_is_left_when_the_server_dies_is_not_sent_to_it() -> None:
+async def test_unsent_runs_are_not_sent_to_a_dead_server() -> None:
     slot = Slot(4, poison="a", end=Ended(outcome=Outcome.LOST, error="it died", server_is_dead=True))
     slot.answers.clear()
     runs = [*slot.start("a", shared=None), *slot.start("bc", first=1, shared=None), *slot.start("d", first=3)]
@@ -151,7 +151,7 @@ async def test_what_is_left_when_the_server_dies_is_not_sent_to_it() -> None:
     assert [end.outcome for end in found].count(Outcome.REFUSED) == 4 - len("".join(slot.sent))
 
 
-async def test_a_claim_that_is_lost_while_its_request_is_let_go_of_leaves_nothing_behind(
+async def test_claim_lost_during_a_hang_up_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given = '{"kind": "http", "path": "/", "input": {"$each": ""}, "output": "/out", "batch": {}}'

@@ -1,4 +1,4 @@
-"""Permits: as many as there are slots, on the least busy server first, on none that is not ready or doubted."""
+"""Permits: one for each slot, of the least busy server first, of no server that is not ready or in doubt."""
 
 import asyncio
 from typing import Any
@@ -28,7 +28,7 @@ async def taken(servers: Servers) -> list[Permit]:
     return await asyncio.wait_for(servers.permits.wait(), 5)
 
 
-async def test_every_free_permit_is_given_the_least_busy_server_first() -> None:
+async def test_every_free_permit_comes_from_the_least_busy_server_first() -> None:
     one, two = server(3), server(2)
     one.busy = 1
     permits = await taken(Servers([one, two]))
@@ -49,7 +49,7 @@ async def test_a_server_that_is_not_ready_has_no_permits_until_it_is(status: Hea
     assert [permit.server for permit in await asyncio.wait_for(waiting, 5)] == [one]
 
 
-async def test_a_permit_that_is_left_is_free_once() -> None:
+async def test_releasing_a_permit_twice_frees_one_slot() -> None:
     servers = Servers([server(1)])
     [permit] = await taken(servers)
     waiting = asyncio.create_task(servers.permits.wait())
@@ -69,7 +69,7 @@ async def test_a_doubted_server_gets_no_work() -> None:
     assert servers.all[0].free == 0
 
 
-async def test_a_server_that_was_started_anew_is_not_doubted_for_what_its_last_start_did() -> None:
+async def test_doubt_about_an_earlier_start_is_ignored() -> None:
     servers = Servers([server(1)])
     [permit] = await taken(servers)
     servers.all[0].since = "second"
@@ -89,7 +89,7 @@ async def test_a_server_that_was_started_anew_is_not_doubted_for_what_its_last_s
         ([], Standing(0, "starting")),
     ],
 )
-def test_they_stand_as_the_best_of_them_does(statuses: list[HealthStatus], standing: Standing) -> None:
+def test_standing_is_that_of_the_best_server(statuses: list[HealthStatus], standing: Standing) -> None:
     servers = Servers([server(2, health=Health(status=status)) for status in statuses])
     for each in servers.all[1:]:
         each.busy = 2
@@ -110,7 +110,7 @@ LOOPS = {
 
 
 @pytest.mark.parametrize(("looks", "failed", "state"), LOOPS.values(), ids=list(LOOPS))
-def test_one_that_fails_in_start_after_start_gives_no_hope(looks: list[Health], failed: int, state: str) -> None:
+def test_server_failing_start_after_start_counts_as_setup_failed(looks: list[Health], failed: int, state: str) -> None:
     one = Server(ScriptedRunner(), 1)
     servers = Servers([one])
     for look in looks:
@@ -118,7 +118,7 @@ def test_one_that_fails_in_start_after_start_gives_no_hope(looks: list[Health], 
     assert (one.failed_starts, servers.standing) == (failed, Standing(0, state))  # type: ignore[arg-type]
 
 
-async def test_a_change_is_a_permit_that_is_left_from_now_on() -> None:
+async def test_changed_waits_for_the_next_released_permit() -> None:
     servers = Servers([server(2)])
     first, second = await taken(servers)
     servers.permits.release(first)
@@ -129,7 +129,7 @@ async def test_a_change_is_a_permit_that_is_left_from_now_on() -> None:
     await asyncio.wait_for(changing, 5)
 
 
-def test_how_long_one_waited_for_a_server_is_what_of_its_wait_there_was_none() -> None:
+def test_setup_wait_counts_only_time_without_a_ready_server() -> None:
     clock = FakeClock()
     one = server(1, health=Health(status=HealthStatus.STARTING))
     servers = Servers([one], clock.monotonic)
@@ -157,7 +157,7 @@ async def full(servers: Servers, runs: int = 1) -> None:
         servers.permits.release(permit)
 
 
-async def test_a_server_that_is_full_by_its_own_count_alone_is_started_anew() -> None:
+async def test_server_full_against_our_count_is_restarted() -> None:
     servers = Servers([server(2)])
     await full(servers, runs=2)
     assert not servers.any_ready()
@@ -165,7 +165,7 @@ async def test_a_server_that_is_full_by_its_own_count_alone_is_started_anew() ->
     assert servers.standing == Standing(2, "ready")
 
 
-async def test_a_server_that_soon_is_so_again_has_fewer_slots_than_we_were_told(caplog: Any) -> None:
+async def test_server_soon_full_again_gets_fewer_slots(caplog: Any) -> None:
     servers = Servers([server(4)])
     await full(servers)
     servers.started(servers.all[0], "second")
@@ -178,7 +178,7 @@ async def test_a_server_that_soon_is_so_again_has_fewer_slots_than_we_were_told(
     assert [(each.told, each.slots) for each in said] == [(4, 3), (4, 2)]
 
 
-async def test_a_stranger_in_the_only_slot_is_a_matter_for_a_new_start_each_time() -> None:
+async def test_foreign_run_in_the_only_slot_restarts_the_server_each_time() -> None:
     servers = Servers([server(1)])
     for since in ("second", "third"):
         await full(servers)
@@ -187,7 +187,7 @@ async def test_a_stranger_in_the_only_slot_is_a_matter_for_a_new_start_each_time
         assert servers.any_ready()
 
 
-async def test_a_server_that_keeps_failing_rests_and_comes_back_with_one_run_at_a_time(
+async def test_failing_server_rests_and_returns_with_one_run_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("director.servers.trust.FIRST_S", 0.01)
@@ -230,7 +230,7 @@ class Running(ScriptedRunner):
         return remote == "job 7"
 
 
-async def test_a_run_that_is_taken_over_uses_a_slot_of_the_server_where_it_runs() -> None:
+async def test_taken_over_run_uses_a_slot_of_its_own_server() -> None:
     here, there = server(1), Server(Running(), 2, health=READY, since="third")
     servers = Servers([here, there])
     permit, other, _ = sorted(await taken(servers), key=lambda each: each.server is there)
@@ -243,7 +243,7 @@ async def test_a_run_that_is_taken_over_uses_a_slot_of_the_server_where_it_runs(
     assert (here.free, there.free) == (1, 1)
 
 
-async def test_a_run_that_no_server_knows_stays_where_its_permit_is() -> None:
+async def test_run_that_no_server_knows_keeps_its_permit() -> None:
     servers = Servers([server(1), Server(Running(), 1, health=READY)])
     [permit, _] = await taken(servers)
     for remote in ("", "job 8"):
@@ -251,7 +251,7 @@ async def test_a_run_that_no_server_knows_stays_where_its_permit_is() -> None:
         assert permit.server is servers.all[0]
 
 
-async def test_a_run_that_was_asked_to_stop_says_nothing_against_its_server() -> None:
+async def test_stopped_run_does_not_count_against_its_server() -> None:
     one = server(1)
     one.trust = Trust(1)
     servers = Servers([one])
@@ -265,7 +265,7 @@ async def test_a_run_that_was_asked_to_stop_says_nothing_against_its_server() ->
     steps=st.lists(st.none() | st.integers(0, 20), max_size=40),
     run_s=st.sampled_from([0.1, 1.0]),
 )
-def test_slots_are_never_exceeded_in_any_order_of_taking_and_leaving(
+def test_slots_are_never_exceeded_in_any_order_of_take_and_release(
     slots: list[int], steps: list[int | None], run_s: float
 ) -> None:
     servers = Servers([server(each) for each in slots])
@@ -282,7 +282,7 @@ def test_slots_are_never_exceeded_in_any_order_of_taking_and_leaving(
         assert all(each.free == 0 or not each.waiting for each in servers.all)
 
 
-async def test_where_runs_are_short_permits_are_given_ahead_and_have_the_next_slots_in_turn() -> None:
+async def test_short_runs_get_permits_ahead_which_take_slots_in_order() -> None:
     one = server(8)
     servers = Servers([one])
     running = await taken(servers)
@@ -299,7 +299,7 @@ async def test_where_runs_are_short_permits_are_given_ahead_and_have_the_next_sl
     assert await servers.permits.turn(first)
 
 
-async def test_how_long_runs_are_is_told_by_those_that_went_well() -> None:
+async def test_run_duration_is_measured_on_successful_runs() -> None:
     clock = FakeClock()
     servers = Servers([server(1)], clock.monotonic)
     [permit] = await taken(servers)
@@ -314,7 +314,7 @@ async def test_how_long_runs_are_is_told_by_those_that_went_well() -> None:
     assert servers.all[0].ahead == 0
 
 
-async def test_who_waits_for_too_long_has_no_turn_and_nobody_else_waits_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_wait_for_a_turn_ends_permits_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("director.servers.permits.TURN_WITHIN_S", 0)
     one = server(1)
     one.run_s = 0.1
@@ -326,7 +326,7 @@ async def test_who_waits_for_too_long_has_no_turn_and_nobody_else_waits_there(mo
     assert servers.permits.take_ahead() == []
 
 
-async def test_nobody_waits_for_a_server_that_is_doubted_but_who_waited_has_its_slot_once_it_is_back() -> None:
+async def test_waiting_permit_gets_its_slot_once_the_doubted_server_is_back() -> None:
     one = server(2)
     one.run_s = 0.1
     servers = Servers([one])
@@ -341,7 +341,7 @@ async def test_nobody_waits_for_a_server_that_is_doubted_but_who_waited_has_its_
     assert (waiting.has_slot, waiting.since) == (True, "second")
 
 
-async def test_the_slot_of_a_batch_is_free_when_the_last_place_in_it_is_left() -> None:
+async def test_batch_frees_its_slot_with_its_last_place() -> None:
     one = server(2)
     one.places = 3
     servers = Servers([one])
@@ -356,7 +356,7 @@ async def test_the_slot_of_a_batch_is_free_when_the_last_place_in_it_is_left() -
     assert one.busy == 0
 
 
-async def test_a_request_that_fails_is_one_failure_of_its_server_however_many_were_in_it() -> None:
+async def test_failed_batch_request_counts_as_one_failure() -> None:
     one = server(1)
     one.places, one.trust = 4, Trust(3)
     servers = Servers([one])
@@ -366,7 +366,7 @@ async def test_a_request_that_fails_is_one_failure_of_its_server_however_many_we
     assert one.trust.failures == 1
 
 
-async def test_a_server_on_trial_is_given_one_at_a_time_and_no_batch() -> None:
+async def test_server_on_trial_gets_one_run_and_no_batch() -> None:
     one = server(2)
     one.places, one.trust = 4, Trust(1)
     one.trust.note(Outcome.FAILED, since="first")
@@ -387,7 +387,7 @@ async def run(servers: Servers, server: Server, ended: Ended, account: str) -> N
         servers.permits.release(each)
 
 
-async def test_one_account_s_failures_have_no_server_rest_while_others_use_it() -> None:
+async def test_failures_of_one_account_do_not_make_a_server_rest() -> None:
     one = server(1)
     one.trust = Trust(2)
     servers = Servers([one])
@@ -399,7 +399,7 @@ async def test_one_account_s_failures_have_no_server_rest_while_others_use_it() 
     assert not one.can_run, "it fails for whoever comes"
 
 
-async def test_where_nobody_else_comes_for_an_hour_each_failure_counts() -> None:
+async def test_each_failure_counts_after_an_hour_with_one_account() -> None:
     clock = FakeClock()
     one = server(1)
     one.trust = Trust(3)
@@ -411,7 +411,7 @@ async def test_where_nobody_else_comes_for_an_hour_each_failure_counts() -> None
     assert not one.can_run
 
 
-async def test_a_server_on_which_alone_an_account_fails_rests() -> None:
+async def test_server_rests_if_an_account_fails_only_there() -> None:
     bad, good = server(1), server(1)
     bad.trust = Trust(3)
     servers = Servers([bad, good])
@@ -423,7 +423,7 @@ async def test_a_server_on_which_alone_an_account_fails_rests() -> None:
     assert not bad.can_run
 
 
-async def test_a_server_that_does_not_let_us_in_rests_at_once_and_says_why(caplog: Any) -> None:
+async def test_locked_server_rests_at_once_and_says_why(caplog: Any) -> None:
     one, other = server(2), server(1)
     servers = Servers([one, other])
     one.trust = Trust(0)
@@ -436,7 +436,7 @@ async def test_a_server_that_does_not_let_us_in_rests_at_once_and_says_why(caplo
     assert (said.code, said.why) == ("server_auth", "it answered 401")
 
 
-def test_who_is_locked_out_of_a_health_check_is_told_so_unless_another_server_starts() -> None:
+def test_locked_health_check_shows_unless_another_server_starts() -> None:
     locked = replace(READY, status=HealthStatus.UNHEALTHY, detail="it answered 403", is_locked=True)
     one = server(1, health=locked)
     assert one.trouble == "server_auth: it answered 403"

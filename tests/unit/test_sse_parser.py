@@ -32,12 +32,12 @@ def parse(*chunks: bytes, max_bytes: int = 1000) -> list[Frame]:
     return [frame for chunk in chunks for frame in parser.feed(chunk)]
 
 
-def test_what_coglet_sends_comes_out_as_its_events() -> None:
+def test_coglet_stream_gives_its_events() -> None:
     assert parse(COGLET) == COGLET_FRAMES
 
 
 @given(cuts=st.lists(st.integers(0, len(COGLET) * 2)), newline=st.sampled_from([b"\n", b"\r\n", b"\r"]))
-def test_neither_cuts_nor_line_ends_change_the_events(cuts: list[int], newline: bytes) -> None:
+def test_chunks_and_line_ends_do_not_change_the_events(cuts: list[int], newline: bytes) -> None:
     stream = COGLET.replace(b"\n", newline)
     edges = [0, *sorted(cuts), len(stream)]
     assert parse(*(stream[a:b] for a, b in pairwise(edges))) == COGLET_FRAMES
@@ -69,7 +69,7 @@ def test_the_standard_is_kept(stream: bytes, frames: list[Frame]) -> None:
     assert parse(stream) == frames
 
 
-def test_a_line_that_never_ends_is_refused_before_it_fills_the_memory() -> None:
+def test_endless_line_is_refused_at_the_limit() -> None:
     with pytest.raises(FrameTooLarge):
         parse(*[b"x" * 50] * 3, max_bytes=100)
 
@@ -79,5 +79,5 @@ def test_an_event_of_many_small_lines_is_refused_too() -> None:
         parse(*[b"data: 0123456789\n"] * 20, max_bytes=100)
 
 
-def test_many_events_that_each_fit_are_no_trouble() -> None:
+def test_many_small_events_are_accepted() -> None:
     assert len(parse(*[b"data: 0123456789\n\n"] * 100, max_bytes=20)) == 100

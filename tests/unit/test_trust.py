@@ -1,4 +1,4 @@
-"""How many failures a server is forgiven, how long it rests, and what is no failure of it."""
+"""How many failures a server may have, how long it rests, and what is not a failure of the server."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def noted(trust: Trust, *outcomes: Outcome, is_dead: bool = False) -> list[Rest 
     return [trust.note(outcome, since="first", is_dead=is_dead) for outcome in outcomes]
 
 
-def test_it_rests_after_so_many_in_a_row_and_starts_anew() -> None:
+def test_server_rests_and_restarts_after_failures_in_a_row() -> None:
     assert noted(Trust(3), FAILED, FAILED, FAILED) == [None, None, Rest(seconds=1, restart=True)]
 
 
@@ -22,16 +22,16 @@ def test_a_success_in_between_forgives_all() -> None:
     assert not trust.is_on_trial
 
 
-def test_on_trial_each_failure_is_one_too_many_and_the_rest_doubles_up_to_a_minute() -> None:
+def test_each_failure_on_trial_doubles_the_rest_up_to_a_minute() -> None:
     rests = noted(Trust(2), *[FAILED] * 10)[1:]
     assert [rest.seconds for rest in rests if rest] == [1, 2, 4, 8, 16, 32, *[LONGEST_S] * 3]
 
 
-def test_one_that_fails_for_days_rests_as_long_each_time() -> None:
+def test_server_that_fails_for_days_rests_a_minute_each_time() -> None:
     assert noted(Trust(1), *[FAILED] * 2000)[-1] == Rest(seconds=LONGEST_S, restart=False)
 
 
-def test_what_a_new_start_did_not_mend_gets_no_other_one_until_a_run_succeeds() -> None:
+def test_no_second_restart_until_a_run_succeeds() -> None:
     trust = Trust(1)
     rests = noted(trust, Outcome.REFUSED, FAILED, FAILED, Outcome.LOST, Outcome.SUCCEEDED, FAILED)
     assert [rest.restart for rest in rests if rest] == [False, True, False, False, True]
@@ -44,21 +44,21 @@ def test_a_success_ends_the_trial_and_the_doubling() -> None:
     assert noted(trust, FAILED) == [Rest(seconds=1, restart=True)]
 
 
-def test_one_that_refuses_rests_but_is_not_restarted() -> None:
+def test_refusing_server_rests_without_a_restart() -> None:
     assert noted(Trust(1), Outcome.REFUSED) == [Rest(seconds=1, restart=False)]
 
 
-def test_an_input_that_was_refused_is_nobodys_failure() -> None:
+def test_refused_input_is_not_a_failure_of_the_server() -> None:
     assert noted(Trust(1), Outcome.INVALID) == [None]
 
 
-def test_what_one_death_takes_with_it_is_one_failure() -> None:
+def test_all_runs_lost_to_one_death_are_one_failure() -> None:
     trust = Trust(2)
     assert noted(trust, *[Outcome.LOST] * 8, is_dead=True) == [None] * 8
     assert trust.note(Outcome.LOST, since="second", is_dead=True) == Rest(seconds=1, restart=False)
 
 
-def test_what_fails_for_one_account_alone_counts_once_however_often() -> None:
+def test_repeated_failures_of_one_account_count_once() -> None:
     trust = Trust(2)
     assert [trust.note(FAILED, since="first", account="a") for _ in range(20)] == [None] * 20
     assert trust.note(FAILED, since="first", account="b") == Rest(seconds=1, restart=True)
@@ -66,7 +66,7 @@ def test_what_fails_for_one_account_alone_counts_once_however_often() -> None:
     assert trust.note(FAILED, since="first", account="a") == Rest(seconds=2, restart=False)
 
 
-def test_what_fails_here_for_an_account_and_goes_well_elsewhere_counts_each_time() -> None:
+def test_failures_count_each_time_if_the_account_succeeds_elsewhere() -> None:
     trust = Trust(3)
     rests = []
     for _ in range(3):
@@ -76,11 +76,11 @@ def test_what_fails_here_for_an_account_and_goes_well_elsewhere_counts_each_time
 
 
 @pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.REFUSED, Outcome.CANCELED])
-def test_what_no_input_can_bring_about_counts_whoever_it_befalls(outcome: Outcome) -> None:
+def test_failures_that_no_input_causes_count_each_time(outcome: Outcome) -> None:
     trust = Trust(2)
     assert [trust.note(outcome, since="first", account="a") is None for _ in range(2)] == [True, False]
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
-def test_without_a_bound_it_never_rests(outcome: Outcome) -> None:
+def test_server_never_rests_without_a_limit(outcome: Outcome) -> None:
     assert noted(Trust(0), *[outcome] * 20) == [None] * 20

@@ -21,18 +21,18 @@ def test_whole_numbers_stay_whole_and_add_up(total: int, weights: list[float]) -
 
 
 @given(st.integers(0, 10**9), WEIGHTS)
-def test_nobody_is_a_unit_from_its_share(total: int, weights: list[float]) -> None:
+def test_each_part_is_within_one_unit_of_its_share(total: int, weights: list[float]) -> None:
     everything = sum(weights)
     for part, weight in zip(split(total, weights), weights, strict=True):
         share = total * weight / everything if everything > 0 else total / len(weights)
         assert abs(part - share) <= 1.001
 
 
-def test_what_is_no_whole_number_is_split_in_proportion() -> None:
+def test_fractions_are_split_in_proportion() -> None:
     assert split(1.5, [1, 2]) == [0.5, 1.0]
 
 
-def test_where_nobody_has_any_weight_it_is_split_evenly() -> None:
+def test_zero_weights_split_evenly() -> None:
     assert split(9, [0, 0, 0]) == [3, 3, 3]
 
 
@@ -48,20 +48,20 @@ ITEMS = [Raw(b'{"t":1}'), Raw(b'{"t":3}')]
         ("/t", [ITEMS[0], Raw(b'{"t":-1}')], [4, 4]),
     ],
 )
-def test_it_goes_by_what_the_items_tell_if_all_do(share: str | None, items: list[Raw], parts: list[int]) -> None:
+def test_shares_are_used_if_every_item_has_one(share: str | None, items: list[Raw], parts: list[int]) -> None:
     batch = BatchConfig(usage={"n": Pointer("/n")}, share=None if share is None else Pointer(share))
     used = used_by(Raw(b'{"n":8}'), {}, items, batch, [1.0, 1.0])
     assert [msgspec.json.decode(each["n"]) for each in used] == parts
 
 
 @pytest.mark.parametrize("told", [b"null", b'"8"', b"-8", b"1e400", b"true", b"[]", b"4647224792230222"])
-def test_what_is_no_number_of_anything_is_nobody_s(told: bytes) -> None:
+def test_invalid_usage_is_dropped(told: bytes) -> None:
     batch = BatchConfig(usage={"n": Pointer("/n")}, usage_headers={"m": "x-m"})
     headers = {"x-m": told.decode()}
     assert used_by(Raw(b'{"n":%s}' % told), headers, ITEMS, batch, [1.0, 1.0]) == [{}, {}]
 
 
-def test_costs_weigh_where_the_server_tells_no_share() -> None:
+def test_costs_are_the_weights_without_shares() -> None:
     batch = BatchConfig(usage_headers={"m": "x-m"})
     used = used_by(Raw(b"[]"), {"x-m": "10"}, ITEMS, batch, [1.0, 4.0])
     assert used == [{"m": Raw(b"2")}, {"m": Raw(b"8")}]

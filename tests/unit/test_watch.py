@@ -88,7 +88,7 @@ async def test_a_server_is_registered_once_for_each_of_its_starts(watched: Watch
     assert watched.registered == ["coglet 1", "coglet 2"]
 
 
-async def test_a_registration_that_failed_is_made_up_for_before_any_work(watched: Watched) -> None:
+async def test_failed_registration_is_repeated_before_any_work(watched: Watched) -> None:
     watched.redis_is_away = True
     with pytest.raises(BackendUnavailable):
         await watched.look(READY)
@@ -99,7 +99,7 @@ async def test_a_registration_that_failed_is_made_up_for_before_any_work(watched
     assert watched.servers.any_ready()
 
 
-async def test_a_look_that_breaks_is_not_the_last(watched: Watched, caplog: Any) -> None:
+async def test_watch_goes_on_after_a_fault(watched: Watched, caplog: Any) -> None:
     watched.runner.health = faulty = Faulty(READY)  # type: ignore[method-assign]
     watching = asyncio.create_task(watched.watch.run())
     await eventually(lambda: faulty.looks, "looked once", until=(1).__eq__)
@@ -121,14 +121,14 @@ async def test_a_server_whose_worker_is_dead_is_asked_to_end_once(watched: Watch
     assert watched.runner.shutdowns == 2  # it should have been gone for long
 
 
-async def test_a_server_that_did_not_hear_it_is_asked_again(watched: Watched) -> None:
+async def test_server_that_did_not_answer_is_asked_again_to_end(watched: Watched) -> None:
     watched.runner.hears_shutdown = False
     await watched.look(DEFUNCT)
     await watched.look(DEFUNCT)
     assert watched.runner.shutdowns == 2
 
 
-async def test_a_doubted_server_gets_no_work_until_it_was_started_anew(watched: Watched) -> None:
+async def test_doubted_server_gets_no_work_until_its_restart(watched: Watched) -> None:
     await watched.look(READY)
     await watched.doubt()
     assert (await watched.look(READY)).status is HealthStatus.DEFUNCT
@@ -141,7 +141,7 @@ async def test_a_doubted_server_gets_no_work_until_it_was_started_anew(watched: 
     assert watched.runner.shutdowns == 1
 
 
-async def test_a_doubted_server_is_not_ended_under_another_run(watched: Watched) -> None:
+async def test_doubted_server_is_not_ended_during_another_run(watched: Watched) -> None:
     await watched.look(READY)
     await watched.doubt()
     watched.server.busy = 1
@@ -163,7 +163,7 @@ class Enduring(ScriptedRunner):
         return False
 
 
-async def test_a_server_that_cannot_be_started_anew_gets_work_again_beside_its_other_runs(watched: Watched) -> None:
+async def test_server_without_restart_gets_work_again_beside_other_runs(watched: Watched) -> None:
     watched.server.runner = watched.runner = Enduring()
     await watched.look(READY)
     await watched.doubt()
@@ -174,7 +174,7 @@ async def test_a_server_that_cannot_be_started_anew_gets_work_again_beside_its_o
     assert watched.runner.shutdowns == 1
 
 
-async def test_a_server_that_was_restarted_meanwhile_is_not_ended_again(watched: Watched) -> None:
+async def test_restarted_server_is_not_ended_again(watched: Watched) -> None:
     await watched.look(READY)
     await watched.doubt()
     await watched.look(replace(READY, since="second"))
@@ -185,7 +185,7 @@ async def test_a_server_that_was_restarted_meanwhile_is_not_ended_again(watched:
 BUSY = replace(READY, status=HealthStatus.BUSY)
 
 
-async def test_a_server_that_stays_busy_with_nothing_of_ours_is_started_anew(watched: Watched) -> None:
+async def test_server_busy_with_foreign_runs_is_restarted(watched: Watched) -> None:
     await watched.look(READY)
     await watched.look(BUSY)
     assert watched.servers.any_ready(), "it may just have ended a run of ours"
@@ -197,7 +197,7 @@ async def test_a_server_that_stays_busy_with_nothing_of_ours_is_started_anew(wat
     assert watched.servers.any_ready()
 
 
-async def test_a_server_that_is_busy_with_ours_at_every_look_is_not(watched: Watched) -> None:
+async def test_server_busy_with_our_runs_is_not_restarted(watched: Watched) -> None:
     await watched.look(READY)
     for _ in range(3):
         [permit] = await watched.servers.permits.wait()
@@ -209,7 +209,7 @@ async def test_a_server_that_is_busy_with_ours_at_every_look_is_not(watched: Wat
     assert watched.runner.shutdowns == 0
 
 
-async def test_a_server_that_does_not_tell_its_starts_is_trusted_again_once_it_was_away(watched: Watched) -> None:
+async def test_server_without_a_start_time_leaves_doubt_once_away(watched: Watched) -> None:
     nameless = replace(READY, since="")
     await watched.look(nameless)
     await watched.doubt()
@@ -247,7 +247,7 @@ SEEN = {
 
 
 @pytest.mark.parametrize("status", HealthStatus)
-async def test_each_health_has_consequences_of_its_own(watched: Watched, caplog: Any, status: HealthStatus) -> None:
+async def test_each_health_status_has_its_own_consequences(watched: Watched, caplog: Any, status: HealthStatus) -> None:
     caplog.set_level("INFO", "director.servers.fleet")
     await watched.look(Health(status=status, detail="so it says", since="first"))
     works, ends, standing, level = SEEN[status]
@@ -258,7 +258,7 @@ async def test_each_health_has_consequences_of_its_own(watched: Watched, caplog:
     assert (said.levelname, said.status) == (level, status)
 
 
-async def test_each_setup_is_noted_once_when_it_has_ended(watched: Watched) -> None:
+async def test_each_setup_is_noted_once_at_its_end(watched: Watched) -> None:
     first = replace(READY, setup=Setup())
     await watched.look(replace(first, status=HealthStatus.STARTING))
     assert watched.noted == []
@@ -268,7 +268,7 @@ async def test_each_setup_is_noted_once_when_it_has_ended(watched: Watched) -> N
     assert watched.noted == [("first", True), ("second", False)]
 
 
-async def test_a_setup_is_noted_again_until_it_is_written_and_no_work_waits_for_that(watched: Watched) -> None:
+async def test_setup_is_noted_until_written_without_delaying_work(watched: Watched) -> None:
     failed = Health(status=HealthStatus.SETUP_FAILED, since="first", setup=Setup())
     watched.redis_is_away = True
     await watched.look(failed)
@@ -280,12 +280,12 @@ async def test_a_setup_is_noted_again_until_it_is_written_and_no_work_waits_for_
     assert watched.noted == [("first", False)] * 2
 
 
-async def test_a_server_that_tells_nothing_of_its_setup_has_none_noted(watched: Watched) -> None:
+async def test_server_without_setup_report_has_no_setup_noted(watched: Watched) -> None:
     await watched.look(READY)
     assert watched.noted == []
 
 
-async def test_a_setup_that_failed_is_left_as_it_is_unless_a_retry_is_asked_for(watched: Watched) -> None:
+async def test_failed_setup_is_retried_only_if_configured(watched: Watched) -> None:
     failed = Health(status=HealthStatus.SETUP_FAILED, since="first")
     for _ in range(3):
         await watched.look(failed)
@@ -293,7 +293,7 @@ async def test_a_setup_that_failed_is_left_as_it_is_unless_a_retry_is_asked_for(
     assert watched.runner.shutdowns == 0
 
 
-async def test_a_server_that_stays_unhealthy_with_nothing_to_do_is_asked_to_end(watched: Watched) -> None:
+async def test_idle_unhealthy_server_is_asked_to_end(watched: Watched) -> None:
     ill = Health(status=HealthStatus.UNHEALTHY, since="first")
     await watched.look(READY)
     await watched.look(ill)
@@ -305,7 +305,7 @@ async def test_a_server_that_stays_unhealthy_with_nothing_to_do_is_asked_to_end(
     assert watched.runner.shutdowns == 1
 
 
-async def test_of_a_kind_that_does_not_start_anew_none_is_asked_to_end(watched: Watched) -> None:
+async def test_server_that_cannot_restart_is_not_asked_to_end(watched: Watched) -> None:
     watched.runner.capabilities = Capabilities(restarts=False)
     ill = Health(status=HealthStatus.UNHEALTHY, since="first")
     for _ in range(3):
