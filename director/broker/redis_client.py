@@ -109,6 +109,17 @@ async def ask(send: Callable[[], Awaitable[Reply]]) -> Reply:
     raise AssertionError("the last try returns or raises")
 
 
+async def pipelined(redis: Redis, fill: Callable[[Any], object], *, raise_on_error: bool = True) -> list[Any]:
+    """Send in one write, as `ask` does, the commands that `fill` puts on a pipeline. No command: nothing is sent."""
+
+    async def send() -> list[Any]:
+        pipe = redis.pipeline(transaction=False)
+        fill(pipe)
+        return list(await pipe.execute(raise_on_error=raise_on_error))
+
+    return await ask(send)
+
+
 def unavailable(exc: Exception) -> BackendUnavailable | None:
     """The error to raise instead of `exc` where Redis is only away for now; None where it is a fault of ours."""
     # what a server says while a connection is made comes wrapped in a plain one

@@ -11,7 +11,7 @@ from typing import Any, Final
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, text
+from director.broker.redis_client import ask, pipelined, text
 from director.broker.scripts import QueueStats
 from director.core.ids import PredictionId, QueueName
 from director.core.policy import Burns, burns
@@ -118,13 +118,7 @@ class CloserLook:
     async def _each(self, asked: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:
         """The replies to these commands, in one write."""
 
-        async def read() -> list[Any]:
-            pipe = self._redis.pipeline(transaction=False)
-            for command, args in asked:
-                getattr(pipe, command)(*args)
-            return list(await pipe.execute())
-
-        return await ask(read) if asked else []
+        return await pipelined(self._redis, lambda pipe: [getattr(pipe, name)(*args) for name, args in asked])
 
 
 NEGLECTED: Final = (keys.lease, keys.delayed, keys.deadline)

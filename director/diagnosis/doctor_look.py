@@ -11,19 +11,13 @@ from msgspec import Struct
 from redis import exceptions
 from redis.asyncio import Redis
 
-from director.broker.gatherer import Gatherer
 from director.broker.redis_client import ask, describe, servers
 from director.broker.rights import refused
-from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.settings import CommonSettings
-from director.diagnosis.closer_look import CloserLook
 from director.diagnosis.findings import Finding
-from director.diagnosis.overview import Overview, Snapshot
-from director.store.catalog import Catalog
-from director.store.directors import Directors
-from director.store.owed import Owed
-from director.store.queues import Queues
+from director.diagnosis.overview import Overview
+from director.store.services import Services
 
 PINGS: Final = 50
 SCRIPTS: Final = 20
@@ -63,11 +57,11 @@ async def look(redis: Redis, settings: CommonSettings, clock: Clock) -> Look:
     info: dict[str, Any] = await ask(one.info)
     sha = await ask(lambda: one.script_load(SCRIPT))
     skew_s = await _skew_s(one, clock)
-    gatherer = Gatherer(redis)
+    services = Services(redis, clock)
     try:
-        seen = await _service(redis, Scripts(gatherer), clock)
+        seen = await Overview.of(services).look()
     finally:
-        await gatherer.aclose()
+        await services.gatherer.aclose()
     return Look(
         address=describe(settings.redis_url),
         settings=settings,
@@ -103,11 +97,3 @@ async def _skew_s(redis: Redis, clock: Clock) -> float:
     seconds, microseconds = await ask(redis.time)
     ours_s = (before_ms + clock.now_ms()) / 2000
     return float(seconds + microseconds / 1e6 - ours_s)
-
-
-async def _service(redis: Redis, scripts: Scripts, clock: Clock) -> Snapshot:
-    catalog = Catalog(redis, scripts, clock)
-    owed = Owed(redis, catalog)
-    return await Overview(
-        Queues(redis, catalog, scripts), Directors(redis), owed, CloserLook(redis, owed), clock
-    ).look()

@@ -20,6 +20,7 @@ from director.diagnosis.views import DirectorView, QueueView, director_view, vie
 from director.store.directors import Directors
 from director.store.owed import Owed
 from director.store.queues import Queues
+from director.store.services import Services
 
 T = TypeVar("T")
 
@@ -68,6 +69,12 @@ class Overview:
         self._took: deque[float] = deque(maxlen=REMEMBERED)
         self._spent_s = 0.0
         self._seen = 0
+
+    @classmethod
+    def of(cls, services: Services) -> "Overview":
+        """Build it on the services of one server."""
+        closer = CloserLook(services.redis, services.owed)
+        return cls(services.queues, services.directors, services.owed, closer, services.clock)
 
     async def look(self) -> Snapshot:
         """How everything stands now."""

@@ -7,12 +7,13 @@ what was put right once is not reserved any more.
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, text
+from director.broker.redis_client import ask, pipelined, text
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.ids import Partition, PredictionId, created_ms_of, partition_of
@@ -82,34 +83,24 @@ class Cashier:
             for account in await self._with_credit(names[start : start + LIMIT]):
                 cursor = -1
                 while cursor:
-                    cursor, held = await self._scan(account, max(0, cursor))
+                    scan = partial(self._redis.hscan, keys.credit(account), max(0, cursor), count=LIMIT)
+                    cursor, held = await ask(scan)
                     yield account, [PredictionId(text(name)) for name in held if name not in TOTALS]
 
     async def _with_credit(self, accounts: Sequence[str]) -> list[str]:
-        async def read() -> list[int]:
-            pipe = self._redis.pipeline(transaction=False)
-            for account in accounts:
-                pipe.exists(keys.credit(account))
-            return list(await pipe.execute())
-
-        return [account for account, has_one in zip(accounts, await ask(read), strict=True) if has_one]
-
-    async def _scan(self, account: str, cursor: int) -> tuple[int, Sequence[bytes]]:
-        following, held = await ask(lambda: self._redis.hscan(keys.credit(account), cursor, count=LIMIT))
-        return int(following), list(held)
+        exist = await pipelined(self._redis, lambda pipe: [pipe.exists(keys.credit(account)) for account in accounts])
+        return [account for account, has_one in zip(accounts, exist, strict=True) if has_one]
 
     async def _without_end(self, account: str, ids: Sequence[PredictionId]) -> list[PredictionId]:
         """Those of these that have no record, and did not end either."""
 
-        async def read() -> list[Any]:
-            pipe = self._redis.pipeline(transaction=False)
+        def read(pipe: Any) -> None:
             for each in ids:
-                # in this order: one that ends now, and is deleted, is noted as ended before its record goes
+                # In this order: a prediction that ends now and is deleted is noted as ended before its record goes.
                 pipe.exists(keys.record(each))
                 pipe.zscore(keys.unspent(partition_of(each)), f"{each} {account}")
-            return list(await pipe.execute())
 
-        replies = iter(await ask(read) if ids else [])
+        replies = iter(await pipelined(self._redis, read))
         return [
             each
             for each, has_record, ran_ms in zip(ids, replies, replies, strict=True)

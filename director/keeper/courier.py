@@ -21,7 +21,7 @@ from msgspec import Struct, field
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, text
+from director.broker.redis_client import pipelined, text
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
@@ -298,17 +298,11 @@ class Courier:
             return await self._scripts.due(partition, limit=limit, hold_s=self._hold_s)
 
         ids = [prediction_id for batch in (await sweep(partitions, due)).values() for prediction_id in batch]
-        return await self._look(ids, until_s) if ids else []
+        return await self._look(ids, until_s)
 
     async def _look(self, ids: list[PredictionId], until_s: float) -> list[Owed]:
         """Where each goes, and since when. Not by the whole record: it may be large, and wait for long."""
-
-        async def read() -> list[list[bytes | None]]:
-            pipe = self._redis.pipeline(transaction=False)
-            for prediction_id in ids:
-                pipe.hmget(keys.record(prediction_id), FIELDS)
-            return list(await pipe.execute())
-
+        records = await pipelined(self._redis, lambda pipe: [pipe.hmget(keys.record(each), FIELDS) for each in ids])
         return [
             Owed(
                 id=prediction_id,
@@ -318,7 +312,7 @@ class Courier:
                 revivals=int(revivals or 0),
                 until_s=until_s,
             )
-            for prediction_id, (url, account, since, completed, revivals) in zip(ids, await ask(read), strict=True)
+            for prediction_id, (url, account, since, completed, revivals) in zip(ids, records, strict=True)
         ]
 
     async def _deliver_all(self, taken: list[Owed]) -> Told:

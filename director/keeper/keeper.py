@@ -12,10 +12,7 @@ from typing import Final
 
 import anyio
 
-from director.broker.gatherer import Gatherer
 from director.broker.redis_client import client
-from director.broker.scripts import Scripts
-from director.core.clock import Clock, SystemClock
 from director.core.settings import KeeperSettings
 from director.diagnosis.scaling import Scaling
 from director.files.choose import StoreCheck, store_in
@@ -30,17 +27,16 @@ from director.keeper.reaper import Reaper
 from director.keeper.reconciler import Reconciler
 from director.keeper.recoverer import Recoverer
 from director.keeper.registry import Registry
-from director.keeper.retirer import Retirer, Warden
+from director.keeper.retirer import Retirer
 from director.keeper.sampler import Sampler
 from director.keeper.scale import ScaleRoute
 from director.keeper.tidier import Tidier
+from director.keeper.warden import Warden
 from director.runtime import process
 from director.runtime.health import Health, redis_check, serve_http
 from director.runtime.metrics.registry import Pulse
 from director.runtime.tracing import OFF, Tracing, tracing_of
-from director.store.accounts import Accounts
-from director.store.catalog import Catalog
-from director.store.suspensions import Suspensions
+from director.store.services import Services
 from director.webhooks.addresses import AllowList
 from director.webhooks.sender import Sender
 from director.webhooks.terminal import Schedule, TerminalWebhooks
@@ -83,15 +79,14 @@ async def _keeper(settings: KeeperSettings) -> AsyncGenerator["Keeper"]:
     sender = Sender(AllowList.parse(settings.webhook_allow))
     redis = client(settings.redis_url, name="director-keeper")
     metering = Metering(most_queues=settings.metrics_queues)
-    gatherer = Gatherer(redis, meter=metering.redis)
+    services = Services(redis, meter=metering.redis)
     sender.on_sent = metering.webhooks.sent
     tracing = tracing_of("keeper", accounts=settings.trace_accounts)
     try:
-        yield Keeper(settings, gatherer, sender, SystemClock(), metering=metering, tracing=tracing)
+        yield Keeper(settings, services, sender, metering=metering, tracing=tracing)
     finally:
         with anyio.CancelScope(shield=True):
-            await gatherer.aclose()
-            await redis.aclose()
+            await services.aclose()
             await sender.aclose()
             await tracing.aclose()
 
@@ -102,9 +97,8 @@ class Keeper:
     def __init__(
         self,
         settings: KeeperSettings,
-        gatherer: Gatherer,
+        services: Services,
         sender: Sender,
-        clock: Clock,
         *,
         breakers: Breakers | None = None,
         metering: Metering | None = None,
@@ -112,32 +106,34 @@ class Keeper:
     ) -> None:
         self._settings = settings
         self._metering = metering = metering or Metering(most_queues=settings.metrics_queues)
-        self._clock = clock
-        self._redis = gatherer.redis
-        scripts = Scripts(gatherer)
-        accounts, catalog = Accounts(self._redis, clock=clock), Catalog(self._redis, scripts, clock)
-        registry = Registry(self._redis, catalog, clock)
+        self._redis, self._clock = redis, clock = services.redis, services.clock
+        scripts = services.scripts
+        registry = Registry(redis, services.catalog, clock)
         schedule = Schedule.parse(settings.webhook_schedule)
-        webhooks = TerminalWebhooks(scripts, accounts, sender, clock, schedule, tracing=tracing)
-        time = ServerTime(self._redis, scripts, clock, lease_s=settings.lease_s)
+        webhooks = TerminalWebhooks(scripts, services.accounts, sender, clock, schedule, tracing=tracing)
+        time = ServerTime(redis, scripts, clock, lease_s=settings.lease_s)
         self.reaper = Reaper(scripts, registry, time, clock, lease_s=settings.lease_s)
-        self.recoverer = Recoverer(self._redis, scripts, registry, time, clock, lease_s=settings.lease_s)
+        self.recoverer = Recoverer(redis, scripts, registry, time, clock, lease_s=settings.lease_s)
         self.reconciler = Reconciler(scripts, registry, clock, lease_s=settings.lease_s)
         self.retirer = Retirer(scripts, registry, clock)
         self.promoter = Promoter(scripts, registry, clock)
         self.expirer = Expirer(scripts, registry, clock)
         self.sampler = Sampler(scripts, registry, clock)
-        self.cashier = Cashier(self._redis, scripts, registry, clock)
-        self.courier = Courier(self._redis, scripts, registry, webhooks, clock, breakers=breakers)
-        self.warden = Warden(Suspensions(self._redis, accounts, catalog, scripts, clock), clock)
-        store = store_in(settings.files_dir, self._redis, clock, url=settings.files_url)
-        self.tidier = None if store is None else Tidier(self._redis, scripts, store, clock)
-        self.observer = Observer(self._redis, scripts, registry, metering.names, settings, clock)
-        self._tell(webhooks)
-        self.scale = ScaleRoute(Scaling(self._redis, scripts, catalog, clock), settings.scale_token)
+        self.cashier = Cashier(redis, scripts, registry, clock)
+        self.courier = Courier(redis, scripts, registry, webhooks, clock, breakers=breakers)
+        self.warden = Warden(services.suspensions, clock)
+        store = store_in(settings.files_dir, redis, clock, url=settings.files_url)
+        self.tidier = None if store is None else Tidier(redis, scripts, store, clock)
+        self.observer = Observer(redis, scripts, registry, metering.names, settings, clock)
+        metering.show(self.observer)
+        self.reaper.on_reaped, self.recoverer.on_recovered = metering.reaped, metering.recovered
+        self.reconciler.on_repaired, self.promoter.on_promoted = metering.repaired, metering.promoted
+        self.expirer.on_expired, self.courier.on_put_off = metering.expired, metering.put_off
+        webhooks.on_told = metering.webhooks.told
+        self.scale = ScaleRoute(Scaling(redis, scripts, services.catalog, clock), settings.scale_token)
         self.health = Health()
         self.health.metrics = metering.registry
-        self.health.checks = {"redis": redis_check(self._redis), "durability": self._durability_known}
+        self.health.checks = {"redis": redis_check(redis), "durability": self._durability_known}
         if store is not None:
             self.health.checks["files"] = StoreCheck(store, clock).missing
 
@@ -168,15 +164,6 @@ class Keeper:
         log.info("draining")
         with anyio.move_on_after(DRAIN_S):
             await self.courier.drain()
-
-    def _tell(self, webhooks: TerminalWebhooks) -> None:
-        """Have the roles tell of what they do."""
-        metering = self._metering
-        metering.show(self.observer)
-        self.reaper.on_reaped, self.recoverer.on_recovered = metering.reaped, metering.recovered
-        self.reconciler.on_repaired, self.promoter.on_promoted = metering.repaired, metering.promoted
-        self.expirer.on_expired, self.courier.on_put_off = metering.expired, metering.put_off
-        webhooks.on_told = metering.webhooks.told
 
     async def _durability_known(self) -> str:
         return "" if "durability" in self.health.facts else "not looked at yet"

@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.durability import check
-from director.broker.redis_client import ask, infos, text
+from director.broker.redis_client import infos, pipelined, text
 from director.broker.scripts import QueueStats, Scripts
 from director.core.clock import Clock
 from director.core.errors import UnknownQueue, UnsafeBackend
@@ -257,24 +257,12 @@ class Observer:
             return None
 
     async def _tenants(self, queues: Sequence[QueueName]) -> dict[QueueName, int]:
-        async def read() -> list[int]:
-            pipe = self._redis.pipeline(transaction=False)
-            for queue in queues:
-                pipe.hlen(keys.queued(queue))
-            return list(await pipe.execute())
-
-        return dict(zip(queues, await ask(read), strict=True)) if queues else {}
+        counts = await pipelined(self._redis, lambda pipe: [pipe.hlen(keys.queued(queue)) for queue in queues])
+        return dict(zip(queues, counts, strict=True))
 
     async def _most(self, queues: Sequence[QueueName]) -> dict[QueueName, list[tuple[str, int]]]:
         """Who has the most waiting, and how much, in the order of that."""
-
-        async def read() -> list[dict[bytes, bytes]]:
-            pipe = self._redis.pipeline(transaction=False)
-            for queue in queues:
-                pipe.hgetall(keys.queued(queue))
-            return list(await pipe.execute())
-
-        replies = await ask(read) if queues else []
+        replies = await pipelined(self._redis, lambda pipe: [pipe.hgetall(keys.queued(queue)) for queue in queues])
         return {
             queue: heapq.nlargest(
                 NAMED, ((text(name), int(count)) for name, count in counts.items()), key=itemgetter(1)
@@ -285,36 +273,29 @@ class Observer:
     async def _owed(self) -> dict[str, float]:
         """How many ends are owed, and since when: the oldest ones have their next attempt last, or first of all."""
         partitions = await self._registry.owing()
-        counts, ids = await self._owed_ids(partitions) if partitions else (0, [])
+        count, ids = await self._owed_ids(partitions)
         now_ms = self._clock.now_ms()
-        since = await self._owed_since(ids) if ids else []
-        oldest_ms = max((now_ms - at_ms for at_ms in since), default=0)
+        oldest_ms = max((now_ms - at_ms for at_ms in await self._owed_since(ids)), default=0)
         return {
-            "director_webhooks_owed": float(counts),
+            "director_webhooks_owed": float(count),
             "director_webhooks_owed_oldest_seconds": max(0.0, oldest_ms / 1000),
         }
 
     async def _owed_ids(self, partitions: Sequence[Partition]) -> tuple[int, list[PredictionId]]:
-        async def read() -> list[Any]:
-            pipe = self._redis.pipeline(transaction=False)
+        def read(pipe: Any) -> None:
             for partition in partitions:
                 pipe.zcard(keys.owed(partition))
                 pipe.zrange(keys.owed(partition), 0, OWED_READ - 1)
                 pipe.zrange(keys.owed(partition), -OWED_READ, -1)
-            return list(await pipe.execute())
 
-        replies = await ask(read)
+        replies = await pipelined(self._redis, read)
         ids = {PredictionId(member.decode()) for members in (*replies[1::3], *replies[2::3]) for member in members}
         return sum(replies[::3]), sorted(ids)
 
     async def _owed_since(self, ids: Sequence[PredictionId]) -> list[int]:
-        async def read() -> list[list[bytes | None]]:
-            pipe = self._redis.pipeline(transaction=False)
-            for prediction_id in ids:
-                pipe.hmget(keys.record(prediction_id), ("owed_since", "completed"))
-            return list(await pipe.execute())
-
-        return [int(since or completed or 0) for since, completed in await ask(read) if since or completed]
+        fields = ("owed_since", "completed")
+        records = await pipelined(self._redis, lambda pipe: [pipe.hmget(keys.record(each), fields) for each in ids])
+        return [int(since or completed) for since, completed in records if since or completed]
 
     async def _server(self) -> dict[str, float]:
         memory = max(await infos(self._redis, "memory"), key=_fullness)  # of a Cluster's masters the fullest

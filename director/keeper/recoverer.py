@@ -12,7 +12,7 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask
+from director.broker.redis_client import pipelined
 from director.broker.scripts import Requeued, Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
@@ -118,13 +118,7 @@ class Recoverer:
             await self._clock.sleep(STEP_S)
 
     async def _begin(self, queues: list[QueueName]) -> dict[QueueName, Walk]:
-        async def read() -> list[bytes | None]:
-            pipe = self._redis.pipeline(transaction=False)
-            for queue in queues:
-                pipe.hget(keys.meta(queue), "read")
-            return list(await pipe.execute())
-
-        counts = await ask(read)
+        counts = await pipelined(self._redis, lambda pipe: [pipe.hget(keys.meta(queue), "read") for queue in queues])
         return {queue: Walk(int(count)) for queue, count in zip(queues, counts, strict=True) if count}
 
     async def _recover(self, queue: QueueName, now_ms: int) -> list[tuple[PredictionId, Requeued]]:

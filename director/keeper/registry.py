@@ -10,7 +10,7 @@ from typing import Final
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask
+from director.broker.redis_client import ask, pipelined
 from director.core.clock import Clock
 from director.core.ids import Partition, QueueName
 from director.store.catalog import Catalog
@@ -113,12 +113,5 @@ class Registry:
 
     async def _existing(self, groups: list[list[str]]) -> list[list[str]]:
         """Those groups of which at least one key exists."""
-
-        async def read() -> list[int]:
-            pipe = self._redis.pipeline(transaction=False)
-            for group in groups:
-                pipe.exists(*group)
-            return list(await pipe.execute())
-
-        counts = await ask(read) if groups else []
+        counts = await pipelined(self._redis, lambda pipe: [pipe.exists(*group) for group in groups])
         return [group for group, count in zip(groups, counts, strict=True) if count]

@@ -14,7 +14,7 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, text
+from director.broker.redis_client import pipelined, text
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.ids import PredictionId, created_ms_of
@@ -80,14 +80,12 @@ class Tidier:
     async def _gone(self, holders: Sequence[PredictionId]) -> list[tuple[PredictionId, str]]:
         """With the account of each, as far as that is known."""
 
-        async def read() -> list[Any]:
-            pipe = self._redis.pipeline(transaction=False)
+        def read(pipe: Any) -> None:
             for prediction_id in holders:
                 pipe.hmget(keys.record(prediction_id), ["status", "account"])
                 pipe.exists(keys.output_data(prediction_id))
-            return list(await pipe.execute())
 
-        replies = iter(await ask(read) if holders else [])
+        replies = iter(await pipelined(self._redis, read))
         found = zip(holders, replies, replies, strict=True)
         gone = {
             each: text(account or b"")

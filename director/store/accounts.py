@@ -13,7 +13,7 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, text, texts
+from director.broker.redis_client import ask, pipelined, text, texts
 from director.core.account_limits import DEFAULT, UNLIMITED, AccountLimits
 from director.core.clock import Clock, SystemClock
 from director.core.errors import SettingsError
@@ -248,8 +248,7 @@ class Accounts:
         """What is written down of each of these, and what became of its limits, by one write to the socket."""
         now_ms = self._clock.now_ms()
 
-        async def read() -> list[Any]:
-            pipe = self._redis.pipeline(transaction=False)
+        def read(pipe: Any) -> None:
             for name in names:
                 pipe.hmget(keys.account(name), WRITTEN)
                 pipe.hgetall(keys.usage(name))
@@ -257,9 +256,8 @@ class Accounts:
                 pipe.hmget(keys.credit(name), ["spent", "reserved"])
                 pipe.hget(keys.stored(name), "total")
                 pipe.zrangebyscore(keys.stored_until(name), "-inf", now_ms, start=0, num=MOST_OVER)
-            return list(await pipe.execute())
 
-        replies = await ask(read) if names else []
+        replies = await pipelined(self._redis, read)
         found = [replies[start : start + 6] for start in range(0, len(replies), 6)]
         over = await self._bytes_of({name: each[5] for name, each in zip(names, found, strict=True) if each[5]})
         return [
@@ -269,14 +267,9 @@ class Accounts:
 
     async def _bytes_of(self, files: Mapping[str, Sequence[bytes]]) -> dict[str, int]:
         """Of each account, what these of its files take together."""
-
-        async def read() -> list[list[bytes | None]]:
-            pipe = self._redis.pipeline(transaction=False)
-            for name, ids in files.items():
-                pipe.hmget(keys.stored(name), list(ids))
-            return list(await pipe.execute())
-
-        sizes = await ask(read) if files else []
+        sizes = await pipelined(
+            self._redis, lambda pipe: [pipe.hmget(keys.stored(name), list(ids)) for name, ids in files.items()]
+        )
         return {name: sum(int(size or 0) for size in each) for name, each in zip(files, sizes, strict=True)}
 
     async def signing(self, account: str) -> dict[str, str]:

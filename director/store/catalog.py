@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, text
+from director.broker.redis_client import ask, pipelined, text
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import SettingsError, UnknownModel
@@ -207,26 +207,19 @@ class Catalog:
     async def each_version(self, named: Sequence[tuple[str, str]]) -> list[Version | None]:
         """Each of these (model, version), in this order."""
 
-        async def read() -> list[Any]:
-            pipe = self._redis.pipeline(transaction=False)
+        def read(pipe: Any) -> None:
             for model, version in named:
                 pipe.hmget(keys.version(model, version), SHOWN)
                 pipe.hmget(keys.meta(queue_name(model, version)), ["streams", "size"])
-            return await pipe.execute()
 
-        replies = iter(await ask(read) if named else [])
+        replies = iter(await pipelined(self._redis, read))
         return [_version(*name, *parts) for name, *parts in zip(named, replies, replies, strict=True)]
 
     async def schema_bytes(self, named: Sequence[tuple[str, str]]) -> list[int]:
         """How large the schema of each of these (model, version) is, 0 where there is none."""
-
-        async def read() -> list[int]:
-            pipe = self._redis.pipeline(transaction=False)
-            for model, version in named:
-                pipe.hstrlen(keys.version(model, version), "schema")
-            return await pipe.execute()
-
-        return await ask(read) if named else []
+        return await pipelined(
+            self._redis, lambda pipe: [pipe.hstrlen(keys.version(*version), "schema") for version in named]
+        )
 
     async def note_setup(self, model: str, version: str, setup: SetupRun) -> bool:
         """Write how the last setup of its servers went; False where there is no such version yet."""
@@ -249,13 +242,7 @@ class Catalog:
         return [int(count or 0) for count in await self._field_of_each([keys.meta(q) for q in queues], "arrivals")]
 
     async def _field_of_each(self, hashes: Sequence[str], field: str) -> list[bytes | None]:
-        async def read() -> list[bytes | None]:
-            pipe = self._redis.pipeline(transaction=False)
-            for key in hashes:
-                pipe.hget(key, field)
-            return await pipe.execute()
-
-        return await ask(read) if hashes else []
+        return await pipelined(self._redis, lambda pipe: [pipe.hget(key, field) for key in hashes])
 
 
 def _named(names: Sequence[str], values: Sequence[bytes | str | None]) -> dict[str, str]:

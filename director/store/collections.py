@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, text, texts
+from director.broker.redis_client import ask, pipelined, text, texts
 from director.broker.scripts import Scripts
 from director.core.errors import SettingsError
 from director.core.ids import MODEL_NAME, PredictionId
@@ -54,14 +54,7 @@ class Collections:
 
     async def many(self, slugs: Sequence[str]) -> list[Collection | None]:
         """Each of these in this order, by one write to the socket."""
-
-        async def read() -> list[bytes | None]:
-            pipe = self._redis.pipeline(transaction=False)
-            for slug in slugs:
-                pipe.get(keys.collection(slug))
-            return list(await pipe.execute())
-
-        written = await ask(read) if slugs else []
+        written = await pipelined(self._redis, lambda pipe: [pipe.get(keys.collection(slug)) for slug in slugs])
         return [None if one is None else msgspec.json.decode(one, type=Collection) for one in written]
 
     async def put(self, slug: str, collection: Collection) -> None:

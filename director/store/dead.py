@@ -14,7 +14,7 @@ from msgspec import Raw, Struct
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, text
+from director.broker.redis_client import ask, pipelined, text
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.ids import PredictionId, QueueName, is_prediction_id
@@ -131,21 +131,10 @@ class DeadLetters:
 
     async def named(self, ids: Sequence[PredictionId]) -> list[Place]:
         """Where these letters stand, in this order; `died_ms` is 0 for what is no dead letter."""
-
-        async def queues() -> list[bytes | None]:
-            pipe = self._redis.pipeline(transaction=False)
-            for prediction_id in ids:
-                pipe.hget(keys.record(prediction_id), "queue")
-            return list(await pipe.execute())
-
-        async def scores() -> list[float | None]:
-            pipe = self._redis.pipeline(transaction=False)
-            for prediction_id, queue in zip(ids, of, strict=True):
-                pipe.zscore(keys.dead(queue), prediction_id)
-            return list(await pipe.execute())
-
-        of = [QueueName(text(queue or b"")) for queue in await ask(queues)]
-        return [Place(int(at or 0), name, queue) for name, queue, at in zip(ids, of, await ask(scores), strict=True)]
+        queues = await pipelined(self._redis, lambda pipe: [pipe.hget(keys.record(name), "queue") for name in ids])
+        named = list(zip(ids, (QueueName(text(queue or b"")) for queue in queues), strict=True))
+        died = await pipelined(self._redis, lambda pipe: [pipe.zscore(keys.dead(queue), name) for name, queue in named])
+        return [Place(int(at or 0), name, queue) for (name, queue), at in zip(named, died, strict=True)]
 
     async def every(self, queues: Sequence[QueueName], *, before: Place | None = None) -> AsyncIterator[list[Place]]:
         """All letters behind `before`, a slice at a time."""
@@ -228,37 +217,25 @@ class DeadLetters:
         return sorted(found, reverse=True)[:count]
 
     async def _ranks(self, queues: Sequence[QueueName], before: Place | None) -> list[int]:
-        if before is None or not queues:
+        if before is None:
             return [0] * len(queues)
-
-        async def newer() -> list[int]:
-            pipe = self._redis.pipeline(transaction=False)
-            for queue in queues:
-                pipe.zcount(keys.dead(queue), f"({before.died_ms}", "+inf")
-            return list(await pipe.execute())
-
-        return await ask(newer)
+        newer = f"({before.died_ms}"
+        return await pipelined(
+            self._redis, lambda pipe: [pipe.zcount(keys.dead(queue), newer, "+inf") for queue in queues]
+        )
 
     async def _slices(self, ranks: dict[QueueName, int], count: int) -> list[list[tuple[bytes, float]]]:
-        async def read() -> list[list[tuple[bytes, float]]]:
-            pipe = self._redis.pipeline(transaction=False)
+        def read(pipe: Any) -> None:
             for queue, rank in ranks.items():
                 pipe.zrevrange(keys.dead(queue), rank, rank + count - 1, withscores=True)
-            return list(await pipe.execute())
 
-        return await ask(read)
+        return await pipelined(self._redis, read)
 
     async def _letters(self, places: Sequence[Place]) -> list[DeadLetter]:
         """What stands at these places. A letter whose record has gone is taken off its list on the way."""
-
-        async def read() -> list[dict[bytes, bytes]]:
-            pipe = self._redis.pipeline(transaction=False)
-            for place in places:
-                pipe.hgetall(keys.record(place.id))
-            return list(await pipe.execute())
-
         letters = []
-        for place, fields in zip(places, await ask(read) if places else [], strict=True):
+        records = await pipelined(self._redis, lambda pipe: [pipe.hgetall(keys.record(place.id)) for place in places])
+        for place, fields in zip(places, records, strict=True):
             if fields:
                 flat = [part for field in fields.items() for part in field]
                 letters.append(_letter(place, Record.parse(place.id, flat)))

@@ -8,14 +8,14 @@ there. Never writes to a server but by its scripts, save the name that it gives 
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, text, texts
+from director.broker.redis_client import ask, pipelined, text, texts
 from director.broker.scripts import Arrived, Departed, Scripts
 from director.core.account_limits import UNLIMITED, AccountLimits
 from director.core.errors import SettingsError, UnknownQueue
@@ -247,15 +247,12 @@ class Departure:
     async def _packed(self, prediction_id: PredictionId) -> _Luggage | None:
         """Nobody changes it while it is leaving, but for its caller's cancel: `vacate` looks at that."""
 
-        async def read() -> tuple[dict[bytes, bytes], bytes | None, list[bytes]]:
-            pipe = self._here.redis.pipeline(transaction=False)
+        def read(pipe: Any) -> None:
             pipe.hgetall(keys.record(prediction_id))
             pipe.get(keys.input_data(prediction_id))
             pipe.lrange(keys.events(prediction_id), 0, -1)
-            fields, data, events = await pipe.execute()
-            return fields, data, events
 
-        fields, data, events = await ask(read)
+        fields, data, events = await pipelined(self._here.redis, read)
         if not fields:
             return None
         flat = [part for pair in fields.items() for part in pair]
@@ -266,15 +263,7 @@ class Departure:
         if not record.idem:
             return None
         key = keys.idempotency(account=record.account, model=record.model, digest=record.idem)
-
-        async def read() -> tuple[bytes | None, int]:
-            pipe = self._here.redis.pipeline(transaction=False)
-            pipe.get(key)
-            pipe.pttl(key)
-            holds, lasts_ms = await pipe.execute()
-            return holds, lasts_ms
-
-        holds, lasts_ms = await ask(read)
+        holds, lasts_ms = await pipelined(self._here.redis, lambda pipe: (pipe.get(key), pipe.pttl(key)))
         return (key, holds, lasts_ms) if holds and lasts_ms > 0 else None
 
     async def _record(self, prediction_id: PredictionId) -> Record | None:
@@ -283,13 +272,8 @@ class Departure:
         return Record.parse(prediction_id, flat) if flat else None
 
     async def _fields(self, ids: Sequence[PredictionId], *names: str) -> list[list[str]]:
-        async def read() -> list[list[bytes | None]]:
-            pipe = self._here.redis.pipeline(transaction=False)
-            for prediction_id in ids:
-                pipe.hmget(keys.record(prediction_id), names)
-            return list(await pipe.execute())
-
-        return [[text(value or b"") for value in row] for row in await ask(read)]
+        rows = await pipelined(self._here.redis, lambda pipe: [pipe.hmget(keys.record(each), names) for each in ids])
+        return [[text(value or b"") for value in row] for row in rows]
 
     async def _known(self, account: str) -> tuple[AccountLimits, int] | None:
         """Its limits there and which change of them they are; None where it is not known there."""

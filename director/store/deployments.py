@@ -5,7 +5,6 @@ may use it, its caller decides.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -14,7 +13,7 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, text
+from director.broker.redis_client import ask, pipelined, text
 from director.broker.scripts import Deployed, Scripts
 from director.core.clock import Clock
 
@@ -90,24 +89,16 @@ class Deployments:
 
     async def _all_of(self, owners: Sequence[str]) -> list[Deployment]:
         """Every deployment of these accounts: two writes to the socket, and one more for each hundred of them."""
-
-        async def names() -> list[list[bytes]]:
-            pipe = self._redis.pipeline(transaction=False)
-            for owner in owners:
-                pipe.zrange(keys.deployments(owner), 0, -1)
-            return list(await pipe.execute())
-
-        named = [(owner, text(name)) for owner, of in zip(owners, await ask(names), strict=True) for name in of]
-
-        async def read(some: Sequence[tuple[str, str]]) -> list[bytes | None]:
-            pipe = self._redis.pipeline(transaction=False)
-            for owner, name in some:
-                pipe.get(keys.deployment(owner, name))
-            return list(await pipe.execute())
-
+        names = await pipelined(
+            self._redis, lambda pipe: [pipe.zrange(keys.deployments(owner), 0, -1) for owner in owners]
+        )
+        named = [keys.deployment(owner, text(name)) for owner, of in zip(owners, names, strict=True) for name in of]
         slices = [named[start : start + AT_ONCE] for start in range(0, len(named), AT_ONCE)]
-        answers = [await ask(partial(read, some)) for some in slices]
+        answers = [await self._each(some) for some in slices]
         return [_read(found) for answer in answers for found in answer if found is not None]
+
+    async def _each(self, names: Sequence[str]) -> list[bytes | None]:
+        return await pipelined(self._redis, lambda pipe: [pipe.get(name) for name in names])
 
     async def create(
         self, owner: str, name: str, *, model: str, version: str, hardware: str, min_instances: int, max_instances: int

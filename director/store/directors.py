@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, text
+from director.broker.redis_client import ask, pipelined, text
 from director.core.ids import QueueName
 
 ALIVE_S: Final = 20.0  # as scripts count on them: ALIVE_MS in lib/keys
@@ -104,28 +104,22 @@ class Directors:
         ]
 
     async def _beats(self, queues: Sequence[QueueName]) -> Iterable[tuple[str, Beat]]:
-        async def heard() -> list[list[tuple[bytes, float]]]:
-            pipe = self._redis.pipeline(transaction=False)
+        def newest(pipe: Any) -> None:
             for queue in queues:
                 pipe.zrange(keys.directors(queue), 0, MOST_OF_A_QUEUE - 1, desc=True, withscores=True)
-            replies: list[Any] = await pipe.execute()
-            return replies
 
         signs = [
             (queue, text(name), int(at_ms))
-            for queue, found in zip(queues, await ask(heard), strict=True)
+            for queue, found in zip(queues, await pipelined(self._redis, newest), strict=True)
             for name, at_ms in found
         ]
 
-        async def told() -> list[bytes | None]:
-            pipe = self._redis.pipeline(transaction=False)
+        def details(pipe: Any) -> None:
             for queue, name, _ in signs:
                 pipe.hget(keys.slots(queue), name)
                 pipe.get(keys.about(queue, name))
-            replies: list[Any] = await pipe.execute()
-            return replies
 
-        replies = iter(await ask(told) if signs else [])
+        replies = iter(await pipelined(self._redis, details))
         return [
             (name, _beat(queue, at_ms, text(standing or b""), about))
             for (queue, name, at_ms), standing, about in zip(signs, replies, replies, strict=True)

@@ -12,7 +12,7 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, text
+from director.broker.redis_client import ask, pipelined, text
 from director.core.errors import IdempotencyMismatch
 from director.core.ids import Kind, PredictionId, QueueName, is_prediction_id
 from director.core.schema import spent_attempts
@@ -117,18 +117,15 @@ class Living:
     async def _views(self, queue: QueueName, ids: Sequence[PredictionId]) -> list[LiveView | None]:
         """Each of these, None for one that ended meanwhile."""
 
-        async def read() -> list[Any]:
-            pipe = self._redis.pipeline(transaction=False)
+        def read(pipe: Any) -> None:
             pipe.zmscore(keys.lease(queue), ids)
             pipe.zmscore(keys.delayed(queue), ids)
             for name in ids:
                 pipe.hmget(keys.record(name), FIELDS)
-            replies: list[Any] = await pipe.execute()
-            return replies
 
         if not ids:
             return []
-        leases, dues, *records = await ask(read)
+        leases, dues, *records = await pipelined(self._redis, read)
         return [
             _view(name, [text(value or b"") for value in fields], lease, due)
             for name, fields, lease, due in zip(ids, records, leases, dues, strict=True)

@@ -12,7 +12,7 @@ from msgspec import Raw, Struct
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, text
+from director.broker.redis_client import ask, pipelined, text
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.store.accounts import Account
@@ -135,14 +135,8 @@ class Models:
         """The ids of those that are shown with a model, newest first, with the bytes of each."""
         key = keys.examples(name)
         ids = sorted((text(each) for each in await ask(lambda: self._redis.hkeys(key))), reverse=True)
-
-        async def read() -> list[int]:
-            pipe = self._redis.pipeline(transaction=False)
-            for each in ids:
-                pipe.hstrlen(key, each)
-            return list(await pipe.execute())
-
-        return dict(zip(ids, await ask(read) if ids else [], strict=True))
+        sizes = await pipelined(self._redis, lambda pipe: [pipe.hstrlen(key, each) for each in ids])
+        return dict(zip(ids, sizes, strict=True))
 
     async def examples(self, name: str, ids: Sequence[str]) -> list[Raw]:
         """These predictions, as far as they are shown with a model, in this order."""
@@ -156,24 +150,17 @@ class Models:
 
     async def many(self, names: Sequence[str]) -> list[Model | None]:
         """Each of these in this order, by one write to the socket."""
-
-        async def read() -> list[Sequence[bytes | None]]:
-            pipe = self._redis.pipeline(transaction=False)
-            for name in names:
-                pipe.hmget(keys.model(name), list(READ))
-            return list(await pipe.execute())
-
-        replies = await ask(read) if names else []
+        replies = await pipelined(
+            self._redis, lambda pipe: [pipe.hmget(keys.model(name), list(READ)) for name in names]
+        )
         return [_model(name, values) for name, values in zip(names, replies, strict=True)]
 
     async def _of_examples(self, command: Literal["hget", "hstrlen"], models: Sequence[Model]) -> list[Any]:
-        async def read() -> list[Any]:
-            pipe = self._redis.pipeline(transaction=False)
+        def read(pipe: Any) -> None:
             for model in models:
                 getattr(pipe, command)(keys.examples(model.name), model.default_example)
-            return list(await pipe.execute())
 
-        return await ask(read) if models else []
+        return await pipelined(self._redis, read)
 
     async def _list(self, name: str, order: Order, at_ms: int, *, only_new: bool = False) -> None:
         await ask(lambda: self._redis.zadd(keys.models(order), {name: at_ms}, nx=only_new))

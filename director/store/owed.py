@@ -10,7 +10,7 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, text
+from director.broker.redis_client import ask, pipelined, text
 from director.core.ids import Partition, PredictionId, QueueName
 from director.core.view import iso
 from director.core.webhook_url import host_of
@@ -115,40 +115,25 @@ class Owed:
         seconds, micros = await ask(self._redis.time)  # they are due by the server's clock, and ours may be another
         before_ms = seconds * 1000 + micros // 1000 - LATE_MS
 
-        async def read() -> list[int]:
-            pipe = self._redis.pipeline(transaction=False)
+        def read(pipe: Any) -> None:
             for partition in partitions:
                 pipe.zcard(keys.owed(partition))
                 pipe.zcount(keys.owed(partition), "-inf", before_ms)
-            replies: list[Any] = await pipe.execute()
-            return replies
 
-        replies = await ask(read) if partitions else []
+        replies = await pipelined(self._redis, read)
         counts, lates = replies[::2], replies[1::2]
         return sum(counts), sum(lates), [each for each, count in zip(partitions, counts, strict=True) if count]
 
     async def _found(self, partitions: Sequence[Partition], *, most: int = MOST_LOOKED_AT) -> list[OwedWebhook]:
         each = max(1, most // max(1, len(partitions)))
-
-        async def due() -> list[list[tuple[bytes, float]]]:
-            pipe = self._redis.pipeline(transaction=False)
-            for partition in partitions:
-                pipe.zrange(keys.owed(partition), 0, each - 1, withscores=True)
-            replies: list[Any] = await pipe.execute()
-            return replies
-
-        found = [
-            (PredictionId(text(name)), int(at)) for part in (await ask(due) if partitions else []) for name, at in part
-        ]
-
-        async def read() -> list[list[bytes | None]]:
-            pipe = self._redis.pipeline(transaction=False)
-            for name, _ in found:
-                pipe.hmget(keys.record(name), FIELDS)
-            replies: list[Any] = await pipe.execute()
-            return replies
-
-        records = await ask(read) if found else []
+        due = await pipelined(
+            self._redis,
+            lambda pipe: [pipe.zrange(keys.owed(part), 0, each - 1, withscores=True) for part in partitions],
+        )
+        found = [(PredictionId(text(name)), int(at)) for part in due for name, at in part]
+        records = await pipelined(
+            self._redis, lambda pipe: [pipe.hmget(keys.record(name), FIELDS) for name, _ in found]
+        )
         views = (
             _view(name, at, [text(value or b"") for value in fields])
             for (name, at), fields in zip(found, records, strict=True)

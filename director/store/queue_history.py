@@ -6,7 +6,7 @@ from typing import Any, Final
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask
+from director.broker.redis_client import pipelined
 from director.core.ids import QueueName
 from director.core.samples import MOST, Sample, parse
 
@@ -28,15 +28,9 @@ class QueueHistory:
         found: dict[QueueName, list[Sample]] = {}
         for start in range(0, len(queues), AT_ONCE):
             some = queues[start : start + AT_ONCE]
-            for queue, lines in zip(some, await self._lines(some, most), strict=True):
+            for queue, lines in zip(some, await self._lines(some, most - 1), strict=True):
                 found[queue] = [parse(line) for line in reversed(lines)]
         return found
 
-    async def _lines(self, queues: Sequence[QueueName], most: int) -> list[list[bytes]]:
-        async def read() -> list[list[bytes]]:
-            pipe = self._redis.pipeline(transaction=False)
-            for queue in queues:
-                pipe.lrange(keys.samples(queue), 0, most - 1)
-            return list(await pipe.execute())
-
-        return await ask(read)
+    async def _lines(self, queues: Sequence[QueueName], last: int) -> list[list[bytes]]:
+        return await pipelined(self._redis, lambda pipe: [pipe.lrange(keys.samples(each), 0, last) for each in queues])

@@ -4,6 +4,7 @@ import asyncio
 import heapq
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from msgspec import Struct
@@ -11,7 +12,7 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, text
+from director.broker.redis_client import ask, pipelined, text
 from director.broker.scripts import Admission, QueueStats, Scripts
 from director.core.errors import SettingsError, UnknownQueue
 from director.core.ids import LANES, MODEL_NAME, QueueName, model_and_kind, queue_name
@@ -106,31 +107,22 @@ class Queues:
         return heat
 
     async def _each(self, command: str, names: Sequence[str], *, may_be_gone: bool = False) -> list[Any]:
-        async def read() -> list[Any]:
-            pipe = self._redis.pipeline(transaction=False)
-            for name in names:
-                getattr(pipe, command)(name)
-            replies: list[Any] = await pipe.execute(raise_on_error=not may_be_gone)
-            return replies
-
-        return await ask(read) if names else []
+        return await pipelined(
+            self._redis,
+            lambda pipe: [getattr(pipe, command)(name) for name in names],
+            raise_on_error=not may_be_gone,
+        )
 
     async def _waiting(self, queue: QueueName, most: int) -> dict[str, int]:
         largest: dict[str, int] = {}
         cursor = 0
         while True:
-            cursor, found = await self._scanned(queue, cursor)
+            cursor, found = await ask(partial(self._redis.hscan, keys.queued(queue), cursor, count=SCAN))
             largest |= {text(name): int(count) for name, count in found.items()}
             ordered = heapq.nsmallest(most, largest.items(), key=lambda pair: (-pair[1], pair[0]))
             largest = dict(ordered)
             if not cursor:
                 return largest
-
-    async def _scanned(self, queue: QueueName, cursor: int) -> tuple[int, dict[bytes, bytes]]:
-        reply: tuple[int, dict[bytes, bytes]] = await ask(
-            lambda: self._redis.hscan(keys.queued(queue), cursor, count=SCAN)
-        )
-        return reply
 
     async def _counts(self, key: str, names: list[str]) -> list[int]:
         return [int(count or 0) for count in await ask(lambda: self._redis.hmget(key, names))] if names else []

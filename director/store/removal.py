@@ -16,7 +16,7 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, text
+from director.broker.redis_client import ask, pipelined, text
 from director.broker.scripts import Scripts, Unregistered
 from director.core.errors import UnknownModel
 from director.core.ids import PredictionId, QueueName, queue_name, version_id
@@ -171,23 +171,11 @@ class TrainedVersions:
 async def whose_weights_are_kept(redis: Redis, trainings: Sequence[PredictionId]) -> set[PredictionId]:
     """Those of these whose files are the weights of a version that there is. Forgets those of one that is gone."""
     client: Any = redis
-
-    async def versions() -> list[bytes | None]:
-        pipe = client.pipeline(transaction=False)
-        for training in trainings:
-            pipe.get(keys.weights(training))
-        return list(await pipe.execute())
-
-    known = zip(trainings, await ask(versions) if trainings else [], strict=True)
+    versions = await pipelined(redis, lambda pipe: [pipe.get(keys.weights(training)) for training in trainings])
+    known = zip(trainings, versions, strict=True)
     made = {training: text(version) for training, version in known if version is not None}
-
-    async def are_there() -> list[int]:
-        pipe = client.pipeline(transaction=False)
-        for version in made.values():
-            pipe.exists(version)
-        return list(await pipe.execute())
-
-    there = dict(zip(made, await ask(are_there) if made else [], strict=True))
+    exist = await pipelined(redis, lambda pipe: [pipe.exists(version) for version in made.values()])
+    there = dict(zip(made, exist, strict=True))
     for training in [training for training, is_there in there.items() if not is_there]:
         await ask(partial(client.delete, keys.weights(training)))
     return {training for training, is_there in there.items() if is_there}

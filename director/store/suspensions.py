@@ -11,13 +11,14 @@ it is listed: one of them sees the other.
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any, Final, get_args
 
 from msgspec import Struct
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, text
+from director.broker.redis_client import ask, pipelined, text
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.ids import Kind, PredictionId, QueueName
@@ -93,12 +94,9 @@ class Suspensions:
                 unfinished.add(since_ms)
         old_ms = self._clock.now_ms() - SETTLED_S * 1000
         for since_ms in {since_ms for _, since_ms in found if since_ms < old_ms} - unfinished:
-            await self._let_be(since_ms)
+            # By its time and not by its name: the account may have been suspended again meanwhile.
+            await ask(partial(self._redis.zremrangebyscore, keys.settling(), since_ms, since_ms))
         return len(found)
-
-    async def _let_be(self, since_ms: float) -> None:
-        """By its time and not by its name: it may have been suspended anew meanwhile."""
-        await ask(lambda: self._redis.zremrangebyscore(keys.settling(), since_ms, since_ms))
 
     async def _begin(self, account: str) -> None:
         """Before anything is changed: whatever is cut short from here on, a keeper finishes."""
@@ -112,7 +110,8 @@ class Suspensions:
             async for ids in self._listed(account, kind):
                 if counts["canceled"] + counts["asked"] >= here or self._clock.monotonic() >= until:
                     break
-                counts.update(await asyncio.gather(*(self._cancel(account, kind, each) for each in ids)))
+                cancels = (self._scripts.cancel(each, account=account, kind=kind) for each in ids)
+                counts.update(await asyncio.gather(*cancels))
         left = await self._left(account, queues) if here else 0
         return Ended(ended=counts["canceled"], asked=counts["asked"], left=left)
 
@@ -123,17 +122,12 @@ class Suspensions:
             yield ids
             high = f"({ids[-1]}"
 
-    async def _cancel(self, account: str, kind: Kind, prediction_id: PredictionId) -> str:
-        return await self._scripts.cancel(prediction_id, account=account, kind=kind)
-
     async def _left(self, account: str, queues: list[QueueName]) -> int:
         """What waits and runs of it, over all queues."""
 
-        async def read() -> list[bytes | None]:
-            pipe = self._redis.pipeline(transaction=False)
+        def read(pipe: Any) -> None:
             for queue in queues:
                 pipe.hget(keys.queued(queue), account)
                 pipe.hget(keys.running(queue), account)
-            return list(await pipe.execute())
 
-        return sum(int(count or 0) for count in (await ask(read) if queues else []))
+        return sum(int(count or 0) for count in await pipelined(self._redis, read))

@@ -22,7 +22,7 @@ from director.core.errors import SettingsError
 from director.core.ids import lowest_id_at
 from director.core.policy import Policy as QueuePolicy
 from director.core.settings import ApiSettings
-from director.keeper.retirer import Warden
+from director.keeper.warden import Warden
 from director.store.accounts import TYPES, Accounts, Policy, Reason
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.suspensions import SETTLED_S, Ended, Suspensions

@@ -19,7 +19,6 @@ from anyio.abc import Process
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.gatherer import Gatherer
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import PredictionId, QueueName, new_prediction_id, queue_name
@@ -32,6 +31,7 @@ from director.execution.main import ALONE, opened
 from director.keeper.courier import INTERVAL_S, Breakers
 from director.keeper.keeper import Keeper
 from director.runtime.tracing import OFF, Tracing
+from director.store.services import Services
 from director.webhooks.addresses import AllowList
 from director.webhooks.sender import Sender
 from tests.support.cog import CogServer, cog_process, free_port
@@ -269,15 +269,15 @@ async def keeping(
     tracing: Tracing = OFF,
 ) -> AsyncGenerator[None]:
     """The keeper's roles, beside the test. `probe_s`: so often a receiver that is away is asked."""
-    gatherer, sender = Gatherer(redis), Sender(AllowList.parse("loopback"))
+    services, sender = Services(redis), Sender(AllowList.parse("loopback"))
     settings = KeeperSettings(redis_url=url, lease_s=lease_s, webhook_schedule=schedule)
     breakers = Breakers(SystemClock(), interval_s=probe_s)
-    keeper = Keeper(settings, gatherer, sender, SystemClock(), breakers=breakers, tracing=tracing)
+    keeper = Keeper(settings, services, sender, breakers=breakers, tracing=tracing)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(keeper.keep)
         yield
         tasks.cancel_scope.cancel()
-    await gatherer.aclose()
+    await services.gatherer.aclose()
     await sender.aclose()
 
 

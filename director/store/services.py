@@ -1,0 +1,70 @@
+"""Build all typed access to one Redis server once: the API, the command line, the keeper and the doctor share it."""
+
+from redis.asyncio import Redis
+
+from director.broker.gatherer import Gatherer, Meter
+from director.broker.scripts import Scripts
+from director.core.account_limits import UNLIMITED, AccountLimits
+from director.core.clock import Clock, SystemClock
+from director.store.accounts import Accounts
+from director.store.administration import Administration
+from director.store.catalog import Catalog, Kinds
+from director.store.changes import Changes
+from director.store.collections import Collections, Examples
+from director.store.dead import DeadLetters
+from director.store.deployments import Deployments
+from director.store.directors import Directors
+from director.store.living import IdempotencyKeys, Listing, Living
+from director.store.model_configs import ModelConfigs
+from director.store.owed import Owed
+from director.store.queue_history import QueueHistory
+from director.store.queues import QueueAdministration, Queues
+from director.store.removal import Removal
+from director.store.suspensions import Suspensions
+
+
+class Services:
+    """Typed access to one Redis server. Building it connects to nothing.
+
+    `limits` hold for accounts without limits of their own. `at_once` bounds the writes of scripts that are under way,
+    and `meter` is notified of each.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        clock: Clock | None = None,
+        *,
+        limits: AccountLimits = UNLIMITED,
+        at_once: int | None = None,
+        meter: Meter | None = None,
+    ) -> None:
+        self.redis = redis
+        self.clock = clock = clock or SystemClock()
+        self.gatherer = Gatherer(redis, at_once=at_once, meter=meter)
+        self.scripts = scripts = Scripts(self.gatherer)
+        self.accounts = Accounts(redis, limits, clock)
+        self.catalog = Catalog(redis, scripts, clock)
+        self.changes = Changes(redis, scripts, clock)
+        self.collections = Collections(redis)
+        self.configs = ModelConfigs(redis, scripts, clock)
+        self.dead = DeadLetters(redis, scripts, clock)
+        self.deployments = Deployments(redis, scripts, clock)
+        self.directors = Directors(redis)
+        self.examples = Examples(redis, scripts)
+        self.history = QueueHistory(redis)
+        self.idempotency = IdempotencyKeys(redis)
+        self.kinds = Kinds(redis, scripts, self.catalog)
+        self.listing = Listing(redis)
+        self.living = Living(redis)
+        self.owed = Owed(redis, self.catalog)
+        self.queue_administration = QueueAdministration(scripts, self.changes)
+        self.queues = Queues(redis, self.catalog, scripts)
+        self.removal = Removal(redis, scripts, self.catalog)
+        self.suspensions = Suspensions(redis, self.accounts, self.catalog, scripts, clock)
+        self.administration = Administration(self.accounts, self.catalog, scripts, self.suspensions, self.changes)
+
+    async def aclose(self) -> None:
+        """Wait for calls that are under way, then close the client."""
+        await self.gatherer.aclose()
+        await self.redis.aclose()
