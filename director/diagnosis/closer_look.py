@@ -36,7 +36,7 @@ class CloserLook:
     """Raises BackendUnavailable while Redis cannot answer."""
 
     def __init__(self, redis: Redis, owed: Owed) -> None:
-        self._redis: Any = redis  # its types say str or bytes, and ours answers in bytes
+        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
         self._history = QueueHistory(redis)
         self._owed = owed
 

@@ -31,7 +31,7 @@ class Cashier:
     """Sweeps the partitions where something metered ended."""
 
     def __init__(self, redis: Redis, scripts: Scripts, registry: Registry, clock: Clock) -> None:
-        self._redis: Any = redis  # its types say str or bytes, and ours answers in bytes
+        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
         self._scripts = scripts
         self._registry = registry
         self._clock = clock

@@ -182,7 +182,7 @@ class Observer:
         settings: KeeperSettings,
         clock: Clock,
     ) -> None:
-        self._redis: Any = redis  # its types say str or bytes, and ours answers in bytes
+        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
         self._scripts = scripts
         self._history = QueueHistory(redis)
         self._registry = registry

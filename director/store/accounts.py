@@ -1,7 +1,7 @@
-"""Who may ask, what they may use, and with what we sign for them.
+"""Store accounts: who may ask, what they may use, and the secrets that sign their webhooks.
 
-Tokens are kept by their digest only (`tokens.py`), so nothing stored here can ask. The secrets of webhooks are kept as
-they are, since signing takes them: whoever reads them can sign as we do.
+Tokens are kept as digests only (`tokens.py`), so stored data cannot authenticate a caller. Webhook secrets are kept as
+they are, because signing needs them: a reader of them can sign as this service does.
 """
 
 import re
@@ -24,19 +24,19 @@ from director.store.tokens import NewToken, Token, Tokens
 AccountType = Literal["organization", "user"]
 TYPES: Final[tuple[AccountType, ...]] = get_args(AccountType)
 Policy = Literal["hold", "end"]
-"""Of a suspended account. hold: what waits is kept, what runs goes on; end: what waits is canceled, what runs too."""
+"""Of a suspended account. hold: waiting predictions are kept, running ones continue. end: both are canceled."""
 Reason = Literal["unpaid", "abuse", "security", "asked", "review"]
-"""A closed set, so that whoever is refused is told in words of ours."""
-ACCOUNT_NAME: Final = r"^[a-z0-9][a-z0-9_-]{0,63}$(?!\n)"  # `$` is before a last line break too
+"""A closed set, so that a refused caller reads our words."""
+ACCOUNT_NAME: Final = r"^[a-z0-9][a-z0-9_-]{0,63}$(?!\n)"  # `$` also matches before a final line break
 SIGNING: Final = "webhook_secret"
 FORMER: Final = "webhook_secret_until:"
 OF_LIMITS: Final = AccountLimits.__struct_fields__
 WRITTEN: Final = (*OF_LIMITS, "limits_rev", "type", "suspended", "suspension_rev")
-MOST_OVER: Final = 1_000  # files that expired and are still counted: the next one that comes forgets them
+MOST_OVER: Final = 1_000  # expired files that are still counted; the next file that arrives removes them
 
 
 class Suspension(Struct, frozen=True, kw_only=True):
-    """Why an account may run nothing, since when, and what becomes of what it has."""
+    """Why an account may run nothing, since when, and what happens to its predictions."""
 
     policy: Policy
     reason: Reason
@@ -44,9 +44,9 @@ class Suspension(Struct, frozen=True, kw_only=True):
 
 
 class Account(Struct, frozen=True):
-    """Who a token speaks for, which lanes it may use, and what its account may use, as of which change of that.
+    """The account of a token, with its lanes and limits. `limits_rev` counts the changes of the limits.
 
-    `token_id` and `expires_ms` are the token's own; None: it does not expire.
+    `token_id` and `expires_ms` belong to the token. `expires_ms` is None if the token does not expire.
     """
 
     name: str
@@ -61,8 +61,9 @@ class Account(Struct, frozen=True):
 
 
 class Written(Struct, frozen=True):
-    """What is written down of an account: the limits that an operator set, how often any was changed; its type; whether
-    it is suspended, and how often it was suspended or resumed.
+    """The stored facts of an account: the limits that an operator set, its type and its suspension.
+
+    `revision` counts changes of limits. `suspension_rev` counts suspensions and resumptions.
     """
 
     limits: dict[str, str]
@@ -73,8 +74,9 @@ class Written(Struct, frozen=True):
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """What became of an account's limits lately: denied bursts of each, and seconds of compute of one day, and in all
-    since that has a limit; bytes of files that it keeps.
+    """How an account uses its limits: `bursts` of refusals by limit, seconds of compute, bytes of stored files.
+
+    `spent_s` and `reserved_s` are of one day. The totals count since the account has a credit.
     """
 
     bursts: dict[str, int]
@@ -90,9 +92,9 @@ class Usage(Struct, frozen=True, kw_only=True):
 
 
 class Accounts:
-    """Accounts and tokens in Redis. All methods raise BackendUnavailable while it cannot answer.
+    """Accounts and tokens in Redis. All methods raise BackendUnavailable while Redis cannot answer.
 
-    `defaults`: the limits of accounts that nobody set any for.
+    `defaults` are the limits of accounts that have none of their own.
     """
 
     def __init__(self, redis: Redis, defaults: AccountLimits = UNLIMITED, clock: Clock | None = None) -> None:
@@ -102,12 +104,12 @@ class Accounts:
         self.tokens = Tokens(redis, self._clock)
 
     async def create(self, account: str, kind: AccountType = "organization") -> bool:
-        """Make this account; False where there is one of this name, which stays as it is."""
+        """Create the account. Return False, and change nothing, if it exists."""
         refuse_name(account)
         return await self._make(account, kind)
 
     async def set_type(self, account: str, kind: AccountType) -> None:
-        """An organisation, or one person. Raises SettingsError where there is no such account."""
+        """Raises SettingsError if the account does not exist."""
         await self.refuse_unknown(account)
         await ask(lambda: self._redis.hset(keys.account(account), "type", kind))
 
@@ -121,9 +123,9 @@ class Accounts:
         expires_ms: int | None = None,
         token: str | None = None,
     ) -> str:
-        """A new token of this account, which is made where it does not exist. It is shown here and never again.
+        """Create a token, and its account if missing. Return the secret, which is never shown again.
 
-        Raises SettingsError for a name, lane, scope, label or time that is none.
+        Raises SettingsError for an invalid name, lane, scope, label or time.
         """
         refuse_name(account)
         made = self.tokens.new(lanes=lanes, scopes=scopes, label=label, expires_ms=expires_ms, token=token)
@@ -131,13 +133,13 @@ class Accounts:
         return made.secret
 
     async def give_token(self, account: str, made: NewToken) -> Token:
-        """Let a new token speak for this account, which is made where it does not exist."""
+        """Store a new token for this account, which is created if missing."""
         refuse_name(account)
         await self._make(account)
         return await self.tokens.add(account, made)
 
     async def _make(self, account: str, kind: AccountType = TYPES[0]) -> bool:
-        """Whoever's secret stands there has made it, also where the reply to that was lost."""
+        """Create the account. The caller whose secret is stored created it, even if the reply was lost."""
         key, secret = keys.account(account), new_secret()
 
         async def write() -> bool:
@@ -154,12 +156,14 @@ class Accounts:
         return await ask(write)
 
     async def revoke(self, token: str) -> bool:
-        """Make a token speak for nobody; False when it did not speak for anybody before."""
+        """Revoke a token. Return False if it was not valid before."""
         found = await self.tokens.found(token)
         return found is not None and await self.tokens.remove(found)
 
     async def authenticate(self, token: str) -> Account | None:
-        """Who this token speaks for; None for nobody. Looked up by digest, so timing tells nothing of other tokens."""
+        """Return the account, or None if the token is unknown. The lookup is by digest, so its time reveals no other
+        token.
+        """
         found = await self.tokens.found(token)
         if found is None:
             return None
@@ -177,15 +181,14 @@ class Accounts:
         )
 
     async def names(self) -> list[str]:
-        """Every account there is, sorted."""
+        """Return all accounts, sorted."""
         return sorted(text(name) for name in await ask(lambda: self._redis.smembers(keys.accounts())))
 
     async def exists(self, account: str) -> bool:
-        """Is there an account of this name?"""
         return bool(await ask(lambda: self._redis.exists(keys.account(account))))
 
     async def refuse_unknown(self, account: str) -> None:
-        """Raises SettingsError where there is no such account."""
+        """Raises SettingsError if the account does not exist."""
         refuse_name(account)
         if not await self.exists(account):
             raise SettingsError(
@@ -194,19 +197,18 @@ class Accounts:
             )
 
     async def written(self, account: str) -> Written:
-        """What differs from everybody's."""
         found: Any = await ask(lambda: self._redis.hmget(keys.account(account), WRITTEN))
         return _written(found)
 
     def limits_of(self, written: Written) -> AccountLimits:
-        """What an account may use of which this is written down. Raises SettingsError where that is none."""
+        """Return the limits that result from what is stored. Raises SettingsError if a stored limit is invalid."""
         return self._defaults.over(written.limits)
 
     async def set_suspension(self, account: str, suspension: Suspension | None) -> None:
-        """Write down that it is suspended, or no more. `Suspensions` sees to its queues."""
+        """Store a suspension, or its end (None). `Suspensions` brings the queues into line."""
 
         async def write() -> None:
-            # together with their number: a queue goes by the latest
+            # In one transaction with the number: a queue follows the latest number.
             pipe = self._redis.pipeline(transaction=True)
             if suspension is None:
                 pipe.hdel(keys.account(account), "suspended")
@@ -218,9 +220,9 @@ class Accounts:
         await ask(write)
 
     async def set_limits(self, account: str, limits: Mapping[str, str]) -> None:
-        """Write down limits of this account: a number, none or default. An API goes by it once its cache is over.
+        """Set limits of this account: a number, `none` or `default`. An API applies them once its cache has expired.
 
-        Raises SettingsError where there is no such account, or that names the limit and what it should be.
+        Raises SettingsError if the account does not exist. For an invalid value it names the limit and what is allowed.
         """
         await self.refuse_unknown(account)
         written = {name: value for name, value in limits.items() if value != DEFAULT}
@@ -228,7 +230,7 @@ class Accounts:
         taken_back = [name for name in limits if name not in written]
 
         async def write() -> None:
-            # together with their number: who reads the new one has read the new limits too
+            # In one transaction with the number: a reader of the new number has read the new limits.
             pipe = self._redis.pipeline(transaction=True)
             if written:
                 pipe.hset(keys.account(account), items=[part for pair in written.items() for part in pair])
@@ -240,12 +242,12 @@ class Accounts:
         await ask(write)
 
     async def usage(self, account: str, *, day: int) -> Usage:
-        """What was denied lately, the compute of a day, which is counted in days since 1970, and in all, and files."""
+        """Return the usage of one account. `day` counts days since 1970."""
         [(_, usage)] = await self.seen([account], day=day)
         return usage
 
     async def seen(self, names: Sequence[str], *, day: int) -> list[tuple[Written, Usage]]:
-        """What is written down of each of these, and what became of its limits, by one write to the socket."""
+        """Return what is stored of each account and its usage, in one write to the socket."""
         now_ms = self._clock.now_ms()
 
         def read(pipe: Any) -> None:
@@ -266,19 +268,19 @@ class Accounts:
         ]
 
     async def _bytes_of(self, files: Mapping[str, Sequence[bytes]]) -> dict[str, int]:
-        """Of each account, what these of its files take together."""
+        """Return the total size of these files of each account."""
         sizes = await pipelined(
             self._redis, lambda pipe: [pipe.hmget(keys.stored(name), list(ids)) for name, ids in files.items()]
         )
         return {name: sum(int(size or 0) for size in each) for name, each in zip(files, sizes, strict=True)}
 
     async def signing(self, account: str) -> dict[str, str]:
-        """All that its webhooks are signed with, as `adopt` takes it."""
+        """Return all secrets that sign its webhooks, in the form that `adopt` takes."""
         found = texts(await ask(lambda: self._redis.hgetall(keys.account(account))))
         return {field: value for field, value in found.items() if field.startswith(SIGNING)}
 
     async def adopt(self, account: str, signing: Mapping[str, str]) -> None:
-        """Let this account of another server be known here, and its webhooks be signed with these and nothing else."""
+        """Make this account of another server known here. Its webhooks are then signed with exactly these secrets."""
         if not signing:
             return
         key, known = keys.account(account), await self.signing(account)
@@ -297,9 +299,9 @@ class Accounts:
         await ask(write)
 
     async def webhook_secrets(self, account: str) -> list[str]:
-        """The secrets that this account's webhooks are signed with; the first is the current one.
+        """Return the secrets that sign this account's webhooks, the current one first.
 
-        Those that were current before sign along until their time is over: see lua/rotate.lua. Then they are dropped.
+        Former secrets also sign until their time has passed (see lua/rotate.lua). Then they are deleted.
         """
         found = texts(await ask(lambda: self._redis.hgetall(keys.account(account))))
         former = {field: int(field.rpartition(":")[2]) for field in found if field.startswith(FORMER)}
@@ -337,6 +339,6 @@ def _usage(found: Sequence[Any], *, day: int, over: int) -> Usage:
 
 
 def refuse_name(account: str) -> None:
-    """Raises SettingsError where that is no account's name."""
+    """Raises SettingsError for an invalid account name."""
     if not re.fullmatch(ACCOUNT_NAME, account):
         raise SettingsError(f"{account!r} is no account name: use a-z, 0-9, - and _, at most 64, such as team-a.")

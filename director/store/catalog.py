@@ -31,7 +31,7 @@ from director.store.models import Model, Models
 
 async def list_queue(redis: Redis, scripts: Scripts, queue: QueueName) -> None:
     """Safe to repeat. Writes nothing where all of it stands. The queue is registered."""
-    client: Any = redis  # its types say str or bytes, and ours answers in bytes
+    client: Any = redis  # redis-py says str or bytes; ours answers in bytes
     # the partition first: whoever finds a queue finds what was owed there, also when the queue is gone
     for registry, member in ((keys.partitions(), str(keys.queue_partition(queue))), (keys.queues(), queue)):
         if not await ask(partial(client.sismember, registry, member)):  # a full server refuses to add what is there

@@ -83,7 +83,7 @@ class Changes:
     """The log in Redis. All methods raise BackendUnavailable while it cannot answer."""
 
     def __init__(self, redis: Redis, scripts: Scripts, clock: Clock) -> None:
-        self._redis: Any = redis  # its types say str or bytes, and ours answers in bytes
+        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
         self._scripts = scripts
         self._clock = clock
 

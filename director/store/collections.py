@@ -41,7 +41,7 @@ class Collections:
     """All methods raise BackendUnavailable while Redis cannot answer."""
 
     def __init__(self, redis: Redis) -> None:
-        self._redis: Any = redis  # its types say str or bytes, and ours answers in bytes
+        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
 
     async def slugs(self) -> list[str]:
         """Every collection, sorted. Some may be gone."""
@@ -111,7 +111,7 @@ class Examples:
     """All methods raise BackendUnavailable while Redis cannot answer, and SettingsError for what cannot be shown."""
 
     def __init__(self, redis: Redis, scripts: Scripts) -> None:
-        self._redis: Any = redis  # its types say str or bytes, and ours answers in bytes
+        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
         self._scripts = scripts
 
     async def show(self, model: str, prediction_id: PredictionId, *, is_default: bool) -> None:

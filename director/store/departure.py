@@ -1,8 +1,9 @@
-"""Move what waits in a queue to one of the same model on another Redis server, so that each waits, and runs, once.
+"""Move what waits in a queue to a queue of the same model on another Redis server, so that each prediction runs once.
 
-Three steps, each one call that may be repeated: it leaves its queue and nobody can claim it; it arrives there; here a
-tombstone says that it moved. Whatever is cut short stands between two of them, and the same command carries on from
-there. Never writes to a server but by its scripts, save the name that it gives it, and never moves what is claimed.
+Each prediction takes three steps, and each step is one call that may be repeated. It leaves its queue, so that no
+director can claim it. It arrives there. A tombstone here says that it moved. If the move is cut short between two
+steps, the same command continues from there. Only scripts write to a server, except for the name that is given to it. A
+claimed prediction is never moved.
 """
 
 import asyncio
@@ -25,14 +26,14 @@ from director.runtime import crash
 from director.store.accounts import Accounts
 
 SLICE: Final = 50
-AT_ONCE: Final = 16  # of a slice: an input and its events may be megabytes
+AT_ONCE: Final = 16  # of a slice, since an input and its events may be megabytes
 PASSES: Final = 10
 
 Done = TypeVar("Done")
 
 
 class Site(Struct, frozen=True):
-    """One Redis server, and what stands on it."""
+    """One Redis server and the access to it."""
 
     redis: Redis
     scripts: Scripts
@@ -40,8 +41,10 @@ class Site(Struct, frozen=True):
 
 
 class Left(Struct, frozen=True, kw_only=True):
-    """So far: how many moved, and how many were put back. Of the last pass, how many stay: they are claimed, their
-    account is paused here (`held`) or not known there (`strange`), or they are on their way to a third server.
+    """Progress so far: how many moved, and how many were put back. The other counts are of the last pass and stay here.
+
+    `claimed`: they run. `held`: their account is paused here. `strange`: their account is unknown there. `elsewhere`:
+    they are on their way to a third server.
     """
 
     moved: int = 0
@@ -53,8 +56,9 @@ class Left(Struct, frozen=True, kw_only=True):
 
 
 class _Luggage(Struct, frozen=True):
-    """All that goes with one. `flat`: its record as the server has it; `held`: its idempotency key, what that holds and
-    for how many ms.
+    """All that moves with one prediction. `flat` is its record as the server returns it.
+
+    `held` is its idempotency key, the value of the key, and its remaining ms.
     """
 
     record: Record
@@ -65,13 +69,13 @@ class _Luggage(Struct, frozen=True):
 
 
 async def named_site(redis: Redis) -> str:
-    """What this server is called, from now on."""
+    """Return the name of this server, after giving it one if it has none."""
     await ask(lambda: redis.set(keys.site(), secrets.token_hex(8), nx=True))
     return await server_name(redis)
 
 
 async def server_name(redis: Redis) -> str:
-    """What this server was called by whoever moved something from it or to it; '' where nobody did."""
+    """Return the name that an earlier move gave this server, or '' if there was none."""
 
     async def read() -> str:
         return text(await redis.get(keys.site()) or b"")
@@ -80,7 +84,7 @@ async def server_name(redis: Redis) -> str:
 
 
 class Departure:
-    """From one queue here to one there. Raises BackendUnavailable while either server cannot answer."""
+    """A move from one queue here to one there. Raises BackendUnavailable while either server cannot answer."""
 
     def __init__(self, here: Site, there: Site, queue: QueueName, to: QueueName) -> None:
         if model_and_kind(queue) != model_and_kind(to):
@@ -93,10 +97,10 @@ class Departure:
         self._limits: dict[str, tuple[AccountLimits, int] | None] = {}
 
     async def steps(self, *, only_asks: bool = False) -> AsyncIterator[Left]:
-        """Move all that waits, slice by slice, after what a former call left on its way; what was done by then.
+        """Finish what an earlier call left on its way, then move all that waits. Yield the progress after each slice.
 
-        `only_asks`: what would be, and nothing is. It looks through the queue again until it finds nothing more there,
-        but ten times at most: what comes faster than that has to be stopped first.
+        With `only_asks` nothing moves, and the progress says what would. The queue is searched until a pass moves
+        nothing, at most ten times: a queue that fills faster must be stopped first.
         """
         await self._meet()
         if not await ask(lambda: self._there.redis.exists(keys.meta(self._to))):
@@ -125,7 +129,9 @@ class Departure:
                 return
 
     async def put_back(self) -> AsyncIterator[Left]:
-        """Let all that is on its way there wait here again, but what has arrived; what was done by then."""
+        """Put all that is on its way back into the queue here, unless it has arrived. Yield the progress after each
+        slice.
+        """
         await self._meet()
         done = Left()
         while ids := await self._on_the_way(done.elsewhere):
@@ -148,7 +154,7 @@ class Departure:
             raise SettingsError("That is the same Redis server twice: name the other queue instead.")
 
     async def _carried_on(self) -> AsyncIterator[Left]:
-        """What a former call left between two steps."""
+        """Finish what an earlier call left between two steps."""
         done = Left()
         while ids := await self._on_the_way(done.elsewhere):
             records = [await self._record(prediction_id) for prediction_id in ids]
@@ -171,7 +177,7 @@ class Departure:
         return [PredictionId(text(name)) for name in await ask(read)]
 
     async def _look(self, ids: Sequence[PredictionId]) -> list[str]:
-        """What would become of each."""
+        """Return what would happen to each prediction."""
         held = {text(name) for name in await ask(lambda: self._here.redis.smembers(keys.held(self._queue)))}
         held |= {text(name) for name in await ask(lambda: self._here.redis.hkeys(keys.suspended(self._queue)))}
         answers = []
@@ -192,7 +198,7 @@ class Departure:
         return [next(told) if is_known else "strange" for is_known in known]
 
     async def _carry(self, ids: Sequence[PredictionId], answers: Sequence[str]) -> int:
-        """Bring those that are leaving there, in the order in which they came; how many have moved."""
+        """Bring the leaving predictions there, in the order in which they were accepted. Return how many moved."""
         leaving = [name for name, answer in zip(ids, answers, strict=True) if answer == "leaving"]
         came = [int(arrival or 0) for (arrival,) in await self._fields(leaving, "arrival")]
         in_order = [name for _, name in sorted(zip(came, leaving, strict=True))]
@@ -203,7 +209,7 @@ class Departure:
         return moved
 
     async def _bring(self, packed: Sequence[_Luggage]) -> int:
-        """Calls of one moment are one write, and carried out in their order."""
+        """Bring one slice. Calls of one turn leave in one write and are executed in their order."""
         known = [one for one in packed if await self._known(one.record.account) is not None]
         await _all(map(self._enlist, known))
         answers = await _all(map(self._arrive, known))
@@ -233,7 +239,9 @@ class Departure:
         )
 
     async def _vacate(self, record: Record) -> bool:
-        """It is there: tell there what its caller asked for meanwhile, and leave a tombstone here."""
+        """Leave a tombstone here for a prediction that has arrived, after passing on a cancel that its caller asked for
+        here.
+        """
         canceled = False
         while True:
             answer = await self._here.scripts.vacate(record.id, site=self._site, canceled=canceled)
@@ -245,7 +253,7 @@ class Departure:
             canceled = True
 
     async def _packed(self, prediction_id: PredictionId) -> _Luggage | None:
-        """Nobody changes it while it is leaving, but for its caller's cancel: `vacate` looks at that."""
+        """Read all that moves with a prediction. While it leaves only a cancel changes it, and `vacate` checks that."""
 
         def read(pipe: Any) -> None:
             pipe.hgetall(keys.record(prediction_id))
@@ -276,7 +284,7 @@ class Departure:
         return [[text(value or b"") for value in row] for row in rows]
 
     async def _known(self, account: str) -> tuple[AccountLimits, int] | None:
-        """Its limits there and which change of them they are; None where it is not known there."""
+        """Return the account's limits there and their revision, or None if it is unknown there."""
         if account not in self._limits:
             accounts, known = self._there.accounts, None
             if await accounts.exists(account):
@@ -287,7 +295,7 @@ class Departure:
 
 
 async def _all(calls: Iterable[Awaitable[Done]]) -> list[Done]:
-    """What each answered, once all of them have: a fault of one leaves no other under way."""
+    """Return all answers once every call has ended, so that a failure leaves no other call running."""
     answers = await asyncio.gather(*calls, return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException):

@@ -1,7 +1,7 @@
-"""Deployments: names of an account's own that each stand for one version of a model, by numbered releases.
+"""Store deployments: an account's own names for versions of models, with numbered releases.
 
-A deployment has no queue: it shares that of its version. Sees to no visibility: whether the version exists, and who
-may use it, its caller decides.
+A deployment has no queue of its own: it uses the queue of its version. Whether the version exists and who may use it is
+checked by the caller.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ AT_ONCE: Final = 100  # accounts, or deployments, that one write to the socket a
 
 
 class Release(Struct, frozen=True, kw_only=True):
-    """What a deployment stands for since a moment. `by`: the account that made it."""
+    """The version that a deployment stands for from a moment on. `by` is the account that made the release."""
 
     number: int
     model: str
@@ -48,9 +48,9 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
 
 class Deployments:
-    """Deployments in Redis. All methods raise BackendUnavailable while it cannot answer.
+    """Deployments in Redis. All methods raise BackendUnavailable while Redis cannot answer.
 
-    What was read is what is changed: a write answers 'changed' where somebody else was faster.
+    A write compares with what was read, and answers 'changed' if another write came first.
     """
 
     def __init__(self, redis: Redis, scripts: Scripts, clock: Clock) -> None:
@@ -59,12 +59,11 @@ class Deployments:
         self._clock = clock
 
     async def get(self, owner: str, name: str) -> Deployment | None:
-        """One deployment; None where there is none of this name."""
         found = await ask(lambda: self._redis.get(keys.deployment(owner, name)))
         return None if found is None else _read(found)
 
     async def names(self, owner: str) -> list[tuple[int, str]]:
-        """All of an account's, as (created, name), newest first."""
+        """Return all deployments of an account as (created, name), newest first."""
 
         async def read() -> list[Any]:
             return await self._redis.zrevrange(keys.deployments(owner), 0, MOST - 1, withscores=True)
@@ -72,7 +71,7 @@ class Deployments:
         return [(int(created), text(name)) for name, created in await ask(read)]
 
     async def many(self, owner: str, names: Sequence[str]) -> list[Deployment]:
-        """Those of these that are there, in this order, by one call."""
+        """Return those that exist, in this order, in one call."""
 
         async def read() -> list[Any]:
             return await self._redis.mget([keys.deployment(owner, name) for name in names])
@@ -80,7 +79,7 @@ class Deployments:
         return [_read(found) for found in (await ask(read) if names else []) if found is not None]
 
     async def one_of(self, owners: Sequence[str], *, model: str, version: str) -> str | None:
-        """The name of some deployment of these accounts that stands for this version; None where none does."""
+        """Return a deployment of these accounts that stands for this version, or None."""
         for start in range(0, len(owners), AT_ONCE):
             for found in await self._all_of(owners[start : start + AT_ONCE]):
                 if (found.release.model, found.release.version) == (model, version):
@@ -88,7 +87,7 @@ class Deployments:
         return None
 
     async def _all_of(self, owners: Sequence[str]) -> list[Deployment]:
-        """Every deployment of these accounts: two writes to the socket, and one more for each hundred of them."""
+        """Return all deployments of these accounts, in one write for the names and one per hundred deployments."""
         names = await pipelined(
             self._redis, lambda pipe: [pipe.zrange(keys.deployments(owner), 0, -1) for owner in owners]
         )
@@ -103,7 +102,9 @@ class Deployments:
     async def create(
         self, owner: str, name: str, *, model: str, version: str, hardware: str, min_instances: int, max_instances: int
     ) -> tuple[Deployed, Deployment]:
-        """A new one with its first release; 'changed' where the name is taken, 'full' where there are too many."""
+        """Create a deployment with its first release. Answers 'changed' if the name is taken, 'full' if there are too
+        many.
+        """
         now_ms = self._clock.now_ms()
         release = Release(
             number=1,
@@ -121,7 +122,7 @@ class Deployments:
     async def release(
         self, was: Deployment, *, by: str, version: str, hardware: str, min_instances: int, max_instances: int
     ) -> tuple[Deployed, Deployment]:
-        """Its next release; the one that it has where nothing would change."""
+        """Make the next release. If nothing would change, the current release stays."""
         changes = {
             "version": version,
             "hardware": hardware,
@@ -136,7 +137,7 @@ class Deployments:
         return await self._write(was, becomes), becomes
 
     async def delete(self, was: Deployment) -> Deployed:
-        """Forget it. What was created by it goes on."""
+        """Delete the deployment. Predictions created by it continue."""
         return await self._write(was, None)
 
     async def _write(self, was: Deployment | None, becomes: Deployment | None) -> Deployed:

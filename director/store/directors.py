@@ -1,6 +1,6 @@
-"""The directors that there are, as their beats tell: since when, how their servers stand, what they hold.
+"""Read which directors there are from their heartbeats: since when, how their model servers stand, what they hold.
 
-Knows what was written lately, and asks no director. One that is silent is shown as such until a keeper forgets it.
+No director is asked. A silent director is shown as silent until a keeper removes it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,17 +15,17 @@ from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text
 from director.core.ids import QueueName
 
-ALIVE_S: Final = 20.0  # as scripts count on them: ALIVE_MS in lib/keys
+ALIVE_S: Final = 20.0  # as the scripts count them: ALIVE_MS in lib/keys
 MOST_OF_A_QUEUE: Final = 200
 AT_ONCE: Final = 100  # queues of one write
-SKEW_MS: Final = 1_000  # by which a director's clock may be another than the server's before that counts
-LOOP: Final = 2  # starts in a row that failed: from then on it is no accident
+SKEW_MS: Final = 1_000  # a smaller difference between the clocks of a director and of the server does not count
+LOOP: Final = 2  # failed starts in a row; fewer may be an accident
 
 
 class ServerFound(Struct, frozen=True, kw_only=True):
-    """One model server as its director sees it. `detail`: why it is given no work, in words for people.
+    """One model server as its director sees it. `detail` says for people why it gets no work.
 
-    `failed_starts`: in a row, without a moment between in which it could run anything.
+    `failed_starts` counts starts in a row after none of which it could run anything.
     """
 
     url: str
@@ -37,9 +37,9 @@ class ServerFound(Struct, frozen=True, kw_only=True):
 
 
 class About(Struct, frozen=True, kw_only=True):
-    """What a director says of itself with each beat. `servers` are at most some; `more` is how many it left out.
+    """The report of a director with each heartbeat. `more` counts the servers that it left out of `servers`.
 
-    Times are by its own clock, on which it is `now_ms`.
+    Times are by the director's clock, which showed `now_ms`.
     """
 
     version: str = ""
@@ -51,7 +51,7 @@ class About(Struct, frozen=True, kw_only=True):
 
 
 class Beat(Struct, frozen=True, kw_only=True):
-    """What a director last told one queue."""
+    """The last heartbeat of a director for one queue."""
 
     queue: QueueName
     at_ms: int
@@ -61,7 +61,7 @@ class Beat(Struct, frozen=True, kw_only=True):
 
 
 class DirectorFound(Struct, frozen=True, kw_only=True):
-    """One director, with the queues that it claims from. `silent_ms`: since its last sign of life."""
+    """One director, with the queues that it claims from. `silent_ms` counts from its last heartbeat."""
 
     name: str
     beats: tuple[Beat, ...]
@@ -69,12 +69,11 @@ class DirectorFound(Struct, frozen=True, kw_only=True):
 
     @property
     def last(self) -> Beat:
-        """The newest sign of life."""
         return _newest(self.beats)
 
     @property
     def held(self) -> int | None:
-        """Its claims in all these queues; None where its release does not tell."""
+        """The number of its claims in all these queues, or None if its release does not report it."""
         told = [beat.about.held for beat in self.beats if beat.about.held is not None]
         return sum(told) if told else None
 
@@ -84,15 +83,15 @@ class DirectorFound(Struct, frozen=True, kw_only=True):
 
 
 class Directors:
-    """All methods raise BackendUnavailable while Redis cannot answer."""
+    """Directors in Redis. All methods raise BackendUnavailable while Redis cannot answer."""
 
     def __init__(self, redis: Redis) -> None:
-        self._redis: Any = redis  # its types say str or bytes, and ours answers in bytes
+        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
 
     async def of(self, queues: Sequence[QueueName]) -> list[DirectorFound]:
-        """Those of these queues, by name; of one queue at most the 200 that gave the newest signs of life."""
+        """Return the directors of these queues by name. Of each queue the 200 newest heartbeats are read."""
         seconds, micros = await ask(self._redis.time)
-        now_ms = seconds * 1000 + micros // 1000  # beats have the server's time, and ours may be another
+        now_ms = seconds * 1000 + micros // 1000  # heartbeats carry the server's time, which may differ from ours
         beats: dict[str, list[Beat]] = {}
         for start in range(0, len(queues), AT_ONCE):
             for name, beat in await self._beats(queues[start : start + AT_ONCE]):
@@ -138,16 +137,16 @@ def _beat(queue: QueueName, at_ms: int, standing: str, about: bytes | None) -> B
 
 
 def about_of(written: bytes | None, *, at_ms: int) -> About:
-    """What came with a beat at this time of the server, with all times by the server's clock.
+    """Return what came with a heartbeat at this time of the server, with all times by the server's clock.
 
-    Nothing where its director is of a release that does not write it, or not in these words.
+    The result is empty if the director's release writes nothing, or something that is not understood.
     """
     try:
         about = msgspec.json.decode(written, type=About) if written else About()
     except msgspec.DecodeError:
         return About()
     ahead_ms = 0 if about.now_ms is None else about.now_ms - at_ms
-    if abs(ahead_ms) < SKEW_MS:  # no more than the beat's own way, which is another one each time
+    if abs(ahead_ms) < SKEW_MS:  # no more than the heartbeat's travel time, which varies
         return about
     servers = tuple(replace(server, since_ms=server.since_ms - ahead_ms) for server in about.servers)
     since_ms = None if about.since_ms is None else about.since_ms - ahead_ms

@@ -1,7 +1,7 @@
-"""How a prediction ended, as the API process hears it that holds its caller's response: all that an answer needs.
+"""Read the message with which a prediction's end reaches the API process that holds its caller's response open.
 
-Written by `lua/lib/settle.lua`: a line of words, and behind it the texts whose sizes it has. Of an end that is too
-large for a message the id comes alone. Words and texts that a newer release adds stand behind those known here.
+`lua/lib/settle.lua` writes it: a line of words, then the texts whose sizes the line gives. If the end is too large for
+a message, the id comes alone. A newer release adds words and texts after those known here.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ NONE: Final = "-"
 
 
 class Ending(Struct, frozen=True, kw_only=True):
-    """What the end adds to a prediction that was just filed."""
+    """The facts that the end adds to a prediction that was just accepted."""
 
     status: Status
     started: int | None
@@ -32,7 +32,7 @@ class Ending(Struct, frozen=True, kw_only=True):
     logs: str
 
     def of(self, filed: Stored) -> Stored:
-        """The prediction as it ended."""
+        """Return the prediction as it ended."""
         record = replace(
             filed.record,
             status=self.status,
@@ -47,7 +47,9 @@ class Ending(Struct, frozen=True, kw_only=True):
 
 
 def heard(message: bytes) -> tuple[PredictionId, Ending | None]:
-    """Which prediction has ended, and how; None where that is to be read, or is not understood."""
+    """Return which prediction ended and its end. The end is None if the record must be read, or the message is not
+    understood.
+    """
     head, _, rest = message.partition(b"\n")
     words = head.decode(errors="replace").split(" ")
     try:
@@ -78,7 +80,7 @@ def _ending(words: Sequence[str], rest: bytes) -> Ending | None:
 
 
 def _terminal(word: str) -> Status:
-    """Raises ValueError where it is none that is known."""
+    """Raises ValueError for a status that is unknown or not terminal."""
     status = Status(word)
     if status not in TERMINAL:
         raise ValueError(word)

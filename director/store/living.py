@@ -74,7 +74,7 @@ class Living:
     """All methods raise BackendUnavailable while Redis cannot answer."""
 
     def __init__(self, redis: Redis) -> None:
-        self._redis: Any = redis  # its types say str or bytes, and ours answers in bytes
+        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
 
     async def page(self, queue: QueueName, state: LiveState | None, *, after: LivePlace | None, count: int) -> LivePage:
         """The oldest `count` behind a place, in this state or in any; of those that are delayed, who is due first."""

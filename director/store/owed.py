@@ -1,6 +1,6 @@
-"""Webhooks that are owed: how many, since when, to which hosts. Changes nothing: the courier delivers them.
+"""Read which webhooks are owed: how many, since when, to which hosts. The courier delivers them; this changes nothing.
 
-All are counted; of which hosts they are is told of those looked at, which are those whose next attempt comes first.
+All owed webhooks are counted. Hosts are told apart only among those looked at: those whose next attempt comes first.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ MOST_GLANCED_AT: Final = 200
 FIELDS: Final = ("queue", "account", "webhook", "completed", "owed_since", "tellings", "told")
 
 
-# A keeper looks every second; what is this late was seen by none
+# A keeper looks every second. No keeper has seen a webhook that is this late.
 LATE_MS: Final = 5_000
 
 
 class FailingHost(Struct, frozen=True, kw_only=True):
-    """A receiver that failed again and again. `id`: the one that was tried most often, `attempts` times."""
+    """A receiver that failed repeatedly. `id` is the prediction that was tried most often, `attempts` times."""
 
     host: str
     count: int
@@ -37,7 +37,9 @@ class FailingHost(Struct, frozen=True, kw_only=True):
 
 
 class OwedWebhook(Struct, frozen=True, kw_only=True):
-    """One end that its caller was not told of. `outcome`: of the last attempt, null before the first."""
+    """A terminal prediction whose receiver was not yet notified. `outcome` is of the last attempt, None before the
+    first.
+    """
 
     id: PredictionId
     queue: QueueName
@@ -50,7 +52,7 @@ class OwedWebhook(Struct, frozen=True, kw_only=True):
 
 
 class OwedHost(Struct, frozen=True, kw_only=True):
-    """One receiver, of what was looked at."""
+    """One receiver, counted over the webhooks that were looked at."""
 
     host: str
     count: int
@@ -59,7 +61,7 @@ class OwedHost(Struct, frozen=True, kw_only=True):
 
 
 class OwedView(Struct, frozen=True, kw_only=True):
-    """`late`: due, and nobody tried: is a keeper running? `hosts`: by how many are owed there, of `looked_at`."""
+    """`late` webhooks are due and were not tried, so perhaps no keeper runs. `hosts` counts within `looked_at`."""
 
     count: int
     late: int
@@ -70,14 +72,14 @@ class OwedView(Struct, frozen=True, kw_only=True):
 
 
 class Owed:
-    """All methods raise BackendUnavailable while Redis cannot answer."""
+    """Owed webhooks in Redis. All methods raise BackendUnavailable while Redis cannot answer."""
 
     def __init__(self, redis: Redis, catalog: Catalog) -> None:
-        self._redis: Any = redis  # its types say str or bytes, and ours answers in bytes
+        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
         self._catalog = catalog
 
     async def look(self, *, host: str = "") -> OwedView:
-        """All that is owed; of one host, what was found there."""
+        """Return all that is owed. With `host`, only the webhooks and the summary of that host are shown."""
         count, late, partitions = await self._counted()
         found = sorted(await self._found(partitions), key=lambda one: one.next_at)
         hosts = _by_host(found)
@@ -92,7 +94,7 @@ class Owed:
         )
 
     async def failing(self, *, after: int) -> list[FailingHost]:
-        """Receivers that failed so often with one webhook, of those whose next attempt comes first; most owed first."""
+        """Return receivers with a webhook that failed `after` times, most owed first. Few webhooks are looked at."""
         _, _, partitions = await self._counted()
         found = await self._found(partitions, most=MOST_GLANCED_AT)
         tried: dict[str, OwedWebhook] = {}
@@ -106,13 +108,13 @@ class Owed:
         ]
 
     async def count(self) -> tuple[int, int]:
-        """How many there are, and how many of them are late."""
+        """Return how many webhooks are owed, and how many of them are late."""
         count, late, _ = await self._counted()
         return count, late
 
     async def _counted(self) -> tuple[int, int, list[Partition]]:
         partitions = await self._catalog.partitions()
-        seconds, micros = await ask(self._redis.time)  # they are due by the server's clock, and ours may be another
+        seconds, micros = await ask(self._redis.time)  # they are due by the server's clock, which may differ from ours
         before_ms = seconds * 1000 + micros // 1000 - LATE_MS
 
         def read(pipe: Any) -> None:
@@ -143,7 +145,7 @@ class Owed:
 
 def _view(name: PredictionId, at_ms: int, fields: Sequence[str]) -> OwedWebhook | None:
     queue, account, webhook, completed, owed_since, tellings, told = fields
-    if not completed:  # its record is gone, and the courier lets go of it
+    if not completed:  # its record is gone, and the courier will drop it
         return None
     return OwedWebhook(
         id=name,
@@ -158,7 +160,7 @@ def _view(name: PredictionId, at_ms: int, fields: Sequence[str]) -> OwedWebhook 
 
 
 def _by_host(found: Sequence[OwedWebhook]) -> list[OwedHost]:
-    """Most owed first. `found` is in the order of next attempts."""
+    """Group by host, most owed first. `found` is in the order of next attempts."""
     of_host: dict[str, list[OwedWebhook]] = {}
     for one in found:
         of_host.setdefault(one.host, []).append(one)

@@ -17,7 +17,7 @@ class QueueHistory:
     """All methods raise BackendUnavailable while Redis cannot answer."""
 
     def __init__(self, redis: Redis) -> None:
-        self._redis: Any = redis  # its types say str or bytes, and ours answers in bytes
+        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
 
     async def of(self, queue: QueueName, *, most: int = MOST) -> list[Sample]:
         """The newest of one queue, in the order of time; none where nothing happened for an hour."""

@@ -40,7 +40,7 @@ class Queues:
     """All methods raise BackendUnavailable while Redis cannot answer."""
 
     def __init__(self, redis: Redis, catalog: Catalog, scripts: Scripts) -> None:
-        self._redis: Any = redis  # its types say str or bytes, and ours answers in bytes
+        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
         self._catalog = catalog
         self._scripts = scripts
 

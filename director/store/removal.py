@@ -120,7 +120,7 @@ class TrainedVersions:
     """All methods raise BackendUnavailable while Redis cannot answer. `store`: of the files of outputs, if any is."""
 
     def __init__(self, redis: Redis, catalog: Catalog, removal: Removal, *, store: OutputStore | None) -> None:
-        self._redis: Any = redis  # its types say str or bytes, and ours answers in bytes
+        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
         self._catalog = catalog
         self._removal = removal
         self._store = store

@@ -43,7 +43,7 @@ class Suspensions:
     """Suspensions in Redis. All methods raise BackendUnavailable while it cannot answer: call again, it goes on."""
 
     def __init__(self, redis: Redis, accounts: Accounts, catalog: Catalog, scripts: Scripts, clock: Clock) -> None:
-        self._redis: Any = redis  # its types say str or bytes, and ours answers in bytes
+        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
         self._accounts = accounts
         self._catalog = catalog
         self._scripts = scripts

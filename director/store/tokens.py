@@ -1,7 +1,6 @@
-"""Tokens: what they may do, until when, and how an operator tells one from another without seeing it.
+"""Store tokens: what each one may do, until when, and how an operator recognizes it without seeing the secret.
 
-Keeps digests, never a token: whoever reads all of this cannot ask for anything. One that has expired is gone from the
-server by itself.
+Only digests are kept, so stored data cannot authenticate a caller. Redis expires a token by itself.
 """
 
 import hashlib
@@ -19,19 +18,20 @@ from director.core.clock import Clock
 from director.core.errors import SettingsError
 from director.core.ids import LANES
 
-# read: see what is there; run: make and cancel predictions; admin: what operators do, over all accounts
+# read: see what is there; run: create and cancel predictions; admin: operate on all accounts
 SCOPES: Final = ("read", "run", "admin")
 PREFIX: Final = "dr_"
 ID_DIGITS: Final = 16
 LAST: Final = 4
 LABEL: Final = r"^[A-Za-z0-9][A-Za-z0-9 ._@/-]{0,63}$"
-MOST_TOKENS: Final = 1_000  # of one account: they are listed in one answer
-LONGEST_MS: Final = 100 * 366 * 86_400_000  # a date beyond the year 9999 could not be shown
-HALF_MADE_MS: Final = 60_000  # what is listed and not there for so long was never finished, or is gone
+MOST_TOKENS: Final = 1_000  # of one account, since one answer lists them all
+LONGEST_MS: Final = 100 * 366 * 86_400_000  # a date after the year 9999 could not be shown
+# an entry of the list that has had no token for this long was never completed, or its token is gone
+HALF_MADE_MS: Final = 60_000
 
 
 class Token(Struct, frozen=True, kw_only=True):
-    """A token as operators see it. `id`: the first digits of its digest; times in ms, None where not known or none."""
+    """A token as operators see it. `id` is the start of its digest. Times are in ms; None is unknown or never."""
 
     id: str
     account: str
@@ -44,13 +44,13 @@ class Token(Struct, frozen=True, kw_only=True):
     digest: str
 
     def is_named(self, name: str) -> bool:
-        """Does an operator mean this one? By its label, its last four characters or the first digits of its digest."""
+        """Does an operator mean this token by its label, its last four characters or the start of its digest?"""
         is_prefix = len(name) >= LAST and self.digest.startswith(name.lower())
         return bool(name) and (name in (self.label, self.last4) or is_prefix)
 
 
 class NewToken(Struct, frozen=True, kw_only=True):
-    """A token that nobody has yet, with its secret. Never logged, and kept nowhere."""
+    """A token before it is stored, with its secret. The secret is never logged or stored."""
 
     secret: str
     label: str
@@ -68,10 +68,10 @@ class NewToken(Struct, frozen=True, kw_only=True):
 
 
 class Tokens:
-    """Tokens in Redis. All methods raise BackendUnavailable while it cannot answer."""
+    """Tokens in Redis. All methods raise BackendUnavailable while Redis cannot answer."""
 
     def __init__(self, redis: Redis, clock: Clock) -> None:
-        self._redis: Any = redis  # its types say str or bytes, and ours answers in bytes
+        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
         self._clock = clock
 
     def new(
@@ -83,7 +83,9 @@ class Tokens:
         expires_ms: int | None,
         token: str | None = None,
     ) -> NewToken:
-        """A token with a fresh secret, or with this one. Raises SettingsError that says what it may have."""
+        """Return a token with a fresh secret, or with `token` as its secret. Raises SettingsError that says what is
+        allowed.
+        """
         now_ms = self._clock.now_ms()
         if not lanes or not set(lanes) <= set(LANES):
             raise SettingsError(f"A token has lanes of {', '.join(LANES)}.")
@@ -103,7 +105,7 @@ class Tokens:
         )
 
     async def add(self, account: str, made: NewToken) -> Token:
-        """Let a new token speak for this account. Raises SettingsError where it has too many."""
+        """Store a new token for this account. Raises SettingsError if the account has too many."""
         name = digest(made.secret)
         if len(others := await self.of(account)) >= MOST_TOKENS and all(one.digest != name for one in others):
             raise SettingsError(f"An account has at most {MOST_TOKENS:,} tokens: revoke some first.")
@@ -118,7 +120,7 @@ class Tokens:
         }
 
         async def write() -> None:
-            # the list first: what works is never missing there
+            # The list first, so that a working token is never missing from it.
             await self._redis.zadd(keys.tokens(account), {name: made.created_ms}, nx=True)
             pipe = self._redis.pipeline(transaction=True)
             pipe.hset(keys.token(name), mapping=fields)
@@ -133,19 +135,19 @@ class Tokens:
         return _token(name, fields)
 
     async def found(self, token: str) -> Token | None:
-        """The token with this secret; None where it speaks for nobody, or no longer."""
+        """Return the token with this secret, or None if it is unknown or expired."""
         name = digest(token)
         fields = texts(await ask(lambda: self._redis.hgetall(keys.token(name))))
         if not fields:
             return None
         found = _token(name, fields)
-        if found.created_ms is None:  # made by 0.1.0, which listed none
+        if found.created_ms is None:  # release 0.1.0 made it, which kept no list
             await ask(lambda: self._redis.zadd(keys.tokens(found.account), {name: 0}, nx=True))
         is_over = found.expires_ms is not None and found.expires_ms <= self._clock.now_ms()
         return None if is_over else found
 
     async def of(self, account: str) -> list[Token]:
-        """Every token that speaks for this account, oldest first. Forgets those that are gone."""
+        """Return all tokens of this account, oldest first. Entries without a token are removed from the list."""
         listed = await ask(lambda: self._redis.zrange(keys.tokens(account), 0, -1, withscores=True))
 
         async def read() -> list[dict[bytes, bytes]]:
@@ -162,7 +164,7 @@ class Tokens:
         return [_token(text(name), texts(fields)) for (name, _), fields in zip(listed, replies, strict=True) if fields]
 
     async def remove(self, token: Token) -> bool:
-        """Make it speak for nobody; False where it did not before."""
+        """Revoke the token. Return False if it was not valid before."""
         is_gone = bool(await ask(lambda: self._redis.delete(keys.token(token.digest))))
         await self._take_off(token.account, [token.digest.encode()])
         return is_gone
@@ -184,12 +186,12 @@ class Tokens:
 
 
 def digest(token: str) -> str:
-    """How a token is kept: its SHA-256. Tokens have 256 bits of their own, so no slow hash is needed."""
+    """Return the SHA-256 under which a token is stored. Tokens are 160 random bits, so no slow hash is needed."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def _token(name: str, fields: dict[str, str]) -> Token:
-    """From its hash; those of 0.1.0 have no label, no end and no time."""
+    """Read a token from its hash. A token of 0.1.0 has no label, no expiry and no time of creation."""
     created, expires = fields.get("created"), fields.get("expires")
     return Token(
         id=name[:ID_DIGITS],
