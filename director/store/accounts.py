@@ -192,7 +192,7 @@ class Accounts:
         refuse_name(account)
         if not await self.exists(account):
             raise SettingsError(
-                f"there is no account {account}: `director account list` shows those that there are, "
+                f"there is no account {account}: `director account list` shows all accounts, "
                 "`director account create` makes one."
             )
 

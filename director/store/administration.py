@@ -1,7 +1,6 @@
-"""What an operator does with accounts and tokens, whichever way it was asked for: by command or over HTTP.
+"""Change accounts and tokens on behalf of operators, for commands and for HTTP requests alike.
 
-Every change is in the log of changes, with who made it. Never notes a secret, and judges nobody: whoever calls has
-asked whether the operator may.
+Every change is logged with its operator. Secrets are never logged. The caller has checked that the operator may.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ OF_QUEUES: Final = frozenset({"weight", "max_running"})
 
 
 class MadeToken(Struct, frozen=True):
-    """A new token, and its secret: the only time that anybody sees it."""
+    """A new token and its secret, which is not shown again."""
 
     token: Token
     secret: str
@@ -34,8 +33,9 @@ class MadeToken(Struct, frozen=True):
 
 
 class Administration:
-    """Changes to accounts. `by` says who makes one. All methods raise BackendUnavailable while Redis cannot answer, and
-    SettingsError for an account that there is not, or what no account can have.
+    """Changes to accounts. `by` names the operator. All methods raise BackendUnavailable while Redis cannot answer.
+
+    They raise SettingsError for an unknown account or an invalid value.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Administration:
         self._scripts = scripts
 
     async def create(self, name: str, kind: AccountType, *, by: str) -> bool:
-        """Make an account; False where there is one of this name, which stays as it is."""
+        """Create an account. Return False, and change nothing, if it exists."""
         refuse_name(name)
         async with self._changes.noting("account_created", by=by, account=name, type=kind) as noted:
             is_new = await self.accounts.create(name, kind)
@@ -57,12 +57,13 @@ class Administration:
         return is_new
 
     async def set_type(self, name: str, kind: AccountType, *, by: str) -> None:
-        """An organisation, or one person."""
         async with self._changes.noting("account_type_set", by=by, account=name, type=kind):
             await self.accounts.set_type(name, kind)
 
     async def set_limits(self, name: str, limits: Mapping[str, str], *, by: str) -> Written:
-        """Write limits down, and tell the queues where this account has something; all that is written then."""
+        """Store limits, and apply them in the queues where this account has predictions. Return all that is then
+        stored.
+        """
         async with self._changes.noting("limits_set", by=by, account=name, limits=limits):
             await self.accounts.set_limits(name, limits)
             written = await self.accounts.written(name)
@@ -71,17 +72,19 @@ class Administration:
         return written
 
     async def suspend(self, name: str, policy: Policy, reason: Reason, *, by: str, within_s: float) -> Ended:
-        """Let nothing of it start any more; with `end`, end what it has, for so long: a keeper does the rest."""
+        """Let no prediction of the account start. With `end`, cancel what it has for up to `within_s`; a keeper does
+        the rest.
+        """
         async with self._changes.noting("account_suspended", by=by, account=name, policy=policy, reason=reason):
             return await self._suspensions.suspend(name, policy, reason, within_s=within_s)
 
     async def resume(self, name: str, *, by: str) -> None:
-        """Let what it has run, and take more in."""
+        """Let the account run and create predictions again."""
         async with self._changes.noting("account_resumed", by=by, account=name):
             await self._suspensions.resume(name)
 
     async def rotate_secret(self, name: str, *, keep_s: float, by: str) -> Rotated:
-        """Sign its webhooks with a new secret, and with the former one too for so long."""
+        """Sign its webhooks with a new secret, and for `keep_s` also with the former one."""
         await self.accounts.refuse_unknown(name)
         async with self._changes.noting("secret_rotated", by=by, account=name, keep_s=keep_s) as noted:
             rotated = await self._scripts.rotate(name, secret=new_secret(), keep_s=keep_s)
@@ -92,7 +95,7 @@ class Administration:
     async def create_token(
         self, name: str, *, scopes: Sequence[str], lanes: Sequence[str], label: str, expires_ms: int | None, by: str
     ) -> MadeToken:
-        """Make a token, and its account where there is none."""
+        """Create a token, and its account if missing."""
         refuse_name(name)
         made = self.accounts.tokens.new(lanes=lanes, scopes=scopes, label=label, expires_ms=expires_ms)
         may = {"scopes": made.scopes, "lanes": made.lanes}
@@ -102,7 +105,7 @@ class Administration:
             return MadeToken(await self.accounts.give_token(name, made), made.secret)
 
     async def revoke(self, token: Token, *, by: str) -> bool:
-        """Make a token speak for nobody; False where it did not before."""
+        """Revoke a token. Return False if it was not valid before."""
         async with self._changes.noting(
             "token_revoked", by=by, account=token.account, token=token.id, label=token.label
         ) as noted:
@@ -112,7 +115,9 @@ class Administration:
         return is_gone
 
     async def _tell_queues(self, name: str, written: Written) -> None:
-        """What waits goes by it too. A default of `max_running` only the API knows: the next create brings it."""
+        """Apply limits to what already waits. Only the API knows the default of `max_running`: the next create brings
+        it.
+        """
         limits = UNLIMITED.over(written.limits)
         most_running: int | Literal["kept"] | None = limits.max_running if "max_running" in written.limits else "kept"
 

@@ -1,6 +1,6 @@
-"""Which models and versions there are, and the queue of each. Directors write it, the API reads it.
+"""Store which models and versions there are, and the queue of each. Directors write this, and the API reads it.
 
-Nothing here is cached: the API keeps what it read for a few seconds by itself.
+Nothing is cached here: the API keeps what it has read for a few seconds.
 """
 
 import re
@@ -23,18 +23,19 @@ from director.core.policy import Policy
 from director.core.schema import SetupRun, read_setup_run
 from director.store.models import Model, Models
 
-# List a queue, and hold there those who are suspended: before anything is handed out of it.
-#
-# Listed first and asked then, since a suspension is written down first and asks then which queues there are: see
-# `suspensions`. Every director that comes to serve a queue does this, so none has to know whether another one did.
-
 
 async def list_queue(redis: Redis, scripts: Scripts, queue: QueueName) -> None:
-    """Safe to repeat. Writes nothing where all of it stands. The queue is registered."""
+    """List a registered queue, and pause suspended accounts in it before anything is handed out. Safe to repeat.
+
+    The queue is listed before the suspensions are read. A suspension is stored before it reads the queues, so one of
+    the two sees the other. Every director that starts to serve a queue does this. Nothing is written if all of it
+    stands.
+    """
     client: Any = redis  # redis-py says str or bytes; ours answers in bytes
-    # the partition first: whoever finds a queue finds what was owed there, also when the queue is gone
+    # The partition first: a reader that finds a queue finds what is owed there, even after the queue is gone.
     for registry, member in ((keys.partitions(), str(keys.queue_partition(queue))), (keys.queues(), queue)):
-        if not await ask(partial(client.sismember, registry, member)):  # a full server refuses to add what is there
+        # a full server refuses to add even what is there
+        if not await ask(partial(client.sismember, registry, member)):
             await ask(partial(client.sadd, registry, member))
     for name, score in await ask(lambda: client.zrange(keys.suspensions(), 0, -1, withscores=True)):
         revision, is_suspended = divmod(int(score), 2)
@@ -44,16 +45,16 @@ async def list_queue(redis: Redis, scripts: Scripts, queue: QueueName) -> None:
 
 OPEN_SCHEMA: Final = Raw(b'{"openapi":"3.0.2","info":{"title":"Cog","version":"0.1.0"},"paths":{}}')
 
-# Not all of a version: its last setup may have printed much, and is read where it is asked for
+# Without `setup_run`: the last setup may have printed much, and is read only on request.
 SHOWN: Final = ("created", "server", "schema", "weights")
 REGISTERED: Final = ("created", "server", "schema", "announced")
-LISTED: Final = "2"  # how a version is marked that is announced; "1" did so before there was a registry of models
+LISTED: Final = "2"  # marks a version that is announced; "1" did so before models were listed
 
 
 class Version(Struct, frozen=True, kw_only=True):
-    """One immutable image of a model. `schema` is its OpenAPI document: what a model server said, so untrusted.
+    """One immutable image of a model. `schema` is the OpenAPI document from a model server, so it is untrusted.
 
-    `kind`: of the runs that `queue` and its size are those of. `weights`: an address, where a training made it.
+    `queue`, `streams` and `size` are of runs of `kind`. `weights` is an address if a training made the version.
     """
 
     model: str
@@ -72,7 +73,7 @@ class Version(Struct, frozen=True, kw_only=True):
 
 
 class Catalog:
-    """The catalogue in Redis. All methods raise BackendUnavailable while it cannot answer."""
+    """The catalogue in Redis. All methods raise BackendUnavailable while Redis cannot answer."""
 
     def __init__(self, redis: Redis, scripts: Scripts, clock: Clock) -> None:
         self._redis = redis
@@ -91,19 +92,19 @@ class Catalog:
         is_latest: bool = False,
         makes_model: bool = True,
     ) -> QueueName:
-        """Make a version known. Safe to repeat and to do from several directors at once; returns its queue.
+        """Register a version and return its queue. Several directors may do so at once and repeatedly.
 
-        A version becomes its model's latest when it is registered for the first time, and again where `is_latest`
-        says so. The queue comes first and the model last: whoever finds a name finds all that stands behind it.
-        Writes nothing where all of it stands, so that a director can start beside a full server. Raises SettingsError
-        for a name or version that is none, and UnknownModel where there is no model and none is made.
+        A version becomes its model's latest when it is first registered, and again if `is_latest`. The queue is written
+        first and the model last, so that a reader of a name finds all that belongs to it. Nothing is written if all of
+        it stands: a director can start beside a full server. Raises SettingsError for an invalid name or version, and
+        UnknownModel if the model is missing and `makes_model` is false.
         """
         if not re.fullmatch(MODEL_NAME, model) or not re.fullmatch(VERSION_ID, version):
             raise SettingsError(f"{model}:{version} is not owner/name in lower case with a version of 64 hex digits.")
         queue = queue_name(model, version)
         if not await self._scripts.register(queue, version=version, policy=policy):
             raise SettingsError(
-                f"Version {version} of {model} shares its first 12 digits with another: choose one anew."
+                f"Version {version} of {model} shares its first 12 digits with another: choose a new id."
             )
         key, now_ms = keys.version(model, version), self._clock.now_ms()
         await list_queue(self._redis, self._scripts, queue)
@@ -122,14 +123,14 @@ class Catalog:
             await self._redis.hset(keys.versions(), version, model)
             latest = version if is_latest or not stands or "announced" not in known else None
             await self._make_known(model, latest, makes_model=makes_model)
-            # the last write: what was cut short before it is done again
+            # The last write, so that what was cut short before it is repeated.
             await self._redis.hset(key, "announced", LISTED)
 
         await ask(write)
         return queue
 
     async def _make_known(self, model: str, latest: str | None, *, makes_model: bool) -> None:
-        """A model that has a version, in the registry too, and what an account said of it stays."""
+        """Store and list a model that has a version. What an account stored about the model stays."""
         pipe = self._redis.pipeline(transaction=True)
         if makes_model:
             pipe.hsetnx(keys.model(model), "created", str(self._clock.now_ms()))
@@ -143,28 +144,28 @@ class Catalog:
         await self.models.enlist(model, created_ms=int(created), latest_ms=int(latest_ms or created))
 
     async def version(self, model: str, version: str) -> Version | None:
-        """One version, with the size of its queue; None when nobody registered it."""
+        """Return one version with the size of its queue, or None if it is not registered."""
         known = await self.versions(model, [version])
         return known[0] if known else None
 
     async def model(self, name: str) -> Model | None:
-        """A model by "owner/name"; None where there is none. One that an account made may have no version yet."""
+        """Return a model by "owner/name", or None. A model that an account created may have no version yet."""
         return await self.models.get(name)
 
     async def model_of(self, version: str) -> str | None:
-        """The model of a version that is named by its id alone."""
+        """Return the model of a version, or None if the version is unknown."""
         found = await ask(lambda: self._redis.hget(keys.versions(), version))
         return None if found is None else text(found)
 
     async def has_version(self, model: str, version: str) -> bool:
-        """Is there anything of this version, be it only what a deletion that was cut short left of it?"""
+        """Return whether anything of this version exists. A deletion that was cut short leaves a part."""
         if await ask(lambda: self._redis.exists(keys.version(model, version))):
             return True
         [served] = await self._field_of_each([keys.meta(queue_name(model, version))], "version")
         return served == version.encode()
 
     async def is_registered(self, model: str, version: str, queue: QueueName) -> bool:
-        """Does all that `register` wrote stand? A deletion may have met it, and taken some of it away."""
+        """Return whether all that `register` wrote is there. A deletion at the same time may have removed a part."""
 
         async def read() -> list[Any]:
             pipe = self._redis.pipeline(transaction=False)
@@ -178,19 +179,19 @@ class Catalog:
         return all(await ask(read))
 
     async def queues(self) -> list[QueueName]:
-        """Every queue there is, sorted."""
+        """Return all queues, sorted."""
         return sorted(QueueName(text(name)) for name in await ask(lambda: self._redis.smembers(keys.queues())))
 
     async def partitions(self) -> list[Partition]:
-        """Every partition that ever had a queue."""
+        """Return every partition that has ever had a queue."""
         return [Partition(int(number)) for number in await ask(lambda: self._redis.smembers(keys.partitions()))]
 
     async def version_ids(self, model: str) -> list[str]:
-        """Every version of a model, newest first."""
+        """Return all versions of a model, newest first."""
         return [version for _, version in await self.dated_versions(model)]
 
     async def dated_versions(self, model: str) -> list[tuple[int, str]]:
-        """As (created, version). From the registry of queues: each version has one."""
+        """Return all versions of a model as (created, version), newest first. They come from the list of queues."""
         queues = filter(is_queue_of_predictions, await self.queues())
         of_model = [queue for queue in queues if queue.rpartition(":")[0] == model]
         named = await self._field_of_each([keys.meta(queue) for queue in of_model], "version")
@@ -200,12 +201,12 @@ class Catalog:
         return sorted(known, reverse=True)
 
     async def versions(self, model: str, ids: Sequence[str]) -> list[Version]:
-        """Those of these that are known, in this order and with their schemas, by one write to the socket."""
+        """Return the known ones of these versions, with their schemas, in this order and in one write to the socket."""
         found = await self.each_version([(model, version) for version in ids])
         return [version for version in found if version is not None]
 
     async def each_version(self, named: Sequence[tuple[str, str]]) -> list[Version | None]:
-        """Each of these (model, version), in this order."""
+        """Return each of these (model, version), in this order."""
 
         def read(pipe: Any) -> None:
             for model, version in named:
@@ -216,29 +217,29 @@ class Catalog:
         return [_version(*name, *parts) for name, *parts in zip(named, replies, replies, strict=True)]
 
     async def schema_bytes(self, named: Sequence[tuple[str, str]]) -> list[int]:
-        """How large the schema of each of these (model, version) is, 0 where there is none."""
+        """Return the size of each schema of these (model, version), 0 if there is none."""
         return await pipelined(
             self._redis, lambda pipe: [pipe.hstrlen(keys.version(*version), "schema") for version in named]
         )
 
     async def note_setup(self, model: str, version: str, setup: SetupRun) -> bool:
-        """Write how the last setup of its servers went; False where there is no such version yet."""
+        """Store the last setup of its model servers. Return False if the version does not exist yet."""
         return await self._scripts.note_setup(model, version, msgspec.json.encode(setup))
 
     async def setup_run(self, model: str, version: str) -> SetupRun | None:
-        """How the last setup of its servers went; None where none told."""
+        """Return the last setup of its model servers, or None if no director reported one."""
         [stored] = await self._field_of_each([keys.version(model, version)], "setup_run")
         return read_setup_run(stored)
 
     async def setup_run_of(self, queue: QueueName) -> SetupRun | None:
-        """That of the version whose predictions are in a queue; None for the queue of another kind."""
+        """Return the last setup of the version of a queue of predictions. None for a queue of another kind."""
         [version] = await self._field_of_each([keys.meta(queue)], "version")
         if version is None or not is_queue_of_predictions(queue):
             return None
         return await self.setup_run(queue.rpartition(":")[0], text(version))
 
     async def runs(self, queues: Sequence[QueueName]) -> list[int]:
-        """How many predictions each of these accepted since ever."""
+        """Return how many predictions each queue has ever accepted."""
         return [int(count or 0) for count in await self._field_of_each([keys.meta(q) for q in queues], "arrivals")]
 
     async def _field_of_each(self, hashes: Sequence[str], field: str) -> list[bytes | None]:
@@ -265,14 +266,11 @@ def _version(model: str, version: str, values: Sequence[bytes | None], meta: Seq
     )
 
 
-# The queues that a version has beside that of its predictions: one for each other kind of run, where there are any.
-#
-# Knows which there are and makes them known. A version of the catalogue exists with the queue of its predictions
-# first.
-
-
 class Kinds:
-    """All methods raise BackendUnavailable while Redis cannot answer."""
+    """The queues of a version for its other kinds of run, beside the queue of its predictions.
+
+    All methods raise BackendUnavailable while Redis cannot answer.
+    """
 
     def __init__(self, redis: Redis, scripts: Scripts, catalog: Catalog) -> None:
         self._redis = redis
@@ -280,7 +278,7 @@ class Kinds:
         self._catalog = catalog
 
     async def of(self, version: Version, kind: Kind) -> Version | None:
-        """The version with the queue of its runs of this kind; None where no director ever ran any."""
+        """Return the version with the queue for this kind of run, or None if no director has ever run this kind."""
         if not kind:
             return version
         meta = keys.meta(queue_name(version.model, version.id, kind))
@@ -300,10 +298,10 @@ class Kinds:
         policy: Policy,
         is_latest: bool = False,
     ) -> QueueName:
-        """Make known that there are directors for these runs of a version; returns their queue. Safe to repeat.
+        """Register directors for this kind of run of a version, and return their queue. Safe to repeat.
 
-        Of a version that is in the catalogue already, a director of another kind than predictions changes nothing but
-        its own queue. Raises SettingsError as `Catalog.register` does.
+        For a version in the catalogue, a director of another kind than predictions writes only its own queue. Raises
+        SettingsError as `Catalog.register` does.
         """
         if not kind or await self._catalog.version(model, version) is None:
             mine = Policy() if kind else policy

@@ -1,7 +1,7 @@
-"""What operators change: who, when and what, in one log, however it was asked for.
+"""Log what operators change: who, when and what. Commands and HTTP requests write to the same log.
 
-A change is written down before it is made, so that none is missing: where it then is refused, or changes nothing, a
-`void` entry of the same id follows. Holds no secret, and of what may hold one only the names: its callers see to that.
+A change is logged before it is made, so that none is missing. If it is then refused, or changes nothing, a `void` entry
+with the same id follows. The log holds no secret. Callers pass only names of what may hold one.
 """
 
 import logging
@@ -22,7 +22,7 @@ from director.core.errors import BackendUnavailable, DirectorError
 
 log = logging.getLogger(__name__)
 
-FIRST: Final = "0-0"  # stands before every entry
+FIRST: Final = "0-0"  # before every entry
 
 ChangeKind = Literal[
     "account_created",
@@ -53,9 +53,9 @@ ChangeKind = Literal[
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """One entry. `entry` names it and says where it stands, `id` is that of the change; `at` in ms.
+    """One entry. `entry` is its position in the log, `id` is of the change, and `at` is in ms.
 
-    `account` and `queue`: whose it is, '' where it is none's. What `detail` has depends on the kind.
+    `account` and `queue` are '' if the change concerns none. The fields of `detail` depend on the kind.
     """
 
     entry: str
@@ -69,18 +69,18 @@ class Change(Struct, frozen=True, kw_only=True):
 
 
 class Noted:
-    """A change that was written down and is being made."""
+    """A change that is logged and under way."""
 
     def __init__(self) -> None:
         self.is_void = False
 
     def void(self) -> None:
-        """It changed nothing after all."""
+        """Say that nothing changed after all."""
         self.is_void = True
 
 
 class Changes:
-    """The log in Redis. All methods raise BackendUnavailable while it cannot answer."""
+    """The log in Redis. All methods raise BackendUnavailable while Redis cannot answer."""
 
     def __init__(self, redis: Redis, scripts: Scripts, clock: Clock) -> None:
         self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
@@ -91,7 +91,7 @@ class Changes:
     async def noting(
         self, kind: ChangeKind, *, by: str, account: str = "", queue: str = "", **facts: object
     ) -> AsyncGenerator[Noted]:
-        """Make a change within this. Nothing is changed that could not be written down."""
+        """Make a change within this block. If it cannot be logged, the block does not run."""
         change, noted = secrets.token_hex(8), Noted()
         detail, whose = msgspec.json.encode(facts), {"account": account, "queue": queue}
 
@@ -102,7 +102,7 @@ class Changes:
         await write(kind)
         try:
             yield noted
-        except BackendUnavailable:  # it may have been made all the same
+        except BackendUnavailable:  # the change may have been made all the same
             raise
         except DirectorError:
             await write("void")
@@ -113,12 +113,12 @@ class Changes:
         log.info("changed by an operator", extra={"change": kind, "by": by, **whose, "detail": facts})
 
     async def after(self, entry: str, *, count: int) -> list[Change]:
-        """At most `count` entries behind one, oldest first. About the last 10,000 are kept."""
+        """Return at most `count` entries after one, oldest first. About the last 10,000 entries are kept."""
         found = await ask(lambda: self._redis.xrange(keys.changes(), min=f"({entry}", count=count))
         return [_change(name, fields) for name, fields in found]
 
     async def before(self, entry: str | None, *, count: int) -> list[Change]:
-        """At most `count` entries before one, newest first; None: the newest of all."""
+        """Return at most `count` entries before one, newest first. None starts with the newest of all."""
         last = "+" if entry is None else f"({entry}"
         found = await ask(lambda: self._redis.xrevrange(keys.changes(), max=last, count=count))
         return [_change(name, fields) for name, fields in found]

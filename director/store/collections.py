@@ -1,6 +1,6 @@
-"""What operators put on the shop window: collections of models, and the names of hardware. Read by all.
+"""Store what operators publish about models: collections, example predictions, and the names of hardware.
 
-One value a collection, and the last one who writes it wins. Sees to no visibility: a collection may name any model.
+A collection is one value, and the last write wins. Visibility is not checked: a collection may name any model.
 """
 
 import re
@@ -22,7 +22,7 @@ from director.core.states import Status
 from director.core.view import view
 
 SLUG: Final = r"^[a-z0-9][a-z0-9._-]{0,63}$"
-# where no operator has said what there is, a client still finds something to give
+# Until an operator names the hardware, clients need something to choose.
 HARDWARE: Final = {"cpu": "CPU", "gpu": "GPU"}
 
 Name = Annotated[str, Meta(pattern=MODEL_NAME)]
@@ -38,27 +38,26 @@ class Collection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Collections:
-    """All methods raise BackendUnavailable while Redis cannot answer."""
+    """Collections in Redis. All methods raise BackendUnavailable while Redis cannot answer."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
 
     async def slugs(self) -> list[str]:
-        """Every collection, sorted. Some may be gone."""
+        """Return all slugs, sorted. The collections of some may be gone."""
         return sorted(text(slug) for slug in await ask(lambda: self._redis.smembers(keys.collections())))
 
     async def get(self, slug: str) -> Collection | None:
-        """None where there is none."""
         [found] = await self.many([slug])
         return found
 
     async def many(self, slugs: Sequence[str]) -> list[Collection | None]:
-        """Each of these in this order, by one write to the socket."""
+        """Return each collection in this order, None if it is missing, in one write to the socket."""
         written = await pipelined(self._redis, lambda pipe: [pipe.get(keys.collection(slug)) for slug in slugs])
         return [None if one is None else msgspec.json.decode(one, type=Collection) for one in written]
 
     async def put(self, slug: str, collection: Collection) -> None:
-        """Write a collection, whether there is one or not. Raises SettingsError for a slug that is none."""
+        """Create or replace a collection. Raises SettingsError for an invalid slug."""
         _refuse(slug, "a slug")
 
         async def write() -> None:
@@ -69,7 +68,7 @@ class Collections:
         await ask(write)
 
     async def remove(self, slug: str) -> None:
-        """Its models stay."""
+        """Remove a collection. Its models stay."""
 
         async def write() -> None:
             await self._redis.delete(keys.collection(slug))
@@ -80,12 +79,12 @@ class Collections:
         await ask(write)
 
     async def hardware(self) -> dict[str, str]:
-        """SKU -> name, sorted."""
+        """Return SKU → name, sorted."""
         written = texts(await ask(lambda: self._redis.hgetall(keys.hardware())))
         return dict(sorted((written or HARDWARE).items()))
 
     async def put_hardware(self, sku: str, name: str) -> None:
-        """Raises SettingsError for a SKU that is none."""
+        """Raises SettingsError for an invalid SKU."""
         _refuse(sku, "a SKU")
         await ask(lambda: self._redis.hset(keys.hardware(), sku, name))
 
@@ -98,24 +97,23 @@ def _refuse(given: str, what: str) -> None:
         raise SettingsError(f"{given!r} is not {what}: use a-z, 0-9, '.', '_' and '-', at most 64.")
 
 
-# Predictions that operators show with a model: what was put in and what came out, as it was when they chose it.
-#
-# A copy, since what it was made from is removed some day. Never shows who made it beyond that: no webhook, and no
-# address of its event stream, which is a permission.
-
 MOST: Final = 100
-MOST_BYTES: Final = 256 * 1024  # each is part of every answer that shows its model
+MOST_BYTES: Final = 256 * 1024  # every answer that shows the model carries one
 
 
 class Examples:
-    """All methods raise BackendUnavailable while Redis cannot answer, and SettingsError for what cannot be shown."""
+    """Predictions that operators show with a model: copies of input and output, since the record is deleted some day.
+
+    A copy has no webhook and no address of an event stream, because that address is a permission. All methods raise
+    BackendUnavailable while Redis cannot answer, and SettingsError for a prediction that cannot be shown.
+    """
 
     def __init__(self, redis: Redis, scripts: Scripts) -> None:
         self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
         self._scripts = scripts
 
     async def show(self, model: str, prediction_id: PredictionId, *, is_default: bool) -> None:
-        """Show this prediction with its model; the default one stands for the model in every list. Safe to repeat."""
+        """Show this prediction with its model. The default one stands for the model in every list. Safe to repeat."""
         stored = await self._scripts.get(prediction_id, outlook=False)
         if stored is None or stored.record.model != model:
             raise SettingsError(f"{model} has no such prediction any more.")
@@ -129,7 +127,7 @@ class Examples:
             raise SettingsError(f"there is no model {model}.")
 
     async def hide(self, model: str, prediction_id: PredictionId) -> bool:
-        """Show it no more; False where it was not shown."""
+        """Remove this prediction from its model's examples. Return False if it was not one."""
         return bool(await ask(lambda: self._redis.hdel(keys.examples(model), prediction_id)))
 
 

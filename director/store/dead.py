@@ -1,7 +1,7 @@
-"""Dead letters: what used up its attempts and waits for a person. List them, show one, return or drop many.
+"""List, show, revive and drop dead letters: predictions that used up their attempts and wait for an operator.
 
-Newest first, over all queues, a page at a time. Never does more than was asked for: what dies again while all are
-revived is newer than where that walk began, so it is not met twice.
+Letters come newest first, over all queues, in pages. A letter that dies again while all are revived is newer than the
+start of that walk, so it is not revived twice.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ PLACE: Final = re.compile(r"(\d{13})([0-9a-z]{26})")
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
-    """One attempt that did not end the prediction: who held it, from when to when, and how it ended."""
+    """One attempt that did not end the prediction. `director` claimed it, and `code` says how it ended."""
 
     number: int
     director: str
@@ -38,7 +38,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
 
 class DeadLetter(Struct, frozen=True, kw_only=True):
-    """A dead letter as an operator sees it. `attempts` are all of them, those before earlier revivals too."""
+    """A dead letter as an operator sees it. `attempts` includes those before earlier revivals."""
 
     id: PredictionId
     queue: QueueName
@@ -54,14 +54,14 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
 
 
 class Shown(Struct, frozen=True, kw_only=True):
-    """One dead letter, with the input that it would run on again; None once that was removed."""
+    """One dead letter with the input that it would run on again. The input is None once it was removed."""
 
     letter: DeadLetter
     input: Raw | None
 
 
 class Place(Struct, frozen=True, order=True):
-    """Where a letter stands among all. As text it is a cursor: the walk goes on behind it."""
+    """The position of a letter among all. As text it is a cursor: the walk continues behind it."""
 
     died_ms: int
     id: PredictionId
@@ -72,20 +72,20 @@ class Place(Struct, frozen=True, order=True):
 
     @classmethod
     def parse(cls, cursor: str) -> "Place | None":
-        """None for what was never a cursor of ours."""
+        """Return None for text that is not a cursor."""
         match = PLACE.fullmatch(cursor)
         return cls(int(match[1]), PredictionId(match[2])) if match and is_prediction_id(match[2]) else None
 
 
 class Letters(Struct, frozen=True):
-    """One page, and the cursor of the next one."""
+    """One page, and the cursor of the next page."""
 
     results: list[DeadLetter]
     next: str | None
 
 
 class Done(Struct, frozen=True):
-    """How many were revived or dropped, which could not be, and from where to go on when time was up."""
+    """How many letters were revived or dropped, which were refused, and the cursor to continue from if time was up."""
 
     done: int
     refused: tuple[PredictionId, ...] = ()
@@ -93,19 +93,19 @@ class Done(Struct, frozen=True):
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """Which letters an operator means: those of some ids, or all that there are, of one queue or of every one."""
+    """The letters that an operator means: those of some ids, or all letters of one queue or of every queue."""
 
     ids: Sequence[PredictionId] = ()
     queue: str = ""
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What is noted of it: the log of each partition has every letter."""
+        """The entry for the log of changes. The log of each partition names every letter."""
         return {"ids": self.ids[:MOST_NOTED], "count": len(self.ids)} if self.ids else {"all": True}
 
 
 class DeadLetters:
-    """The dead letters in Redis. All methods raise BackendUnavailable while it cannot answer."""
+    """The dead letters in Redis. All methods raise BackendUnavailable while Redis cannot answer."""
 
     def __init__(self, redis: Redis, scripts: Scripts, clock: Clock) -> None:
         self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
@@ -114,14 +114,14 @@ class DeadLetters:
         self._changes = Changes(redis, scripts, clock)
 
     async def page(self, queues: Sequence[QueueName], *, before: Place | None = None, count: int = SLICE) -> Letters:
-        """The `count` newest letters of these queues behind `before`. A page may be short and yet have a next one."""
+        """Return the `count` newest letters of these queues behind `before`. A short page may have a next page."""
         places = await self._places(queues, before, count + 1)
         more = len(places) > count
         letters = await self._letters(places[:count])
         return Letters(letters, str(places[count - 1]) if more else None)
 
     async def show(self, prediction_id: PredictionId) -> Shown | None:
-        """One letter; None where that is none."""
+        """Return one letter, or None if the prediction is not a dead letter."""
         [place] = await self.named([prediction_id])
         letters = await self._letters([place]) if place.died_ms else []
         if not letters:
@@ -130,14 +130,14 @@ class DeadLetters:
         return Shown(letter=letters[0], input=Raw(data) if data else None)
 
     async def named(self, ids: Sequence[PredictionId]) -> list[Place]:
-        """Where these letters stand, in this order; `died_ms` is 0 for what is no dead letter."""
+        """Return the position of each prediction, in this order. `died_ms` is 0 if it is not a dead letter."""
         queues = await pipelined(self._redis, lambda pipe: [pipe.hget(keys.record(name), "queue") for name in ids])
         named = list(zip(ids, (QueueName(text(queue or b"")) for queue in queues), strict=True))
         died = await pipelined(self._redis, lambda pipe: [pipe.zscore(keys.dead(queue), name) for name, queue in named])
         return [Place(int(at or 0), name, queue) for (name, queue), at in zip(named, died, strict=True)]
 
     async def every(self, queues: Sequence[QueueName], *, before: Place | None = None) -> AsyncIterator[list[Place]]:
-        """All letters behind `before`, a slice at a time."""
+        """Yield all letters behind `before`, a slice at a time."""
         while places := await self._places(queues, before, SLICE):
             yield places
             before = places[-1]
@@ -151,9 +151,9 @@ class DeadLetters:
         rate: float | None = None,
         within_s: float = math.inf,
     ) -> Done:
-        """Return letters to their queues, at most `rate` in a second, until all are or the time is up.
+        """Return letters to their queues, at most `rate` per second, until all are revived or the time is up.
 
-        `by`: who asks, and `asked`: for which letters, for the log of changes.
+        `by` is the operator and `asked` the letters that were meant, for the log of changes.
         """
         async with self._changes.noting("letters_revived", by=by, queue=asked.queue, **asked.facts) as noted:
             done = await self._each(slices, lambda place: self._scripts.revive(place.id), rate, within_s)
@@ -170,7 +170,7 @@ class DeadLetters:
         rate: float | None = None,
         within_s: float = math.inf,
     ) -> Done:
-        """Let go of letters, as `revive` does."""
+        """Drop letters. Arguments are as for `revive`."""
         async with self._changes.noting("letters_dropped", by=by, queue=asked.queue, **asked.facts) as noted:
             done = await self._each(slices, lambda place: self._scripts.drop(place.id, place.queue), rate, within_s)
             if not done.done:
@@ -202,7 +202,7 @@ class DeadLetters:
         return Done(done, tuple(refused))
 
     async def _places(self, queues: Sequence[QueueName], before: Place | None, count: int) -> list[Place]:
-        """From each queue as many as a page may need; many may have died in the same millisecond."""
+        """Merge the queues. Each queue contributes up to `count`, since many may have died in the same millisecond."""
         found: list[Place] = []
         ranks = dict(zip(queues, await self._ranks(queues, before), strict=True))
         while ranks:
@@ -232,7 +232,7 @@ class DeadLetters:
         return await pipelined(self._redis, read)
 
     async def _letters(self, places: Sequence[Place]) -> list[DeadLetter]:
-        """What stands at these places. A letter whose record has gone is taken off its list on the way."""
+        """Read the letters at these places. A letter without a record is removed from its list."""
         letters = []
         records = await pipelined(self._redis, lambda pipe: [pipe.hgetall(keys.record(place.id)) for place in places])
         for place, fields in zip(places, records, strict=True):
@@ -245,7 +245,7 @@ class DeadLetters:
 
 
 def attempts_of(history: str) -> tuple[Attempt, ...]:
-    """The attempts that a record's history tells of, as an operator sees them."""
+    """Return the attempts in a record's history as an operator sees them."""
     return tuple(
         Attempt(
             number=spent.number,

@@ -1,8 +1,4 @@
-"""What is live in one queue, and where it stands: what waits, what runs, what is delayed. Oldest first, in pages.
-
-Reads records without input and output, which may be large. Never reads more than a bound: a page may be short and yet
-have a next one.
-"""
+"""Read the live predictions of a queue, the runs that an account has, and the idempotency keys."""
 
 import re
 from collections.abc import Sequence
@@ -22,15 +18,16 @@ from director.core.view import iso
 LiveState = Literal["waiting", "running", "delayed"]
 
 MOST_LOOKED_AT: Final = 2_000  # of one page
-MOST_RUNNING: Final = 5_000  # more slots than anybody has for one version
+MOST_RUNNING: Final = 5_000  # more slots than any version has
 SLICE: Final = 200
 PLACE: Final = re.compile(r"([0-9]{1,15})-([0-9a-z]{26})")
 FIELDS: Final = ("account", "status", "lane", "created", "started", "attempt", "holder", "claimed", "history")
 
 
 class LiveView(Struct, frozen=True, kw_only=True):
-    """One that has not ended. `director`: who runs it; `due_at`: when its next attempt may start; `code`: why the last
-    one ended.
+    """A prediction that has not ended. `director` runs it, `due_at` is its earliest next attempt.
+
+    `code` says why its last attempt ended.
     """
 
     id: PredictionId
@@ -48,7 +45,7 @@ class LiveView(Struct, frozen=True, kw_only=True):
 
 
 class LivePlace(Struct, frozen=True):
-    """Where one stands in an index. As text it is a cursor: the walk goes on behind it, also where that one is gone."""
+    """The position in an index. As text it is a cursor: the walk continues behind it, even if this one is gone."""
 
     score: int
     id: PredictionId
@@ -58,26 +55,32 @@ class LivePlace(Struct, frozen=True):
 
     @classmethod
     def parse(cls, cursor: str) -> "LivePlace | None":
-        """None for what was never a cursor of ours."""
+        """Return None for text that is not a cursor."""
         match = PLACE.fullmatch(cursor)
         return cls(int(match[1]), PredictionId(match[2])) if match and is_prediction_id(match[2]) else None
 
 
 class LivePage(Struct, frozen=True):
-    """One page, and where the next one goes on."""
+    """One page, and the position where the next page begins."""
 
     results: list[LiveView]
     next: LivePlace | None
 
 
 class Living:
-    """All methods raise BackendUnavailable while Redis cannot answer."""
+    """The live predictions of one queue in pages, oldest first. All methods raise BackendUnavailable while Redis cannot
+    answer.
+
+    Records are read without input and output, which may be large. Reads are bounded: a short page may have a next page.
+    """
 
     def __init__(self, redis: Redis) -> None:
         self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
 
     async def page(self, queue: QueueName, state: LiveState | None, *, after: LivePlace | None, count: int) -> LivePage:
-        """The oldest `count` behind a place, in this state or in any; of those that are delayed, who is due first."""
+        """Return the oldest `count` behind a place, in one state or in any. Delayed ones come in the order they are
+        due.
+        """
         if state == "running":
             return await self._running(queue, after, count)
         index = keys.delayed(queue) if state == "delayed" else keys.live(queue)
@@ -95,7 +98,7 @@ class Living:
         return LivePage(results, after)
 
     async def _running(self, queue: QueueName, after: LivePlace | None, count: int) -> LivePage:
-        """By id, which is by age: their order in the index is that of the last beats, and moves."""
+        """Page by id, which follows age. The order in the index follows the last heartbeats, so it changes."""
         found = await ask(lambda: self._redis.zrange(keys.lease(queue), 0, MOST_RUNNING - 1))
         ids = sorted(PredictionId(text(name)) for name in found)
         rest = [name for name in ids if after is None or name > after.id]
@@ -107,7 +110,7 @@ class Living:
         start = 0
         if after is not None:
             rank = await ask(lambda: self._redis.zrank(index, after.id))
-            # one that ended meanwhile stood where those of its own moment do
+            # A prediction that ended meanwhile stood beside those of its own moment.
             start = (
                 await ask(lambda: self._redis.zcount(index, "-inf", f"({after.score}")) if rank is None else rank + 1
             )
@@ -115,7 +118,7 @@ class Living:
         return [LivePlace(int(score), PredictionId(text(name))) for name, score in found]
 
     async def _views(self, queue: QueueName, ids: Sequence[PredictionId]) -> list[LiveView | None]:
-        """Each of these, None for one that ended meanwhile."""
+        """Return a view of each prediction, None if it ended meanwhile."""
 
         def read(pipe: Any) -> None:
             pipe.zmscore(keys.lease(queue), ids)
@@ -157,14 +160,13 @@ def _when(at_ms: str) -> str | None:
     return iso(int(at_ms)) if at_ms else None
 
 
-# Which runs of each kind an account has, newest first: an index beside the records, never a copy of them.
-#
-# It may name predictions that were refused or whose record is gone, and never misses one that was accepted: `enlist`
-# writes it before the enqueue. Readers skip what they do not find.
-
-
 class Listing:
-    """The index in Redis. All methods raise BackendUnavailable while it cannot answer."""
+    """Which runs of each kind an account has, newest first: an index beside the records.
+
+    It may name predictions that were refused or whose record is gone, so readers skip what they do not find. It never
+    misses an accepted one, since `enlist` writes it before the enqueue. All methods raise BackendUnavailable while
+    Redis cannot answer.
+    """
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -172,9 +174,9 @@ class Listing:
     async def ids(
         self, account: str, kind: Kind = "", *, low: str = "-", high: str = "+", count: int, newest_first: bool = True
     ) -> list[PredictionId]:
-        """At most `count` ids between two bounds, from one end on.
+        """Return at most `count` ids between two bounds, from one end on.
 
-        Bounds are Redis's: `[id` with that id, `(id` without it, `-` and `+` for none.
+        Bounds are in Redis's notation: `[id` includes the id, `(id` excludes it, `-` and `+` mean no bound.
         """
         key = keys.listing(account, kind)
         if newest_first:
@@ -184,25 +186,24 @@ class Listing:
         return [PredictionId(text(name)) for name in found]
 
     async def remove(self, account: str, prediction_id: PredictionId, kind: Kind = "") -> None:
-        """Take a refused prediction off its account's list."""
+        """Remove a refused prediction from its account's list."""
         await ask(lambda: self._redis.zrem(keys.listing(account, kind), prediction_id))
 
 
-# What an idempotency key stands for, where somebody has to know before anything is filed. `enqueue` alone writes them.
-#
-# Reads only: between this and an enqueue a key may come to be, or end.
-
-
 class IdempotencyKeys:
-    """The keys in Redis. All methods raise BackendUnavailable while it cannot answer."""
+    """Reads idempotency keys before anything is enqueued. Only `enqueue` writes them, so a key may appear or end after
+    this.
+
+    All methods raise BackendUnavailable while Redis cannot answer.
+    """
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
     async def stands_for(self, account: str, *, model: str, digest: str, fingerprint: str) -> PredictionId | None:
-        """The prediction that was accepted with this key; its record may be gone. None where none was.
+        """Return the prediction that was accepted with this key, or None. Its record may be gone.
 
-        Raises IdempotencyMismatch where that was another request.
+        Raises IdempotencyMismatch if the key was used with another request.
         """
         key = keys.idempotency(account=account, model=model, digest=digest)
         held = await ask(lambda: self._redis.get(key))

@@ -1,7 +1,7 @@
-"""The configurations of models, as operators write them down and directors read them.
+"""Store the configurations of models, which operators write and directors read.
 
-Every change is in the log of changes, with who made it and which fields it says; never with what they are, since a
-template may hold what is nobody's business. Judges nobody: whoever calls has asked whether the operator may.
+Every change is logged with its operator and the names of the fields. Values are not logged, since a template may be
+confidential. The caller has checked that the operator may.
 """
 
 import secrets
@@ -23,11 +23,11 @@ NOTHING: Final = ModelConfig()
 
 
 class ConfigChanged(SettingsError):
-    """Somebody else changed it since it was read: read it again, and decide anew."""
+    """The configuration changed since it was read: read it again, and decide again."""
 
 
 class ModelConfigs:
-    """All methods raise BackendUnavailable while Redis cannot answer."""
+    """Configurations in Redis. All methods raise BackendUnavailable while Redis cannot answer."""
 
     def __init__(self, redis: Redis, scripts: Scripts, clock: Clock) -> None:
         self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
@@ -36,9 +36,9 @@ class ModelConfigs:
         self._changes = Changes(redis, scripts, clock)
 
     async def get(self, model: str) -> StoredConfig | None:
-        """What is written down of a model; None where there is no such model.
+        """Return the configuration of a model, or None if the model does not exist.
 
-        Raises SettingsError where it cannot be read: a newer release wrote it.
+        Raises SettingsError if it cannot be read: a newer release wrote it.
         """
         found: list[bytes | None] = await ask(lambda: self._redis.hmget(keys.model(model), FIELDS))
         created, revision, config, at_ms, by = found
@@ -55,9 +55,9 @@ class ModelConfigs:
             raise SettingsError(f"The configuration of {model} cannot be read here: {exc}") from exc
 
     async def put(self, model: str, config: ModelConfig, *, by: str, was: int | None = None) -> int:
-        """Write it down, whole, and take back all that it does not say; the new revision. `was`: the one that was read.
+        """Replace the whole configuration, and return the new revision. `was` is the revision that was read.
 
-        Raises UnknownModel, ConfigChanged, and SettingsError for what no director could go by.
+        Raises UnknownModel, ConfigChanged, and SettingsError for a configuration that no director could apply.
         """
         judge(config)
         text = b"" if config == NOTHING else msgspec.json.encode(config)
@@ -73,5 +73,5 @@ class ModelConfigs:
         return revision
 
     async def remove(self, model: str, *, by: str, was: int | None = None) -> int:
-        """Take all of it back; the new revision. Raises UnknownModel and ConfigChanged."""
+        """Remove the configuration, and return the new revision. Raises UnknownModel and ConfigChanged."""
         return await self.put(model, NOTHING, by=by, was=was)

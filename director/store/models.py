@@ -1,6 +1,6 @@
-"""What is said of each model: its description, who may see it, what is shown of it. Knows of no version but its name.
+"""Store what is said about each model: its description, its visibility, its examples. Versions are known by name only.
 
-Anybody may see a public model, and its owner and operators a private one. That rule stands here and nowhere else.
+Every account may see a public model; its owner and operators may see a private one. Only this module has that rule.
 """
 
 import secrets
@@ -26,9 +26,10 @@ ORDERS: Final[tuple[Order, ...]] = get_args(Order)
 
 
 class Model(Struct, frozen=True, kw_only=True):
-    """A named thing that can be run. '' where nothing is said.
+    """A named thing that can be run. '' means that nothing is said.
 
-    `latest`: see `Catalog.register`, '' before its first version. `default_example`: the id of one of its examples.
+    `latest` is '' before the first version (see `Catalog.register`). `default_example` is the id of one of its
+    examples.
     """
 
     name: str
@@ -44,28 +45,28 @@ class Model(Struct, frozen=True, kw_only=True):
     cover_image_url: str = ""
     default_example: str = ""
     is_official: bool = False
-    gist: str = ""  # how its readme begins
-    former_runs: int = 0  # of versions that were deleted
+    gist: str = ""  # the beginning of its readme
+    former_runs: int = 0  # of deleted versions
 
     @property
     def owner(self) -> str:
         return self.name.partition("/")[0]
 
     def may_be_seen_by(self, account: Account) -> bool:
-        """For whom it is no model at all, and neither are its versions and all that is made of them."""
+        """May this account see the model? To others it does not exist, nor do its versions or what they produce."""
         return self.visibility == "public" or self.may_be_changed_by(account)
 
     def may_be_changed_by(self, account: Account) -> bool:
-        """May this account change what is said of it, and take it away?"""
+        """May this account change and remove the model?"""
         return self.owner == account.name or "admin" in account.scopes
 
 
-# field of the hash -> of the struct
+# Field of the hash → field of the struct.
 READ: Final = {"created" if name == "created_ms" else name: name for name in Model.__struct_fields__ if name != "name"}
 
 
 class Models:
-    """All methods raise BackendUnavailable while Redis cannot answer."""
+    """Models in Redis. All methods raise BackendUnavailable while Redis cannot answer."""
 
     def __init__(self, redis: Redis, scripts: Scripts, clock: Clock) -> None:
         self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
@@ -73,9 +74,9 @@ class Models:
         self._clock = clock
 
     async def make(self, name: str, said: Mapping[str, str]) -> bool:
-        """A new model, of which this is said; False where there is one of this name."""
+        """Create a model with these fields. Return False if it exists."""
         now_ms = self._clock.now_ms()
-        # the registry first: who is listed and not found is passed over, who is not listed stays so
+        # The registry first: readers skip a listed model without a record, but cannot find a model that is not listed.
         await self._list_new(name, now_ms)
         fields = {"created": str(now_ms), **_with_gist(said)}
         is_made = await self._scripts.amend(name, "make", said=fields, nonce=secrets.token_hex(8)) == "done"
@@ -83,11 +84,11 @@ class Models:
         return is_made
 
     async def change(self, name: str, said: Mapping[str, str]) -> bool:
-        """Say this of it, where '' takes back; all else stays. False where there is no such model."""
+        """Set these fields, where '' removes one. Other fields stay. Return False if the model does not exist."""
         return await self._scripts.amend(name, "change", said=_with_gist(said)) == "done"
 
     async def remove(self, name: str) -> bool:
-        """Take away a model, and its examples; False while it has a version."""
+        """Remove a model and its examples. Return False while it has a version."""
         if await self._scripts.withdraw(name, "model") != "done":
             return False
 
@@ -106,50 +107,50 @@ class Models:
             await self._list(name, order, at_ms, only_new=True)
 
     async def enlist(self, name: str, *, created_ms: int, latest_ms: int) -> None:
-        """Name it in the registry, as one whose latest version was made then."""
+        """List the model in the registry, with the time at which its latest version was made."""
         await self._list(name, "created", created_ms, only_new=True)
         await self._list(name, "latest", latest_ms)
 
     async def listed(self, order: Order) -> list[tuple[int, str]]:
-        """Every model with the moment that orders it, from old to new. Some may be gone."""
+        """Return every model with the time that orders it, oldest first. Some may be gone."""
         found: list[tuple[bytes, float]] = await ask(
             lambda: self._redis.zrange(keys.models(order), 0, -1, withscores=True)
         )
         return sorted((int(at_ms), text(name)) for name, at_ms in found)
 
     async def readme(self, name: str) -> str:
-        """'' where it has none."""
+        """Return the readme, '' if there is none."""
         found: bytes | None = await ask(lambda: self._redis.hget(keys.model(name), "readme"))
         return text(found or b"")
 
     async def default_examples(self, models: Sequence[Model]) -> list[Raw | None]:
-        """The one example of each that stands for it, None where it has none."""
+        """Return the default example of each model, or None."""
         found: list[bytes | None] = await self._of_examples("hget", models)
         return [None if example is None else Raw(example) for example in found]
 
     async def example_bytes(self, models: Sequence[Model]) -> list[int]:
-        """How large that example of each is."""
+        """Return the size of each default example."""
         return await self._of_examples("hstrlen", models)
 
     async def example_sizes(self, name: str) -> dict[str, int]:
-        """The ids of those that are shown with a model, newest first, with the bytes of each."""
+        """Return the ids of a model's examples, newest first, with the size of each."""
         key = keys.examples(name)
         ids = sorted((text(each) for each in await ask(lambda: self._redis.hkeys(key))), reverse=True)
         sizes = await pipelined(self._redis, lambda pipe: [pipe.hstrlen(key, each) for each in ids])
         return dict(zip(ids, sizes, strict=True))
 
     async def examples(self, name: str, ids: Sequence[str]) -> list[Raw]:
-        """These predictions, as far as they are shown with a model, in this order."""
+        """Return those predictions that are examples of a model, in this order."""
         found = await ask(lambda: self._redis.hmget(keys.examples(name), ids)) if ids else []
         return [Raw(example) for example in found if example is not None]
 
     async def get(self, name: str) -> Model | None:
-        """A model by "owner/name"; None where there is none."""
+        """Return a model by "owner/name", or None."""
         [found] = await self.many([name])
         return found
 
     async def many(self, names: Sequence[str]) -> list[Model | None]:
-        """Each of these in this order, by one write to the socket."""
+        """Return each model in this order, in one write to the socket."""
         replies = await pipelined(
             self._redis, lambda pipe: [pipe.hmget(keys.model(name), list(READ)) for name in names]
         )
@@ -167,7 +168,7 @@ class Models:
 
 
 def _with_gist(said: Mapping[str, str]) -> Mapping[str, str]:
-    """The beginning of a readme stands beside it: thousands are searched, and none of them is read whole."""
+    """Add the beginning of the readme. A search reads thousands of these, and no readme in full."""
     return {**said, "gist": said["readme"][:GIST]} if "readme" in said else said
 
 

@@ -1,4 +1,4 @@
-"""Queues as an operator names and sees them: which one is meant, who waits there, and where. Changes none."""
+"""Read queues as an operator names and sees them, and change them: pause, drain, resize, bound, migrate."""
 
 import asyncio
 import heapq
@@ -19,12 +19,14 @@ from director.core.ids import LANES, MODEL_NAME, QueueName, model_and_kind, queu
 from director.store.catalog import Catalog
 from director.store.changes import Changes
 
-SCAN: Final = 1_000  # tenants that one call reads: there may be a hundred thousand, and the server serves others too
+SCAN: Final = 1_000  # accounts that one call reads: there may be a hundred thousand, and the server serves others too
 
 
 class Tenant(Struct, frozen=True):
-    """What an account has in one queue: waiting or delayed, and claimed. `is_paused`: by an operator, in this queue;
-    `is_suspended`: in all of them. `weight` and `max_running`: as the queue knows them.
+    """The predictions of one account in one queue. `waiting` includes delayed ones, `running` counts claims.
+
+    `is_paused` is set by an operator for this queue, `is_suspended` for all queues. `weight` and `max_running` are
+    those that the queue applies.
     """
 
     name: str
@@ -37,7 +39,7 @@ class Tenant(Struct, frozen=True):
 
 
 class Queues:
-    """All methods raise BackendUnavailable while Redis cannot answer."""
+    """Reads queues. All methods raise BackendUnavailable while Redis cannot answer."""
 
     def __init__(self, redis: Redis, catalog: Catalog, scripts: Scripts) -> None:
         self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
@@ -45,17 +47,16 @@ class Queues:
         self._scripts = scripts
 
     async def all(self) -> list[QueueName]:
-        """Every queue there is, sorted."""
         return await self._catalog.queues()
 
     async def named(self, name: str) -> QueueName | None:
-        """The queue of this name, or of the latest version of the model of this name; None where there is none."""
+        """Return the queue of this name, or of the latest version of the model of this name, or None."""
         if re.fullmatch(MODEL_NAME, name) and (model := await self._catalog.model(name)) and model.latest:
             name = queue_name(model.name, model.latest)
         return QueueName(name) if name in await self._catalog.queues() else None
 
     async def tenants(self, queue: QueueName, *, most: int) -> list[Tenant]:
-        """Those who have the most waiting, and behind them whoever else is paused, or suspended and has anything."""
+        """Return the accounts with the most waiting, then others that are paused, or suspended and not empty."""
         waiting = await self._waiting(queue, most)
         held = {text(name) for name in await ask(lambda: self._redis.smembers(keys.held(queue)))}
         suspended = {text(name) for name in await ask(lambda: self._redis.hkeys(keys.suspended(queue)))}
@@ -71,7 +72,7 @@ class Queues:
         return [each for each in tenants if each.waiting or each.running or each.is_paused]
 
     async def tenant(self, queue: QueueName, name: str) -> Tenant:
-        """One of them; noughts where it has nothing there."""
+        """Return one account, with zeros if it has nothing here."""
         [waiting] = await self._counts(keys.queued(queue), [name])
         [running] = await self._counts(keys.running(queue), [name])
         is_paused = await ask(lambda: self._redis.sismember(keys.held(queue), name))
@@ -80,23 +81,22 @@ class Queues:
         return Tenant(name, waiting, running, bool(is_paused), bool(is_suspended), *_limits(known))
 
     async def has(self, queue: QueueName) -> bool:
-        """Is there such a queue?"""
         return bool(await ask(lambda: self._redis.sismember(keys.queues(), queue)))
 
     async def stats_of(self, queues: Sequence[QueueName]) -> list[tuple[QueueName, QueueStats]]:
-        """Those of these that are still there, in one write."""
+        """Return the queues that still exist with their numbers, in one write."""
 
         async def look(queue: QueueName) -> QueueStats | None:
             try:
                 return await self._scripts.stats(queue)
-            except UnknownQueue:  # it was unregistered, or is about to be there
+            except UnknownQueue:  # unregistered, or not registered yet
                 return None
 
         found = await asyncio.gather(*map(look, queues))
         return [(queue, stats) for queue, stats in zip(queues, found, strict=True) if stats is not None]
 
     async def heat(self, queue: QueueName, *, read: int) -> Mapping[str, list[int]]:
-        """How many stand in each stream of each lane and were not handed out, of the first `read` streams."""
+        """Return how many entries of each stream of each lane are not handed out, for the first `read` streams."""
         named = [(lane, keys.stream(queue, lane, number)) for lane in LANES for number in range(read)]
         lengths = await self._each("xlen", [stream for _, stream in named])
         held = [stream for (_, stream), length in zip(named, lengths, strict=True) if length]
@@ -129,27 +129,22 @@ class Queues:
 
 
 def _limits(known: bytes | None) -> tuple[float, int | None]:
-    """Weight and most running, as the queue keeps them: `<weight> <most running> <revision>`."""
+    """Parse what the queue keeps: `<weight> <most running> <revision>`."""
     weight, most = text(known or b"1  0").split(" ")[:2]
     return float(weight), int(most) if most else None
 
 
 def _pending(groups: Any) -> int:
-    """Of what XINFO GROUPS tells; 0 where the stream, or its group, went meanwhile."""
+    """Count from the reply to XINFO GROUPS. 0 if the stream or its group is gone."""
     return 0 if isinstance(groups, exceptions.RedisError) else sum(group["pending"] for group in groups)
 
-
-# Move what waits in a queue to another one of the same model: an old version's to its successor.
-#
-# Each slice is one step of the server, so what is cut short has moved some and harmed none, and is done by the same
-# call once more. What is claimed ends where it is; where it comes back to wait, the next call moves it.
 
 SLICE: Final = 50  # a few milliseconds of the server, which serves others too
 PASSES: Final = 10
 
 
 class Moved(Struct, frozen=True, kw_only=True):
-    """So far: how many were moved; of the last pass, how many stay since they are claimed, or their account paused."""
+    """Progress so far. `claimed` and `held` are of the last pass and stay: they run, or their account is paused."""
 
     moved: int = 0
     claimed: int = 0
@@ -157,7 +152,12 @@ class Moved(Struct, frozen=True, kw_only=True):
 
 
 class Migration:
-    """From one queue to another. Raises BackendUnavailable while Redis cannot answer."""
+    """Moves what waits in a queue to another queue of the same model, such as from an old version to its successor.
+
+    Each slice is one script. What is cut short has moved some predictions, and the same call moves the rest. A claimed
+    prediction ends where it is. If it waits again, the next call moves it. Raises BackendUnavailable while Redis cannot
+    answer.
+    """
 
     def __init__(self, scripts: Scripts, queue: QueueName, to: QueueName) -> None:
         if queue == to:
@@ -169,10 +169,10 @@ class Migration:
         self._to = to
 
     async def steps(self, *, only_asks: bool = False) -> AsyncIterator[Moved]:
-        """Move all that waits, slice by slice; what was done by then. `only_asks`: what would be, and nothing is.
+        """Move all that waits, and yield the progress after each slice. With `only_asks` nothing moves.
 
-        It looks through the queue again until it finds nothing more there, but ten times at most: what comes faster
-        than that has to be stopped first.
+        The queue is searched until a pass moves nothing, at most ten times: a queue that fills faster must be stopped
+        first.
         """
         moved = 0
         for _ in range(PASSES):
@@ -193,15 +193,10 @@ class Migration:
                 return
 
 
-# What an operator does with queues, whichever way it was asked for: pause, drain, resize, bound, migrate.
-#
-# Every change is in the log of changes, with who made it. Judges nobody: whoever calls has asked whether the operator
-# may.
-
-
 class QueueAdministration:
-    """Changes to queues. `by` says who makes one. All methods raise BackendUnavailable while Redis cannot answer, and
-    UnknownQueue where nobody registered it.
+    """Changes to queues, logged with their operator (`by`), who the caller has checked.
+
+    All methods raise BackendUnavailable while Redis cannot answer, and UnknownQueue for a queue that is not registered.
     """
 
     def __init__(self, scripts: Scripts, changes: Changes) -> None:
@@ -209,17 +204,16 @@ class QueueAdministration:
         self._changes = changes
 
     async def pause(self, queue: QueueName, *, account: str = "", by: str) -> None:
-        """Hand nothing out, of one account or at all. What is claimed runs on."""
+        """Hand nothing out, of one account or at all. Claimed predictions continue."""
         async with self._changes.noting("queue_paused", by=by, queue=queue, account=account):
             await self._scripts.pause(queue, paused=True, tenant=account)
 
     async def resume(self, queue: QueueName, *, account: str = "", by: str) -> None:
-        """Hand out again what waits."""
         async with self._changes.noting("queue_resumed", by=by, queue=queue, account=account):
             await self._scripts.pause(queue, paused=False, tenant=account)
 
     async def drain(self, queue: QueueName, *, by: str) -> QueueStats:
-        """Hand nothing out; how the queue stands then: drained once nothing is claimed. To ask again is no change."""
+        """Pause the queue unless it is paused, and return its numbers. It is drained once no claim is left."""
         stats = await self._scripts.stats(queue)
         if not stats.paused:
             await self.pause(queue, by=by)
@@ -227,21 +221,22 @@ class QueueAdministration:
         return stats
 
     async def resize(self, queue: QueueName, *, streams: int, by: str) -> tuple[int, int]:
-        """Change the streams of each lane; returns (streams that take new work, streams that are read)."""
+        """Change the streams of each lane. Return (streams that take new work, streams that are read)."""
         async with self._changes.noting("queue_resized", by=by, queue=queue, streams=streams):
             return await self._scripts.resize(queue, streams=streams)
 
     async def bound(self, queue: QueueName, *, mode: Admission, max_queued: int | None, by: str) -> None:
-        """What the queue does with more than it can run; `max_queued` goes with `bounded`."""
+        """Set what the queue does with more than it can run. `max_queued` goes with `bounded`."""
         async with self._changes.noting("queue_bounded", by=by, queue=queue, mode=mode, max_queued=max_queued):
             await self._scripts.bound(queue, mode=mode, max_queued=max_queued)
 
     async def migrate(
         self, queue: QueueName, to: QueueName, *, by: str, only_asks: bool = False
     ) -> AsyncGenerator[Moved]:
-        """Move what waits to another queue of the model, a slice at a time. Raises SettingsError where it is of none.
+        """Move what waits to another queue of the model, a slice at a time. Raises SettingsError for a queue of another
+        model.
 
-        `only_asks`: says what would be moved, and nothing is.
+        With `only_asks` nothing moves, and the progress says what would.
         """
         migration = Migration(self._scripts, queue, to)
         if only_asks:

@@ -1,10 +1,9 @@
-"""Take versions out of the catalogue: those that nobody needs, and nothing that was accepted with them.
+"""Remove unused versions from the catalogue, and add versions that trainings make.
 
-A removal that was cut short is done again by the next one. Sees to no visibility and to no deployment: its caller
-does.
+The next removal completes one that was cut short. The caller checks visibility and deployments.
 
-A director may register the version meanwhile. Its queue's `meta` then stands again, and is looked for after the
-registries were written. What comes later than that look, the director finds missing by a look of its own.
+A director may register the version at the same time. The `meta` of its queue then exists again, so it is looked for
+after the registries were written. What is registered later, the director finds missing itself and writes again.
 """
 
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ TRIES: Final = 10
 
 
 class Removal:
-    """All methods raise BackendUnavailable while Redis cannot answer."""
+    """Removes versions. All methods raise BackendUnavailable while Redis cannot answer."""
 
     def __init__(self, redis: Redis, scripts: Scripts, catalog: Catalog) -> None:
         self._redis = redis
@@ -37,16 +36,19 @@ class Removal:
         self._catalog = catalog
 
     async def remove(self, model: str, version: str) -> Unregistered:
-        """Forget a version whose queues are empty and served by nobody; else why it stays. Safe to repeat.
+        """Remove a version if its queues are empty and no director serves it. Otherwise say why it stays. Safe to
+        repeat.
 
-        Nothing is lost: what was accepted meanwhile keeps the queue and so the version; what comes later is refused.
+        Nothing is lost: a prediction that is accepted meanwhile keeps the queue and so the version. Later ones are
+        refused.
         """
         base = queue_name(model, version)
-        # a version has a queue for each kind; that of predictions, which stands for it, goes last
+        # A version has a queue for each kind. The queue of predictions stands for the version, so it goes last.
         names = {*await self._catalog.queues(), base}  # a removal that was cut short may have left it in no registry
         queues = sorted((queue for queue in names if queue.partition("~")[0] == base), reverse=True)
         await self._scripts.withdraw(model, "going", version=version, runs=sum(await self._catalog.runs(queues)))
-        for only_asks in (True, False):  # what keeps one of them keeps all, and the version can still be trained
+        # a reason to keep one queue keeps all, so that the version can still be trained
+        for only_asks in (True, False):
             for queue in queues:
                 answer = await self._scripts.unregister(queue, only_asks=only_asks)
                 if answer != "done":
@@ -56,7 +58,7 @@ class Removal:
             return "served"
         await self._settle_latest(model)
         await self._scripts.withdraw(model, "gone", version=version)
-        # the last write: what was cut short before it is found and done again
+        # The last write, so that what was cut short before it is found and repeated.
         await ask(lambda: self._redis.delete(keys.version(model, version)))
         return "done"
 
@@ -85,8 +87,10 @@ class Removal:
         return True
 
     async def _settle_latest(self, name: str) -> None:
-        """The newest that is left is the latest. Looks again after each write, as all do who remove one meanwhile: the
-        last of them leaves no version that is gone.
+        """Make the newest version that is left the latest.
+
+        It looks again after each write, as every concurrent removal does. The last of them leaves no version that is
+        gone.
         """
         for _ in range(TRIES):
             model = await self._catalog.model(name)
@@ -100,24 +104,24 @@ class Removal:
             await self._scripts.withdraw(name, "gone", version=model.latest, latest=latest)
 
 
-# What a training makes: a version of its destination, with the weights that came out.
-#
-# The version is named after the training, so that making it twice makes one, and whichever attempt made it first, its
-# weights stay. They live as long as the version. Never makes a destination: one that is gone stays gone.
-
-FOR_EVER_S: Final = 253_402_300_799  # the last second of the year 9999: the file itself is what ends
+FOR_EVER_S: Final = 253_402_300_799  # the last second of the year 9999: only the end of the file ends it
 MOST_ADDRESS: Final = 2_000
 
 
 class Trained(Struct, frozen=True):
-    """The output of a training, as callers know it. `version`: owner/name:id."""
+    """The output of a training, as callers know it. `version` is owner/name:id."""
 
     version: str
     weights: str | None
 
 
 class TrainedVersions:
-    """All methods raise BackendUnavailable while Redis cannot answer. `store`: of the files of outputs, if any is."""
+    """Makes the version that a training produces: a version of its destination, with the weights of the training.
+
+    The version is named after the training, so making it twice makes one version. The weights of the first attempt
+    stay, and live as long as the version. A destination that is gone is not created. `store` holds files of outputs, if
+    any. All methods raise BackendUnavailable while Redis cannot answer.
+    """
 
     def __init__(self, redis: Redis, catalog: Catalog, removal: Removal, *, store: OutputStore | None) -> None:
         self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
@@ -126,16 +130,16 @@ class TrainedVersions:
         self._store = store
 
     async def make(self, training: Record, weights: str | None) -> Trained | None:
-        """The version that this training makes, runnable as the trained one is; None where its destination is gone.
+        """Return the version that this training makes, or None if its destination is gone.
 
-        Nobody serves it yet: what is asked of it waits for a director.
+        It runs as the trained version does. No director serves it yet, so its predictions wait for one.
         """
         source = await self._catalog.version(training.model, training.version)
         if source is None or await self._catalog.model(training.destination) is None:
             return None
         name = version_id(training.destination, training.id.encode(), b"")
         kept = await self._kept(training, weights or "", version=name)
-        # before it is registered: whoever finds the version finds them
+        # Before the version is registered, so that a reader of the version finds its weights.
         key = keys.version(training.destination, name)
         await ask(lambda: self._redis.hsetnx(key, "weights", kept))
         try:
@@ -147,16 +151,17 @@ class TrainedVersions:
                 policy=Policy(),
                 makes_model=False,
             )
-        except UnknownModel:  # gone while we were at it
+        except UnknownModel:  # removed meanwhile
             await self._removal.remove(training.destination, name)
             return None
         stands = text(await ask(lambda: self._redis.hget(key, "weights")) or b"")
         return Trained(f"{training.destination}:{name}", stands or weights)
 
     async def _kept(self, training: Record, weights: str, *, version: str) -> str:
-        """An address that is good as long as the version, where the weights are one of this training's own files.
+        """Return the address of the weights. If they are a file of this training, the address is valid as long as the
+        version.
 
-        '' for what is no address, such as the weights themselves: a version is kept in memory, and for ever.
+        Return '' for anything but an address, such as the weights themselves, since a version stays in memory.
         """
         if not weights.startswith(("https://", "http://", "s3://", "gs://")) or len(weights) > MOST_ADDRESS:
             return ""
@@ -169,7 +174,7 @@ class TrainedVersions:
 
 
 async def whose_weights_are_kept(redis: Redis, trainings: Sequence[PredictionId]) -> set[PredictionId]:
-    """Those of these whose files are the weights of a version that there is. Forgets those of one that is gone."""
+    """Return those trainings whose files are the weights of an existing version. The others are forgotten."""
     client: Any = redis
     versions = await pipelined(redis, lambda pipe: [pipe.get(keys.weights(training)) for training in trainings])
     known = zip(trainings, versions, strict=True)

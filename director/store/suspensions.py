@@ -1,11 +1,12 @@
-"""Keep a suspended account from running anything, and let it run again. Each step can be done twice, and by anybody.
+"""Keep a suspended account from running anything, and let it run again. Every step is safe to repeat, by any process.
 
-From the moment that `suspend` has returned nothing of the account is handed out any more, in any queue: what an API
-still takes in, which does not know of it yet, waits. Never touches what others have, nor what an operator paused.
+Once `suspend` has returned, nothing of the account is handed out in any queue. An API that does not know of the
+suspension yet may still accept predictions, and they wait. Other accounts and queues that an operator paused are not
+touched.
 
-An account's changes are numbered. A queue goes by the latest that it has heard of, so whoever is late undoes nothing.
-A queue that comes to be asks who is suspended after it is listed, and a suspension asks which queues there are after
-it is listed: one of them sees the other.
+The changes of an account are numbered. A queue follows the latest number that it has seen, so a late change undoes
+nothing. A new queue is listed before it reads the suspensions, and a suspension is listed before it reads the queues:
+one of the two sees the other.
 """
 
 import asyncio
@@ -27,12 +28,14 @@ from director.store.catalog import Catalog
 from director.store.living import Listing
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
-AT_ONCE: Final = 100  # predictions that are canceled in one write
-SETTLED_S: Final = 600.0  # longer than an API keeps what it knows of an account
+AT_ONCE: Final = 100  # predictions per write that cancels
+SETTLED_S: Final = 600.0  # longer than an API caches an account
 
 
 class Ended(Struct, frozen=True, kw_only=True):
-    """What became of a suspended account's predictions: ended in their queue, asked to stop; `left`: not ended yet."""
+    """The predictions of a suspended account: `ended` in their queue, `asked` to stop, and `left` that have not ended
+    yet.
+    """
 
     ended: int = 0
     asked: int = 0
@@ -40,7 +43,7 @@ class Ended(Struct, frozen=True, kw_only=True):
 
 
 class Suspensions:
-    """Suspensions in Redis. All methods raise BackendUnavailable while it cannot answer: call again, it goes on."""
+    """Suspensions in Redis. All methods raise BackendUnavailable while Redis cannot answer: call again to continue."""
 
     def __init__(self, redis: Redis, accounts: Accounts, catalog: Catalog, scripts: Scripts, clock: Clock) -> None:
         self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
@@ -51,9 +54,9 @@ class Suspensions:
         self._clock = clock
 
     async def suspend(self, account: str, policy: Policy, reason: Reason, *, within_s: float) -> Ended:
-        """Hold all that the account has, or end it: so much of that as can be done in a while, a keeper does the rest.
+        """Hold or end all that the account has, for up to `within_s`. A keeper does the rest.
 
-        Raises SettingsError where there is no such account.
+        Raises SettingsError if the account does not exist.
         """
         await self._accounts.refuse_unknown(account)
         await self._begin(account)
@@ -62,14 +65,14 @@ class Suspensions:
         return await self.settle(account, within_s=within_s)
 
     async def resume(self, account: str) -> None:
-        """Let it run again. Raises SettingsError where there is no such account."""
+        """Let the account run again. Raises SettingsError if it does not exist."""
         await self._accounts.refuse_unknown(account)
         await self._begin(account)
         await self._accounts.set_suspension(account, None)
         await self.settle(account, within_s=0)
 
     async def settle(self, account: str, *, within_s: float) -> Ended:
-        """Bring every queue into line with what is written down of the account."""
+        """Bring every queue into line with what is stored of the account."""
         written = await self._accounts.written(account)
         revision, suspension = written.suspension_rev, written.suspension
         score = 2 * revision + (suspension is not None)
@@ -86,7 +89,9 @@ class Suspensions:
         return await self._end(account, queues, within_s)
 
     async def settle_all(self, *, within_s: float) -> int:
-        """Finish what was begun, and look after it for a while; how many accounts that are. Then they are let be."""
+        """Settle every account that was recently suspended or resumed, and return how many. Old settled ones are
+        forgotten.
+        """
         found = await ask(lambda: self._redis.zrange(keys.settling(), 0, -1, withscores=True))
         unfinished: set[float] = set()
         for name, since_ms in found:
@@ -94,16 +99,16 @@ class Suspensions:
                 unfinished.add(since_ms)
         old_ms = self._clock.now_ms() - SETTLED_S * 1000
         for since_ms in {since_ms for _, since_ms in found if since_ms < old_ms} - unfinished:
-            # By its time and not by its name: the account may have been suspended again meanwhile.
+            # By time and not by name: the account may have been suspended again meanwhile.
             await ask(partial(self._redis.zremrangebyscore, keys.settling(), since_ms, since_ms))
         return len(found)
 
     async def _begin(self, account: str) -> None:
-        """Before anything is changed: whatever is cut short from here on, a keeper finishes."""
+        """Note the account before anything changes: a keeper finishes whatever is cut short from here on."""
         await ask(lambda: self._redis.zadd(keys.settling(), {account: self._clock.now_ms()}))
 
     async def _end(self, account: str, queues: list[QueueName], within_s: float) -> Ended:
-        """Cancel what it has, newest first, until as many were found as its queues count."""
+        """Cancel its predictions, newest first, until as many were found as its queues count."""
         until, counts = self._clock.monotonic() + within_s, Counter[str]()
         here = await self._left(account, queues)
         for kind in KINDS:
@@ -116,14 +121,14 @@ class Suspensions:
         return Ended(ended=counts["canceled"], asked=counts["asked"], left=left)
 
     async def _listed(self, account: str, kind: Kind) -> AsyncIterator[list[PredictionId]]:
-        """Its ids of one kind, newest first, in slices."""
+        """Yield its ids of one kind in slices, newest first."""
         high = "+"
         while ids := await self._listing.ids(account, kind, high=high, count=AT_ONCE):
             yield ids
             high = f"({ids[-1]}"
 
     async def _left(self, account: str, queues: list[QueueName]) -> int:
-        """What waits and runs of it, over all queues."""
+        """Count what waits and runs of the account, over all queues."""
 
         def read(pipe: Any) -> None:
             for queue in queues:
