@@ -1,6 +1,6 @@
-"""Look closer where it may tell of a fault: what is dear to ask is asked of few queues, and of no others.
+"""Ask the costly questions behind findings, of the few queues where the answer may show a fault.
 
-Changes nothing, and is bounded in each question: a look costs about the same however much is wrong.
+Every question is bounded, so a look costs about the same however much is wrong. Nothing is changed.
 """
 
 import time
@@ -20,20 +20,20 @@ from director.diagnosis.findings import CROWDED, FAILING_AFTER, HOT, Closer, Hea
 from director.store.owed import LATE_MS, Owed
 from director.store.queue_history import QueueHistory
 
-TRIES: Final = 3  # the quickest counts: what else this process did is no fault of the server's
+TRIES: Final = 3  # the quickest counts, since other work of this process may delay an answer
 MOST_CROWDED: Final = 10
 MOST_ACCOUNTS: Final = 1_000
 MOST_LETTERS: Final = 20
 MOST_PROMISING: Final = 50
-MOST_BURNING: Final = 5  # an hour of a queue takes some milliseconds to read
+MOST_BURNING: Final = 5  # an hour of one queue takes some milliseconds to read
 SOON_SAMPLES: Final = 30
-AT_ONCE: Final = 50  # queues of one write
+AT_ONCE: Final = 50  # queues per write
 
 Queues = Mapping[QueueName, QueueStats]
 
 
 class CloserLook:
-    """Raises BackendUnavailable while Redis cannot answer."""
+    """Asks one Redis server. Raises BackendUnavailable while it cannot answer."""
 
     def __init__(self, redis: Redis, owed: Owed) -> None:
         self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
@@ -41,7 +41,7 @@ class CloserLook:
         self._owed = owed
 
     async def look(self, queues: Queues, *, owed: int) -> Closer:
-        """At queues that were looked at just now. `owed`: webhooks."""
+        """Look at queues whose numbers were just read. `owed` counts webhooks."""
         now_ms, answer_ms = await self._answered()
         return Closer(
             now_ms=now_ms,
@@ -54,7 +54,7 @@ class CloserLook:
         )
 
     async def _answered(self) -> tuple[int, float]:
-        """The server's time, and how long it takes to tell it."""
+        """Return the server's time, and how many ms it took to answer."""
         took = []
         for _ in range(TRIES):
             began = time.perf_counter()
@@ -75,7 +75,7 @@ class CloserLook:
         return found
 
     async def _heaviest(self, queues: Queues) -> dict[QueueName, Heaviest]:
-        """Of the queues in which the most waits, where that is of few accounts."""
+        """Find the heaviest account of the most crowded queues, unless a queue has too many accounts to read."""
         crowded = [queue for queue, stats in queues.items() if work_of(stats) >= CROWDED]
         asked = sorted(crowded, key=lambda queue: (-work_of(queues[queue]), queue))[:MOST_CROWDED]
         accounts = await self._each([("hlen", (keys.queued(queue),)) for queue in asked])
@@ -102,7 +102,7 @@ class CloserLook:
         }
 
     async def _burns(self, queues: Queues, now_ms: int) -> dict[QueueName, Burns]:
-        """Of those that burn now: five minutes of a queue are little to read, and an hour is much."""
+        """Return the burn rates of queues that burn now. Five minutes of a queue are cheap to read, an hour is not."""
         promising = [queue for queue, stats in queues.items() if stats.objectives and stats.live][:MOST_PROMISING]
         soon = await self._history.many(promising, most=SOON_SAMPLES)
         hot = [
@@ -116,7 +116,7 @@ class CloserLook:
         return {queue: burns(samples, queues[queue].objectives, now_ms=now_ms) for queue, samples in whole.items()}
 
     async def _each(self, asked: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:
-        """The replies to these commands, in one write."""
+        """Return the replies to these commands, in one write."""
 
         return await pipelined(self._redis, lambda pipe: [getattr(pipe, name)(*args) for name, args in asked])
 

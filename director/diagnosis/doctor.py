@@ -1,6 +1,6 @@
-"""Judge what was read of a server: one function per check, in one table. Pure; each finding says how to mend it.
+"""Judge what was read of a server: one function per check, in one table. Pure. Each finding says how to repair it.
 
-`fail`: work is lost, refused or left lying. `warn`: it will be, or somebody should know. Nothing here mends anything.
+`fail`: work is lost, refused or stuck. `warn`: it will be, or an operator should know.
 """
 
 from collections import Counter
@@ -19,13 +19,15 @@ from director.diagnosis import findings as core
 from director.diagnosis.doctor_look import Look
 from director.diagnosis.findings import MOST, Code, is_slow
 
-# Known holes of the servers that this service runs on, and the release of each line that closed them. Pure.
+# Known vulnerabilities of the servers, and the release of each line that fixed them.
 
 Line = tuple[int, int]
 
 
 class Floor(Struct, frozen=True):
-    """One hole: the first line that has it, and for each line the patch that closed it; newer lines never had it."""
+    """One vulnerability: the first line that has it, and for each line the patch that fixed it. Newer lines never had
+    it.
+    """
 
     cve: str
     what: str
@@ -34,12 +36,12 @@ class Floor(Struct, frozen=True):
     closed: Mapping[Line, int]
 
     def fix(self, line: Line, patch: int) -> str:
-        """The release to go to, '' where this one is not concerned."""
+        """Return the release to upgrade to, or '' if this one is not affected."""
         if line < self.since or line > max(self.closed):
             return ""
         if patch >= self.closed.get(line, patch + 1):
             return ""
-        # a line that never got the fix leads to the next one that did
+        # A line that never got the fix leads to the next line that did.
         target = min(found for found in self.closed if found >= line)
         return f"{target[0]}.{target[1]}.{self.closed[target]}"
 
@@ -62,7 +64,7 @@ FLOORS: Final = (
 
 
 def open_holes(kind: str, version: str) -> list[tuple[Floor, str]]:
-    """The holes that a release has, each with the release to go to."""
+    """Return the vulnerabilities of a release, each with the release to upgrade to."""
     major, minor, patch = (*(int(part) for part in version.split(".")[:3] if part.isdecimal()), 0, 0, 0)[:3]
     fixes = [(floor, floor.fix((major, minor), patch)) for floor in FLOORS if floor.kind == kind]
     return [(floor, fix) for floor, fix in fixes if fix]
@@ -79,7 +81,7 @@ LONGEST_LIST: Final = 3
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """What one check found, and what to do about it where that is anything."""
+    """The result of one check, and the repair if one is needed."""
 
     check: str
     verdict: Verdict
@@ -91,7 +93,7 @@ Answer = tuple[Verdict, str, str]
 
 
 def examine(look: Look) -> list[Finding]:
-    """Every check, in the order of the table."""
+    """Run every check, in the order of the table."""
     findings = []
     for name, check in CHECKS.items():
         verdict, found, fix = check(look)
@@ -124,7 +126,7 @@ def security(look: Look) -> Answer:
         return ok("no known hole")
     told = "; ".join(f"{floor.cve}: {floor.what}" for floor, _ in holes)
     target = max((fix for _, fix in holes), key=lambda fix: tuple(map(int, fix.split("."))))
-    return "warn", told, f"upgrade {look.kind} to {target}, unless your distribution has mended this build itself"
+    return "warn", told, f"upgrade {look.kind} to {target}, unless your distribution has patched this build itself"
 
 
 def role(look: Look) -> Answer:
@@ -154,7 +156,7 @@ def fsync(look: Look) -> Answer:
     if look.config.get("appendonly") != "yes":
         return ok("there is no log of writes")
     if policy == "no":
-        return "fail", "appendfsync no: a power cut loses whatever it likes", "set `appendfsync always`"
+        return "fail", "appendfsync no: a power cut may lose any number of writes", "set `appendfsync always`"
     if policy != "always":
         return "warn", f"appendfsync {policy}: a power cut may cost the last 1–2 s", "set `appendfsync always`"
     if pauses:
@@ -217,17 +219,17 @@ def password(look: Look) -> Answer:
     if look.config is None:
         url = urlsplit(look.settings.redis_url)
         if has_password(look.settings.redis_url) or url.scheme == "unix" or url.hostname in LOOPBACK:
-            return ok("asked for, or nobody else reaches it")
-        return "warn", "the URL has no password, and the server is on the network", "let the server ask for one"
+            return ok("required, or no other machine reaches it")
+        return "warn", "the URL has no password, and the server is on the network", "let the server require one"
     if look.config.get("requirepass") or has_password(look.settings.redis_url):
-        return ok("asked for")
+        return ok("required")
     beyond = sorted(set(look.config.get("bind", "*").split() or ["*"]) - LOOPBACK)
     listens = any(look.config.get(name, "0") != "0" for name in ("port", "tls-port"))
     if not listens or not beyond or look.config.get("protected-mode") == "yes":
-        return ok("not asked for, and nobody else reaches it")
+        return ok("not required, and no other machine reaches it")
     return (
         "fail",
-        f"it listens on {' '.join(beyond)} and asks for no password",
+        f"it listens on {' '.join(beyond)} and requires no password",
         "set `requirepass`, or `bind 127.0.0.1`",
     )
 
@@ -241,7 +243,7 @@ def rights(look: Look) -> Answer:
 
 
 def of(fine: str, *codes: Code) -> Callable[[Look], Answer]:
-    """The check that tells what was found with one of these codes."""
+    """Make the check that reports the findings with these codes."""
 
     def check(look: Look) -> Answer:
         found = [finding for finding in look.findings if finding.code in codes]
@@ -249,12 +251,12 @@ def of(fine: str, *codes: Code) -> Callable[[Look], Answer]:
             return ok(fine.format(queues=several(look.queues, "queue")))
         verdict: Verdict = "fail" if any(finding.level == "bad" for finding in found) else "warn"
         asks = dict.fromkeys(f"`{finding.ask}`" for finding in found)
-        # of each kind as many, which come first
+        # At most LONGEST_LIST of each code. Findings come sorted, so these are the first.
         told = sum(min(count, LONGEST_LIST) for count in Counter(finding.code for finding in found).values())
         more = f"{len(found) - told}{' or' if len(look.findings) == MOST else ''} more"
         return (
             verdict,
-            "; ".join(map(_told, found[:told])) + (f" And {more}." if len(found) > told else ""),
+            "; ".join(map(_in_words, found[:told])) + (f" And {more}." if len(found) > told else ""),
             some(list(asks)),
         )
 
@@ -277,9 +279,7 @@ CHECKS: Final[dict[str, Callable[[Look], Answer]]] = {
     "password": password,
     "rights": rights,
     "directors": of("{queues}, none waits without a director", "queue_not_served", "director_gone"),
-    "servers": of(
-        "no director tells of one that is unwell", "setup_loop", "setup_failed", "server_auth", "servers_unwell"
-    ),
+    "servers": of("no director reports an unwell one", "setup_loop", "setup_failed", "server_auth", "servers_unwell"),
     "queues": of("nothing holds them up", "breaker_open", "queue_paused", "objective_burning"),
     "accounts": of("none floods a queue", "tenant_flooding"),
     "dead letters": of("none", "dead_letters"),
@@ -296,5 +296,5 @@ def _mb(size: int) -> str:
     return f"{size / (1 << 20):,.0f} MB"
 
 
-def _told(finding: core.Finding) -> str:
+def _in_words(finding: core.Finding) -> str:
     return f"{finding.title}{f' ({finding.queue})' if finding.queue else ''}: {finding.detail}"

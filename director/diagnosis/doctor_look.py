@@ -1,6 +1,6 @@
-"""Read everything that the checks judge, once. Writes nothing but a small script into the server's cache.
+"""Read everything that the doctor's checks judge, once. Writes only a small script into the server's cache.
 
-Where the server forbids to ask (CONFIG on managed ones), that part stays empty, and the checks say so.
+Managed servers forbid some questions, such as CONFIG. That part stays empty, and the checks say so.
 """
 
 import time
@@ -25,8 +25,9 @@ SCRIPT: Final = "#!lua flags=no-writes\nreturn 1"
 
 
 class Look(Struct, frozen=True, kw_only=True):
-    """A server and its service at one moment. `config` and `refused` are None where the server forbids to ask.
-    `findings`: what was found of the service, by the judgement that the page shows too.
+    """A server and its service at one moment. `config` and `refused` are None if the server forbids the question.
+
+    `findings` are of the service, by the same judgement as on the dashboard.
     """
 
     address: str
@@ -51,7 +52,7 @@ class Look(Struct, frozen=True, kw_only=True):
 
 
 async def look(redis: Redis, settings: CommonSettings, clock: Clock) -> Look:
-    """Look at the server, of a Cluster at one of its masters. Raises BackendUnavailable where it does not answer."""
+    """Look at the server, or at one master of a Cluster. Raises BackendUnavailable if it does not answer."""
     one = (await ask(lambda: servers(redis)))[0]
     untyped: Any = one
     info: dict[str, Any] = await ask(one.info)
@@ -92,7 +93,7 @@ async def _timed_ms(send: Callable[[], Awaitable[Any]]) -> float:
 
 
 async def _skew_s(redis: Redis, clock: Clock) -> float:
-    """How far its clock is ahead of ours, as it was half-way through the call."""
+    """Return how far the server's clock is ahead of ours, measured half-way through the call."""
     before_ms = clock.now_ms()
     seconds, microseconds = await ask(redis.time)
     ours_s = (before_ms + clock.now_ms()) / 2000

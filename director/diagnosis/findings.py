@@ -1,6 +1,7 @@
-"""Find what needs a person: the one place that judges it, for the page, `director top` and `director doctor` alike.
+"""Find what needs an operator. The dashboard, `director top` and `director doctor` share this judgement.
 
-Pure, and bounded: whoever has three hundred faults has one, and is told of the worst of each kind. Mends nothing.
+Pure and bounded: the worst finding of each kind comes first, and many findings of one kind do not hide another kind.
+Costly facts, which `closer_look.py` reads, are known of a few queues only: those where they may show a fault.
 """
 
 from collections import Counter
@@ -18,12 +19,8 @@ from director.diagnosis.views import state_of
 from director.store.directors import ALIVE_S, LOOP, Beat, DirectorFound, ServerFound
 from director.store.owed import LATE_MS, FailingHost
 
-# How the service stands at one moment, as far as findings are made of it; and what a finding is. Asks nobody.
-#
-# What is dear to ask (`closer_look.py` does) is there of some queues alone: of those where it may tell of a fault.
-
 Level = Literal["bad", "warn"]
-"""`bad`: work is lost, refused or left lying; `warn`: it will be, or somebody should know."""
+"""`bad`: work is lost, refused or stuck; `warn`: it will be, or an operator should know."""
 
 Code = Literal[
     "redis_away",
@@ -47,9 +44,9 @@ CODES: Final[tuple[Code, ...]] = get_args(Code)
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One thing that needs a person. `title`: what it is, in few words; `detail`: who, how many, since when.
+    """One thing that needs an operator. `title` names it in a few words. `detail` says which, how many and since when.
 
-    `ask`: the command that tells more of it, or mends it.
+    `ask` is the command that shows more or repairs it.
     """
 
     code: Code
@@ -61,7 +58,7 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 class Neglected(Struct, frozen=True, kw_only=True):
-    """What a keeper should have looked after by now, of one queue."""
+    """Work of one queue that a keeper should have done by now."""
 
     expired_leases: int = 0
     due_retries: int = 0
@@ -69,7 +66,7 @@ class Neglected(Struct, frozen=True, kw_only=True):
 
 
 class Heaviest(Struct, frozen=True, kw_only=True):
-    """The account that has the most waiting in a queue, of `accounts` that have anything."""
+    """The account with the most waiting in a queue, of `accounts` with anything waiting."""
 
     account: str
     waiting: int
@@ -77,7 +74,7 @@ class Heaviest(Struct, frozen=True, kw_only=True):
 
 
 class Letter(Struct, frozen=True, kw_only=True):
-    """The newest dead letter of a queue. `codes`: how each of its attempts ended."""
+    """The newest dead letter of a queue. `codes` say how each attempt ended."""
 
     id: str
     at_ms: int
@@ -85,8 +82,8 @@ class Letter(Struct, frozen=True, kw_only=True):
 
 
 class Closer(Struct, frozen=True, kw_only=True):
-    """What was asked beside the numbers of the queues. `now_ms`: by the server's clock; `redis_ms`: how long it took to
-    answer, at the least.
+    """Facts beside the numbers of the queues. `now_ms` is by the server's clock, `redis_ms` its shortest time to
+    answer.
     """
 
     now_ms: int
@@ -99,7 +96,7 @@ class Closer(Struct, frozen=True, kw_only=True):
 
 
 class Situation(Struct, frozen=True, kw_only=True):
-    """All of it. `owed_late`: webhooks that are due, and that nobody tried."""
+    """All facts that findings are made of. `owed_late` counts webhooks that are due and were not tried."""
 
     queues: Mapping[QueueName, QueueStats] = {}
     directors: Sequence[DirectorFound] = ()
@@ -108,34 +105,32 @@ class Situation(Struct, frozen=True, kw_only=True):
 
     @property
     def now_ms(self) -> int:
-        """By the server's clock."""
+        """The time by the server's clock."""
         return self.closer.now_ms
 
 
 def work_of(stats: QueueStats) -> int:
-    """How many of a queue are still to be run."""
+    """Return how many predictions of a queue are still to be run."""
     return stats.waiting + stats.delayed
 
 
 def waits(stats: QueueStats) -> str:
-    """The same for a person, and since when."""
+    """Return the waiting work in words, with the age of the oldest."""
     if not work_of(stats):
         return "Nothing waits"
     delayed = f" and {stats.delayed:,} delayed" if stats.delayed else ""
     return f"{stats.waiting:,} waiting{delayed}, the oldest for {span(max(0, stats.oldest_ms) / 1000)}"
 
 
-# Find directors and model servers that need a person: who went without a word, whose servers cannot run anything.
-#
-# Pure. Goes by what directors tell with each beat; one of an older release tells less, and less is found.
+# Directors and model servers. An older release reports less with each heartbeat, so less is found.
 
-GONE_S: Final = 600.0  # one that has been away for longer is no news
+GONE_S: Final = 600.0  # a director that has been away for longer is no news
 UNWELL_S: Final = 30.0
 UNWELL: Final = frozenset({"resting", "doubted", "defunct", "unhealthy", "unreachable"})
 
 
 def directors_gone(situation: Situation) -> Iterator[Finding]:
-    """Who went without a word, by queue; but for as many as came there since, in their place."""
+    """Find directors that went silent, by queue, unless as many have come since in their place."""
     there = _by_queue(situation.directors)
     for queue in situation.queues:
         gone = [one for one, _ in there.get(queue, ()) if _is_gone(one) and one.last.queue == queue]
@@ -143,7 +138,7 @@ def directors_gone(situation: Situation) -> Iterator[Finding]:
         missed = gone[sum(_came_since(one, first_ms) for one, _ in there.get(queue, ())) :]
         if missed:
             held = sum(one.held or 0 for one in missed)
-            left = sum(one.is_alive for one, _ in there[queue])  # the numbers of the queue are of a moment before
+            left = sum(one.is_alive for one, _ in there[queue])  # the numbers of the queue are slightly older
             names = some([f"{one.name}, {span(one.silent_ms / 1000)} ago" for one in missed])
             yield Finding(
                 code="director_gone",
@@ -156,7 +151,7 @@ def directors_gone(situation: Situation) -> Iterator[Finding]:
 
 
 def servers_unwell(situation: Situation) -> Iterator[Finding]:
-    """Servers that cannot run anything, under the first of the causes that they have."""
+    """Find servers that cannot run anything, each under the first cause that applies."""
     now_ms, there = situation.now_ms, _by_queue(situation.directors)
     for queue, stats in situation.queues.items():
         left = known = [server for one, beat in there.get(queue, ()) if one.is_alive for server in beat.about.servers]
@@ -168,7 +163,7 @@ def servers_unwell(situation: Situation) -> Iterator[Finding]:
                     code=code,
                     level="warn" if stats.slots else "bad",
                     title=title,
-                    detail=f"{_told(found, len(known), now_ms)} {waits(stats)}.",
+                    detail=f"{_in_words(found, len(known), now_ms)} {waits(stats)}.",
                     queue=queue,
                     ask=f"director queues show {queue}",
                 )
@@ -195,7 +190,7 @@ def _came_since(one: DirectorFound, at_ms: int) -> bool:
 
 
 def _by_queue(directors: Sequence[DirectorFound]) -> dict[QueueName, list[tuple[DirectorFound, Beat]]]:
-    """Who is in each queue, with the last beat there: there may be a thousand of either."""
+    """Group directors by queue, with their last heartbeat there. There may be a thousand of either."""
     found: dict[QueueName, list[tuple[DirectorFound, Beat]]] = {}
     for one in directors:
         for beat in one.beats:
@@ -203,9 +198,9 @@ def _by_queue(directors: Sequence[DirectorFound]) -> dict[QueueName, list[tuple[
     return found
 
 
-def _told(servers: Sequence[ServerFound], known: int, now_ms: int) -> str:
+def _in_words(servers: Sequence[ServerFound], known: int, now_ms: int) -> str:
     if not servers:
-        return "Its directors tell no more."
+        return "Its directors report no details."
     return f"{len(servers)} of {several(known, 'server')}: {some([_line(one, now_ms) for one in servers])}."
 
 
@@ -217,15 +212,17 @@ def _line(server: ServerFound, now_ms: int) -> str:
 
 
 SLOW_MS: Final = 10.0
-CROWDED: Final = 100  # waiting: below it nobody is crowded out
+CROWDED: Final = 100  # waiting: in a shorter queue no account crowds out others
 FLOOD: Final = 0.8
-HOT: Final = 10.0  # times as fast as an objective allows
+HOT: Final = 10.0  # times the rate that an objective allows
 FAILING_AFTER: Final = 2  # attempts
-MOST: Final = 100
+MOST: Final = 100  # findings
 
 
 def find(situation: Situation) -> list[Finding]:
-    """What needs a person: the worst of each kind first, and then the second of each, so that none hides another."""
+    """Return what needs an operator: the worst of each kind first, then the second of each, so that no kind hides
+    another.
+    """
     found = [finding for finder in FINDERS for finding in finder(situation)]
     found.sort(key=lambda one: (one.level != "bad", CODES.index(one.code), one.queue or ""))
     told = Counter[Code]()
@@ -237,7 +234,7 @@ def find(situation: Situation) -> list[Finding]:
 
 
 def away(reason: str) -> Finding:
-    """Nothing can be seen, since Redis does not answer."""
+    """Return the finding for a Redis that does not answer, when nothing else can be seen."""
     return Finding(
         code="redis_away",
         level="bad",
@@ -248,17 +245,14 @@ def away(reason: str) -> Finding:
 
 
 def is_slow(answer_ms: float) -> bool:
-    """Is that long for an answer of Redis?"""
+    """Is this too long for an answer of Redis?"""
     return answer_ms > SLOW_MS
-
-
-# ── the service ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _redis(situation: Situation) -> Iterator[Finding]:
     took_ms = situation.closer.redis_ms
     if is_slow(took_ms):
-        detail = f"It answers a PING after {took_ms:.0f} ms, where {SLOW_MS:.0f} ms is much: all that happens waits."
+        detail = f"It answers a PING after {took_ms:.0f} ms, and {SLOW_MS:.0f} ms is slow: everything waits for it."
         yield Finding(code="redis_slow", level="warn", title="Redis is slow", detail=detail, ask="director doctor")
 
 
@@ -274,7 +268,7 @@ def _keeper(situation: Situation) -> Iterator[Finding]:
         if count
     ]
     if late:
-        detail = f"{some(late)}, for more than {LATE_MS // 1000} s. One that just began waits for a lease first."
+        detail = f"{some(late)}, for more than {LATE_MS // 1000} s. A keeper that just started waits for one lease."
         yield Finding(code="keeper_silent", level="bad", title="No keeper acts", detail=detail, ask="director keeper")
 
 
@@ -298,17 +292,14 @@ def _webhooks(situation: Situation) -> Iterator[Finding]:
         )
 
 
-# ── queues ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _not_served(situation: Situation) -> Iterator[Finding]:
     for queue, stats in situation.queues.items():
         if work_of(stats) and state_of(replace(stats, breaker="")) == "no_director":
-            none = f"no director gave a sign of life within {ALIVE_S:.0f} s"
+            none = f"no director sent a heartbeat within {ALIVE_S:.0f} s"
             yield Finding(
                 code="queue_not_served",
                 level="bad",
-                title="Nobody serves this queue",
+                title="No director serves this queue",
                 detail=f"{waits(stats)}, and {'all of its directors are about to end' if stats.directors else none}.",
                 queue=queue,
                 ask=f"director run --model {queue.rpartition(':')[0]}",
@@ -332,7 +323,7 @@ def _stopped(situation: Situation) -> Iterator[Finding]:
                 code="queue_paused",
                 level="warn",
                 title="Paused, with work",
-                detail=f"{waits(stats)}, and an operator paused the queue. The audit log tells who.",
+                detail=f"{waits(stats)}, and an operator paused the queue. The audit log says who.",
                 queue=queue,
                 ask=f"director queues resume {queue}",
             )
@@ -349,7 +340,7 @@ def _burning(situation: Situation) -> Iterator[Finding]:
                     level="bad",
                     title="Starts come too late",
                     detail=f"{soon.missed} of {soon.met + soon.missed} of the lane {lane}, within 5 min, "
-                    f"started too late or wait too long: {soon.rate:.0f} times what may be.",
+                    f"started too late or wait too long: {soon.rate:.0f} times the allowed share.",
                     queue=queue,
                     ask=f"director queues show {queue}",
                 )

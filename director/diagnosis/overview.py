@@ -1,7 +1,7 @@
-"""The whole service at a moment, for operators who watch it: queues, directors, owed webhooks, and what needs a person.
+"""Show operators the whole service at a moment: queues, directors, owed webhooks, and what needs an operator.
 
-Reads a slice at a time, and says how long to rest before the next look: a hundred times as long as this one took, so
-that the service itself is not what Redis is busy with. Changes nothing.
+It reads slices, and rests a hundred times as long as a look took, so that watching does not load Redis. Nothing is
+changed.
 """
 
 from collections import deque
@@ -26,26 +26,26 @@ T = TypeVar("T")
 
 MOST_QUEUES: Final = 1_000
 MOST_DIRECTORS: Final = 1_000
-SLICE: Final = 25  # queues of one write: about a millisecond of the server, which serves others too
+SLICE: Final = 25  # queues per write: about a millisecond of the server, which serves others too
 BREATH_S: Final = 0.01
-REST: Final = 100  # times as long as it took
+REST: Final = 100  # times as long as a look took
 SHORTEST_S: Final = 1.0
 LONGEST_S: Final = 5.0
-MANY: Final = 400  # queues, beyond which a look may cost more than LONGEST_S makes up for: the rest grows with them
-REMEMBERED: Final = 10  # of what took so long, the least is what Redis took at most: the rest was this process
+MANY: Final = 400  # queues: with more, a look may cost more than LONGEST_S makes up for, so the rest grows with them
+REMEMBERED: Final = 10  # looks: the shortest is the closest to what Redis took, the remainder was this process
 
 
 class OwedCount(Struct, frozen=True, kw_only=True):
-    """Webhooks that are owed; `late`: due, and nobody tried."""
+    """How many webhooks are owed. `late` ones are due and were not tried."""
 
     count: int
     late: int
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
-    """All of it within a moment. `more_queues`, `more_directors`: how many were left out, the last by name.
+    """The service within a moment. `more_queues` and `more_directors` count those left out, the last by name.
 
-    `findings`: what needs a person, the worst first.
+    `findings` need an operator, the worst first.
     """
 
     at: str
@@ -58,7 +58,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
 
 class Overview:
-    """Whoever watches looks through one, again and again. Raises BackendUnavailable while Redis cannot answer."""
+    """Each watcher looks through one repeatedly. Raises BackendUnavailable while Redis cannot answer."""
 
     def __init__(self, queues: Queues, directors: Directors, owed: Owed, closer: CloserLook, clock: Clock) -> None:
         self._queues = queues
@@ -77,7 +77,6 @@ class Overview:
         return cls(services.queues, services.directors, services.owed, closer, services.clock)
 
     async def look(self) -> Snapshot:
-        """How everything stands now."""
         at, self._spent_s = iso(self._clock.now_ms()), 0.0
         names = await self._timed(self._queues.all())
         seen, queues = names[:MOST_QUEUES], dict[QueueName, QueueStats]()

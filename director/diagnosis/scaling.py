@@ -1,7 +1,7 @@
-"""What an autoscaler wants to know of a queue: how many directors it wants, what could run, and what runs.
+"""Tell an autoscaler how many directors a queue wants, and how much could run or runs there.
 
-Never guesses: while Redis cannot answer there is no answer, since a wrong nought would end every director. An hour's
-history says what comes; what waits and runs is as of now.
+It never guesses: while Redis cannot answer there is no answer, since a wrong zero would end every director. Arrivals
+come from the queue's history; waiting and running are current.
 """
 
 import re
@@ -22,14 +22,14 @@ from director.store.deployments import MOST, Deployments
 from director.store.queue_history import QueueHistory
 
 SOON_S: Final = 60.0  # a retry that is due later is no reason to keep a director
-# The higher rate of the two counts: up at once, and down late
+# The higher rate of the two counts, so that scaling up is immediate and scaling down is slow.
 WINDOWS_S: Final = (60.0, 300.0)
 BOUNDS_S: Final = 30.0
 MOST_OWNERS: Final = 1_000
 
 
 class Scale(Struct, frozen=True, kw_only=True):
-    """`wanted`: directors. `runnable`, `running`: predictions."""
+    """`wanted` counts directors, `runnable` and `running` count predictions."""
 
     wanted: int
     runnable: int
@@ -37,7 +37,7 @@ class Scale(Struct, frozen=True, kw_only=True):
 
 
 class Scaling:
-    """All methods raise BackendUnavailable while Redis cannot answer."""
+    """Reads demand from Redis. All methods raise BackendUnavailable while Redis cannot answer."""
 
     def __init__(self, redis: Redis, scripts: Scripts, catalog: Catalog, clock: Clock) -> None:
         self._scripts = scripts
@@ -48,7 +48,7 @@ class Scaling:
         self._bounds: dict[str, tuple[float, dict[QueueName, Bounds]]] = {}
 
     async def named(self, name: str) -> QueueName:
-        """The queue of this name, or of the latest version of the model of this name. Raises UnknownQueue."""
+        """Return the queue of this name, or of the latest version of the model of this name. Raises UnknownQueue."""
         if re.fullmatch(MODEL_NAME, name) and (model := await self._catalog.model(name)) and model.latest:
             return queue_name(model.name, model.latest)
         if not re.fullmatch(QUEUE_NAME, name):
@@ -56,7 +56,7 @@ class Scaling:
         return QueueName(name)
 
     async def of(self, queue: QueueName) -> Scale:
-        """Of one queue. Raises UnknownQueue."""
+        """Return the demand of one queue. Raises UnknownQueue."""
         demand = await self._scripts.demand(queue, soon_s=SOON_S)
         newest = await self._history.of(queue, most=int(max(WINDOWS_S) / PERIOD_S) + 1)
         load = _load(demand, newest)
@@ -64,7 +64,7 @@ class Scaling:
         return Scale(wanted=count, runnable=demand.runnable, running=demand.running)
 
     async def _bounds_of(self, queue: QueueName) -> Bounds:
-        """What the owner of the model has said by its deployments. Another account's are its own wish, and no order."""
+        """Return the bounds that the model's owner set by deployments. Deployments of other accounts do not count."""
         owner, now_s = queue.partition("/")[0], self._clock.monotonic()
         read_s, bounds = self._bounds.get(owner, (None, {}))
         if read_s is None or now_s - read_s >= BOUNDS_S:
@@ -75,7 +75,9 @@ class Scaling:
         return bounds.get(queue, Bounds())
 
     async def _said_by(self, owner: str) -> dict[QueueName, Bounds]:
-        """Several of one version share its directors, so the largest of each number will do for all."""
+        """Combine the owner's deployments. Deployments of one version share its directors, so the largest numbers serve
+        all.
+        """
         said: dict[QueueName, Bounds] = {}
         names = [name for _, name in await self._deployments.names(owner)]
         for deployment in await self._deployments.many(owner, names[:MOST]):

@@ -1,15 +1,15 @@
-"""How many directors a queue wants: enough that what waits, and what comes, starts as soon as its objectives say.
+"""Compute how many directors a queue wants, so that what waits and what arrives starts within its objectives. Pure.
 
-Pure. Three numbers of slots, and the largest counts:
+Three numbers of slots are computed, and the largest counts:
 
-- What runs keeps its slot, so that nothing is told to end under a run.
-- Catching up: of `c` slots some are free at once, and each of the others is free again after a run of `s` seconds, so
-  within `T` seconds `c - running + c * T / s` can start. That has to be what waits and what comes meanwhile.
-- Keeping up: with arrivals at random, more slots than they fill on average, or some wait for too long. How many wait
-  longer than `T` is Erlang's formula (M/M/c); that share has to be at most what the objective lets miss.
+- Running: what runs keeps its slot, so that no director is asked to end during a run.
+- Catching up: of `c` slots some are free at once, and each other slot is free again after a run of `s` seconds. So
+  within `T` seconds `c - running + c * T / s` can start, which must cover what waits and what arrives meanwhile.
+- Keeping up: arrivals are random, so more slots are needed than they fill on average. Erlang's formula (M/M/c) gives
+  the share that waits longer than `T`, which must be at most what the objective lets miss.
 
-A lane is reckoned with all that has as little time or less, since that goes before it. Nothing here remembers: when to
-follow a smaller number is the business of whoever asks.
+A lane is computed together with all lanes that have as little time or less, since those go first. Nothing is remembered
+here: the autoscaler decides when to follow a smaller number.
 """
 
 import math
@@ -20,17 +20,17 @@ from msgspec import Struct
 
 from director.core.policy import Lane, Objective, Objectives
 
-# Of a lane that is promised nothing
+# For a lane without an objective.
 DEFAULT: Final = Objective(share=0.95, within_s=60.0)
 MOST_SLOTS: Final = 10_000
 SHORTEST_S: Final = 0.001
 
 
 class Load(Struct, frozen=True, kw_only=True):
-    """What a queue has to do. `waiting`: all, by lane; `runnable`: what of it could run now or soon.
+    """The work of a queue. `waiting` counts all by lane, `runnable` what of it could run now or soon.
 
-    `arrivals_s`: how many come in a second, by lane. `service_s` of a run and `slots_each` of a director: None while
-    nobody knows.
+    `arrivals_s` are arrivals per second by lane. `service_s` (of a run) and `slots_each` (of a director) are None while
+    unknown.
     """
 
     waiting: Mapping[Lane, int]
@@ -43,14 +43,16 @@ class Load(Struct, frozen=True, kw_only=True):
 
 
 class Bounds(Struct, frozen=True, kw_only=True):
-    """Directors that there should be in any case, and at most."""
+    """The least and the most directors that there should be."""
 
     least: int = 0
     most: int | None = None
 
 
 def wanted(load: Load, objectives: Objectives, bounds: Bounds = Bounds()) -> int:  # noqa: B008 - it is frozen
-    """Directors. At least one while anything can run or runs, whatever the bounds; of a paused queue, what runs."""
+    """Return directors: at least one while anything can run or runs, whatever the bounds. A paused queue keeps what
+    runs.
+    """
     each = load.slots_each or 1.0
     holding = math.ceil(load.running / each)
     if load.is_paused:
@@ -62,8 +64,9 @@ def wanted(load: Load, objectives: Objectives, bounds: Bounds = Bounds()) -> int
 
 
 def _slots(load: Load, objectives: Objectives) -> int:
-    # what comes of accounts that may run no more waits beside what waits of them already; and as long as nobody has
-    # seen a run, nobody knows what it takes to keep up
+    # Arrivals of accounts at their limit wait beside what already waits of them. Until a run has been seen, it is
+    # unknown
+    # what keeping up takes.
     counts = 0.0 if load.service_s is None else _runnable_share(load)
     waiting, arriving = _runnable_by_lane(load), {lane: rate * counts for lane, rate in load.arrivals_s.items()}
     used = [lane for lane in waiting if waiting[lane] or arriving.get(lane)]
@@ -73,7 +76,7 @@ def _slots(load: Load, objectives: Objectives) -> int:
         lanes = [lane for lane, other in targets.items() if other.within_s <= target.within_s]
         backlog = sum(waiting[lane] for lane in lanes)
         arrivals_s = sum(arriving.get(lane, 0.0) for lane in lanes)
-        # one that nobody has seen is taken to last as long as one may wait
+        # Until a run has been seen, it is assumed to last as long as a prediction may wait.
         service_s = max(SHORTEST_S, target.within_s if load.service_s is None else load.service_s)
         to_start = backlog + load.running + arrivals_s * target.within_s
         catching_up = math.ceil(to_start / (1 + target.within_s / service_s)) if backlog else 0
@@ -88,7 +91,9 @@ def _runnable_share(load: Load) -> float:
 
 
 def _runnable_by_lane(load: Load) -> dict[Lane, float]:
-    """Nobody knows the lanes of what may run: each has its part of it. Retries that are due soon are in none."""
+    """Split runnable work by lane in the proportion of what waits, since its lanes are unknown. Due retries have no
+    lane.
+    """
     lanes: tuple[Lane, ...] = ("high", "normal", "low")
     whole = sum(load.waiting.values())
     if not whole:
@@ -97,13 +102,13 @@ def _runnable_by_lane(load: Load) -> dict[Lane, float]:
 
 
 def _erlang(busy: float, patience: float, miss: float) -> int:
-    """The fewest slots with which at most `miss` of what comes waits for longer than `patience` times a run.
+    """Return the fewest slots with which at most `miss` of the arrivals wait longer than `patience` times a run.
 
-    `busy`: slots that the arrivals fill on average.
+    `busy` is the number of slots that arrivals fill on average.
     """
     if busy <= 0:
         return 0
-    blocked = 1.0  # Erlang's B for no slot, and from it that of one more
+    blocked = 1.0  # Erlang's B for zero slots; each turn computes it for one more
     for slots in range(1, MOST_SLOTS + 1):
         blocked = busy * blocked / (slots + busy * blocked)
         if slots > busy:

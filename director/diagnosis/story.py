@@ -1,6 +1,6 @@
-"""Tell the whole story of one prediction: how it came, who had it and how that ended, why it waits, what comes next.
+"""Tell the story of one prediction: how it was accepted, who claimed it, why it waits, how it ended, what comes next.
 
-Pure. Tells nothing of what its caller sent or was given, and of a webhook's URL the host alone: the rest may be secret.
+Pure. Input, output and all of a webhook's URL but its host are left out, since they may be secret.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,11 +16,13 @@ from director.core.view import iso, place
 from director.core.webhook_url import host_of
 
 CROWD: Final = 20
-SLOW_STORY_MS: Final = 50.0  # of one answer: a busy process may add to it
+SLOW_STORY_MS: Final = 50.0  # of one answer, to which a busy process may add
 
 
 class Told(Struct, frozen=True):
-    """What its caller was told when it was accepted: see `Place`. `eta_s` is None also where it was none."""
+    """The place and the estimate that its caller received on acceptance: see `Place`. `eta_s` is None without an
+    estimate.
+    """
 
     position: int
     ahead: int
@@ -28,7 +30,7 @@ class Told(Struct, frozen=True):
 
 
 class Submitted(Struct, frozen=True):
-    """How it came. `revived_at`: it was a dead letter, and begins anew then."""
+    """Its acceptance. `revived_at`: it was a dead letter, and starts again from then."""
 
     at: str
     lane: str
@@ -39,9 +41,9 @@ class Submitted(Struct, frozen=True):
 
 
 class Holding(Struct, frozen=True, kw_only=True):
-    """One director that had it. `number`: of the attempt, which goes on with the next one where `is_spent` is false.
+    """One claim. `number` is of the attempt; the next claim has the same number if `is_spent` is false.
 
-    `how` it ended: a status, or the code of what went wrong; '' while it goes on. Times that nobody knows are None.
+    `how` is its end: a status, or the code of what went wrong, '' while it continues. Unknown times are None.
     """
 
     number: int
@@ -56,7 +58,7 @@ class Holding(Struct, frozen=True, kw_only=True):
 
 
 class Ended(Struct, frozen=True, kw_only=True):
-    """Its end. `ran_s` is None where it never began."""
+    """Its end. `ran_s` is None if it never began."""
 
     at: str
     status: Status
@@ -67,9 +69,9 @@ class Ended(Struct, frozen=True, kw_only=True):
 
 
 class Owed(Struct, frozen=True, kw_only=True):
-    """What its caller wants to be told, and how the telling of its end goes. `last`: outcome of the last attempt.
+    """The events that its caller wants, and the delivery of its end. `last` is the outcome of the last attempt.
 
-    `deliveries`: those attempts, as long as the events of the prediction are there.
+    `deliveries` are those attempts, as long as the prediction's events exist.
     """
 
     host: str
@@ -82,7 +84,7 @@ class Owed(Struct, frozen=True, kw_only=True):
 
 
 class Coming(Struct, frozen=True):
-    """What is next: a word for programs, the moment where there is one, and the words for a person."""
+    """The next step: a word for programs, the moment if there is one, and words for people."""
 
     what: str
     at: str | None
@@ -90,9 +92,9 @@ class Coming(Struct, frozen=True):
 
 
 class Story(Struct, frozen=True, kw_only=True):
-    """All of it. `queue`: as on a prediction, only while it waits. Without its events nobody knows who gave it back.
+    """The whole story. `queue` is as on a prediction, only while it waits.
 
-    `redis_ms`: how long Redis took to tell it, where that was long.
+    Without events it is unknown which directors released it. `redis_ms` is set if Redis was slow to tell this.
     """
 
     id: PredictionId
@@ -112,7 +114,7 @@ class Story(Struct, frozen=True, kw_only=True):
 
 
 class Stay(Struct, frozen=True, kw_only=True):
-    """A holding in ms: `claimed` and `ended` as far as they are known."""
+    """A claim in ms. `claimed` and `ended` are None if unknown."""
 
     number: int
     director: str
@@ -123,7 +125,7 @@ class Stay(Struct, frozen=True, kw_only=True):
 
 
 def tell(known: Known, *, took_ms: float = 0) -> Story:
-    """The story as it stands. `took_ms`: how long it took to read."""
+    """Return the story so far. `took_ms` is how long it took to read."""
     record = known.record
     return Story(
         id=record.id,
@@ -164,17 +166,14 @@ def _revived(known: Known) -> int | None:
     return next((event.at for event in known.events if event.kind == "revived"), None)
 
 
-# ── who had it ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _held(known: Known) -> Iterator[Holding]:
-    """Oldest first. Each waited from the end of the one before it, the first from when it was accepted."""
+    """Yield claims, oldest first. Each waited from the end of the one before, the first from acceptance."""
     record, revived = known.record, _revived(known)
     starts = sorted(event.at for event in known.events if event.kind == "started")
     since: int | None = record.created
     for stay in _stays(known):
         if record.revivals and not known.events:
-            since = None  # nobody knows any more how long it was a dead letter
+            since = None  # it is unknown how long it was a dead letter
         elif revived is not None and since is not None and since < revived <= (stay.claimed or 0):
             since = revived
         until = known.now if stay.ended is None else stay.ended
@@ -194,7 +193,7 @@ def _held(known: Known) -> Iterator[Holding]:
 
 
 def _stays(known: Known) -> list[Stay]:
-    """What was used up is in the record; what was given back is in the events, while they last; then the last one."""
+    """Combine spent attempts from the record, released claims from the events while they last, and the last claim."""
     spent = [
         Stay(number=one.number, director=one.director, claimed=one.claimed, ended=one.ended, how=one.code)
         for one in spent_attempts(known.record.history)
@@ -218,7 +217,7 @@ def _given_back(event: Event, spent: Sequence[Stay], since: int) -> Stay:
 
 
 def _last(known: Known, before: Sequence[Stay]) -> list[Stay]:
-    """The holding that goes on, or the one that the end came out of; none where it waits, or ended while it did."""
+    """Return the claim that continues or led to the end. Empty if it waits, or ended while it waited."""
     record = known.record
     if record.claimed is None:
         return []
@@ -265,9 +264,6 @@ def _owed(known: Known) -> Owed | None:
     )
 
 
-# ── what is next ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _next(known: Known) -> Iterator[Coming]:
     if known.record.is_terminal:
         yield from _after_its_end(known)
@@ -279,11 +275,13 @@ def _next(known: Known) -> Iterator[Coming]:
 def _after_its_end(known: Known) -> Iterator[Coming]:
     record = known.record
     if known.owed is not None:
-        last = f"; {host_of(record.webhook)} failed the last" if record.told == "failed" else ""
-        yield Coming("webhook", iso(known.owed), f"attempt {record.tellings + 1} to tell its end, at the latest{last}")
+        last = f"; {host_of(record.webhook)} failed the last one" if record.told == "failed" else ""
+        yield Coming(
+            "webhook", iso(known.owed), f"attempt {record.tellings + 1} to deliver its webhook, at the latest{last}"
+        )
     if known.is_dead:
         codes = ", ".join(one.code for one in spent_attempts(record.history))
-        detail = f"it is a dead letter, its attempts ended so: {codes}. An operator may revive it"
+        detail = f"it is a dead letter: its attempts ended with {codes}. An operator may revive it"
         yield Coming("dead_letter", None, detail)
     elif known.owed is None:
         yield Coming("nothing", None, "it has ended")
@@ -292,7 +290,7 @@ def _after_its_end(known: Known) -> Iterator[Coming]:
 def _waited_for(known: Known) -> Iterator[Coming]:
     attempt = _attempt(known.record.attempt + 1, known.attempts)
     if known.record.leaving:
-        yield Coming("move", None, "it is on its way to another Redis server: `director queues migrate` carries on")
+        yield Coming("move", None, "it is on its way to another Redis server: `director queues migrate` continues")
     elif known.due is not None:
         yield Coming("attempt", iso(known.due), f"{attempt}, not before that")
     else:
@@ -300,7 +298,9 @@ def _waited_for(known: Known) -> Iterator[Coming]:
 
 
 def _turn(outlook: Outlook | None) -> str:
-    """What has to come first. Who waits behind a crowd of its own account is told so: others have their turns."""
+    """Say what has to come first. A prediction behind a crowd of its own account says so, since other accounts take
+    turns.
+    """
     if outlook is not None and outlook.reason != "waiting_its_turn":
         return STOPPED.get(outlook.reason, "its turn has come")
     own = 0 if outlook is None else outlook.position - 1
@@ -312,8 +312,8 @@ def _turn(outlook: Outlook | None) -> str:
 STOPPED: Final = {
     "paused": "it is no longer paused",
     "no_director": "a director serves its queue: none does now",
-    "setup_failed": "the setup of a model server has gone well: each one fails now",
-    "server_auth": "a model server takes the key of its director",
+    "setup_failed": "the setup of a model server succeeds: each one fails now",
+    "server_auth": "a model server accepts the key of its director",
     "servers_starting": "a model server is ready",
     "breaker_open": "a run has succeeded: the servers failed in a row",
 }
@@ -330,7 +330,7 @@ def _held_on(known: Known) -> Iterator[Coming]:
     is_last = known.attempts is not None and record.attempt >= known.attempts
     lost = "it is a dead letter" if is_last else f"{_attempt(record.attempt + 1, known.attempts)} begins"
     if known.lease is not None and known.lease > known.now:
-        yield Coming("lease", iso(known.lease), f"without a sign of life until then, {lost}")
+        yield Coming("lease", iso(known.lease), f"without a heartbeat until then, {lost}")
     else:
         yield Coming("lease", _iso(known.lease), f"its director went silent: a keeper takes it back, and {lost}")
 

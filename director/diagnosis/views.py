@@ -1,4 +1,4 @@
-"""A queue at one moment in the words that operators read: over HTTP, in a page, in a terminal. Asks nobody."""
+"""Show queues and directors at one moment in the words of operators: over HTTP, on a page, in a terminal. No I/O."""
 
 from typing import Final, Literal
 
@@ -12,7 +12,7 @@ from director.store.directors import DirectorFound
 QueueState = Literal[
     "serving", "paused", "breaker_open", "no_director", "servers_starting", "setup_failed", "server_auth"
 ]
-"""Why nothing of a queue starts now, in the words that those are told who wait; `serving` where it does."""
+"""The reason why nothing of a queue starts now, as waiting callers read it; `serving` if predictions start."""
 
 OPEN_TO_ALL: Final = "absorb"
 
@@ -26,9 +26,9 @@ class Waiting(Struct, frozen=True, kw_only=True):
 
 
 class QueueView(Struct, frozen=True, kw_only=True):
-    """One queue. `oldest_s`: since when the oldest that has not ended is there; `run_s`: how long one has a slot,
-    lately, null while nobody knows. `directors`: those that gave a sign of life lately. `accepted`, `started` and
-    `ended` are since ever.
+    """One queue. `oldest_s` is the age of its oldest live prediction. `run_s` is the recent time in a slot, or null.
+
+    `directors` counts those with a recent heartbeat. `accepted`, `started` and `ended` count from the beginning.
     """
 
     name: QueueName
@@ -81,7 +81,7 @@ def view_of(queue: QueueName, stats: QueueStats) -> QueueView:
 
 
 def state_of(stats: QueueStats) -> QueueState:
-    """The first of these that is so, in the order in which those who wait are told: see lib/outlook."""
+    """Return the first state that applies, in the order in which waiting callers are informed: see lib/outlook."""
     found: tuple[tuple[QueueState, bool], ...] = (
         ("paused", stats.paused),
         ("breaker_open", bool(stats.breaker)),
@@ -94,13 +94,10 @@ def state_of(stats: QueueStats) -> QueueState:
     return next((state for state, is_so in found if is_so), "no_director")
 
 
-# A director at one moment in the words that operators read: over HTTP, in a page, in a terminal. Asks nobody.
-
-
 class ServerView(Struct, frozen=True, kw_only=True):
-    """A model server as its director sees it: `state` is in force `since`. `detail`: why it is given no work.
+    """A model server as its director sees it: `state` holds `since`. `detail` says why it gets no work.
 
-    `failed_starts`: in a row, without a moment between in which it could run anything.
+    `failed_starts` counts starts in a row after none of which it could run anything.
     """
 
     url: str
@@ -112,7 +109,7 @@ class ServerView(Struct, frozen=True, kw_only=True):
 
 
 class BeatView(Struct, frozen=True, kw_only=True):
-    """What a director last told one queue: its slots there, and how its servers stand."""
+    """The last heartbeat of a director for one queue: its slots there, and the state of its servers."""
 
     queue: QueueName
     at: str
@@ -122,9 +119,9 @@ class BeatView(Struct, frozen=True, kw_only=True):
 
 
 class DirectorView(Struct, frozen=True, kw_only=True):
-    """One director. `alive`: it gave a sign of life lately. `held`: the claims that it had then.
+    """One director. `alive`: it sent a recent heartbeat. `held`: the claims that it then had.
 
-    `version` (of the software), `since` and `held` are null where its release does not tell them.
+    `version` (of the software), `since` and `held` are null if its release does not report them.
     """
 
     name: str

@@ -86,7 +86,7 @@ def test_what_has_ended_is_told_in_order() -> None:
         "2027-01-15T08:00:29.500Z  attempt 1 to tell receiver.example its end: failed, it answered 500",
         "webhook                   receiver.example wants start, completed",
         "                          attempts to tell its end: 1, the last one failed",
-        "2027-01-15T08:01:02.000Z  next: attempt 2 to tell its end, at the latest; receiver.example failed the last",
+        "2027-01-15T08:01:02.000Z  next: attempt 2 to deliver its webhook, at the latest; receiver.example failed the last one",
     ]
 
 

@@ -144,7 +144,7 @@ def test_what_runs_tells_who_runs_it_and_since_when() -> None:
         ),
     )
     assert comes(story) == [("end", None), ("lease", f"{AT}40.000Z")]
-    assert story.next[1].detail == "without a sign of life until then, attempt 2 of 3 begins"
+    assert story.next[1].detail == "without a heartbeat until then, attempt 2 of 3 begins"
 
 
 def test_what_is_claimed_and_has_not_begun_is_started_next() -> None:
@@ -154,7 +154,7 @@ def test_what_is_claimed_and_has_not_begun_is_started_next() -> None:
 
 def test_the_last_attempt_that_is_lost_is_a_dead_letter() -> None:
     story = tell(known(attempt=3, lease=s(40), **RUNS))
-    assert story.next[1].detail == "without a sign of life until then, it is a dead letter"
+    assert story.next[1].detail == "without a heartbeat until then, it is a dead letter"
 
 
 @pytest.mark.parametrize("lease", [s(29), None], ids=["ran out", "lost"])
@@ -228,7 +228,7 @@ def test_a_dead_letter_waits_for_an_operator() -> None:
     assert story.ended is not None
     assert (story.ended.code, story.ended.error) == ("broken", "It broke.")
     assert story.next == (
-        Coming("dead_letter", None, "it is a dead letter, its attempts ended so: broken. An operator may revive it"),
+        Coming("dead_letter", None, "it is a dead letter: its attempts ended with broken. An operator may revive it"),
     )
 
 
@@ -255,7 +255,7 @@ def test_of_a_webhook_the_host_and_how_it_goes_are_told() -> None:
         Coming(
             "webhook",
             f"{AT}59.000Z",
-            "attempt 3 to tell its end, at the latest; receiver.example:8443 failed the last",
+            "attempt 3 to deliver its webhook, at the latest; receiver.example:8443 failed the last one",
         ),
     )
     assert b"secret" not in msgspec.json.encode(story)

@@ -161,7 +161,7 @@ async def test_an_input_that_kills_each_server_that_runs_it(stage: Scene, folder
     assert "server_lost, server_lost" in finding.detail
     assert finding.ask == f"director dead show {poison}"
     assert "Dead letters" in await stage.command("doctor")
-    assert "a dead letter, its attempts ended so: server_lost, server_lost" in await stage.command("explain", poison)
+    assert "a dead letter: its attempts ended with server_lost, server_lost" in await stage.command("explain", poison)
 
 
 @pytest.mark.cog
