@@ -1,8 +1,8 @@
-"""Put the compute that was reserved for a prediction right once it has ended: by what its runs took, or to nothing.
+"""Settle the compute that was reserved for a prediction once it has ended: by what its runs took, or to zero.
 
-The one way that a reservation ends, whoever ended the prediction and however, and where none came to be: whoever
-reserved for it may have died before. Never judges whether an account may have more. Two of them at work do no harm:
-what was put right once is not reserved any more.
+Every reservation ends here, however the prediction ended. That includes predictions that were never created, because
+the process that reserved for them died. Whether an account may have more is decided elsewhere. Several cashiers do no
+harm: a settled reservation is gone.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from director.runtime.sweep import LIMIT, repeat, sweep
 
 TICK_S: Final = 1.0
 LOOK_S: Final = 300.0
-# Longer than any create takes: what is reserved for so long and has no record never will have one
+# Longer than any create takes: a reservation of this age without a record will never have one.
 UNBORN_S: Final = 600.0
 TOTALS: Final = (b"spent", b"reserved")
 
 
 class Cashier:
-    """Sweeps the partitions where something metered ended."""
+    """Sweeps the partitions in which metered predictions ended."""
 
     def __init__(self, redis: Redis, scripts: Scripts, registry: Registry, clock: Clock) -> None:
         self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
@@ -38,11 +38,10 @@ class Cashier:
         self._looked_s: float | None = None
 
     async def run(self) -> NoReturn:
-        """Sweep every second."""
         await repeat(self.run_once, role="cashier", tick_s=TICK_S, clock=self._clock)
 
     async def run_once(self) -> int:
-        """Put all right that ended, and now and then what never came to be; how many predictions that was."""
+        """Settle all that ended, and sometimes what was never created. Return how many predictions that was."""
         total = 0
         full = await self._registry.unspent()
         while full:
@@ -68,7 +67,9 @@ class Cashier:
         await self._scripts.spend(account, prediction_id=PredictionId(prediction_id), spent_s=ran_ms / 1000)
 
     async def _free_unborn(self) -> int:
-        """What is reserved of a credit, which no day clears, for predictions that never came to be; how many."""
+        """Free reservations of credits for predictions that were never created, since no new day clears these. Return
+        how many.
+        """
         freed, born_ms = 0, self._clock.now_ms() - UNBORN_S * 1000
         async for account, ids in self._reserved():
             unborn = await self._without_end(account, [each for each in ids if created_ms_of(each) < born_ms])
@@ -77,7 +78,7 @@ class Cashier:
         return freed
 
     async def _reserved(self) -> AsyncIterator[tuple[str, list[PredictionId]]]:
-        """Who has something reserved of a credit, and for what, in slices."""
+        """Yield accounts with reservations of a credit, and the predictions they are for, in slices."""
         names = sorted(text(name) for name in await ask(lambda: self._redis.smembers(keys.accounts())))
         for start in range(0, len(names), LIMIT):
             for account in await self._with_credit(names[start : start + LIMIT]):
@@ -92,7 +93,7 @@ class Cashier:
         return [account for account, has_one in zip(accounts, exist, strict=True) if has_one]
 
     async def _without_end(self, account: str, ids: Sequence[PredictionId]) -> list[PredictionId]:
-        """Those of these that have no record, and did not end either."""
+        """Return the predictions that have no record and did not end."""
 
         def read(pipe: Any) -> None:
             for each in ids:

@@ -1,9 +1,9 @@
-"""Deliver terminal webhooks that are owed: those that nobody could deliver at once, for as long as the schedule lasts.
+"""Deliver owed terminal webhooks: those that were not delivered at once, for as long as the schedule lasts.
 
-Never decides what is said or when the next attempt is: see director.webhooks. Several couriers may work at once:
-`due` hands each attempt to one of them, and takes it back only when that one must have given up on it. However much a
-silent host is owed, the others are told within a few rounds (shares.py), and while a host is away one attempt per
-interval finds out whether it still is (breakers.py).
+`director.webhooks` decides what is sent and when the next attempt is. Several couriers may work at once: `due` hands
+each attempt to one of them, and takes it back only after that courier must have given up. `Shares` bounds what a silent
+host occupies, so that other hosts wait a few rounds at most. While an endpoint is away, `Breakers` allows one attempt
+per interval.
 """
 
 import asyncio
@@ -31,22 +31,20 @@ from director.keeper.registry import Registry
 from director.runtime.sweep import LIMIT, repeat, sweep
 from director.webhooks.terminal import LONGEST_S, Noted, TerminalWebhooks
 
-# Which receivers are away: after some failures in a row an endpoint gets one attempt per interval, and no more.
-#
-# Each keeper goes by what it has seen itself. Sends nothing: says only whether one may be sent now, and else when.
+log = logging.getLogger(__name__)
 
 AFTER: Final = 5
 INTERVAL_S: Final = 30.0
-# Whoever is put off has an interval to himself, as far as this; the rest comes some time before it. A success brings
-# all of them forward anyway
+# Until then each delayed webhook gets an interval of its own. Later ones share a random time before it. A success makes
+# all of them due at once anyway.
 LATEST_S: Final = 600.0
-# A moment of ours is one of the server's clock by the time it comes: not a moment too soon
+# Added to each delay: the server's clock decides what is due, and that must not be too early for ours.
 LATER_S: Final = 0.05
 MOST_HOSTS: Final = 10_000
 
 
 class _Host(Struct, eq=False):
-    """`failures` in a row; when the next one may try; whose that interval is, and those after it."""
+    """`failures` in a row, the time of the next attempt, and which webhook has which interval."""
 
     failures: int = 0
     probe_s: float = 0.0
@@ -54,7 +52,10 @@ class _Host(Struct, eq=False):
 
 
 class Breakers:
-    """One for each host that failed lately. A host is forgotten once it answers."""
+    """Endpoints that are away: after `after` failures in a row an endpoint gets one attempt per interval.
+
+    Each keeper knows only what it has seen itself. An endpoint is forgotten once it answers.
+    """
 
     def __init__(self, clock: Clock, *, after: int = AFTER, interval_s: float = INTERVAL_S) -> None:
         self._clock = clock
@@ -63,7 +64,7 @@ class Breakers:
         self._hosts: dict[str, _Host] = {}
 
     def may_try(self, name: str) -> bool:
-        """May one be sent there now? Where the host is away, whoever is told so is the one of this interval."""
+        """May a webhook be sent there now? If the endpoint is away, True uses up the attempt of this interval."""
         host = self._hosts.get(name)
         if host is None or host.failures < self._after:
             return True
@@ -74,9 +75,10 @@ class Breakers:
         return True
 
     def put_off_s(self, name: str, who: str) -> float:
-        """How long this one waits, who may not be sent now: until the first interval that is nobody's.
+        """Return how long this webhook waits: until the first free interval.
 
-        Whoever has one keeps it, though he was brought forward meanwhile: without him nobody would come then.
+        A webhook keeps its interval even if it was brought forward meanwhile: otherwise that interval would have no
+        attempt.
         """
         host, now_s = self._hosts.get(name), self._clock.monotonic()
         if host is None:  # it has answered since
@@ -91,7 +93,7 @@ class Breakers:
         return max(host.given_s[who] - now_s, 0.0) + LATER_S
 
     def failed(self, name: str, *, asked_s: float | None = None) -> None:
-        """The host gave no answer, or one that says that it cannot. `asked_s`: it asked for so much patience."""
+        """Note that the endpoint gave no answer, or an error of its own. `asked_s` is the delay that it asked for."""
         host = self._hosts.setdefault(name, _Host())
         host.failures += 1
         if host.failures == self._after:
@@ -102,45 +104,43 @@ class Breakers:
             del self._hosts[next(iter(self._hosts))]
 
     def answered(self, name: str) -> bool:
-        """The host answers. True where it had failed before."""
+        """Note that the endpoint answers. Return True if it had failed before."""
         return self._hosts.pop(name, None) is not None
 
 
-# Share the courier's places among receivers: so many attempts at once per host, and a line behind them with an end.
-#
-# A host that keeps silent fills its own share and no more. Knows hosts by name only, and never sends anything.
-
 PLACES: Final = 256
 PLACES_PER_HOST: Final = 8
-# Long enough that a quick receiver has always somebody in line until the next round begins
+# Long enough that a fast receiver always has webhooks in line until the next round begins.
 LONGEST_LINE: Final = 248
 
 
 class _HostLine(Struct, eq=False):
-    """`count`: who has a place or stands in line for one."""
+    """`count` includes those with a place and those in line for one."""
 
     count: int = 0
     places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PLACES_PER_HOST))
 
 
 class Shares:
-    """Who has a place, and who stands in line. A host is forgotten with its last one."""
+    """Shares the courier's places among hosts: a number of attempts at once per host, and a bounded line behind them.
+
+    A silent host fills only its own share. A host is forgotten with its last attempt.
+    """
 
     def __init__(self) -> None:
         self._hosts: dict[str, _HostLine] = {}
 
     @property
     def room(self) -> int:
-        """Places that are free. Whoever stands in line takes none: it waits for one of its host's."""
+        """Free places. Attempts in line take none, since they wait for a place of their host."""
         return PLACES - sum(min(host.count, PLACES_PER_HOST) for host in self._hosts.values())
 
     @property
     def are_empty(self) -> bool:
-        """Is nobody left?"""
         return not self._hosts
 
     def join(self, name: str) -> bool:
-        """Stand in the line of a host; False where it is full. Whoever joined has to `leave`."""
+        """Join the line of a host. Return False if it is full. Call `leave` for each join."""
         host = self._hosts.setdefault(name, _HostLine())
         if host.count >= PLACES_PER_HOST + LONGEST_LINE:
             return False
@@ -148,7 +148,7 @@ class Shares:
         return True
 
     def leave(self, name: str) -> None:
-        """Out of the line, or out of the place."""
+        """Leave the line or the place."""
         host = self._hosts[name]
         host.count -= 1
         if not host.count:
@@ -161,22 +161,20 @@ class Shares:
             yield
 
 
-log = logging.getLogger(__name__)
-
 TICK_S: Final = 1.0
-# How long an attempt is ours. It may stand in line first: what has no place by then is left to a later round.
+# How long an attempt belongs to this courier. It may wait in line first. Without a place by then, a later round has it.
 HOLD_S: Final = 30.0
 PATIENCE_S: Final = 25.0
 FIELDS: Final = ("webhook", "account", "owed_since", "completed", "revivals")
-# In one round, as long as some of what is due has to be left because the line of its host is full
+# Per round, while due attempts are left over because the line of their host is full.
 MOST_TAKES: Final = 16
 DRAIN_STEP_S: Final = 0.05
 
 
-class Told(Struct, frozen=True):
-    """How the attempts of one round went: outcome → how many. `left` had to wait too long for their receiver.
+class Round(Struct, frozen=True):
+    """The result of one round: outcome → count. `left` waited too long for a place.
 
-    `put_off`: their receiver is away, so they were not tried.
+    `put_off` were not tried, since their endpoint is away.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -184,9 +182,10 @@ class Told(Struct, frozen=True):
     put_off: int = 0
 
 
-class Owed(Struct, frozen=True, kw_only=True):
-    """An attempt that is ours until a moment of the loop's clock: where it goes, since when it is owed, and which end
-    it tells of.
+class Attempt(Struct, frozen=True, kw_only=True):
+    """An attempt that belongs to this courier until `until_s` of the loop's clock.
+
+    `since_ms` is when the webhook became owed, `revivals` says which end of the prediction it is for.
     """
 
     id: PredictionId
@@ -198,12 +197,12 @@ class Owed(Struct, frozen=True, kw_only=True):
 
     @property
     def endpoint(self) -> str:
-        """What may be away: many accounts may have their receivers at one host, and only one of them be broken."""
+        """The unit that may be away. Accounts may share a host, while only one of their receivers is broken."""
         return f"{self.account} {self.host}"
 
 
 class Courier:
-    """Delivers what is owed in all partitions that owe one."""
+    """Delivers what is owed in all partitions."""
 
     def __init__(
         self,
@@ -230,7 +229,7 @@ class Courier:
         self.on_put_off: Callable[[int], None] = lambda count: None
 
     async def run(self) -> None:
-        """Begin a round every second, without waiting for the last: a silent receiver delays only its own."""
+        """Begin a round every second, without waiting for the last: a silent receiver delays only its own webhooks."""
         async with anyio.create_task_group() as rounds:
 
             async def begin() -> None:
@@ -240,11 +239,11 @@ class Courier:
 
             await repeat(begin, role="courier", tick_s=TICK_S, clock=self._clock)
 
-    async def run_once(self) -> Told:
-        """One round: try all that is due now, together, and see how each went."""
+    async def run_once(self) -> Round:
+        """Try all that is due now, and return the outcomes."""
         taken, put_off = await self._take()
-        told = await self._deliver_all(taken)
-        return Told(told.outcomes, left=told.left, put_off=put_off)
+        tried = await self._deliver_all(taken)
+        return Round(tried.outcomes, left=tried.left, put_off=put_off)
 
     async def drain(self) -> None:
         """Take no more, and wait until what is under way has ended."""
@@ -252,18 +251,19 @@ class Courier:
         while not self._shares.are_empty:
             await self._clock.sleep(DRAIN_STEP_S)
 
-    async def _take(self) -> tuple[list[Owed], int]:
-        """What is due, as far as there are places, and how many were put off since their host is away.
+    async def _take(self) -> tuple[list[Attempt], int]:
+        """Take what is due, as far as there are places. Return it, and how many were put off because their endpoint is
+        away.
 
-        What its host's line has no end for is due again after the hold.
+        An attempt that finds the line of its host full is due again after the hold.
         """
-        taken: list[Owed] = []
+        taken: list[Attempt] = []
         put_off = 0
         try:
             for _ in range(MOST_TAKES):
                 due = await self._due()
-                may_try = [self._may_try(owed) for owed in due]
-                joined = [owed for owed in compress(due, may_try) if self._shares.join(owed.host)]
+                may_try = [self._may_try(attempt) for attempt in due]
+                joined = [attempt for attempt in compress(due, may_try) if self._shares.join(attempt.host)]
                 taken += joined
                 put_off += may_try.count(False)
                 self.on_put_off(may_try.count(False))
@@ -271,26 +271,28 @@ class Courier:
                 if len(joined) == len(due):
                     break
         except BaseException:
-            for owed in taken:
-                self._shares.leave(owed.host)
+            for attempt in taken:
+                self._shares.leave(attempt.host)
             raise
         return taken, put_off
 
-    def _may_try(self, owed: Owed) -> bool:
-        """What was owed for long enough has its last attempt, wherever its host is."""
-        is_old = self._clock.now_ms() - owed.since_ms >= LONGEST_S * 1000
-        return is_old or self._breakers.may_try(owed.endpoint)
+    def _may_try(self, attempt: Attempt) -> bool:
+        """A webhook that has been owed for long enough gets its last attempt even if its endpoint is away."""
+        is_old = self._clock.now_ms() - attempt.since_ms >= LONGEST_S * 1000
+        return is_old or self._breakers.may_try(attempt.endpoint)
 
-    async def _put_off(self, owed: Owed) -> None:
-        delay_s = self._breakers.put_off_s(owed.endpoint, owed.id)
-        await self._scripts.deliver(owed.id, outcome="put_off", delay_s=delay_s, revivals=owed.revivals, host=owed.host)
+    async def _put_off(self, attempt: Attempt) -> None:
+        delay_s = self._breakers.put_off_s(attempt.endpoint, attempt.id)
+        await self._scripts.deliver(
+            attempt.id, outcome="put_off", delay_s=delay_s, revivals=attempt.revivals, host=attempt.host
+        )
 
-    async def _due(self) -> list[Owed]:
+    async def _due(self) -> list[Attempt]:
         partitions = await self._registry.owing()
         room = self._shares.room
         if not partitions or room <= 0 or self._is_draining:
             return []
-        # each partition has its share, so that none is starved by the one before it
+        # Each partition has its share, so that none is starved by the one before it.
         limit = min(LIMIT, -(-room // len(partitions)))
         until_s = anyio.current_time() + self._patience_s  # the hold begins later than this, however slow Redis is
 
@@ -300,11 +302,13 @@ class Courier:
         ids = [prediction_id for batch in (await sweep(partitions, due)).values() for prediction_id in batch]
         return await self._look(ids, until_s)
 
-    async def _look(self, ids: list[PredictionId], until_s: float) -> list[Owed]:
-        """Where each goes, and since when. Not by the whole record: it may be large, and wait for long."""
+    async def _look(self, ids: list[PredictionId], until_s: float) -> list[Attempt]:
+        """Read where each goes, and since when. A whole record may be large and wait in line for long, so it is not
+        read.
+        """
         records = await pipelined(self._redis, lambda pipe: [pipe.hmget(keys.record(each), FIELDS) for each in ids])
         return [
-            Owed(
+            Attempt(
                 id=prediction_id,
                 host=host_of(text(url or b"")),
                 account=text(account or b""),
@@ -315,32 +319,34 @@ class Courier:
             for prediction_id, (url, account, since, completed, revivals) in zip(ids, records, strict=True)
         ]
 
-    async def _deliver_all(self, taken: list[Owed]) -> Told:
+    async def _deliver_all(self, taken: list[Attempt]) -> Round:
         outcomes: Counter[str] = Counter()
         async with anyio.create_task_group() as deliveries:
-            for owed in taken:
-                deliveries.start_soon(self._deliver, owed, outcomes)
-        return Told(outcomes, left=len(taken) - outcomes.total())
+            for attempt in taken:
+                deliveries.start_soon(self._deliver, attempt, outcomes)
+        return Round(outcomes, left=len(taken) - outcomes.total())
 
-    async def _deliver(self, owed: Owed, outcomes: Counter[str]) -> None:
+    async def _deliver(self, attempt: Attempt, outcomes: Counter[str]) -> None:
         try:
-            with anyio.CancelScope(deadline=owed.until_s):
-                async with self._shares.place(owed.host):
+            with anyio.CancelScope(deadline=attempt.until_s):
+                async with self._shares.place(attempt.host):
                     if not self._is_draining:
-                        noted = await self._webhooks.deliver(owed.id)
+                        noted = await self._webhooks.deliver(attempt.id)
                         outcomes[noted.outcome] += 1
-                        await self._learn(owed, noted)
+                        await self._learn(attempt, noted)
         except BackendUnavailable as exc:
-            log.warning("webhook's attempt is not noted", extra={"prediction": owed.id, "error": str(exc)})
+            log.warning("attempt at a webhook is not recorded", extra={"prediction": attempt.id, "error": str(exc)})
         except Exception:
-            # one that cannot be delivered must not take the others with it: it is due again when the hold ends
-            log.exception("webhook broke its delivery", extra={"prediction": owed.id})
+            # A webhook that cannot be delivered must not stop the others. It is due again when the hold ends.
+            log.exception("delivery of a webhook failed", extra={"prediction": attempt.id})
         finally:
-            self._shares.leave(owed.host)
+            self._shares.leave(attempt.host)
 
-    async def _learn(self, owed: Owed, noted: Noted) -> None:
-        """What an attempt shows of its receiver. One that answers again is told all that it is owed, wherever filed."""
+    async def _learn(self, attempt: Attempt, noted: Noted) -> None:
+        """Note whether the receiver answers. When it answers again, all that it is owed is due at once, in every
+        partition.
+        """
         if noted.host_answers is False:
-            self._breakers.failed(owed.endpoint, asked_s=noted.delay_s if noted.is_asked else None)
-        elif noted.host_answers and self._breakers.answered(owed.endpoint) and noted.outcome == "delivered":
-            await sweep(await self._registry.owing(), lambda partition: self._webhooks.forward(partition, owed.host))
+            self._breakers.failed(attempt.endpoint, asked_s=noted.delay_s if noted.is_asked else None)
+        elif noted.host_answers and self._breakers.answered(attempt.endpoint) and noted.outcome == "delivered":
+            await sweep(await self._registry.owing(), lambda partition: self._webhooks.forward(partition, attempt.host))

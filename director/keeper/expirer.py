@@ -1,6 +1,6 @@
-"""End what waited past its deadline, and tell the directors of what runs past it.
+"""End what waited past its deadline, and notify the directors of what runs past its deadline.
 
-Never ends a run itself: its holder stops it and finishes.
+A run is never ended here: its director stops it and finishes.
 """
 
 import logging
@@ -21,7 +21,7 @@ TICK_S: Final = 0.5
 
 
 class Expired(Struct, frozen=True):
-    """What one sweep did: `ended` in their queues, `told` to whoever runs them."""
+    """The result of one sweep: how many `ended` in their queues, and of how many the director was notified (`told`)."""
 
     ended: int = 0
     told: int = 0
@@ -37,11 +37,10 @@ class Expirer:
         self.on_expired: Callable[[int, int], None] = lambda ended, told: None
 
     async def run(self) -> NoReturn:
-        """Sweep twice a second."""
         await repeat(self.run_once, role="expirer", tick_s=TICK_S, clock=self._clock)
 
     async def run_once(self) -> Expired:
-        """End or tell all that is past its deadline."""
+        """Handle all that is past its deadline."""
         sum_ended = sum_told = 0
         full = await self._registry.awake("expirer")
         while full:

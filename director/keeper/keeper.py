@@ -1,7 +1,7 @@
-"""Start, own and end the keeper's roles, one file each, in one task group.
+"""Start, own and end the keeper's roles in one task group.
 
-Never gives up because Redis is away: it waits, says so on /readyz, and goes on when it is back. Any number of keepers
-may run at once, since every act of theirs is one guarded script.
+While Redis is away the keeper waits, says so on /readyz, and continues when Redis is back. Any number of keepers may
+run at once, since each of their acts is one guarded script.
 """
 
 import logging
@@ -43,12 +43,12 @@ from director.webhooks.terminal import Schedule, TerminalWebhooks
 
 log = logging.getLogger(__name__)
 
-# Deliveries under way get this long after SIGTERM; what is cut off is due again, with the same webhook-id.
+# Deliveries under way get this long after SIGTERM. What is cut off is due again, with the same webhook-id.
 DRAIN_S: Final = 10.0
 
 
 def serve(settings: KeeperSettings) -> None:
-    """Run a keeper until SIGTERM or SIGINT. What an operator has to mend ends it with one line."""
+    """Run a keeper until SIGTERM or SIGINT. An error that an operator must repair ends it with one line."""
     process.serve("keeper", "keeper", _serve, settings)
 
 
@@ -57,11 +57,10 @@ async def _serve(settings: KeeperSettings) -> None:
 
 
 async def run(settings: KeeperSettings, *, started: Callable[[int], None]) -> None:
-    """Keep until SIGTERM, SIGINT or cancellation, then drain; a second signal leaves what is under way to later.
+    """Run until SIGTERM, SIGINT or cancellation, then drain. A second signal ends without draining.
 
-    `started` is told the port of /livez and /readyz.
-
-    Raises UnsafeBackend when the server would lose what it accepts, SettingsError for a setting that cannot be.
+    `started` is called with the port of /livez and /readyz. Raises UnsafeBackend if the server would lose what it
+    accepts, and SettingsError for an invalid setting.
     """
     with process.one_error(), anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with _keeper(settings) as keeper, anyio.create_task_group() as tasks:
@@ -75,7 +74,7 @@ async def run(settings: KeeperSettings, *, started: Callable[[int], None]) -> No
 
 @asynccontextmanager
 async def _keeper(settings: KeeperSettings) -> AsyncGenerator["Keeper"]:
-    """The keeper with its connections, which are let go afterwards."""
+    """Build the keeper with its connections, and close them afterwards."""
     sender = Sender(AllowList.parse(settings.webhook_allow))
     redis = client(settings.redis_url, name="director-keeper")
     metering = Metering(most_queues=settings.metrics_queues)
@@ -92,7 +91,7 @@ async def _keeper(settings: KeeperSettings) -> AsyncGenerator["Keeper"]:
 
 
 class Keeper:
-    """The roles of one process and its health. Owns no connection: it is handed them."""
+    """The roles of one process and its health. The caller owns and closes the connections."""
 
     def __init__(
         self,
@@ -138,10 +137,10 @@ class Keeper:
             self.health.checks["files"] = StoreCheck(store, clock).missing
 
     async def keep(self) -> None:
-        """Look at the server, then run every role for ever."""
+        """Check the server, then run every role forever."""
         await process.look_at_redis(self._redis, self._settings, self.health, self._clock)
         async with anyio.create_task_group() as roles:
-            roles.start_soon(self.health.missing)  # a store that does not work is in the log before anybody asks
+            roles.start_soon(self.health.missing)  # logs a broken store before anyone asks for it
             sweeping = (self.reaper, self.recoverer, self.reconciler, self.retirer, self.promoter, self.expirer)
             for role in (*sweeping, self.sampler, self.cashier, self.warden, self.observer):
                 roles.start_soon(role.run)
@@ -150,16 +149,18 @@ class Keeper:
                 roles.start_soon(self.tidier.run)
 
     async def measure(self) -> None:
-        """How the loop and Redis do, for ever, whether Redis answers or not."""
+        """Measure the event loop and Redis forever, whether Redis answers or not."""
         await Pulse(self._metering.registry, self._metering.redis, self._redis).run()
 
     async def serve_health(self, started: Callable[[int], None]) -> None:
-        """Answer /livez, /readyz, /metrics and /scale for ever."""
+        """Answer /livez, /readyz, /metrics and /scale forever."""
         app = self.health.app([self.scale.route])
         await serve_http(app, host=self._settings.host, port=self._settings.port, started=started)
 
     async def drain(self) -> None:
-        """Let what is under way end, for a while. Only the courier has any: all else is one script at a time."""
+        """Let deliveries under way end, for up to DRAIN_S. Other roles have nothing to drain: each act is one
+        script.
+        """
         self.health.checks["keeper"] = _draining
         log.info("draining")
         with anyio.move_on_after(DRAIN_S):

@@ -1,7 +1,4 @@
-"""Everything that a keeper shows at /metrics: what its roles did, what its observer saw, how Redis answers it.
-
-Decides nothing: roles tell of each act, and nothing of them waits for it.
-"""
+"""Show at /metrics what a keeper's roles did, what its observer saw, and how Redis answers it."""
 
 from typing import Final, get_args
 
@@ -15,7 +12,7 @@ BECAME: Final[tuple[Requeued, ...]] = ("waiting", "delayed", "dead")
 
 
 class Metering:
-    """One per keeper. `most_queues`: of so many the name is a label, the others are shown together."""
+    """The metrics of one keeper. Up to `most_queues` queues have their name as a label, and the others share one."""
 
     def __init__(self, *, most_queues: int) -> None:
         self.registry: Final = Registry("keeper")
@@ -32,7 +29,7 @@ class Metering:
             self._repaired.labels(repair)
 
     def show(self, observer: Observer) -> None:
-        """Show what it sees."""
+        """Show what the observer sees."""
         collector = StateCollector(lambda: observer.state)
         self.registry.add(collector.names, collector)
         self.registry.gauge("director_state_age_seconds").set_function(lambda: observer.age_s)
@@ -54,7 +51,7 @@ class Metering:
         self._expired.labels("told").inc(told)
 
     def _begin(self, queue: str) -> None:
-        """Where a counter begins at one, no rule sees that it rose."""
+        """Start counters at zero: no rule would see the rise of a counter that begins at one."""
         for became in BECAME:
             self._reaped.labels(queue, became)
 

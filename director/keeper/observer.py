@@ -1,7 +1,7 @@
 """Look at all queues for /metrics, so that no scrape has to: a bounded question every ten seconds.
 
-Takes about a hundredth of the server's time at most: the longer a look takes, the later is the next, up to a minute.
-Changes nothing.
+A look takes at most about a hundredth of the server's time: after a longer look the next is later, up to a minute. What
+was seen of each queue is folded into a bounded number of series. Nothing is changed.
 """
 
 import heapq
@@ -30,19 +30,15 @@ from director.runtime.metrics.table import METRICS, OTHER, QueueNames
 from director.runtime.sweep import repeat, sweep
 from director.store.queue_history import QueueHistory
 
-# The state of all queues as /metrics shows it: what was seen of each, folded into a bounded number of series. Pure.
-#
-# Never asks for anything (`observer.py` does), and shows nothing that is too old.
-
 Labels = tuple[str, ...]
 Fold = Callable[[float, float], float]
 
 
 class Seen(Struct, frozen=True):
-    """One queue. `tenants`: accounts with anything waiting; `largest`: what of it is of the one that has the most.
+    """One queue. `tenants` counts accounts with anything waiting, `largest` is the most that one has; None if not
+    counted.
 
-    None where nobody counted. `burnt`: how its objectives are kept, where it has any. `named`: those that have the
-    most, where they may be named.
+    `burnt` is how its objectives are kept, if it has any. `named` are the accounts with the most, if they may be named.
     """
 
     stats: QueueStats
@@ -67,7 +63,7 @@ def added(one: float, other: float) -> float:
     return one + other
 
 
-# What of a queue, and how those that have no name of their own are taken together
+# The value of a queue, and how to combine queues that share the label for others.
 OF_QUEUES: Final[Mapping[str, tuple[Callable[[Seen], float | None], Fold]]] = {
     "director_queue_oldest_seconds": (lambda seen: max(0, seen.stats.oldest_ms) / 1000, max),
     "director_queue_claimed": (lambda seen: seen.stats.claimed, added),
@@ -83,7 +79,7 @@ OF_QUEUES: Final[Mapping[str, tuple[Callable[[Seen], float | None], Fold]]] = {
     "director_queue_tenants": (lambda seen: seen.tenants, max),
     "director_queue_largest_share": (lambda seen: seen.share, max),
 }
-# What of a lane of it
+# The same for one lane of a queue.
 OF_LANES: Final[Mapping[str, tuple[Callable[[QueueStats, Lane], float | None], Fold]]] = {
     "director_queue_waiting": (lambda stats, lane: getattr(stats, lane), added),
     "director_queue_accepted_total": (lambda stats, lane: stats.tally.get(f"accepted:{lane}", 0), added),
@@ -105,7 +101,7 @@ OF_THE_WHOLE: Final = (
 
 
 def folded(seen: Mapping[QueueName, Seen], names: QueueNames, whole: Mapping[str, float]) -> State:
-    """All series. Those that have work or directors are named before others."""
+    """Return all series. Queues with work or directors are named before others."""
     values: dict[str, dict[Labels, float]] = {name: {} for name in (BURN, *OF_LANES, *OF_QUEUES, OF_TENANTS)}
     busy_first = sorted(seen, key=lambda queue: (-seen[queue].stats.live, -seen[queue].stats.directors, queue))
     for queue in busy_first:
@@ -124,14 +120,13 @@ def folded(seen: Mapping[QueueName, Seen], names: QueueNames, whole: Mapping[str
 
 
 class StateCollector(Collector):
-    """Shows the state that it is given. `fresh` is asked at each scrape: None where there is none that still holds."""
+    """Shows the state. Each scrape asks `fresh`, which returns None while there is no current state."""
 
     def __init__(self, fresh: Callable[[], State | None]) -> None:
         self._fresh = fresh
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What it shows."""
         return (BURN, *OF_LANES, *OF_QUEUES, OF_TENANTS, *OF_THE_WHOLE)
 
     def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
@@ -158,20 +153,20 @@ def _put(series: dict[Labels, float], labels: Labels, value: float | None, fold:
 
 
 LOOK_S: Final = 10.0
-LONGEST_S: Final = 60.0  # however much there is to look at: an alert has to fire
+LONGEST_S: Final = 60.0  # at most, so that an alert can fire
 SHARE: Final = 0.01
 STALE_S: Final = 60.0
 STALE_LOOKS: Final = 3
-# Queues that one write asks about: the server serves others between two
+# Queues per write: the server serves others between two writes.
 AT_ONCE: Final = 50
-CROWD: Final = 20  # waiting: below it nobody is crowded out
-MOST_TENANTS: Final = 1_000  # whose counts are read
+CROWD: Final = 20  # waiting: in a shorter queue no account crowds out others
+MOST_TENANTS: Final = 1_000  # in a queue whose counts are read
 NAMED: Final = 5
 OWED_READ: Final = 50  # at either end of a partition's list
 
 
 class Observer:
-    """What it saw last is `state`, while it holds. `pause_s`: until it looks again."""
+    """Looks at all queues. `state` is the last look while it is current, `pause_s` the time until the next."""
 
     def __init__(
         self,
@@ -198,16 +193,15 @@ class Observer:
 
     @property
     def age_s(self) -> float:
-        """How old the last look is; before the first, how long there was none."""
+        """The age of the last look. Before the first look, the time since the start."""
         return self._clock.monotonic() - (self._began_s if self._looked_s is None else self._looked_s)
 
     @property
     def state(self) -> State | None:
-        """None before the first look, and once the last one is too old to go by."""
+        """The last look. None before the first, and once the last is too old."""
         return None if self.age_s > max(STALE_S, STALE_LOOKS * self.pause_s) else self._state
 
     async def run(self) -> None:
-        """For ever."""
         await repeat(self._in_time, role="observer", tick_s=1.0, clock=self._clock)
 
     async def run_once(self) -> State:
@@ -215,7 +209,7 @@ class Observer:
         queues = await self._registry.queues()
         self._names.keep(queues)
         awake = set(await self._registry.awake("observer"))
-        asked = [queue for queue in queues if queue in awake or queue not in self._seen or _is_busy(self._seen[queue])]
+        asked = [queue for queue in queues if queue in awake or queue not in self._seen or self._seen[queue].stats.live]
         began = time.perf_counter()
         for start in range(0, len(asked), AT_ONCE):
             await self._look(asked[start : start + AT_ONCE])
@@ -234,7 +228,7 @@ class Observer:
             self._next_s = self._clock.monotonic() + self.pause_s
 
     async def _look(self, queues: Sequence[QueueName]) -> None:
-        """At a slice of them, in one write or three."""
+        """Look at a slice of queues, in one to three writes."""
         found = {queue: stats for queue, stats in (await sweep(queues, self._stats)).items() if stats is not None}
         crowded = [queue for queue, stats in found.items() if stats.waiting + stats.delayed >= CROWD]
         tenants = await self._tenants(crowded)
@@ -247,13 +241,15 @@ class Observer:
         await anyio.lowlevel.checkpoint()
 
     async def _burnt(self, queue: QueueName, stats: QueueStats) -> Burns:
-        """How its objectives are kept. One by one: an hour of a queue takes this process some milliseconds to read."""
+        """Return how its objectives are kept. One queue at a time: an hour of one takes this process some milliseconds
+        to read.
+        """
         return burns(await self._history.of(queue), stats.objectives, now_ms=self._clock.now_ms())
 
     async def _stats(self, queue: QueueName) -> QueueStats | None:
         try:
             return await self._scripts.stats(queue)
-        except UnknownQueue:  # it went meanwhile
+        except UnknownQueue:  # unregistered meanwhile
             return None
 
     async def _tenants(self, queues: Sequence[QueueName]) -> dict[QueueName, int]:
@@ -261,7 +257,7 @@ class Observer:
         return dict(zip(queues, counts, strict=True))
 
     async def _most(self, queues: Sequence[QueueName]) -> dict[QueueName, list[tuple[str, int]]]:
-        """Who has the most waiting, and how much, in the order of that."""
+        """Return the accounts with the most waiting, in that order."""
         replies = await pipelined(self._redis, lambda pipe: [pipe.hgetall(keys.queued(queue)) for queue in queues])
         return {
             queue: heapq.nlargest(
@@ -271,7 +267,9 @@ class Observer:
         }
 
     async def _owed(self) -> dict[str, float]:
-        """How many ends are owed, and since when: the oldest ones have their next attempt last, or first of all."""
+        """Return how many webhooks are owed, and since when. The oldest have their next attempt first or last of
+        all.
+        """
         partitions = await self._registry.owing()
         count, ids = await self._owed_ids(partitions)
         now_ms = self._clock.now_ms()
@@ -298,7 +296,7 @@ class Observer:
         return [int(since or completed) for since, completed in records if since or completed]
 
     async def _server(self) -> dict[str, float]:
-        memory = max(await infos(self._redis, "memory"), key=_fullness)  # of a Cluster's masters the fullest
+        memory = max(await infos(self._redis, "memory"), key=_fullness)  # the fullest of a Cluster's masters
         try:
             await check(self._redis, self._settings)
         except UnsafeBackend:
@@ -315,7 +313,3 @@ class Observer:
 def _fullness(memory: dict[str, Any]) -> tuple[float, int]:
     used, limit = int(memory["used_memory"]), int(memory.get("maxmemory", 0))
     return used / limit if limit else 0.0, used
-
-
-def _is_busy(seen: Seen) -> bool:
-    return seen.stats.live > 0

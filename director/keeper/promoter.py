@@ -1,6 +1,6 @@
-"""Put retries that are due back into their streams, and wake a director for them.
+"""Put due retries back into their streams, and wake a director for them.
 
-Never decides whether or when there is a retry: whoever gave the claim back did.
+Whether and when there is a retry was decided when the claim was released.
 """
 
 import logging
@@ -21,7 +21,7 @@ TICK_S: Final = 0.5
 
 
 class Promoted(Struct, frozen=True):
-    """What one sweep put back, by queue; queues without any are left out."""
+    """The result of one sweep, by queue. Queues without a due retry are left out."""
 
     retries: dict[QueueName, int]
 
@@ -36,11 +36,10 @@ class Promoter:
         self.on_promoted: Callable[[QueueName, int], None] = lambda queue, count: None
 
     async def run(self) -> NoReturn:
-        """Sweep twice a second: the shortest backoff is about one."""
+        """Sweep twice a second: the shortest backoff is about one second."""
         await repeat(self.run_once, role="promoter", tick_s=TICK_S, clock=self._clock)
 
     async def run_once(self) -> Promoted:
-        """Put back all that is due."""
         retries: dict[QueueName, int] = {}
         full = await self._registry.awake("promoter", glance_s=0)
         while full:

@@ -1,6 +1,6 @@
-"""Give expired claims back: another attempt while any remain, else the dead letters.
+"""Recover expired claims: another attempt while any remain, else the dead letters.
 
-Never runs a prediction, and never touches a claim whose lease was still good when contact was last proven.
+A claim whose lease was still valid when contact was last proven is not touched.
 """
 
 import logging
@@ -24,16 +24,16 @@ TICKS_PER_LEASE: Final = 10
 
 
 class Reaped(Struct, frozen=True):
-    """What one sweep took back, and what became of it. `is_held_off`: nothing was looked at, contact is too young."""
+    """The result of one sweep. `is_held_off`: nothing was looked at, since contact is too young."""
 
     claims: tuple[tuple[PredictionId, Requeued], ...] = ()
     is_held_off: bool = False
 
 
 class Reaper:
-    """Sweeps the leases of all queues. Several keepers may: what one took back, the other finds gone.
+    """Sweeps the leases of all queues. Several keepers may: a recovered claim is gone for the other.
 
-    `on_reaped` hears of each claim, and what became of it.
+    `on_reaped` is called for each claim.
     """
 
     def __init__(self, scripts: Scripts, registry: Registry, time: ServerTime, clock: Clock, *, lease_s: float) -> None:
@@ -46,11 +46,11 @@ class Reaper:
         self._tick_s = min(SLOWEST_TICK_S, lease_s / TICKS_PER_LEASE)
 
     async def run(self) -> NoReturn:
-        """Sweep ten times in a lease, at least once a second."""
+        """Sweep ten times per lease, at least once a second."""
         await repeat(self.run_once, role="reaper", tick_s=self._tick_s, clock=self._clock)
 
     async def run_once(self) -> Reaped:
-        """Take back all claims that expired before the server answered just now."""
+        """Recover all claims that expired before the server answered just now."""
         try:
             now_ms = await self._time.proven_ms()
             if now_ms is None:
@@ -70,5 +70,5 @@ class Reaper:
         batch = await self._scripts.reap(queue, limit=LIMIT, lease_s=self._lease_s, now_ms=now_ms)
         for prediction_id, became in batch:
             self.on_reaped(queue, became)
-            log.info("claim taken back", extra={"prediction": prediction_id, "queue": queue, "became": became})
+            log.info("claim recovered", extra={"prediction": prediction_id, "queue": queue, "became": became})
         return batch

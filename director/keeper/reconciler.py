@@ -1,6 +1,6 @@
-"""Put right what is nowhere: whatever was accepted and has not ended, and stands in no list that would bring it on.
+"""Repair predictions that are lost: accepted, not ended, and in no list that would bring them on.
 
-Never touches what is well, and never ends or runs anything: what it finds is put where the other roles see it.
+Repairs only put a prediction where the other roles see it. Nothing is ended or run, and what is well is not touched.
 """
 
 import logging
@@ -19,20 +19,20 @@ from director.runtime.sweep import repeat, sweep
 log = logging.getLogger(__name__)
 
 PERIOD_S: Final = 30.0
-# Predictions of one queue that one call compares: a script holds up the whole server while it runs.
+# Predictions of one queue per call: a script holds up the whole server while it runs.
 SLICE: Final = 200
 STEP_S: Final = 0.1
 
 
 class Reconciled(Struct, frozen=True):
-    """What one slice of every queue came to. `is_complete`: it was the last one of each."""
+    """The result of one slice of every queue. `is_complete`: it was the last slice of each."""
 
     repairs: tuple[tuple[PredictionId, Repair], ...] = ()
     is_complete: bool = False
 
 
 class Reconciler:
-    """Compares all queues, slice by slice. `repaired` counts what it ever put right, by kind."""
+    """Compares all queues, slice by slice. `repaired` counts all repairs by kind."""
 
     def __init__(self, scripts: Scripts, registry: Registry, clock: Clock, *, lease_s: float) -> None:
         self._scripts = scripts
@@ -44,15 +44,15 @@ class Reconciler:
         self.on_repaired: Callable[[Repair], None] = lambda repair: None
 
     async def run(self) -> NoReturn:
-        """Compare everything, rest for half a minute, and again."""
+        """Compare everything, rest for half a minute, and repeat."""
         await repeat(self._compare, role="reconciler", tick_s=PERIOD_S, clock=self._clock)
 
     async def run_once(self) -> Reconciled:
-        """The next slice of every queue that has one left; after the last, all begin from the start."""
+        """Compare the next slice of every queue that has one left. After the last, all begin from the start."""
         if not self._next:
             self._next = dict.fromkeys(await self._registry.queues(), 0)
         slices = await sweep(self._next, self._reconcile)
-        # a queue that is broken is passed over until the next pass
+        # A faulty queue is skipped until the next pass.
         self._next = {queue: following for queue, (following, _) in slices.items() if following}
         repairs = tuple(repair for _, batch in slices.values() for repair in batch)
         return Reconciled(repairs, is_complete=not self._next)

@@ -1,7 +1,6 @@
-"""Find claims that lost their lease by the pending entries of the streams: the slow cross-check of the reaper.
+"""Find claims without a lease by the pending entries of the streams: the slow cross-check of the reaper.
 
-Never takes a claim whose lease lives, nor one that was extended of late: a claim is nobody's once both signs of life
-are gone, its lease and the idle time of its entry.
+A claim is recovered once both its lease is gone and its entry has been idle for two leases.
 """
 
 import logging
@@ -25,17 +24,17 @@ log = logging.getLogger(__name__)
 
 IDLE_LEASES: Final = 2
 PERIOD_LEASES: Final = 2
-# Between two rounds of a pass, so that a long list of pending entries leaves the server to others in between.
+# Between two rounds of a pass, so that a long list of pending entries leaves the server time for others.
 STEP_S: Final = 0.01
 START: Final = "0-0"
-# What is pending in a queue where nothing is accepted is nobody's work, only litter: it has time
+# Pending entries of a queue in which nothing is accepted are only litter, so they may wait.
 WHOLE_S: Final = 3600.0
 
 
 class Recovered(Struct, frozen=True):
-    """What one round took back, and what became of it. `is_held_off`: nothing was looked at, contact is too young.
+    """The result of one round. `is_held_off`: nothing was looked at, since contact is too young.
 
-    `is_complete`: with this round every stream of every queue was looked through to its end.
+    `is_complete`: this round ended the pass through every stream of every queue.
     """
 
     claims: tuple[tuple[PredictionId, Requeued], ...] = ()
@@ -44,7 +43,9 @@ class Recovered(Struct, frozen=True):
 
 
 class Walk:
-    """The way through the streams of one queue. Its cursor is carried: from the start, each call would see the same."""
+    """The way through the streams of one queue. The cursor is kept: from the start, each call would see the same
+    entries.
+    """
 
     def __init__(self, streams: int) -> None:
         self._left = [(lane, number) for lane in LANES for number in range(streams)]
@@ -60,14 +61,16 @@ class Walk:
         return self._left[-1]
 
     def went_to(self, cursor: str) -> None:
-        """The call for this stream came back."""
+        """Note where the call for this stream stopped."""
         self.cursor = cursor
         if cursor == START:
             self._left.pop()
 
 
 class Recoverer:
-    """Looks through the pending entries of all queues. Several keepers may: what one took back waits for the other."""
+    """Looks through the pending entries of all queues. Several keepers may: a recovered claim waits, and is not found
+    twice.
+    """
 
     def __init__(
         self,
@@ -94,7 +97,7 @@ class Recoverer:
         await repeat(self._look_through, role="recoverer", tick_s=period_s, clock=self._clock)
 
     async def run_once(self) -> Recovered:
-        """One round: one bounded call for each queue that is not looked through yet, from where the last one ended."""
+        """Make one bounded call for each queue of this pass, from where the last call for it stopped."""
         try:
             now_ms = await self._time.proven_ms()
             if now_ms is None:
@@ -105,7 +108,7 @@ class Recoverer:
         except BackendUnavailable:
             self._time.lost()
             raise
-        # a queue that is broken is passed over until the next pass
+        # A faulty queue is skipped until the next pass.
         self._walks = {queue: walk for queue, walk in self._walks.items() if queue in found and not walk.is_over}
         claims = tuple(claim for batch in found.values() for claim in batch)
         return Recovered(claims, is_complete=not self._walks)
@@ -132,5 +135,5 @@ class Recoverer:
         for prediction_id, became in batch:
             self.on_recovered(queue, became)
             facts = {"prediction": prediction_id, "queue": queue, "became": became}
-            log.warning("claim without a lease taken back", extra=facts)
+            log.warning("claim without a lease recovered", extra=facts)
         return batch

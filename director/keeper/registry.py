@@ -1,7 +1,7 @@
-"""Which queues there are, and which of them anything is accepted in: those that have work for a role.
+"""Know which queues exist, and which have work for a role: those in which anything is accepted and has not ended.
 
-What was never accepted cannot come due, so an idle queue costs all roles together one glance, not each of them a call.
-Never decides what is done: a role that is given one queue too many finds nothing there.
+A queue in which nothing is accepted has nothing due. So idle queues cost all roles together one look, not a call of
+each role. A role that is given one queue too many finds nothing there.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from director.core.clock import Clock
 from director.core.ids import Partition, QueueName
 from director.store.catalog import Catalog
 
-# Nothing but a retry is due sooner than this after it was accepted: the promoter takes a glance of its own each time
+# Only a retry can be due sooner than this after acceptance, so the promoter takes a fresh look each time.
 GLANCE_S: Final = 1.0
-# This often a role looks at every queue all the same, so that whatever the glance does not show is seen as well
+# Each role looks at every queue this often, so that it also sees what the look at keys does not show.
 WHOLE_S: Final = 60.0
-# Keys that one command asks for, of those that were absent: if some is there now, each of them is asked for alone
+# Absent keys that one command asks for. If one of them exists now, each is asked for alone.
 AT_ONCE: Final = 64
 
 
@@ -43,19 +43,18 @@ class Registry:
         self._whole_s: dict[str, float] = {}
 
     async def queues(self) -> list[QueueName]:
-        """Every queue there is."""
         now_s = self._clock.monotonic()
         if self._queues is None or self._read_s is None or now_s - self._read_s >= self._keep_s:
             queues = await self._catalog.queues()
-            if queues != self._queues:  # the first time in any case: what is owed may outlive the last queue
+            if queues != self._queues:  # always the first time: webhooks may be owed after the last queue is gone
                 await self._know(queues)
             self._queues, self._read_s = queues, now_s
         return self._queues
 
     async def awake(self, role: str, *, glance_s: float = GLANCE_S, whole_s: float = WHOLE_S) -> list[QueueName]:
-        """Every queue that something was accepted in and has not ended, by a glance at most `glance_s` old.
+        """Return every queue with live predictions, by a look at most `glance_s` old.
 
-        The first time of each role, and every `whole_s` from then on, every queue there is.
+        The first time for each role, and every `whole_s` after that, every queue is returned.
         """
         queues = await self.queues()
         now_s = self._clock.monotonic()
@@ -66,13 +65,13 @@ class Registry:
         return [queue for queue, live in self._live.items() if live in present]
 
     async def owing(self) -> list[Partition]:
-        """Every partition that owes a webhook."""
+        """Return every partition that owes a webhook."""
         await self.queues()
         present = await self._glance(GLANCE_S)
         return [partition for partition, owed in self._owed.items() if owed in present]
 
     async def unspent(self) -> list[Partition]:
-        """Every partition where what ended had compute reserved."""
+        """Return every partition with ended predictions whose reserved compute is not settled."""
         await self.queues()
         present = await self._glance(GLANCE_S)
         return [partition for partition, unspent in self._unspent.items() if unspent in present]
@@ -82,19 +81,19 @@ class Registry:
         by_partition: dict[Partition, list[str]] = {}
         for queue, key in live.items():
             by_partition.setdefault(keys.queue_partition(queue), []).append(key)
-        for partition in await self._catalog.partitions():  # of queues that are gone, too
+        for partition in await self._catalog.partitions():  # also of queues that are gone
             by_partition.setdefault(partition, [])
         owed = {partition: keys.owed(partition) for partition in sorted(by_partition)}
         unspent = {partition: keys.unspent(partition) for partition in owed}
         together = [[owed[partition], unspent[partition], *by_partition[partition]] for partition in owed]
         cluster = await ask(lambda: self._redis.info("cluster"))
-        if not cluster["cluster_enabled"]:  # there, a command may not ask for keys of two partitions
+        if not cluster["cluster_enabled"]:  # in a Cluster, one command may not ask for keys of two partitions
             together = [[key for of_partition in together for key in of_partition]]
         self._live, self._owed, self._unspent, self._together = live, owed, unspent, together
         self._glanced_s = None
 
     async def _glance(self, glance_s: float) -> set[str]:
-        """Which of all those keys there are."""
+        """Return which of all those keys exist."""
         async with self._glancing:
             now_s = self._clock.monotonic()
             if self._glanced_s is None or now_s - self._glanced_s >= min(glance_s, self._keep_s):
@@ -103,7 +102,7 @@ class Registry:
             return self._present
 
     async def _look(self) -> set[str]:
-        """One command asks for many keys that were absent; those that were there are asked for one by one."""
+        """Ask with one command for many keys that were absent, and one by one for those that existed."""
         known = [[key] for of_slot in self._together for key in of_slot if key in self._present]
         absent = [[key for key in of_slot if key not in self._present] for of_slot in self._together]
         groups = [some[at : at + AT_ONCE] for some in absent for at in range(0, len(some), AT_ONCE)]
@@ -112,6 +111,6 @@ class Registry:
         return {key for (key,) in [*(group for group in found if len(group) == 1), *await self._existing(new)]}
 
     async def _existing(self, groups: list[list[str]]) -> list[list[str]]:
-        """Those groups of which at least one key exists."""
+        """Return the groups of which at least one key exists."""
         counts = await pipelined(self._redis, lambda pipe: [pipe.exists(*group) for group in groups])
         return [group for group, count in zip(groups, counts, strict=True) if count]

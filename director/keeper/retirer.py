@@ -1,6 +1,6 @@
 """Forget directors that are long gone: pods come and go, and each leaves its name in every stream.
 
-Never forgets one that has anything pending: what is pending for a forgotten one would never be delivered again.
+A director with pending entries is kept, since entries of a forgotten consumer would never be delivered again.
 """
 
 import logging
@@ -21,7 +21,7 @@ SILENT_S: Final = 3600.0
 
 
 class Retired(Struct, frozen=True):
-    """Who was forgotten, by queue; queues where nobody was are left out."""
+    """The forgotten directors by queue. Queues without any are left out."""
 
     directors: dict[QueueName, list[str]]
 
@@ -35,11 +35,10 @@ class Retirer:
         self._clock = clock
 
     async def run(self) -> NoReturn:
-        """Look every five minutes."""
         await repeat(self.run_once, role="retirer", tick_s=PERIOD_S, clock=self._clock)
 
     async def run_once(self) -> Retired:
-        """Forget all that have been silent for an hour and hold nothing."""
+        """Forget all directors that have been silent for an hour and hold nothing."""
         directors: dict[QueueName, list[str]] = {}
         left = await self._registry.queues()
         while left:

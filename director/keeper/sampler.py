@@ -1,7 +1,7 @@
-"""Note every ten seconds how each queue stands where anything happens: the history behind graphs and objectives.
+"""Record every ten seconds how each active queue stands: the history behind graphs and objectives.
 
-Never notes one period of a queue twice, however many keepers run: a script decides. Idle queues are asked about no more
-once that is noted.
+A script ensures that each period of a queue is recorded once, however many keepers run. Once an idle period is
+recorded, an idle queue is not asked about any more.
 """
 
 from typing import Final, NoReturn
@@ -13,12 +13,12 @@ from director.core.samples import MOST, PERIOD_S
 from director.keeper.registry import Registry
 from director.runtime.sweep import repeat, sweep
 
-# More often than it samples: a glance costs nothing that other roles do not take already, and shows what came and went
+# More often than it samples: the look costs nothing extra beside other roles, and shows short-lived work.
 LOOK_S: Final = 1.0
 
 
 class Sampler:
-    """Samples the queues where anything was seen since the last time, and those that were not idle then."""
+    """Samples the queues with recent work, and those that were busy at the last sample."""
 
     def __init__(self, scripts: Scripts, registry: Registry, clock: Clock) -> None:
         self._scripts = scripts
@@ -32,7 +32,7 @@ class Sampler:
         await repeat(self.run_once, role="sampler", tick_s=LOOK_S, clock=self._clock)
 
     async def run_once(self) -> dict[QueueName, bool]:
-        """The queues that were asked, if it is time; True for those that are not idle."""
+        """Return the queues that were sampled, if it is time. True means that the queue is busy."""
         self._seen.update(await self._registry.awake("sampler"))
         now_s = self._clock.monotonic()
         if self._sampled_s is not None and now_s - self._sampled_s < PERIOD_S:

@@ -1,6 +1,6 @@
-"""Answer an autoscaler at /scale/{queue} on the health port, to whoever has the token.
+"""Answer an autoscaler at /scale/{queue} on the health port, if it has the token.
 
-Says 503 while Redis cannot answer, so that whoever asks keeps what it has: never a nought that nobody counted.
+The answer is 503 while Redis cannot answer, so that the autoscaler keeps what it has.
 """
 
 import hmac
@@ -20,7 +20,7 @@ IN_A_PATH: Final = 3  # owner/name/version, as the admin API writes a queue
 
 
 class ScaleRoute:
-    """One route. `token`: what has to be shown; without one nobody is answered."""
+    """One route, protected by `token`. Without a token every request is rejected."""
 
     def __init__(self, scaling: Scaling, token: str) -> None:
         self._scaling = scaling

@@ -1,9 +1,8 @@
-"""Delete the files of predictions whose data is gone, and those of callers that expired.
+"""Delete files of predictions whose data is gone, and expired files of callers.
 
-A file of an output lives exactly as long as what names it: what Redis still has, what may still be finished, or a
-version that a training made of it, keeps its files, however old. A caller's file lives until Redis forgot it, and is
-left alone while it may still be coming.
-Never deletes anything while Redis cannot be asked, and never looks at more than a portion at once.
+A file of an output lives exactly as long as what names it: data in Redis, a prediction that may still finish, or a
+version that a training made of it. A file of a caller lives until Redis forgets it, and is left alone while it may
+still be arriving. Nothing is deleted while Redis cannot answer, and only a portion is looked at in one step.
 """
 
 import logging
@@ -28,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Tidied(Struct, frozen=True):
-    """What one sweep did: predictions and callers' files that it looked at, and those whose bytes it deleted."""
+    """The result of one sweep: predictions and callers' files that were seen, and how many of them were removed."""
 
     seen: int = 0
     removed: int = 0
@@ -45,18 +44,17 @@ class Tidier:
         self._clock = clock
 
     async def run(self) -> NoReturn:
-        """Sweep as often as the store allows."""
         await repeat(self.run_once, role="tidier", tick_s=self._store.sweep_s, clock=self._clock)
 
     async def run_once(self) -> Tidied:
-        """Delete all files that nothing names any more. What cannot be deleted now is left to the next sweep."""
+        """Delete all files that nothing names. A file that cannot be deleted now is left to the next sweep."""
         seen = removed = 0
         async for holders in self._store.holders(LIMIT):
             seen += len(holders)
             for prediction_id, account in await self._gone(holders):
                 if await self._deleted(self._store.remove(prediction_id), prediction_id):
                     removed += 1
-                    if account:  # else its record is gone too, and it counts no more once its time is over
+                    if account:  # without a record it stops counting when its time is over
                         await self._scripts.stow(account, prediction_id)
         async for names in self._store.callers(LIMIT):
             seen += len(names)
@@ -69,7 +67,7 @@ class Tidier:
     async def _deleted(self, deleting: Awaitable[None], whose: str) -> bool:
         try:
             await deleting
-        except Exception:  # a store is somebody else's: what cannot be deleted must not keep all else
+        except Exception:  # a store belongs to others: one file that cannot be deleted must not keep the rest
             log.warning("files cannot be deleted", extra={"of": whose}, exc_info=True)
             return False
         return True
@@ -78,7 +76,7 @@ class Tidier:
         return self._clock.now_ms() - created_ms_of(name.id) > GRACE_S * 1000
 
     async def _gone(self, holders: Sequence[PredictionId]) -> list[tuple[PredictionId, str]]:
-        """With the account of each, as far as that is known."""
+        """Return the predictions whose files may go, each with its account if known."""
 
         def read(pipe: Any) -> None:
             for prediction_id in holders:
@@ -97,5 +95,5 @@ class Tidier:
 
 
 def _may_end(status: bytes | None) -> bool:
-    """Is it known, and not terminal?"""
+    """Is the prediction known and not terminal?"""
     return status is not None and text(status) not in TERMINAL

@@ -209,7 +209,11 @@ class DeadLetters:
             asked = list(ranks)
             for queue, rows in zip(asked, await self._slices(ranks, count), strict=True):
                 places = [Place(int(at), PredictionId(text(name)), queue) for name, at in rows]
-                behind = [place for place in places if before is None or (place.died_ms, place.id) < _spot(before)]
+                behind = [
+                    place
+                    for place in places
+                    if before is None or (place.died_ms, place.id) < (before.died_ms, before.id)
+                ]
                 found += behind
                 ranks[queue] += len(rows)
                 if len(rows) < count or len(behind) == len(rows):
@@ -272,7 +276,3 @@ def _letter(place: Place, record: Record) -> DeadLetter:
         revivals=record.revivals,
         attempts=attempts_of(record.history),
     )
-
-
-def _spot(place: Place) -> tuple[int, PredictionId]:
-    return place.died_ms, place.id

@@ -109,14 +109,14 @@ async def test_a_keeper_outlives_its_server_and_goes_on_where_it_was() -> None:
                 assert await ready(http, status=200) == {"status": "ready", "durability": "always", "missing": {}}
                 await driver.submit()
                 lost = await driver.claim_one()
-                assert (await log.until("claim taken back"))["prediction"] == lost.id
+                assert (await log.until("claim recovered"))["prediction"] == lost.id
                 server.kill()
                 assert "redis" in (await ready(http, status=503))["missing"]
                 assert (await http.get("/livez")).status_code == 200
                 server.start()
                 await ready(http, status=200)
                 again = await driver.claim_one()
-                assert (await log.until("claim taken back"))["prediction"] == again.id
+                assert (await log.until("claim recovered"))["prediction"] == again.id
             process.send_signal(signal.SIGTERM)
             await log.until("keeper ended")
             with anyio.fail_after(LIMIT_S):
