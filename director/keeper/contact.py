@@ -3,8 +3,8 @@
 While a server is away no director can extend a lease, yet leases expire. A reaper that acts first after an outage would
 take everything from healthy directors. After one lease of contact every live director has extended its own.
 
-A step of the server's clock is such an outage too. So is a suspended machine: its monotonic clock stands still while the
-server's clock goes on. A lease ends by the server's clock, so every lease may have expired in one moment.
+A step of the server's clock is such an outage too. So is a suspended machine: its monotonic clock stands still while
+the server's clock goes on. A lease ends by the server's clock, so every lease may have expired in one moment.
 """
 
 from typing import Final
@@ -41,7 +41,7 @@ class Contact:
         return self._lease_s * LONGEST_SILENCE
 
     def heard(self, run_id: str, *, at_s: float, server_s: float, others_s: float = 0.0) -> None:
-        """Note an answer of the server. Another run of it, a silence before, or a step of its clock begins a new contact.
+        """Note an answer of the server. Another run, a silence before, or a step of its clock begins a new contact.
 
         `server_s` is the server's time. `others_s` says how long all keepers together have had contact with this run.
         That holds here too, so a new contact begins that long ago.

@@ -86,10 +86,6 @@ class Usage(Struct, frozen=True, kw_only=True):
     total_reserved_s: float
     stored_bytes: int
 
-    @property
-    def compute_s(self) -> float:
-        return self.spent_s + self.reserved_s
-
 
 class Accounts:
     """Accounts and tokens in Redis. All methods raise BackendUnavailable while Redis cannot answer.

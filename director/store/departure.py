@@ -55,7 +55,7 @@ class Left(Struct, frozen=True, kw_only=True):
     elsewhere: int = 0
 
 
-class _Luggage(Struct, frozen=True):
+class _Packed(Struct, frozen=True):
     """All that moves with one prediction. `flat` is its record as the server returns it.
 
     `held` is its idempotency key, the value of the key, and its remaining ms.
@@ -208,7 +208,7 @@ class Departure:
             moved += await self._bring([one for one in packed if one is not None and one.record.leaving == self._site])
         return moved
 
-    async def _bring(self, packed: Sequence[_Luggage]) -> int:
+    async def _bring(self, packed: Sequence[_Packed]) -> int:
         """Bring one slice. Calls of one turn leave in one write and are executed in their order."""
         known = [one for one in packed if await self._known(one.record.account) is not None]
         await _all(map(self._enlist, known))
@@ -219,11 +219,11 @@ class Departure:
         here = [one.record for one, answer in zip(known, answers, strict=True) if answer == "here"]
         return sum(await _all(map(self._vacate, here)))
 
-    async def _enlist(self, one: _Luggage) -> None:
+    async def _enlist(self, one: _Packed) -> None:
         record, oldest = one.record, lowest_id_at(0)
         await self._there.scripts.enlist(record.id, account=record.account, oldest=oldest, kind=record.kind)
 
-    async def _arrive(self, one: _Luggage) -> Arrived:
+    async def _arrive(self, one: _Packed) -> Arrived:
         limits, revision = await self._known(one.record.account) or (UNLIMITED, 0)
         return await self._there.scripts.arrive(
             one.record.id,
@@ -252,7 +252,7 @@ class Departure:
             crash.at("after_cancel_there")
             canceled = True
 
-    async def _packed(self, prediction_id: PredictionId) -> _Luggage | None:
+    async def _packed(self, prediction_id: PredictionId) -> _Packed | None:
         """Read all that moves with a prediction. While it leaves only a cancel changes it, and `vacate` checks that."""
 
         def read(pipe: Any) -> None:
@@ -265,7 +265,7 @@ class Departure:
             return None
         flat = [part for pair in fields.items() for part in pair]
         record = Record.parse(prediction_id, flat)
-        return _Luggage(record, flat, data or b"", events, await self._held(record))
+        return _Packed(record, flat, data or b"", events, await self._held(record))
 
     async def _held(self, record: Record) -> tuple[str, bytes, int] | None:
         if not record.idem:

@@ -1,4 +1,4 @@
-"""The cashier: what was reserved for a prediction is put right by what it ran, soon after its end and once."""
+"""Check that reserved compute is settled by what the runs took, soon after the end and once."""
 
 import pytest
 from redis.asyncio import Redis
@@ -31,7 +31,7 @@ def cashier(redis: Redis, scripts: Scripts, catalog: Catalog, clock: FakeClock) 
 
 
 async def reserved(driver: QueueDriver, asked_s: float = 60) -> PredictionId:
-    """Waits, with so much of its account's day set aside."""
+    """Enqueue a prediction, with this much of its account's day reserved."""
     prediction_id = await driver.submit(metered=True)
     assert (await driver.scripts.reserve(ACCOUNT, DAY_S, id=prediction_id, asked_s=asked_s)).allowed
     return prediction_id
@@ -42,9 +42,7 @@ async def used(redis: Redis) -> tuple[float, float]:
     return usage.spent_s, usage.reserved_s
 
 
-async def test_what_ran_counts_by_its_runs_and_what_never_ran_not_at_all(
-    cashier: Cashier, driver: QueueDriver, redis: Redis
-) -> None:
+async def test_only_runs_count_as_compute(cashier: Cashier, driver: QueueDriver, redis: Redis) -> None:
     await reserved(driver)
     await driver.run(await driver.claim_one(), 4)
     waits, canceled = [await reserved(driver) for _ in range(2)]
@@ -55,9 +53,7 @@ async def test_what_ran_counts_by_its_runs_and_what_never_ran_not_at_all(
     assert not await redis.exists(keys.unspent(partition_of(waits)))
 
 
-async def test_more_than_one_call_takes_are_put_right_in_one_sweep(
-    cashier: Cashier, driver: QueueDriver, redis: Redis
-) -> None:
+async def test_one_sweep_settles_more_than_one_call_takes(cashier: Cashier, driver: QueueDriver, redis: Redis) -> None:
     for _ in range(LIMIT + 1):
         await driver.cancel(await reserved(driver, 1))
     assert await cashier.run_once() == LIMIT + 1
@@ -74,7 +70,7 @@ async def test_two_cashiers_count_a_run_once(
     assert await used(redis) == (4, 0)
 
 
-async def test_what_ended_is_seen_by_the_next_glance(
+async def test_ended_prediction_is_settled_by_the_next_look(
     cashier: Cashier, driver: QueueDriver, clock: FakeClock, redis: Redis
 ) -> None:
     prediction_id = await reserved(driver)
@@ -85,7 +81,7 @@ async def test_what_ended_is_seen_by_the_next_glance(
 
 
 async def set_aside(driver: QueueDriver, prediction_id: PredictionId, redis: Redis) -> None:
-    """So much of its account's credit, for a prediction that may come to be or not."""
+    """Reserve this much of its account's credit, for a prediction that may never be created."""
     await Accounts(redis).create(ACCOUNT)
     assert (await driver.scripts.reserve(ACCOUNT, None, in_all=100, id=prediction_id, asked_s=10)).allowed
 
@@ -95,7 +91,7 @@ async def in_all(redis: Redis) -> tuple[float, float]:
     return usage.total_spent_s, usage.total_reserved_s
 
 
-async def test_credit_that_was_reserved_for_what_never_came_to_be_is_free_again(
+async def test_credit_reserved_for_an_uncreated_prediction_is_freed(
     cashier: Cashier, driver: QueueDriver, clock: FakeClock, redis: Redis
 ) -> None:
     await set_aside(driver, driver.new_id(), redis)
@@ -108,7 +104,7 @@ async def test_credit_that_was_reserved_for_what_never_came_to_be_is_free_again(
     assert await redis.hget(keys.credit(ACCOUNT), waits) == b"10000"
 
 
-async def test_credit_of_what_ended_and_was_deleted_before_anybody_looked_is_spent_and_not_freed(
+async def test_credit_of_a_deleted_ended_prediction_is_spent(
     cashier: Cashier, driver: QueueDriver, clock: FakeClock, redis: Redis
 ) -> None:
     await cashier.run_once()
@@ -122,7 +118,7 @@ async def test_credit_of_what_ended_and_was_deleted_before_anybody_looked_is_spe
     assert await in_all(redis) == (4, 0)
 
 
-async def test_of_many_that_never_came_to_be_all_are_freed_by_one_look(
+async def test_one_look_frees_all_uncreated_predictions(
     cashier: Cashier, driver: QueueDriver, clock: FakeClock, redis: Redis
 ) -> None:
     await Accounts(redis).create(ACCOUNT)

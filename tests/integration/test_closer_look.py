@@ -1,4 +1,4 @@
-"""What is looked at closer: only queues where it may tell of a fault, and with one bounded question for all of them."""
+"""Check that only queues that may show a fault are looked at more closely, with one bounded question for all."""
 
 import time
 
@@ -19,7 +19,7 @@ MINUTE_MS = 60_000
 
 @pytest.fixture
 def past(driver: QueueDriver) -> QueueDriver:
-    """The queue, a minute ago."""
+    """The queue a minute ago."""
     driver.now_ms = time.time_ns() // 1_000_000 - MINUTE_MS
     return driver
 
@@ -29,9 +29,7 @@ async def looked(driver: QueueDriver, redis: Redis, catalog: Catalog) -> Closer:
     return await closer.look({driver.queue: await driver.scripts.stats(driver.queue)}, owed=1)
 
 
-async def test_of_a_queue_where_all_is_well_nothing_more_is_told(
-    past: QueueDriver, redis: Redis, catalog: Catalog
-) -> None:
+async def test_healthy_queue_has_no_further_facts(past: QueueDriver, redis: Redis, catalog: Catalog) -> None:
     await past.submit()
     closer = await looked(past, redis, catalog)
     assert abs(closer.now_ms - time.time_ns() // 1_000_000) < MINUTE_MS
@@ -39,7 +37,7 @@ async def test_of_a_queue_where_all_is_well_nothing_more_is_told(
     assert (closer.neglected, closer.heaviest, closer.letters, closer.burns, closer.failing) == ({}, {}, {}, {}, [])
 
 
-async def test_what_a_keeper_did_not_do_is_counted_by_queue(past: QueueDriver, redis: Redis, catalog: Catalog) -> None:
+async def test_neglected_work_is_counted_by_queue(past: QueueDriver, redis: Redis, catalog: Catalog) -> None:
     await past.submit()
     await past.submit(lifetime_ms=5_000)
     await past.claim_one()
@@ -47,9 +45,7 @@ async def test_what_a_keeper_did_not_do_is_counted_by_queue(past: QueueDriver, r
     assert closer.neglected == {past.queue: Neglected(expired_leases=1, due_deadlines=1)}
 
 
-async def test_who_has_the_most_is_named_once_there_is_a_crowd_of_several(
-    past: QueueDriver, redis: Redis, catalog: Catalog
-) -> None:
+async def test_heaviest_account_is_named_only_in_a_crowd(past: QueueDriver, redis: Redis, catalog: Catalog) -> None:
     for _ in range(99):
         await past.submit(account="noisy")
     assert (await looked(past, redis, catalog)).heaviest == {}
@@ -60,14 +56,14 @@ async def test_who_has_the_most_is_named_once_there_is_a_crowd_of_several(
     assert heaviest == {past.queue: Heaviest(account="noisy", waiting=100, accounts=2)}
 
 
-async def test_a_dead_letter_tells_how_its_attempts_ended(past: QueueDriver, redis: Redis, catalog: Catalog) -> None:
+async def test_dead_letter_shows_how_its_attempts_ended(past: QueueDriver, redis: Redis, catalog: Catalog) -> None:
     await past.die()
     letter = (await looked(past, redis, catalog)).letters[past.queue]
     assert letter.codes
     assert all(letter.codes)
 
 
-async def test_an_objective_is_reckoned_over_an_hour_only_where_it_burns_now(
+async def test_hour_of_an_objective_is_read_only_while_it_burns(
     past: QueueDriver, redis: Redis, catalog: Catalog
 ) -> None:
     promised = {"normal": Objective(share=0.95, within_s=5)}

@@ -1,4 +1,4 @@
-"""From the third death of a model to its mended run: what a caller, an operator and an admin see of dead letters."""
+"""Check dead letters from a model's third death to its repaired run, for callers, operators and admins."""
 
 import json
 import subprocess
@@ -59,7 +59,7 @@ def director_cli(server: RedisServer, *line: str) -> "subprocess.CompletedProces
 
 
 @pytest.mark.cog
-async def test_a_model_that_dies_three_times_is_revived_once_it_is_mended(
+async def test_dead_letter_succeeds_after_repair_and_revival(
     server: RedisServer, redis: Redis, scripts: Scripts, tmp_path: Path
 ) -> None:
     token = await Accounts(redis).create_token(ACCOUNT)
@@ -96,7 +96,7 @@ async def test_a_model_that_dies_three_times_is_revived_once_it_is_mended(
             official._client.close()
 
 
-# ── the room ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── typed access ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def dead(redis: Redis, scripts: Scripts) -> DeadLetters:
 
 
 async def dying(driver: QueueDriver, count: int, *, apart_s: float = 1) -> list[str]:
-    """So many dead letters, newest first. A breaker would take them for servers that fail."""
+    """Make this many dead letters, newest first. A breaker would take them for failing servers."""
     await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(breaker_after=0))
     ids = []
     for _ in range(count):
@@ -115,7 +115,7 @@ async def dying(driver: QueueDriver, count: int, *, apart_s: float = 1) -> list[
 
 
 @pytest.mark.parametrize("apart_s", [1, 0], ids=["one by one", "in one millisecond"])
-async def test_pages_are_newest_first_and_miss_nothing(dead: DeadLetters, driver: QueueDriver, apart_s: float) -> None:
+async def test_pages_are_newest_first_and_complete(dead: DeadLetters, driver: QueueDriver, apart_s: float) -> None:
     ids = await dying(driver, 7, apart_s=apart_s)
     seen, before = [], None
     for _ in range(4):
@@ -126,7 +126,7 @@ async def test_pages_are_newest_first_and_miss_nothing(dead: DeadLetters, driver
     assert page.next is None
 
 
-async def test_a_page_over_all_queues_is_one_list(
+async def test_page_over_all_queues_is_one_list(
     dead: DeadLetters, driver: QueueDriver, catalog: Catalog, redis: Redis, scripts: Scripts
 ) -> None:
     other = QueueDriver(
@@ -143,9 +143,7 @@ async def test_a_page_over_all_queues_is_one_list(
     assert [letter.id for letter in rest.results] == ids[:1]
 
 
-async def test_a_letter_whose_record_is_gone_leaves_the_list(
-    dead: DeadLetters, driver: QueueDriver, redis: Redis
-) -> None:
+async def test_letter_without_a_record_leaves_the_list(dead: DeadLetters, driver: QueueDriver, redis: Redis) -> None:
     older, newer = await dying(driver, 2)
     await redis.delete(keys.record(newer))
     assert [letter.id for letter in (await dead.page([driver.queue])).results] == [older]
@@ -153,9 +151,7 @@ async def test_a_letter_whose_record_is_gone_leaves_the_list(
     assert await dead.show(newer) is None
 
 
-async def test_what_dies_again_while_all_are_revived_is_not_revived_again(
-    dead: DeadLetters, driver: QueueDriver
-) -> None:
+async def test_letter_that_dies_again_is_not_revived_twice(dead: DeadLetters, driver: QueueDriver) -> None:
     ids = await dying(driver, 3)
     walked = []
 
@@ -174,7 +170,7 @@ async def test_what_dies_again_while_all_are_revived_is_not_revived_again(
     assert len(await driver.members(keys.dead(driver.queue))) == 1
 
 
-async def test_what_cannot_be_revived_or_dropped_is_named(dead: DeadLetters, driver: QueueDriver) -> None:
+async def test_refused_letters_are_named(dead: DeadLetters, driver: QueueDriver) -> None:
     letter, waiting = await driver.die(), await driver.submit()
     places = await dead.named([waiting, letter])
     assert [place.died_ms > 0 for place in places] == [False, True]
@@ -187,7 +183,7 @@ async def test_what_cannot_be_revived_or_dropped_is_named(dead: DeadLetters, dri
 
 
 class SleepingClock(FakeClock):
-    """Time passes only in sleep, and at once."""
+    """Time passes only in `sleep`, and at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,9 +194,7 @@ class SleepingClock(FakeClock):
         self.pass_time(seconds)
 
 
-async def test_a_rate_is_kept_and_time_that_is_up_says_where_to_go_on(
-    redis: Redis, scripts: Scripts, driver: QueueDriver
-) -> None:
+async def test_revival_keeps_its_rate_and_returns_a_cursor(redis: Redis, scripts: Scripts, driver: QueueDriver) -> None:
     clock = SleepingClock()
     dead = DeadLetters(redis, scripts, clock)
     ids = await dying(driver, 6)
@@ -212,7 +206,7 @@ async def test_a_rate_is_kept_and_time_that_is_up_says_where_to_go_on(
     assert (rest.done, rest.next) == (2, None)
 
 
-def test_a_history_is_read_as_it_was_written() -> None:
+def test_history_is_read_as_written() -> None:
     assert attempts_of("") == ()
     first, second = attempts_of("1 host-1-ab 1800000000000 1800000015000 director_lost;2 host-2-cd  1800000016000 ")
     assert (first.number, first.director, first.code) == (1, "host-1-ab", "director_lost")
@@ -221,14 +215,14 @@ def test_a_history_is_read_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize("cursor", ["", "x", "1800000000000", "1800000000000" + "u" * 26, "0" * 12 + "1" * 26])
-def test_what_was_never_a_cursor_is_none(cursor: str) -> None:
+def test_invalid_cursor_is_none(cursor: str) -> None:
     assert Place.parse(cursor) is None
 
 
 # ── the command ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_the_command_lists_shows_revives_and_drops(
+async def test_command_lists_shows_revives_and_drops(
     server: RedisServer, driver: QueueDriver, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(*line: str) -> Typed:
@@ -268,7 +262,7 @@ async def test_the_command_lists_shows_revives_and_drops(
     ],
     ids=lambda part: " ".join(part) if isinstance(part, list) else "",
 )
-def test_a_line_that_says_too_little_is_one_line_back(
+def test_incomplete_command_is_one_error_line(
     server: RedisServer, line: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ended = typed(capsys, "dead", *line, "--redis", server.url)
@@ -298,7 +292,7 @@ ROUTES = [
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-async def test_only_tokens_with_the_scope_admin_may(
+async def test_dead_letters_need_the_scope_admin(
     admin: httpx.AsyncClient, redis: Redis, method: str, path: str
 ) -> None:
     token = await Accounts(redis).create_token(ACCOUNT)
@@ -309,11 +303,11 @@ async def test_only_tokens_with_the_scope_admin_may(
     assert nobody.status_code == 401
 
 
-async def test_an_admin_may_not_make_predictions(admin: httpx.AsyncClient) -> None:
+async def test_admin_scope_does_not_allow_predictions(admin: httpx.AsyncClient) -> None:
     assert (await admin.post("/v1/predictions", json={"version": VERSION, "input": {}})).status_code == 403
 
 
-async def test_a_token_with_the_scope_is_made_by_command(
+async def test_command_makes_a_token_with_the_scope(
     server: RedisServer, admin: httpx.AsyncClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def create(scopes: str) -> Typed:
@@ -326,7 +320,7 @@ async def test_a_token_with_the_scope_is_made_by_command(
     assert "--scopes takes read, run, admin" in (await to_thread.run_sync(create, "root")).stderr
 
 
-async def test_a_list_by_pages(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_list_has_pages(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
     ids = await dying(driver, 103)
     first = (await admin.get("/v1/admin/dead", params={"queue": driver.queue})).json()
     second = (await admin.get(first["next"])).json()
@@ -336,7 +330,7 @@ async def test_a_list_by_pages(admin: httpx.AsyncClient, driver: QueueDriver) ->
     assert (await admin.get("/v1/admin/dead", params={"cursor": "x"})).status_code == 422
 
 
-async def test_one_is_shown_revived_and_dropped(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_one_letter_is_shown_revived_and_dropped(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
     revived, dropped = await dying(driver, 2)
     shown = (await admin.get(f"/v1/admin/dead/{revived}")).json()
     assert (shown["id"], shown["input"], shown["account"]) == (revived, {"text": "hi"}, ACCOUNT)
@@ -350,7 +344,7 @@ async def test_one_is_shown_revived_and_dropped(admin: httpx.AsyncClient, driver
         assert (await admin.post(f"/v1/admin/dead/{gone}/drop")).status_code == 404
 
 
-async def test_many_or_all_are_revived_and_dropped(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_many_or_all_letters_are_revived_and_dropped(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
     ids = await dying(driver, 4)
     waiting = await driver.submit()
     some = (await admin.post("/v1/admin/dead/revive", json={"ids": [ids[0], waiting]})).json()
@@ -378,7 +372,7 @@ async def test_many_or_all_are_revived_and_dropped(admin: httpx.AsyncClient, dri
     ],
     ids=str,
 )
-async def test_a_body_that_does_not_say_which_changes_nothing(
+async def test_body_without_letters_changes_nothing(
     admin: httpx.AsyncClient, driver: QueueDriver, body: Any, status: int
 ) -> None:
     await driver.die()
@@ -387,7 +381,7 @@ async def test_a_body_that_does_not_say_which_changes_nothing(
     assert len(await driver.members(keys.dead(driver.queue))) == 1
 
 
-async def test_on_a_terminal_it_is_told_how_many_are_done(server: RedisServer, driver: QueueDriver) -> None:
+async def test_terminal_shows_progress(server: RedisServer, driver: QueueDriver) -> None:
     await dying(driver, 3)
     line = [sys.executable, "-m", "director", "dead", "revive", "--all", "--rate", "50", "--redis", server.url]
     with played(line) as terminal:

@@ -1,4 +1,4 @@
-"""`director queues migrate --to-redis`: two servers, callers and directors at both, and a mover that is killed."""
+"""Check `director queues migrate --to-redis`: two servers with callers and directors, and a mover that is killed."""
 
 import json
 import os
@@ -73,7 +73,7 @@ class Mover:
         )
 
     async def told(self, *options: str) -> dict[str, Any]:
-        """What it says it did, in the numbers that are not nought."""
+        """The counts that it printed and that are not zero."""
         ended = await self.run("--json", *options)
         assert (ended.returncode, ended.stderr) == (0, "")
         said = json.loads(ended.stdout)
@@ -86,7 +86,7 @@ def mover(server: RedisServer, far_server: RedisServer) -> Mover:
 
 
 async def run_all(driver: QueueDriver) -> Counter[PredictionId]:
-    """Everything that can be had is, and ends: how often each ran."""
+    """Claim and end everything. Return how often each prediction ran."""
     ran: Counter[PredictionId] = Counter()
     while claims := await driver.scripts.claim(
         driver.queue, consumer="d1", nonce=os.urandom(8).hex(), count=50, lease_s=60
@@ -98,7 +98,7 @@ async def run_all(driver: QueueDriver) -> Counter[PredictionId]:
     return ran
 
 
-async def test_it_says_what_moves_and_what_stays_and_a_dry_run_moves_nothing(
+async def test_move_reports_counts_and_dry_run_moves_nothing(
     mover: Mover, driver: QueueDriver, there: QueueDriver
 ) -> None:
     ids = [await driver.submit() for _ in range(3)]
@@ -116,7 +116,7 @@ async def test_it_says_what_moves_and_what_stays_and_a_dry_run_moves_nothing(
     await driver.finish(claim)
 
 
-async def test_what_cannot_be_is_told_in_one_line(mover: Mover, driver: QueueDriver, there: QueueDriver) -> None:
+async def test_impossible_move_is_one_error_line(mover: Mover, driver: QueueDriver, there: QueueDriver) -> None:
     both = await mover.run("--dry-run", "--put-back")
     assert (both.returncode, both.stdout, both.stderr.count("\n")) == (1, "", 1)
     await there.redis.flushall()
@@ -127,7 +127,7 @@ async def test_what_cannot_be_is_told_in_one_line(mover: Mover, driver: QueueDri
 
 @pytest.mark.faults
 @pytest.mark.parametrize("point", MOVER_POINTS)
-async def test_killed_between_any_two_steps_the_same_command_carries_on(
+async def test_killed_move_continues_with_the_same_command(
     mover: Mover, driver: QueueDriver, there: QueueDriver, point: Point
 ) -> None:
     ids = [await driver.submit() for _ in range(70)]
@@ -151,9 +151,7 @@ async def test_killed_between_any_two_steps_the_same_command_carries_on(
 
 @pytest.mark.faults
 @pytest.mark.parametrize("point", MOVER_POINTS[:2])
-async def test_killed_it_may_be_put_back_instead(
-    mover: Mover, driver: QueueDriver, there: QueueDriver, point: Point
-) -> None:
+async def test_killed_move_may_be_put_back(mover: Mover, driver: QueueDriver, there: QueueDriver, point: Point) -> None:
     ids = [await driver.submit() for _ in range(70)]
     assert (await mover.run(dies_at=point)).returncode == KILLED
     arrived = (await there.stats()).waiting
@@ -164,7 +162,7 @@ async def test_killed_it_may_be_put_back_instead(
     assert ran == Counter(ids)
 
 
-async def test_while_the_other_server_is_away_nothing_is_lost(server: RedisServer, driver: QueueDriver) -> None:
+async def test_nothing_is_lost_while_the_other_server_is_away(server: RedisServer, driver: QueueDriver) -> None:
     with redis_server() as far:
         redis = client(far.url)
         gatherer = Gatherer(redis)
@@ -185,7 +183,7 @@ async def test_while_the_other_server_is_away_nothing_is_lost(server: RedisServe
 
 
 @pytest.mark.heavy
-async def test_ten_thousand_move_while_both_places_run_and_cancel_and_the_mover_is_killed_again_and_again(
+async def test_ten_thousand_move_under_load_with_repeated_kills(
     mover: Mover, driver: QueueDriver, there: QueueDriver
 ) -> None:
     many, ids, ran, canceled = 10_000, [], Counter[PredictionId](), set[PredictionId]()

@@ -1,4 +1,4 @@
-"""What the keeper's roles promise, each on a real server; webhooks go to a real receiver."""
+"""Check the promises of the keeper's roles on a real server, with a real receiver of webhooks."""
 
 import asyncio
 import json
@@ -57,7 +57,7 @@ def registry(redis: Redis, catalog: Catalog, clock: FakeClock) -> Registry:
 
 @pytest.fixture
 def past(driver: QueueDriver) -> QueueDriver:
-    """The queue as it was a minute ago, so that what ran out then has run out for the server's own clock."""
+    """The queue a minute ago, so that what expired then has expired by the server's clock."""
     driver.now_ms = time.time_ns() // 1_000_000 - 60_000
     return driver
 
@@ -71,12 +71,12 @@ def reaper(redis: Redis, scripts: Scripts, registry: Registry, clock: FakeClock)
 
 
 def make_reaper(redis: Redis, scripts: Scripts, registry: Registry, clock: FakeClock) -> Reaper:
-    """As the keeper makes it, with a contact of its own."""
+    """Make a reaper as the keeper does, with a contact of its own."""
     return Reaper(scripts, registry, ServerTime(redis, scripts, clock, lease_s=LEASE_S), clock, lease_s=LEASE_S)
 
 
 async def keep_contact(*reapers: Reaper, clock: FakeClock, seconds: int) -> None:
-    """Sweep once a second for less than it takes to prove contact."""
+    """Sweep once a second, for less time than contact needs to be proven."""
     for _ in range(seconds):
         for reaper in reapers:
             assert await reaper.run_once() == Reaped(is_held_off=True)
@@ -89,9 +89,7 @@ async def expired_claims(past: QueueDriver, count: int) -> set[PredictionId]:
     return {claim.id for claim in await past.claim_all()}
 
 
-async def test_an_expired_lease_is_taken_back_and_claimable_again(
-    reaper: Reaper, past: QueueDriver, clock: FakeClock
-) -> None:
+async def test_expired_claim_is_recovered_and_claimable(reaper: Reaper, past: QueueDriver, clock: FakeClock) -> None:
     await past.submit()
     lost = await past.claim_one(consumer="dead")
     await past.hear_bell()
@@ -103,7 +101,7 @@ async def test_an_expired_lease_is_taken_back_and_claimable_again(
     assert not await past.finish(lost)
 
 
-async def test_a_lease_that_is_good_is_left_alone(reaper: Reaper, past: QueueDriver, clock: FakeClock) -> None:
+async def test_valid_lease_is_not_touched(reaper: Reaper, past: QueueDriver, clock: FakeClock) -> None:
     await past.submit()
     claim = await past.claim_one(lease_s=3600)
     await keep_contact(reaper, clock=clock, seconds=15)
@@ -111,15 +109,13 @@ async def test_a_lease_that_is_good_is_left_alone(reaper: Reaper, past: QueueDri
     assert await past.finish(claim)
 
 
-async def test_more_than_one_call_takes_are_all_taken_back_in_one_sweep(
-    reaper: Reaper, past: QueueDriver, clock: FakeClock
-) -> None:
+async def test_one_sweep_recovers_more_than_one_call_takes(reaper: Reaper, past: QueueDriver, clock: FakeClock) -> None:
     lost = await expired_claims(past, LIMIT + 20)
     await keep_contact(reaper, clock=clock, seconds=15)
     assert dict((await reaper.run_once()).claims) == dict.fromkeys(lost, "waiting")
 
 
-async def test_two_reapers_at_once_take_each_claim_back_once(
+async def test_two_reapers_recover_each_claim_once(
     redis: Redis, scripts: Scripts, registry: Registry, past: QueueDriver, clock: FakeClock
 ) -> None:
     lost = await expired_claims(past, LIMIT + 20)
@@ -130,11 +126,11 @@ async def test_two_reapers_at_once_take_each_claim_back_once(
     assert {claim.record.attempt for claim in await past.claim_all()} == {2}
 
 
-async def test_what_expires_while_the_reaper_waits_for_the_server_is_not_its_prey(
+async def test_lease_that_expires_during_a_server_freeze_is_kept(
     redis: Redis, scripts: Scripts, catalog: Catalog, past: QueueDriver, clock: FakeClock
 ) -> None:
     class Freeze(Registry):
-        """Between the reaper's last contact and its script, the server loses time: every lease runs out."""
+        """The server freezes between the reaper's last contact and its script, and every lease expires."""
 
         async def queues(self) -> list[QueueName]:
             seconds, microseconds = await redis.time()
@@ -151,7 +147,7 @@ async def test_what_expires_while_the_reaper_waits_for_the_server_is_not_its_pre
     assert await past.finish(claim)
 
 
-async def test_after_a_restart_of_the_server_nothing_is_reaped_for_a_whole_lease(clock: FakeClock) -> None:
+async def test_nothing_is_reaped_for_a_lease_after_a_server_restart(clock: FakeClock) -> None:
     with redis_server() as server:
         redis = client(server.url)
         gatherer = Gatherer(redis)
@@ -177,7 +173,7 @@ async def test_after_a_restart_of_the_server_nothing_is_reaped_for_a_whole_lease
 # ── promoter, expirer ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_due_retry_is_promoted_and_rings(
+async def test_due_retry_is_promoted_with_a_wakeup(
     scripts: Scripts, registry: Registry, past: QueueDriver, clock: FakeClock
 ) -> None:
     promoter = Promoter(scripts, registry, clock)
@@ -194,7 +190,7 @@ async def test_a_due_retry_is_promoted_and_rings(
     assert (await promoter.run_once()).retries == {}
 
 
-async def test_one_queue_that_is_broken_does_not_keep_the_others_from_being_swept(
+async def test_faulty_queue_does_not_stop_the_sweep_of_others(
     redis: Redis, scripts: Scripts, registry: Registry, past: QueueDriver, clock: FakeClock
 ) -> None:
     await redis.sadd(keys.queues(), "acme/broken:000000000000")
@@ -205,7 +201,7 @@ async def test_one_queue_that_is_broken_does_not_keep_the_others_from_being_swep
 
 
 @pytest.mark.parametrize(("late", "status"), [("aborted", Status.ABORTED), ("", Status.FAILED)])
-async def test_a_deadline_that_passed_in_the_queue_ends_the_prediction(
+async def test_passed_deadline_ends_a_waiting_prediction(
     scripts: Scripts, registry: Registry, past: QueueDriver, clock: FakeClock, late: str, status: Status
 ) -> None:
     late_id = await past.submit(lifetime_ms=5_000, late=late)
@@ -217,7 +213,7 @@ async def test_a_deadline_that_passed_in_the_queue_ends_the_prediction(
     assert await expirer.run_once() == Expired()
 
 
-async def test_a_deadline_that_passed_in_a_run_is_told_to_its_holder(
+async def test_passed_deadline_of_a_run_notifies_its_director(
     scripts: Scripts, registry: Registry, past: QueueDriver, clock: FakeClock
 ) -> None:
     await past.submit(lifetime_ms=5_000)
@@ -251,7 +247,7 @@ def courier(redis: Redis, scripts: Scripts, registry: Registry, webhooks: Termin
 
 
 async def owe(past: QueueDriver, url: str, *, account: str = ACCOUNT) -> Claim:
-    """A prediction that ended, and whose caller was not told."""
+    """Return a prediction that ended, and whose webhook is owed."""
     await past.submit(webhook=url, events="start,completed", url="http://api.example", account=account)
     claim = await past.claim_one()
     assert await past.finish(claim, output=b'"gr\xc3\xbc\xc3\x9fe"')
@@ -259,7 +255,7 @@ async def owe(past: QueueDriver, url: str, *, account: str = ACCOUNT) -> Claim:
 
 
 async def owed(past: QueueDriver, prediction_id: PredictionId) -> int | None:
-    """When it is due next, ms; None when it is owed no more."""
+    """Return when it is due next in ms, or None if it is not owed."""
     return (await past.members(keys.owed(partition_of(prediction_id)))).get(prediction_id)
 
 
@@ -267,7 +263,7 @@ async def make_due(past: QueueDriver, prediction_id: PredictionId) -> None:
     await past.redis.zadd(keys.owed(partition_of(prediction_id)), {prediction_id: 0}, xx=True)
 
 
-async def test_an_owed_webhook_arrives_signed_and_is_owed_no_more(
+async def test_owed_webhook_arrives_signed_once(
     courier: Courier, past: QueueDriver, receiver: Sink, redis: Redis
 ) -> None:
     claim = await owe(past, receiver.url)
@@ -284,7 +280,7 @@ async def test_an_owed_webhook_arrives_signed_and_is_owed_no_more(
     assert (await courier.run_once()).outcomes == {}
 
 
-async def test_after_a_500_it_comes_again_with_the_same_id(courier: Courier, past: QueueDriver, receiver: Sink) -> None:
+async def test_webhook_after_a_500_keeps_its_id(courier: Courier, past: QueueDriver, receiver: Sink) -> None:
     claim = await owe(past, receiver.url)
     receiver.answers.append(Answer(status=500))
     before_ms = time.time_ns() // 1_000_000
@@ -299,7 +295,7 @@ async def test_after_a_500_it_comes_again_with_the_same_id(courier: Courier, pas
     assert (await past.record(claim.id)).tellings == 2
 
 
-async def test_a_receiver_that_says_410_is_never_told_again(
+async def test_receiver_that_answers_410_is_not_notified_again(
     courier: Courier, past: QueueDriver, receiver: Sink
 ) -> None:
     claim = await owe(past, receiver.url)
@@ -324,14 +320,14 @@ async def test_receiver_that_was_away_gets_the_whole_body_of_a_dropped_letter(
     assert (said["id"], said["input"], said["data_removed"]) == (letter, {"text": "hi"}, False)
 
 
-async def test_an_address_that_is_forbidden_is_refused_for_good(courier: Courier, past: QueueDriver) -> None:
+async def test_forbidden_address_is_refused_for_good(courier: Courier, past: QueueDriver) -> None:
     claim = await owe(past, "http://10.0.0.1/hook")
     assert (await courier.run_once()).outcomes == {"refused": 1}
     assert await owed(past, claim.id) is None
     assert (await past.record(claim.id)).told == "refused"
 
 
-async def test_when_the_schedule_is_used_up_it_is_given_up(courier: Courier, past: QueueDriver, receiver: Sink) -> None:
+async def test_webhook_is_given_up_when_the_schedule_ends(courier: Courier, past: QueueDriver, receiver: Sink) -> None:
     claim = await owe(past, receiver.url)
     receiver.answer = Answer(status=404)  # the host answers: no breaker has a say
     for _ in SCHEDULE.waits_s:
@@ -362,7 +358,7 @@ async def test_two_couriers_at_once_deliver_each_webhook_once(
     assert Counter(json.loads(body)["id"] for _, body in receiver.received) == Counter(ids)
 
 
-async def test_a_receiver_that_is_silent_does_not_delay_the_others(
+async def test_silent_receiver_does_not_delay_others(
     redis: Redis, scripts: Scripts, registry: Registry, webhooks: TerminalWebhooks, past: QueueDriver, receiver: Sink
 ) -> None:
     courier = Courier(redis, scripts, registry, webhooks, SystemClock())
@@ -378,7 +374,7 @@ async def test_a_receiver_that_is_silent_does_not_delay_the_others(
         tasks.cancel_scope.cancel()
 
 
-async def test_a_silent_host_fills_its_own_share_of_the_places_and_loses_nothing_that_it_is_owed(
+async def test_silent_host_fills_only_its_share_and_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
     redis: Redis,
     scripts: Scripts,
@@ -408,7 +404,7 @@ async def test_a_silent_host_fills_its_own_share_of_the_places_and_loses_nothing
     assert (len(told), later) == (5, set(ids) - told)
 
 
-async def test_a_webhook_that_cannot_be_signed_waits_for_the_operator(
+async def test_webhook_without_a_secret_waits_for_the_operator(
     scripts: Scripts, registry: Registry, redis: Redis, webhooks: TerminalWebhooks, past: QueueDriver, receiver: Sink
 ) -> None:
     claim = await owe(past, receiver.url)
@@ -419,7 +415,7 @@ async def test_a_webhook_that_cannot_be_signed_waits_for_the_operator(
     assert receiver.received == []
 
 
-async def test_a_drain_waits_for_the_delivery_under_way_and_takes_no_other(
+async def test_drain_waits_for_current_delivery_and_takes_no_other(
     courier: Courier, past: QueueDriver, receiver: Sink
 ) -> None:
     receiver.answer = Answer(delay_s=0.2)
@@ -447,11 +443,11 @@ async def overdue(past: QueueDriver, ids: list[PredictionId]) -> None:
 def patient(
     redis: Redis, scripts: Scripts, registry: Registry, webhooks: TerminalWebhooks, clock: FakeClock
 ) -> Courier:
-    """A courier whose breakers go by the test's clock."""
+    """Return a courier whose breakers use the test's clock."""
     return Courier(redis, scripts, registry, webhooks, SystemClock(), breakers=Breakers(clock))
 
 
-async def test_a_host_that_is_away_gets_one_attempt_per_interval_and_no_schedule_is_used_up(
+async def test_absent_host_gets_one_attempt_and_keeps_its_schedule(
     patient: Courier, past: QueueDriver, receiver: Sink, clock: FakeClock
 ) -> None:
     receiver.answer = Answer(status=500)
@@ -466,7 +462,7 @@ async def test_a_host_that_is_away_gets_one_attempt_per_interval_and_no_schedule
     assert (await patient.run_once()).put_off == 0, "and who was put off is not due"
 
 
-async def test_once_it_answers_all_that_it_is_owed_is_told(
+async def test_all_owed_webhooks_arrive_once_the_host_answers(
     patient: Courier, past: QueueDriver, receiver: Sink, clock: FakeClock, redis: Redis
 ) -> None:
     receiver.answer = Answer(status=500)
@@ -483,9 +479,7 @@ async def test_once_it_answers_all_that_it_is_owed_is_told(
     assert Counter(json.loads(body)["id"] for _, body in receiver.received[-100:]) == Counter(ids)
 
 
-async def test_others_are_told_at_once_while_a_host_is_away(
-    patient: Courier, past: QueueDriver, receiver: Sink
-) -> None:
+async def test_absent_host_does_not_delay_other_hosts(patient: Courier, past: QueueDriver, receiver: Sink) -> None:
     away = [(await owe(past, receiver.url)).id for _ in range(AFTER)]
     receiver.answers.extend([Answer(status=503)] * AFTER)
     await patient.run_once()
@@ -496,7 +490,7 @@ async def test_others_are_told_at_once_while_a_host_is_away(
 
 
 @pytest.mark.parametrize("neighbour", ["another port", "another account"])
-async def test_who_shares_a_host_with_one_that_is_away_is_told_at_once(
+async def test_absent_receiver_does_not_delay_others_at_its_host(
     patient: Courier, past: QueueDriver, receiver: Sink, redis: Redis, neighbour: str
 ) -> None:
     async with sink() as other:
@@ -514,7 +508,7 @@ async def test_who_shares_a_host_with_one_that_is_away_is_told_at_once(
 
 
 class SlowlyDue(Scripts):
-    """What is due is known late."""
+    """Answers late what is due."""
 
     async def due(
         self, partition: Partition, *, limit: int, hold_s: float, now_ms: int | None = None
@@ -524,7 +518,7 @@ class SlowlyDue(Scripts):
         return ids
 
 
-async def test_what_came_too_late_to_be_told_within_its_hold_is_left_to_the_next_round(
+async def test_attempt_too_late_for_its_hold_waits_for_next_round(
     redis: Redis, registry: Registry, webhooks: TerminalWebhooks, past: QueueDriver, receiver: Sink
 ) -> None:
     courier = Courier(redis, SlowlyDue(Gatherer(redis)), registry, webhooks, SystemClock(), hold_s=0.4, patience_s=0.3)
@@ -535,7 +529,7 @@ async def test_what_came_too_late_to_be_told_within_its_hold_is_left_to_the_next
     await past.redis.zrem(keys.owed(partition_of(claim.id)), claim.id)
 
 
-async def test_what_is_owed_in_another_partition_comes_forward_too(
+async def test_webhooks_of_another_partition_come_forward_too(
     patient: Courier, past: QueueDriver, receiver: Sink, catalog: Catalog, redis: Redis, scripts: Scripts
 ) -> None:
     queue = await catalog.register("acme/other", VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
@@ -554,7 +548,7 @@ async def test_what_is_owed_in_another_partition_comes_forward_too(
     assert (await patient.run_once()).outcomes == {"delivered": 1}
 
 
-async def test_what_was_owed_for_days_has_its_last_attempt_though_its_host_is_away(
+async def test_webhook_owed_for_days_gets_its_last_attempt(
     patient: Courier, past: QueueDriver, receiver: Sink, redis: Redis
 ) -> None:
     receiver.answer = Answer(status=500)
@@ -566,7 +560,7 @@ async def test_what_was_owed_for_days_has_its_last_attempt_though_its_host_is_aw
     assert (told.outcomes, told.put_off) == ({"given_up": 1}, AFTER - 1)
 
 
-async def test_a_webhook_that_was_asked_for_again_comes_with_the_same_id(
+async def test_redelivery_keeps_the_webhook_id(
     courier: Courier, past: QueueDriver, receiver: Sink, scripts: Scripts
 ) -> None:
     claim = await owe(past, receiver.url)
@@ -578,7 +572,7 @@ async def test_a_webhook_that_was_asked_for_again_comes_with_the_same_id(
     assert (await past.record(claim.id)).tellings == 2
 
 
-async def test_no_attempt_begins_beside_one_that_is_under_way(
+async def test_no_second_attempt_begins_during_one(
     redis: Redis, scripts: Scripts, registry: Registry, webhooks: TerminalWebhooks, past: QueueDriver, receiver: Sink
 ) -> None:
     one, other = (Courier(redis, scripts, registry, webhooks, SystemClock()) for _ in range(2))
@@ -598,7 +592,7 @@ async def test_no_attempt_begins_beside_one_that_is_under_way(
     assert (await past.record(claim.id)).told == "delivered"
 
 
-async def test_while_a_secret_is_rotated_either_one_verifies_and_then_the_new_one_alone(
+async def test_both_secrets_verify_until_rotation_ends(
     courier: Courier, past: QueueDriver, receiver: Sink, redis: Redis, scripts: Scripts
 ) -> None:
     accounts = Accounts(redis)

@@ -1,4 +1,4 @@
-"""The keeper's cross-checks where there is much to look through, and under load: nothing is out of their reach."""
+"""Check that the keeper's cross-checks find everything in large queues and under load."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def driver(redis: Redis, scripts: Scripts, queue: QueueName) -> QueueDriver:
-    """The queue by the server's own clock: the roles go by it."""
+    """The queue by the server's own clock, which the roles follow."""
     driver = QueueDriver(redis, scripts, queue)
     driver.now_ms = time.time_ns() // 1_000_000
     return driver
@@ -37,7 +37,7 @@ MANY = 100_000
 
 
 @pytest.mark.heavy
-async def test_one_orphan_behind_a_hundred_thousand_live_claims_is_found(
+async def test_orphan_behind_a_hundred_thousand_live_claims_is_found(
     redis: Redis, scripts: Scripts, catalog: Catalog, driver: QueueDriver
 ) -> None:
     hour_s = 3600.0
@@ -53,7 +53,7 @@ async def test_one_orphan_behind_a_hundred_thousand_live_claims_is_found(
     idle_ms = int(3 * hour_s * 1000)
     await redis.xclaim(stream, keys.GROUP, "d1", 0, [await driver.field(orphan, "mid")], idle=idle_ms, justid=True)
 
-    for _ in range(50):  # a call that begins from the start each time scans the same ones, and never comes so far
+    for _ in range(50):  # a call that begins from the start each time scans the same entries, and never gets this far
         cursor, found = await driver.recover(3, cursor="0-0", count=LIMIT, idle_s=2 * hour_s)
         assert (cursor != "0-0", found) == (True, {})
 
@@ -83,7 +83,7 @@ LEASE_S = 1.0
 
 
 class Load:
-    """Directors over one queue: they claim, extend, and finish after a while; the dead ones only claim."""
+    """Directors of one queue: they claim, extend and finish after a time. Dead directors only claim."""
 
     def __init__(self, driver: QueueDriver) -> None:
         self.driver = driver
@@ -111,10 +111,10 @@ class Load:
 
 
 @pytest.mark.heavy
-async def test_with_all_leases_lost_under_load_the_recoverer_alone_brings_every_orphan_back_in_two_periods(
+async def test_recoverer_alone_finds_every_orphan_under_load(
     redis: Redis, scripts: Scripts, catalog: Catalog, driver: QueueDriver
 ) -> None:
-    """Neither reaper nor reconciler run here. Whoever lives has its lease again with its next beat."""
+    """Reaper and reconciler do not run here. A live director has its leases again after its next heartbeat."""
     load, clock = Load(driver), SystemClock()
     contact = ServerTime(redis, scripts, clock, lease_s=LEASE_S)
     recoverer = Recoverer(redis, scripts, Registry(redis, catalog, clock, keep_s=0), contact, clock, lease_s=LEASE_S)
@@ -165,14 +165,14 @@ async def test_with_all_leases_lost_under_load_the_recoverer_alone_brings_every_
         assert await driver.finish(claim)
 
 
-async def test_resizing_up_and_down_under_load_strands_nothing(driver: QueueDriver) -> None:
+async def test_resizing_under_load_strands_nothing(driver: QueueDriver) -> None:
     accepted: list[PredictionId] = []
     finished: set[PredictionId] = set()
     is_over = False
 
     async def submit(account: str) -> None:
         for number in range(100):
-            streams = [random.randrange(32), random.randrange(32)]  # as callers do that know the size before
+            streams = [random.randrange(32), random.randrange(32)]  # as callers do that read the size before
             accepted.append(await driver.submit(account=account, streams=streams, lane=LANES[number % 3]))
 
     async def direct(name: str) -> None:

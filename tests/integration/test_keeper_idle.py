@@ -1,4 +1,4 @@
-"""What idle queues cost a keeper, and that nothing which comes into one is handled later for it."""
+"""Check what idle queues cost a keeper, and that work in such a queue is still handled in time."""
 
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
@@ -26,12 +26,12 @@ from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 pytestmark = pytest.mark.anyio
 
 LEASE_S = 15.0
-SHORTEST_LIFE_S = 1  # what X-Start-By can ask for; Cancel-After is longer
+SHORTEST_LIFE_S = 1  # the least that X-Start-By can ask for; Cancel-After is longer
 MANY = 2 * AT_ONCE
 
 
 class CountingGatherer(Gatherer):
-    """Counts the scripts that are called, but for the one that asks for the time."""
+    """Counts the scripts that are called, except the one that asks for the time."""
 
     def __init__(self, redis: Redis) -> None:
         super().__init__(redis)
@@ -43,9 +43,9 @@ class CountingGatherer(Gatherer):
 
 
 class Keeping:
-    """The roles that look often, on a clock of their own, over many queues of one model and some of others.
+    """The frequent roles, on a clock of the test, over many queues of one model and some of others.
 
-    All have had their look at everything, and found nothing.
+    All have looked at everything once, and found nothing.
     """
 
     def __init__(self, redis: Redis, gatherer: CountingGatherer, catalog: Catalog) -> None:
@@ -64,7 +64,7 @@ class Keeping:
             self.clock.pass_time(1)
 
     async def sweep(self) -> int:
-        """All roles once; how many scripts they called."""
+        """Run all roles once, and return how many scripts they called."""
         before = self.gatherer.calls
         for role in (self.promoter, self.expirer, self.reaper):
             await role.run_once()
@@ -85,27 +85,25 @@ async def keeping(redis: Redis, catalog: Catalog, queues: list[QueueName]) -> As
     gatherer = CountingGatherer(redis)
     keeping = Keeping(redis, gatherer, catalog)
     await keeping.prove_contact()
-    assert await keeping.sweep() == 2 * len(queues)  # the reaper had its look as soon as contact was proven
+    assert await keeping.sweep() == 2 * len(queues)  # the reaper looked as soon as contact was proven
     yield keeping
     await gatherer.aclose()
 
 
 @pytest.fixture
 def driver(redis: Redis, scripts: Scripts, queue: QueueName) -> QueueDriver:
-    """The queue by the server's own clock: the roles go by it."""
+    """The queue by the server's own clock, which the roles follow."""
     driver = QueueDriver(redis, scripts, queue)
     driver.now_ms = SystemClock().now_ms()
     return driver
 
 
-async def test_queues_where_nothing_is_accepted_are_asked_about_nothing(keeping: Keeping) -> None:
+async def test_idle_queues_cost_no_script(keeping: Keeping) -> None:
     keeping.clock.pass_time(GLANCE_S)
     assert await keeping.sweep() == 0
 
 
-async def test_one_that_is_awake_wakes_no_other_not_even_of_its_own_model(
-    keeping: Keeping, driver: QueueDriver
-) -> None:
+async def test_active_queue_causes_no_calls_for_other_queues(keeping: Keeping, driver: QueueDriver) -> None:
     await driver.submit()
     keeping.clock.pass_time(GLANCE_S)
     for _ in range(2):
@@ -116,16 +114,14 @@ async def test_one_that_is_awake_wakes_no_other_not_even_of_its_own_model(
     assert await keeping.sweep() == 0
 
 
-async def test_now_and_then_every_queue_is_looked_at_all_the_same(keeping: Keeping, queues: list[QueueName]) -> None:
+async def test_every_queue_is_looked_at_periodically(keeping: Keeping, queues: list[QueueName]) -> None:
     keeping.clock.pass_time(WHOLE_S)
     for role in ("promoter", "expirer", "reaper"):
         assert await keeping.registry.awake(role) == sorted(queues)
         assert await keeping.registry.awake(role) == []
 
 
-async def test_a_retry_that_is_due_at_once_is_promoted_with_the_next_tick(
-    keeping: Keeping, driver: QueueDriver
-) -> None:
+async def test_retry_due_at_once_is_promoted_on_the_next_tick(keeping: Keeping, driver: QueueDriver) -> None:
     await driver.submit()
     driver.now_ms -= 1000
     assert await driver.release(await driver.claim_one(), spent=True, delay_s=0.5) == "delayed"
@@ -133,7 +129,7 @@ async def test_a_retry_that_is_due_at_once_is_promoted_with_the_next_tick(
     assert (await keeping.promoter.run_once()).retries == {driver.queue: 1}
 
 
-async def test_the_shortest_deadline_is_kept_to_the_tick(keeping: Keeping, driver: QueueDriver) -> None:
+async def test_shortest_deadline_is_kept_to_the_tick(keeping: Keeping, driver: QueueDriver) -> None:
     await keeping.sweep()  # the last glance was just before it
     driver.now_ms -= 1000 * SHORTEST_LIFE_S
     await driver.submit(lifetime_ms=1000 * SHORTEST_LIFE_S)
@@ -143,7 +139,7 @@ async def test_the_shortest_deadline_is_kept_to_the_tick(keeping: Keeping, drive
     assert EXPIRER_TICK_S < SHORTEST_LIFE_S
 
 
-async def test_a_lease_is_taken_back_as_soon_as_it_ran_out(keeping: Keeping, driver: QueueDriver) -> None:
+async def test_claim_is_recovered_as_soon_as_its_lease_expires(keeping: Keeping, driver: QueueDriver) -> None:
     await keeping.sweep()  # the last glance was just before it
     driver.now_ms -= int(1000 * LEASE_S)
     await driver.submit()
@@ -157,7 +153,7 @@ async def test_a_lease_is_taken_back_as_soon_as_it_ran_out(keeping: Keeping, dri
     assert await driver.finish(await driver.claim_one())
 
 
-async def test_what_is_owed_is_seen_by_the_next_glance(keeping: Keeping, driver: QueueDriver) -> None:
+async def test_owed_webhook_is_seen_by_the_next_look(keeping: Keeping, driver: QueueDriver) -> None:
     assert await keeping.registry.owing() == []
     await driver.submit(webhook="https://example.com", events="completed")
     claim = await driver.claim_one()
@@ -169,7 +165,7 @@ async def test_what_is_owed_is_seen_by_the_next_glance(keeping: Keeping, driver:
     assert await keeping.registry.owing() == []
 
 
-async def test_a_keeper_that_starts_sees_what_is_owed_where_no_queue_is_left(
+async def test_new_keeper_sees_webhooks_owed_without_any_queue(
     keeping: Keeping, driver: QueueDriver, redis: Redis, catalog: Catalog
 ) -> None:
     await driver.submit(webhook="https://example.com", events="completed")

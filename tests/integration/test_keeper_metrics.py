@@ -1,4 +1,4 @@
-"""What a keeper shows at /metrics: the truth about all queues, by a look that costs little, and its age."""
+"""Check what a keeper shows at /metrics: the state of all queues, by a cheap look, and the age of that look."""
 
 import asyncio
 import time
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.anyio
 
 @asynccontextmanager
 async def keeper_at(url: str, **given: object) -> AsyncGenerator[httpx.AsyncClient]:
-    """A keeper in this loop, and a client of its health port."""
+    """A keeper in this event loop, and a client of its health port."""
     ports: list[int] = []
     async with anyio.create_task_group() as tasks:
         settings = KeeperSettings(redis_url=url, **given)  # type: ignore[arg-type]
@@ -46,7 +46,7 @@ async def keeper_at(url: str, **given: object) -> AsyncGenerator[httpx.AsyncClie
 
 
 async def shows(http: httpx.AsyncClient, name: str, value: float, **labels: str) -> Scrape:
-    """The scrape in which this series has this value."""
+    """Return the scrape in which this series has this value."""
 
     async def look() -> Scrape:
         await anyio.sleep(0.05)
@@ -68,7 +68,7 @@ def observer_of(
     return Observer(redis, scripts, registry, QueueNames(most), KeeperSettings(redis_url=url), clock)
 
 
-async def test_it_shows_what_waits_runs_and_is_owed_and_what_it_did(server: RedisServer, present: QueueDriver) -> None:
+async def test_metrics_show_queue_state_and_acts_of_roles(server: RedisServer, present: QueueDriver) -> None:
     await Accounts(present.redis).create_token("its-caller")
     queue = present.queue
     async with sink() as away:
@@ -78,7 +78,7 @@ async def test_it_shows_what_waits_runs_and_is_owed_and_what_it_did(server: Redi
         await present.have_slots(3)
         assert await present.finish(await present.claim_one())
         await present.submit()
-        await present.claim_one(lease_s=1)  # long over
+        await present.claim_one(lease_s=1)  # long expired
         for lane in ("high", "low", "low"):
             await present.submit(lane=lane)
         await present.pause()
@@ -104,12 +104,12 @@ async def test_it_shows_what_waits_runs_and_is_owed_and_what_it_did(server: Redi
 
 @pytest.fixture
 def lone() -> Iterator[RedisServer]:
-    """One of its own: it is killed here."""
+    """A server of this test, since it is killed here."""
     with redis_server() as started:
         yield started
 
 
-async def test_while_redis_is_away_it_answers_says_so_and_heals(lone: RedisServer) -> None:
+async def test_metrics_answer_while_redis_is_away_and_heal(lone: RedisServer) -> None:
     async with keeper_at(lone.url) as http:
         await shows(http, "director_queues", 0)
         lone.kill()
@@ -119,7 +119,7 @@ async def test_while_redis_is_away_it_answers_says_so_and_heals(lone: RedisServe
         await shows(http, "director_redis_up", 1)
 
 
-async def test_a_state_that_is_too_old_is_not_shown(
+async def test_too_old_state_is_not_shown(
     server: RedisServer, redis: Redis, scripts: Scripts, catalog: Catalog, queue: QueueName
 ) -> None:
     clock = FakeClock()
@@ -136,7 +136,7 @@ async def test_a_state_that_is_too_old_is_not_shown(
     assert observer.state is not None
 
 
-async def test_how_objectives_are_kept_is_shown_also_where_nothing_starts(
+async def test_objectives_are_shown_even_when_nothing_starts(
     redis: Redis, scripts: Scripts, catalog: Catalog, driver: QueueDriver, server: RedisServer
 ) -> None:
     clock = FakeClock()
@@ -153,7 +153,7 @@ async def test_how_objectives_are_kept_is_shown_also_where_nothing_starts(
     assert burning == pytest.approx(expected)
 
 
-async def test_who_has_most_of_a_crowd_is_a_share_and_no_name(
+async def test_heaviest_account_is_shown_as_share_without_name(
     server: RedisServer, redis: Redis, scripts: Scripts, catalog: Catalog, present: QueueDriver
 ) -> None:
     observer = observer_of(redis, scripts, catalog, FakeClock(), server.url)
@@ -178,7 +178,7 @@ async def test_who_has_most_of_a_crowd_is_a_share_and_no_name(
 
 
 class Counting(Gatherer):
-    """Counts what is asked about queues."""
+    """Counts questions about queues."""
 
     asked = 0
 
@@ -200,7 +200,7 @@ async def make_queues(catalog: Catalog, count: int) -> list[QueueName]:
 
 
 async def used_s(redis: Redis) -> float:
-    """Time that the server spent so far. What a script calls is part of the script."""
+    """Return the time that the server has spent on commands. Commands of a script are part of the script."""
     stats = await redis.info("commandstats")
     outer = (
         "cmdstat_evalsha",
@@ -213,7 +213,7 @@ async def used_s(redis: Redis) -> float:
     return sum(stats[name]["usec"] for name in outer if name in stats) / 1e6
 
 
-async def test_idle_queues_are_asked_about_once_a_minute_and_those_with_work_each_time(
+async def test_idle_queues_are_read_each_minute_and_busy_ones_always(
     server: RedisServer, redis: Redis, catalog: Catalog, present: QueueDriver
 ) -> None:
     await make_queues(catalog, 100)
@@ -240,7 +240,7 @@ async def test_idle_queues_are_asked_about_once_a_minute_and_those_with_work_eac
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("count", [200, 1000, 2000])
-async def test_a_look_takes_a_hundredth_of_the_servers_time_however_many_queues_have_work(
+async def test_look_takes_a_hundredth_of_the_servers_time(
     server: RedisServer, redis: Redis, scripts: Scripts, catalog: Catalog, count: int
 ) -> None:
     queues = await make_queues(catalog, count)

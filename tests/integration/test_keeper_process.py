@@ -1,4 +1,4 @@
-"""The keeper as a process: it outlives its server, says what it waits for, and ends when asked."""
+"""Check the keeper as a process: it outlives its server, says what it waits for, and ends on a signal."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ async def keeper_process(server: RedisServer, **variables: str) -> AsyncGenerato
 
 
 class Log:
-    """The lines a process says, one after the other; `until` waits for a message and gives its line."""
+    """The log lines of a process, in order. `until` waits for a message and returns its line."""
 
     def __init__(self, process: Process) -> None:
         assert process.stderr is not None
@@ -74,7 +74,7 @@ class Log:
 
 
 async def ready(http: httpx.AsyncClient, *, status: int) -> dict[str, Any]:
-    """What /readyz says once it answers with `status`."""
+    """Return the body of /readyz once it answers with `status`."""
     with anyio.fail_after(LIMIT_S):
         while True:
             response = await http.get("/readyz")
@@ -100,7 +100,7 @@ async def driving(server: RedisServer) -> AsyncGenerator[QueueDriver]:
         await redis.aclose()
 
 
-async def test_a_keeper_outlives_its_server_and_goes_on_where_it_was() -> None:
+async def test_keeper_outlives_its_server_and_continues() -> None:
     with redis_server() as server:
         async with driving(server) as driver, keeper_process(server, DIRECTOR_LEASE_S="1") as process:
             log = Log(process)
@@ -123,7 +123,7 @@ async def test_a_keeper_outlives_its_server_and_goes_on_where_it_was() -> None:
                 assert await process.wait() == 0
 
 
-async def test_a_second_signal_leaves_a_delivery_under_way_and_ends_the_keeper_at_once() -> None:
+async def test_second_signal_ends_the_keeper_at_once() -> None:
     with redis_server() as server:
         async with (
             sink() as silent,
@@ -150,18 +150,18 @@ async def test_a_second_signal_leaves_a_delivery_under_way_and_ends_the_keeper_a
             assert await driver.members(keys.owed(partition_of(told.id)))
 
 
-async def test_a_server_that_would_lose_work_ends_the_keeper_with_one_line() -> None:
+async def test_unsafe_server_ends_the_keeper_with_one_line() -> None:
     with redis_server(config={"appendonly": "no"}) as server:
         async with keeper_process(server) as process:
             assert process.stderr is not None
             with anyio.fail_after(LIMIT_S):
                 assert await process.wait() == 1
             *before, said = (await process.stderr.receive()).decode().splitlines()
-    assert [json.loads(line)["level"] for line in before] == ["info"] * len(before)  # and so no traceback
+    assert [json.loads(line)["level"] for line in before] == ["info"] * len(before)  # so there is no traceback
     assert said.startswith("director keeper: The server's durability is memory")
 
 
-async def test_while_redis_is_away_at_the_start_it_waits_and_says_so() -> None:
+async def test_keeper_waits_for_an_absent_redis_and_says_so() -> None:
     with redis_server() as server:
         server.kill()
         ports: asyncio.Queue[int] = asyncio.Queue()
@@ -178,7 +178,7 @@ async def test_while_redis_is_away_at_the_start_it_waits_and_says_so() -> None:
             tasks.cancel_scope.cancel()
 
 
-async def test_a_level_that_is_too_weak_is_refused_by_its_name() -> None:
+async def test_too_weak_durability_is_refused_by_name() -> None:
     with (
         redis_server(config={"appendfsync": "everysec"}) as server,
         pytest.raises(UnsafeBackend, match="DIRECTOR_DURABILITY=everysec"),
@@ -186,7 +186,7 @@ async def test_a_level_that_is_too_weak_is_refused_by_its_name() -> None:
         await keeper.run(KeeperSettings(redis_url=server.url), started=lambda _: None)
 
 
-async def test_a_port_that_is_taken_is_one_error_for_the_operator(server: RedisServer) -> None:
+async def test_taken_port_is_one_error_line(server: RedisServer) -> None:
     async def take(port: int) -> None:
         with pytest.raises(SettingsError, match=f"Cannot listen on 127.0.0.1 port {port}"):
             await keeper.run(KeeperSettings(redis_url=server.url, port=port), started=lambda _: None)

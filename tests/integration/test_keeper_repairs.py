@@ -1,4 +1,4 @@
-"""What the keeper's repairing roles promise: recoverer, reconciler and retirer, each on a real server."""
+"""Check the promises of the recoverer, the reconciler and the retirer on a real server."""
 
 import asyncio
 import logging
@@ -40,7 +40,7 @@ def registry(redis: Redis, catalog: Catalog, clock: FakeClock) -> Registry:
 
 @pytest.fixture
 def driver(redis: Redis, scripts: Scripts, queue: QueueName) -> QueueDriver:
-    """The queue by the server's own clock: the roles go by it."""
+    """The queue by the server's own clock, which the roles follow."""
     driver = QueueDriver(redis, scripts, queue)
     driver.now_ms = time.time_ns() // 1_000_000
     return driver
@@ -55,7 +55,7 @@ def recoverer(redis: Redis, scripts: Scripts, registry: Registry, clock: FakeClo
 
 
 def make_recoverer(redis: Redis, scripts: Scripts, registry: Registry, clock: FakeClock) -> Recoverer:
-    """As the keeper makes it, with a contact of its own."""
+    """Make a recoverer as the keeper does, with a contact of its own."""
     return Recoverer(
         redis, scripts, registry, ServerTime(redis, scripts, clock, lease_s=LEASE_S), clock, lease_s=LEASE_S
     )
@@ -78,7 +78,7 @@ async def look_through(recoverer: Recoverer) -> list[tuple[PredictionId, Requeue
 
 
 async def orphan(driver: QueueDriver, *claims: Claim) -> set[PredictionId]:
-    """Take the leases away from these claims, long after their holder's last sign of life."""
+    """Remove the leases of these claims, long after their director's last heartbeat."""
     for claim in claims:
         await driver.redis.zrem(keys.lease(driver.queue), claim.id)
         stream = keys.stream(driver.queue, claim.record.lane, int(await driver.field(claim.id, "stream")))
@@ -87,7 +87,7 @@ async def orphan(driver: QueueDriver, *claims: Claim) -> set[PredictionId]:
     return {claim.id for claim in claims}
 
 
-async def test_orphans_of_all_streams_and_lanes_are_found_in_one_pass_and_nothing_else(
+async def test_one_pass_finds_exactly_the_orphans_of_all_streams(
     recoverer: Recoverer, driver: QueueDriver, clock: FakeClock
 ) -> None:
     for number in range(0, 16, 3):
@@ -103,7 +103,7 @@ async def test_orphans_of_all_streams_and_lanes_are_found_in_one_pass_and_nothin
     assert await look_through(recoverer) == []
 
 
-async def test_a_stream_with_more_orphans_than_one_call_takes_is_looked_through_to_its_end(
+async def test_stream_with_many_orphans_is_searched_to_its_end(
     recoverer: Recoverer, driver: QueueDriver, clock: FakeClock
 ) -> None:
     for _ in range(LIMIT + 20):
@@ -113,7 +113,7 @@ async def test_a_stream_with_more_orphans_than_one_call_takes_is_looked_through_
     assert {name for name, _ in await look_through(recoverer)} == lost
 
 
-async def test_two_recoverers_at_once_take_each_orphan_back_once(
+async def test_two_recoverers_recover_each_orphan_once(
     redis: Redis, scripts: Scripts, registry: Registry, driver: QueueDriver, clock: FakeClock
 ) -> None:
     for _ in range(LIMIT + 20):
@@ -126,7 +126,7 @@ async def test_two_recoverers_at_once_take_each_orphan_back_once(
     assert {claim.record.attempt for claim in await driver.claim_all()} == {2}
 
 
-async def test_a_queue_that_is_broken_does_not_keep_the_others_from_being_looked_through(
+async def test_faulty_queue_does_not_stop_the_search_of_others(
     recoverer: Recoverer, driver: QueueDriver, clock: FakeClock, catalog: Catalog
 ) -> None:
     broken = await catalog.register(MODEL, "b2" * 32, schema=OPEN_SCHEMA, server="echo", policy=Policy())
@@ -142,7 +142,7 @@ async def test_a_queue_that_is_broken_does_not_keep_the_others_from_being_looked
 
 
 async def compare(reconciler: Reconciler) -> tuple[list[PredictionId], int]:
-    """A whole pass: what was repaired, in how many rounds."""
+    """Run a whole pass. Return what was repaired, and in how many rounds."""
     repaired: list[PredictionId] = []
     rounds = 0
     while True:
@@ -153,7 +153,7 @@ async def compare(reconciler: Reconciler) -> tuple[list[PredictionId], int]:
             return repaired, rounds
 
 
-async def test_all_that_stood_in_a_lost_stream_stands_in_one_again_slice_by_slice(
+async def test_entries_of_a_lost_stream_are_restored_in_slices(
     scripts: Scripts, registry: Registry, driver: QueueDriver, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     reconciler = Reconciler(scripts, registry, clock, lease_s=LEASE_S)
@@ -170,7 +170,7 @@ async def test_all_that_stood_in_a_lost_stream_stands_in_one_again_slice_by_slic
     assert len({claim.id for claim in await driver.claim_all()}) == SLICE + 40
 
 
-async def test_two_reconcilers_at_once_repair_each_thing_once(
+async def test_two_reconcilers_repair_each_prediction_once(
     scripts: Scripts, registry: Registry, driver: QueueDriver, clock: FakeClock
 ) -> None:
     await driver.have_slots(2 * SLICE)
@@ -186,7 +186,7 @@ async def test_two_reconcilers_at_once_repair_each_thing_once(
 # ── retirer ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_all_that_were_silent_for_an_hour_and_hold_nothing_are_forgotten(
+async def test_directors_silent_for_an_hour_without_claims_are_forgotten(
     scripts: Scripts, registry: Registry, driver: QueueDriver, clock: FakeClock
 ) -> None:
     now_ms = driver.now_ms

@@ -1,4 +1,4 @@
-"""The sampler: a history of queues where anything happens, whoever keeps it, and next to nothing for idle ones."""
+"""Check the sampler: one history of active queues for any number of keepers, and little cost for idle queues."""
 
 import pytest
 from redis.asyncio import Redis
@@ -20,7 +20,7 @@ MANY = 50
 
 
 class Server:
-    """The scripts by a clock that a test walks."""
+    """The scripts by a clock that the test moves."""
 
     def __init__(self, scripts: Scripts, clock: FakeClock) -> None:
         self._scripts = scripts
@@ -63,7 +63,7 @@ def keeping(redis: Redis, catalog: Catalog, scripts: Scripts, clock: FakeClock, 
 
 
 async def look(keeping: Keeping, clock: FakeClock, *, seconds: float) -> dict[QueueName, bool]:
-    """Look once a second for so long; what the last sampling found."""
+    """Look once a second for this long. Return what the last sampling found."""
     found: dict[QueueName, bool] = {}
     for _ in range(int(seconds / LOOK_S)):
         clock.pass_time(LOOK_S)
@@ -75,7 +75,7 @@ async def history(driver: QueueDriver) -> list[Sample]:
     return await QueueHistory(driver.redis).of(driver.queue)
 
 
-async def test_idle_queues_are_asked_about_once_a_minute_at_the_most(
+async def test_idle_queues_are_read_at_most_once_a_minute(
     keeping: Keeping, clock: FakeClock, queues: list[QueueName]
 ) -> None:
     assert set(await keeping.run_once()) == set(queues)
@@ -83,9 +83,7 @@ async def test_idle_queues_are_asked_about_once_a_minute_at_the_most(
     assert keeping.server.asked == len(queues)
 
 
-async def test_a_queue_is_sampled_every_ten_seconds_until_it_is_noted_idle(
-    keeping: Keeping, clock: FakeClock, driver: QueueDriver
-) -> None:
+async def test_queue_is_sampled_until_recorded_idle(keeping: Keeping, clock: FakeClock, driver: QueueDriver) -> None:
     await keeping.run_once()
     await driver.submit()
     await look(keeping, clock, seconds=30)
@@ -110,7 +108,7 @@ async def test_two_keepers_write_one_history(
     assert slots == list(range(slots[0], slots[0] + len(slots))), "one in each period, and none left out"
 
 
-async def test_one_that_takes_over_goes_on_where_the_other_was(
+async def test_second_keeper_continues_the_history(
     keeping: Keeping, redis: Redis, catalog: Catalog, scripts: Scripts, clock: FakeClock, driver: QueueDriver
 ) -> None:
     await driver.submit()

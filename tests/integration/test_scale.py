@@ -1,4 +1,4 @@
-"""/scale of a keeper, as KEDA's metrics-api scaler asks it, and `director scale`, which says the same."""
+"""Check /scale of a keeper, as KEDA's metrics-api scaler asks it, and `director scale`, which says the same."""
 
 import json
 import signal
@@ -34,7 +34,7 @@ SHOWN = {"Authorization": f"Bearer {TOKEN}"}
 
 @pytest.fixture
 def driver(redis: Redis, scripts: Scripts, queue: QueueName) -> QueueDriver:
-    """The queue by the server's own clock: a keeper goes by it."""
+    """The queue by the server's own clock, which a keeper follows."""
     driver = QueueDriver(redis, scripts, queue)
     driver.now_ms = time.time_ns() // 1_000_000
     return driver
@@ -59,7 +59,7 @@ async def told(http: httpx.AsyncClient, queue: str) -> dict[str, Any]:
 
 
 async def at(http: httpx.AsyncClient, queue: str, location: str) -> float:
-    """As KEDA reads it: `valueLocation`, a path into the JSON, has to lead to a number."""
+    """Read the JSON as KEDA does: `valueLocation` is a path that must lead to a number."""
     value: Any = await told(http, queue)
     for part in location.split("."):
         value = value[part]
@@ -71,7 +71,7 @@ def scaling(redis: Redis, scripts: Scripts, catalog: Catalog) -> Scaling:
     return Scaling(redis, scripts, catalog, SystemClock())
 
 
-async def test_from_none_to_one_and_back_once_nothing_runs(keeper: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_queue_scales_from_zero_to_one_and_back(keeper: httpx.AsyncClient, driver: QueueDriver) -> None:
     assert await told(keeper, driver.queue) == {"wanted": 0, "runnable": 0, "running": 0}
     await driver.submit()
     assert await at(keeper, driver.queue, "wanted") == 1
@@ -81,26 +81,24 @@ async def test_from_none_to_one_and_back_once_nothing_runs(keeper: httpx.AsyncCl
     assert await at(keeper, driver.queue, "runnable") == 0
 
 
-async def test_a_queue_is_found_by_each_of_its_names(keeper: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_queue_is_found_by_each_name(keeper: httpx.AsyncClient, driver: QueueDriver) -> None:
     await driver.submit()
     for name in (driver.queue, driver.queue.replace(":", "/"), MODEL):
         assert (await told(keeper, name))["runnable"] == 1
 
 
-async def test_nobody_is_answered_without_the_token(keeper: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_request_without_the_token_is_rejected(keeper: httpx.AsyncClient, driver: QueueDriver) -> None:
     for given in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}, {"Authorization": "Bearer"}):
         refused = await keeper.get(f"/scale/{driver.queue}", headers=given)
         assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
 
 
-async def test_a_queue_that_there_is_not_is_no_nought(keeper: httpx.AsyncClient) -> None:
+async def test_unknown_queue_is_404_and_not_zero(keeper: httpx.AsyncClient) -> None:
     for name in ("acme/nothing", "acme/echo:000000000000", "acme", "acme/echo:000000000000/x", "%2e%2e/x", "a" * 5000):
         assert (await keeper.get(f"/scale/{name}", headers=SHOWN)).status_code == 404
 
 
-async def test_it_says_what_the_command_says(
-    keeper: httpx.AsyncClient, driver: QueueDriver, server: RedisServer
-) -> None:
+async def test_route_and_command_agree(keeper: httpx.AsyncClient, driver: QueueDriver, server: RedisServer) -> None:
     for _ in range(3):
         await driver.submit()
     line = [sys.executable, "-m", "director", "scale", driver.queue, "--redis", server.url]
@@ -117,7 +115,7 @@ async def test_it_says_what_the_command_says(
     assert json.loads(await run("--key", "--json")) == {"key": key}
 
 
-async def test_no_key_is_told_of_a_queue_that_there_is_not(
+async def test_unknown_queue_has_no_key(
     server: RedisServer, driver: QueueDriver, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = ["scale", "acme/echo:000000000000", "--key", "--redis", server.url]
@@ -125,7 +123,7 @@ async def test_no_key_is_told_of_a_queue_that_there_is_not(
     assert "there is no queue acme/echo:000000000000" in capsys.readouterr().err
 
 
-async def test_without_a_token_of_its_own_it_answers_nobody(server: RedisServer, driver: QueueDriver) -> None:
+async def test_keeper_without_a_token_rejects_every_request(server: RedisServer, driver: QueueDriver) -> None:
     async with keeper_process(server) as process:
         port = (await Log(process).until("health is served"))["port"]
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
@@ -134,7 +132,7 @@ async def test_without_a_token_of_its_own_it_answers_nobody(server: RedisServer,
                 assert refused.status_code == 401
 
 
-async def test_while_redis_is_away_there_is_no_number() -> None:
+async def test_no_number_while_redis_is_away() -> None:
     with redis_server() as server:
         async with keeper_process(server, DIRECTOR_SCALE_TOKEN=TOKEN) as process:
             port = (await Log(process).until("health is served"))["port"]
@@ -146,7 +144,7 @@ async def test_while_redis_is_away_there_is_no_number() -> None:
                 assert "wanted" not in away.json()
 
 
-async def test_a_paused_queue_wants_what_runs(scaling: Scaling, driver: QueueDriver) -> None:
+async def test_paused_queue_wants_only_what_runs(scaling: Scaling, driver: QueueDriver) -> None:
     for _ in range(3):
         await driver.submit()
     await driver.claim_one()
@@ -154,7 +152,7 @@ async def test_a_paused_queue_wants_what_runs(scaling: Scaling, driver: QueueDri
     assert await scaling.of(driver.queue) == Scale(wanted=1, runnable=0, running=1)
 
 
-async def test_objectives_and_what_comes_are_reckoned_with(scaling: Scaling, driver: QueueDriver) -> None:
+async def test_objectives_and_arrivals_count(scaling: Scaling, driver: QueueDriver) -> None:
     await driver.redis.hset(keys.meta(driver.queue), mapping={"service_ms": 2000, "slots_each": "2.00"})
     for _ in range(60):
         await driver.submit()
@@ -168,7 +166,7 @@ async def test_objectives_and_what_comes_are_reckoned_with(scaling: Scaling, dri
     assert (await scaling.of(driver.queue)).wanted == 5
 
 
-async def test_deployments_of_the_models_owner_are_its_bounds(
+async def test_deployments_of_the_owner_set_the_bounds(
     scaling: Scaling, driver: QueueDriver, redis: Redis, scripts: Scripts
 ) -> None:
     deployments = Deployments(redis, scripts, SystemClock())

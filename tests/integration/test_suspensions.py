@@ -1,4 +1,4 @@
-"""A suspended account: nothing of it starts, in any queue and by any race; a keeper finishes what was cut short."""
+"""Check that nothing of a suspended account starts, in any queue and race, and that a keeper completes the rest."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ async def token(redis: Redis) -> str:
 
 @pytest.fixture
 async def api(settings: ApiSettings, token: str, driver: QueueDriver) -> AsyncIterator[httpx.AsyncClient]:
-    """An API that keeps what it knows of an account for longer than any test lasts."""
+    """An API that caches accounts for longer than any test lasts."""
     async with api_client(replace(settings, cache_s=600), token=token) as client:
         yield client
 
@@ -62,7 +62,7 @@ def suspensions(redis: Redis, catalog: Catalog, scripts: Scripts, token: str) ->
 
 @pytest.fixture
 def late(redis: Redis, catalog: Catalog, scripts: Scripts) -> Suspensions:
-    """The same, long after whatever a test does."""
+    """The same long after any test."""
     clock = FakeClock()
     clock.pass_time(SystemClock().now_ms() / 1000 + 10 * SETTLED_S - clock.now_ms() / 1000)
     return Suspensions(redis, Accounts(redis), catalog, scripts, clock)
@@ -78,7 +78,7 @@ async def created(api: httpx.AsyncClient) -> str:
     return str(answer.json()["id"])
 
 
-async def test_a_suspended_account_is_told_why_and_may_still_look_and_cancel(
+async def test_suspended_account_reads_the_reason_and_may_cancel(
     settings: ApiSettings, token: str, suspensions: Suspensions, driver: QueueDriver
 ) -> None:
     async with api_client(replace(settings, cache_s=0), token=token) as api:
@@ -95,7 +95,7 @@ async def test_a_suspended_account_is_told_why_and_may_still_look_and_cancel(
         await created(api)
 
 
-async def test_what_waits_is_held_and_what_runs_goes_on_and_then_it_runs(
+async def test_hold_keeps_waiting_work_and_lets_runs_continue(
     api: httpx.AsyncClient, suspensions: Suspensions, driver: QueueDriver
 ) -> None:
     runs, waits = await created(api), await created(api)
@@ -110,7 +110,7 @@ async def test_what_waits_is_held_and_what_runs_goes_on_and_then_it_runs(
     assert [claim.id for claim in await driver.claim_all()] == [waits]
 
 
-async def test_what_waits_is_ended_and_what_runs_is_asked_to_stop(
+async def test_end_cancels_waiting_and_running_work(
     api: httpx.AsyncClient, suspensions: Suspensions, driver: QueueDriver
 ) -> None:
     runs = await created(api)
@@ -122,23 +122,23 @@ async def test_what_waits_is_ended_and_what_runs_is_asked_to_stop(
     assert await status(api, runs) == "starting"
 
 
-async def test_runs_of_another_kind_are_ended_too(suspensions: Suspensions, driver: QueueDriver) -> None:
+async def test_end_includes_runs_of_other_kinds(suspensions: Suspensions, driver: QueueDriver) -> None:
     training = await driver.submit(kind="training")
     await driver.scripts.enlist(training, account=ACCOUNT, oldest=lowest_id_at(0), kind="training")
     assert await suspensions.suspend(ACCOUNT, "end", "abuse", within_s=60) == Ended(ended=1, asked=0, left=0)
     assert (await driver.record(training)).status == "canceled"
 
 
-async def test_what_others_have_is_left_alone(suspensions: Suspensions, driver: QueueDriver) -> None:
+async def test_other_accounts_are_not_touched(suspensions: Suspensions, driver: QueueDriver) -> None:
     theirs = [await driver.submit(account="umbrella") for _ in range(3)]
     await suspensions.suspend(ACCOUNT, "end", "abuse", within_s=5)
     assert [claim.id for claim in await driver.claim_all()] == theirs
 
 
-async def test_what_an_api_takes_in_that_knows_of_nothing_does_not_start(
+async def test_work_accepted_by_an_unaware_api_does_not_start(
     api: httpx.AsyncClient, suspensions: Suspensions, driver: QueueDriver, catalog: Catalog
 ) -> None:
-    await created(api)  # it knows the account now, and for the rest of the test
+    await created(api)  # the account is cached from here for the rest of the test
     other = await catalog.register(MODEL, OTHER_VERSION, schema=OPEN_SCHEMA, server="echo", policy=QueuePolicy())
     await suspensions.suspend(ACCOUNT, "hold", "review", within_s=5)
     for version in (VERSION, OTHER_VERSION):
@@ -151,7 +151,7 @@ async def test_what_an_api_takes_in_that_knows_of_nothing_does_not_start(
     assert len(await elsewhere.claim_all()) == 1
 
 
-async def test_in_a_queue_that_comes_to_be_later_it_starts_nothing_either(
+async def test_suspension_holds_in_queues_created_later(
     api: httpx.AsyncClient, suspensions: Suspensions, driver: QueueDriver, catalog: Catalog
 ) -> None:
     await created(api)
@@ -164,7 +164,7 @@ async def test_in_a_queue_that_comes_to_be_later_it_starts_nothing_either(
     assert len(await elsewhere.claim_all()) == 1
 
 
-async def test_no_claim_after_the_suspension_has_anything_of_it_however_many_creates_and_claims_race(
+async def test_no_claim_after_suspension_despite_racing_creates(
     api: httpx.AsyncClient, suspensions: Suspensions, driver: QueueDriver
 ) -> None:
     await created(api)
@@ -196,11 +196,11 @@ async def test_no_claim_after_the_suspension_has_anything_of_it_however_many_cre
     assert len(await driver.claim_all()) >= 20
 
 
-# ── cut short ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── interrupted ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("reached", ["nothing", "what is written down", "one queue of two"])
-async def test_a_suspension_that_was_cut_short_is_finished_by_a_keeper(
+async def test_keeper_finishes_an_interrupted_suspension(
     reached: str, suspensions: Suspensions, driver: QueueDriver, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = await catalog.register(MODEL, OTHER_VERSION, schema=OPEN_SCHEMA, server="echo", policy=QueuePolicy())
@@ -230,7 +230,7 @@ async def test_a_suspension_that_was_cut_short_is_finished_by_a_keeper(
     assert [len(await each.claim_all()) for each in (driver, elsewhere)] == ([0, 0] if is_held else [1, 1])
 
 
-async def test_what_comes_in_after_an_account_was_ended_is_ended_by_a_keeper(
+async def test_keeper_ends_work_accepted_after_the_suspension(
     api: httpx.AsyncClient, suspensions: Suspensions, driver: QueueDriver
 ) -> None:
     await created(api)
@@ -241,7 +241,7 @@ async def test_what_comes_in_after_an_account_was_ended_is_ended_by_a_keeper(
     assert await status(api, late) == "canceled"
 
 
-async def test_a_keeper_lets_an_account_be_once_all_is_done(
+async def test_keeper_forgets_a_settled_account(
     suspensions: Suspensions, late: Suspensions, redis: Any, driver: QueueDriver, api: httpx.AsyncClient
 ) -> None:
     await created(api)
@@ -258,7 +258,7 @@ async def test_a_keeper_lets_an_account_be_once_all_is_done(
     assert await driver.claim_all() == [], "it is suspended all the same"
 
 
-async def test_a_keeper_that_is_late_does_not_undo_a_suspension(
+async def test_late_keeper_does_not_undo_a_suspension(
     suspensions: Suspensions, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch, redis: Redis
 ) -> None:
     await suspensions.suspend(ACCOUNT, "hold", "review", within_s=5)
@@ -279,7 +279,7 @@ async def test_a_keeper_that_is_late_does_not_undo_a_suspension(
 # ── an operator ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_an_operator_suspends_and_resumes_over_http(
+async def test_operator_suspends_and_resumes_over_http(
     settings: ApiSettings, redis: Redis, driver: QueueDriver, token: str
 ) -> None:
     operator = await Accounts(redis).create_token("operators", scopes=("admin",))
@@ -304,7 +304,7 @@ async def test_an_operator_suspends_and_resumes_over_http(
         assert (await caller.post(f"{path}/suspend", json={"policy": "hold"})).status_code == 403
 
 
-async def test_an_operator_who_is_suspended_operates_nothing(
+async def test_suspended_operator_may_not_administrate(
     settings: ApiSettings, redis: Redis, suspensions: Suspensions, token: str
 ) -> None:
     await Accounts(redis).create_token("ops")
@@ -321,7 +321,7 @@ async def test_an_operator_who_is_suspended_operates_nothing(
         assert (await api.get(f"/v1/predictions?account={ACCOUNT}")).status_code == 403, "only its own"
 
 
-async def test_a_suspended_account_stores_no_files(
+async def test_suspended_account_stores_no_files(
     settings: ApiSettings, suspensions: Suspensions, token: str, tmp_path: Path
 ) -> None:
     await suspensions.suspend(ACCOUNT, "hold", "abuse", within_s=5)
@@ -331,7 +331,7 @@ async def test_a_suspended_account_stores_no_files(
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-async def test_an_operator_suspends_and_resumes_by_command(
+async def test_operator_suspends_and_resumes_by_command(
     server: RedisServer, driver: QueueDriver, token: str, capsys: Any
 ) -> None:
     async def types(*line: str) -> tuple[int, str, str]:
@@ -349,12 +349,12 @@ async def test_an_operator_suspends_and_resumes_by_command(
     assert "there is no account nobody" in (await types("account", "suspend", "nobody"))[2]
 
 
-async def test_an_account_that_there_is_not_cannot_be_suspended(suspensions: Suspensions, redis: Any) -> None:
+async def test_unknown_account_cannot_be_suspended(suspensions: Suspensions, redis: Any) -> None:
     for act in (suspensions.suspend("nobody", "hold", "review", within_s=1), suspensions.resume("nobody")):
         with pytest.raises(SettingsError, match="there is no account"):
             await act
     assert not await redis.exists(keys.settling(), keys.suspensions())
 
 
-def test_the_words_of_the_command_line_are_those_of_the_core() -> None:
+def test_command_line_uses_the_same_policies_and_reasons() -> None:
     assert (get_args(Policy), get_args(Reason), TYPES) == (POLICIES, REASONS, TYPES_OF_CLI)

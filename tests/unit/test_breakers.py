@@ -1,4 +1,4 @@
-"""One attempt per interval at a host that is away, and an interval for each that is put off."""
+"""Check that an absent host gets one attempt per interval, and each delayed webhook an interval."""
 
 import pytest
 
@@ -23,12 +23,12 @@ def fail(breakers: Breakers, times: int = AFTER) -> None:
         breakers.failed(HOST)
 
 
-def test_a_host_may_fail_a_few_times(breakers: Breakers) -> None:
+def test_few_failures_do_not_open_the_breaker(breakers: Breakers) -> None:
     fail(breakers, AFTER - 1)
     assert all(breakers.may_try(HOST) for _ in range(10))
 
 
-def test_a_host_that_is_away_gets_one_attempt_per_interval(breakers: Breakers, clock: FakeClock) -> None:
+def test_absent_host_gets_one_attempt_per_interval(breakers: Breakers, clock: FakeClock) -> None:
     fail(breakers)
     assert not breakers.may_try(HOST)
     for _ in range(3):
@@ -37,7 +37,7 @@ def test_a_host_that_is_away_gets_one_attempt_per_interval(breakers: Breakers, c
         fail(breakers, 1)
 
 
-def test_failures_that_were_under_way_when_it_opened_move_nothing(breakers: Breakers, clock: FakeClock) -> None:
+def test_failures_already_under_way_do_not_move_the_interval(breakers: Breakers, clock: FakeClock) -> None:
     fail(breakers)
     clock.pass_time(INTERVAL_S - 1)
     fail(breakers, 8)
@@ -45,12 +45,12 @@ def test_failures_that_were_under_way_when_it_opened_move_nothing(breakers: Brea
     assert breakers.may_try(HOST)
 
 
-def test_another_host_is_none_of_its_business(breakers: Breakers) -> None:
+def test_breaker_is_per_host(breakers: Breakers) -> None:
     fail(breakers)
     assert breakers.may_try("other.example")
 
 
-def test_an_answer_closes_it_and_the_failures_count_anew(breakers: Breakers) -> None:
+def test_answer_closes_the_breaker_and_resets_the_count(breakers: Breakers) -> None:
     fail(breakers)
     assert breakers.answered(HOST)
     assert breakers.may_try(HOST)
@@ -60,7 +60,7 @@ def test_an_answer_closes_it_and_the_failures_count_anew(breakers: Breakers) -> 
     assert not breakers.answered(HOST), "one that did not fail did not come back"
 
 
-def test_each_that_is_put_off_has_an_interval_to_itself(breakers: Breakers, clock: FakeClock) -> None:
+def test_each_delayed_webhook_gets_its_own_interval(breakers: Breakers, clock: FakeClock) -> None:
     fail(breakers)
     waits = [breakers.put_off_s(HOST, f"{n}") for n in range(4)]
     assert waits == pytest.approx([INTERVAL_S, 2 * INTERVAL_S, 3 * INTERVAL_S, 4 * INTERVAL_S], abs=0.1)
@@ -70,7 +70,7 @@ def test_each_that_is_put_off_has_an_interval_to_itself(breakers: Breakers, cloc
         fail(breakers, 1)
 
 
-def test_who_is_brought_forward_keeps_his_interval(breakers: Breakers, clock: FakeClock) -> None:
+def test_webhook_brought_forward_keeps_its_interval(breakers: Breakers, clock: FakeClock) -> None:
     fail(breakers)
     first, *_ = waits = [breakers.put_off_s(HOST, f"{n}") for n in range(100)]
     clock.pass_time(10)
@@ -80,7 +80,7 @@ def test_who_is_brought_forward_keeps_his_interval(breakers: Breakers, clock: Fa
     assert breakers.may_try(HOST)
 
 
-def test_who_comes_a_moment_too_soon_is_the_next_all_the_same(breakers: Breakers, clock: FakeClock) -> None:
+def test_early_webhook_still_gets_the_next_interval(breakers: Breakers, clock: FakeClock) -> None:
     fail(breakers)
     for number in range(100):
         breakers.put_off_s(HOST, f"{number}")
@@ -92,13 +92,13 @@ def test_who_comes_a_moment_too_soon_is_the_next_all_the_same(breakers: Breakers
     assert breakers.put_off_s(HOST, "1") < 1
 
 
-def test_one_that_was_to_be_put_off_when_the_host_answered_waits_no_longer(breakers: Breakers) -> None:
+def test_delay_after_an_answer_is_minimal(breakers: Breakers) -> None:
     fail(breakers)
     breakers.answered(HOST)
     assert breakers.put_off_s(HOST, "one") < 1
 
 
-def test_nobody_is_put_off_for_long(breakers: Breakers) -> None:
+def test_no_webhook_is_delayed_beyond_the_limit(breakers: Breakers) -> None:
     fail(breakers)
     waits = [breakers.put_off_s(HOST, f"{n}") for n in range(1000)]
     assert max(waits) <= LATEST_S + INTERVAL_S
@@ -107,7 +107,7 @@ def test_nobody_is_put_off_for_long(breakers: Breakers) -> None:
     assert len(set(beyond)) > 900, "and they do not come back as one"
 
 
-def test_patience_that_was_asked_for_is_given_but_not_for_ever(breakers: Breakers, clock: FakeClock) -> None:
+def test_requested_delay_is_honoured_up_to_the_limit(breakers: Breakers, clock: FakeClock) -> None:
     fail(breakers, AFTER - 1)
     breakers.failed(HOST, asked_s=120)
     clock.pass_time(119)
@@ -119,7 +119,7 @@ def test_patience_that_was_asked_for_is_given_but_not_for_ever(breakers: Breaker
     assert breakers.may_try(HOST)
 
 
-def test_hosts_without_end_are_not_remembered_without_end(breakers: Breakers) -> None:
+def test_number_of_remembered_hosts_is_bounded(breakers: Breakers) -> None:
     for number in range(MOST_HOSTS + 10):
         breakers.failed(f"h{number}.example")
     assert not breakers.answered("h0.example")

@@ -1,4 +1,4 @@
-"""When an owed webhook is tried again, and when never again."""
+"""Check when an owed webhook is tried again, and when it is given up."""
 
 import pytest
 from hypothesis import given
@@ -25,20 +25,20 @@ def failed(delay_s: float, *, is_asked: bool = False) -> Noted:
     return Noted("failed", pytest.approx(delay_s), is_asked=is_asked, host_answers=False)
 
 
-def test_the_waits_are_those_that_are_promised() -> None:
+def test_waits_follow_the_schedule() -> None:
     waits = [noted(FAILED, tellings=tellings).delay_s for tellings in range(len(SCHEDULE.waits_s))]
     minutes = [120, 300, 1800]
     hours = [hours * 3600 for hours in (2, 5, 10, 14, 20, 24)]
     assert waits == pytest.approx([2, 5, 15, 30, 60, *minutes, *hours])
 
 
-def test_after_the_last_wait_it_is_given_up() -> None:
+def test_webhook_is_given_up_after_the_last_wait() -> None:
     assert noted(FAILED, tellings=LAST).outcome == "failed"
     assert noted(FAILED, tellings=LAST + 1) == Noted("given_up", host_answers=False)
     assert noted(FAILED, tellings=LAST + 9) == Noted("given_up", host_answers=False)
 
 
-def test_however_few_attempts_there_were_it_is_given_up_before_its_data_goes() -> None:
+def test_webhook_is_given_up_before_its_data_goes() -> None:
     assert noted(FAILED, tellings=1, owed_s=LONGEST_S - 1).delay_s == pytest.approx(1)
     assert noted(FAILED, tellings=1, owed_s=LONGEST_S).outcome == "given_up"
     patient = Delivery(ok=False, status=503, retry_after_s=24 * HOUR_S)
@@ -54,22 +54,22 @@ def test_however_few_attempts_there_were_it_is_given_up_before_its_data_goes() -
     ],
 )
 @pytest.mark.parametrize("tellings", [0, LAST, LAST + 1])
-def test_what_needs_no_other_attempt_has_none(delivery: Delivery, outcome: str, tellings: int) -> None:
+def test_final_outcomes_have_no_next_attempt(delivery: Delivery, outcome: str, tellings: int) -> None:
     result = noted(delivery, tellings=tellings, owed_s=LONGEST_S)
     assert (result.outcome, result.delay_s, result.is_last) == (outcome, None, True)
 
 
-def test_a_receiver_that_asks_for_patience_gets_it() -> None:
+def test_requested_delay_of_a_receiver_is_honoured() -> None:
     patient = Delivery(ok=False, status=503, retry_after_s=600.0)
     assert noted(patient) == failed(600, is_asked=True)
 
 
-def test_a_receiver_cannot_ask_for_more_haste_than_the_schedule_has() -> None:
+def test_receiver_cannot_shorten_the_schedule() -> None:
     hasty = Delivery(ok=False, status=503, retry_after_s=0.0)
     assert noted(hasty, tellings=3) == failed(30)
 
 
-def test_patience_does_not_prolong_the_schedule() -> None:
+def test_requested_delay_does_not_prolong_the_schedule() -> None:
     patient = Delivery(ok=False, status=503, retry_after_s=600.0)
     assert noted(patient, tellings=LAST + 1).outcome == "given_up"
 
@@ -88,13 +88,13 @@ def test_patience_does_not_prolong_the_schedule() -> None:
         (Delivery(ok=False, was_sent=False), None),
     ],
 )
-def test_an_attempt_shows_whether_its_host_answers(delivery: Delivery, answers: bool | None) -> None:
+def test_attempt_shows_whether_its_host_answers(delivery: Delivery, answers: bool | None) -> None:
     assert noted(delivery).host_answers is answers
     assert noted(delivery, tellings=LAST + 1).host_answers is answers
 
 
 @given(st.integers(0, LAST), st.floats(0, 1))
-def test_jitter_moves_a_wait_by_a_tenth_at_most_and_keeps_the_order(tellings: int, jitter: float) -> None:
+def test_jitter_is_at_most_a_tenth_and_keeps_order(tellings: int, jitter: float) -> None:
     delay_s = noted(FAILED, tellings=tellings, jitter=jitter).delay_s
     assert delay_s is not None
     assert abs(delay_s - SCHEDULE.waits_s[tellings]) <= SCHEDULE.waits_s[tellings] * 0.1 + 1e-6
@@ -105,24 +105,24 @@ def test_jitter_spreads() -> None:
     assert noted(FAILED, tellings=4, jitter=1.0) == failed(66)
 
 
-def test_a_schedule_is_read_from_one_setting() -> None:
+def test_schedule_is_read_from_one_setting() -> None:
     assert Schedule.parse("0.2s, 30s,5m , 1.5h").waits_s == (0.2, 30.0, 300.0, 5400.0)
     assert Schedule.parse("1s").noted(FAILED, tellings=1, owed_s=1.0, jitter=0.5).outcome == "given_up"
 
 
 @pytest.mark.parametrize("text", ["", "5", "5s,", "0s", "-1s", "5s 6s", "5d", "1e3s", "nans", "5S"])
-def test_a_schedule_that_is_none_is_named(text: str) -> None:
+def test_invalid_schedule_is_named(text: str) -> None:
     with pytest.raises(SettingsError, match="DIRECTOR_WEBHOOK_SCHEDULE: give waits such as"):
         Schedule.parse(text)
 
 
-def test_a_schedule_that_outlives_the_data_is_refused() -> None:
+def test_schedule_longer_than_the_data_is_rejected() -> None:
     assert Schedule.parse("81h").waits_s == (81 * HOUR_S,)
     with pytest.raises(SettingsError, match=r"all waits together are 82\.0 h, and may be 81\.8 h"):
         Schedule.parse("82h")
 
 
-def test_the_id_of_a_message_is_its_predictions_and_can_be_signed() -> None:
+def test_message_id_is_of_its_prediction_and_can_be_signed() -> None:
     prediction_id = new_prediction_id(model="acme/echo", now_ms=1)
     assert message_id(prediction_id, "completed") == f"msg_{prediction_id}_completed"
     named = message_id(prediction_id, "output_1_3")

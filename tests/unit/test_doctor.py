@@ -1,4 +1,6 @@
-"""What the doctor makes of facts that no server of a test can be brought to: known holes, and open doors."""
+"""Check the doctor's judgement of facts that no test server can show: vulnerabilities, and servers open to the
+network.
+"""
 
 from typing import Any
 
@@ -39,7 +41,7 @@ def verdict(check: str, look: Look) -> str:
     return CHECKS[check](look)[0]
 
 
-def test_a_sound_server_has_nothing_to_mend() -> None:
+def test_sound_server_needs_no_repair() -> None:
     findings = examine(SOUND)
     assert [finding.check for finding in findings] == list(CHECKS)
     assert {finding.verdict for finding in findings} == {"ok"}
@@ -66,20 +68,18 @@ def test_a_sound_server_has_nothing_to_mend() -> None:
         ("valkey", "9.1", {}),
     ],
 )
-def test_known_holes_are_named_with_the_release_that_closed_them(
-    kind: str, version: str, fixes: dict[str, str]
-) -> None:
+def test_vulnerabilities_are_named_with_the_fixing_release(kind: str, version: str, fixes: dict[str, str]) -> None:
     assert {floor.cve: fix for floor, fix in open_holes(kind, version)} == fixes
 
 
-def test_the_newest_of_the_fixes_is_recommended() -> None:
+def test_newest_fix_is_recommended() -> None:
     word, found, fix = CHECKS["security"](replace(SOUND, info={**SOUND.info, "valkey_version": "8.1.3"}))
     assert word == "warn"
     assert "CVE-2025-49844" in found
     assert "8.1.6" in fix
 
 
-def test_a_server_that_is_too_old_fails() -> None:
+def test_too_old_server_fails() -> None:
     assert verdict("version", replace(SOUND, info={"redis_version": "6.2.14"})) == "fail"
 
 
@@ -98,9 +98,7 @@ def test_a_server_that_is_too_old_fails() -> None:
         ("redis+sentinel://h:1,g:2/mymaster", None, "warn"),
     ],
 )
-def test_a_server_that_anybody_reaches_has_to_ask_for_a_password(
-    url: str, config: dict[str, str] | None, expected: str
-) -> None:
+def test_server_on_the_network_must_require_a_password(url: str, config: dict[str, str] | None, expected: str) -> None:
     look = replace(
         SOUND,
         settings=CommonSettings(redis_url=url),
@@ -133,7 +131,7 @@ def found_in(code: Code, queue: str = "") -> Finding:
     return Finding(code=code, level="bad", title=code, detail="so", queue=QueueName(queue) or None, ask=ask)
 
 
-def test_each_kind_of_what_a_check_found_is_told_however_often_there_is_another() -> None:
+def test_each_kind_of_finding_is_shown_beside_frequent_ones() -> None:
     servers: list[Code] = ["setup_loop", "setup_failed", "server_auth", "servers_unwell"]
     many = [found_in("setup_loop", f"acme/m{number}:0123456789ab") for number in range(9)]
     _, told, fix = CHECKS["servers"](replace(SOUND, findings=[*map(found_in, servers), *many]))
@@ -145,7 +143,7 @@ def test_each_kind_of_what_a_check_found_is_told_however_often_there_is_another(
 
 
 @pytest.mark.parametrize(("check", "facts", "expected"), CONDITIONS.values(), ids=list(CONDITIONS))
-def test_what_a_test_cannot_bring_about(check: str, facts: dict[str, Any], expected: str) -> None:
+def test_failed_fsync_and_other_rare_facts_are_judged(check: str, facts: dict[str, Any], expected: str) -> None:
     word, _, fix = CHECKS[check](replace(SOUND, **facts))
     assert word == expected
     assert bool(fix) == (expected != "ok")

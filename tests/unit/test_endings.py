@@ -1,4 +1,4 @@
-"""What an API process hears of an end: all of it, or enough to know that it has to look."""
+"""Check that an API process reads the end of a prediction from a message, or at least which one ended."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from director.store.endings import Ending, heard
 WHOLE = b"p1 succeeded 5 9 0 0 7 4 3\n" + b'{"a":1}' + b'"ok"' + "é\n".encode()
 
 
-def test_an_end_is_heard_whole() -> None:
+def test_message_carries_the_whole_end() -> None:
     ending = Ending(
         status=Status.SUCCEEDED,
         started=5,
@@ -22,13 +22,13 @@ def test_an_end_is_heard_whole() -> None:
     assert heard(WHOLE) == ("p1", ending)
 
 
-def test_one_that_never_began_has_no_start() -> None:
+def test_prediction_that_never_began_has_no_start() -> None:
     _, ending = heard(b"p1 failed - 9 1 4 0 0 0\ncboom")
     assert ending is not None
     assert (ending.started, ending.code, ending.error) == (None, "c", "boom")
 
 
-def test_what_a_newer_release_adds_is_left_alone() -> None:
+def test_additions_of_a_newer_release_are_ignored() -> None:
     head, _, rest = WHOLE.partition(b"\n")
     assert heard(head + b" 4\n" + rest + b"more") == heard(WHOLE)
 
@@ -44,5 +44,5 @@ def test_what_a_newer_release_adds_is_left_alone() -> None:
         b"p1 failed 5 9 0 0 0 0 1\n\xff",
     ],
 )
-def test_of_what_is_not_whole_the_id_is_heard(message: bytes) -> None:
+def test_incomplete_message_still_gives_the_id(message: bytes) -> None:
     assert heard(message) == ("p1", None)

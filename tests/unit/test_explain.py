@@ -1,4 +1,4 @@
-"""`director explain`: a story as a person reads it."""
+"""Check `director explain`: the story in lines for people."""
 
 import json
 
@@ -62,7 +62,7 @@ ENDED = Known(
 )
 
 
-def test_what_waits_is_told_in_order() -> None:
+def test_waiting_prediction_is_explained_in_order() -> None:
     assert list(lines(tell(WAITING))) == [
         f"{ID} of acme/echo: starting",
         "2027-01-15T08:00:00.000Z  accepted from acme, into the lane normal",
@@ -73,7 +73,7 @@ def test_what_waits_is_told_in_order() -> None:
     ]
 
 
-def test_what_has_ended_is_told_in_order() -> None:
+def test_ended_prediction_is_explained_in_order() -> None:
     assert list(lines(tell(ENDED)))[3:] == [
         "2027-01-15T08:00:02.000Z  claimed by d1 after it had waited 2.0 s: attempt 1",
         "2027-01-15T08:00:17.000Z  taken back from d1 after 15 s: director_lost",
@@ -86,11 +86,12 @@ def test_what_has_ended_is_told_in_order() -> None:
         "2027-01-15T08:00:29.500Z  attempt 1 to tell receiver.example its end: failed, it answered 500",
         "webhook                   receiver.example wants start, completed",
         "                          attempts to tell its end: 1, the last one failed",
-        "2027-01-15T08:01:02.000Z  next: attempt 2 to deliver its webhook, at the latest; receiver.example failed the last one",
+        "2027-01-15T08:01:02.000Z  next: attempt 2 to deliver its webhook, at the latest; "
+        "receiver.example failed the last one",
     ]
 
 
-def test_the_command_prints_it_and_the_json_of_the_service_untouched(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_lines_or_the_unchanged_json(capsys: pytest.CaptureFixture[str]) -> None:
     body = json.loads(msgspec.json.encode(tell(WAITING)))
     service = Service((200, body), (200, body), (404, {"detail": "Not found."}))
     with service.serving() as url:
@@ -103,7 +104,7 @@ def test_the_command_prints_it_and_the_json_of_the_service_untouched(capsys: pyt
     assert capsys.readouterr().err.startswith("director: Not found.")
 
 
-def test_what_would_steer_a_terminal_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_terminal_control_characters_are_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     steered = msgspec.structs.replace(ENDED.record, error="\x1b[2J\u202egone \x9b1mé 日本\r")
     body = json.loads(msgspec.json.encode(tell(msgspec.structs.replace(ENDED, record=steered))))
     with Service((200, body)).serving() as url:
@@ -112,7 +113,7 @@ def test_what_would_steer_a_terminal_is_not_printed(capsys: pytest.CaptureFixtur
     assert line.strip() == "\ufffd[2J\ufffdgone \ufffd1mé 日本"
 
 
-def test_what_is_no_story_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_answer_that_is_no_story_is_one_error_line(capsys: pytest.CaptureFixture[str]) -> None:
     with Service((200, {"id": ID})).serving() as url:
         assert main(["explain", ID, "--url", url, "--token", "t"]) == 1
     assert "what answers there is not Director" in capsys.readouterr().err
@@ -125,9 +126,9 @@ def test_what_is_no_story_is_one_line(capsys: pytest.CaptureFixture[str]) -> Non
         *((120, "2.0 min"), (7_199, "120.0 min"), (7_200, "2.0 h"), (172_800, "2.0 d")),
     ],
 )
-def test_a_duration_has_the_unit_that_fits(seconds: float, words: str) -> None:
+def test_duration_has_a_fitting_unit(seconds: float, words: str) -> None:
     assert span(seconds) == words
 
 
-def test_a_share_of_nothing_is_none_yet() -> None:
+def test_share_of_nothing_is_none_yet() -> None:
     assert (share(3, 1), share(0, 0)) == ("3 of 4 (75 %)", "none yet")

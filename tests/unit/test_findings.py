@@ -1,4 +1,6 @@
-"""What is found of a situation: each fault under its code with who, how many and since when; else nothing."""
+"""Check that each fault of a situation becomes a finding with its code, numbers and ages, and that nothing else
+does.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -51,11 +53,11 @@ def only(*directors: DirectorFound, **facts: Any) -> Finding:
     return finding
 
 
-def test_of_what_is_well_nothing_is_found() -> None:
+def test_healthy_service_has_no_findings() -> None:
     assert find(situation()) == []
 
 
-def test_a_queue_with_work_and_no_director() -> None:
+def test_queue_with_work_but_no_director_is_bad() -> None:
     finding = only(directors=0, slots=0)
     assert (finding.code, finding.level, finding.queue) == ("queue_not_served", "bad", Q)
     assert "3 waiting, the oldest for 90 s" in finding.detail
@@ -64,7 +66,7 @@ def test_a_queue_with_work_and_no_director() -> None:
     assert "all of its directors are about to end" in only(director(state="draining"), slots=0).detail
 
 
-def test_a_director_that_went_without_a_word() -> None:
+def test_silent_director_is_found_with_its_claims() -> None:
     finding = only(director(), director("d2", silent_s=40, held=3))
     assert (finding.code, finding.level) == ("director_gone", "bad")
     assert "d2, 40 s ago; with 3 claims in hand. 1 director left." in finding.detail
@@ -76,11 +78,11 @@ def test_a_director_that_went_without_a_word() -> None:
     [director("d2", silent_s=40, state="draining"), director("d2", silent_s=700), director("d2", silent_s=20)],
     ids=["drained", "long ago", "not silent yet"],
 )
-def test_who_said_good_bye_or_is_long_forgotten_is_no_news(other: DirectorFound) -> None:
+def test_drained_or_long_silent_director_is_no_finding(other: DirectorFound) -> None:
     assert found(director(), other) == []
 
 
-def test_one_that_came_in_the_place_of_another_makes_good_for_it_and_for_no_more() -> None:
+def test_new_director_replaces_exactly_one_silent_director() -> None:
     came = director("d3", since_ms=NOW - 10_000)
     assert found(came, director("d2", silent_s=40)) == []
     finding = only(came, director("d2", silent_s=40), director("d4", silent_s=50))
@@ -97,7 +99,7 @@ FAULTS_OF_SERVERS: dict[str, tuple[ServerFound, str]] = {
 
 
 @pytest.mark.parametrize(("server", "code"), FAULTS_OF_SERVERS.values(), ids=list(FAULTS_OF_SERVERS))
-def test_a_server_that_cannot_run_anything(server: ServerFound, code: str) -> None:
+def test_server_that_cannot_run_is_found_under_its_cause(server: ServerFound, code: str) -> None:
     finding = only(director("d1", SERVER, server))
     assert (finding.code, finding.level) == (code, "warn")
     assert f"1 of 2 servers: {server.url} is {server.state} for 60 s" in finding.detail
@@ -106,28 +108,28 @@ def test_a_server_that_cannot_run_anything(server: ServerFound, code: str) -> No
     assert found(director("d1", server), slots=0, **{told: 1}) == [(code, "bad")]
 
 
-def test_a_setup_loop_says_how_often() -> None:
+def test_setup_loop_counts_failed_starts() -> None:
     assert "7 starts in a row failed" in only(director("d1", replace(BROKEN, failed_starts=7))).detail
 
 
-def test_one_that_is_away_for_a_moment_is_not_unwell() -> None:
+def test_briefly_unreachable_server_is_not_unwell() -> None:
     assert found(director("d1", replace(SERVER, state="unreachable", since_ms=NOW - 5_000))) == []
 
 
-def test_a_failed_setup_is_told_of_directors_that_tell_nothing_of_their_servers() -> None:
+def test_failed_setup_is_found_without_details_from_old_directors() -> None:
     old = DirectorFound(
         name="d1", beats=(Beat(queue=Q, at_ms=NOW, slots=0, state="setup_failed", about=About()),), silent_ms=0
     )
     assert found(old, slots=0, setup_failed=1) == [("setup_failed", "bad")]
 
 
-def test_a_paused_queue_is_told_where_work_waits() -> None:
+def test_paused_queue_is_found_only_with_work() -> None:
     finding = only(paused=True)
     assert (finding.code, finding.level, finding.ask) == ("queue_paused", "warn", f"director queues resume {Q}")
     assert found(paused=True, normal=0) == []
 
 
-def test_an_open_breaker() -> None:
+def test_open_breaker_is_bad() -> None:
     assert found(breaker="open") == [("breaker_open", "bad")]
 
 
@@ -136,7 +138,7 @@ def flood(waiting: int, of: int, accounts: int = 3) -> list[tuple[str, str]]:
     return found(normal=of, closer={"heaviest": heaviest})
 
 
-def test_an_account_that_has_four_fifths_of_a_crowd_is_named_and_that_others_still_start() -> None:
+def test_account_with_four_fifths_of_a_crowd_is_named() -> None:
     heaviest = {Q: Heaviest(account="noisy", waiting=850, accounts=3)}
     finding = only(normal=900, closer={"heaviest": heaviest})
     assert (finding.code, finding.level) == ("tenant_flooding", "warn")
@@ -144,7 +146,7 @@ def test_an_account_that_has_four_fifths_of_a_crowd_is_named_and_that_others_sti
     assert (flood(700, 900), flood(99, 99), flood(900, 900, accounts=1)) == ([], [], [])
 
 
-def test_dead_letters_tell_how_the_newest_one_ended() -> None:
+def test_dead_letters_say_how_the_newest_attempts_ended() -> None:
     letter = Letter(id="abc", at_ms=NOW - 30_000, codes=("server_died", "server_died"))
     finding = only(dead=2, closer={"letters": {Q: letter}})
     assert (finding.code, finding.level, finding.ask) == ("dead_letters", "warn", "director dead show abc")
@@ -152,7 +154,7 @@ def test_dead_letters_tell_how_the_newest_one_ended() -> None:
     assert "abc, 30 s ago: server_died, server_died" in finding.detail
 
 
-def test_a_receiver_that_fails_is_named_by_its_host() -> None:
+def test_failing_receiver_is_named_by_host() -> None:
     host = FailingHost(host="hooks.example", count=12, id="abc", attempts=5, oldest_at=iso(NOW - 600_000))
     finding = only(closer={"failing": [host]})
     assert (finding.code, finding.queue) == ("receiver_dead", None)
@@ -160,17 +162,17 @@ def test_a_receiver_that_fails_is_named_by_its_host() -> None:
     assert "12 webhooks owed there, the oldest for 10.0 min, tried 5 times" in finding.detail
 
 
-def test_webhooks_that_nobody_tries() -> None:
+def test_late_webhooks_are_a_warning() -> None:
     assert found(owed_late=3) == [("webhooks_late", "warn")]
 
 
-def test_what_a_keeper_should_have_done() -> None:
+def test_neglected_leases_and_deadlines_mean_no_keeper() -> None:
     finding = only(closer={"neglected": {Q: Neglected(expired_leases=2, due_deadlines=1)}})
     assert (finding.code, finding.level) == ("keeper_silent", "bad")
     assert f"2 expired leases in {Q}, 1 passed deadline in {Q}" in finding.detail
 
 
-def test_a_slow_redis_and_one_that_is_away() -> None:
+def test_slow_and_absent_redis_are_found() -> None:
     slow = only(closer={"redis_ms": 120.0})
     assert (slow.code, slow.level) == ("redis_slow", "warn")
     assert "after 120 ms" in slow.detail
@@ -178,12 +180,12 @@ def test_a_slow_redis_and_one_that_is_away() -> None:
 
 
 @pytest.mark.parametrize(("soon", "hour", "codes"), [(20.0, 15.0, [("objective_burning", "bad")]), (20.0, 2.0, [])])
-def test_an_objective_that_burns_over_both_windows(soon: float, hour: float, codes: list[tuple[str, str]]) -> None:
+def test_objective_burns_only_over_both_windows(soon: float, hour: float, codes: list[tuple[str, str]]) -> None:
     windows = {"5m": Burn(met=0, missed=40, rate=soon), "1h": Burn(met=0, missed=90, rate=hour)}
     assert found(closer={"burns": {Q: {"normal": windows}}}) == codes
 
 
-def test_the_worst_comes_first_the_number_is_bounded_and_many_of_one_kind_hide_no_other() -> None:
+def test_findings_are_bounded_and_no_kind_hides_another() -> None:
     stats = replace(WELL, directors=0, slots=0)
     queues = {QueueName(f"acme/m{number:03d}:0123456789ab"): stats for number in range(MOST)}
     queues |= {Q: replace(WELL, dead=1), QueueName("acme/z:0123456789ab"): replace(WELL, paused=True)}
@@ -198,5 +200,5 @@ def test_the_worst_comes_first_the_number_is_bounded_and_many_of_one_kind_hide_n
     assert [one.queue for one in findings[3:]] == [queue for queue in sorted(queues) if "/m" in queue][1 : MOST - 2]
 
 
-def test_an_open_breaker_does_not_hide_that_nobody_is_left_to_try() -> None:
+def test_open_breaker_does_not_hide_missing_directors() -> None:
     assert found(breaker="open", directors=0, slots=0) == [("queue_not_served", "bad"), ("breaker_open", "bad")]

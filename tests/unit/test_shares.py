@@ -1,4 +1,4 @@
-"""How the courier's places are shared: each host has its own, and a line that has an end."""
+"""Check that each host has its own part of the courier's places, and a bounded line."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from director.keeper.courier import LONGEST_LINE, PLACES, PLACES_PER_HOST, Share
 pytestmark = pytest.mark.anyio
 
 
-def test_one_host_takes_no_more_than_its_places_however_long_its_line_is() -> None:
+def test_host_takes_only_its_own_places() -> None:
     shares = Shares()
     assert sum(shares.join("silent") for _ in range(2 * PLACES)) == PLACES_PER_HOST + LONGEST_LINE
     assert not shares.join("silent")
@@ -18,7 +18,7 @@ def test_one_host_takes_no_more_than_its_places_however_long_its_line_is() -> No
     assert shares.room == PLACES - PLACES_PER_HOST - 1
 
 
-def test_a_host_is_forgotten_with_its_last_one() -> None:
+def test_host_is_forgotten_with_its_last_attempt() -> None:
     shares = Shares()
     assert shares.join("one")
     assert not shares.are_empty
@@ -27,7 +27,7 @@ def test_a_host_is_forgotten_with_its_last_one() -> None:
     assert shares.room == PLACES
 
 
-async def test_whoever_stands_in_line_gets_the_place_that_is_left() -> None:
+async def test_next_in_line_gets_the_free_place() -> None:
     shares, order = Shares(), []
     leave = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""How many directors a queue wants: never none while there is anything to do, and never fewer for more of it."""
+"""Check how many directors a queue wants: at least one while there is work, and never fewer for more work."""
 
 import math
 
@@ -35,12 +35,12 @@ def waiting(count: int, *, running: int = 0) -> Load:
     return replace(IDLE, waiting={"normal": count}, runnable=count, running=running)
 
 
-def test_an_idle_queue_wants_none() -> None:
+def test_idle_queue_wants_no_director() -> None:
     assert wanted(IDLE, SOON) == 0
 
 
 @given(load=loads, objectives=objectives, least=st.integers(0, 9), most=st.none() | st.integers(0, 9))
-def test_it_is_never_none_while_anything_can_run_or_runs(
+def test_queue_with_runnable_or_running_work_wants_at_least_one(
     load: Load, objectives: Objectives, least: int, most: int | None
 ) -> None:
     has_work = load.running or (load.runnable and not load.is_paused)
@@ -48,32 +48,30 @@ def test_it_is_never_none_while_anything_can_run_or_runs(
 
 
 @given(load=loads, objectives=objectives, more=st.floats(0, 50), lane=st.sampled_from(("high", "normal", "low")))
-def test_more_arrivals_never_want_fewer(load: Load, objectives: Objectives, more: float, lane: str) -> None:
+def test_more_arrivals_never_want_fewer_directors(load: Load, objectives: Objectives, more: float, lane: str) -> None:
     busier = replace(load, arrivals_s={**load.arrivals_s, lane: load.arrivals_s[lane] + more})  # type: ignore[index,dict-item]
     assert wanted(busier, objectives) >= wanted(load, objectives)
 
 
 @given(load=loads, objectives=objectives, more=st.integers(0, 1000))
-def test_more_that_could_run_never_wants_fewer(load: Load, objectives: Objectives, more: int) -> None:
+def test_more_runnable_work_never_wants_fewer_directors(load: Load, objectives: Objectives, more: int) -> None:
     assert wanted(replace(load, runnable=load.runnable + more), objectives) >= wanted(load, objectives)
 
 
 @given(load=loads, objectives=objectives, most=st.integers(1, 20))
-def test_no_more_than_at_most_but_for_a_paused_queue_that_runs_more(
-    load: Load, objectives: Objectives, most: int
-) -> None:
+def test_maximum_holds_except_for_running_work_of_a_paused_queue(load: Load, objectives: Objectives, most: int) -> None:
     assert wanted(replace(load, is_paused=False), objectives, Bounds(most=most)) <= most
 
 
 @given(load=loads, objectives=objectives)
-def test_a_paused_queue_wants_only_what_runs(load: Load, objectives: Objectives) -> None:
+def test_paused_queue_wants_only_running_work(load: Load, objectives: Objectives) -> None:
     each = load.slots_each or 1
     told = wanted(replace(load, is_paused=True), objectives, Bounds(least=3))
     assert told == math.ceil(load.running / each)
 
 
 @given(load=loads, objectives=objectives)
-def test_nothing_that_runs_is_told_to_end(load: Load, objectives: Objectives) -> None:
+def test_running_work_keeps_its_directors(load: Load, objectives: Objectives) -> None:
     assert wanted(load, objectives) * (load.slots_each or 1) >= load.running
 
 
@@ -82,12 +80,12 @@ def test_nothing_that_runs_is_told_to_end(load: Load, objectives: Objectives) ->
     [
         (100, 0, 1.0, 10),  # each slot starts one at once, and ten more in ten seconds
         (100, 0, 0.1, 1),
-        (100, 0, 1000.0, 100),  # nothing ends in time: each takes a slot of its own
+        (100, 0, 1000.0, 100),  # nothing ends in time, so each takes a slot of its own
         (5, 20, 1000.0, 25),
-        (5, 20, 10.0, 20),  # half of the twenty that run are through before those five are late
+        (5, 20, 10.0, 20),  # half of the twenty running ones end before these five are late
     ],
 )
-def test_what_waits_starts_in_time(count: int, running: int, service_s: float, expected: int) -> None:
+def test_waiting_work_starts_in_time(count: int, running: int, service_s: float, expected: int) -> None:
     assert wanted(replace(waiting(count, running=running), service_s=service_s), SOON) == expected
 
 
@@ -96,36 +94,36 @@ def test_what_waits_starts_in_time(count: int, running: int, service_s: float, e
     [(0.8, 1000.0, 1), (0.8, 3.0, 2), (8.0, 0.001, 14), (8.0, 1000.0, 9)],
     ids=["there is time", "one would do on average, but not in time", "at once", "one more than on average"],
 )
-def test_what_comes_starts_in_time_though_it_comes_at_random(arrivals_s: float, within_s: float, expected: int) -> None:
+def test_random_arrivals_start_in_time(arrivals_s: float, within_s: float, expected: int) -> None:
     load = replace(IDLE, arrivals_s={"normal": arrivals_s})
     assert wanted(load, {"normal": Objective(share=0.95, within_s=within_s)}) == expected
 
 
-def test_a_director_counts_with_all_its_slots() -> None:
+def test_director_counts_with_all_its_slots() -> None:
     assert wanted(replace(waiting(100), slots_each=4.0), SOON) == math.ceil(10 / 4)
 
 
-def test_as_long_as_no_run_was_seen_each_is_taken_to_last_as_long_as_one_may_wait() -> None:
+def test_unseen_run_is_assumed_to_last_the_objective() -> None:
     assert wanted(replace(waiting(8), service_s=None, slots_each=None), SOON) == 4
 
 
-def test_arrivals_are_not_reckoned_by_a_guess() -> None:
+def test_arrivals_do_not_count_before_a_run_was_seen() -> None:
     load = replace(waiting(1), service_s=None, arrivals_s={"normal": 1.0})
     assert wanted(load, SOON) == 1
     assert wanted(replace(IDLE, service_s=None, arrivals_s={"normal": 1.0}), SOON) == 0
 
 
-def test_a_lane_with_little_time_is_not_paid_for_by_others() -> None:
+def test_relaxed_lane_adds_no_directors_for_urgent_ones() -> None:
     hurried: Objectives = {"high": Objective(share=0.95, within_s=1), "low": Objective(share=0.95, within_s=600)}
     load = replace(IDLE, waiting={"high": 2, "low": 600}, runnable=602)
     assert wanted(load, hurried) == 2
     assert wanted(replace(load, waiting={"high": 602, "low": 0}), hurried) == 301
 
 
-def test_what_comes_of_accounts_that_may_run_no_more_wants_nobody() -> None:
+def test_arrivals_of_blocked_accounts_want_no_more_directors() -> None:
     flood = replace(IDLE, waiting={"normal": 10_000}, runnable=2, running=2, arrivals_s={"normal": 50.0})
     assert wanted(flood, SOON) == 2
 
 
-def test_least_holds_for_an_idle_queue() -> None:
+def test_minimum_holds_for_an_idle_queue() -> None:
     assert wanted(IDLE, SOON, Bounds(least=2)) == 2
