@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from director.cli.arguments import CommandParser, Commands, add_json, add_redis
 from director.cli.backend import Backend, on_backend, typist
-from director.cli.output import print_json, printable
-from director.cli.queues import progress
+from director.cli.output import print_json, printable, progress
 
 if TYPE_CHECKING:
     from director.core.ids import PredictionId, QueueName
@@ -121,10 +120,10 @@ def _do(given: argparse.Namespace) -> int:
         queues = await _queues(backend.catalog, given.queue)
         slices = dead.every(queues) if given.all else _slices(await dead.named(ids))
         asked = Asked(ids=ids, queue=given.queue)
-        return await act(_counted(slices, given.rate), by=typist(), asked=asked, rate=given.rate)
+        with progress() as show:
+            return await act(_counted(slices, given.rate, show), by=typist(), asked=asked, rate=given.rate)
 
     done = on_backend(given, do)
-    progress(None)
     if given.json:
         print_json({"done": done.done, "refused": done.refused})
     else:
@@ -148,13 +147,15 @@ async def _slices(places: "list[Place]") -> "AsyncIterator[list[Place]]":
     yield places
 
 
-async def _counted(slices: "AsyncIterator[list[Place]]", rate: float | None) -> "AsyncIterator[list[Place]]":
+async def _counted(
+    slices: "AsyncIterator[list[Place]]", rate: float | None, show: Callable[[str], None]
+) -> "AsyncIterator[list[Place]]":
     """The same, and on a terminal how many were met so far. With a rate each is a slice: one may take seconds."""
     met = 0
     async for places in slices:
         step = 1 if rate else len(places)
         for start in range(0, len(places), step):
-            progress(met, "done")
+            show(f"{met} done")
             yield places[start : start + step]
             met += len(places[start : start + step])
 

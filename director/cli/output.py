@@ -7,11 +7,18 @@ import json
 import os
 import shutil
 import sys
-import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from textwrap import wrap
-from typing import Final, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 from unicodedata import category
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
+    from rich.live import Live
+    from rich.measure import Measurement
+    from rich.text import Text
+
 
 UNPRINTABLE: Final = "\N{REPLACEMENT CHARACTER}"
 SPACE: Final = "Zs"  # of every width; Python calls only one of them printable, and so do we
@@ -59,54 +66,78 @@ def leave_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-# Tables that fit: on a terminal no line is longer than it is wide, and what is cut is cut in the middle.
-#
-# To a file or another program all of it goes, as wide as it is. Asks nobody, and lets no cell steer a terminal.
+# Tables that fit: on a terminal no line is wider than it, and what is too long is cut in the middle. In a file or a
+# pipe every line is whole.
 
 GAP: Final = 2
 NARROW_GAP: Final = 1
+UNLIMITED: Final = 1_000_000
 SHORTEST: Final = 8  # what a cell is cut to before lines are
 FEWEST_DIGITS: Final = 2  # of a version
 MARK: Final = "…"
-WIDE: Final = frozenset("WF")
 
 
 def line_width(stream: TextIO | None = None) -> int | None:
-    """How wide a line may be there; None where that is no terminal."""
+    """Return the columns of the terminal behind the stream, or None if it is no terminal."""
     out = stream or sys.stdout
     return shutil.get_terminal_size().columns if out.isatty() else None
 
 
 def fitted(
     names: Sequence[str],
-    rows: Sequence[Sequence[str]],
+    rows: Iterable[Sequence[str]],
     *,
     width: int | None,
     words: Sequence[str] = (),
 ) -> list[str]:
-    """One line for each row, below the names of the columns. Columns of `words` begin at the left and are cut where
-    it is too narrow, the longest first; all others are numbers, end at the right, and are never cut.
+    """Return a line for each row, below the names of the columns.
+
+    Columns of `words` begin at the left and are cut where the terminal is too narrow, the longest first. All other
+    columns are numbers, end at the right, and are never cut. On a terminal too narrow for this, lines are cut.
     """
+    from rich.cells import cell_len
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     cells = [[printable(cell) for cell in row] for row in (names, *rows)]
-    widths = [max(width_of(row[at]) for row in cells) for at in range(len(names))]
+    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+    gap = NARROW_GAP if width is not None and sum(widths) + GAP * (len(widths) - 1) > width else GAP
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), show_header=False)
     is_word = [name in words for name in names]
-    gap = GAP
-    if width is not None and sum(widths) + GAP * (len(widths) - 1) > width:
-        gap = NARROW_GAP
-        widths = _narrowed(widths, is_word, room=width - gap * (len(widths) - 1))
-    lines = [
-        (" " * gap)
-        .join(
-            padded(cut(cell, wide), wide, is_left=left) for cell, wide, left in zip(row, widths, is_word, strict=True)
-        )
-        .rstrip()
-        for row in cells
-    ]
+    least = [min(widest, SHORTEST) if left else widest for widest, left in zip(widths, is_word, strict=True)]
+    for at, left in zip(least, is_word, strict=True):
+        table.add_column(justify="left" if left else "right", no_wrap=not left, min_width=at)
+    for row in cells:
+        table.add_row(*(Name(cell) if left else Text(cell) for cell, left in zip(row, is_word, strict=True)))
+    room = UNLIMITED if width is None else max(width, sum(least) + gap * (len(least) - 1))
+    console = Console(width=room, color_system=None, force_terminal=False, legacy_windows=False)
+    with console.capture() as printed:
+        console.print(table)
+    lines = [line.rstrip() for line in printed.get().removesuffix("\n").split("\n")]
     return lines if width is None else [cut(line, width, is_middle=False) for line in lines]
 
 
+class Name:
+    """A cell that loses its middle where its column is too narrow. Rich itself cuts only the end."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __rich_measure__(self, console: "Console", options: "ConsoleOptions") -> "Measurement":
+        from rich.cells import cell_len
+        from rich.measure import Measurement
+
+        return Measurement(1, cell_len(self._text))
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "Iterator[Text]":
+        from rich.text import Text
+
+        yield Text(cut(self._text, options.max_width), no_wrap=True, overflow="crop")
+
+
 def folded(lines: Iterable[str], *, hang: int, width: int | None) -> str:
-    """Sentences behind labels: what is too long goes on below, `hang` columns from the left."""
+    """Join sentences behind labels. A sentence that is too long continues below, `hang` columns from the left."""
     if width is None:
         return "\n".join(lines)
     room = max(width, SHORTEST)
@@ -117,59 +148,58 @@ def folded(lines: Iterable[str], *, hang: int, width: int | None) -> str:
 
 
 def cut(text: str, width: int, *, is_middle: bool = True) -> str:
-    """At most so wide: without its middle, or its end. Of the name of a queue the digits of its version go first."""
-    if width_of(text) <= width:
+    """Return at most `width` columns of a text, without its middle or its end.
+
+    The name of a queue first loses digits of its version.
+    """
+    from rich.cells import cell_len, set_cell_size
+
+    if cell_len(text) <= width:
         return text
     if width <= len(MARK):
         return MARK[:width]
     room = width - len(MARK)
     tail = _tail(text, room) if is_middle else 0
-    return _first(text, room - tail) + MARK + (_first(text[::-1], tail)[::-1] if tail else "")
-
-
-def padded(text: str, width: int, *, is_left: bool = True) -> str:
-    """At least so wide."""
-    room = " " * (width - width_of(text))
-    return text + room if is_left else room + text
-
-
-def width_of(text: str) -> int:
-    """How many columns of a terminal it takes."""
-    return len(text) if text.isascii() else sum(map(_columns, text))
+    at = len(text)
+    while at and cell_len(text[at - 1 :]) <= tail:
+        at -= 1
+    return set_cell_size(text, room - tail) + MARK + text[at:]
 
 
 def _tail(text: str, room: int) -> int:
     """How much of it stands behind the mark: the kind of a queue, or nothing, where its model fits; else a third."""
+    from rich.cells import cell_len
+
     model, colon, version = text.rpartition(":")
     kind = len(version) - len(version.partition("~")[0])
-    return kind if colon and width_of(model) + len(colon) + FEWEST_DIGITS + kind <= room else room - room * 2 // 3
+    return kind if colon and cell_len(model) + len(colon) + FEWEST_DIGITS + kind <= room else room - room * 2 // 3
 
 
-def _narrowed(widths: Sequence[int], may_be_cut: Sequence[bool], *, room: int) -> list[int]:
-    """The longest ones give up a column each until all have room, or none can give more."""
-    found = list(widths)
-    while sum(found) > room:
-        longest = max(
-            (at for at, may in enumerate(may_be_cut) if may and found[at] > SHORTEST),
-            key=lambda at: found[at],
-            default=None,
-        )
-        if longest is None:
-            break
-        found[longest] -= 1
-    return found
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows how far a command is: one line on stderr that changes, and goes at the end.
+
+    Shows nothing where stderr is no terminal.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    with ticker(sys.stderr) as line:
+        yield lambda text: line.update(one_line(text), refresh=True)
 
 
-def _first(text: str, width: int) -> str:
-    taken = 0
-    for at, one in enumerate(text):
-        taken += _columns(one)
-        if taken > width:
-            return text[:at]
-    return text
+def ticker(to: TextIO) -> "Live":
+    """Return a line of a terminal that changes. It is there from its `start` to its `stop`."""
+    from rich.console import Console
+    from rich.live import Live
+
+    return Live(
+        console=Console(file=to), auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+    )
 
 
-def _columns(one: str) -> int:
-    if unicodedata.combining(one):
-        return 0
-    return 2 if unicodedata.east_asian_width(one) in WIDE else 1
+def one_line(text: str) -> "Text":
+    """Return a text that rich shows as it is: without markup, and cut at the end of the line."""
+    from rich.text import Text
+
+    return Text(printable(text), no_wrap=True, overflow="ellipsis")

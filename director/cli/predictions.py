@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from msgspec import Raw
 
     from director.cli.client import Client, Seen
+    from director.cli.printing import Printer
 
 
 LOOK_S: Final = 0.15
@@ -93,18 +94,18 @@ def _follow(client: "Client", given: argparse.Namespace, body: "Raw") -> "Raw":
     from director.cli.client import seen
     from director.cli.printing import Printer
 
-    printer = Printer(sys.stdout, sys.stderr, shows_output=not given.output)
-    while True:
-        prediction = seen(body)
-        if not given.json:
-            printer.show(prediction)
-        if prediction.is_terminal:
-            return body
-        time.sleep(LOOK_S)
-        body = _look(client, prediction.id)
+    with Printer(sys.stdout, sys.stderr, shows_output=not given.output) as printer:
+        while True:
+            prediction = seen(body)
+            if not given.json:
+                printer.show(prediction)
+            if prediction.is_terminal:
+                return body
+            time.sleep(LOOK_S)
+            body = _look(client, prediction.id, printer)
 
 
-def _look(client: "Client", prediction_id: str) -> "Raw":
+def _look(client: "Client", prediction_id: str, printer: "Printer") -> "Raw":
     """How it stands now. A service that is away is asked again for a while: what it accepted is not lost."""
     from director.cli.client import Away
 
@@ -117,7 +118,7 @@ def _look(client: "Client", prediction_id: str) -> "Raw":
             if time.monotonic() >= give_up:
                 raise
             if not is_told:
-                print(f"» asking again: {exc}", file=sys.stderr)
+                printer.tell(f"asking again: {exc}")
             is_told = True
             time.sleep(AWAY_LOOK_S)
 

@@ -1,12 +1,12 @@
 """Show a prediction to a person: its output on stdout as it grows, everything else on stderr."""
 
 import time
-from typing import Any, Final, TextIO
+from typing import Any, Final, Self, TextIO
 
 import msgspec
 
 from director.cli.client import Seen
-from director.cli.output import harmless
+from director.cli.output import harmless, one_line, ticker
 from director.core.states import Status
 
 OWN_LINE: Final = ("data:", "http://", "https://")  # pieces that are files stand alone; all other text is one text
@@ -24,11 +24,16 @@ class Printer:
         self._logs = 0
         self._status: Status | None = None
         self._is_mid_line = False
-        self._has_ticker = False
+        self._ticker = ticker(err)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ticker.stop()
 
     def show(self, seen: Seen) -> None:
         """Show what is new; at the end, all that was not shown yet."""
-        self._clear_ticker()
         self._show_logs(seen.logs or "")
         if self._shows_output:
             self._show_output(seen)
@@ -45,7 +50,7 @@ class Printer:
     def _show_list(self, pieces: list[Any]) -> None:
         if len(pieces) < self._pieces:  # another attempt began: its output is a new one
             self._end_line()
-            self._tell("the run failed and began again: its output starts anew")
+            self.tell("the run failed and began again: its output starts anew")
             self._pieces = 0
         for piece in pieces[self._pieces :]:
             is_text = isinstance(piece, str)
@@ -56,6 +61,7 @@ class Printer:
         if len(logs) < self._logs:
             self._logs = 0
         if new := logs[self._logs :]:
+            self._ticker.stop()
             self._err.write(harmless(new, self._err))
             self._err.flush()
         self._logs = len(logs)
@@ -64,24 +70,21 @@ class Printer:
         changed, self._status = seen.status != self._status, seen.status
         seconds = time.monotonic() - self._began
         if seen.is_terminal:
-            self._tell(f"{seen.status} after {seconds:.1f} s{f': {seen.error}' if seen.error else ''}")
+            self.tell(f"{seen.status} after {seconds:.1f} s{f': {seen.error}' if seen.error else ''}")
         elif not self._err.isatty():
             if changed:
-                self._tell(f"{seen.status} ({seen.id})")
+                self.tell(f"{seen.status} ({seen.id})")
         elif not self._is_mid_line:  # on a terminal both streams share the line
-            self._err.write(f"\r» {seen.status} {seconds:.0f} s")
-            self._err.flush()
-            self._has_ticker = True
+            self._ticker.start()
+            self._ticker.update(one_line(f"» {seen.status} {seconds:.0f} s"), refresh=True)
 
-    def _tell(self, text: str) -> None:
+    def tell(self, text: str) -> None:
+        """Print a line about the prediction on stderr."""
+        self._ticker.stop()
         print(harmless(f"» {text}", self._err), file=self._err, flush=True)
 
-    def _clear_ticker(self) -> None:
-        if self._has_ticker:
-            self._err.write("\r\x1b[K")
-            self._has_ticker = False
-
     def _write(self, text: str, *, own_line: bool) -> None:
+        self._ticker.stop()
         if own_line:
             self._end_line()
         self._out.write(harmless(text, self._out))

@@ -4,13 +4,12 @@ Reads Redis itself, so it works while no API does.
 """
 
 import argparse
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from director.cli.arguments import CommandParser, Commands, add_json, add_redis
 from director.cli.backend import Backend, connected, on_backend, typist
-from director.cli.output import fitted, print_json
+from director.cli.output import fitted, print_json, progress
 from director.core.words import share, span
 
 # Queues in the words and tables that a person reads. Asks nobody.
@@ -161,10 +160,10 @@ def depart(given: argparse.Namespace) -> int:
 
     async def act(here: Backend) -> "tuple[QueueName, QueueName, Left]":
         async with connected(given.to_redis) as there:
-            return await _moved(here, there, given)
+            with progress() as show:
+                return await _moved(here, there, given, show)
 
     queue, to, done = on_backend(given, act)
-    progress(None)
     facts = msgspec.to_builtins(done)
     if given.json:
         print_json({"queue": queue, "to": to, "dry_run": given.dry_run, **facts})
@@ -178,13 +177,9 @@ def depart(given: argparse.Namespace) -> int:
     return 0
 
 
-def progress(count: int | None, what: str = "moved") -> None:
-    """Of a terminal one line, which goes at the end; to a file nothing."""
-    if sys.stderr.isatty():
-        print("\r\x1b[K" + ("" if count is None else f"{count} {what}"), end="", file=sys.stderr, flush=True)
-
-
-async def _moved(here: Backend, there: Backend, given: argparse.Namespace) -> "tuple[QueueName, QueueName, Left]":
+async def _moved(
+    here: Backend, there: Backend, given: argparse.Namespace, show: Callable[[str], None]
+) -> "tuple[QueueName, QueueName, Left]":
     from director.broker.durability import check
     from director.broker.redis_client import describe
     from director.core.errors import SettingsError
@@ -204,12 +199,12 @@ async def _moved(here: Backend, there: Backend, given: argparse.Namespace) -> "t
     steps = departure.put_back() if given.put_back else departure.steps(only_asks=given.dry_run)
     if given.dry_run:
         async for done in steps:
-            progress(done.moved)
+            show(f"{done.moved} moved")
         return queue, to, done
     facts = {"to": to, "to_redis": describe(given.to_redis), "put_back": given.put_back}
     async with here.changes.noting("queue_migrated", by=typist(), queue=queue, **facts):
         async for done in steps:
-            progress(done.moved + done.stayed)
+            show(f"{done.moved + done.stayed} moved")
     return queue, to, done
 
 
@@ -282,7 +277,6 @@ def _number(most: int | None = None) -> Callable[[str], int]:
 def _list(given: argparse.Namespace) -> int:
     import msgspec
 
-    pass
     from director.cli.output import line_width
 
     async def read(backend: Backend) -> "list[tuple[QueueName, QueueStats]]":
@@ -304,7 +298,6 @@ def _list(given: argparse.Namespace) -> int:
 def _show(given: argparse.Namespace) -> int:
     import msgspec
 
-    pass
     from director.cli.output import folded, line_width
     from director.core.clock import SystemClock
     from director.core.policy import burns
@@ -365,15 +358,14 @@ def _drain(given: argparse.Namespace) -> int:
 
     async def act(backend: Backend, queue: "QueueName") -> "tuple[str, QueueStats]":
         stats = await backend.queue_administration.drain(queue, by=typist())
-        with anyio.move_on_after(given.timeout):
+        with progress() as show, anyio.move_on_after(given.timeout):
             while stats.claimed:
-                progress(stats.claimed, "running")
+                show(f"{stats.claimed} running")
                 await anyio.sleep(LOOK_AGAIN_S)
                 stats = await backend.scripts.stats(queue)
         return queue, stats
 
     queue, stats = _on_one(given, act)
-    progress(None)
     if given.json:
         print_json({"queue": queue, "drained": not stats.claimed, "claimed": stats.claimed, "waiting": stats.waiting})
     elif stats.claimed:
@@ -396,12 +388,12 @@ def _migrate(given: argparse.Namespace) -> int:
 
     async def act(backend: Backend, queue: "QueueName") -> "tuple[QueueName, QueueName, Moved]":
         to, done = await backend.queue(given.to), Moved()
-        async for done in backend.queue_administration.migrate(queue, to, by=typist(), only_asks=given.dry_run):
-            progress(done.moved)
+        with progress() as show:
+            async for done in backend.queue_administration.migrate(queue, to, by=typist(), only_asks=given.dry_run):
+                show(f"{done.moved} moved")
         return queue, to, done
 
     queue, to, done = _on_one(given, act)
-    progress(None)
     if given.json:
         print_json({"queue": queue, "to": to, "dry_run": given.dry_run, **msgspec.to_builtins(done)})
         return 0

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from director.cli.arguments import Commands, add_json
-from director.cli.output import harmless, print_json
+from director.cli.output import harmless, print_json, progress
 
 if TYPE_CHECKING:
     from director.simulate.trace import Trace
@@ -91,11 +91,14 @@ def _simulate(given: argparse.Namespace) -> int:
     if len(policies) * len(given.slots) > MOST_PLAYS:
         raise SettingsError(f"that is {len(policies) * len(given.slots)} plays: {MOST_PLAYS} are the most at once.")
     trace = _trace(given)
-    progress = _Progress(len(trace))
-    try:
-        reports = anyio.run(simulate, trace, policies, given.slots, progress.show, backend_options={"use_uvloop": True})
-    finally:
-        progress.end()
+    with progress() as show:
+
+        def played(name: str, done: int) -> None:
+            show(f"» {name}: {done:,} of {len(trace):,}")
+            if not done and not sys.stderr.isatty():
+                print(f"» {name}", file=sys.stderr, flush=True)
+
+        reports = anyio.run(simulate, trace, policies, given.slots, played, backend_options={"use_uvloop": True})
     if picture is not None:
         plot(picture, reports)
     if given.json:
@@ -121,21 +124,3 @@ def _trace(given: argparse.Namespace) -> "Trace":
         return made(msgspec.convert({"shape": given.made, "slots": given.slots[0], **options}, MadeOptions))
     except msgspec.ValidationError as exc:
         raise SettingsError(f"{exc}.") from exc
-
-
-class _Progress:
-    """How far it is, on stderr: a line that changes on a terminal, else one for each play."""
-
-    def __init__(self, of: int) -> None:
-        self._of = of
-        self._is_terminal = sys.stderr.isatty()
-
-    def show(self, name: str, done: int) -> None:
-        if self._is_terminal:
-            print(f"\r\x1b[K» {name}: {done:,} of {self._of:,}", end="", file=sys.stderr, flush=True)
-        elif not done:
-            print(f"» {name}", file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        if self._is_terminal:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

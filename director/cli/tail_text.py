@@ -6,7 +6,7 @@ from typing import Any, Final, TextIO
 import msgspec
 
 from director.audit.log import Entry
-from director.cli.output import cut, harmless, json_line, padded, printable
+from director.cli.output import cut, harmless, json_line, printable
 from director.cli.printing import OWN_LINE, as_text
 from director.core.event_log import EventView
 from director.core.view import iso
@@ -31,9 +31,9 @@ def step(entry: Entry, *, width: int | None) -> str:
     by = f"by {entry.by} " if entry.by else ""
     words = (
         iso(entry.at)[CLOCK],
-        padded(entry.kind, KIND),
-        padded(entry.id, ID),
-        padded(cut(entry.queue or "-", QUEUE), 1),
+        f"{entry.kind:<{KIND}}",
+        f"{entry.id:<{ID}}",
+        cut(entry.queue or "-", QUEUE),
         entry.account or "-",
         f"{by}{entry.detail}",
     )

@@ -6,24 +6,23 @@ Always gives it back as it was, also where the command fails or is stopped.
 import asyncio
 import os
 import re
-import shutil
 import signal
 import sys
 import termios
 import tty
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
 import anyio
+from rich.console import Console
+from rich.control import Control
+from rich.text import Text
 
 RESIZED: Final = "resized"
 ENDED: Final = "ended"
 ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
-ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # another screen, no cursor, no wrapping
-LEAVE: Final = "\x1b[?7h\x1b[?25h\x1b[?1049l"
-BELOW: Final = "\n\x1b[J"
 KEY: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Za-z]|.", re.DOTALL)
 NAMES: Final[Mapping[str, str]] = {
     "\x1b": "escape",
@@ -42,7 +41,6 @@ NAMES: Final[Mapping[str, str]] = {
     "\x1b[F": "end",
     "\x1b[4~": "end",
 }
-Painted = tuple[str, str]  # a line, and the codes that it is shown with
 
 
 def is_interactive() -> bool:
@@ -62,6 +60,8 @@ class Terminal:
         self._in = sys.stdin.fileno()
         self._was = termios.tcgetattr(self._in)
         self._keys: asyncio.Queue[str] = asyncio.Queue()
+        self._console = Console(file=sys.stdout, highlight=False)
+        self._screen = self._console.screen(hide_cursor=True)
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -82,15 +82,14 @@ class Terminal:
     @property
     def size(self) -> tuple[int, int]:
         """Columns and lines."""
-        return shutil.get_terminal_size()
+        return self._console.size
 
-    def draw(self, lines: list[Painted]) -> None:
+    def draw(self, lines: Sequence[Text]) -> None:
         """Show these lines from the top, and nothing below them."""
-        # a line is emptied before: behind a full one the cursor still stands on its last column
-        text = "\n".join(f"\x1b[2K{codes}{line}\x1b[0m" if codes else f"\x1b[2K{line}" for line, codes in lines)
         try:
-            sys.stdout.write(f"\x1b[H{text}{BELOW if len(lines) < self.size[1] else ''}")
-            sys.stdout.flush()
+            with self._console:  # one write for both
+                self._console.control(Control.home())
+                self._screen.update(*lines)
         except OSError:  # it was closed
             self._keys.put_nowait(ENDED)
 
@@ -101,8 +100,9 @@ class Terminal:
                 if number == signal.SIGTSTP:
                     self._leave()
                     os.kill(os.getpid(), signal.SIGSTOP)
+                    self._enter()  # at once: nothing is drawn on the shell's screen before
                 elif number == signal.SIGCONT:
-                    self._enter()
+                    tty.setcbreak(self._in)
                 self._keys.put_nowait(ENDED if number in ENDING else RESIZED)
 
     def _read(self) -> None:
@@ -115,11 +115,9 @@ class Terminal:
 
     def _enter(self) -> None:
         tty.setcbreak(self._in)
-        sys.stdout.write(ENTER)
-        sys.stdout.flush()
+        self._screen.__enter__()
 
     def _leave(self) -> None:
         with suppress(OSError, termios.error):  # one that was closed is nobody's
-            sys.stdout.write(LEAVE)
-            sys.stdout.flush()
+            self._screen.__exit__(None, None, None)
             termios.tcsetattr(self._in, termios.TCSADRAIN, self._was)

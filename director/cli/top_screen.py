@@ -125,16 +125,13 @@ class Seen(Struct, frozen=True, kw_only=True):
 def screen(state: State, seen: Seen, *, width: int | None, height: int | None = None) -> list[Line]:
     """So many lines of at most this width; all there is, as wide as it is, where neither is given."""
     rows = shown(state, seen.rows)
-    body = BODIES[state.view](state, seen, rows, width)
     fixed = [Line(_title(seen), "title"), Line(_totals(seen)), *_attention(state, seen, height)]
     fixed.append(_mode(state, seen, len(rows)))
-    if height is None:
-        lines = [*fixed, *body]
-    else:
-        room = max(1, height - len(fixed) - BELOW)
-        first = chosen(state, rows) - room + 2 if state.view == "queues" else state.scroll
-        body = _window(body, room, first)
-        lines = [*fixed, *body, *[Line("")] * (room - len(body)), _bottom(state)][:height]
+    room = None if height is None else max(1, height - len(fixed) - BELOW)
+    body = BODIES[state.view](state, seen, rows, width, room)
+    lines = [*fixed, *body]
+    if height is not None and room is not None:
+        lines = [*lines, *[Line("")] * (room - len(body)), _bottom(state)][:height]
     return [Line(cut(line.text, width, is_middle=False) if width else line.text, line.style) for line in lines]
 
 
@@ -187,11 +184,13 @@ def _mode(state: State, seen: Seen, count: int) -> Line:
     return Line(f"{wanted}by {state.sort}{more}", "dim")
 
 
-def _queues(state: State, seen: Seen, rows: Sequence[Row], width: int | None) -> list[Line]:
-    head, *lines = fitted(COLUMNS, [_row(row) for row in rows], width=width and width - 2, words=WORDS)
+def _queues(state: State, seen: Seen, rows: Sequence[Row], width: int | None, room: int | None) -> list[Line]:
     at = chosen(state, rows) if width else -1
+    first = 0 if room is None else max(0, min(at - room + 2, len(rows) - room + 1))
+    seen_rows = rows if room is None else rows[first : first + room - 1]  # a table of thousands would take a second
+    head, *lines = fitted(COLUMNS, [_row(row) for row in seen_rows], width=width and width - 2, words=WORDS)
     found = [Line(f"  {head}", "head")]
-    for number, (row, line) in enumerate(zip(rows, lines, strict=True)):
+    for number, (row, line) in enumerate(zip(seen_rows, lines, strict=True), first):
         mark = "› " if number == at else "  "
         style: Style = "plain" if row.queue.state == "serving" else "alarm"
         found.append(Line(mark + line, "selected" if number == at else style))
@@ -211,7 +210,7 @@ def _row(row: Row) -> list[str]:
     ]
 
 
-def _queue(state: State, seen: Seen, rows: Sequence[Row], width: int | None) -> list[Line]:
+def _queue(state: State, seen: Seen, rows: Sequence[Row], width: int | None, room: int | None) -> list[Line]:
     row = next((row for row in seen.rows if row.queue.name == state.selected), None)
     if row is None:
         return [Line("it is gone", "alarm")]
@@ -228,13 +227,14 @@ def _queue(state: State, seen: Seen, rows: Sequence[Row], width: int | None) -> 
     }
     found = [Line(f"  {name:<8} {fact}") for name, fact in facts.items()]
     if detail is None or detail.queue != queue.name:
-        return [*found, Line("  …", "dim")]
+        return _window([*found, Line("  …", "dim")], room, state.scroll)
     for lane in ("high", "normal", "low"):
         heat = detail.heat.get(lane, ())
         count = getattr(queue.waiting, lane)
         found.append(Line(f"  {lane:<8} {count} waiting; in its streams {sum(heat)} {blocks(heat)}"))
     tenants = fitted(TENANTS, [_tenant(one) for one in detail.tenants], width=width and width - 2, words=TENANTS[::5])
-    return [*found, Line(""), *(Line(f"  {line}", "plain" if at else "head") for at, line in enumerate(tenants))]
+    found += [Line(""), *(Line(f"  {line}", "plain" if at else "head") for at, line in enumerate(tenants))]
+    return _window(found, room, state.scroll)
 
 
 def _tenant(one: Tenant) -> list[str]:
@@ -243,22 +243,24 @@ def _tenant(one: Tenant) -> list[str]:
     return [one.name, str(one.waiting), str(one.running), f"{one.weight:g}", most, state]
 
 
-def _directors(state: State, seen: Seen, rows: Sequence[Row], width: int | None) -> list[Line]:
+def _directors(state: State, seen: Seen, rows: Sequence[Row], width: int | None, room: int | None) -> list[Line]:
     head, *lines = director_lines(seen.snapshot.directors, now_ms=seen.now_ms, width=width)
-    return [Line(head, "head"), *map(Line, lines)]
+    return _window([Line(head, "head"), *map(Line, lines)], room, state.scroll)
 
 
-def _findings(state: State, seen: Seen, rows: Sequence[Row], width: int | None) -> list[Line]:
+def _findings(state: State, seen: Seen, rows: Sequence[Row], width: int | None, room: int | None) -> list[Line]:
     found = [Line("  nothing does" if not seen.snapshot.findings else "", "dim")]
     for each in seen.snapshot.findings:
         found.append(Line(printable(each.title), "alarm" if each.level == "bad" else "head"))
         for text in (each.detail, f"→ {each.ask}" if each.ask else ""):
             found += [Line(f"  {line}") for line in wrap(printable(text), max(20, (width or MOST_WIDE) - 2))]
-    return found
+    return _window(found, room, state.scroll)
 
 
-def _window(body: Sequence[Line], room: int, first: int) -> list[Line]:
+def _window(body: list[Line], room: int | None, first: int) -> list[Line]:
     """So many of them: the head, and what follows the first ones that are left out."""
+    if room is None:
+        return body
     first = min(max(0, first), max(0, len(body) - room))
     return [body[0], *body[1 + first : first + room]]
 
@@ -274,7 +276,7 @@ def _bottom(state: State) -> Line:
     return Line(KEYS[state.view], "dim")
 
 
-BODIES: Final[Mapping[str, Callable[[State, Seen, Sequence[Row], int | None], list[Line]]]] = {
+BODIES: Final[Mapping[str, Callable[[State, Seen, Sequence[Row], int | None, int | None], list[Line]]]] = {
     "queues": _queues,
     "queue": _queue,
     "directors": _directors,

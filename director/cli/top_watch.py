@@ -4,12 +4,12 @@ Reads Redis for at most a hundredth of its time, as `core/overview.py` has it, a
 was confirmed.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 import anyio
 from msgspec.structs import replace
+from rich.text import Text
 
 from director.cli.backend import Backend, typist
 from director.cli.output import cut, printable
@@ -27,15 +27,14 @@ TREND: Final = 8  # parts of the last ten minutes
 SAMPLES: Final = 60
 MOST_TENANTS: Final = 50
 AWAY_S: Final = 1.0
-CODES: Final[Mapping[Style, str]] = {
+STYLES: Final[Mapping[Style, str]] = {
     "plain": "",
-    "title": "\x1b[1m",
-    "head": "\x1b[1m",
-    "selected": "\x1b[7m",
-    "alarm": "\x1b[33m",
-    "dim": "\x1b[2m",
+    "title": "bold",
+    "head": "bold",
+    "selected": "reverse",
+    "alarm": "yellow",
+    "dim": "dim",
 }
-COLOURED: Final = frozenset({"alarm"})
 
 
 async def once(backend: Backend, *, width: int | None) -> list[str]:
@@ -153,7 +152,7 @@ class Top:
             lines = screen(self._state, seen, width=width, height=height)
         else:
             lines = [Line(cut(printable(self._away or "looking …"), width, is_middle=False), "title")]
-        self._terminal.draw([(line.text, _codes(line.style)) for line in lines])
+        self._terminal.draw([Text(line.text, STYLES[line.style], no_wrap=True, overflow="crop") for line in lines])
 
 
 def _seen(
@@ -172,8 +171,3 @@ def _row(queue: QueueView, samples: Sequence[Sample], rates: Rates, *, now_ms: i
     per_min = rates.per_min(queue.name)
     row = Row(queue, started_per_min(samples, now_ms=now_ms) if per_min is None else per_min)
     return replace(row, trend=tuple(waited(samples, now_ms=now_ms, now=row.waiting, parts=TREND)))
-
-
-def _codes(style: Style) -> str:
-    """https://no-color.org: what is bold stays so."""
-    return "" if style in COLOURED and os.environ.get("NO_COLOR") else CODES[style]

@@ -10,6 +10,7 @@ import sys
 import pytest
 from anyio import to_thread
 from redis.asyncio import Redis
+from rich.text import Text
 
 from director.cli.terminal import ENDED, Terminal
 from director.core.policy import Policy
@@ -74,7 +75,7 @@ async def test_queues_are_shown_as_they_move_and_one_is_paused_by_a_key_that_is_
         assert (await driver.stats()).paused
         terminal.type("\r")
         await until(terminal, "ada")
-        await eventually(lambda: terminal.screen, "its name", until=lambda screen: screen[2:3] == [driver.queue])
+        await eventually(lambda: terminal.screen, "its name", until=lambda screen: screen[2].rstrip() == driver.queue)
         await gone(terminal, "acme/other")
         terminal.type("py")
         await until(terminal, "hands out again what waits")
@@ -119,7 +120,7 @@ async def test_a_terminal_that_is_closed_ends_it_without_a_fault(monkeypatch: py
         terminal = Terminal()
         with terminal.opened():
             os.close(ours)
-            terminal.draw([("a line", "")])
+            terminal.draw([Text("a line")])
             assert await terminal.key() == ENDED
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 __all__ = ("PlayedTerminal", "hear_ctrl_c", "played")
 
-SCREEN = re.compile(r"\x1b\[H(.*?)(?=\x1b\[H|\x1b\[\?7h|\Z)", re.DOTALL)
+SCREEN = re.compile(r"\x1b\[H(.*?)(?=\x1b\[H|\x1b\[\?1049l|\Z)", re.DOTALL)
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -49,8 +49,8 @@ class PlayedTerminal:
 
     @property
     def is_given_back(self) -> bool:
-        """Does it wrap lines, show its cursor and echo again?"""
-        return self.said.rstrip().endswith("\x1b[?1049l") and termios.tcgetattr(self._theirs) == self.was
+        """Does it show its first screen and its cursor, and echo again?"""
+        return self.said.rstrip().endswith("\x1b[?1049l\x1b[?25h") and termios.tcgetattr(self._theirs) == self.was
 
     def shows(self, text: str) -> bool:
         return any(text in line for line in self.screen)

@@ -195,7 +195,7 @@ def test_help_imports_no_client_and_no_server():
     source = (
         "import sys\nfrom director.cli.main import main\n"
         "try: main(['--help'])\nexcept SystemExit: pass\n"
-        "print([name for name in ('redis', 'httpx', 'anyio', 'starlette', 'msgspec') if name in sys.modules])"
+        "print([name for name in ('redis', 'httpx', 'anyio', 'starlette', 'msgspec', 'rich') if name in sys.modules])"
     )
     answer = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert answer.stdout.splitlines()[-1] == "[]"
@@ -474,10 +474,14 @@ def test_json_on_a_terminal_has_what_would_steer_it_escaped(monkeypatch):
         assert ("\x9b" in text) == (kind is io.StringIO)
 
 
-def test_on_a_terminal_the_wait_is_one_line_that_goes_away():
+def test_on_a_terminal_the_wait_is_one_line_that_goes_away(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
     _, err = shown(
         (Status.STARTING, None, ""), (Status.STARTING, None, ""), (Status.SUCCEEDED, "x", ""), err=Terminal()
     )
-    assert err.count("\r» starting 0 s") == 2
-    assert err.count("\r\x1b[K") == 2
-    assert err.count("\n") == 1
+    wait, _, rest = err.rpartition("\x1b[2K")
+    assert wait.count("» starting 0 s") >= 2
+    assert wait.count("\n") == 1
+    assert wait.endswith("\r\x1b[1A"), "the line is emptied"
+    assert rest.startswith("» succeeded after ")
+    assert err.count("\x1b[?25l") == err.count("\x1b[?25h"), "the cursor is shown again"

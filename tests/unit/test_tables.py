@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
-from director.cli.output import cut, fitted, folded, width_of
+from director.cli.output import cut, fitted, folded
 
 NAMES = ("queue", "waiting", "state")
 WORDS = ("queue", "state")
@@ -41,7 +42,7 @@ def test_where_it_fits_nothing_is_cut() -> None:
 def test_no_line_is_wider_than_the_terminal_and_none_steers_it(width: int, rows: list[Any]) -> None:
     lines = fitted(NAMES, rows, width=width, words=WORDS)
     assert len(lines) == len(rows) + 1
-    assert all(width_of(line) <= width and line.isprintable() for line in lines)
+    assert all(cell_len(line) <= width and line.isprintable() for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_no_line_is_wider_than_the_terminal_and_none_steers_it(width: int, rows:
 )
 def test_a_text_is_cut_in_its_middle_by_the_columns_that_it_takes(text: str, width: int, left: str) -> None:
     assert cut(text, width) == left
-    assert width_of(left) <= width
+    assert cell_len(left) <= width
 
 
 def test_a_sentence_goes_on_below_itself_and_nothing_of_it_is_lost() -> None:

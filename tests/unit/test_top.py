@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from rich.cells import cell_len
 
-from director.cli.output import width_of
 from director.cli.terminal import keys_in
 from director.cli.top_screen import Detail, Rates, Seen, blocks, screen, started_per_min, waited
 from director.cli.top_state import SORTS, Change, Row, State, pressed, shown
@@ -160,7 +160,7 @@ def test_a_screen_is_never_larger_than_the_terminal(width: int, height: int, typ
         state = pressed(state, key, shown(state, known)).state
     lines = screen(state, seen(known, away="Redis is away"), width=width, height=height)
     assert len(lines) <= height
-    assert all(width_of(line.text) <= width for line in lines)
+    assert all(cell_len(line.text) <= width for line in lines)
 
 
 def test_what_is_selected_is_on_the_screen_however_many_there_are() -> None:
