@@ -5,20 +5,24 @@ Makes no tokens: `token` does. Never prints a secret of webhooks: their account 
 
 import argparse
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-from director.cli.arguments import CommandParser, Commands, add_json, add_redis, hours
-from director.cli.backend import Backend, audited, on_backend
+from director.cli.arguments import Commands, add_action, add_group, hours
+from director.cli.backend import Backend, audited, on_backend, redis_url
 from director.cli.output import print_json
 
 if TYPE_CHECKING:
     from director.broker.scripts import Rotated
     from director.store.accounts import Usage, Written
+    from director.store.administration import MadeToken
     from director.store.suspensions import Ended
+    from director.store.tokens import Token
 
 
 COLUMNS: Final = ("account", "limits")
+TOKEN_COLUMNS: Final = ("account", "id", "ends in", "scopes", "lanes", "expires", "label")
+HOUR_MS: Final = 3_600_000
 DAY_S: Final = 86_400
 HOUR_S: Final = 3_600.0
 POLICIES: Final = ("hold", "end")  # these too; a test holds them together
@@ -43,46 +47,108 @@ LIMITS: Final = {  # the fields of AccountLimits, which is imported only when a 
 
 def add(commands: Commands) -> None:
     """Add the commands of this file."""
-    account = commands.add_parser(
-        "account", help="make and list accounts, show and set their limits", description="Who may ask, and what for."
+    _add_tokens(commands)
+    actions = add_group(
+        commands, "account", "make and list accounts; show and set their limits", "director account list"
     )
-    actions = account.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)
-    created = _action(actions, "create", "make an account, which has no token yet", _create)
+    created = add_action(
+        actions, "create", "make an account, without a token", _create, "director account create team-a"
+    )
     created.add_argument("name", metavar="NAME")
-    created.add_argument("--type", choices=TYPES, default=TYPES[0], help="what it stands for (%(default)s)")
-    _action(actions, "list", "list accounts with the limits that were set for them", _list)
-    shown = _action(actions, "show", "show one account: its limits, what was denied, the day's compute", _show)
+    created.add_argument("--type", choices=TYPES, default=TYPES[0], help="whether people or one person (%(default)s)")
+    add_action(actions, "list", "list accounts with the limits set for them", _list, "director account list")
+    shown = add_action(
+        actions,
+        "show",
+        "show an account: its limits, refused requests and compute of today",
+        _show,
+        "director account show team-a",
+    )
     shown.add_argument("name", metavar="NAME")
-    limited = _action(
-        actions, "set", "set limits; each is a number, none, or default: what the API's settings say", _set
+    limited = add_action(
+        actions,
+        "set",
+        "set limits: each is a number, none, or default for the value in the API's settings",
+        _set,
+        "director account set team-a --rate 10 --max-running 4",
     )
     limited.add_argument("name", metavar="NAME")
     for name, text in LIMITS.items():
         limited.add_argument(f"--{name.replace('_', '-')}", metavar="N", help=text)
-    suspended = _action(actions, "suspend", "let nothing of an account start any more", _suspend)
+    suspended = add_action(
+        actions,
+        "suspend",
+        "stop an account from starting anything",
+        _suspend,
+        "director account suspend team-a --policy hold",
+    )
     suspended.add_argument("name", metavar="NAME")
     suspended.add_argument(
         "--policy",
         choices=POLICIES,
         default=POLICIES[0],
-        help="hold what waits and let run what runs, or end both (%(default)s)",
+        help="hold what waits and let running predictions finish, or end both (%(default)s)",
     )
-    suspended.add_argument("--reason", choices=REASONS, default="review", help="what it is told (%(default)s)")
-    resumed = _action(actions, "resume", "let a suspended account run again, and what was held of it", _resume)
+    suspended.add_argument(
+        "--reason", choices=REASONS, default="review", help="the reason that the account is shown (%(default)s)"
+    )
+    resumed = add_action(
+        actions,
+        "resume",
+        "end the suspension of an account, and release what was held",
+        _resume,
+        "director account resume team-a",
+    )
     resumed.add_argument("name", metavar="NAME")
-    rotated = _action(actions, "rotate-secret", "sign its webhooks with a new secret, and the former one too", _rotate)
+    rotated = add_action(
+        actions,
+        "rotate-secret",
+        "sign webhooks with a new secret, and for some hours with the former one too",
+        _rotate,
+        "director account rotate-secret team-a --keep-hours 24",
+    )
     rotated.add_argument("name", metavar="NAME")
     rotated.add_argument(
-        "--keep-hours", type=hours, default=KEEP_HOURS, metavar="H", help=f"how long; 0: not at all ({KEEP_HOURS:g})"
+        "--keep-hours",
+        type=hours,
+        default=KEEP_HOURS,
+        metavar="H",
+        help=f"hours that the former secret still signs; 0 for none ({KEEP_HOURS:g})",
     )
 
 
-def _action(actions: Commands, name: str, text: str, run: Callable[[argparse.Namespace], int]) -> CommandParser:
-    parser = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-    add_json(parser)
-    add_redis(parser)
-    parser.set_defaults(run=run)
-    return parser
+def _add_tokens(commands: Commands) -> None:
+    actions = add_group(commands, "token", "make, list and revoke tokens for callers of the API", "director token list")
+    create = add_action(
+        actions,
+        "create",
+        "make a token, and its account if there is none",
+        _create_token,
+        "director token create --account team-a",
+        "director token create --account ops --scopes admin --expires-hours 12",
+        about="Make a token, and its account if there is none. The token is shown just once.",
+    )
+    create.add_argument("--account", required=True, metavar="NAME", help="the account of the token")
+    create.add_argument("--label", default="", metavar="TEXT", help="what the token is for")
+    create.add_argument("--lanes", default="high,normal,low", help="lanes that the token may use (%(default)s)")
+    create.add_argument(
+        "--scopes", default="read,run", help="what the token may do, of read, run and admin (%(default)s)"
+    )
+    create.add_argument("--expires-hours", type=hours, metavar="H", help="hours until the token expires (never)")
+    listed = add_action(
+        actions, "list", "list tokens without their secrets", _list_tokens, "director token list --account team-a"
+    )
+    listed.add_argument("--account", metavar="NAME", help="list only this account's tokens")
+    revoke = add_action(
+        actions,
+        "revoke",
+        "revoke a token: a named one, or one read from standard input",
+        _revoke,
+        "director token revoke --account team-a ci",
+        "director token revoke < token.txt",
+    )
+    revoke.add_argument("name", nargs="?", metavar="TOKEN", help="its label, its last 4 characters or its id")
+    revoke.add_argument("--account", metavar="NAME", help="the account of the named token")
 
 
 def _create(given: argparse.Namespace) -> int:
@@ -223,3 +289,135 @@ def _line(name: str, limits: dict[str, str]) -> str:
 
 def _limits(limits: dict[str, str]) -> str:
     return " ".join(f"{limit}={value}" for limit, value in limits.items())
+
+
+def _create_token(given: argparse.Namespace) -> int:
+    from director.core.clock import SystemClock
+
+    lanes, scopes = _words(given.lanes), _words(given.scopes)
+    _check_token(given.account, lanes, scopes)
+    expires_ms = None
+    if given.expires_hours is not None:
+        expires_ms = SystemClock().now_ms() + int(given.expires_hours * HOUR_MS)
+
+    with audited() as by:
+
+        async def make(backend: Backend) -> "MadeToken":
+            return await backend.administration.create_token(
+                given.account,
+                lanes=lanes,
+                scopes=scopes,
+                label=given.label,
+                expires_ms=expires_ms,
+                by=by,
+            )
+
+        made = on_backend(given, make)
+    if given.json:
+        print_json({**_token_facts(made.token), "token": made.secret})
+    else:
+        print(made.secret)
+    return 0
+
+
+def _list_tokens(given: argparse.Namespace) -> int:
+    from director.cli.output import fitted, line_width
+
+    async def read(backend: Backend) -> "list[Token]":
+        if given.account:
+            await backend.accounts.refuse_unknown(given.account)
+        names = [given.account] if given.account else await backend.accounts.names()
+        return [token for name in names for token in await backend.accounts.tokens.of(name)]
+
+    tokens = on_backend(given, read)
+    if given.json:
+        print_json([_token_facts(token) for token in tokens])
+    elif not tokens:
+        print("no tokens yet: `director token create --account NAME` makes one")
+    else:
+        print(
+            "\n".join(
+                fitted(TOKEN_COLUMNS, [_token_row(token) for token in tokens], width=line_width(), words=TOKEN_COLUMNS)
+            )
+        )
+    return 0
+
+
+def _token_row(token: "Token") -> list[str]:
+    shown = _token_facts(token)
+    until, last = shown["expires_at"] or "never", f"…{token.last4 or '????'}"
+    return [token.account, token.id, last, ",".join(token.scopes), ",".join(token.lanes), until, token.label]
+
+
+def _revoke(given: argparse.Namespace) -> int:
+    """What is no secret may be named. A whole token comes from standard input: what stands on a command line is seen by
+    everybody on the machine, and kept by the shell.
+    """
+    from director.core.errors import SettingsError
+
+    redis_url(given)  # where none is known, nobody is asked for a token
+    if given.name and not given.account:
+        raise SettingsError("say whose token it is: --account NAME.")
+    secret = "" if given.name else sys.stdin.readline().strip()
+
+    with audited() as by:
+
+        async def revoke(backend: Backend) -> bool:
+            found = await (_find_token(backend, given) if given.name else backend.accounts.tokens.found(secret))
+            return found is not None and await backend.administration.revoke(found, by=by)
+
+        is_gone = on_backend(given, revoke)
+    if not is_gone:
+        raise SettingsError(
+            f"{given.account} has no such token: `director token list` shows them."
+            if given.name
+            else "standard input has no token that speaks for anybody."
+        )
+    if given.json:
+        print_json({"revoked": True})
+    else:
+        print("revoked: an API that knew it forgets it once its cache is over")
+    return 0
+
+
+async def _find_token(backend: Backend, given: argparse.Namespace) -> "Token | None":
+    from director.core.errors import SettingsError
+
+    await backend.accounts.refuse_unknown(given.account)
+    found = [token for token in await backend.accounts.tokens.of(given.account) if token.is_named(given.name)]
+    if len(found) > 1:
+        raise SettingsError(f"{len(found)} tokens of {given.account} are named like that: give the id of one.")
+    return found[0] if found else None
+
+
+def _token_facts(token: "Token") -> dict[str, Any]:
+    from director.core.view import iso
+
+    return {
+        "id": token.id,
+        "account": token.account,
+        "label": token.label,
+        "last4": token.last4,
+        "scopes": token.scopes,
+        "lanes": token.lanes,
+        "created_at": iso(token.created_ms) if token.created_ms else None,
+        "expires_at": iso(token.expires_ms) if token.expires_ms else None,
+    }
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _check_token(account: str, lanes: Sequence[str], scopes: Sequence[str]) -> None:
+    """In the words of the command line, and before any server is asked."""
+    from director.core.errors import SettingsError
+    from director.core.ids import LANES
+    from director.store.accounts import refuse_name
+    from director.store.tokens import SCOPES
+
+    refuse_name(account)
+    if not lanes or not set(lanes) <= set(LANES):
+        raise SettingsError(f"--lanes takes {', '.join(LANES)}, separated by commas.")
+    if not scopes or not set(scopes) <= set(SCOPES):
+        raise SettingsError(f"--scopes takes {', '.join(SCOPES)}, separated by commas.")

@@ -2,13 +2,11 @@
 
 import argparse
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from director.core.ids import MODEL_NAME, VERSION_ID
 from director.local import DEFAULT_HOME
-
-# Lines that show how each command is used: the end of its help, and of the table in this room's README. Pure.
 
 EXIT_CODES: Final[Mapping[int, str]] = {
     0: "it is done",
@@ -17,117 +15,22 @@ EXIT_CODES: Final[Mapping[int, str]] = {
     130: "Ctrl-C",
 }
 
-ID: Final = "06gzx0rcvbz008pmq2tvpfvnvc"
-
-# by the words before the options
-EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
-    "director up": ("director up", "director up --port 9000 --home /srv/director"),
-    "director down": ("director down",),
-    "director predict": (
-        "director predict example/hello -i text=hi -i n=3",
-        "director predict example/thumbnail -i image=@photo.png -o small.png",
-    ),
-    "director get": (f"director get {ID}",),
-    "director cancel": (f"director cancel {ID}",),
-    "director explain": (f"director explain {ID}", f"director explain {ID} --json"),
-    "director queues": ("director queues", "director queues --json"),
-    "director queues show": ("director queues show acme/painter",),
-    "director queues pause": (
-        "director queues pause acme/painter",
-        "director queues pause acme/painter --account team-a",
-    ),
-    "director queues resume": ("director queues resume acme/painter --account team-a",),
-    "director queues drain": ("director queues drain acme/painter --timeout 600",),
-    "director queues resize": ("director queues resize acme/painter 8",),
-    "director queues bound": (
-        "director queues bound acme/painter bounded --max-queued 500",
-        "director queues bound acme/painter absorb",
-    ),
-    "director queues migrate": (
-        "director queues migrate acme/painter:0123456789ab acme/painter:ba9876543210 --dry-run",
-        "director queues migrate acme/painter --to-redis redis://10.0.0.2:6379",
-    ),
-    "director scale": ("director scale acme/painter", "director scale acme/painter --json"),
-    "director directors": ("director directors", "director directors --queue acme/painter"),
-    "director top": ("director top", "director top --once"),
-    "director tail": (
-        "director tail --queue acme/painter --kind retried --kind ended",
-        f"director tail {ID}",
-        "director tail --json",
-    ),
-    "director dead": ("director dead list",),
-    "director dead list": ("director dead list --queue acme/painter:0123456789ab -n 100",),
-    "director dead show": (f"director dead show {ID}",),
-    "director dead revive": (f"director dead revive {ID}", "director dead revive --all --rate 5"),
-    "director dead drop": ("director dead drop --all --queue acme/painter:0123456789ab",),
-    "director doctor": ("director doctor", "director doctor --json"),
-    "director token": ("director token list",),
-    "director token create": (
-        "director token create --account team-a",
-        "director token create --account ops --scopes admin --expires-hours 12",
-    ),
-    "director token list": ("director token list --account team-a",),
-    "director token revoke": ("director token revoke --account team-a ci", "director token revoke < token.txt"),
-    "director account": ("director account list",),
-    "director account create": ("director account create team-a",),
-    "director account list": ("director account list",),
-    "director account show": ("director account show team-a",),
-    "director account set": ("director account set team-a --rate 10 --max-running 4",),
-    "director account suspend": ("director account suspend team-a --policy hold",),
-    "director account resume": ("director account resume team-a",),
-    "director account rotate-secret": ("director account rotate-secret team-a --keep-hours 24",),
-    "director model": ("director models",),
-    "director model list": ("director model list",),
-    "director model set": ("director model set acme/painter --visibility private --description 'Paints.'",),
-    "director model config": (
-        "director model config acme/painter",
-        "director model config acme/painter --set attempts=5 --unset slots",
-    ),
-    "director model example": (f"director model example acme/painter {ID} --default",),
-    "director collection": ("director collection set best --name 'The best' --models acme/painter",),
-    "director collection set": ("director collection set best --name 'The best' --models acme/painter acme/echo",),
-    "director collection remove": ("director collection remove best",),
-    "director hardware": ("director hardware set gpu-t4 'Nvidia T4'",),
-    "director hardware set": ("director hardware set gpu-t4 'Nvidia T4'",),
-    "director hardware remove": ("director hardware remove gpu-t4",),
-    "director api": ("director api --port 8080",),
-    "director run": (
-        "director run --model acme/painter --server http://127.0.0.1:5000",
-        "director run --config pool.toml",
-    ),
-    "director keeper": ("director keeper --port 9090",),
-    "director audit": ("director audit --to /var/log/director/audit.jsonl",),
-    "director bench": ("director bench latency",),
-    "director bench latency": ("director bench latency -n 500",),
-    "director bench throughput": ("director bench throughput --connections 64",),
-    "director simulate": (
-        "director simulate audit.jsonl --queue acme/painter:0123456789ab --slots 4,8,16",
-        "director simulate trace.jsonl --policy fair --policy fifo --plot waits.svg",
-        "director simulate --made heavy-light --minutes 30 --slots 4 --policy weights.toml",
-    ),
-    "director chaos": ("director chaos --seconds 60 --seed 7",),
-    "director completion": (
-        "director completion bash > ~/.local/share/bash-completion/completions/director",
-        "director completion zsh > ~/.zfunc/_director",
-        "director completion fish > ~/.config/fish/completions/director.fish",
-    ),
-}
+EXAMPLE_ID: Final = "06gzx0rcvbz008pmq2tvpfvnvc"
 
 MOST_PORT: Final = 65535
 MOST_HOURS: Final = 24 * 366
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose help ends with lines that show its use, and with the settings of its process, where it has some:
-    `settings` is the name of their struct.
+    """A parser whose help ends with examples and, for a process, with its settings.
+
+    `settings` is the name of their struct in core/settings.
     """
 
-    settings = ""
-
-    @property
-    def examples(self) -> tuple[str, ...]:
-        """Lines that show its use."""
-        return EXAMPLES.get(self.prog, ())
+    def __init__(self, *given: Any, examples: Sequence[str] = (), settings: str = "", **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.examples = examples
+        self.settings = settings
 
     @property
     def arguments(self) -> "list[argparse.Action]":
@@ -167,6 +70,38 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[CommandParser]
 else:
     Commands = argparse._SubParsersAction
+
+
+def sentence(text: str) -> str:
+    """Return the help of a command as the first sentence of its description."""
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def add_group(commands: Commands, name: str, text: str, *examples: str) -> Commands:
+    """Add a command that does nothing itself; return the place for the commands below it."""
+    group = commands.add_parser(name, help=text, description=sentence(text), examples=examples)
+    return group.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)
+
+
+def add_action(
+    commands: Commands,
+    name: str,
+    text: str,
+    run: Callable[[argparse.Namespace], int],
+    *examples: str,
+    about: str = "",
+    again: bool = False,
+) -> CommandParser:
+    """Add an operator's command, which reads Redis and has --json.
+
+    `about` is the description where the help as a sentence is not enough. With `again` the command above has the same
+    options, and keeps what it was given.
+    """
+    parser = commands.add_parser(name, help=text, description=about or sentence(text), examples=examples)
+    add_json(parser, again=again)
+    add_redis(parser, again=again)
+    parser.set_defaults(run=run)
+    return parser
 
 
 def add_home(parser: CommandParser, *, again: bool = False) -> None:
@@ -223,9 +158,9 @@ def model_name(text: str) -> str:
 
 def input_value(text: str) -> tuple[str, Any]:
     """name=value or name=@file."""
-    from director.cli.inputs import parse
+    from director.cli.client import parse_input
 
     try:
-        return parse(text)
+        return parse_input(text)
     except ValueError as exc:
         raise argparse.ArgumentTypeError(str(exc)) from exc

@@ -5,9 +5,13 @@ Decides nothing. The API is not asked, so these commands work while none runs.
 
 import argparse
 import getpass
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+
+from director.core.errors import DirectorError
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -16,6 +20,10 @@ if TYPE_CHECKING:
 
 
 Done = TypeVar("Done")
+
+
+class Nowhere(DirectorError):
+    """No service is known. Start one, or say where it is."""
 
 
 class Backend:
@@ -87,7 +95,6 @@ def on_backend(given: argparse.Namespace, act: Callable[[Backend], Awaitable[Don
     import anyio
 
     from director.broker.redis_client import describe
-    from director.cli.where import redis_url
     from director.core.errors import BackendUnavailable
 
     url = redis_url(given)
@@ -100,6 +107,19 @@ def on_backend(given: argparse.Namespace, act: Callable[[Backend], Awaitable[Don
         return anyio.run(run)
     except BackendUnavailable as exc:
         raise BackendUnavailable(f"{exc}, at {describe(url)}. --redis or DIRECTOR_REDIS_URL name another.") from exc
+
+
+def redis_url(given: argparse.Namespace) -> str:
+    """The Redis to look at. Raises Nowhere."""
+    from director.local.home import Home
+
+    url = given.redis or os.environ.get("DIRECTOR_REDIS_URL", "") or Home(Path(given.home)).read().redis_url
+    if not url:
+        raise Nowhere(
+            f"no Redis is known: {given.home} has no up.json. Start a service here with `director up`, "
+            "or say where Redis is with --redis or DIRECTOR_REDIS_URL."
+        )
+    return str(url)
 
 
 @asynccontextmanager

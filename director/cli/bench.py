@@ -14,16 +14,31 @@ THROUGHPUT: Final = "How many predictions a second a running `up` makes, from th
 
 def add(commands: Commands) -> None:
     """Add the commands of this file."""
-    bench = commands.add_parser("bench", help="measure speed", description="Measure the product.")
+    bench = commands.add_parser(
+        "bench",
+        help="measure speed",
+        description="Measure the product.",
+        examples=("director bench latency",),
+    )
     what = bench.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)
 
-    latency = what.add_parser("latency", help=LATENCY[0].lower() + LATENCY[1:-1], description=LATENCY)
+    latency = what.add_parser(
+        "latency",
+        help=LATENCY[0].lower() + LATENCY[1:-1],
+        description=LATENCY,
+        examples=("director bench latency -n 500",),
+    )
     latency.add_argument("-n", type=int, default=200, metavar="N", help="predictions of each kind (%(default)s)")
     add_json(latency)
     add_home(latency)
     latency.set_defaults(run=_latency)
 
-    throughput = what.add_parser("throughput", help=THROUGHPUT[0].lower() + THROUGHPUT[1:-1], description=THROUGHPUT)
+    throughput = what.add_parser(
+        "throughput",
+        help=THROUGHPUT[0].lower() + THROUGHPUT[1:-1],
+        description=THROUGHPUT,
+        examples=("director bench throughput --connections 64",),
+    )
     throughput.add_argument(
         "--connections", type=_at_least(1), default=16, metavar="N", help="that ask at once (%(default)s)"
     )

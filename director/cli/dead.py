@@ -5,7 +5,7 @@ import math
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Final
 
-from director.cli.arguments import CommandParser, Commands, add_json, add_redis
+from director.cli.arguments import EXAMPLE_ID, Commands, add_action, add_group
 from director.cli.backend import Backend, on_backend, typist
 from director.cli.output import print_json, printable, progress
 
@@ -21,31 +21,44 @@ COLUMNS: Final = ("died", "id", "queue", "account", "why", "attempts")
 
 def add(commands: Commands) -> None:
     """Add the commands of this file."""
-    dead = commands.add_parser(
-        "dead", help="list, revive or drop dead letters", description="What used up its attempts."
+    actions = add_group(
+        commands, "dead", "list, revive or drop dead letters: predictions without attempts left", "director dead list"
     )
-    actions = dead.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)
-    listed = _action(actions, "list", "show dead letters, newest first", _list)
-    listed.add_argument("--queue", default="", help="of this queue only")
-    listed.add_argument("-n", type=int, default=SHOWN, metavar="N", help="at most so many (%(default)s)")
-    listed.add_argument("--cursor", default="", help="go on where an earlier list ended")
-    shown = _action(actions, "show", "show one dead letter with all its attempts", _show)
+    listed = add_action(
+        actions,
+        "list",
+        "list dead letters, newest first",
+        _list,
+        "director dead list --queue acme/painter:0123456789ab -n 100",
+    )
+    listed.add_argument("--queue", default="", help="list only this queue's")
+    listed.add_argument("-n", type=int, default=SHOWN, metavar="N", help="list at most N (%(default)s)")
+    listed.add_argument("--cursor", default="", help="continue where an earlier list ended")
+    shown = add_action(
+        actions, "show", "show a dead letter with all its attempts", _show, f"director dead show {EXAMPLE_ID}"
+    )
     shown.add_argument("id", metavar="ID")
-    for name, text in (("revive", "return dead letters to their queue"), ("drop", "let go of dead letters")):
-        many = _action(actions, name, text, _do)
+    revived = add_action(
+        actions,
+        "revive",
+        "return dead letters to their queue",
+        _do,
+        f"director dead revive {EXAMPLE_ID}",
+        "director dead revive --all --rate 5",
+    )
+    dropped = add_action(
+        actions,
+        "drop",
+        "drop dead letters: they cannot be revived afterwards",
+        _do,
+        "director dead drop --all --queue acme/painter:0123456789ab",
+    )
+    for name, many in (("revive", revived), ("drop", dropped)):
         many.add_argument("ids", nargs="*", metavar="ID")
-        many.add_argument("--all", action="store_true", help="all that there are now")
-        many.add_argument("--queue", default="", help="with --all: of this queue only")
-        many.add_argument("--rate", type=_rate, metavar="N", help="at most so many in a second")
+        many.add_argument("--all", action="store_true", help="all dead letters that there are now")
+        many.add_argument("--queue", default="", help="with --all: only this queue's")
+        many.add_argument("--rate", type=_rate, metavar="N", help="at most N a second")
         many.set_defaults(action=name)
-
-
-def _action(actions: Commands, name: str, text: str, run: Callable[[argparse.Namespace], int]) -> CommandParser:
-    parser = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-    add_json(parser)
-    add_redis(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def _rate(text: str) -> float:

@@ -9,54 +9,17 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from director.cli import (
-    accounts,
-    audit_log,
-    bench,
-    chaos,
-    completion,
-    dead,
-    directors,
-    doctor,
-    explain,
-    models,
-    predictions,
-    queues,
-    scale,
-    serve,
-    simulate,
-    tail,
-    tokens,
-    top,
-    up,
-)
+from director.cli import accounts, bench, dead, models, predictions, queues, serve, status, tail, trials
 from director.cli.arguments import EXIT_CODES, CommandParser
 from director.cli.output import leave_stdout, printable
 from director.core.errors import DirectorError
 
 FAILED: Final = 1
 INTERRUPTED: Final = 130
-GROUPS: Final = (
-    up,
-    predictions,
-    explain,
-    queues,
-    scale,
-    directors,
-    top,
-    tail,
-    dead,
-    doctor,
-    tokens,
-    accounts,
-    models,
-    serve,
-    audit_log,
-    simulate,
-    bench,
-    chaos,
-    completion,
-)
+GROUPS: Final = (serve, predictions, queues, status, tail, dead, accounts, models, trials, bench)
+SHELLS: Final = ("bash", "zsh", "fish")
+FILES: Final = frozenset({"FILE", "FILE|URL", "PROGRAM"})
+FOLDERS: Final = frozenset({"DIR"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -109,4 +72,34 @@ def made_parser() -> CommandParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)
     for group in GROUPS:
         group.add(commands)
+    completion = commands.add_parser(
+        "completion",
+        help="print a script with which a shell completes these commands",
+        description="Print a script with which a shell completes commands and options. The examples show its place.",
+        examples=(
+            "director completion bash > ~/.local/share/bash-completion/completions/director",
+            "director completion zsh > ~/.zfunc/_director",
+            "director completion fish > ~/.config/fish/completions/director.fish",
+        ),
+    )
+    completion.add_argument("shell", choices=SHELLS, help="the shell")
+    completion.set_defaults(run=_completion)
     return parser
+
+
+def _completion(given: argparse.Namespace) -> int:
+    import shtab
+
+    parser = made_parser()
+    for each in parser.all_of_it():
+        _complete_paths(each, file=shtab.FILE, folder=shtab.DIRECTORY)
+    sys.stdout.write(shtab.complete(parser, shell=given.shell))
+    return 0
+
+
+def _complete_paths(parser: CommandParser, *, file: object, folder: object) -> None:
+    for action in parser.arguments:
+        if action.metavar in FILES:
+            action.complete = file  # type: ignore[attr-defined]  # as shtab wants it
+        elif action.metavar in FOLDERS:
+            action.complete = folder  # type: ignore[attr-defined]

@@ -5,7 +5,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from director.cli.arguments import CommandParser, Commands, add_json, add_redis
+from director.cli.arguments import (
+    EXAMPLE_ID,
+    CommandParser,
+    Commands,
+    add_action,
+    add_group,
+    add_json,
+    add_redis,
+)
 from director.cli.backend import Backend, audited, on_backend, typist
 from director.cli.output import print_json
 
@@ -29,66 +37,91 @@ YES_NO: Final = {"yes": "1", "no": ""}
 
 def add(commands: Commands) -> None:
     """Add the commands of this file."""
-    said = "list models, say what is shown of them and to whom"
-    models = commands.add_parser("model", aliases=["models"], help=said, description="List every model.")
+    models = commands.add_parser(
+        "model",
+        aliases=["models"],
+        help="list models; set what is shown of them, and to whom",
+        description="List every model.",
+        examples=("director models",),
+    )
     add_json(models)
     add_redis(models)
     models.set_defaults(run=_list)
     model = models.add_subparsers(title="commands", metavar="COMMAND", parser_class=CommandParser)
-    _action(model, "list", "list every model", _list, again=True)
-    changed = _action(
-        model, "set", "change what is said of a model; an empty text takes it back", _set, "name", again=True
+    add_action(model, "list", "list every model", _list, "director model list", again=True)
+    changed = add_action(
+        model,
+        "set",
+        "change what is shown of a model; an empty text removes it",
+        _set,
+        "director model set acme/painter --visibility private --description 'Paints.'",
+        again=True,
     )
-    changed.add_argument("--visibility", choices=("public", "private"), help="private: for its owner and operators")
+    changed.add_argument("--visibility", choices=("public", "private"), help="private: only its owner and operators")
     changed.add_argument("--official", choices=tuple(YES_NO), help="mark it as official")
     for field, text in SAID.items():
         changed.add_argument(f"--{field.replace('_', '-')}", metavar="TEXT", help=text)
-    configured = _action(
-        model, "config", "show or change how a model is run; directors heed it in seconds", _config, "name", again=True
+    configured = add_action(
+        model,
+        "config",
+        "show or change how a model is run; directors apply it within seconds",
+        _config,
+        "director model config acme/painter",
+        "director model config acme/painter --set attempts=5 --unset slots",
+        again=True,
     )
     configured.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="VALUE in JSON, or a text; @FILE"
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="VALUE is JSON or text, or @FILE"
     )
     configured.add_argument(
-        "--unset", action="append", default=[], metavar="NAME", help="as its directors were started"
+        "--unset", action="append", default=[], metavar="NAME", help="use what its directors were started with"
     )
-    shown = _action(model, "example", "show a prediction with its model, as it is now", _example, "name", again=True)
+    shown = add_action(
+        model,
+        "example",
+        "show a prediction with its model, as it is now",
+        _example,
+        f"director model example acme/painter {EXAMPLE_ID} --default",
+        again=True,
+    )
+    for parser in (changed, configured, shown):
+        parser.add_argument("of", metavar="NAME")
     shown.add_argument("prediction", metavar="PREDICTION")
-    shown.add_argument("--default", action="store_true", help="let it stand for the model in lists")
-    shown.add_argument("--remove", action="store_true", help="show it no more")
-    collection = _group(commands, "collection", "write collections of models")
-    put = _action(collection, "set", "write a collection, whether there is one or not", _put, "slug")
+    shown.add_argument("--default", action="store_true", help="show it with the model in lists too")
+    shown.add_argument("--remove", action="store_true", help="show it no longer")
+    collection = add_group(
+        commands,
+        "collection",
+        "write collections of models",
+        "director collection set best --name 'The best' --models acme/painter",
+    )
+    put = add_action(
+        collection,
+        "set",
+        "write a collection, new or not",
+        _put,
+        "director collection set best --name 'The best' --models acme/painter acme/echo",
+    )
     put.add_argument("--name", required=True, metavar="TEXT")
     put.add_argument("--description", default="", metavar="TEXT")
     put.add_argument("--models", nargs="*", default=[], metavar="OWNER/NAME", help="in the order to show them")
-    _action(collection, "remove", "take a collection away; its models stay", _remove, "slug")
-    hardware = _group(commands, "hardware", "write what GET /v1/hardware shows")
-    named = _action(hardware, "set", "name a kind of hardware", _put_hardware, "sku")
+    removed = add_action(
+        collection, "remove", "remove a collection; its models stay", _remove, "director collection remove best"
+    )
+    for parser in (put, removed):
+        parser.add_argument("of", metavar="SLUG")
+    hardware = add_group(
+        commands, "hardware", "write what GET /v1/hardware shows", "director hardware set gpu-t4 'Nvidia T4'"
+    )
+    named = add_action(
+        hardware, "set", "name a kind of hardware", _put_hardware, "director hardware set gpu-t4 'Nvidia T4'"
+    )
+    unnamed = add_action(
+        hardware, "remove", "remove a kind of hardware", _remove_hardware, "director hardware remove gpu-t4"
+    )
+    for parser in (named, unnamed):
+        parser.add_argument("of", metavar="SKU")
     named.add_argument("name", metavar="NAME")
-    _action(hardware, "remove", "take one away", _remove_hardware, "sku")
-
-
-def _group(commands: Commands, name: str, text: str) -> Commands:
-    group = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-    return group.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)
-
-
-def _action(
-    actions: Commands,
-    name: str,
-    text: str,
-    run: Callable[[argparse.Namespace], int],
-    of: str = "",
-    *,
-    again: bool = False,
-) -> CommandParser:
-    parser = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-    if of:
-        parser.add_argument("of", metavar=of.upper())
-    add_json(parser, again=again)
-    add_redis(parser, again=again)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def _list(given: argparse.Namespace) -> int:

@@ -3,19 +3,31 @@
 import argparse
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from director.cli.arguments import Commands, add_json, add_service, input_value, model_name
-from director.cli.output import harmless, print_json
+from director.cli.arguments import (
+    EXAMPLE_ID,
+    CommandParser,
+    Commands,
+    add_json,
+    add_service,
+    input_value,
+    model_name,
+    sentence,
+)
+from director.cli.output import harmless, print_json, printable
 from director.core.errors import DirectorError
+from director.core.words import span
 
 if TYPE_CHECKING:
     from msgspec import Raw
 
     from director.cli.client import Client, Seen
     from director.cli.printing import Printer
+    from director.core.schema import Eta
+    from director.diagnosis.story import Ended, Holding, Owed, Story, Submitted
 
 
 LOOK_S: Final = 0.15
@@ -23,14 +35,27 @@ AWAY_LOOK_S: Final = 0.5
 AWAY_S: Final = 60.0  # an API that restarts is back long before
 DONE: Final = 0
 FAILED: Final = 1
+WIDTH: Final = len("2026-01-01T00:00:00.000Z")
+WORDS: Final = {"gone": "it wants no more", "refused": "a rule forbids its address", "given_up": "failed, and given up"}
+RULES: Final = {
+    "bad_url": "its URL is none",
+    "private_address": "its address is not public: DIRECTOR_WEBHOOK_ALLOW may name it",
+    "http_not_allowed": "it would be told over http://: use https://",
+    "port_not_allowed": "its port is none of 443 and 8443",
+}
+LONGEST: Final = 200  # of an error that is shown: it is the model's, and the whole of it is in the prediction
 
 
 def add(commands: Commands) -> None:
     """Add the commands of this file."""
-    predict = commands.add_parser(
+    predict = _add(
+        commands,
         "predict",
-        help="run a model, and print its output as it comes",
-        description="Run a model and print its output as it comes. Ctrl-C cancels the prediction.",
+        "run a model, and print its output as it arrives",
+        _predict,
+        "director predict example/hello -i text=hi -i n=3",
+        "director predict example/thumbnail -i image=@photo.png -o small.png",
+        about="Run a model and print its output as it arrives. Ctrl-C cancels the prediction.",
     )
     predict.add_argument("model", type=model_name, metavar="OWNER/NAME[:VERSION]")
     predict.add_argument(
@@ -40,26 +65,41 @@ def add(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="an input: JSON where it reads as JSON, else text; NAME=@FILE sends a file",
+        help="an input: JSON where VALUE parses as JSON, else text; NAME=@FILE sends a file",
     )
     predict.add_argument("-o", "--output", metavar="FILE", help="save the file that the model makes")
-    predict.set_defaults(run=_predict)
-    add_json(predict)
-    add_service(predict)
-    for name, run, text in (
-        ("get", _get, "show how a prediction stands"),
-        ("cancel", _cancel, "cancel a prediction"),
-    ):
-        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        command.add_argument("id", metavar="ID", help="id of the prediction")
-        command.set_defaults(run=run)
-        add_json(command)
-        add_service(command)
+    get = _add(commands, "get", "show the state of a prediction", _get, f"director get {EXAMPLE_ID}")
+    cancel = _add(commands, "cancel", "cancel a prediction", _cancel, f"director cancel {EXAMPLE_ID}")
+    explain = _add(
+        commands,
+        "explain",
+        "explain what happened to a prediction, why it waits and what comes next",
+        _explain,
+        f"director explain {EXAMPLE_ID}",
+        f"director explain {EXAMPLE_ID} --json",
+        about="Tell the whole story of a prediction. A token with the scope admin may ask about any account's.",
+    )
+    for each in (get, cancel, explain):
+        each.add_argument("id", metavar="ID", help="id of the prediction")
+
+
+def _add(
+    commands: Commands,
+    name: str,
+    text: str,
+    run: Callable[[argparse.Namespace], int],
+    *examples: str,
+    about: str = "",
+) -> CommandParser:
+    parser = commands.add_parser(name, help=text, description=about or sentence(text), examples=examples)
+    add_json(parser)
+    add_service(parser)
+    parser.set_defaults(run=run)
+    return parser
 
 
 def _predict(given: argparse.Namespace) -> int:
-    from director.cli.client import Client, seen
-    from director.cli.where import service
+    from director.cli.client import Client, seen, service
     from director.core.states import Status
 
     with Client(service(given)) as client:
@@ -124,23 +164,21 @@ def _look(client: "Client", prediction_id: str, printer: "Printer") -> "Raw":
 
 
 def _save(output: Any, file: str) -> None:
-    from director.cli.inputs import save
+    from director.cli.client import save_output
 
-    save(output, file)
+    save_output(output, file)
     print(f"» saved {file}", file=sys.stderr)
 
 
 def _get(given: argparse.Namespace) -> int:
-    from director.cli.client import Client
-    from director.cli.where import service
+    from director.cli.client import Client, service
 
     with Client(service(given)) as client:
         return _show(given, client.get(given.id))
 
 
 def _cancel(given: argparse.Namespace) -> int:
-    from director.cli.client import Client
-    from director.cli.where import service
+    from director.cli.client import Client, service
 
     with Client(service(given)) as client:
         return _show(given, client.cancel(given.id))
@@ -173,3 +211,95 @@ def _print_facts(prediction: "Seen") -> None:
     for name, value in facts.items():
         if value is not None:
             print(harmless(f"{name:<10} {value}", sys.stdout))
+
+
+def _explain(given: argparse.Namespace) -> int:
+    from director.cli.client import Client, read, service
+    from director.cli.output import folded, line_width
+    from director.diagnosis.story import Story
+
+    with Client(service(given)) as client:
+        body = client.explain(given.id)
+    if given.json:
+        print_json(body)
+    else:
+        print(folded(map(printable, story_lines(read(body, Story))), hang=WIDTH + 2, width=line_width()))
+    return 0
+
+
+def story_lines(story: "Story") -> Iterator[str]:
+    """The story for a person: what happened, each with its moment; how it stands; what is next."""
+    ended = story.ended
+    yield f"{story.id} of {story.model}: {story.status}"
+    yield from _came(story.submitted)
+    for held in story.held:
+        yield from _had(held, has_more=ended is None or held.ended_at != ended.at)
+    if ended is not None:
+        yield from _over(ended)
+    if not story.has_events:
+        yield _more("its events were removed: who gave it back without a run is not known any more")
+    if story.queue:
+        place = story.queue
+        yield _at(story.now, f"waits, {_line(place.position, place.ahead, place.eta_s)}. {place.detail}")
+    if story.webhook is not None:
+        yield from _told(story.webhook)
+    if story.redis_ms:
+        yield _more(f"Redis is slow: it took {story.redis_ms:.0f} ms to tell this. `director doctor` measures it")
+    for coming in story.next:
+        yield f"{coming.at or 'next':<{WIDTH}}  {'next: ' if coming.at else ''}{coming.detail}"
+
+
+def _came(submitted: "Submitted") -> Iterator[str]:
+    yield _at(submitted.at, f"accepted from {submitted.account}, into the lane {submitted.lane}")
+    if submitted.told is not None:
+        told = submitted.told
+        yield _more(f"it was told: {_line(told.position, told.ahead, told.eta_s)}")
+    if submitted.revivals and submitted.revived_at is None:
+        yield _more(f"an operator revived it {submitted.revivals} times")
+    elif submitted.revivals:
+        yield _at(submitted.revived_at, "an operator revived it")
+
+
+def _had(held: "Holding", *, has_more: bool) -> Iterator[str]:
+    waited = "" if held.waited_s is None else f" after it had waited {span(held.waited_s)}"
+    if held.claimed_at is not None:
+        yield _at(held.claimed_at, f"claimed by {held.director}{waited}: attempt {held.number}")
+    if held.started_at is not None:
+        yield _at(held.started_at, "began to run")
+    if held.ended_at is not None and has_more:
+        kept = "" if held.held_s is None else f" after {span(held.held_s)}"
+        unspent = "" if held.is_spent else ", which was no attempt"
+        yield _at(held.ended_at, f"taken back from {held.director}{kept}: {held.how or 'it gave no reason'}{unspent}")
+
+
+def _over(ended: "Ended") -> Iterator[str]:
+    ran = "it never began" if ended.ran_s is None else f"{span(ended.ran_s)} of that in its last run"
+    why = f" ({ended.code})" if ended.code else ""
+    yield _at(ended.at, f"{ended.status}{why} {span(ended.total_s)} after it was accepted; {ran}")
+    if ended.error:
+        first, *_ = ended.error.splitlines()
+        yield _more(first[:LONGEST])
+
+
+def _told(webhook: "Owed") -> Iterator[str]:
+    last = f", the last one {webhook.last}" if webhook.last else ""
+    for one in webhook.deliveries:
+        answered = "" if one.status is None else f", it answered {one.status}"
+        word = RULES.get(one.rule or "") or WORDS.get(one.outcome, one.outcome)
+        yield _at(one.at, f"attempt {one.attempt} to tell {one.host} its end: {word}{answered}")
+    yield f"{'webhook':<{WIDTH}}  {webhook.host} wants {', '.join(webhook.events)}"
+    if webhook.is_owed or webhook.attempts:
+        yield _more(f"attempts to tell its end: {webhook.attempts}{last}")
+
+
+def _line(position: int, ahead: int, eta: "Eta | None") -> str:
+    when = "" if eta is None else f", about {span(eta.p50)} to its start (nine of ten: {span(eta.p90)})"
+    return f"place {position} of its account's, {ahead} before it in all{when}"
+
+
+def _at(moment: str | None, text: str) -> str:
+    return f"{moment or '':<{WIDTH}}  {text}"
+
+
+def _more(text: str) -> str:
+    return _at(None, text)

@@ -7,19 +7,18 @@ import argparse
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from director.cli.arguments import CommandParser, Commands, add_json, add_redis
+from director.cli.arguments import CommandParser, Commands, add_action
 from director.cli.backend import Backend, connected, on_backend, typist
 from director.cli.output import fitted, print_json, progress
 from director.core.words import share, span
-
-# Queues in the words and tables that a person reads. Asks nobody.
 
 if TYPE_CHECKING:
     from director.broker.scripts import QueueStats
     from director.core.ids import QueueName
     from director.core.policy import Burns
     from director.core.schema import SetupRun
-    from director.store.queues import Tenant
+    from director.store.departure import Left
+    from director.store.queues import Moved, Tenant
 
 
 HANG: Final = 13  # where the facts of a report begin
@@ -29,237 +28,83 @@ ETA_ERROR: Final = "eta_error:"
 WORDS: Final = ("queue", "mode", "breaker")
 BATCH: Final = "batch_"
 LONGEST_LINE: Final = 300
-
-
-def table(found: "Sequence[tuple[QueueName, QueueStats]]", *, width: int | None = None) -> list[str]:
-    """One line for each queue, below the names of the columns."""
-    return fitted(COLUMNS, [_row(queue, stats) for queue, stats in found], width=width, words=WORDS)
-
-
-def report(
-    queue: str,
-    stats: "QueueStats",
-    tenants: "Sequence[Tenant]",
-    setup: "SetupRun | None" = None,
-    burnt: "Burns | None" = None,
-) -> list[str]:
-    """All that is known of one queue."""
-    takes = f"; one takes {span(stats.service_ms / 1000)}" if stats.service_ms else ""
-    facts = {
-        "waiting": f"high {stats.high}, normal {stats.normal}, low {stats.low}; oldest {_oldest(stats)}",
-        "running": f"{stats.claimed} in {_slots(stats)} slots; directors: {stats.directors}{takes}",
-        "delayed": str(stats.delayed),
-        "dead": str(stats.dead),
-        "leaving": f"{stats.leaving} for another Redis server" if stats.leaving else "nothing",
-        "paused": "yes" if stats.paused else "no",
-        "mode": _mode(stats),
-        "breaker": stats.breaker or "closed",
-        "objectives": _objectives(stats, burnt or {}) or "none",
-        "streams": _streams(stats),
-        "estimates": _estimates(stats.tally),
-        "warm hits": share(stats.tally.get("warm", 0), stats.tally.get("cold", 0)),
-        "batches": _counted(stats.tally, BATCH) or "none",
-        "last setup": "none was told of" if setup is None else _setup(setup),
-    }
-    lines = [queue, *(f"  {name:<10} {fact}" for name, fact in facts.items())]
-    return [*lines, *(_line(tenant) for tenant in tenants)]
-
-
-def _row(queue: str, stats: "QueueStats") -> Sequence[str]:
-    counts = (stats.high, stats.normal, stats.low, stats.claimed, _slots(stats), stats.delayed, stats.dead)
-    state = f"{queue} (paused)" if stats.paused else queue
-    return (state, *map(str, counts), _mode(stats), stats.breaker or "closed", _oldest(stats))
-
-
-def _slots(stats: "QueueStats") -> int:
-    """Directors count them as long as they live, so what the last one counted outlives it."""
-    return stats.slots if stats.directors else 0
-
-
-def _oldest(stats: "QueueStats") -> str:
-    return span(stats.oldest_ms / 1000) if stats.live else "-"
-
-
-def _mode(stats: "QueueStats") -> str:
-    return stats.mode if stats.max_queued is None else f"{stats.mode} {stats.max_queued}"
-
-
-def _streams(stats: "QueueStats") -> str:
-    left = stats.read - stats.streams
-    return f"{stats.streams}, and {left} above them until they are empty" if left else str(stats.streams)
-
-
-def _estimates(tally: Mapping[str, int]) -> str:
-    kept = share(tally.get("eta_kept", 0), tally.get("eta_missed", 0))
-    errors = _counted(dict(sorted(tally.items(), key=_bucket)), ETA_ERROR, unit=" s").replace("inf s", "more")
-    return f"{kept} began within the p90; off by at most {errors}" if errors else kept
-
-
-def _objectives(stats: "QueueStats", burnt: "Burns") -> str:
-    """What is promised of each lane, and how many times as much is missed as may be."""
-    return "; ".join(
-        f"{lane}: {100 * each.share:.4g} % start within {span(each.within_s)}; burn rate "
-        + ", ".join(f"{window.rate:.1f} over {name}" for name, window in burnt.get(lane, {}).items())
-        for lane, each in stats.objectives.items()
-    )
-
-
-def _setup(setup: "SetupRun") -> str:
-    """One line: of a traceback the last one names the error. A server's own words are printed as such."""
-    last = setup.logs.rstrip().rpartition("\n")[2][:LONGEST_LINE]
-    why = f": {last!r}" if setup.status == "failed" and last else ""
-    return f"{setup.status} at {setup.completed_at or 'an unknown time'} on {setup.server}{why}"
-
-
-def _bucket(pair: tuple[str, int]) -> float:
-    name, _ = pair
-    return float(name.removeprefix(ETA_ERROR)) if name.startswith(ETA_ERROR) else 0
-
-
-def _counted(tally: Mapping[str, int], prefix: str, unit: str = "") -> str:
-    """The counters of one kind: name and number of each."""
-    found = {name.removeprefix(prefix): count for name, count in tally.items() if name.startswith(prefix)}
-    return ", ".join(f"{name}{unit}: {count}" for name, count in found.items())
-
-
-def _line(tenant: "Tenant") -> str:
-    marks = [mark for mark, is_so in (("paused", tenant.is_paused), ("suspended", tenant.is_suspended)) if is_so]
-    state = f" ({', '.join(marks)})" if marks else ""
-    return f"  {'account':<10} {tenant.name}{state}: {tenant.waiting} waiting, {tenant.running} running"
-
-
-# `director queues migrate QUEUE [TO] --to-redis URL`: what waits goes to another Redis server.
-#
-# Reads both servers itself, so it works while no API does.
-
-if TYPE_CHECKING:
-    from director.core.ids import QueueName
-    from director.store.departure import Left
-
-
-STAYS = {
+MOST_TENANTS: Final = 10
+LOOK_AGAIN_S: Final = 0.5
+MOST_STREAMS: Final = 32  # of core.shards, which is imported only when a command runs; a test holds the two together
+AT_ONCE: Final = 25  # queues of one write
+MODES: Final = ("absorb", "bounded", "reject")
+STAYS: Final = {
     "claimed": "run, and end where they are; what comes back to wait there, the same command moves",
     "held": "stay, since their accounts are paused or suspended here",
     "strange": "stay, since their accounts are not known there: `director account create` makes them",
     "elsewhere": "are on their way to another server, or could not be brought: repeat that command, or --put-back",
 }
 
-
-def add_options(parser: CommandParser) -> None:
-    """What this way of `migrate` has beside the other one's."""
-    parser.add_argument("--to-redis", metavar="URL", help="move it to this other server, where TO is QUEUE if left out")
-    parser.add_argument(
-        "--put-back", action="store_true", help="with --to-redis: what is on its way there waits here again"
-    )
-    parser.epilog = "It may be cut short and repeated at any time."
-
-
-def depart(given: argparse.Namespace) -> int:
-    """Move, or put back."""
-    import msgspec
-
-    async def act(here: Backend) -> "tuple[QueueName, QueueName, Left]":
-        async with connected(given.to_redis) as there:
-            with progress() as show:
-                return await _moved(here, there, given, show)
-
-    queue, to, done = on_backend(given, act)
-    facts = msgspec.to_builtins(done)
-    if given.json:
-        print_json({"queue": queue, "to": to, "dry_run": given.dry_run, **facts})
-        return 0
-    print(f"{done.moved} {'would be ' if given.dry_run else ''}moved from {queue} to {to} there")
-    if done.stayed:
-        print(f"{done.stayed} wait here again")
-    for name, why in STAYS.items():
-        if facts[name]:
-            print(f"{facts[name]} {why}")
-    return 0
-
-
-async def _moved(
-    here: Backend, there: Backend, given: argparse.Namespace, show: Callable[[str], None]
-) -> "tuple[QueueName, QueueName, Left]":
-    from director.broker.durability import check
-    from director.broker.redis_client import describe
-    from director.core.errors import SettingsError
-    from director.core.settings import CommonSettings, load
-    from director.store.departure import Departure, Left, Site
-
-    queue, to = await here.queues.named(given.queue), await there.queues.named(given.to or given.queue)
-    if given.dry_run and given.put_back:
-        raise SettingsError("--dry-run says what would be moved: it does not go with --put-back.")
-    if queue is None:
-        raise SettingsError(f"there is no queue {given.queue}: `director queues` shows them.")
-    if to is None:
-        raise SettingsError(f"there is no queue {given.to or given.queue} there: a director there makes it.")
-    await check(there.redis, load(CommonSettings))
-    one, other = (Site(each.redis, each.scripts, each.accounts) for each in (here, there))
-    departure, done = Departure(one, other, queue, to), Left()
-    steps = departure.put_back() if given.put_back else departure.steps(only_asks=given.dry_run)
-    if given.dry_run:
-        async for done in steps:
-            show(f"{done.moved} moved")
-        return queue, to, done
-    facts = {"to": to, "to_redis": describe(given.to_redis), "put_back": given.put_back}
-    async with here.changes.noting("queue_migrated", by=typist(), queue=queue, **facts):
-        async for done in steps:
-            show(f"{done.moved + done.stayed} moved")
-    return queue, to, done
-
-
-if TYPE_CHECKING:
-    from director.broker.scripts import QueueStats
-    from director.core.ids import QueueName
-    from director.core.policy import Burns
-    from director.core.schema import SetupRun
-    from director.store.queues import Tenant
-
-
 Done = TypeVar("Done")
-
-MOST_TENANTS: Final = 10
-LOOK_AGAIN_S: Final = 0.5
-MOST_STREAMS: Final = 32  # of core.shards, which is imported only when a command runs; a test holds the two together
-AT_ONCE: Final = 25  # queues of one write
-MODES: Final = ("absorb", "bounded", "reject")
 
 
 def add(commands: Commands) -> None:
     """Add the commands of this file."""
-    queues = commands.add_parser(
+    queues = add_action(
+        commands,
         "queues",
-        help="show what waits and runs; pause, drain, bound, resize or migrate a queue",
-        description="Show every queue.",
+        "show what waits and runs; pause, drain, bound, resize or migrate a queue",
+        _list,
+        "director queues",
+        "director queues --json",
+        about="Show every queue.",
     )
-    add_json(queues)
-    add_redis(queues)
-    queues.set_defaults(run=_list)
     actions = queues.add_subparsers(title="commands", metavar="COMMAND", parser_class=CommandParser)
-    _action(actions, "show", "show one queue: who waits, and how good its estimates were", _show)
-    resized = _action(actions, "resize", "change the streams of each lane", _resize)
+    _add(actions, "show", "show one queue: which accounts wait, and how good its estimates were", _show, "")
+    resized = _add(actions, "resize", "change the number of streams of each lane", _resize, "8")
     resized.add_argument("streams", type=_number(MOST_STREAMS), metavar="STREAMS", help=f"from 1 to {MOST_STREAMS}")
-    for name, text in (("pause", "hand nothing out; what runs goes on"), ("resume", "hand out again")):
-        paused = _action(actions, name, text, _pause)
-        paused.add_argument("--account", default="", metavar="NAME", help="of this account only")
-        paused.set_defaults(paused=name == "pause")
-    drained = _action(actions, "drain", "pause it, and wait until nothing of it runs", _drain)
-    drained.add_argument("--timeout", type=_number(), metavar="SECONDS", help="wait no longer: it ends with 1 then")
-    migrated = _action(actions, "migrate", "move what waits to the queue of another version, or server", _migrate)
+    pause = _add(actions, "pause", "stop starting predictions; running ones continue", _pause, "", "--account team-a")
+    resume = _add(actions, "resume", "start predictions again", _pause, "--account team-a")
+    for parser in (pause, resume):
+        parser.add_argument("--account", default="", metavar="NAME", help="only this account's predictions")
+        parser.set_defaults(paused=parser is pause)
+    drained = _add(actions, "drain", "pause a queue, and wait until nothing of it runs", _drain, "--timeout 600")
+    drained.add_argument(
+        "--timeout", type=_number(), metavar="SECONDS", help="wait at most this long, then exit with code 1"
+    )
+    migrated = _add(
+        actions,
+        "migrate",
+        "move waiting predictions to the queue of another version, or to another server",
+        _migrate,
+    )
+    migrated.examples = (
+        "director queues migrate acme/painter:0123456789ab acme/painter:ba9876543210 --dry-run",
+        "director queues migrate acme/painter --to-redis redis://10.0.0.2:6379",
+    )
     migrated.add_argument("to", metavar="TO", nargs="?", default="", help="the other queue, of the same model")
     migrated.add_argument("--dry-run", action="store_true", help="only say how many would be moved")
-    add_options(migrated)
-    bounded = _action(actions, "bound", "say what becomes of more than the queue can run", _bound)
-    bounded.add_argument("mode", choices=MODES, help="take all, so many, or only what can start at once")
-    bounded.add_argument("--max-queued", type=_number(), metavar="N", help="with bounded: most that may wait")
+    migrated.add_argument(
+        "--to-redis", metavar="URL", help="move to this other server; TO is QUEUE there if it is left out"
+    )
+    migrated.add_argument(
+        "--put-back", action="store_true", help="with --to-redis: return what is on its way there to this queue"
+    )
+    migrated.epilog = "The command may be interrupted and repeated at any time."
+    bounded = _add(
+        actions,
+        "bound",
+        "set what happens to more predictions than the queue can run",
+        _bound,
+        "bounded --max-queued 500",
+        "absorb",
+    )
+    bounded.add_argument("mode", choices=MODES, help="accept all, up to N, or only what can start at once")
+    bounded.add_argument("--max-queued", type=_number(), metavar="N", help="with bounded: how many may wait")
 
 
-def _action(actions: Commands, name: str, text: str, run: Callable[[argparse.Namespace], int]) -> CommandParser:
-    parser = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-    parser.add_argument("queue", metavar="QUEUE", help="its name, or owner/name for that of the latest version")
-    add_json(parser, again=True)
-    add_redis(parser, again=True)
-    parser.set_defaults(run=run)
+def _add(
+    actions: Commands, name: str, text: str, run: Callable[[argparse.Namespace], int], *examples: str
+) -> CommandParser:
+    """Add a command on one queue. The examples are what follows the name of the queue."""
+    lines = [f"director queues {name} acme/painter {rest}".rstrip() for rest in examples]
+    parser = add_action(actions, name, text, run, *lines, again=True)
+    parser.add_argument("queue", metavar="QUEUE", help="its name, or owner/name for the queue of the latest version")
     return parser
 
 
@@ -382,7 +227,7 @@ def _migrate(given: argparse.Namespace) -> int:
     from director.store.queues import Moved
 
     if given.to_redis:
-        return depart(given)
+        return _depart(given)
     if given.put_back or not given.to:
         raise SettingsError("--put-back goes with --to-redis." if given.put_back else "TO, or --to-redis, is missing.")
 
@@ -430,3 +275,154 @@ def _on_one(given: argparse.Namespace, act: "Callable[[Backend, QueueName], Awai
         return await act(backend, await backend.queue(given.queue))
 
     return on_backend(given, named)
+
+
+def _depart(given: argparse.Namespace) -> int:
+    """Move, or put back."""
+    import msgspec
+
+    async def act(here: Backend) -> "tuple[QueueName, QueueName, Left]":
+        async with connected(given.to_redis) as there:
+            with progress() as show:
+                return await _moved(here, there, given, show)
+
+    queue, to, done = on_backend(given, act)
+    facts = msgspec.to_builtins(done)
+    if given.json:
+        print_json({"queue": queue, "to": to, "dry_run": given.dry_run, **facts})
+        return 0
+    print(f"{done.moved} {'would be ' if given.dry_run else ''}moved from {queue} to {to} there")
+    if done.stayed:
+        print(f"{done.stayed} wait here again")
+    for name, why in STAYS.items():
+        if facts[name]:
+            print(f"{facts[name]} {why}")
+    return 0
+
+
+async def _moved(
+    here: Backend, there: Backend, given: argparse.Namespace, show: Callable[[str], None]
+) -> "tuple[QueueName, QueueName, Left]":
+    from director.broker.durability import check
+    from director.broker.redis_client import describe
+    from director.core.errors import SettingsError
+    from director.core.settings import CommonSettings, load
+    from director.store.departure import Departure, Left, Site
+
+    queue, to = await here.queues.named(given.queue), await there.queues.named(given.to or given.queue)
+    if given.dry_run and given.put_back:
+        raise SettingsError("--dry-run says what would be moved: it does not go with --put-back.")
+    if queue is None:
+        raise SettingsError(f"there is no queue {given.queue}: `director queues` shows them.")
+    if to is None:
+        raise SettingsError(f"there is no queue {given.to or given.queue} there: a director there makes it.")
+    await check(there.redis, load(CommonSettings))
+    one, other = (Site(each.redis, each.scripts, each.accounts) for each in (here, there))
+    departure, done = Departure(one, other, queue, to), Left()
+    steps = departure.put_back() if given.put_back else departure.steps(only_asks=given.dry_run)
+    if given.dry_run:
+        async for done in steps:
+            show(f"{done.moved} moved")
+        return queue, to, done
+    facts = {"to": to, "to_redis": describe(given.to_redis), "put_back": given.put_back}
+    async with here.changes.noting("queue_migrated", by=typist(), queue=queue, **facts):
+        async for done in steps:
+            show(f"{done.moved + done.stayed} moved")
+    return queue, to, done
+
+
+def table(found: "Sequence[tuple[QueueName, QueueStats]]", *, width: int | None = None) -> list[str]:
+    """One line for each queue, below the names of the columns."""
+    return fitted(COLUMNS, [_row(queue, stats) for queue, stats in found], width=width, words=WORDS)
+
+
+def report(
+    queue: str,
+    stats: "QueueStats",
+    tenants: "Sequence[Tenant]",
+    setup: "SetupRun | None" = None,
+    burnt: "Burns | None" = None,
+) -> list[str]:
+    """All that is known of one queue."""
+    takes = f"; one takes {span(stats.service_ms / 1000)}" if stats.service_ms else ""
+    facts = {
+        "waiting": f"high {stats.high}, normal {stats.normal}, low {stats.low}; oldest {_oldest(stats)}",
+        "running": f"{stats.claimed} in {_slots(stats)} slots; directors: {stats.directors}{takes}",
+        "delayed": str(stats.delayed),
+        "dead": str(stats.dead),
+        "leaving": f"{stats.leaving} for another Redis server" if stats.leaving else "nothing",
+        "paused": "yes" if stats.paused else "no",
+        "mode": _mode(stats),
+        "breaker": stats.breaker or "closed",
+        "objectives": _objectives(stats, burnt or {}) or "none",
+        "streams": _streams(stats),
+        "estimates": _estimates(stats.tally),
+        "warm hits": share(stats.tally.get("warm", 0), stats.tally.get("cold", 0)),
+        "batches": _counted(stats.tally, BATCH) or "none",
+        "last setup": "none was told of" if setup is None else _setup(setup),
+    }
+    lines = [queue, *(f"  {name:<10} {fact}" for name, fact in facts.items())]
+    return [*lines, *(_line(tenant) for tenant in tenants)]
+
+
+def _row(queue: str, stats: "QueueStats") -> Sequence[str]:
+    counts = (stats.high, stats.normal, stats.low, stats.claimed, _slots(stats), stats.delayed, stats.dead)
+    state = f"{queue} (paused)" if stats.paused else queue
+    return (state, *map(str, counts), _mode(stats), stats.breaker or "closed", _oldest(stats))
+
+
+def _slots(stats: "QueueStats") -> int:
+    """Directors count them as long as they live, so what the last one counted outlives it."""
+    return stats.slots if stats.directors else 0
+
+
+def _oldest(stats: "QueueStats") -> str:
+    return span(stats.oldest_ms / 1000) if stats.live else "-"
+
+
+def _mode(stats: "QueueStats") -> str:
+    return stats.mode if stats.max_queued is None else f"{stats.mode} {stats.max_queued}"
+
+
+def _streams(stats: "QueueStats") -> str:
+    left = stats.read - stats.streams
+    return f"{stats.streams}, and {left} above them until they are empty" if left else str(stats.streams)
+
+
+def _estimates(tally: Mapping[str, int]) -> str:
+    kept = share(tally.get("eta_kept", 0), tally.get("eta_missed", 0))
+    errors = _counted(dict(sorted(tally.items(), key=_bucket)), ETA_ERROR, unit=" s").replace("inf s", "more")
+    return f"{kept} began within the p90; off by at most {errors}" if errors else kept
+
+
+def _objectives(stats: "QueueStats", burnt: "Burns") -> str:
+    """What is promised of each lane, and how many times as much is missed as may be."""
+    return "; ".join(
+        f"{lane}: {100 * each.share:.4g} % start within {span(each.within_s)}; burn rate "
+        + ", ".join(f"{window.rate:.1f} over {name}" for name, window in burnt.get(lane, {}).items())
+        for lane, each in stats.objectives.items()
+    )
+
+
+def _setup(setup: "SetupRun") -> str:
+    """One line: of a traceback the last one names the error. A server's own words are printed as such."""
+    last = setup.logs.rstrip().rpartition("\n")[2][:LONGEST_LINE]
+    why = f": {last!r}" if setup.status == "failed" and last else ""
+    return f"{setup.status} at {setup.completed_at or 'an unknown time'} on {setup.server}{why}"
+
+
+def _bucket(pair: tuple[str, int]) -> float:
+    name, _ = pair
+    return float(name.removeprefix(ETA_ERROR)) if name.startswith(ETA_ERROR) else 0
+
+
+def _counted(tally: Mapping[str, int], prefix: str, unit: str = "") -> str:
+    """The counters of one kind: name and number of each."""
+    found = {name.removeprefix(prefix): count for name, count in tally.items() if name.startswith(prefix)}
+    return ", ".join(f"{name}{unit}: {count}" for name, count in found.items())
+
+
+def _line(tenant: "Tenant") -> str:
+    marks = [mark for mark, is_so in (("paused", tenant.is_paused), ("suspended", tenant.is_suspended)) if is_so]
+    state = f" ({', '.join(marks)})" if marks else ""
+    return f"  {'account':<10} {tenant.name}{state}: {tenant.waiting} waiting, {tenant.running} running"

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from director.cli.arguments import Commands, add_json, add_redis
+from director.cli.arguments import EXAMPLE_ID, Commands, add_action
 from director.cli.backend import Backend, on_backend
 
 if TYPE_CHECKING:
@@ -30,21 +30,23 @@ MOST_BYTES: Final = 1 << 20
 
 def add(commands: Commands) -> None:
     """Add the command of this file."""
-    tail = commands.add_parser(
+    tail = add_action(
+        commands,
         "tail",
-        help="follow what happens to every prediction, or one with its output",
-        description="Follow what happens, until Ctrl-C: steps of all predictions and changes by operators. Of one "
-        "prediction: its events from the first to the last, with its output on stdout.",
+        "follow the steps of all predictions, or one prediction with its output",
+        _tail,
+        "director tail --queue acme/painter --kind retried --kind ended",
+        f"director tail {EXAMPLE_ID}",
+        "director tail --json",
+        about="Follow the steps of all predictions and the changes by operators, until Ctrl-C. With an ID: follow the "
+        "events of one prediction from the first to the last, with its output on stdout.",
     )
-    tail.add_argument("id", nargs="?", default="", metavar="ID", help="of one prediction, until it has ended")
-    tail.add_argument("--queue", default="", metavar="QUEUE", help="what happens in this queue")
-    tail.add_argument("--account", default="", metavar="NAME", help="to this account's")
+    tail.add_argument("id", nargs="?", default="", metavar="ID", help="follow this prediction until it has ended")
+    tail.add_argument("--queue", default="", metavar="QUEUE", help="show only steps in this queue")
+    tail.add_argument("--account", default="", metavar="NAME", help="show only steps of this account's predictions")
     tail.add_argument(
-        "--kind", action="append", default=[], metavar="KIND", help="steps of this kind: ended, retried, …"
+        "--kind", action="append", default=[], metavar="KIND", help="show only steps of this kind: ended, retried, …"
     )
-    tail.set_defaults(run=_tail)
-    add_json(tail)
-    add_redis(tail)
 
 
 def _tail(given: argparse.Namespace) -> int:
@@ -72,7 +74,7 @@ async def _follow_all(backend: Backend, given: argparse.Namespace) -> None:
     from director.audit.log import AuditLog, Following
     from director.broker.keys import queue_partition
     from director.cli.output import line_width
-    from director.cli.tail_text import step, steps_json
+    from director.cli.printing import step, steps_json
 
     queue = await backend.queue(given.queue) if given.queue else None
     following = Following(AuditLog(backend.redis), [queue_partition(queue)] if queue else [])
@@ -107,12 +109,12 @@ async def _follow_one(backend: Backend, prediction_id: "PredictionId", *, is_jso
     import anyio
 
     from director.cli.output import print_json
-    from director.cli.tail_text import Told
+    from director.cli.printing import EventPrinter
     from director.core.errors import SettingsError
     from director.core.event_log import shown_event
     from director.core.states import TERMINAL
 
-    told, after = Told(sys.stdout, sys.stderr), 0
+    printer, after = EventPrinter(sys.stdout, sys.stderr), 0
 
     async def read() -> "Replayed | None":
         return await backend.scripts.replay(prediction_id, after=after, count=EVENTS, most_bytes=MOST_BYTES)
@@ -125,7 +127,7 @@ async def _follow_one(backend: Backend, prediction_id: "PredictionId", *, is_jso
             if is_json:
                 print_json(event)
             else:
-                told.show(event)
+                printer.show(event)
         sys.stdout.flush()
         after = page.events[-1].seq if page.events else after
         if page.moved:
@@ -134,7 +136,7 @@ async def _follow_one(backend: Backend, prediction_id: "PredictionId", *, is_jso
             break
         if not page.events:
             await anyio.sleep(LOOK_S)
-    told.end()
+    printer.end()
     if not page.last:
         _tell(f"{page.status}; its events were removed: `director explain {prediction_id}` tells what is left")
 

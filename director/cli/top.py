@@ -1,44 +1,297 @@
-"""`director top`: a live screen of all queues and directors, in a terminal.
+"""The part of `director top` that looks, and that shows what it sees: once, or again and again until a key ends it.
 
-Reads Redis itself, so it works while no API does.
+Reads Redis for at most a hundredth of its time, as `core/overview.py` has it, and changes nothing but by a key that
+was confirmed.
 """
 
-import argparse
-from typing import TYPE_CHECKING
+import asyncio
+import os
+import re
+import signal
+import sys
+import termios
+import tty
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Final
 
-from director.cli.arguments import Commands, add_json, add_redis
-from director.cli.backend import Backend, on_backend
-from director.cli.output import print_json
+import anyio
+from msgspec.structs import replace
+from rich.console import Console
+from rich.control import Control
+from rich.text import Text
 
-if TYPE_CHECKING:
-    from director.diagnosis.overview import Snapshot
+from director.cli.backend import Backend, typist
+from director.cli.output import cut, printable
+from director.cli.top_screen import (
+    Change,
+    Detail,
+    Line,
+    Rates,
+    Row,
+    Seen,
+    State,
+    Style,
+    pressed,
+    screen,
+    shown,
+    started_per_min,
+    waited,
+)
+from director.core.clock import SystemClock
+from director.core.errors import BackendUnavailable, DirectorError
+from director.core.ids import QueueName
+from director.core.samples import PERIOD_S, Sample
+from director.diagnosis.overview import LONGEST_S, REST, Snapshot
+from director.diagnosis.views import QueueView
+
+RESIZED: Final = "resized"
+ENDED: Final = "ended"
+ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+KEY: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Za-z]|.", re.DOTALL)
+NAMES: Final[Mapping[str, str]] = {
+    "\x1b": "escape",
+    "\r": "enter",
+    "\n": "enter",
+    "\x7f": "backspace",
+    "\b": "backspace",
+    "\x1b[A": "up",
+    "\x1bOA": "up",
+    "\x1b[B": "down",
+    "\x1bOB": "down",
+    "\x1b[5~": "page_up",
+    "\x1b[6~": "page_down",
+    "\x1b[H": "home",
+    "\x1b[1~": "home",
+    "\x1b[F": "end",
+    "\x1b[4~": "end",
+}
+TREND: Final = 8  # parts of the last ten minutes
+SAMPLES: Final = 60
+MOST_TENANTS: Final = 50
+AWAY_S: Final = 1.0
+STYLES: Final[Mapping[Style, str]] = {
+    "plain": "",
+    "title": "bold",
+    "head": "bold",
+    "selected": "reverse",
+    "alarm": "yellow",
+    "dim": "dim",
+}
 
 
-def add(commands: Commands) -> None:
-    """Add the command of this file."""
-    top = commands.add_parser(
-        "top",
-        help="watch queues and directors live, in the whole terminal",
-        description="Watch queues and directors live. Where that is no terminal: one screen, as with --once.",
-    )
-    top.add_argument("--once", action="store_true", help="print one screen with all queues, and end")
-    top.set_defaults(run=_top)
-    add_json(top)
-    add_redis(top)
+def is_interactive() -> bool:
+    """Is somebody there, at a terminal that can do this?"""
+    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
-def _top(given: argparse.Namespace) -> int:
-    from director.cli.output import line_width
-    from director.cli.terminal import is_interactive
-    from director.cli.top_watch import once, watch
+def keys_in(text: str) -> list[str]:
+    """What was pressed: the name of a key, or what it writes. A sequence that is none of ours is one key too."""
+    return [NAMES.get(one, one) for one in KEY.findall(text)]
 
-    async def look(backend: Backend) -> "Snapshot":
-        return await backend.overview.look()
 
-    if given.json:
-        print_json(on_backend(given, look))
-    elif given.once or not is_interactive():
-        print("\n".join(on_backend(given, lambda backend: once(backend, width=line_width()))))
-    else:
-        on_backend(given, watch)
-    return 0
+class Terminal:
+    """Use it within `opened`."""
+
+    def __init__(self) -> None:
+        self._in = sys.stdin.fileno()
+        self._was = termios.tcgetattr(self._in)
+        self._keys: asyncio.Queue[str] = asyncio.Queue()
+        self._console = Console(file=sys.stdout, highlight=False)
+        self._screen = self._console.screen(hide_cursor=True)
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """The terminal is ours meanwhile. Keys that were not waited for are kept."""
+        loop = asyncio.get_running_loop()
+        self._enter()
+        loop.add_reader(self._in, self._read)
+        try:
+            yield
+        finally:
+            loop.remove_reader(self._in)
+            self._leave()
+
+    async def key(self) -> str:
+        """The next key, RESIZED when all has to be drawn again, or ENDED when it is to end."""
+        return await self._keys.get()
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Columns and lines."""
+        return self._console.size
+
+    def draw(self, lines: Sequence[Text]) -> None:
+        """Show these lines from the top, and nothing below them."""
+        try:
+            with self._console:  # one write for both
+                self._console.control(Control.home())
+                self._screen.update(*lines)
+        except OSError:  # it was closed
+            self._keys.put_nowait(ENDED)
+
+    async def hear_signals(self) -> None:
+        """For ever: they are told as keys are."""
+        with anyio.open_signal_receiver(signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT, *ENDING) as heard:
+            async for number in heard:
+                if number == signal.SIGTSTP:
+                    self._leave()
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                    self._enter()  # at once: nothing is drawn on the shell's screen before
+                elif number == signal.SIGCONT:
+                    tty.setcbreak(self._in)
+                self._keys.put_nowait(ENDED if number in ENDING else RESIZED)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._in, 4096)
+        except OSError:  # it was closed
+            data = b""
+        for key in keys_in(data.decode(errors="ignore")) if data else [ENDED]:
+            self._keys.put_nowait(key)
+
+    def _enter(self) -> None:
+        tty.setcbreak(self._in)
+        self._screen.__enter__()
+
+    def _leave(self) -> None:
+        with suppress(OSError, termios.error):  # one that was closed is nobody's
+            self._screen.__exit__(None, None, None)
+            termios.tcsetattr(self._in, termios.TCSADRAIN, self._was)
+
+
+async def once(backend: Backend, *, width: int | None) -> list[str]:
+    """One screen with all queues."""
+    snapshot, clock = await backend.overview.look(), SystemClock()
+    history = await backend.history.many([each.name for each in snapshot.queues], most=SAMPLES)
+    seen = _seen(snapshot, history, Rates(), now_ms=clock.now_ms())
+    return [line.text for line in screen(State(), seen, width=width)]
+
+
+async def watch(backend: Backend) -> None:
+    """Until q, or a signal."""
+    terminal = Terminal()
+    with terminal.opened():
+        top = Top(backend, terminal)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(terminal.hear_signals)
+            tasks.start_soon(top.look)
+            await top.listen()
+            tasks.cancel_scope.cancel()
+
+
+class Top:
+    """A state, what was seen last, and the terminal that shows it."""
+
+    def __init__(self, backend: Backend, terminal: Terminal) -> None:
+        self._backend = backend
+        self._terminal = terminal
+        self._clock = SystemClock()
+        self._state = State()
+        self._rates = Rates()
+        self._history: dict[QueueName, list[Sample]] = {}
+        self._history_s = -PERIOD_S
+        self._seen: Seen | None = None
+        self._away = ""
+        self._again = anyio.Event()
+
+    async def listen(self) -> None:
+        """Do what the keys say; returns when they say that it is over."""
+        while True:
+            key = await self._terminal.key()
+            rows = shown(self._state, self._seen.rows) if self._seen else []
+            before = self._state
+            step = pressed(before, key, rows)
+            if step.is_over or key == ENDED:
+                return
+            self._state = step.state
+            if step.change is not None:
+                await self._change(step.change)
+            if (before.view, before.selected) != (self._state.view, self._state.selected):
+                self._again.set()
+            self._draw()
+
+    async def look(self) -> None:
+        """For ever."""
+        while True:
+            self._again = anyio.Event()
+            try:
+                rest_s = await self._look()
+            except BackendUnavailable as exc:
+                self._away, rest_s = str(exc), AWAY_S
+            self._draw()
+            with anyio.move_on_after(rest_s):
+                await self._again.wait()
+
+    async def _look(self) -> float:
+        """One look at everything; for how long to rest after it."""
+        snapshot = await self._backend.overview.look()
+        began_s = self._clock.monotonic()
+        self._rates.note(began_s, snapshot.queues)
+        await self._read_history(snapshot, began_s)
+        detail = await self._detail() if self._state.view == "queue" else None
+        now_ms = self._clock.now_ms()
+        self._seen, self._away = _seen(snapshot, self._history, self._rates, now_ms=now_ms, detail=detail), ""
+        more_s = REST * (self._clock.monotonic() - began_s)
+        return max(self._backend.overview.rest_s, min(more_s, LONGEST_S))
+
+    async def _read_history(self, snapshot: Snapshot, now_s: float) -> None:
+        """Of those that are on the screen, as often as there is anything new."""
+        rows = shown(self._state, [_row(each, [], self._rates, now_ms=0) for each in snapshot.queues])
+        names = [row.queue.name for row in rows][: self._terminal.size[1]]
+        if now_s - self._history_s >= PERIOD_S:
+            self._history, self._history_s = {}, now_s
+        self._history |= await self._backend.history.many(
+            [name for name in names if name not in self._history], most=SAMPLES
+        )
+
+    async def _detail(self) -> Detail | None:
+        """Of the queue that is shown by itself."""
+        found = [row for row in self._seen.rows if row.queue.name == self._state.selected] if self._seen else []
+        if not found:
+            return None
+        queue = found[0].queue
+        return Detail(
+            queue=queue.name,
+            tenants=await self._backend.queues.tenants(queue.name, most=MOST_TENANTS),
+            heat=await self._backend.queues.heat(queue.name, read=queue.read),
+        )
+
+    async def _change(self, change: Change) -> None:
+        hand = self._backend.queue_administration
+        try:
+            await (hand.pause if change.paused else hand.resume)(change.queue, by=typist())
+        except DirectorError as exc:
+            self._state = replace(self._state, note=str(exc))
+        else:
+            done = "hands out nothing" if change.paused else "hands out again what waits"
+            self._state = replace(self._state, note=f"{change.queue} {done}")
+            self._again.set()
+
+    def _draw(self) -> None:
+        width, height = self._terminal.size
+        if self._seen is not None:
+            seen = replace(self._seen, away=self._away)
+            lines = screen(self._state, seen, width=width, height=height)
+        else:
+            lines = [Line(cut(printable(self._away or "looking …"), width, is_middle=False), "title")]
+        self._terminal.draw([Text(line.text, STYLES[line.style], no_wrap=True, overflow="crop") for line in lines])
+
+
+def _seen(
+    snapshot: Snapshot,
+    history: Mapping[QueueName, Sequence[Sample]],
+    rates: Rates,
+    *,
+    now_ms: int,
+    detail: Detail | None = None,
+) -> Seen:
+    rows = [_row(each, history.get(each.name, ()), rates, now_ms=now_ms) for each in snapshot.queues]
+    return Seen(now_ms=now_ms, snapshot=snapshot, rows=rows, detail=detail)
+
+
+def _row(queue: QueueView, samples: Sequence[Sample], rates: Rates, *, now_ms: int) -> Row:
+    per_min = rates.per_min(queue.name)
+    row = Row(queue, started_per_min(samples, now_ms=now_ms) if per_min is None else per_min)
+    return replace(row, trend=tuple(waited(samples, now_ms=now_ms, now=row.waiting, parts=TREND)))

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from anyio import to_thread
 
-from director.cli.directors import lines
 from director.cli.main import main
+from director.cli.status import director_lines
 from director.diagnosis.views import director_view
 from director.store.directors import About, Beat, DirectorFound, ServerFound
 from tests.support.queue_driver import MODEL, QueueDriver
@@ -59,6 +59,6 @@ async def test_each_director_is_a_line_with_what_it_last_told(
 def test_one_that_is_silent_is_said_to_be() -> None:
     beat = Beat(queue=MODEL, at_ms=START_MS, slots=4, state="ready", about=About())  # type: ignore[arg-type]
     found = director_view(DirectorFound(name="d1", beats=(beat,), silent_ms=60_000))
-    _, row = lines([found], now_ms=START_MS + 60_000, width=None)
+    _, row = director_lines([found], now_ms=START_MS + 60_000, width=None)
     assert row.split()[1] == "silent"
     assert "60 s" in row

@@ -12,7 +12,7 @@ from anyio import to_thread
 from redis.asyncio import Redis
 from rich.text import Text
 
-from director.cli.terminal import ENDED, Terminal
+from director.cli.top import ENDED, Terminal
 from director.core.policy import Policy
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.eventually import eventually

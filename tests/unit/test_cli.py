@@ -19,12 +19,11 @@ import pytest
 
 from director.cli import predictions
 from director.cli.arguments import input_value, model_name, port_number
-from director.cli.client import Seen
-from director.cli.inputs import FileFault, parse, save
+from director.cli.backend import Nowhere, redis_url
+from director.cli.client import FileFault, Seen, parse_input, save_output, service
 from director.cli.main import main
 from director.cli.output import print_json
 from director.cli.printing import Printer
-from director.cli.where import Nowhere, redis_url, service
 from director.core.states import Status
 from director.local.home import Home, State
 
@@ -299,16 +298,16 @@ def test_the_token_of_a_home_is_never_sent_to_another_service():
     ],
 )
 def test_a_value_is_json_where_it_reads_as_json_and_else_text(text, name, value):
-    assert parse(text) == (name, value)
+    assert parse_input(text) == (name, value)
 
 
 def test_a_file_becomes_a_data_uri(tmp_path):
     (tmp_path / "a.png").write_bytes(b"\x89PNG")
     (tmp_path / "a.unheard-of").write_bytes(b"?")
-    assert parse(f"image=@{tmp_path}/a.png") == ("image", "data:image/png;base64,iVBORw==")
-    assert parse(f"image=@{tmp_path}/a.unheard-of")[1].startswith("data:application/octet-stream;base64,")
+    assert parse_input(f"image=@{tmp_path}/a.png") == ("image", "data:image/png;base64,iVBORw==")
+    assert parse_input(f"image=@{tmp_path}/a.unheard-of")[1].startswith("data:application/octet-stream;base64,")
     with pytest.raises(FileFault, match=r"cannot read .*: No such file"):
-        parse("image=@nowhere.png")
+        parse_input("image=@nowhere.png")
 
 
 def test_a_file_that_cannot_be_read_is_one_line_and_not_a_traceback(capsys):
@@ -325,11 +324,11 @@ def test_an_input_without_a_name_is_refused(text):
 
 
 def test_a_file_that_the_model_made_is_saved(tmp_path):
-    save(f"data:image/png;base64,{base64.b64encode(b'picture').decode()}", str(tmp_path / "out.png"))
+    save_output(f"data:image/png;base64,{base64.b64encode(b'picture').decode()}", str(tmp_path / "out.png"))
     assert (tmp_path / "out.png").read_bytes() == b"picture"
     for output in ("just text", ["a"], None):
         with pytest.raises(FileFault, match="no file"):
-            save(output, str(tmp_path / "out.png"))
+            save_output(output, str(tmp_path / "out.png"))
 
 
 @pytest.mark.parametrize("text", ["hello", "a/b/c", "a b/c", "/b", "a/", "a/b:", "a/b:1", "A/b", ""])

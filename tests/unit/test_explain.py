@@ -5,8 +5,8 @@ import json
 import msgspec
 import pytest
 
-from director.cli.explain import lines
 from director.cli.main import main
+from director.cli.predictions import story_lines
 from director.core.ids import QueueName, new_prediction_id
 from director.core.schema import Event, Known, Outlook, Record
 from director.core.states import Status
@@ -63,7 +63,7 @@ ENDED = Known(
 
 
 def test_waiting_prediction_is_explained_in_order() -> None:
-    assert list(lines(tell(WAITING))) == [
+    assert list(story_lines(tell(WAITING))) == [
         f"{ID} of acme/echo: starting",
         "2027-01-15T08:00:00.000Z  accepted from acme, into the lane normal",
         "                          it was told: place 3 of its account's, 41 before it in all, "
@@ -74,7 +74,7 @@ def test_waiting_prediction_is_explained_in_order() -> None:
 
 
 def test_ended_prediction_is_explained_in_order() -> None:
-    assert list(lines(tell(ENDED)))[3:] == [
+    assert list(story_lines(tell(ENDED)))[3:] == [
         "2027-01-15T08:00:02.000Z  claimed by d1 after it had waited 2.0 s: attempt 1",
         "2027-01-15T08:00:17.000Z  taken back from d1 after 15 s: director_lost",
         "2027-01-15T08:00:18.000Z  claimed by d9 after it had waited 1.0 s: attempt 2",
@@ -96,7 +96,7 @@ def test_command_prints_lines_or_the_unchanged_json(capsys: pytest.CaptureFixtur
     service = Service((200, body), (200, body), (404, {"detail": "Not found."}))
     with service.serving() as url:
         assert main(["explain", ID, "--url", url, "--token", "t"]) == 0
-        assert capsys.readouterr().out.splitlines() == list(lines(tell(WAITING)))
+        assert capsys.readouterr().out.splitlines() == list(story_lines(tell(WAITING)))
         assert main(["explain", ID, "--json", "--url", url, "--token", "t"]) == 0
         assert json.loads(capsys.readouterr().out) == body
         assert main(["explain", ID, "--url", url, "--token", "t"]) == 1

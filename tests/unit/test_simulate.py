@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from director.cli import simulate as command
+from director.cli import trials as command
 from director.cli.main import main
 from director.core.errors import SettingsError
 from director.simulate import trace as traces

@@ -9,9 +9,22 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from rich.cells import cell_len
 
-from director.cli.terminal import keys_in
-from director.cli.top_screen import Detail, Rates, Seen, blocks, screen, started_per_min, waited
-from director.cli.top_state import SORTS, Change, Row, State, pressed, shown
+from director.cli.top import keys_in
+from director.cli.top_screen import (
+    SORTS,
+    Change,
+    Detail,
+    Rates,
+    Row,
+    Seen,
+    State,
+    blocks,
+    pressed,
+    screen,
+    shown,
+    started_per_min,
+    waited,
+)
 from director.core.ids import LANES, QueueName
 from director.core.samples import Sample
 from director.diagnosis.findings import Finding

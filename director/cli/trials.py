@@ -30,16 +30,31 @@ A policy is `fair` (as queues are by default), `fifo` (one line for all, to comp
   accounts.acme = { weight = 3, max_running = 2, max_queued = 50 }
   accounts."*" = { weight = 1 } # every other
 """
+CHAOS: Final = """\
+Start a whole service on this machine, let callers use it, and kill, freeze, cut off and fill its parts. Then repair
+all of it, and let a checker name the promises that were broken. The checker reads only Redis and the journals of
+callers, model servers and webhook receivers. The exit code is 1 if a promise was broken. The same seed makes the same
+faults."""
 
 
 def add(commands: Commands) -> None:
-    """Add the command of this file."""
+    """Add the commands of this file."""
+    _add_simulate(commands)
+    _add_chaos(commands)
+
+
+def _add_simulate(commands: Commands) -> None:
     command = commands.add_parser(
         "simulate",
-        help="play recorded or made traffic with other slots and policies",
+        help="replay recorded or made traffic with other slots and policies",
         description=TEXT,
         epilog=FORMATS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=(
+            "director simulate audit.jsonl --queue acme/painter:0123456789ab --slots 4,8,16",
+            "director simulate trace.jsonl --policy fair --policy fifo --plot waits.svg",
+            "director simulate --made heavy-light --minutes 30 --slots 4 --policy weights.toml",
+        ),
     )
     command.add_argument("file", nargs="?", metavar="FILE", help="an audit log, or a trace")
     command.add_argument("--queue", default="", help="which one of an audit log that has several")
@@ -66,6 +81,26 @@ def add(commands: Commands) -> None:
     made.add_argument("--run-s", type=float, default=2.0, metavar="S", help="what a run takes on average (%(default)g)")
     made.add_argument("--seed", type=int, default=1, metavar="N", help="the same seed makes the same (%(default)s)")
     command.set_defaults(run=_simulate)
+
+
+def _add_chaos(commands: Commands) -> None:
+    chaos = commands.add_parser(
+        "chaos",
+        help="break every part, and check that nothing is lost",
+        description=CHAOS,
+        examples=("director chaos --seconds 60 --seed 7",),
+    )
+    chaos.add_argument("--seed", type=int, default=1, metavar="N", help="seed of load and faults (%(default)s)")
+    chaos.add_argument("--seconds", type=float, default=60.0, metavar="S", help="length of the load (%(default)g)")
+    chaos.add_argument("--lease", type=float, default=15.0, metavar="S", help="lease of a claim (%(default)g)")
+    chaos.add_argument("--tenants", type=int, default=40, metavar="N", help="number of accounts (%(default)s)")
+    chaos.add_argument(
+        "--faketime", default="", metavar="FILE", help="libfaketime.so.1, which steps the server's clock (looked for)"
+    )
+    chaos.add_argument("--json", default="", metavar="FILE", help="write the report there")
+    chaos.add_argument("--home", default="", metavar="DIR", help="a new folder for data, journals and logs")
+    chaos.add_argument("--keep", action="store_true", help="keep that folder also if every promise was kept")
+    chaos.set_defaults(run=_chaos)
 
 
 def _slots(text: str) -> tuple[int, ...]:
@@ -124,3 +159,25 @@ def _trace(given: argparse.Namespace) -> "Trace":
         return made(msgspec.convert({"shape": given.made, "slots": given.slots[0], **options}, MadeOptions))
     except msgspec.ValidationError as exc:
         raise SettingsError(f"{exc}.") from exc
+
+
+def _chaos(given: argparse.Namespace) -> int:
+    import msgspec
+
+    from director.chaos.checker import text
+    from director.chaos.run import Options, chaos
+
+    options = Options(
+        seed=given.seed,
+        seconds=given.seconds,
+        lease_s=given.lease,
+        tenants=given.tenants,
+        home=Path(given.home) if given.home else None,
+        is_kept=given.keep,
+        faketime=given.faketime,
+    )
+    report = chaos(options, lambda line: print(line, flush=True))
+    print(text(report))
+    if given.json:
+        Path(given.json).write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    return 0 if report.ok else 1
