@@ -1,1 +1,1 @@
-"""The command line: one file per group of commands. Each reads arguments, calls one room, and prints."""
+"""The command line: one file for each group of commands, and one row for each group in main.py."""

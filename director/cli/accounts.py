@@ -1,6 +1,7 @@
-"""`director account`: who there is, what they may use, what became of their limits lately, what signs their webhooks.
+"""Commands on accounts and tokens: `director account` and `director token`.
 
-Makes no tokens: `token` does. Never prints a secret of webhooks: their account asks the API for it.
+Redis keeps only the digest of a token, so a token is shown once. No command prints a webhook secret: the account asks
+the API for it.
 """
 
 import argparse
@@ -25,28 +26,27 @@ TOKEN_COLUMNS: Final = ("account", "id", "ends in", "scopes", "lanes", "expires"
 HOUR_MS: Final = 3_600_000
 DAY_S: Final = 86_400
 HOUR_S: Final = 3_600.0
-POLICIES: Final = ("hold", "end")  # these too; a test holds them together
+POLICIES: Final = ("hold", "end")  # a test compares these and REASONS with core
 REASONS: Final = ("unpaid", "abuse", "security", "asked", "review")
 END_S: Final = 60.0
 KEEP_HOURS: Final = 24.0
-TYPES: Final = ("organization", "user")  # of core.accounts, which is imported only when a command runs
+TYPES: Final = ("organization", "user")  # those of core.accounts, which is imported only when a command runs
 LIMITS: Final = {  # the fields of AccountLimits, which is imported only when a command runs
-    "rate": "creates a second",
-    "burst": "creates at once",
+    "rate": "predictions created a second",
+    "burst": "predictions created at once",
     "read_rate": "other requests a second",
     "read_burst": "other requests at once",
-    "max_queued": "predictions that wait in one queue",
-    "max_running": "predictions that run in one queue",
+    "max_queued": "predictions waiting in one queue",
+    "max_running": "predictions running in one queue",
     "compute_s_per_day": "seconds of compute in a UTC day",
-    "compute_s_total": "seconds of compute in all",
-    "data_ttl_s": "seconds that the data of what has ended is kept",
-    "max_files_bytes": "bytes of files that it keeps, outputs too",
-    "weight": "its share of a queue, where 1 is everybody's",
+    "compute_s_total": "seconds of compute in total",
+    "data_ttl_s": "seconds that data of terminal predictions is kept",
+    "max_files_bytes": "bytes of stored files, outputs included",
+    "weight": "its share of a queue; 1 is the default",
 }
 
 
 def add(commands: Commands) -> None:
-    """Add the commands of this file."""
     _add_tokens(commands)
     actions = add_group(
         commands, "account", "make and list accounts; show and set their limits", "director account list"
@@ -55,7 +55,7 @@ def add(commands: Commands) -> None:
         actions, "create", "make an account, without a token", _create, "director account create team-a"
     )
     created.add_argument("name", metavar="NAME")
-    created.add_argument("--type", choices=TYPES, default=TYPES[0], help="whether people or one person (%(default)s)")
+    created.add_argument("--type", choices=TYPES, default=TYPES[0], help="what the account stands for (%(default)s)")
     add_action(actions, "list", "list accounts with the limits set for them", _list, "director account list")
     shown = add_action(
         actions,
@@ -122,11 +122,11 @@ def _add_tokens(commands: Commands) -> None:
     create = add_action(
         actions,
         "create",
-        "make a token, and its account if there is none",
+        "make a token, and its account if it is new",
         _create_token,
         "director token create --account team-a",
         "director token create --account ops --scopes admin --expires-hours 12",
-        about="Make a token, and its account if there is none. The token is shown just once.",
+        about="Make a token, and its account if it is new. The token is shown just once.",
     )
     create.add_argument("--account", required=True, metavar="NAME", help="the account of the token")
     create.add_argument("--label", default="", metavar="TEXT", help="what the token is for")
@@ -161,7 +161,7 @@ def _create(given: argparse.Namespace) -> int:
     if given.json:
         print_json({"name": given.name, "type": given.type})
     else:
-        print(f"{given.name} is there. `director token create --account {given.name}` makes a token for it.")
+        print(f"{given.name} is created. `director token create --account {given.name}` makes a token for it.")
     return 0
 
 
@@ -215,7 +215,7 @@ def _set(given: argparse.Namespace) -> int:
 
     limits = {name: text for name in LIMITS if (text := getattr(given, name)) is not None}
     if not limits:
-        raise SettingsError(f"say which limit: --{', --'.join(name.replace('_', '-') for name in LIMITS)}.")
+        raise SettingsError(f"name a limit: --{', --'.join(name.replace('_', '-') for name in LIMITS)}.")
 
     with audited() as by:
         written = on_backend(given, lambda backend: backend.administration.set_limits(given.name, limits, by=by)).limits
@@ -235,16 +235,16 @@ def _suspend(given: argparse.Namespace) -> int:
             return await backend.administration.suspend(given.name, given.policy, given.reason, by=by, within_s=END_S)
 
         if given.policy == "end" and sys.stderr.isatty():
-            print(f"ending what waits and runs, for at most {END_S:.0f} s …", file=sys.stderr, flush=True)
+            print(f"ending its predictions, for at most {END_S:.0f} s …", file=sys.stderr, flush=True)
         ended = on_backend(given, suspend)
     if given.json:
         print_json({"name": given.name, "policy": given.policy, "reason": given.reason, **msgspec.to_builtins(ended)})
     elif given.policy == "hold":
-        print(f"{given.name} is suspended: what waits is held, what runs goes on, and nothing more is taken in")
+        print(f"{given.name} is suspended: waiting predictions are held, running ones continue, new ones are refused")
     else:
         print(
-            f"{given.name} is suspended: {ended.ended} were canceled, {ended.asked} that run were asked to stop, "
-            f"{ended.left} have not ended yet"
+            f"{given.name} is suspended: {ended.ended} canceled, {ended.asked} running ones asked to stop, "
+            f"{ended.left} not ended yet"
         )
     return 0
 
@@ -255,7 +255,7 @@ def _resume(given: argparse.Namespace) -> int:
     if given.json:
         print_json({"name": given.name})
     else:
-        print(f"{given.name} may run again; an API that knew of its suspension forgets it once its cache is over")
+        print(f"{given.name} is no longer suspended. An API may refuse it until its cache expires")
     return 0
 
 
@@ -271,14 +271,14 @@ def _rotate(given: argparse.Namespace) -> int:
         rotated = on_backend(given, rotate)
     if rotated == "full":
         raise SettingsError(
-            f"{given.name} has too many secrets that still sign: wait until one has ended, or end them all now "
+            f"{given.name} has too many secrets that still sign. Wait until one expires, or expire all now "
             "with --keep-hours 0."
         )
     until = iso(SystemClock().now_ms() + int(given.keep_hours * HOUR_S * 1000)) if given.keep_hours else None
     if given.json:
         print_json({"name": given.name, "former_signs_until": until})
     else:
-        former = f"the former one signs too until {until}" if until else "no former one signs any more"
+        former = f"the former one also signs until {until}" if until else "the former ones no longer sign"
         print(f"{given.name} has a new secret, and {former}. GET /v1/webhooks/default/secret shows it to the account.")
     return 0
 
@@ -350,14 +350,15 @@ def _token_row(token: "Token") -> list[str]:
 
 
 def _revoke(given: argparse.Namespace) -> int:
-    """What is no secret may be named. A whole token comes from standard input: what stands on a command line is seen by
-    everybody on the machine, and kept by the shell.
+    """Revoke a token by a public name, or by its secret from standard input.
+
+    Every user of the machine can read a command line, and the shell keeps it, so no secret is read from there.
     """
     from director.core.errors import SettingsError
 
-    redis_url(given)  # where none is known, nobody is asked for a token
+    redis_url(given)  # without a known Redis, do not wait for a token
     if given.name and not given.account:
-        raise SettingsError("say whose token it is: --account NAME.")
+        raise SettingsError("the account of the token is missing: --account NAME.")
     secret = "" if given.name else sys.stdin.readline().strip()
 
     with audited() as by:
@@ -371,12 +372,12 @@ def _revoke(given: argparse.Namespace) -> int:
         raise SettingsError(
             f"{given.account} has no such token: `director token list` shows them."
             if given.name
-            else "standard input has no token that speaks for anybody."
+            else "standard input has no known token."
         )
     if given.json:
         print_json({"revoked": True})
     else:
-        print("revoked: an API that knew it forgets it once its cache is over")
+        print("revoked. An API may accept the token until its cache expires")
     return 0
 
 
@@ -386,7 +387,7 @@ async def _find_token(backend: Backend, given: argparse.Namespace) -> "Token | N
     await backend.accounts.refuse_unknown(given.account)
     found = [token for token in await backend.accounts.tokens.of(given.account) if token.is_named(given.name)]
     if len(found) > 1:
-        raise SettingsError(f"{len(found)} tokens of {given.account} are named like that: give the id of one.")
+        raise SettingsError(f"{len(found)} tokens of {given.account} have this name: give an id.")
     return found[0] if found else None
 
 
@@ -410,7 +411,7 @@ def _words(text: str) -> list[str]:
 
 
 def _check_token(account: str, lanes: Sequence[str], scopes: Sequence[str]) -> None:
-    """In the words of the command line, and before any server is asked."""
+    """Raise SettingsError for wrong options, before Redis is asked."""
     from director.core.errors import SettingsError
     from director.core.ids import LANES
     from director.store.accounts import refuse_name

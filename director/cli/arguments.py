@@ -1,4 +1,4 @@
-"""Arguments that several commands have, and how their text is read."""
+"""The parser of commands, and the arguments that several commands share."""
 
 import argparse
 import re
@@ -9,10 +9,10 @@ from director.core.ids import MODEL_NAME, VERSION_ID
 from director.local import DEFAULT_HOME
 
 EXIT_CODES: Final[Mapping[int, str]] = {
-    0: "it is done",
-    1: "it failed, or what was looked at is not well; the line on stderr, or what was printed, says what to do",
-    2: "the command line is wrong, and nothing was done",
-    130: "Ctrl-C",
+    0: "done",
+    1: "failed, or a check found a fault; stderr or the output says what to do",
+    2: "wrong command line; nothing was done",
+    130: "interrupted by Ctrl-C",
 }
 
 EXAMPLE_ID: Final = "06gzx0rcvbz008pmq2tvpfvnvc"
@@ -34,12 +34,11 @@ class CommandParser(argparse.ArgumentParser):
 
     @property
     def arguments(self) -> "list[argparse.Action]":
-        """All that it takes itself."""
         return self._actions
 
     @property
     def commands(self) -> "dict[str, CommandParser]":
-        """The commands below it by their names; one that has two names is there under the first alone."""
+        """Return the commands below this one by name. An alias is left out."""
         found: dict[str, CommandParser] = {}
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
@@ -49,13 +48,13 @@ class CommandParser(argparse.ArgumentParser):
         return found
 
     def all_of_it(self) -> "Iterator[CommandParser]":
-        """Itself, and all that is below it, in the order of the help."""
+        """Yield this parser and all parsers below it, in the order of the help."""
         yield self
         for each in self.commands.values():
             yield from each.all_of_it()
 
     def format_help(self) -> str:
-        """The usual help; lines to copy; and the table of variables, which is made only when somebody asks for it."""
+        """Return the usual help, the examples and the settings. The settings are imported only here."""
         shown = ["examples:", *(f"  {line}" for line in self.examples), ""] if self.examples else []
         if not self.settings:
             return "\n".join([super().format_help(), *shown])
@@ -78,7 +77,7 @@ def sentence(text: str) -> str:
 
 
 def add_group(commands: Commands, name: str, text: str, *examples: str) -> Commands:
-    """Add a command that does nothing itself; return the place for the commands below it."""
+    """Add a command that only groups others. Return the object that takes those."""
     group = commands.add_parser(name, help=text, description=sentence(text), examples=examples)
     return group.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)
 
@@ -94,8 +93,9 @@ def add_action(
 ) -> CommandParser:
     """Add an operator's command, which reads Redis and has --json.
 
-    `about` is the description where the help as a sentence is not enough. With `again` the command above has the same
-    options, and keeps what it was given.
+    `about` replaces the description that is made from `text`. Give `again` if the command above has the same
+    options: what
+    was given there then holds.
     """
     parser = commands.add_parser(name, help=text, description=about or sentence(text), examples=examples)
     add_json(parser, again=again)
@@ -105,59 +105,58 @@ def add_action(
 
 
 def add_home(parser: CommandParser, *, again: bool = False) -> None:
-    """Where an `up` keeps its data. `again`, here and below: the command above has it too, and what it got holds."""
+    """Add the folder of the `up`. For `again` see add_action."""
     default = argparse.SUPPRESS if again else DEFAULT_HOME
     parser.add_argument("--home", default=default, metavar="DIR", help=f"folder of the `up` ({DEFAULT_HOME})")
 
 
 def add_service(parser: CommandParser) -> None:
-    """Which API a client's command asks."""
-    parser.add_argument("--url", default="", help="of the API, else DIRECTOR_URL, else that of the `up`")
-    parser.add_argument("--token", default="", help="else DIRECTOR_TOKEN, else that of the `up`")
+    """Add the options that choose the API."""
+    parser.add_argument("--url", default="", help="address of the API (DIRECTOR_URL, or that of the `up`)")
+    parser.add_argument("--token", default="", help="token for the API (DIRECTOR_TOKEN, or that of the `up`)")
     add_home(parser)
 
 
 def add_redis(parser: CommandParser, *, again: bool = False) -> None:
-    """Which server an operator's command looks at."""
+    """Add the options that choose the Redis server."""
     default = argparse.SUPPRESS if again else ""
     parser.add_argument(
-        "--redis", metavar="URL", default=default, help="else DIRECTOR_REDIS_URL, else that of the `up`"
+        "--redis", metavar="URL", default=default, help="address of Redis (DIRECTOR_REDIS_URL, or that of the `up`)"
     )
     add_home(parser, again=again)
 
 
 def add_json(parser: CommandParser, *, again: bool = False) -> None:
-    """For machines."""
     default = argparse.SUPPRESS if again else False
-    parser.add_argument("--json", action="store_true", default=default, help="print JSON, for machines")
+    parser.add_argument("--json", action="store_true", default=default, help="print JSON, for programs")
 
 
 def port_number(text: str) -> int:
-    """A port, 0 for any free one."""
+    """Read a port; 0 means any free one."""
     if not text.isdecimal() or int(text) > MOST_PORT:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port: give a number from 0 to {MOST_PORT}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give a number from 0 to {MOST_PORT}")
     return int(text)
 
 
 def hours(text: str) -> float:
-    """A span in hours, from none at all to a year."""
+    """Read a number of hours, at most a leap year's."""
     if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,6})?", text) or float(text) > MOST_HOURS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no span: give hours, from 0 to {MOST_HOURS}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration: give hours from 0 to {MOST_HOURS}")
     return float(text)
 
 
 def model_name(text: str) -> str:
-    """owner/name or owner/name:version, as the service itself reads them."""
+    """Read owner/name or owner/name:version by the rules of the service."""
     model, pinned, version = text.partition(":")
     if not re.fullmatch(MODEL_NAME, model) or (pinned and not re.fullmatch(VERSION_ID, version)):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no model: give owner/name in lower case, or owner/name:version with its 64 hex digits"
+            f"{text!r} is not a model: give owner/name in lower case, or owner/name:version with its 64 hex digits"
         )
     return text
 
 
 def input_value(text: str) -> tuple[str, Any]:
-    """name=value or name=@file."""
+    """Read name=value or name=@file."""
     from director.cli.client import parse_input
 
     try:

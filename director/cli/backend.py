@@ -1,6 +1,6 @@
-"""What an operator's command works on: one connection to Redis, and the rooms of the core that stand on it.
+"""The Redis server that an operator's command works on, and the stores that use it.
 
-Decides nothing. The API is not asked, so these commands work while none runs.
+The API is not asked, so these commands work while no API runs.
 """
 
 import argparse
@@ -23,11 +23,11 @@ Done = TypeVar("Done")
 
 
 class Nowhere(DirectorError):
-    """No service is known. Start one, or say where it is."""
+    """No service is known. Start one, or name its address."""
 
 
 class Backend:
-    """One server, while a command runs. What it takes is imported with the first one."""
+    """The stores on one Redis server. They are imported here, so that `--help` stays quick."""
 
     def __init__(self, redis: "Redis") -> None:
         from director.broker.gatherer import Gatherer
@@ -76,7 +76,7 @@ class Backend:
         self.overview = Overview(self.queues, self.directors, owed, CloserLook(redis, owed), clock)
 
     async def queue(self, name: str) -> "QueueName":
-        """The queue that a command line names. Raises SettingsError where there is none."""
+        """Return the queue that a command line names. Raises SettingsError for an unknown queue."""
         from director.core.errors import SettingsError
 
         found = await self.queues.named(name)
@@ -85,13 +85,13 @@ class Backend:
         return found
 
     async def aclose(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         await self._gatherer.aclose()
         await self.redis.aclose()
 
 
 def on_backend(given: argparse.Namespace, act: Callable[[Backend], Awaitable[Done]]) -> Done:
-    """Do something on the server that the line, the environment or the `up` names; what it returned."""
+    """Call `act` on the server that the command line, the environment or the `up` names. Return its result."""
     import anyio
 
     from director.broker.redis_client import describe
@@ -106,11 +106,11 @@ def on_backend(given: argparse.Namespace, act: Callable[[Backend], Awaitable[Don
     try:
         return anyio.run(run)
     except BackendUnavailable as exc:
-        raise BackendUnavailable(f"{exc}, at {describe(url)}. --redis or DIRECTOR_REDIS_URL name another.") from exc
+        raise BackendUnavailable(f"{exc}, at {describe(url)}. See --redis and DIRECTOR_REDIS_URL.") from exc
 
 
 def redis_url(given: argparse.Namespace) -> str:
-    """The Redis to look at. Raises Nowhere."""
+    """Return the address of the Redis server. Raises Nowhere."""
     from director.local.home import Home
 
     url = given.redis or os.environ.get("DIRECTOR_REDIS_URL", "") or Home(Path(given.home)).read().redis_url
@@ -124,7 +124,7 @@ def redis_url(given: argparse.Namespace) -> str:
 
 @asynccontextmanager
 async def connected(url: str) -> AsyncGenerator[Backend]:
-    """One server, let go of afterwards."""
+    """Connect to one server while the block lasts."""
     from director.broker.redis_client import client
 
     backend = Backend(client(url, name="director-cli"))
@@ -134,16 +134,12 @@ async def connected(url: str) -> AsyncGenerator[Backend]:
         await backend.aclose()
 
 
-# Who types a command that changes something, and a line of JSON on stderr for each change, beside the log of changes.
-#
-# Only names: a command never asks anybody who they are.
-
 CHANGES = "director.store.changes"
 
 
 @contextmanager
 def audited() -> Iterator[str]:
-    """The name of who types, and the changes that are made meanwhile in the log."""
+    """Yield the operator's name, and write each change in the block as a line of JSON on stderr too."""
     import logging
     import sys
 
@@ -163,8 +159,8 @@ def audited() -> Iterator[str]:
 
 
 def typist() -> str:
-    """Who types, as the log of changes has it."""
+    """Return the operator's name as the log of changes has it. Only the user's name is read."""
     try:
         return f"cli:{getpass.getuser()}"
-    except (KeyError, OSError):  # a container may run as a number that has no name
+    except (KeyError, OSError):  # in a container the user may have a number without a name
         return "cli:unknown"

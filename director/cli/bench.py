@@ -8,12 +8,11 @@ from typing import Final
 from director.cli.arguments import CommandParser, Commands, add_home, add_json
 from director.cli.output import print_json
 
-LATENCY: Final = "What a running `up` adds to a direct call of the model server."
-THROUGHPUT: Final = "How many predictions a second a running `up` makes, from the request to the answer."
+LATENCY: Final = "Measure what a running `up` adds to a direct call of the model server."
+THROUGHPUT: Final = "Measure how many predictions a second a running `up` makes, from the request to the answer."
 
 
 def add(commands: Commands) -> None:
-    """Add the commands of this file."""
     bench = commands.add_parser(
         "bench",
         help="measure speed",
@@ -40,10 +39,10 @@ def add(commands: Commands) -> None:
         examples=("director bench throughput --connections 64",),
     )
     throughput.add_argument(
-        "--connections", type=_at_least(1), default=16, metavar="N", help="that ask at once (%(default)s)"
+        "--connections", type=_at_least(1), default=16, metavar="N", help="concurrent callers (%(default)s)"
     )
     throughput.add_argument(
-        "--seconds", type=_at_least(1), default=10, metavar="N", help="how long, in all (%(default)s)"
+        "--seconds", type=_at_least(1), default=10, metavar="N", help="length of the measurement (%(default)s)"
     )
     add_json(throughput)
     add_home(throughput)

@@ -1,4 +1,7 @@
-"""Ask the API like any other client would: over HTTP, with a token. Turns refusals into one line with the next step."""
+"""A client of the API like any other: over HTTP, with a token. A refusal becomes one line with the next step.
+
+It also reads the inputs of a command line, and saves outputs to files.
+"""
 
 import argparse
 import base64
@@ -23,7 +26,7 @@ T = TypeVar("T")
 ANSWER_S: Final = 30.0
 FETCHED: Final = ("http://", "https://")
 FETCH_S: Final = 60.0
-# What a service, or the proxy before it, answers while it cannot: it passes by itself
+# Answers of a service, or of a proxy before it, that is away for a short time
 NOT_NOW: Final = frozenset({429, 502, 503, 504})
 
 NEXT_STEPS: Final = {
@@ -34,17 +37,17 @@ NEXT_STEPS: Final = {
 
 
 class Service(Struct, frozen=True):
-    """An API and the token to ask it with."""
+    """An API and a token for it."""
 
     url: str
     token: str
 
 
 def service(given: argparse.Namespace) -> Service:
-    """The API to ask. Raises Nowhere."""
+    """Return the API of this command line. Raises Nowhere."""
     state = Home(Path(given.home)).read()
     url = given.url or os.environ.get("DIRECTOR_URL", "")
-    # the token in a home is for the service of that home: nobody else is to see it
+    # only the service of that home may get the token in it
     token = given.token or os.environ.get("DIRECTOR_TOKEN", "") or ("" if url else state.token)
     url = url or state.url
     if not url:
@@ -55,20 +58,20 @@ def service(given: argparse.Namespace) -> Service:
     if not token:
         raise Nowhere("a token is missing: give --token or DIRECTOR_TOKEN. `director token create` makes one.")
     if not (token.isascii() and token.isprintable()):
-        raise Nowhere("that is no token: it has characters that none has. `director token create` makes one.")
+        raise Nowhere("not a token: it contains characters that no token has. `director token create` makes one.")
     return Service(url.rstrip("/").removesuffix("/v1"), token)
 
 
 class Refused(DirectorError):
-    """The API did not do what it was asked, or was not reached. The text says what to do."""
+    """The API refused the request, or did not answer. The text says what to do."""
 
 
 class Away(Refused):
-    """The API was not reached, or cannot answer now. Asking again may help, where that is safe."""
+    """The API did not answer, or cannot answer now. A request that is safe to repeat may be repeated."""
 
 
 class Seen(Struct, frozen=True, kw_only=True):
-    """A prediction as the API shows it: what the command line uses of it."""
+    """The fields of a prediction that the command line uses."""
 
     id: str
     status: Status
@@ -86,11 +89,11 @@ class Seen(Struct, frozen=True, kw_only=True):
 
 
 class Client:
-    """One connection to the API, kept open while the block lasts."""
+    """A connection to the API, open while the block lasts."""
 
     def __init__(self, service: Service) -> None:
         self._url = service.url
-        # no proxies from the environment: they would see the token of a service on this machine
+        # proxies from the environment are not used: they would see the token of a service on this machine
         self._http = httpx.Client(
             base_url=service.url,
             headers={"authorization": f"Bearer {service.token}"},
@@ -105,28 +108,25 @@ class Client:
         self._http.close()
 
     def create(self, model: str, given: dict[str, Any]) -> Raw:
-        """Submit a prediction of "owner/name" or "owner/name:version", without waiting for it."""
+        """Create a prediction of "owner/name" or "owner/name:version", without waiting for it."""
         if ":" in model:
             return self._ask("POST", "/v1/predictions", {"version": model, "input": given})
         return self._ask("POST", f"/v1/models/{model}/predictions", {"input": given})
 
     def get(self, prediction_id: str) -> Raw:
-        """How it stands now."""
         return self._ask("GET", f"/v1/predictions/{quote(prediction_id, safe='')}")
 
     def explain(self, prediction_id: str) -> Raw:
-        """Its story so far."""
         return self._ask("GET", f"/v1/predictions/{quote(prediction_id, safe='')}/explain")
 
     def cancel(self, prediction_id: str) -> Raw:
-        """Ask that it ends."""
         return self._ask("POST", f"/v1/predictions/{quote(prediction_id, safe='')}/cancel")
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Raw:
         try:
             answer = self._http.request(method, path, json=body)
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
-            raise Away(f"nobody answers at {self._url} ({exc}). Is it up? `director up` starts a service.") from exc
+            raise Away(f"no answer from {self._url} ({exc}). Is it up? `director up` starts a service.") from exc
         if answer.is_success:
             return Raw(answer.content)
         kind = Away if answer.status_code in NOT_NOW else Refused
@@ -134,20 +134,20 @@ class Client:
 
 
 def seen(body: Raw) -> Seen:
-    """Read a prediction, as `read` does."""
+    """Decode a prediction. Raises Refused, as `read` does."""
     return read(body, Seen)
 
 
 def read(body: Raw, kind: type[T]) -> T:
-    """Read an answer. Raises Refused where it is another thing: then something else answers at that address."""
+    """Decode a response. Raises Refused for another document: then another program answers at that address."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.MsgspecError as exc:
-        raise Refused(f"what answers there is not Director ({exc}). Check the --url.") from exc
+        raise Refused(f"the server there is not Director ({exc}). Check the --url.") from exc
 
 
 def _detail(answer: httpx.Response) -> str:
-    """What a problem document says, in one line."""
+    """Return the text of a problem document in one line."""
     try:
         problem = msgspec.json.decode(answer.content, type=dict[str, Any])
     except msgspec.MsgspecError:
@@ -161,10 +161,13 @@ class FileFault(DirectorError):
 
 
 def parse_input(text: str) -> tuple[str, Any]:
-    """One `-i`. Raises ValueError where it is not name=value, FileFault."""
+    """Read one `-i`. VALUE is JSON if it parses as JSON, else text; a file becomes a data URI.
+
+    Raises ValueError for a line without name=value, and FileFault.
+    """
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise ValueError(f"{text!r} is no input: give name=value, or name=@file")
+        raise ValueError(f"{text!r} is not an input: give name=value, or name=@file")
     if value.startswith("@"):
         return name, _data_uri(Path(value[1:]))
     try:
@@ -174,7 +177,7 @@ def parse_input(text: str) -> tuple[str, Any]:
 
 
 def save_output(output: Any, file: str) -> None:
-    """Write the file that a model made. Raises FileFault where its output is none, or it cannot be had or written."""
+    """Write a model's output, a data URI or an address, to a file. Raises FileFault if that fails or it is neither."""
     data = _fetched(output) if isinstance(output, str) and output.startswith(FETCHED) else _decoded(output)
     try:
         Path(file).write_bytes(data)
@@ -184,7 +187,7 @@ def save_output(output: Any, file: str) -> None:
 
 def _fetched(url: str) -> bytes:
     try:
-        # without the token: the address is enough, and not every one is ours
+        # the token is not sent: the address is enough, and other hosts serve some files
         answer = httpx.get(url, timeout=FETCH_S, trust_env=False)
         answer.raise_for_status()
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
@@ -195,7 +198,7 @@ def _fetched(url: str) -> bytes:
 def _decoded(output: Any) -> bytes:
     head, comma, body = output.partition(",") if isinstance(output, str) else ("", "", "")
     if not comma or not head.startswith("data:") or not head.endswith(";base64"):
-        raise FileFault("the output of this model is no file. Leave --output out to see it.")
+        raise FileFault("the output of this model is not a file. Leave --output out to see it.")
     return base64.b64decode(body)
 
 

@@ -1,4 +1,4 @@
-"""`director dead`: what used up its attempts, and what becomes of it. Reads Redis itself, as `queues` does."""
+"""Commands on dead letters: `director dead`. They read Redis, so they work while no API does."""
 
 import argparse
 import math
@@ -20,7 +20,6 @@ COLUMNS: Final = ("died", "id", "queue", "account", "why", "attempts")
 
 
 def add(commands: Commands) -> None:
-    """Add the commands of this file."""
     actions = add_group(
         commands, "dead", "list, revive or drop dead letters: predictions without attempts left", "director dead list"
     )
@@ -67,7 +66,7 @@ def _rate(text: str) -> float:
     except ValueError:
         rate = math.nan
     if not 0 < rate < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no rate: give a number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rate: give a number above 0")
     return rate
 
 
@@ -78,7 +77,7 @@ def _list(given: argparse.Namespace) -> int:
 
     before = Place.parse(given.cursor)
     if given.cursor and before is None:
-        raise SettingsError(f"{given.cursor!r} is no cursor: take the one that an earlier list printed.")
+        raise SettingsError(f"{given.cursor!r} is not a cursor: use the one that an earlier list printed.")
 
     async def read(backend: Backend) -> "Letters":
         queues = await _queues(backend.catalog, given.queue)
@@ -111,7 +110,7 @@ def _show(given: argparse.Namespace) -> int:
 
     shown = on_backend(given, read)
     if shown is None:
-        raise SettingsError(f"{given.id} is no dead letter: `director dead list` shows them.")
+        raise SettingsError(f"{given.id} is not a dead letter: `director dead list` shows them.")
     if given.json:
         print_json({**msgspec.structs.asdict(shown.letter), "input": shown.input})
     else:
@@ -124,7 +123,7 @@ def _do(given: argparse.Namespace) -> int:
     from director.store.dead import Asked
 
     if bool(given.ids) == given.all or (given.queue and not given.all):
-        raise SettingsError(f"say which: `director dead {given.action} ID …`, or --all, or --all --queue NAME.")
+        raise SettingsError(f"name some: `director dead {given.action} ID …`, or --all, or --all --queue NAME.")
     ids = _ids(given.ids)
 
     async def do(backend: Backend) -> "Done":
@@ -142,7 +141,7 @@ def _do(given: argparse.Namespace) -> int:
     else:
         print(f"{done.done} {'revived' if given.action == 'revive' else 'dropped'}")
         for name in done.refused:
-            print(f"{name} is no dead letter, or its input was removed: nothing was done")
+            print(f"{name} is not a dead letter, or its input was removed. Nothing was changed")
     return 1 if done.refused else 0
 
 
@@ -163,7 +162,10 @@ async def _slices(places: "list[Place]") -> "AsyncIterator[list[Place]]":
 async def _counted(
     slices: "AsyncIterator[list[Place]]", rate: float | None, show: Callable[[str], None]
 ) -> "AsyncIterator[list[Place]]":
-    """The same, and on a terminal how many were met so far. With a rate each is a slice: one may take seconds."""
+    """Yield the same places, and show on a terminal how many are done.
+
+    With a rate, yield one place at a time: each may take seconds.
+    """
     met = 0
     async for places in slices:
         step = 1 if rate else len(places)
@@ -179,7 +181,7 @@ def _ids(names: list[str]) -> "list[PredictionId]":
 
     for name in names:
         if not is_prediction_id(name):
-            raise SettingsError(f"{name!r} is no id of a prediction: `director dead list` shows them.")
+            raise SettingsError(f"{name!r} is not the id of a prediction: `director dead list` shows them.")
     return [PredictionId(name) for name in dict.fromkeys(names)]
 
 
@@ -199,5 +201,5 @@ def _told(shown: "Shown") -> list[str]:
         f"  attempt {one.number}: {one.director}, {one.claimed_at or '?'} to {one.ended_at}, {one.code}"
         for one in letter.attempts
     ]
-    removed = "removed: it cannot be revived any more"
+    removed = "removed: it can no longer be revived"
     return [*lines, f"  input {removed if shown.input is None else bytes(shown.input).decode(errors='replace')}"]

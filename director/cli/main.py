@@ -1,7 +1,6 @@
-"""The frame of all commands: reads the line, runs one command, and turns what went wrong into one line and a code.
+"""The entry of `director`: it parses the line, runs one command, and turns a fault into one line and an exit code.
 
-Exit codes are those of `lines.py`. Never shows a traceback for a fault that can be expected, and imports a command's
-rooms only when it is called.
+An expected fault shows no traceback. The exit codes are in arguments.py.
 """
 
 import argparse
@@ -23,17 +22,17 @@ FOLDERS: Final = frozenset({"DIR"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command and return its exit code."""
     try:
         return _run(argv)
     except DirectorError as exc:
         return _failed(str(exc))
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # `director … | head`: whoever read has had enough
+    except BrokenPipeError:  # `director … | head`: the reader has closed the pipe
         leave_stdout()
         return FAILED
-    except OSError as exc:  # the disk that stdout goes to is full
+    except OSError as exc:  # for example a full disk behind stdout
         leave_stdout()
         return _failed(str(exc))
 
@@ -43,7 +42,7 @@ def _run(argv: Sequence[str] | None) -> int:
         given = made_parser().parse_args(argv)
         return int(given.run(given))
     finally:
-        sys.stdout.flush()  # at exit Python would tell of what cannot be written in words and a code of its own
+        sys.stdout.flush()  # Python would flush at exit, and report a failure with its own words and code
 
 
 def _failed(text: str) -> int:
@@ -52,7 +51,7 @@ def _failed(text: str) -> int:
 
 
 class _Version(argparse.Action):
-    """Prints the version; it is looked up only when asked for."""
+    """Print the version, which is looked up only here."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from director import __version__
@@ -62,7 +61,7 @@ class _Version(argparse.Action):
 
 
 def made_parser() -> CommandParser:
-    """All commands."""
+    """Return the parser of all commands."""
     parser = CommandParser(
         prog="director",
         description="A self-hosted, Replicate-compatible prediction queue. Start with `director up`.",

@@ -1,4 +1,4 @@
-"""`director model`, `collection`, `hardware`: what operators say of the catalogue. Never registers a version."""
+"""Commands on the catalogue: `director model`, `collection` and `hardware`. They never register a version."""
 
 import argparse
 from collections.abc import Awaitable, Callable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from director.store.models import Model
 
 
-# option -> field of the model
+# option: help
 SAID: Final = {
     "description": "what it does",
     "github_url": "where its source is",
@@ -36,7 +36,6 @@ YES_NO: Final = {"yes": "1", "no": ""}
 
 
 def add(commands: Commands) -> None:
-    """Add the commands of this file."""
     models = commands.add_parser(
         "model",
         aliases=["models"],
@@ -139,7 +138,7 @@ def _list(given: argparse.Namespace) -> int:
         rows = [(model.name, model.visibility, model.latest or "none") for model in found]
         print("\n".join(fitted(COLUMNS, rows, width=line_width(), words=COLUMNS)))
     else:
-        print("no models yet: a director registers one")
+        print("no models yet: a director registers its model (`director run`)")
     return 0
 
 
@@ -150,7 +149,7 @@ def _set(given: argparse.Namespace) -> int:
     if given.official is not None:
         said["is_official"] = YES_NO[given.official]
     if not said:
-        raise SettingsError("say what: --visibility, --official or a text.")
+        raise SettingsError("nothing to change: give --visibility, --official or a text.")
 
     async def change(backend: Backend) -> bool:
         seen = {"visibility": given.visibility} if given.visibility else {}
@@ -163,8 +162,8 @@ def _set(given: argparse.Namespace) -> int:
         return is_changed
 
     if not on_backend(given, change):
-        raise SettingsError(f"there is no model {given.of}: `director model list` shows those that there are.")
-    return _said(given, "an API knows it once its cache is over")
+        raise SettingsError(f"there is no model {given.of}: `director model list` shows all.")
+    return _said(given, "changed. An API may show the former value until its cache expires")
 
 
 def _config(given: argparse.Namespace) -> int:
@@ -182,7 +181,7 @@ def _config(given: argparse.Namespace) -> int:
             try:
                 config = msgspec.convert(changed, ModelConfig)
             except msgspec.ValidationError as exc:
-                raise SettingsError(f"that is no configuration: {exc}") from exc
+                raise SettingsError(f"not a configuration: {exc}") from exc
             await backend.configs.put(given.of, config, by=by, was=stored.revision)
             stored = await backend.configs.get(given.of)
         if stored is None:
@@ -193,7 +192,7 @@ def _config(given: argparse.Namespace) -> int:
         with audited() as by:
             stored = on_backend(given, act)
     except UnknownModel as exc:
-        raise SettingsError(f"there is no model {given.of}: `director model list` shows those that there are.") from exc
+        raise SettingsError(f"there is no model {given.of}: `director model list` shows all.") from exc
     if given.json:
         print_json(stored)
         return 0
@@ -204,14 +203,14 @@ def _config(given: argparse.Namespace) -> int:
 
 
 def _named_value(line: str) -> tuple[str, object]:
-    """NAME=VALUE, where VALUE is JSON, or @FILE with JSON, or else a text."""
+    """Read NAME=VALUE. VALUE is JSON, or @FILE with JSON, or else text. Raises SettingsError."""
     import msgspec
 
     from director.core.errors import SettingsError
 
     name, has_value, value = line.partition("=")
     if not has_value:
-        raise SettingsError(f"{line!r} says nothing: give NAME=VALUE, or --unset NAME.")
+        raise SettingsError(f"{line!r} is not NAME=VALUE. To remove a value use --unset NAME.")
     try:
         text = Path(value[1:]).read_text(encoding="utf-8") if value.startswith("@") else value
     except (OSError, UnicodeDecodeError) as exc:
@@ -227,7 +226,7 @@ def _example(given: argparse.Namespace) -> int:
     from director.core.ids import PredictionId, is_prediction_id
 
     if not is_prediction_id(given.prediction):
-        raise SettingsError(f"{given.prediction} is no id of a prediction.")
+        raise SettingsError(f"{given.prediction} is not the id of a prediction.")
     prediction_id = PredictionId(given.prediction)
     shown = {"model": given.of, "prediction": prediction_id}
     if not given.remove:
@@ -260,7 +259,7 @@ def _put(given: argparse.Namespace) -> int:
     try:
         collection = msgspec.convert(asked, Collection)
     except msgspec.ValidationError as exc:
-        raise SettingsError(f"that is no collection: {exc}") from exc
+        raise SettingsError(f"not a collection: {exc}") from exc
 
     async def put(backend: Backend) -> None:
         async with backend.changes.noting("collection_written", by=typist(), slug=given.of, models=given.models):

@@ -1,6 +1,6 @@
-"""Print: JSON for machines, text that steers no terminal, and to somebody who may have had enough: `director … | head`.
+"""Printing for programs and people: JSON, tables that fit, and text that cannot control the terminal.
 
-Never ends a command that has more to do than to print: what has nobody to read it any more goes nowhere.
+A reader that has closed the pipe (`director … | head`) does not end a command that still has work to do.
 """
 
 import json
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 UNPRINTABLE: Final = "\N{REPLACEMENT CHARACTER}"
-SPACE: Final = "Zs"  # of every width; Python calls only one of them printable, and so do we
+SPACE: Final = "Zs"  # spaces of any width; isprintable() accepts only U+0020
 KEPT: Final = "\n\t"
 
 
 def print_json(body: object) -> None:
-    """One line for machines. What is JSON already, as `Raw`, stays as it is."""
+    """Print one line of JSON. Encoded JSON (`Raw`) stays as it is."""
     print(json_line(body))
 
 
 def json_line(body: object) -> str:
-    """The same as text. On a terminal what would steer it is escaped: another way to write the same JSON."""
+    """Return one line of JSON. For a terminal, characters that could control it are escaped, which is the same JSON."""
     import msgspec
 
     line = msgspec.json.encode(body).decode()
@@ -41,20 +41,20 @@ def json_line(body: object) -> str:
 
 
 def printable(line: str) -> str:
-    """A line that a terminal shows and does not obey: part of it may be the words of a model or a caller."""
+    """Return a line without characters that control a terminal. Models and callers wrote part of it."""
     return "".join(one if one.isprintable() else " " if category(one) == SPACE else UNPRINTABLE for one in line)
 
 
 def harmless(text: str, to: TextIO) -> str:
-    """The words of a model or a caller, as `printable` where they go to a terminal; elsewhere they are as they are."""
+    """Return a text of a model or a caller: as `printable` for a terminal, unchanged for anything else."""
     if not to.isatty():
         return text
-    lines = text.replace("\r\n", "\n").replace("\r", "\n")  # a bar of progress is drawn anew on a line of its own
+    lines = text.replace("\r\n", "\n").replace("\r", "\n")  # a progress bar draws itself again on a new line
     return "".join(one if one in KEPT else printable(one) for one in lines)
 
 
 def say(line: str) -> None:
-    """Print a line at once."""
+    """Print a line at once. A closed pipe is ignored."""
     try:
         print(line, flush=True)
     except BrokenPipeError:
@@ -62,17 +62,17 @@ def say(line: str) -> None:
 
 
 def leave_stdout() -> None:
-    """From here on stdout leads nowhere. Python would complain at exit of what it could not flush."""
+    """Send stdout to /dev/null, because Python would report at exit that it could not flush."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-# Tables that fit: on a terminal no line is wider than it, and what is too long is cut in the middle. In a file or a
-# pipe every line is whole.
+# Tables. On a terminal no line is wider than the terminal, and names that are too long are cut in the middle. In a
+# file or a pipe every line is whole.
 
 GAP: Final = 2
 NARROW_GAP: Final = 1
 UNLIMITED: Final = 1_000_000
-SHORTEST: Final = 8  # what a cell is cut to before lines are
+SHORTEST: Final = 8  # columns of a cell that are never cut, unless lines are
 FEWEST_DIGITS: Final = 2  # of a version
 MARK: Final = "…"
 
@@ -92,8 +92,8 @@ def fitted(
 ) -> list[str]:
     """Return a line for each row, below the names of the columns.
 
-    Columns of `words` begin at the left and are cut where the terminal is too narrow, the longest first. All other
-    columns are numbers, end at the right, and are never cut. On a terminal too narrow for this, lines are cut.
+    Columns of `words` begin at the left and are cut if the terminal is too narrow, the longest first. All other columns
+    are numbers, end at the right, and are never cut. If that is not enough, the ends of the lines are cut.
     """
     from rich.cells import cell_len
     from rich.console import Console
@@ -119,7 +119,7 @@ def fitted(
 
 
 class Name:
-    """A cell that loses its middle where its column is too narrow. Rich itself cuts only the end."""
+    """A cell that loses its middle if its column is too narrow. Rich itself cuts only the end."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -167,7 +167,7 @@ def cut(text: str, width: int, *, is_middle: bool = True) -> str:
 
 
 def _tail(text: str, room: int) -> int:
-    """How much of it stands behind the mark: the kind of a queue, or nothing, where its model fits; else a third."""
+    """Return the columns behind the mark: a queue's kind if its model then fits before the mark, else a third."""
     from rich.cells import cell_len
 
     model, colon, version = text.rpartition(":")
@@ -177,9 +177,9 @@ def _tail(text: str, room: int) -> int:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows how far a command is: one line on stderr that changes, and goes at the end.
+    """Yield a function that shows progress as one line on stderr. The line goes with the block.
 
-    Shows nothing where stderr is no terminal.
+    Nothing is shown if stderr is not a terminal.
     """
     if not sys.stderr.isatty():
         yield lambda _: None
@@ -189,7 +189,7 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 
 def ticker(to: TextIO) -> "Live":
-    """Return a line of a terminal that changes. It is there from its `start` to its `stop`."""
+    """Return a line of a terminal that can change, between its `start` and its `stop`."""
     from rich.console import Console
     from rich.live import Live
 
@@ -199,7 +199,7 @@ def ticker(to: TextIO) -> "Live":
 
 
 def one_line(text: str) -> "Text":
-    """Return a text that rich shows as it is: without markup, and cut at the end of the line."""
+    """Return a text for rich, without markup and control characters, that is cut at the end of the line."""
     from rich.text import Text
 
     return Text(printable(text), no_wrap=True, overflow="ellipsis")

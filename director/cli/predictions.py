@@ -1,4 +1,4 @@
-"""`director predict`, `get` and `cancel`: what any client of the API can do, from a shell."""
+"""Commands of any caller, through the API: `director predict`, `get`, `cancel` and `explain`."""
 
 import argparse
 import sys
@@ -32,22 +32,25 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 0.15
 AWAY_LOOK_S: Final = 0.5
-AWAY_S: Final = 60.0  # an API that restarts is back long before
+AWAY_S: Final = 60.0  # an API restarts in much less
 DONE: Final = 0
 FAILED: Final = 1
 WIDTH: Final = len("2026-01-01T00:00:00.000Z")
-WORDS: Final = {"gone": "it wants no more", "refused": "a rule forbids its address", "given_up": "failed, and given up"}
-RULES: Final = {
-    "bad_url": "its URL is none",
-    "private_address": "its address is not public: DIRECTOR_WEBHOOK_ALLOW may name it",
-    "http_not_allowed": "it would be told over http://: use https://",
-    "port_not_allowed": "its port is none of 443 and 8443",
+WORDS: Final = {
+    "gone": "the receiver wants no more",
+    "refused": "its address is not allowed",
+    "given_up": "failed, and given up",
 }
-LONGEST: Final = 200  # of an error that is shown: it is the model's, and the whole of it is in the prediction
+RULES: Final = {
+    "bad_url": "its URL is invalid",
+    "private_address": "its address is not public: DIRECTOR_WEBHOOK_ALLOW may name it",
+    "http_not_allowed": "http:// is not allowed: use https://",
+    "port_not_allowed": "its port must be 443 or 8443",
+}
+LONGEST: Final = 200  # characters of a model's error; `director get` shows all of it
 
 
 def add(commands: Commands) -> None:
-    """Add the commands of this file."""
     predict = _add(
         commands,
         "predict",
@@ -122,7 +125,7 @@ def _predict(given: argparse.Namespace) -> int:
 
 @contextmanager
 def _named(prediction_id: str) -> Generator[None]:
-    """Whatever goes wrong with it, say which prediction it is: it goes on without us."""
+    """Add the id of the prediction to any error, because the prediction continues without this command."""
     try:
         yield
     except DirectorError as exc:
@@ -130,7 +133,7 @@ def _named(prediction_id: str) -> Generator[None]:
 
 
 def _follow(client: "Client", given: argparse.Namespace, body: "Raw") -> "Raw":
-    """Look until it has ended, and show what is new each time; returns the last look."""
+    """Poll until the prediction is terminal, and show what is new each time. Return the last response."""
     from director.cli.client import seen
     from director.cli.printing import Printer
 
@@ -146,7 +149,7 @@ def _follow(client: "Client", given: argparse.Namespace, body: "Raw") -> "Raw":
 
 
 def _look(client: "Client", prediction_id: str, printer: "Printer") -> "Raw":
-    """How it stands now. A service that is away is asked again for a while: what it accepted is not lost."""
+    """Return the prediction. If the service is away, ask again for AWAY_S: accepted predictions are not lost."""
     from director.cli.client import Away
 
     give_up = time.monotonic() + AWAY_S
@@ -228,7 +231,7 @@ def _explain(given: argparse.Namespace) -> int:
 
 
 def story_lines(story: "Story") -> Iterator[str]:
-    """The story for a person: what happened, each with its moment; how it stands; what is next."""
+    """Yield the story for a person: what happened and when, the state now, and what is next."""
     ended = story.ended
     yield f"{story.id} of {story.model}: {story.status}"
     yield from _came(story.submitted)
@@ -237,23 +240,23 @@ def story_lines(story: "Story") -> Iterator[str]:
     if ended is not None:
         yield from _over(ended)
     if not story.has_events:
-        yield _more("its events were removed: who gave it back without a run is not known any more")
+        yield _more("its events were removed: releases without a run are no longer known")
     if story.queue:
         place = story.queue
         yield _at(story.now, f"waits, {_line(place.position, place.ahead, place.eta_s)}. {place.detail}")
     if story.webhook is not None:
         yield from _told(story.webhook)
     if story.redis_ms:
-        yield _more(f"Redis is slow: it took {story.redis_ms:.0f} ms to tell this. `director doctor` measures it")
+        yield _more(f"Redis is slow: it took {story.redis_ms:.0f} ms for this. `director doctor` measures it")
     for coming in story.next:
         yield f"{coming.at or 'next':<{WIDTH}}  {'next: ' if coming.at else ''}{coming.detail}"
 
 
 def _came(submitted: "Submitted") -> Iterator[str]:
-    yield _at(submitted.at, f"accepted from {submitted.account}, into the lane {submitted.lane}")
+    yield _at(submitted.at, f"accepted from {submitted.account}, lane {submitted.lane}")
     if submitted.told is not None:
         told = submitted.told
-        yield _more(f"it was told: {_line(told.position, told.ahead, told.eta_s)}")
+        yield _more(f"the answer said: {_line(told.position, told.ahead, told.eta_s)}")
     if submitted.revivals and submitted.revived_at is None:
         yield _more(f"an operator revived it {submitted.revivals} times")
     elif submitted.revivals:
@@ -261,19 +264,19 @@ def _came(submitted: "Submitted") -> Iterator[str]:
 
 
 def _had(held: "Holding", *, has_more: bool) -> Iterator[str]:
-    waited = "" if held.waited_s is None else f" after it had waited {span(held.waited_s)}"
+    waited = "" if held.waited_s is None else f" after waiting {span(held.waited_s)}"
     if held.claimed_at is not None:
         yield _at(held.claimed_at, f"claimed by {held.director}{waited}: attempt {held.number}")
     if held.started_at is not None:
-        yield _at(held.started_at, "began to run")
+        yield _at(held.started_at, "run began")
     if held.ended_at is not None and has_more:
         kept = "" if held.held_s is None else f" after {span(held.held_s)}"
-        unspent = "" if held.is_spent else ", which was no attempt"
-        yield _at(held.ended_at, f"taken back from {held.director}{kept}: {held.how or 'it gave no reason'}{unspent}")
+        unspent = "" if held.is_spent else ", not counted as an attempt"
+        yield _at(held.ended_at, f"claim of {held.director} ended{kept}: {held.how or 'no reason given'}{unspent}")
 
 
 def _over(ended: "Ended") -> Iterator[str]:
-    ran = "it never began" if ended.ran_s is None else f"{span(ended.ran_s)} of that in its last run"
+    ran = "its run never began" if ended.ran_s is None else f"{span(ended.ran_s)} of that in its last run"
     why = f" ({ended.code})" if ended.code else ""
     yield _at(ended.at, f"{ended.status}{why} {span(ended.total_s)} after it was accepted; {ran}")
     if ended.error:
@@ -284,17 +287,17 @@ def _over(ended: "Ended") -> Iterator[str]:
 def _told(webhook: "Owed") -> Iterator[str]:
     last = f", the last one {webhook.last}" if webhook.last else ""
     for one in webhook.deliveries:
-        answered = "" if one.status is None else f", it answered {one.status}"
+        answered = "" if one.status is None else f", status {one.status}"
         word = RULES.get(one.rule or "") or WORDS.get(one.outcome, one.outcome)
-        yield _at(one.at, f"attempt {one.attempt} to tell {one.host} its end: {word}{answered}")
+        yield _at(one.at, f"webhook attempt {one.attempt} to {one.host}: {word}{answered}")
     yield f"{'webhook':<{WIDTH}}  {webhook.host} wants {', '.join(webhook.events)}"
     if webhook.is_owed or webhook.attempts:
-        yield _more(f"attempts to tell its end: {webhook.attempts}{last}")
+        yield _more(f"attempts to deliver the end: {webhook.attempts}{last}")
 
 
 def _line(position: int, ahead: int, eta: "Eta | None") -> str:
-    when = "" if eta is None else f", about {span(eta.p50)} to its start (nine of ten: {span(eta.p90)})"
-    return f"place {position} of its account's, {ahead} before it in all{when}"
+    when = "" if eta is None else f", about {span(eta.p50)} until it starts (9 of 10: {span(eta.p90)})"
+    return f"place {position} in its account's line, {ahead} before it in total{when}"
 
 
 def _at(moment: str | None, text: str) -> str:

@@ -1,4 +1,4 @@
-"""Show a prediction to a person: its output on stdout as it grows, everything else on stderr."""
+"""Show predictions and their steps to a person: output on stdout as it grows, everything else on stderr."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -13,24 +13,25 @@ from director.core.event_log import EventView
 from director.core.states import Status
 from director.core.view import iso
 
-OWN_LINE: Final = ("data:", "http://", "https://")  # pieces that are files stand alone; all other text is one text
+# a piece that is a file has a line of its own; other pieces form one text
+OWN_LINE: Final = ("data:", "http://", "https://")
 KIND: Final = 8
 ID: Final = 26
 QUEUE: Final = 32
-CLOCK: Final = slice(11, 24)  # of a moment: the time of the day
+CLOCK: Final = slice(11, 24)  # the time of the day in a moment
 WORDS: Final[Mapping[str, str]] = {
-    "retried": "taken back from {director}, another attempt follows: {code}",
-    "released": "given back by {director}: {code}",
-    "restarted": "run once more from its start: {code}",
+    "retried": "recovered from {director}; another attempt follows: {code}",
+    "released": "released by {director}: {code}",
+    "restarted": "restarted: {code}",
     "completed": "{status}",
-    "webhook": "attempt {attempt} to tell {host} of {event}: {outcome}",
+    "webhook": "attempt {attempt} to deliver {event} to {host}: {outcome}",
     "metric": "metric {name} = {value}",
 }
-ANEW: Final = frozenset({"retried", "restarted", "revived"})
+STARTS_AGAIN: Final = frozenset({"retried", "restarted", "revived"})
 
 
 class Printer:
-    """What was shown so far of one prediction. Only what is new is printed."""
+    """Prints what is new of one prediction, each time it is shown again."""
 
     def __init__(self, out: TextIO, err: TextIO, *, shows_output: bool = True) -> None:
         self._out = out
@@ -50,7 +51,7 @@ class Printer:
         self._ticker.stop()
 
     def show(self, seen: Seen) -> None:
-        """Show what is new; at the end, all that was not shown yet."""
+        """Print what is new since the last call; of a terminal prediction, all that is left."""
         self._show_logs(seen.logs or "")
         if self._shows_output:
             self._show_output(seen)
@@ -65,9 +66,9 @@ class Printer:
             self._write(seen.output if isinstance(seen.output, str) else as_text(seen.output), own_line=True)
 
     def _show_list(self, pieces: list[Any]) -> None:
-        if len(pieces) < self._pieces:  # another attempt began: its output is a new one
+        if len(pieces) < self._pieces:  # another attempt began, with new output
             self._end_line()
-            self.tell("the run failed and began again: its output starts anew")
+            self.tell("the run failed and began again: its output starts again")
             self._pieces = 0
         for piece in pieces[self._pieces :]:
             is_text = isinstance(piece, str)
@@ -91,7 +92,7 @@ class Printer:
         elif not self._err.isatty():
             if changed:
                 self.tell(f"{seen.status} ({seen.id})")
-        elif not self._is_mid_line:  # on a terminal both streams share the line
+        elif not self._is_mid_line:  # on a terminal, stdout and stderr share the line
             self._ticker.start()
             self._ticker.update(one_line(f"» {seen.status} {seconds:.0f} s"), refresh=True)
 
@@ -118,12 +119,12 @@ class Printer:
 
 
 def as_text(value: Any) -> str:
-    """JSON for people."""
+    """Return indented JSON."""
     return msgspec.json.format(msgspec.json.encode(value)).decode()
 
 
 def step(entry: Entry, *, width: int | None) -> str:
-    """One line for each step."""
+    """Return a step as one line."""
     by = f"by {entry.by} " if entry.by else ""
     words = (
         iso(entry.at)[CLOCK],
@@ -138,13 +139,13 @@ def step(entry: Entry, *, width: int | None) -> str:
 
 
 def steps_json(entries: Sequence[Entry], missed: int) -> list[str]:
-    """As `director audit --to FILE` writes them."""
+    """Return steps as `director audit --to FILE` writes them."""
     gap = [{"kind": "missed", "count": missed}] if missed else []
     return [json_line(each) for each in (*gap, *entries)]
 
 
 class EventPrinter:
-    """One prediction: its output on `out` as one text, all else on `err`, a line each."""
+    """Prints the events of one prediction: its output as one text on `out`, all else as lines on `err`."""
 
     def __init__(self, out: TextIO, err: TextIO) -> None:
         self._out = out
@@ -152,7 +153,6 @@ class EventPrinter:
         self._is_mid_line = False
 
     def show(self, event: EventView) -> None:
-        """The next event."""
         data = msgspec.json.decode(event.data)
         if event.type == "output":
             self._put(data)
@@ -162,11 +162,11 @@ class EventPrinter:
         else:
             self.end()
             words = WORDS[event.type].format(**data) if event.type in WORDS else event.type
-            anew = "; its output starts anew" if event.type in ANEW else ""
-            print(f"» {event.at[CLOCK]} {printable(words)}{anew}", file=self._err, flush=True)
+            again = "; its output starts again" if event.type in STARTS_AGAIN else ""
+            print(f"» {event.at[CLOCK]} {printable(words)}{again}", file=self._err, flush=True)
 
     def end(self) -> None:
-        """What comes next begins a line."""
+        """End an unfinished line of output."""
         if self._is_mid_line:
             self._out.write("\n")
             self._out.flush()

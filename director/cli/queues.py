@@ -1,7 +1,4 @@
-"""`director queues`: what waits and runs in every queue, and an operator's hand on one.
-
-Reads Redis itself, so it works while no API does.
-"""
+"""Commands on queues: `director queues`. They read Redis, so they work while no API does."""
 
 import argparse
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -21,7 +18,7 @@ if TYPE_CHECKING:
     from director.store.queues import Moved, Tenant
 
 
-HANG: Final = 13  # where the facts of a report begin
+HANG: Final = 13  # column where the facts of a report begin
 LANES: Final = ("high", "normal", "low")
 COLUMNS: Final = ("queue", *LANES, "running", "slots", "delayed", "dead", "mode", "breaker", "oldest")
 ETA_ERROR: Final = "eta_error:"
@@ -30,21 +27,20 @@ BATCH: Final = "batch_"
 LONGEST_LINE: Final = 300
 MOST_TENANTS: Final = 10
 LOOK_AGAIN_S: Final = 0.5
-MOST_STREAMS: Final = 32  # of core.shards, which is imported only when a command runs; a test holds the two together
-AT_ONCE: Final = 25  # queues of one write
+MOST_STREAMS: Final = 32  # that of core.shards, which is imported only when a command runs; a test compares both
+AT_ONCE: Final = 25  # queues read by one pipeline
 MODES: Final = ("absorb", "bounded", "reject")
 STAYS: Final = {
-    "claimed": "run, and end where they are; what comes back to wait there, the same command moves",
-    "held": "stay, since their accounts are paused or suspended here",
-    "strange": "stay, since their accounts are not known there: `director account create` makes them",
-    "elsewhere": "are on their way to another server, or could not be brought: repeat that command, or --put-back",
+    "claimed": "still running; they finish in the former queue. Repeat the command if some return to it",
+    "held": "held here because their accounts are paused or suspended",
+    "strange": "held here because the other server lacks their accounts: `director account create`",
+    "elsewhere": "leaving for another server. Repeat that command, or use --put-back",
 }
 
 Done = TypeVar("Done")
 
 
 def add(commands: Commands) -> None:
-    """Add the commands of this file."""
     queues = add_action(
         commands,
         "queues",
@@ -55,7 +51,7 @@ def add(commands: Commands) -> None:
         about="Show every queue.",
     )
     actions = queues.add_subparsers(title="commands", metavar="COMMAND", parser_class=CommandParser)
-    _add(actions, "show", "show one queue: which accounts wait, and how good its estimates were", _show, "")
+    _add(actions, "show", "show one queue: its accounts, and the quality of its estimates", _show, "")
     resized = _add(actions, "resize", "change the number of streams of each lane", _resize, "8")
     resized.add_argument("streams", type=_number(MOST_STREAMS), metavar="STREAMS", help=f"from 1 to {MOST_STREAMS}")
     pause = _add(actions, "pause", "stop starting predictions; running ones continue", _pause, "", "--account team-a")
@@ -101,7 +97,7 @@ def add(commands: Commands) -> None:
 def _add(
     actions: Commands, name: str, text: str, run: Callable[[argparse.Namespace], int], *examples: str
 ) -> CommandParser:
-    """Add a command on one queue. The examples are what follows the name of the queue."""
+    """Add a command on one queue. An example is the part after the queue's name."""
     lines = [f"director queues {name} acme/painter {rest}".rstrip() for rest in examples]
     parser = add_action(actions, name, text, run, *lines, again=True)
     parser.add_argument("queue", metavar="QUEUE", help="its name, or owner/name for the queue of the latest version")
@@ -113,7 +109,7 @@ def _number(most: int | None = None) -> Callable[[str], int]:
 
     def read(text: str) -> int:
         if not text.isdecimal() or int(text) < 1 or (most and int(text) > most):
-            raise argparse.ArgumentTypeError(f"{text!r} will not do: give a whole number from 1{to}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not valid: give a whole number from 1{to}")
         return int(text)
 
     return read
@@ -136,7 +132,7 @@ def _list(given: argparse.Namespace) -> int:
     elif found:
         print("\n".join(table(found, width=line_width())))
     else:
-        print("no queues yet: a director makes one when it registers its model (`director run`)")
+        print("no queues yet: a director creates one for its model (`director run`)")
     return 0
 
 
@@ -175,8 +171,8 @@ def _resize(given: argparse.Namespace) -> int:
         print(f"{queue}: {streams} streams in each lane")
     else:
         print(
-            f"{queue}: new work goes to {streams} streams in each lane. Some above them still hold work, so {read} are "
-            "read: nothing is lost, and the same command finishes this once they are empty."
+            f"{queue}: new predictions go to {streams} streams in each lane. Some later ones hold work, so {read} are "
+            "read. Repeat the command once they are empty."
         )
     return 0
 
@@ -193,8 +189,8 @@ def _pause(given: argparse.Namespace) -> int:
     if given.json:
         print_json({"queue": queue, "account": given.account or None, "paused": given.paused})
         return 0
-    whose = f" of {tenant.name}, which has {tenant.waiting} waiting and {tenant.running} running" if tenant else ""
-    print(f"{queue} {'hands out nothing' if given.paused else 'hands out again what waits'}{whose}")
+    whose = f" for {tenant.name}, which has {tenant.waiting} waiting and {tenant.running} running" if tenant else ""
+    print(f"{queue} {'is paused' if given.paused else 'is resumed'}{whose}")
     return 0
 
 
@@ -214,9 +210,9 @@ def _drain(given: argparse.Namespace) -> int:
     if given.json:
         print_json({"queue": queue, "drained": not stats.claimed, "claimed": stats.claimed, "waiting": stats.waiting})
     elif stats.claimed:
-        print(f"{queue} hands out nothing, and {stats.claimed} still run: the same command goes on waiting")
+        print(f"{queue} is paused, and {stats.claimed} still running. Repeat the command to wait longer")
     else:
-        print(f"{queue} is drained: nothing runs, and {stats.waiting} wait until `director queues resume {queue}`")
+        print(f"{queue} is drained: nothing runs. {stats.waiting} waiting until `director queues resume {queue}`")
     return 1 if stats.claimed else 0
 
 
@@ -229,7 +225,7 @@ def _migrate(given: argparse.Namespace) -> int:
     if given.to_redis:
         return _depart(given)
     if given.put_back or not given.to:
-        raise SettingsError("--put-back goes with --to-redis." if given.put_back else "TO, or --to-redis, is missing.")
+        raise SettingsError("--put-back goes with --to-redis." if given.put_back else "TO or --to-redis is missing.")
 
     async def act(backend: Backend, queue: "QueueName") -> "tuple[QueueName, QueueName, Moved]":
         to, done = await backend.queue(given.to), Moved()
@@ -244,9 +240,9 @@ def _migrate(given: argparse.Namespace) -> int:
         return 0
     print(f"{done.moved} {'would be ' if given.dry_run else ''}moved from {queue} to {to}")
     if done.claimed:
-        print(f"{done.claimed} run, and end where they are; what comes back to wait there, the same command moves")
+        print(f"{done.claimed} still running; they finish in the former queue. Repeat the command if some return to it")
     if done.held:
-        print(f"{done.held} stay, since their accounts are paused there: `director queues resume` lets them go")
+        print(f"{done.held} held there because their accounts are paused: `director queues resume`")
     return 0
 
 
@@ -254,7 +250,7 @@ def _bound(given: argparse.Namespace) -> int:
     from director.core.errors import SettingsError
 
     if (given.mode == "bounded") != (given.max_queued is not None):
-        raise SettingsError("--max-queued N goes with bounded, and with nothing else.")
+        raise SettingsError("--max-queued N goes with bounded only.")
 
     async def act(backend: Backend, queue: "QueueName") -> str:
         await backend.queue_administration.bound(queue, mode=given.mode, max_queued=given.max_queued, by=typist())
@@ -269,7 +265,7 @@ def _bound(given: argparse.Namespace) -> int:
 
 
 def _on_one(given: argparse.Namespace, act: "Callable[[Backend, QueueName], Awaitable[Done]]") -> Done:
-    """Do something with the queue that the line names. Raises SettingsError where there is none."""
+    """Call `act` with the queue that the command line names. Raises SettingsError for an unknown queue."""
 
     async def named(backend: Backend) -> Done:
         return await act(backend, await backend.queue(given.queue))
@@ -278,7 +274,7 @@ def _on_one(given: argparse.Namespace, act: "Callable[[Backend, QueueName], Awai
 
 
 def _depart(given: argparse.Namespace) -> int:
-    """Move, or put back."""
+    """Move what waits to another Redis server, or put it back. Both servers are read directly."""
     import msgspec
 
     async def act(here: Backend) -> "tuple[QueueName, QueueName, Left]":
@@ -293,7 +289,7 @@ def _depart(given: argparse.Namespace) -> int:
         return 0
     print(f"{done.moved} {'would be ' if given.dry_run else ''}moved from {queue} to {to} there")
     if done.stayed:
-        print(f"{done.stayed} wait here again")
+        print(f"{done.stayed} returned to the queue here")
     for name, why in STAYS.items():
         if facts[name]:
             print(f"{facts[name]} {why}")
@@ -311,11 +307,11 @@ async def _moved(
 
     queue, to = await here.queues.named(given.queue), await there.queues.named(given.to or given.queue)
     if given.dry_run and given.put_back:
-        raise SettingsError("--dry-run says what would be moved: it does not go with --put-back.")
+        raise SettingsError("--dry-run does not go with --put-back.")
     if queue is None:
         raise SettingsError(f"there is no queue {given.queue}: `director queues` shows them.")
     if to is None:
-        raise SettingsError(f"there is no queue {given.to or given.queue} there: a director there makes it.")
+        raise SettingsError(f"there is no queue {given.to or given.queue} there. A director there creates it.")
     await check(there.redis, load(CommonSettings))
     one, other = (Site(each.redis, each.scripts, each.accounts) for each in (here, there))
     departure, done = Departure(one, other, queue, to), Left()
@@ -332,7 +328,7 @@ async def _moved(
 
 
 def table(found: "Sequence[tuple[QueueName, QueueStats]]", *, width: int | None = None) -> list[str]:
-    """One line for each queue, below the names of the columns."""
+    """Return one line for each queue, below the names of the columns."""
     return fitted(COLUMNS, [_row(queue, stats) for queue, stats in found], width=width, words=WORDS)
 
 
@@ -343,14 +339,14 @@ def report(
     setup: "SetupRun | None" = None,
     burnt: "Burns | None" = None,
 ) -> list[str]:
-    """All that is known of one queue."""
-    takes = f"; one takes {span(stats.service_ms / 1000)}" if stats.service_ms else ""
+    """Return all that is known of one queue."""
+    takes = f"; one run takes {span(stats.service_ms / 1000)}" if stats.service_ms else ""
     facts = {
         "waiting": f"high {stats.high}, normal {stats.normal}, low {stats.low}; oldest {_oldest(stats)}",
         "running": f"{stats.claimed} in {_slots(stats)} slots; directors: {stats.directors}{takes}",
         "delayed": str(stats.delayed),
         "dead": str(stats.dead),
-        "leaving": f"{stats.leaving} for another Redis server" if stats.leaving else "nothing",
+        "leaving": f"{stats.leaving} to another Redis server" if stats.leaving else "nothing",
         "paused": "yes" if stats.paused else "no",
         "mode": _mode(stats),
         "breaker": stats.breaker or "closed",
@@ -359,7 +355,7 @@ def report(
         "estimates": _estimates(stats.tally),
         "warm hits": share(stats.tally.get("warm", 0), stats.tally.get("cold", 0)),
         "batches": _counted(stats.tally, BATCH) or "none",
-        "last setup": "none was told of" if setup is None else _setup(setup),
+        "last setup": "none" if setup is None else _setup(setup),
     }
     lines = [queue, *(f"  {name:<10} {fact}" for name, fact in facts.items())]
     return [*lines, *(_line(tenant) for tenant in tenants)]
@@ -372,7 +368,7 @@ def _row(queue: str, stats: "QueueStats") -> Sequence[str]:
 
 
 def _slots(stats: "QueueStats") -> int:
-    """Directors count them as long as they live, so what the last one counted outlives it."""
+    """Return the slots of live directors. The stored number outlives the last director."""
     return stats.slots if stats.directors else 0
 
 
@@ -396,7 +392,7 @@ def _estimates(tally: Mapping[str, int]) -> str:
 
 
 def _objectives(stats: "QueueStats", burnt: "Burns") -> str:
-    """What is promised of each lane, and how many times as much is missed as may be."""
+    """Return each lane's objective, and how fast its error budget is used."""
     return "; ".join(
         f"{lane}: {100 * each.share:.4g} % start within {span(each.within_s)}; burn rate "
         + ", ".join(f"{window.rate:.1f} over {name}" for name, window in burnt.get(lane, {}).items())
@@ -405,7 +401,7 @@ def _objectives(stats: "QueueStats", burnt: "Burns") -> str:
 
 
 def _setup(setup: "SetupRun") -> str:
-    """One line: of a traceback the last one names the error. A server's own words are printed as such."""
+    """Return the last setup run in one line. The last line of a traceback names the error."""
     last = setup.logs.rstrip().rpartition("\n")[2][:LONGEST_LINE]
     why = f": {last!r}" if setup.status == "failed" and last else ""
     return f"{setup.status} at {setup.completed_at or 'an unknown time'} on {setup.server}{why}"
@@ -417,7 +413,7 @@ def _bucket(pair: tuple[str, int]) -> float:
 
 
 def _counted(tally: Mapping[str, int], prefix: str, unit: str = "") -> str:
-    """The counters of one kind: name and number of each."""
+    """Return the counters with this prefix, each with its number."""
     found = {name.removeprefix(prefix): count for name, count in tally.items() if name.startswith(prefix)}
     return ", ".join(f"{name}{unit}: {count}" for name, count in found.items())
 

@@ -1,6 +1,6 @@
-"""`director api`, `director run` and `director keeper`: one process each, as they run in production.
+"""Commands that start processes: `up` and `down` on one machine; `api`, `run`, `keeper` and `audit` as in production.
 
-Every setting is a DIRECTOR_ variable; the options here are the few that one types by hand, and win over them.
+Every setting is a DIRECTOR_ variable. The few options here override them.
 """
 
 import argparse
@@ -24,7 +24,6 @@ All data stays in the home: the next `director up` continues where this one ende
 
 
 def add(commands: Commands) -> None:
-    """Add the commands of this file."""
     _add_local(commands)
     api = _serving(commands, "api", "serve the HTTP API", "ApiSettings", "director api --port 8080")
     api.add_argument("--host", help="address to listen on")
@@ -104,8 +103,8 @@ def _add_local(commands: Commands) -> None:
 
     down = commands.add_parser(
         "down",
-        help="stop a `director up`, and what one left behind",
-        description="Stop a `director up`, and what one left behind.",
+        help="stop a `director up`, and processes that one left behind",
+        description="Stop a `director up`, and processes that one left behind.",
         examples=("director down",),
     )
     add_home(down)
@@ -146,8 +145,8 @@ def _api(given: argparse.Namespace) -> int:
     raise_descriptor_limit()
     asked = {"HOST": given.host, "PORT": given.port, "REDIS_URL": given.redis}
     env = {f"DIRECTOR_{name}": str(value) for name, value in asked.items() if value is not None}
-    # becomes that process rather than importing it: the engine room and the front door share nothing but the core.
-    # -P: the folder that this is called in is not a place to import from; it may well hold an `api` of its own
+    # The command becomes the API's process instead of importing it: `director` must not import `api`. With -P, Python
+    # imports nothing from the current folder, which may contain another `api`.
     os.execve(sys.executable, [sys.executable, "-P", "-m", "api"], dict(os.environ) | env)  # noqa: S606
 
 

@@ -1,4 +1,4 @@
-"""Commands that show how the service is: `directors`, `scale`, `doctor`, `top`.
+"""Commands that show the state of the service: `director directors`, `scale`, `doctor` and `top`.
 
 They read Redis, so they work while no API does.
 """
@@ -23,11 +23,10 @@ if TYPE_CHECKING:
 COLUMNS: Final = ("director", "state", "slots", "holds", "version", "up", "last sign", "queues")
 WORDS: Final = ("director", "state", "version", "queues")
 SILENT: Final = "silent"
-HANG: Final = 4  # what is too long goes on there: why a server is not ready stands at the end
+HANG: Final = 4  # indent of continued lines: the reason why a server is not ready is at the end of a line
 
 
 def add(commands: Commands) -> None:
-    """Add the commands of this file."""
     directors = add_action(
         commands,
         "directors",
@@ -94,7 +93,7 @@ def _directors(given: argparse.Namespace) -> int:
 
 
 def director_lines(found: "Sequence[DirectorView]", *, now_ms: int, width: int | None) -> list[str]:
-    """A line for each director; below the table, one for each of their servers."""
+    """Return a line for each director and, below that table, a line for each of their model servers."""
     table = fitted(COLUMNS, [_row(one, now_ms) for one in found], width=width, words=WORDS)
     servers = [
         f"  {one.name}  {line}"
@@ -182,7 +181,7 @@ async def _examine(settings: "CommonSettings") -> "list[Finding]":
     try:
         return examine(await look(redis, settings, SystemClock()))
     except BackendUnavailable as exc:
-        found = f"nothing can be asked at {describe(settings.redis_url)}: {exc}"
+        found = f"no answer from Redis at {describe(settings.redis_url)}: {exc}"
         fix = "start the server, or correct --redis or DIRECTOR_REDIS_URL, its user and its password"
         return [Finding(check="reachable", verdict="fail", found=found, fix=fix)]
     finally:

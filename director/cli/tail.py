@@ -1,6 +1,6 @@
-"""`director tail`: what happens to every prediction, or to one, as it happens.
+"""`director tail`: follow the steps of all predictions, or the events of one.
 
-Reads Redis itself, so it works while no API does, and goes on once a Redis that was away is back. Changes nothing.
+It reads Redis, so it works while no API does. After an outage of Redis it continues where it was.
 """
 
 import argparse
@@ -21,15 +21,14 @@ T = TypeVar("T")
 
 SHORTEST_S: Final = 0.3
 LONGEST_S: Final = 2.0
-REST: Final = 20  # times as long as a round took
+REST: Final = 20  # rest after a round, as a multiple of its duration
 AWAY_S: Final = 1.0
-LOOK_S: Final = 0.15  # at one prediction
+LOOK_S: Final = 0.15  # between two reads of one prediction
 EVENTS: Final = 256
 MOST_BYTES: Final = 1 << 20
 
 
 def add(commands: Commands) -> None:
-    """Add the command of this file."""
     tail = add_action(
         commands,
         "tail",
@@ -55,20 +54,20 @@ def _tail(given: argparse.Namespace) -> int:
     from director.core.ids import PredictionId, is_prediction_id
 
     if unknown := sorted(set(given.kind) - KINDS):
-        raise SettingsError(f"nothing is of the kind {', '.join(unknown)}: there is {', '.join(sorted(KINDS))}.")
+        raise SettingsError(f"there is no kind {', '.join(unknown)}: the kinds are {', '.join(sorted(KINDS))}.")
     if not given.id:
         on_backend(given, lambda backend: _follow_all(backend, given))
         return 0
     if given.queue or given.account or given.kind:
-        raise SettingsError("ID is one prediction: --queue, --account and --kind are of all.")
+        raise SettingsError("--queue, --account and --kind do not go with an ID.")
     if not is_prediction_id(given.id):
-        raise SettingsError(f"{given.id!r} is no id of a prediction.")
+        raise SettingsError(f"{given.id!r} is not the id of a prediction.")
     on_backend(given, lambda backend: _follow_one(backend, PredictionId(given.id), is_json=given.json))
     return 0
 
 
 async def _follow_all(backend: Backend, given: argparse.Namespace) -> None:
-    """For ever."""
+    """Print steps until the command is interrupted."""
     import anyio
 
     from director.audit.log import AuditLog, Following
@@ -97,7 +96,7 @@ async def _follow_all(backend: Backend, given: argparse.Namespace) -> None:
         else:
             lines = [step(entry, width=line_width()) for entry in wanted]
             if news.missed:
-                _tell(f"{news.missed} steps were cut before they could be read")
+                _tell(f"{news.missed} steps were removed before they could be read")
         if lines:
             print("\n".join(lines), flush=True)
         if not news.more:
@@ -105,7 +104,7 @@ async def _follow_all(backend: Backend, given: argparse.Namespace) -> None:
 
 
 async def _follow_one(backend: Backend, prediction_id: "PredictionId", *, is_json: bool) -> None:
-    """Until it has ended and all is told."""
+    """Print the events of one prediction until its last."""
     import anyio
 
     from director.cli.output import print_json
@@ -138,11 +137,11 @@ async def _follow_one(backend: Backend, prediction_id: "PredictionId", *, is_jso
             await anyio.sleep(LOOK_S)
     printer.end()
     if not page.last:
-        _tell(f"{page.status}; its events were removed: `director explain {prediction_id}` tells what is left")
+        _tell(f"{page.status}; its events were removed: see `director explain {prediction_id}`")
 
 
 async def _asked(ask: Callable[[], Awaitable[T]]) -> T:
-    """The answer, however long Redis is away; that is said once, and so is its end."""
+    """Ask until Redis answers. The begin and the end of an outage are each reported once."""
     import anyio
 
     from director.core.errors import BackendUnavailable

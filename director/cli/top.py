@@ -1,7 +1,7 @@
-"""The part of `director top` that looks, and that shows what it sees: once, or again and again until a key ends it.
+"""The loops of `director top`: read Redis, follow keys, and draw.
 
-Reads Redis for at most a hundredth of its time, as `core/overview.py` has it, and changes nothing but by a key that
-was confirmed.
+It reads Redis for at most a hundredth of its time (see diagnosis/overview.py). It changes only what a confirmed key
+asks for.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ NAMES: Final[Mapping[str, str]] = {
     "\x1b[F": "end",
     "\x1b[4~": "end",
 }
-TREND: Final = 8  # parts of the last ten minutes
+TREND: Final = 8  # columns of blocks for the last ten minutes
 SAMPLES: Final = 60
 MOST_TENANTS: Final = 50
 AWAY_S: Final = 1.0
@@ -82,17 +82,17 @@ STYLES: Final[Mapping[Style, str]] = {
 
 
 def is_interactive() -> bool:
-    """Is somebody there, at a terminal that can do this?"""
+    """Is this a terminal that can show a whole screen and read keys?"""
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def keys_in(text: str) -> list[str]:
-    """What was pressed: the name of a key, or what it writes. A sequence that is none of ours is one key too."""
+    """Return the names of the pressed keys, or the characters they write. An unknown escape sequence is one key."""
     return [NAMES.get(one, one) for one in KEY.findall(text)]
 
 
 class Terminal:
-    """Use it within `opened`."""
+    """A terminal with its own screen while it is `opened`. It is restored also after a failure or a signal."""
 
     def __init__(self) -> None:
         self._in = sys.stdin.fileno()
@@ -103,7 +103,7 @@ class Terminal:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """The terminal is ours meanwhile. Keys that were not waited for are kept."""
+        """Take over the terminal while the block lasts."""
         loop = asyncio.get_running_loop()
         self._enter()
         loop.add_reader(self._in, self._read)
@@ -114,7 +114,7 @@ class Terminal:
             self._leave()
 
     async def key(self) -> str:
-        """The next key, RESIZED when all has to be drawn again, or ENDED when it is to end."""
+        """Return the next key, RESIZED if the screen must be drawn again, or ENDED if the command must end."""
         return await self._keys.get()
 
     @property
@@ -123,22 +123,22 @@ class Terminal:
         return self._console.size
 
     def draw(self, lines: Sequence[Text]) -> None:
-        """Show these lines from the top, and nothing below them."""
+        """Fill the screen with these lines from the top."""
         try:
-            with self._console:  # one write for both
+            with self._console:  # collects both in one write
                 self._console.control(Control.home())
                 self._screen.update(*lines)
-        except OSError:  # it was closed
+        except OSError:  # the terminal was closed
             self._keys.put_nowait(ENDED)
 
     async def hear_signals(self) -> None:
-        """For ever: they are told as keys are."""
+        """Turn signals into keys until it is cancelled."""
         with anyio.open_signal_receiver(signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT, *ENDING) as heard:
             async for number in heard:
                 if number == signal.SIGTSTP:
                     self._leave()
                     os.kill(os.getpid(), signal.SIGSTOP)
-                    self._enter()  # at once: nothing is drawn on the shell's screen before
+                    self._enter()  # before anything is drawn on the shell's screen
                 elif number == signal.SIGCONT:
                     tty.setcbreak(self._in)
                 self._keys.put_nowait(ENDED if number in ENDING else RESIZED)
@@ -146,7 +146,7 @@ class Terminal:
     def _read(self) -> None:
         try:
             data = os.read(self._in, 4096)
-        except OSError:  # it was closed
+        except OSError:  # the terminal was closed
             data = b""
         for key in keys_in(data.decode(errors="ignore")) if data else [ENDED]:
             self._keys.put_nowait(key)
@@ -156,13 +156,13 @@ class Terminal:
         self._screen.__enter__()
 
     def _leave(self) -> None:
-        with suppress(OSError, termios.error):  # one that was closed is nobody's
+        with suppress(OSError, termios.error):  # a closed terminal needs no restoring
             self._screen.__exit__(None, None, None)
             termios.tcsetattr(self._in, termios.TCSADRAIN, self._was)
 
 
 async def once(backend: Backend, *, width: int | None) -> list[str]:
-    """One screen with all queues."""
+    """Return one screen with all queues."""
     snapshot, clock = await backend.overview.look(), SystemClock()
     history = await backend.history.many([each.name for each in snapshot.queues], most=SAMPLES)
     seen = _seen(snapshot, history, Rates(), now_ms=clock.now_ms())
@@ -170,7 +170,7 @@ async def once(backend: Backend, *, width: int | None) -> list[str]:
 
 
 async def watch(backend: Backend) -> None:
-    """Until q, or a signal."""
+    """Show the live screen until q or a signal."""
     terminal = Terminal()
     with terminal.opened():
         top = Top(backend, terminal)
@@ -182,7 +182,7 @@ async def watch(backend: Backend) -> None:
 
 
 class Top:
-    """A state, what was seen last, and the terminal that shows it."""
+    """The live screen: the state, the last look at Redis, and the terminal."""
 
     def __init__(self, backend: Backend, terminal: Terminal) -> None:
         self._backend = backend
@@ -197,7 +197,7 @@ class Top:
         self._again = anyio.Event()
 
     async def listen(self) -> None:
-        """Do what the keys say; returns when they say that it is over."""
+        """Follow keys until one of them ends the command."""
         while True:
             key = await self._terminal.key()
             rows = shown(self._state, self._seen.rows) if self._seen else []
@@ -213,7 +213,7 @@ class Top:
             self._draw()
 
     async def look(self) -> None:
-        """For ever."""
+        """Read Redis and draw until it is cancelled."""
         while True:
             self._again = anyio.Event()
             try:
@@ -225,7 +225,7 @@ class Top:
                 await self._again.wait()
 
     async def _look(self) -> float:
-        """One look at everything; for how long to rest after it."""
+        """Read everything once. Return the seconds to rest afterwards."""
         snapshot = await self._backend.overview.look()
         began_s = self._clock.monotonic()
         self._rates.note(began_s, snapshot.queues)
@@ -237,7 +237,7 @@ class Top:
         return max(self._backend.overview.rest_s, min(more_s, LONGEST_S))
 
     async def _read_history(self, snapshot: Snapshot, now_s: float) -> None:
-        """Of those that are on the screen, as often as there is anything new."""
+        """Read the samples of the queues on the screen, once in each sample period."""
         rows = shown(self._state, [_row(each, [], self._rates, now_ms=0) for each in snapshot.queues])
         names = [row.queue.name for row in rows][: self._terminal.size[1]]
         if now_s - self._history_s >= PERIOD_S:
@@ -247,7 +247,7 @@ class Top:
         )
 
     async def _detail(self) -> Detail | None:
-        """Of the queue that is shown by itself."""
+        """Read the details of the queue whose screen is open."""
         found = [row for row in self._seen.rows if row.queue.name == self._state.selected] if self._seen else []
         if not found:
             return None
@@ -265,7 +265,7 @@ class Top:
         except DirectorError as exc:
             self._state = replace(self._state, note=str(exc))
         else:
-            done = "hands out nothing" if change.paused else "hands out again what waits"
+            done = "is paused" if change.paused else "is resumed"
             self._state = replace(self._state, note=f"{change.queue} {done}")
             self._again.set()
 

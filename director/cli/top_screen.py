@@ -1,4 +1,4 @@
-"""What `director top` shows: lines that fit a screen of any size, each with how it stands out. Pure."""
+"""The state of `director top` and its screen: lines that fit any size, and the effect of each key. Pure."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from director.cli.output import cut, fitted, printable
 from director.cli.status import director_lines
 from director.core.ids import QueueName
-from director.core.words import span
+from director.core.words import several, span
 from director.diagnosis.overview import Snapshot
 from director.diagnosis.views import QueueView
 from director.store.queues import Tenant
@@ -36,7 +36,7 @@ MOVES: Final = {
 
 
 class Row(Struct, frozen=True):
-    """A queue, how many start in a minute, and how many waited lately."""
+    """A queue, its starts in a minute, and how many predictions waited in the last ten minutes."""
 
     queue: QueueView
     per_min: float | None = None
@@ -49,14 +49,14 @@ class Row(Struct, frozen=True):
 
 
 class Change(Struct, frozen=True):
-    """Pause a queue, or let it go on."""
+    """A request to pause or resume a queue."""
 
     queue: QueueName
     paused: bool
 
 
 class State(Struct, frozen=True, kw_only=True):
-    """What is looked at. `asked`: what waits for a yes; `note`: what to say of the last thing that was done."""
+    """The view, its order and its filter. `asked` waits for a confirmation; `note` is the result of the last change."""
 
     view: View = "queues"
     sort: str = "waiting"
@@ -69,7 +69,7 @@ class State(Struct, frozen=True, kw_only=True):
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """What follows a key."""
+    """The effect of a key."""
 
     state: State
     change: Change | None = None
@@ -87,18 +87,18 @@ SORTS: Final[Mapping[str, Callable[[Row], float]]] = {
 
 
 def shown(state: State, rows: Sequence[Row]) -> list[Row]:
-    """Those that are wanted, in order; by name where they are alike."""
+    """Return the rows that pass the filter, in order; equal ones by name."""
     found = [row for row in rows if state.wanted.lower() in row.queue.name]
     return sorted(found, key=lambda row: (SORTS[state.sort](row), row.queue.name))
 
 
 def chosen(state: State, rows: Sequence[Row]) -> int:
-    """Which of these rows is selected: the first, where none of them was."""
+    """Return the place of the selected row, or 0 if it is not among them."""
     return next((at for at, row in enumerate(rows) if row.queue.name == state.selected), 0)
 
 
 def pressed(state: State, key: str, rows: Sequence[Row]) -> Step:
-    """A key, while these rows are shown."""
+    """Return the effect of a key while these rows are shown."""
     state = replace(state, note="")
     if state.asked is not None:
         return Step(state=replace(state, asked=None), change=state.asked if key in ("y", "Y") else None)
@@ -124,7 +124,8 @@ def _typed(state: State, key: str) -> State:
 
 def _moved(state: State, by: int, rows: Sequence[Row]) -> State:
     if state.view != "queues":
-        return state if by > PAGE else replace(state, scroll=max(0, state.scroll + by))  # nobody knows the end here
+        # the number of lines is unknown here
+        return state if by > PAGE else replace(state, scroll=max(0, state.scroll + by))
     if not rows:
         return state
     at = min(max(0, chosen(state, rows) + by), len(rows) - 1)
@@ -141,7 +142,7 @@ def _filtering(state: State, _: Sequence[Row]) -> State:
 
 
 def _asking(state: State, rows: Sequence[Row]) -> State:
-    """Of the queue that is selected; of the one that is shown, where one is."""
+    """Ask to pause or resume the selected queue, or the one whose screen is open."""
     meant = rows[chosen(state, rows)].queue.name if rows and state.view == "queues" else state.selected
     found = next((row.queue for row in rows if row.queue.name == meant), None)
     if found is None or state.view in ("directors", "findings"):
@@ -164,7 +165,7 @@ def _to_findings(state: State, _: Sequence[Row]) -> State:
 
 
 def _back(state: State, _: Sequence[Row]) -> State:
-    """From the first screen: to all queues."""
+    """Go back to the queues; from there, remove the filter."""
     return replace(state, view="queues", scroll=0, wanted="" if state.view == "queues" else state.wanted)
 
 
@@ -182,41 +183,44 @@ ACTIONS: Final[Mapping[str, Callable[[State, Sequence[Row]], State]]] = {
 
 
 WINDOW_S: Final = 60.0
-LEAST_S: Final = 5.0  # of less, a rate says little
+LEAST_S: Final = 5.0  # over less, a rate says little
 BLOCKS: Final = "▁▂▃▄▅▆▇█"
 TREND_S: Final = 600.0
 
 
 class Rates:
-    """Starts in a minute, from the counters that were seen within the last one."""
+    """Starts in a minute, from the counters seen in the last minute."""
 
     def __init__(self) -> None:
         self._looks: deque[tuple[float, Mapping[QueueName, int]]] = deque()
 
     def note(self, at_s: float, queues: "Iterable[QueueView]") -> None:
-        """What the counters say now."""
+        """Remember the counters of now."""
         self._looks.append((at_s, {each.name: each.started for each in queues}))
         while at_s - self._looks[0][0] > WINDOW_S:
             self._looks.popleft()
 
     def per_min(self, queue: "QueueName") -> float | None:
-        """None while too little was seen."""
+        """Return the rate of a queue, or None if it was seen for less than LEAST_S."""
         seen = [(at_s, started[queue]) for at_s, started in self._looks if queue in started]
         if not seen or seen[-1][0] - seen[0][0] < LEAST_S:
             return None
         began_s, ended_s = seen[0][0], seen[-1][0]
-        # one that was removed and made again counts from nought
+        # a queue that was removed and made again counts from 0
         return sum(max(0, now - was) for (_, was), (_, now) in pairwise(seen)) * 60 / (ended_s - began_s)
 
 
 def started_per_min(samples: "Sequence[Sample]", *, now_ms: int) -> float | None:
-    """The same from what a keeper noted; None where it noted nothing in that time."""
-    lately = [sample.started for sample in samples if sample.at_ms > now_ms - WINDOW_S * 1000]
-    return float(sum(lately)) if lately else None
+    """Return the rate from a keeper's samples, or None without samples in the last minute."""
+    starts = [sample.started for sample in samples if sample.at_ms > now_ms - WINDOW_S * 1000]
+    return float(sum(starts)) if starts else None
 
 
 def waited(samples: "Sequence[Sample]", *, now_ms: int, now: int, parts: int) -> list[int]:
-    """The most that waited in each part of the last ten minutes. No sample, no work; the last part ends `now`."""
+    """Return the highest number waiting in each part of the last ten minutes. A part without samples counts as 0, and
+    the
+    last part includes `now`.
+    """
     found = [0] * parts
     for sample in samples:
         at = parts - 1 - int((now_ms - sample.at_ms) / 1000 / TREND_S * parts)
@@ -226,7 +230,7 @@ def waited(samples: "Sequence[Sample]", *, now_ms: int, now: int, parts: int) ->
 
 
 def blocks(numbers: Sequence[int]) -> str:
-    """A line of blocks, the highest for the largest of them; nought is the lowest alone."""
+    """Draw numbers as blocks. The largest has the highest block, and only 0 has the lowest."""
     most = max(numbers, default=0)
     return "".join(BLOCKS[-(-number * (len(BLOCKS) - 1) // most) if most else 0] for number in numbers)
 
@@ -255,14 +259,12 @@ MOST_WIDE: Final = 1_000
 
 
 class Line(Struct, frozen=True):
-    """One line of a screen."""
-
     text: str
     style: Style = "plain"
 
 
 class Detail(Struct, frozen=True, kw_only=True):
-    """One queue, as far as the snapshot has not told: its tenants, and how many stand in each stream of a lane."""
+    """Facts about one queue beyond the snapshot: its accounts, and how many wait in each stream of a lane."""
 
     queue: QueueName
     tenants: Sequence[Tenant] = ()
@@ -270,7 +272,7 @@ class Detail(Struct, frozen=True, kw_only=True):
 
 
 class Seen(Struct, frozen=True, kw_only=True):
-    """What there is to show. `away`: why nothing newer could be seen."""
+    """The data of a screen. `away` says why nothing newer could be read."""
 
     now_ms: int
     snapshot: Snapshot
@@ -280,7 +282,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 
 
 def screen(state: State, seen: Seen, *, width: int | None, height: int | None = None) -> list[Line]:
-    """So many lines of at most this width; all there is, as wide as it is, where neither is given."""
+    """Return a screen of this size. Without a height return all lines; without a width do not cut them."""
     rows = shown(state, seen.rows)
     fixed = [Line(_title(seen), "title"), Line(_totals(seen)), *_attention(state, seen, height)]
     fixed.append(_mode(state, seen, len(rows)))
@@ -317,7 +319,7 @@ def _totals(seen: Seen) -> str:
 
 
 def _attention(state: State, seen: Seen, height: int | None) -> list[Line]:
-    """What needs a person, the worst of it, where there is room above the queues."""
+    """Return the worst findings, if there is room for them above the queues."""
     if state.view != "queues" or (height is not None and height < ROOMY):
         return []
     return [
@@ -328,30 +330,30 @@ def _attention(state: State, seen: Seen, height: int | None) -> list[Line]:
 
 def _mode(state: State, seen: Seen, count: int) -> Line:
     if seen.away:
-        return Line(f"{printable(seen.away)}: this is how it was at {seen.snapshot.at[11:19]}", "alarm")
+        return Line(f"{printable(seen.away)}: last seen at {seen.snapshot.at[11:19]}", "alarm")
     if state.view == "queue":
         return Line(state.selected or "", "title")
     if state.view == "directors":
         return Line("directors", "title")
     if state.view == "findings":
-        return Line("what needs a person", "title")
+        return Line("findings", "title")
     wanted = f"{count} with {state.wanted!r} in their names, " if state.wanted else ""
     left = len(seen.snapshot.findings)
-    more = f"; {left} {'needs' if left == 1 else 'need'} a person: f tells" if left else ""
+    more = f"; {several(left, 'finding')}: press f" if left else ""
     return Line(f"{wanted}by {state.sort}{more}", "dim")
 
 
 def _queues(state: State, seen: Seen, rows: Sequence[Row], width: int | None, room: int | None) -> list[Line]:
     at = chosen(state, rows) if width else -1
     first = 0 if room is None else max(0, min(at - room + 2, len(rows) - room + 1))
-    seen_rows = rows if room is None else rows[first : first + room - 1]  # a table of thousands would take a second
+    seen_rows = rows if room is None else rows[first : first + room - 1]  # a table of 1,000 rows takes half a second
     head, *lines = fitted(COLUMNS, [_row(row) for row in seen_rows], width=width and width - 2, words=WORDS)
     found = [Line(f"  {head}", "head")]
     for number, (row, line) in enumerate(zip(seen_rows, lines, strict=True), first):
         mark = "› " if number == at else "  "
         style: Style = "plain" if row.queue.state == "serving" else "alarm"
         found.append(Line(mark + line, "selected" if number == at else style))
-    return found if rows else [*found, Line("  no queue" + (" of this name" if state.wanted else " yet"), "dim")]
+    return found if rows else [*found, Line("  no queue" + (" with this name" if state.wanted else " yet"), "dim")]
 
 
 def _row(row: Row) -> list[str]:
@@ -370,10 +372,10 @@ def _row(row: Row) -> list[str]:
 def _queue(state: State, seen: Seen, rows: Sequence[Row], width: int | None, room: int | None) -> list[Line]:
     row = next((row for row in seen.rows if row.queue.name == state.selected), None)
     if row is None:
-        return [Line("it is gone", "alarm")]
+        return [Line("the queue was removed", "alarm")]
     queue, detail = row.queue, seen.detail
-    takes = f", one takes {span(queue.run_s)}" if queue.run_s is not None else ""
-    rate = "" if row.per_min is None else f", {row.per_min:.0f} start in a minute"
+    takes = f", one run takes {span(queue.run_s)}" if queue.run_s is not None else ""
+    rate = "" if row.per_min is None else f", {row.per_min:.0f} starts a minute"
     mode = queue.mode if queue.max_queued is None else f"{queue.mode} {queue.max_queued}"
     facts = {
         "state": STATES.get(queue.state, queue.state),
@@ -406,7 +408,7 @@ def _directors(state: State, seen: Seen, rows: Sequence[Row], width: int | None,
 
 
 def _findings(state: State, seen: Seen, rows: Sequence[Row], width: int | None, room: int | None) -> list[Line]:
-    found = [Line("  nothing does" if not seen.snapshot.findings else "", "dim")]
+    found = [Line("  no findings" if not seen.snapshot.findings else "", "dim")]
     for each in seen.snapshot.findings:
         found.append(Line(printable(each.title), "alarm" if each.level == "bad" else "head"))
         for text in (each.detail, f"→ {each.ask}" if each.ask else ""):
@@ -415,7 +417,7 @@ def _findings(state: State, seen: Seen, rows: Sequence[Row], width: int | None, 
 
 
 def _window(body: list[Line], room: int | None, first: int) -> list[Line]:
-    """So many of them: the head, and what follows the first ones that are left out."""
+    """Return `room` lines: the head, and the lines after the first ones that are left out."""
     if room is None:
         return body
     first = min(max(0, first), max(0, len(body) - room))

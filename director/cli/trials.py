@@ -1,4 +1,4 @@
-"""`director simulate`: what waits and shares would have been with so many slots and another policy."""
+"""Commands that try the service with other loads and faults: `director simulate` and `director chaos`."""
 
 import argparse
 import sys
@@ -16,14 +16,15 @@ MOST_SLOTS: Final = 4096
 MOST_PLAYS: Final = 12
 MADE: Final = ("heavy-light", "batches", "even", "lanes", "constant")
 TEXT: Final = """\
-Play what came to a queue once more, through the queue's own scripts on a server in memory, with time walked by hand:
-what waits, use of the slots and shares would have been. Touches no server that somebody uses."""
+Replay the predictions of a queue with other slots or policies, through the real scripts on a server in memory and
+with a simulated clock. Shows the waits, the use of the slots and the shares that would have been. Touches no other
+server."""
 FORMATS: Final = """\
-FILE is what `director audit --to FILE` wrote, or has lines like
+FILE was written by `director audit --to FILE`, or has lines like
   {"at_s": 0.5, "account": "acme", "lane": "normal", "cost": 1, "run_s": 2.5}
-A policy is `fair` (as queues are by default), `fifo` (one line for all, to compare with), or a TOML file:
+A policy is `fair` (the default of queues), `fifo` (one line for all, for comparison), or a TOML file:
   streams = 16
-  size = 2                      # of a tenant's shard
+  size = 2                      # streams of an account's shard
   mode = "bounded"              # or absorb, reject
   max_queued = 200
   objectives.normal = { share = 0.95, within_s = 10 }
@@ -38,7 +39,6 @@ faults."""
 
 
 def add(commands: Commands) -> None:
-    """Add the commands of this file."""
     _add_simulate(commands)
     _add_chaos(commands)
 
@@ -57,29 +57,33 @@ def _add_simulate(commands: Commands) -> None:
         ),
     )
     command.add_argument("file", nargs="?", metavar="FILE", help="an audit log, or a trace")
-    command.add_argument("--queue", default="", help="which one of an audit log that has several")
-    command.add_argument("--slots", type=_slots, default=(4,), metavar="N[,N…]", help="slots, one play for each (4)")
+    command.add_argument("--queue", default="", help="the queue to replay, if an audit log has several")
+    command.add_argument(
+        "--slots", type=_slots, default=(4,), metavar="N[,N…]", help="slots; a replay for each number (4)"
+    )
     command.add_argument(
         "--policy",
         action="append",
         metavar="NAME|FILE",
-        help="fair, fifo or a TOML file; again for another play (fair)",
+        help="fair, fifo or a TOML file; repeat it for another replay (fair)",
     )
-    command.add_argument("--plot", metavar="FILE", help="draw it, as .svg or .png; needs director[plot]")
+    command.add_argument("--plot", metavar="FILE", help="draw the result as .svg or .png; needs director[plot]")
     add_json(command)
-    made = command.add_argument_group("traffic that is made, instead of a file")
+    made = command.add_argument_group("made traffic, instead of a file")
     made.add_argument("--made", choices=MADE, metavar="SHAPE", help=", ".join(MADE))
-    made.add_argument("--minutes", type=float, default=30.0, metavar="N", help="of arrivals (%(default)g)")
+    made.add_argument("--minutes", type=float, default=30.0, metavar="N", help="minutes of arrivals (%(default)g)")
     made.add_argument(
         "--load",
         type=float,
         default=1.1,
         metavar="X",
-        help="work that comes ÷ what the first --slots can do (%(default)g)",
+        help="arriving work ÷ capacity of the first --slots (%(default)g)",
     )
-    made.add_argument("--accounts", type=int, default=20, metavar="N", help="beside a heavy one (%(default)s)")
-    made.add_argument("--run-s", type=float, default=2.0, metavar="S", help="what a run takes on average (%(default)g)")
-    made.add_argument("--seed", type=int, default=1, metavar="N", help="the same seed makes the same (%(default)s)")
+    made.add_argument("--accounts", type=int, default=20, metavar="N", help="accounts beside a heavy one (%(default)s)")
+    made.add_argument("--run-s", type=float, default=2.0, metavar="S", help="average duration of a run (%(default)g)")
+    made.add_argument(
+        "--seed", type=int, default=1, metavar="N", help="the same seed makes equal traffic (%(default)s)"
+    )
     command.set_defaults(run=_simulate)
 
 
@@ -106,7 +110,7 @@ def _add_chaos(commands: Commands) -> None:
 def _slots(text: str) -> tuple[int, ...]:
     parts = text.split(",")
     if not all(part.isdecimal() and len(part) < 5 and 1 <= int(part) <= MOST_SLOTS for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} are no slots: give numbers from 1 to {MOST_SLOTS}, as in 4,8,16")
+        raise argparse.ArgumentTypeError(f"{text!r} are not slots: give numbers from 1 to {MOST_SLOTS}, as in 4,8,16")
     return tuple(dict.fromkeys(int(part) for part in parts))
 
 
@@ -124,7 +128,7 @@ def _simulate(given: argparse.Namespace) -> int:
         check(picture)
     policies = [tried(text) for text in given.policy or ("fair",)]
     if len(policies) * len(given.slots) > MOST_PLAYS:
-        raise SettingsError(f"that is {len(policies) * len(given.slots)} plays: {MOST_PLAYS} are the most at once.")
+        raise SettingsError(f"that is {len(policies) * len(given.slots)} replays: at most {MOST_PLAYS} at once.")
     trace = _trace(given)
     with progress() as show:
 

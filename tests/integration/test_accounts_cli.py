@@ -85,7 +85,7 @@ async def test_what_makes_no_sense_is_refused_and_changes_nothing(operator: Oper
         (["--rate", "fast"], "director: rate: a number from 0.00001 to 100000, none or default\n"),
         (["--burst", "0"], "director: burst: a whole number from 1 to 1000000, none or default\n"),
         (["--rate", "3", "--weight", "none"], "director: weight: a number from 0.001 to 1000 or default\n"),
-        ([], "say which limit"),
+        ([], "name a limit"),
     ]:
         assert says in await operator.is_told("account", "set", ACCOUNT, *line)
     assert "is no account name" in await operator.is_told("account", "set", "No Name", "--rate", "1")
@@ -145,8 +145,8 @@ async def test_one_account_is_shown_with_what_was_denied_and_the_days_compute(
         await scripts.reserve(ACCOUNT, Bucket("create", 0.01, 1), id=name)
     await scripts.reserve(ACCOUNT, 60, in_all=100, id="p", asked_s=12.5)
     shown = (await operator.types("account", "show", ACCOUNT)).splitlines()
-    assert shown[0] == "rate               0.01       creates a second"
-    assert "max_queued         default    predictions that wait in one queue" in shown
+    assert shown[0] == "rate               0.01       predictions created a second"
+    assert "max_queued         default    predictions waiting in one queue" in shown
     assert shown[-4:] == [
         "denied bursts      1 of create",
         "files              0 bytes",
@@ -178,7 +178,7 @@ async def test_a_token_is_revoked_without_standing_on_a_command_line(
     assert (await operator.types("token", "revoke")).startswith("revoked")
     assert await Accounts(redis).authenticate(token) is None
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{token}\n"))
-    assert "no token that speaks for anybody" in await operator.is_told("token", "revoke")
+    assert "no known token" in await operator.is_told("token", "revoke")
 
 
 async def test_a_token_is_listed_and_revoked_by_what_is_no_secret(operator: Operator, redis: Redis) -> None:
@@ -201,8 +201,8 @@ async def test_a_name_that_two_tokens_have_revokes_neither(operator: Operator, r
     for _ in range(2):
         await operator.types("token", "create", "--account", ACCOUNT, "--label", "ci")
     said = await operator.is_told("token", "revoke", "ci", "--account", ACCOUNT)
-    assert f"2 tokens of {ACCOUNT} are named like that" in said
-    assert "say whose token it is" in await operator.is_told("token", "revoke", "ci")
+    assert f"2 tokens of {ACCOUNT} have this name" in said
+    assert "the account of the token is missing" in await operator.is_told("token", "revoke", "ci")
     assert len(await Accounts(redis).tokens.of(ACCOUNT)) == 2
 
 
@@ -268,7 +268,7 @@ async def test_a_secret_is_rotated_and_none_is_shown(operator: Operator, redis: 
     said = await operator.types("account", "rotate-secret", ACCOUNT)
     new, former = await accounts.webhook_secrets(ACCOUNT)
     assert former == old
-    assert said.startswith(f"{ACCOUNT} has a new secret, and the former one signs too until 20")
+    assert said.startswith(f"{ACCOUNT} has a new secret, and the former one also signs until 20")
     assert old not in said
     assert new not in said
 

@@ -252,13 +252,13 @@ async def test_command_lists_shows_revives_and_drops(
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (["revive"], "say which"),
-        (["drop", "--queue", "acme/echo:a1"], "say which"),
-        (["drop", "0" * 26, "--all"], "say which"),
-        (["revive", "nonsense"], "is no id"),
-        (["show", "0" * 26], "is no dead letter"),
+        (["revive"], "name some"),
+        (["drop", "--queue", "acme/echo:a1"], "name some"),
+        (["drop", "0" * 26, "--all"], "name some"),
+        (["revive", "nonsense"], "is not the id"),
+        (["show", "0" * 26], "is not a dead letter"),
         (["revive", "--all", "--queue", "no/such:queue"], "there is no queue"),
-        (["list", "--cursor", "x"], "is no cursor"),
+        (["list", "--cursor", "x"], "is not a cursor"),
     ],
     ids=lambda part: " ".join(part) if isinstance(part, list) else "",
 )

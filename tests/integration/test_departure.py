@@ -107,8 +107,8 @@ async def test_move_reports_counts_and_dry_run_moves_nothing(
     asked = await mover.run("--dry-run")
     assert asked.stdout.splitlines() == [
         f"2 would be moved from {driver.queue} to {there.queue} there",
-        "1 run, and end where they are; what comes back to wait there, the same command moves",
-        "1 stay, since their accounts are not known there: `director account create` makes them",
+        "1 still running; they finish in the former queue. Repeat the command if some return to it",
+        "1 held here because the other server lacks their accounts: `director account create`",
     ]
     assert (await driver.stats()).waiting == 3
     assert await mover.told() == {"moved": 2, "claimed": 1, "strange": 1}
@@ -122,7 +122,7 @@ async def test_impossible_move_is_one_error_line(mover: Mover, driver: QueueDriv
     await there.redis.flushall()
     ended = await mover.run()
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == f"director: there is no queue {MODEL} there: a director there makes it.\n"
+    assert ended.stderr == f"director: there is no queue {MODEL} there. A director there creates it.\n"
 
 
 @pytest.mark.faults

@@ -57,7 +57,7 @@ async def test_what_waits_is_moved_to_another_version_and_a_dry_run_moves_nothin
     await driver.claim_one()
     assert await said(run, "migrate", driver.queue, MODEL, "--dry-run") == (
         f"2 would be moved from {driver.queue} to {to}\n"
-        "1 run, and end where they are; what comes back to wait there, the same command moves\n"
+        "1 still running; they finish in the former queue. Repeat the command if some return to it\n"
     )
     assert (await driver.stats()).waiting == 2
     told = json.loads(await said(run, "migrate", driver.queue, to, "--json"))
@@ -187,9 +187,9 @@ async def test_a_resize_that_cannot_be_finished_yet_says_so_and_the_same_command
 ) -> None:
     await driver.submit(streams=[9])
     unfinished = await said(run, "resize", driver.queue, "4")
-    assert "new work goes to 4 streams" in unfinished
+    assert "new predictions go to 4 streams" in unfinished
     assert "so 10 are read" in unfinished
-    assert "the same command finishes this" in unfinished
+    assert "Repeat the command once they are empty" in unfinished
     assert "  streams    4, and 6 above them until they are empty" in await said(run, "show", driver.queue)
     await driver.finish(await driver.claim_one())
     assert await said(run, "resize", MODEL, "4") == f"{driver.queue}: 4 streams in each lane\n"
@@ -198,10 +198,10 @@ async def test_a_resize_that_cannot_be_finished_yet_says_so_and_the_same_command
 
 async def test_a_queue_is_paused_and_resumed(run: Run, driver: QueueDriver) -> None:
     await driver.submit()
-    assert await said(run, "pause", driver.queue) == f"{driver.queue} hands out nothing\n"
+    assert await said(run, "pause", driver.queue) == f"{driver.queue} is paused\n"
     assert await driver.claim() == []
     assert f"{driver.queue} (paused)" in await said(run)
-    assert await said(run, "resume", MODEL) == f"{driver.queue} hands out again what waits\n"
+    assert await said(run, "resume", MODEL) == f"{driver.queue} is resumed\n"
     assert await driver.claim_one()
 
 
@@ -212,7 +212,7 @@ async def test_a_queue_is_drained_once_nothing_runs_and_what_waits_stays(run: Ru
     ended = await run("drain", driver.queue, "--timeout", "1")
     assert (ended.returncode, ended.stdout) == (
         1,
-        f"{driver.queue} hands out nothing, and 1 still run: the same command goes on waiting\n",
+        f"{driver.queue} is paused, and 1 still running. Repeat the command to wait longer\n",
     )
     assert await driver.claim() == []
     await driver.finish(claim)
@@ -226,7 +226,7 @@ async def test_one_account_is_paused_and_resumed(run: Run, driver: QueueDriver, 
     mine = await driver.submit(account="team-a")
     other = await driver.submit(account="team-b")
     paused = await said(run, "pause", driver.queue, "--account", "team-a")
-    assert paused == f"{driver.queue} hands out nothing of team-a, which has 1 waiting and 0 running\n"
+    assert paused == f"{driver.queue} is paused for team-a, which has 1 waiting and 0 running\n"
     assert [claim.id for claim in await driver.claim_all()] == [other]
     assert "account    team-a (paused): 1 waiting, 0 running" in await said(run, "show", driver.queue)
     await said(run, "resume", driver.queue, "--account", "team-a")

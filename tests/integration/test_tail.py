@@ -163,11 +163,11 @@ async def test_one_prediction_is_told_from_its_first_event_to_its_end(server: Re
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (["no-id"], "is no id of a prediction"),
+        (["no-id"], "is not the id of a prediction"),
         (["06gzx0rcvbz008pmq2tvpfvnvc"], "there is no prediction 06gzx0rcvbz008pmq2tvpfvnvc"),
-        (["06gzx0rcvbz008pmq2tvpfvnvc", "--account", "a"], "ID is one prediction"),
+        (["06gzx0rcvbz008pmq2tvpfvnvc", "--account", "a"], "do not go with an ID"),
         (["--queue", "acme/none"], "there is no queue acme/none"),
-        (["--kind", "ended", "--kind", "endde"], "nothing is of the kind endde: there is accepted, "),
+        (["--kind", "ended", "--kind", "endde"], "there is no kind endde: the kinds are accepted, "),
     ],
     ids=["word", "nobody", "both", "queue", "kind"],
 )

@@ -70,7 +70,7 @@ async def test_queues_are_shown_as_they_move_and_one_is_paused_by_a_key_that_is_
         await until(terminal, "q quit")
         assert not (await driver.stats()).paused
         terminal.type("py")
-        await until(terminal, f"{driver.queue} hands out nothing")
+        await until(terminal, f"{driver.queue} is paused")
         await until(terminal, "paused")
         assert (await driver.stats()).paused
         terminal.type("\r")
@@ -78,7 +78,7 @@ async def test_queues_are_shown_as_they_move_and_one_is_paused_by_a_key_that_is_
         await eventually(lambda: terminal.screen, "its name", until=lambda screen: screen[2].rstrip() == driver.queue)
         await gone(terminal, "acme/other")
         terminal.type("py")
-        await until(terminal, "hands out again what waits")
+        await until(terminal, "is resumed")
         assert not (await driver.stats()).paused
         terminal.type("d")
         await until(terminal, "host-1")

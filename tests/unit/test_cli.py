@@ -159,13 +159,13 @@ def test_a_service_that_is_gone_is_one_line(capsys):
         port = listener.getsockname()[1]
     up_in(".director", url=f"http://127.0.0.1:{port}", token="t")
     assert main(["get", "x"]) == 1
-    assert f"nobody answers at http://127.0.0.1:{port}" in capsys.readouterr().err
+    assert f"no answer from http://127.0.0.1:{port}" in capsys.readouterr().err
 
 
 def test_redis_that_is_gone_is_one_line(capsys, tmp_path):
     assert main(["queues", "--redis", f"unix://me:secret@{tmp_path}/nobody"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith(f"director: Redis is away: ConnectionError, at unix://{tmp_path}/nobody. --redis or")
+    assert said.startswith(f"director: Redis is away: ConnectionError, at unix://{tmp_path}/nobody. See --redis and")
     assert said.count("\n") == 1
 
 
@@ -240,7 +240,7 @@ def test_what_cannot_be_written_is_a_code_that_is_said_and_at_most_one_line(line
 def test_a_token_that_can_be_none_is_refused_and_not_shown(token, capsys):
     assert main(["get", "06gzx0rcvbz008pmq2tvpfvnvc", "--url", "http://127.0.0.1:1", "--token", token]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("director: that is no token")
+    assert said.startswith("director: not a token")
     assert "dr_1" not in said
 
 
@@ -327,7 +327,7 @@ def test_a_file_that_the_model_made_is_saved(tmp_path):
     save_output(f"data:image/png;base64,{base64.b64encode(b'picture').decode()}", str(tmp_path / "out.png"))
     assert (tmp_path / "out.png").read_bytes() == b"picture"
     for output in ("just text", ["a"], None):
-        with pytest.raises(FileFault, match="no file"):
+        with pytest.raises(FileFault, match="not a file"):
             save_output(output, str(tmp_path / "out.png"))
 
 
@@ -339,7 +339,7 @@ def test_what_is_no_model_is_refused(text):
 
 @pytest.mark.parametrize("text", ["-1", "65536", "http", ""])
 def test_what_is_no_port_is_refused(text):
-    with pytest.raises(argparse.ArgumentTypeError, match="no port"):
+    with pytest.raises(argparse.ArgumentTypeError, match="not a port"):
         port_number(text)
 
 

@@ -65,27 +65,28 @@ ENDED = Known(
 def test_waiting_prediction_is_explained_in_order() -> None:
     assert list(story_lines(tell(WAITING))) == [
         f"{ID} of acme/echo: starting",
-        "2027-01-15T08:00:00.000Z  accepted from acme, into the lane normal",
-        "                          it was told: place 3 of its account's, 41 before it in all, "
-        "about 12 s to its start (nine of ten: 30 s)",
-        "2027-01-15T08:00:05.000Z  waits, place 2 of its account's, 7 before it in all. An operator paused this queue.",
+        "2027-01-15T08:00:00.000Z  accepted from acme, lane normal",
+        "                          the answer said: place 3 in its account's line, 41 before it in total, "
+        "about 12 s until it starts (9 of 10: 30 s)",
+        "2027-01-15T08:00:05.000Z  waits, place 2 in its account's line, 7 before it in total. "
+        "An operator paused this queue.",
         "next                      attempt 1 of 3, when it is no longer paused",
     ]
 
 
 def test_ended_prediction_is_explained_in_order() -> None:
     assert list(story_lines(tell(ENDED)))[3:] == [
-        "2027-01-15T08:00:02.000Z  claimed by d1 after it had waited 2.0 s: attempt 1",
-        "2027-01-15T08:00:17.000Z  taken back from d1 after 15 s: director_lost",
-        "2027-01-15T08:00:18.000Z  claimed by d9 after it had waited 1.0 s: attempt 2",
-        "2027-01-15T08:00:19.000Z  taken back from d9 after 1.0 s: server_full, which was no attempt",
-        "2027-01-15T08:00:20.000Z  claimed by d2 after it had waited 1.0 s: attempt 2",
-        "2027-01-15T08:00:21.000Z  began to run",
+        "2027-01-15T08:00:02.000Z  claimed by d1 after waiting 2.0 s: attempt 1",
+        "2027-01-15T08:00:17.000Z  claim of d1 ended after 15 s: director_lost",
+        "2027-01-15T08:00:18.000Z  claimed by d9 after waiting 1.0 s: attempt 2",
+        "2027-01-15T08:00:19.000Z  claim of d9 ended after 1.0 s: server_full, not counted as an attempt",
+        "2027-01-15T08:00:20.000Z  claimed by d2 after waiting 1.0 s: attempt 2",
+        "2027-01-15T08:00:21.000Z  run began",
         "2027-01-15T08:00:29.000Z  failed 29 s after it was accepted; 8.0 s of that in its last run",
         "                          ValueError: too",
-        "2027-01-15T08:00:29.500Z  attempt 1 to tell receiver.example its end: failed, it answered 500",
+        "2027-01-15T08:00:29.500Z  webhook attempt 1 to receiver.example: failed, status 500",
         "webhook                   receiver.example wants start, completed",
-        "                          attempts to tell its end: 1, the last one failed",
+        "                          attempts to deliver the end: 1, the last one failed",
         "2027-01-15T08:01:02.000Z  next: attempt 2 to deliver its webhook, at the latest; "
         "receiver.example failed the last one",
     ]
@@ -116,7 +117,7 @@ def test_terminal_control_characters_are_replaced(capsys: pytest.CaptureFixture[
 def test_answer_that_is_no_story_is_one_error_line(capsys: pytest.CaptureFixture[str]) -> None:
     with Service((200, {"id": ID})).serving() as url:
         assert main(["explain", ID, "--url", url, "--token", "t"]) == 1
-    assert "what answers there is not Director" in capsys.readouterr().err
+    assert "the server there is not Director" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -397,7 +397,7 @@ def test_where_no_picture_can_be_is_said_before_the_play(tmp_path: Path, name: s
         (("--made", "even", "--minutes", "nan"), "minutes"),
         (("--made", "even", "--load", "-1"), "load"),
         (("--made", "even", "--policy", "none.toml"), "cannot be read"),
-        (("--made", "even", "--slots", "1,2,3,4,5,6,7", "--policy", "fair", "--policy", "fifo"), "14 plays"),
+        (("--made", "even", "--slots", "1,2,3,4,5,6,7", "--policy", "fair", "--policy", "fifo"), "14 replays"),
     ],
 )
 def test_a_wrong_line_is_refused_in_one_line(line: tuple[str, ...], says: str, capsys: Any) -> None:

@@ -218,7 +218,7 @@ def test_all_that_needs_a_person_is_told_by_a_key() -> None:
         code="webhooks_late", level="bad", title="Webhooks are late", detail="w" * 99, ask="director doctor"
     )
     found = replace(found, snapshot=replace(found.snapshot, findings=[finding, finding]))
-    assert any("2 need a person: f tells" in line.text for line in screen(State(), found, width=80, height=24))
+    assert any("2 findings: press f" in line.text for line in screen(State(), found, width=80, height=24))
     told = [line.text for line in screen(typed(State(), "f"), found, width=80, height=24)]
     assert told.count("Webhooks are late") == 2
     assert "  → director doctor" in told
