@@ -1,4 +1,4 @@
-"""`director account` and `director token`: what an operator sets is what holds, and what he sees is how it is."""
+"""`director account` and `director token`: what an operator sets takes effect and is shown."""
 
 import io
 import json
@@ -22,8 +22,6 @@ pytestmark = pytest.mark.anyio
 
 
 class Operator:
-    """Types commands."""
-
     def __init__(self, server: RedisServer, capsys: Any) -> None:
         self.server = server
         self.capsys = capsys
@@ -44,13 +42,11 @@ def operator(server: RedisServer, redis: Redis, capsys: Any) -> Operator:
 
 @pytest.fixture
 async def token(redis: Redis) -> str:
-    """There is one account."""
+    """Create one account and return its token."""
     return await Accounts(redis).create_token(ACCOUNT)
 
 
-async def test_limits_that_are_set_are_those_of_every_token_of_the_account(
-    operator: Operator, redis: Redis, token: str
-) -> None:
+async def test_set_limits_hold_for_every_token_of_the_account(operator: Operator, redis: Redis, token: str) -> None:
     line = ("account", "set", ACCOUNT, "--rate", "2.5", "--burst", "5", "--max-running", "3", "--weight", "2")
     assert await operator.types(*line) == f"{ACCOUNT} rate=2.5 burst=5 max_running=3 weight=2\n"
     account = await Accounts(redis).authenticate(token)
@@ -70,7 +66,7 @@ def test_every_limit_can_be_set() -> None:
 
 
 @pytest.mark.usefixtures("token")
-async def test_none_and_default_are_not_the_same(operator: Operator, redis: Redis) -> None:
+async def test_none_and_default_differ(operator: Operator, redis: Redis) -> None:
     accounts = Accounts(redis, AccountLimits(rate=1.0, max_queued=9))
     await operator.types("account", "set", ACCOUNT, "--rate", "none", "--max-queued", "4")
     assert accounts.limits_of(await accounts.written(ACCOUNT)) == AccountLimits(rate=None, max_queued=4)
@@ -79,7 +75,7 @@ async def test_none_and_default_are_not_the_same(operator: Operator, redis: Redi
 
 
 @pytest.mark.usefixtures("token")
-async def test_what_makes_no_sense_is_refused_and_changes_nothing(operator: Operator, redis: Redis) -> None:
+async def test_invalid_limits_are_refused_and_change_nothing(operator: Operator, redis: Redis) -> None:
     await operator.types("account", "set", ACCOUNT, "--rate", "2")
     for line, says in [
         (["--rate", "fast"], "director: rate: a number from 0.00001 to 100000, none or default\n"),
@@ -94,7 +90,7 @@ async def test_what_makes_no_sense_is_refused_and_changes_nothing(operator: Oper
 
 
 @pytest.mark.usefixtures("token")
-async def test_what_waits_already_goes_by_the_new_limit(operator: Operator, driver: QueueDriver) -> None:
+async def test_new_limit_holds_for_waiting_predictions(operator: Operator, driver: QueueDriver) -> None:
     for _ in range(3):
         await driver.submit()
     await operator.types("account", "set", ACCOUNT, "--max-running", "1")
@@ -104,7 +100,7 @@ async def test_what_waits_already_goes_by_the_new_limit(operator: Operator, driv
 
 
 @pytest.mark.usefixtures("token")
-async def test_a_limit_that_nobody_set_stays_what_the_api_said_it_is(operator: Operator, driver: QueueDriver) -> None:
+async def test_unset_limit_keeps_the_value_of_the_api(operator: Operator, driver: QueueDriver) -> None:
     for _ in range(5):
         await driver.submit(most_running=2)
     await operator.types("account", "set", ACCOUNT, "--weight", "2")
@@ -118,12 +114,12 @@ async def test_a_limit_that_nobody_set_stays_what_the_api_said_it_is(operator: O
 
 
 @pytest.mark.usefixtures("token")
-async def test_queues_where_it_has_nothing_are_told_nothing(operator: Operator, driver: QueueDriver) -> None:
+async def test_set_limit_writes_nothing_to_unused_queues(operator: Operator, driver: QueueDriver) -> None:
     await operator.types("account", "set", ACCOUNT, "--max-running", "1")
     assert await driver.counts(keys.limits(driver.queue)) == {}
 
 
-async def test_accounts_are_listed_with_what_was_set(operator: Operator, redis: Redis) -> None:
+async def test_accounts_are_listed_with_their_limits(operator: Operator, redis: Redis) -> None:
     assert "no accounts yet" in await operator.types("account", "list")
     for name in ("umbrella", ACCOUNT):
         await Accounts(redis).create_token(name)
@@ -137,9 +133,7 @@ async def test_accounts_are_listed_with_what_was_set(operator: Operator, redis: 
 
 
 @pytest.mark.usefixtures("token")
-async def test_one_account_is_shown_with_what_was_denied_and_the_days_compute(
-    operator: Operator, scripts: Scripts
-) -> None:
+async def test_account_is_shown_with_refusals_and_compute_of_today(operator: Operator, scripts: Scripts) -> None:
     await operator.types("account", "set", ACCOUNT, "--rate", "0.01", "--burst", "1", "--compute-s-per-day", "60")
     for name in "abc":
         await scripts.reserve(ACCOUNT, Bucket("create", 0.01, 1), id=name)
@@ -163,13 +157,13 @@ async def test_one_account_is_shown_with_what_was_denied_and_the_days_compute(
     }
 
 
-async def test_an_account_that_there_is_not_is_said_to_be_none(operator: Operator, redis: Redis) -> None:
+async def test_unknown_account_is_reported(operator: Operator, redis: Redis) -> None:
     for line in (["show", "nobody"], ["set", "nobody", "--rate", "1"]):
         assert "there is no account nobody" in await operator.is_told("account", *line)
     assert await Accounts(redis).names() == []
 
 
-async def test_a_token_is_revoked_without_standing_on_a_command_line(
+async def test_token_is_revoked_from_standard_input(
     operator: Operator, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = (await operator.types("token", "create", "--account", ACCOUNT)).strip()
@@ -181,7 +175,7 @@ async def test_a_token_is_revoked_without_standing_on_a_command_line(
     assert "no known token" in await operator.is_told("token", "revoke")
 
 
-async def test_a_token_is_listed_and_revoked_by_what_is_no_secret(operator: Operator, redis: Redis) -> None:
+async def test_token_is_listed_and_revoked_by_public_names(operator: Operator, redis: Redis) -> None:
     made = {}
     for label in ("ci", "laptop", "phone"):
         line = ("token", "create", "--account", ACCOUNT, "--label", label, "--json")
@@ -197,7 +191,7 @@ async def test_a_token_is_listed_and_revoked_by_what_is_no_secret(operator: Oper
     assert "has no such token" in await operator.is_told("token", "revoke", "ci", "--account", ACCOUNT)
 
 
-async def test_a_name_that_two_tokens_have_revokes_neither(operator: Operator, redis: Redis) -> None:
+async def test_ambiguous_token_name_revokes_nothing(operator: Operator, redis: Redis) -> None:
     for _ in range(2):
         await operator.types("token", "create", "--account", ACCOUNT, "--label", "ci")
     said = await operator.is_told("token", "revoke", "ci", "--account", ACCOUNT)
@@ -206,7 +200,7 @@ async def test_a_name_that_two_tokens_have_revokes_neither(operator: Operator, r
     assert len(await Accounts(redis).tokens.of(ACCOUNT)) == 2
 
 
-async def test_a_token_of_the_former_release_is_listed_once_it_was_used(redis: Any) -> None:
+async def test_token_of_the_former_release_is_listed_after_use(redis: Any) -> None:
     accounts = Accounts(redis)
     token = await accounts.create_token(ACCOUNT)
     [known] = await accounts.tokens.of(ACCOUNT)
@@ -219,7 +213,7 @@ async def test_a_token_of_the_former_release_is_listed_once_it_was_used(redis: A
     assert await accounts.tokens.remove(listed)
 
 
-async def test_a_token_can_have_an_end(operator: Operator, redis: Any) -> None:
+async def test_token_can_expire(operator: Operator, redis: Any) -> None:
     token = (await operator.types("token", "create", "--account", ACCOUNT, "--expires-hours", "1")).strip()
     account = await Accounts(redis).authenticate(token)
     assert account is not None
@@ -230,7 +224,7 @@ async def test_a_token_can_have_an_end(operator: Operator, redis: Any) -> None:
     assert "expires in the future" in said
 
 
-async def test_an_account_is_made_without_a_token(operator: Operator, redis: Redis) -> None:
+async def test_account_is_created_without_a_token(operator: Operator, redis: Redis) -> None:
     await operator.types("account", "create", ACCOUNT, "--type", "user")
     assert (await Accounts(redis).written(ACCOUNT)).type == "user"
     assert await Accounts(redis).tokens.of(ACCOUNT) == []
@@ -239,7 +233,7 @@ async def test_an_account_is_made_without_a_token(operator: Operator, redis: Red
     assert (await Accounts(redis).written(ACCOUNT)).type == "user"
 
 
-async def test_a_change_is_a_line_on_stderr_with_who_typed_it_and_no_secret(
+async def test_change_is_logged_with_the_operator_and_no_secret(
     operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("getpass.getuser", lambda: "ada")
@@ -252,7 +246,7 @@ async def test_a_change_is_a_line_on_stderr_with_who_typed_it_and_no_secret(
     assert out.strip() not in err
 
 
-async def test_a_limit_that_somebody_wrote_by_hand_and_that_is_none_is_named(redis: Any, token: str) -> None:
+async def test_invalid_limit_written_by_hand_is_named(redis: Any, token: str) -> None:
     await redis.hset(f"account:{ACCOUNT}", "rate", "soon")
     with pytest.raises(SettingsError, match="rate: a number from"):
         Accounts(redis).limits_of(await Accounts(redis).written(ACCOUNT))
@@ -261,7 +255,7 @@ async def test_a_limit_that_somebody_wrote_by_hand_and_that_is_none_is_named(red
 # ── webhook secrets ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_secret_is_rotated_and_none_is_shown(operator: Operator, redis: Redis) -> None:
+async def test_rotation_shows_no_secret(operator: Operator, redis: Redis) -> None:
     accounts = Accounts(redis)
     await accounts.create_token(ACCOUNT)
     [old] = await accounts.webhook_secrets(ACCOUNT)
@@ -273,7 +267,7 @@ async def test_a_secret_is_rotated_and_none_is_shown(operator: Operator, redis: 
     assert new not in said
 
 
-async def test_a_secret_that_got_out_signs_no_more(operator: Operator, redis: Redis) -> None:
+async def test_former_secret_can_stop_signing_at_once(operator: Operator, redis: Redis) -> None:
     accounts = Accounts(redis)
     await accounts.create_token(ACCOUNT)
     [old] = await accounts.webhook_secrets(ACCOUNT)
@@ -283,7 +277,7 @@ async def test_a_secret_that_got_out_signs_no_more(operator: Operator, redis: Re
     assert new != old
 
 
-async def test_a_rotation_that_cannot_be_says_why(operator: Operator, redis: Redis) -> None:
+async def test_refused_rotation_says_why(operator: Operator, redis: Redis) -> None:
     assert "there is no account nobody" in await operator.is_told("account", "rotate-secret", "nobody")
     await Accounts(redis).create_token(ACCOUNT)
     for _ in range(4):

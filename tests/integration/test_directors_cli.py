@@ -1,4 +1,4 @@
-"""`director directors`: who is there, what each holds, and how its servers stand."""
+"""`director directors`: each director with its slots, claims and model servers."""
 
 import json
 from typing import Any
@@ -26,7 +26,7 @@ async def types(server: RedisServer, *line: str) -> int:
     return await to_thread.run_sync(lambda: main(["directors", *line, "--redis", server.url]))
 
 
-async def test_each_director_is_a_line_with_what_it_last_told(
+async def test_each_director_is_a_line_of_its_last_heartbeat(
     server: RedisServer, driver: QueueDriver, capsys: Any
 ) -> None:
     assert await types(server) == 0
@@ -56,7 +56,7 @@ async def test_each_director_is_a_line_with_what_it_last_told(
     assert "there is no queue acme/none" in capsys.readouterr().err
 
 
-def test_one_that_is_silent_is_said_to_be() -> None:
+def test_silent_director_is_marked() -> None:
     beat = Beat(queue=MODEL, at_ms=START_MS, slots=4, state="ready", about=About())  # type: ignore[arg-type]
     found = director_view(DirectorFound(name="d1", beats=(beat,), silent_ms=60_000))
     _, row = director_lines([found], now_ms=START_MS + 60_000, width=None)

@@ -1,4 +1,4 @@
-"""`director model`, `collection` and `hardware`: what an operator types is what callers are shown."""
+"""`director model`, `collection` and `hardware`: what an operator sets is what callers see."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ async def types(server: RedisServer, *line: str) -> int:
     return await to_thread.run_sync(lambda: main([*line, "--redis", server.url]))
 
 
-async def test_a_model_is_shown_to_whom_an_operator_says(
+async def test_operator_sets_visibility_of_a_model(
     server: RedisServer, catalog: Catalog, queue: QueueName, capsys: Any
 ) -> None:
     assert await types(server, "model", "set", MODEL, "--visibility", "private", "--official", "yes") == 0
@@ -55,7 +55,7 @@ async def test_a_model_is_shown_to_whom_an_operator_says(
     assert await catalog.model("acme/none") is None
 
 
-async def test_how_a_model_is_run_is_said_shown_and_taken_back(
+async def test_model_config_is_set_shown_and_unset(
     server: RedisServer, redis: Redis, queue: QueueName, tmp_path: Path, capsys: Any
 ) -> None:
     driven = tmp_path / "runner.json"
@@ -86,7 +86,7 @@ async def test_how_a_model_is_run_is_said_shown_and_taken_back(
     assert capsys.readouterr().out.splitlines()[1:] == ["  attempts = 5"]
 
 
-async def test_collections_and_hardware_are_written_and_taken_away(server: RedisServer, redis: Redis) -> None:
+async def test_collections_and_hardware_are_written_and_removed(server: RedisServer, redis: Redis) -> None:
     collections = Collections(redis)
     assert await types(server, "collection", "set", "best", "--name", "The best", "--models", MODEL) == 0
     assert await collections.get("best") == Collection(name="The best", models=(MODEL,))
@@ -99,7 +99,7 @@ async def test_collections_and_hardware_are_written_and_taken_away(server: Redis
     assert await types(server, "hardware", "remove", "gpu-t4") == 0
 
 
-async def test_an_example_is_a_copy_that_tells_nothing_of_who_made_it(
+async def test_example_is_a_copy_that_hides_its_account(
     server: RedisServer, redis: Redis, api: httpx.AsyncClient, director: PlayedDirector, capsys: Any
 ) -> None:
     body = {"version": VERSION, "input": {"text": "hi"}, "webhook": "https://receiver.example/hook?token=secret"}
@@ -122,7 +122,7 @@ async def test_an_example_is_a_copy_that_tells_nothing_of_who_made_it(
     assert await types(server, "model", "example", "acme/other", made["id"]) == 1
 
 
-async def test_what_operators_say_of_the_catalogue_is_in_the_log_of_changes(
+async def test_catalogue_changes_are_in_the_log_of_changes(
     server: RedisServer, redis: Redis, queue: QueueName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("getpass.getuser", lambda: "ada")

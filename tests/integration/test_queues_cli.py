@@ -1,4 +1,4 @@
-"""`director queues`: what an operator sees of queues, and does to one."""
+"""`director queues`: what an operator sees of queues, and changes."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -27,7 +27,7 @@ Run = Callable[..., Awaitable[Typed]]
 
 @pytest.fixture
 def run(server: RedisServer, capsys: pytest.CaptureFixture[str]) -> Run:
-    """`director queues` with these words."""
+    """Run `director queues` with these arguments."""
 
     async def run(*line: str) -> Typed:
         return await to_thread.run_sync(typed, capsys, "queues", "--redis", server.url, *line)
@@ -42,14 +42,14 @@ async def said(run: Run, *line: str) -> str:
 
 
 async def alive(driver: QueueDriver, *, slots: int = 2) -> None:
-    """A director by the server's own clock, which the commands go by."""
+    """Report a director by the server's own clock, which the commands use."""
     await driver.scripts.extend(driver.queue, consumer="d1", lease_s=60, claims=[], slots=slots)
 
 
-# ── what is there ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── what is shown ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_what_waits_is_moved_to_another_version_and_a_dry_run_moves_nothing(
+async def test_migrate_moves_waiting_predictions_and_dry_run_moves_nothing(
     run: Run, driver: QueueDriver, catalog: Catalog
 ) -> None:
     ids = [await driver.submit() for _ in range(3)]
@@ -69,7 +69,7 @@ async def test_what_waits_is_moved_to_another_version_and_a_dry_run_moves_nothin
         assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
 
 
-async def test_a_line_tells_how_each_queue_stands(run: Run, driver: QueueDriver) -> None:
+async def test_each_queue_is_a_line(run: Run, driver: QueueDriver) -> None:
     await alive(driver)
     for lane, count in (("high", 1), ("normal", 2), ("low", 3)):
         for _ in range(count):
@@ -84,7 +84,7 @@ async def test_a_line_tells_how_each_queue_stands(run: Run, driver: QueueDriver)
     assert (facts["queue"], facts["normal"], facts["slots"]) == (driver.queue, 2, 2)
 
 
-async def test_slots_of_directors_that_are_gone_are_none(run: Run, driver: QueueDriver) -> None:
+async def test_slots_of_lost_directors_are_not_counted(run: Run, driver: QueueDriver) -> None:
     await driver.scripts.extend(driver.queue, consumer="d1", lease_s=60, claims=[], slots=4, now_ms=driver.now_ms)
     driver.pass_time(60)
     stats = await driver.scripts.stats(driver.queue, now_ms=driver.now_ms)
@@ -93,7 +93,7 @@ async def test_slots_of_directors_that_are_gone_are_none(run: Run, driver: Queue
     assert dict(zip(names.split(), row.split(), strict=False))["slots"] == "0"
 
 
-async def test_one_queue_is_shown_with_who_waits_in_it(run: Run, driver: QueueDriver) -> None:
+async def test_one_queue_is_shown_with_its_accounts(run: Run, driver: QueueDriver) -> None:
     await alive(driver)
     for account, count in (("small", 1), ("large", 3)):
         for _ in range(count):
@@ -118,7 +118,7 @@ async def test_one_queue_is_shown_with_who_waits_in_it(run: Run, driver: QueueDr
     }
 
 
-async def test_how_good_its_estimates_were_is_shown(driver: QueueDriver, redis: Redis) -> None:
+async def test_quality_of_estimates_is_shown(driver: QueueDriver, redis: Redis) -> None:
     counters = {"eta_kept": 9, "eta_missed": 1, "eta_error:inf": 1, "eta_error:15": 2, "eta_error:0.5": 7}
     await redis.hset(keys.tally(driver.queue), mapping={**counters, "warm": 3, "cold": 1, "batch_budget": 5})
     lines = report(driver.queue, await driver.scripts.stats(driver.queue), [])
@@ -127,7 +127,7 @@ async def test_how_good_its_estimates_were_is_shown(driver: QueueDriver, redis: 
     assert "  batches    budget: 5" in lines
 
 
-async def test_what_is_promised_and_how_it_is_kept_is_shown(driver: QueueDriver) -> None:
+async def test_objectives_are_shown_with_burn_rates(driver: QueueDriver) -> None:
     objectives: Objectives = {"normal": Objective(share=0.9, within_s=10)}
     await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(objectives=objectives))
     burnt: Burns = {"normal": {"5m": Burn(met=1, missed=1, rate=5), "1h": Burn(met=9, missed=1, rate=1)}}
@@ -135,20 +135,18 @@ async def test_what_is_promised_and_how_it_is_kept_is_shown(driver: QueueDriver)
     assert "  objectives normal: 90 % start within 10 s; burn rate 5.0 over 5m, 1.0 over 1h" in lines
 
 
-async def test_a_queue_that_was_never_scored_says_so(driver: QueueDriver) -> None:
+async def test_queue_without_scores_says_so(driver: QueueDriver) -> None:
     lines = report(driver.queue, await driver.scripts.stats(driver.queue), [])
     assert "  estimates  none yet" in lines
     assert "  warm hits  none yet" in lines
     assert "  batches    none" in lines
 
 
-async def test_a_queue_is_also_meant_by_its_model(run: Run, driver: QueueDriver) -> None:
+async def test_model_names_its_queue(run: Run, driver: QueueDriver) -> None:
     assert (await said(run, "show", MODEL)).splitlines()[0] == driver.queue
 
 
-async def test_of_many_accounts_those_with_the_most_and_all_that_are_paused_are_shown(
-    redis: Redis, catalog: Catalog, driver: QueueDriver
-) -> None:
+async def test_largest_and_all_paused_accounts_are_shown(redis: Redis, catalog: Catalog, driver: QueueDriver) -> None:
     for number in range(5):
         for _ in range(number + 1):
             await driver.submit(account=f"t{number}")
@@ -164,7 +162,7 @@ async def test_of_many_accounts_those_with_the_most_and_all_that_are_paused_are_
     assert (tenants["t0"], tenants["nobody"]) == (Tenant("t0", 1, 0, True), Tenant("nobody", 0, 0, True))
 
 
-async def test_accounts_that_are_suspended_are_marked_and_shown_where_they_have_anything(
+async def test_suspended_accounts_with_predictions_are_shown_and_marked(
     run: Run, redis: Redis, catalog: Catalog, driver: QueueDriver
 ) -> None:
     for account in ("large", "large", "small"):
@@ -179,12 +177,10 @@ async def test_accounts_that_are_suspended_are_marked_and_shown_where_they_have_
     assert "account    small (paused): 1 waiting, 0 running" in await said(run, "show", driver.queue)
 
 
-# ── an operator's hand ───────────────────────────────────────────────────────────────────────────────────────────
+# ── what is changed ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_resize_that_cannot_be_finished_yet_says_so_and_the_same_command_finishes_it(
-    run: Run, driver: QueueDriver
-) -> None:
+async def test_unfinished_resize_says_so_and_can_be_repeated(run: Run, driver: QueueDriver) -> None:
     await driver.submit(streams=[9])
     unfinished = await said(run, "resize", driver.queue, "4")
     assert "new predictions go to 4 streams" in unfinished
@@ -196,7 +192,7 @@ async def test_a_resize_that_cannot_be_finished_yet_says_so_and_the_same_command
     assert json.loads(await said(run, "resize", MODEL, "4", "--json"))["read"] == 4
 
 
-async def test_a_queue_is_paused_and_resumed(run: Run, driver: QueueDriver) -> None:
+async def test_queue_is_paused_and_resumed(run: Run, driver: QueueDriver) -> None:
     await driver.submit()
     assert await said(run, "pause", driver.queue) == f"{driver.queue} is paused\n"
     assert await driver.claim() == []
@@ -205,7 +201,7 @@ async def test_a_queue_is_paused_and_resumed(run: Run, driver: QueueDriver) -> N
     assert await driver.claim_one()
 
 
-async def test_a_queue_is_drained_once_nothing_runs_and_what_waits_stays(run: Run, driver: QueueDriver) -> None:
+async def test_drain_waits_for_running_predictions_and_keeps_waiting_ones(run: Run, driver: QueueDriver) -> None:
     for _ in range(2):
         await driver.submit()
     claim = await driver.claim_one()
@@ -233,7 +229,7 @@ async def test_one_account_is_paused_and_resumed(run: Run, driver: QueueDriver, 
     assert [claim.id for claim in await driver.claim_all()] == [mine]
 
 
-async def test_what_is_more_than_it_can_run_is_bounded(run: Run, driver: QueueDriver) -> None:
+async def test_bound_limits_waiting_predictions(run: Run, driver: QueueDriver) -> None:
     bounded = await said(run, "bound", driver.queue, "bounded", "--max-queued", "1")
     assert bounded == f"{driver.queue}: bounded, at most 1 waiting\n"
     await driver.submit()
@@ -256,7 +252,7 @@ async def test_what_is_more_than_it_can_run_is_bounded(run: Run, driver: QueueDr
     ],
     ids=" ".join,
 )
-async def test_a_line_that_cannot_be_done_is_one_line_back(
+async def test_refused_command_is_reported_in_one_line(
     run: Run, driver: QueueDriver, line: list[str], says: str
 ) -> None:
     ended = await run(*line)
@@ -266,12 +262,12 @@ async def test_a_line_that_cannot_be_done_is_one_line_back(
 
 
 @pytest.mark.parametrize("streams", ["0", "33", "-1", "many"])
-async def test_a_number_of_streams_that_cannot_be_is_a_wrong_line(run: Run, streams: str) -> None:
+async def test_invalid_number_of_streams_is_a_usage_error(run: Run, streams: str) -> None:
     ended = await run("resize", MODEL, streams)
     assert ended.returncode == 2
     assert "usage: director queues resize" in ended.stderr
 
 
-def test_what_the_command_line_takes_is_what_the_queue_takes() -> None:
+def test_options_match_what_queues_accept() -> None:
     assert MOST_STREAMS == MAX_STREAMS
     assert get_args(Admission) == MODES

@@ -1,4 +1,4 @@
-"""`director tail`: what happens, as it happens; and one prediction with its output."""
+"""`director tail`: all steps as they happen, and one prediction with its output."""
 
 import json
 import signal
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Tail:
-    """A `director tail` that runs, and what it has said so far."""
+    """A running `director tail`, and what it has printed."""
 
     def __init__(self, url: str, *more: str) -> None:
         self.out: list[str] = []
@@ -78,14 +78,14 @@ def tail(url: str, *more: str) -> Iterator[Tail]:
 
 
 async def says(told: list[str], *parts: str) -> str:
-    """The first line with all of these."""
+    """Wait for the first line with all of these parts."""
     found = await eventually(
         lambda: [line for line in told if all(part in line for part in parts)], " … ".join(parts), limit_s=30
     )
     return found[0]
 
 
-async def test_steps_are_told_as_they_happen_and_ctrl_c_ends_it(server: RedisServer, driver: QueueDriver) -> None:
+async def test_tail_follows_steps_until_ctrl_c(server: RedisServer, driver: QueueDriver) -> None:
     before = await live(driver)
     with tail(server.url) as told:
         await says(told.err, "following all queues")
@@ -102,7 +102,7 @@ async def test_steps_are_told_as_they_happen_and_ctrl_c_ends_it(server: RedisSer
     assert [line for line in told.err if "Traceback" in line] == []
 
 
-async def test_only_what_was_asked_for_is_told(server: RedisServer, driver: QueueDriver) -> None:
+async def test_tail_shows_only_filtered_steps(server: RedisServer, driver: QueueDriver) -> None:
     with tail(server.url, "--account", "ada", "--kind", "accepted", "--queue", driver.queue, "--json") as told:
         await says(told.err, f"following {driver.queue}")
         await driver.submit(account="bob")
@@ -117,7 +117,7 @@ async def test_only_what_was_asked_for_is_told(server: RedisServer, driver: Queu
     ]
 
 
-async def test_a_redis_that_was_away_loses_it_nothing() -> None:
+async def test_tail_loses_nothing_in_an_outage_of_redis() -> None:
     with redis_server() as own:
         redis = client(own.url)
         gatherer = Gatherer(redis)
@@ -139,7 +139,7 @@ async def test_a_redis_that_was_away_loses_it_nothing() -> None:
             await redis.aclose()
 
 
-async def test_one_prediction_is_told_from_its_first_event_to_its_end(server: RedisServer, driver: QueueDriver) -> None:
+async def test_tail_of_one_prediction_shows_all_its_events(server: RedisServer, driver: QueueDriver) -> None:
     name = await driver.submit()
     claim = await driver.claim_one()
     with tail(server.url, name) as told:
@@ -171,7 +171,7 @@ async def test_one_prediction_is_told_from_its_first_event_to_its_end(server: Re
     ],
     ids=["word", "nobody", "both", "queue", "kind"],
 )
-async def test_what_cannot_be_followed_is_one_line(
+async def test_refused_tail_is_reported_in_one_line(
     server: RedisServer, driver: QueueDriver, line: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await to_thread.run_sync(main, ["tail", "--redis", server.url, *line]) == 1

@@ -1,4 +1,4 @@
-"""`director top`, in a real terminal and over a real Redis."""
+"""`director top`, in a real terminal and with a real Redis."""
 
 import io
 import json
@@ -40,7 +40,7 @@ def size(terminal: PlayedTerminal) -> tuple[int, int]:
 
 
 def rows(terminal: PlayedTerminal) -> list[str]:
-    """The queues of the table."""
+    """Return the names in the table of queues."""
     return [line[2:].split()[0] for line in terminal.screen if line.startswith(("› acme/", "  acme/"))]
 
 
@@ -54,7 +54,7 @@ async def ended(terminal: PlayedTerminal) -> int:
     return code
 
 
-async def test_queues_are_shown_as_they_move_and_one_is_paused_by_a_key_that_is_confirmed(
+async def test_top_shows_queues_live_and_pauses_one_after_confirmation(
     server: RedisServer, driver: QueueDriver, catalog: Catalog
 ) -> None:
     await catalog.register("acme/other", VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
@@ -86,14 +86,14 @@ async def test_queues_are_shown_as_they_move_and_one_is_paused_by_a_key_that_is_
         await until(terminal, "› ")
         terminal.type("/other\r")
         await until(terminal, "1 with 'other' in their names")
-        # what needs a person may name the other one all the same
+        # a finding may name the other queue
         await eventually(lambda: rows(terminal), "it alone", until=lambda names: [*map(is_other, names)] == [True])
         terminal.type("q")
         assert await ended(terminal) == 0
     assert "\x1b[33m" in terminal.said
 
 
-async def test_it_fits_whatever_size_the_terminal_has_or_gets(server: RedisServer, driver: QueueDriver) -> None:
+async def test_top_fits_any_size_of_the_terminal(server: RedisServer, driver: QueueDriver) -> None:
     with played(command(server.url), env={"NO_COLOR": "1"}) as terminal:
         await until(terminal, "acme/echo")
         await eventually(lambda: size(terminal), "all of the screen", until=lambda found: found == (24, 80))
@@ -105,14 +105,14 @@ async def test_it_fits_whatever_size_the_terminal_has_or_gets(server: RedisServe
     assert "\x1b[33m" not in terminal.said, "NO_COLOR"
 
 
-async def test_the_terminal_is_given_back_also_by_the_key_that_quits_everything(server: RedisServer) -> None:
+async def test_quit_key_restores_the_terminal(server: RedisServer) -> None:
     with played(command(server.url)) as terminal:
         await until(terminal, "by waiting")
         terminal.type("\x1c")
         assert await ended(terminal) == 0
 
 
-async def test_a_terminal_that_is_closed_ends_it_without_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closed_terminal_ends_top_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = pty.openpty()
     with os.fdopen(theirs, closefd=False) as stdin, os.fdopen(theirs, "wb", buffering=0) as stdout:
         monkeypatch.setattr("sys.stdin", stdin)
@@ -124,7 +124,7 @@ async def test_a_terminal_that_is_closed_ends_it_without_a_fault(monkeypatch: py
             assert await terminal.key() == ENDED
 
 
-async def test_while_redis_is_away_it_says_so_and_goes_on_when_it_is_back() -> None:
+async def test_top_reports_an_outage_of_redis_and_continues() -> None:
     with redis_server() as server, played(command(server.url)) as terminal:
         await until(terminal, "no queue yet")
         server.kill()
@@ -135,7 +135,7 @@ async def test_while_redis_is_away_it_says_so_and_goes_on_when_it_is_back() -> N
         assert await ended(terminal) == 0
 
 
-async def test_where_nobody_looks_it_is_one_screen_as_wide_as_it_is(server: RedisServer, driver: QueueDriver) -> None:
+async def test_top_without_a_terminal_prints_one_whole_screen(server: RedisServer, driver: QueueDriver) -> None:
     await driver.submit()
 
     def run(*more: str) -> str:
@@ -153,7 +153,7 @@ async def test_where_nobody_looks_it_is_one_screen_as_wide_as_it_is(server: Redi
     assert snapshot["directors"] == []
 
 
-async def test_a_terminal_that_can_do_nothing_gets_one_screen(server: RedisServer, redis: Redis) -> None:
+async def test_dumb_terminal_gets_one_screen(server: RedisServer, redis: Redis) -> None:
     with played(command(server.url), env={"TERM": "dumb"}) as terminal:
         assert await to_thread.run_sync(lambda: terminal.process.wait(30)) == 0
     assert "no queue yet" in terminal.said

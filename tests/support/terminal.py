@@ -1,4 +1,4 @@
-"""A terminal that a test looks at: a command on a pseudo terminal, its last whole screen, and what it is typed."""
+"""A pseudo terminal that runs a command: its last whole screen, and keys for it."""
 
 import fcntl
 import os
@@ -19,7 +19,7 @@ CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class PlayedTerminal:
-    """`said`: all that was written to it."""
+    """`said` is all that the command wrote."""
 
     def __init__(self, line: Sequence[str], *, columns: int, lines: int, env: Mapping[str, str]) -> None:
         self._ours, theirs = pty.openpty()
@@ -34,7 +34,7 @@ class PlayedTerminal:
             stdout=theirs,
             stderr=theirs,
             env={**kept, "TERM": "xterm-256color", **env},
-            # a session of its own, whose terminal this is: so Ctrl-C and sizes reach it
+            # a session with this terminal, so that Ctrl-C and changes of size arrive
             start_new_session=True,
             preexec_fn=_have_terminal,
         )
@@ -43,13 +43,13 @@ class PlayedTerminal:
 
     @property
     def screen(self) -> list[str]:
-        """The last one, without how it stands out."""
+        """Return the lines of the last screen, without styles."""
         found = SCREEN.findall(self.said)
         return CODES.sub("", found[-1]).split("\r\n") if found else []
 
     @property
     def is_given_back(self) -> bool:
-        """Does it show its first screen and its cursor, and echo again?"""
+        """Is the first screen back, with its cursor and the former settings?"""
         return self.said.rstrip().endswith("\x1b[?1049l\x1b[?25h") and termios.tcgetattr(self._theirs) == self.was
 
     def shows(self, text: str) -> bool:
@@ -86,7 +86,7 @@ class PlayedTerminal:
 
 
 def hear_ctrl_c() -> None:
-    """In a process that begins: what a shell started in the background would not, nor what that starts."""
+    """React to Ctrl-C in a new process. A shell makes its background processes ignore it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -99,7 +99,7 @@ def _have_terminal() -> None:
 def played(
     line: Sequence[str], *, columns: int = 80, lines: int = 24, env: Mapping[str, str] | None = None
 ) -> Iterator[PlayedTerminal]:
-    """The command, which is ended with the block if it has not ended by itself."""
+    """Run the command in a terminal while the block lasts."""
     terminal = PlayedTerminal(line, columns=columns, lines=lines, env=env or {})
     try:
         yield terminal

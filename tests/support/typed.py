@@ -1,4 +1,4 @@
-"""A command line that is typed in the tests' own process: one of its own for each would take a second to start."""
+"""Run a command line in the tests' own process: a new process would take a second to start."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ __all__ = ("Typed", "typed")
 
 
 class Typed(NamedTuple):
-    """What came of it."""
+    """The result of a command line."""
 
     returncode: int
     stdout: str
@@ -18,7 +18,7 @@ class Typed(NamedTuple):
 
 
 def typed(capsys: pytest.CaptureFixture[str], *line: str) -> Typed:
-    """In a thread, where a loop runs already."""
+    """Run a command line. Call it in a thread if a loop runs."""
     try:
         code = main(line)
     except SystemExit as exc:

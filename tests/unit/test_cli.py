@@ -1,4 +1,4 @@
-"""The command line's frame: what it reads, how it fails, and how a prediction looks in a terminal."""
+"""The command line: parsing, failures, inputs, and how a prediction looks in a terminal."""
 
 import argparse
 import base64
@@ -64,7 +64,7 @@ def up_in(folder: str, **state: Any) -> None:
 
 
 class Service:
-    """An API on loopback that answers as it is told, one after the other; None hangs up instead."""
+    """An API on loopback that gives these answers in order. None closes the connection instead."""
 
     def __init__(self, *answers: tuple[int, dict[str, Any]] | None) -> None:
         self.answers = list(answers)
@@ -103,7 +103,7 @@ class Service:
                 thread.join()
 
 
-# ---- the frame ----
+# ---- commands ----
 
 
 def test_every_command_has_help(capsys):
@@ -114,14 +114,14 @@ def test_every_command_has_help(capsys):
         assert f"director {command}" in capsys.readouterr().out
 
 
-def test_help_of_a_process_has_its_settings(capsys):
+def test_help_of_a_process_lists_its_settings(capsys):
     with pytest.raises(SystemExit):
         main(["run", "--help"])
     assert "DIRECTOR_LEASE_S (15.0)\n      Silence after which" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("line", [[], ["nonsense"], ["predict", "no-slash"], ["up", "--port", "70000"], ["token"]])
-def test_a_wrong_line_is_usage_and_exit_code_2(line, capsys):
+def test_wrong_command_line_prints_usage_and_exits_2(line, capsys):
     with pytest.raises(SystemExit) as ended:
         main(line)
     assert ended.value.code == 2
@@ -145,7 +145,7 @@ def test_a_wrong_line_is_usage_and_exit_code_2(line, capsys):
     ],
     ids=" ".join,
 )
-def test_without_a_service_every_command_says_in_one_line_how_to_get_one(line, capsys):
+def test_every_command_without_a_service_explains_how_to_start_one(line, capsys):
     assert main(line) == 1
     out, err = capsys.readouterr()
     assert out == ""
@@ -154,7 +154,7 @@ def test_without_a_service_every_command_says_in_one_line_how_to_get_one(line, c
     assert "director up" in err
 
 
-def test_a_service_that_is_gone_is_one_line(capsys):
+def test_missing_service_is_reported_in_one_line(capsys):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     up_in(".director", url=f"http://127.0.0.1:{port}", token="t")
@@ -162,14 +162,14 @@ def test_a_service_that_is_gone_is_one_line(capsys):
     assert f"no answer from http://127.0.0.1:{port}" in capsys.readouterr().err
 
 
-def test_redis_that_is_gone_is_one_line(capsys, tmp_path):
+def test_missing_redis_is_reported_in_one_line(capsys, tmp_path):
     assert main(["queues", "--redis", f"unix://me:secret@{tmp_path}/nobody"]) == 1
     said = capsys.readouterr().err
     assert said.startswith(f"director: Redis is away: ConnectionError, at unix://{tmp_path}/nobody. See --redis and")
     assert said.count("\n") == 1
 
 
-def test_ctrl_c_is_exit_code_130(monkeypatch):
+def test_ctrl_c_exits_with_130(monkeypatch):
     def interrupted(_: argparse.Namespace) -> int:
         raise KeyboardInterrupt
 
@@ -185,12 +185,12 @@ def test_ctrl_c_is_exit_code_130(monkeypatch):
     ],
     ids=["account", "lanes"],
 )
-def test_a_token_for_nobody_is_refused_before_redis_is_asked(line, says, capsys):
+def test_invalid_token_options_are_refused_before_redis_is_asked(line, says, capsys):
     assert main([*line, "--redis", "unix:///nowhere"]) == 1
     assert says in capsys.readouterr().err
 
 
-def test_help_imports_no_client_and_no_server():
+def test_help_imports_no_heavy_library():
     source = (
         "import sys\nfrom director.cli.main import main\n"
         "try: main(['--help'])\nexcept SystemExit: pass\n"
@@ -200,7 +200,7 @@ def test_help_imports_no_client_and_no_server():
     assert answer.stdout.splitlines()[-1] == "[]"
 
 
-def test_a_reader_who_has_had_enough_ends_neither_the_service_nor_in_a_traceback():
+def test_closed_pipe_does_not_end_a_command():
     source = (
         "import sys\nfrom director.cli.output import say\nsay('one')\nsay('two')\nprint('goes on', file=sys.stderr)"
     )
@@ -220,7 +220,7 @@ def test_a_reader_who_has_had_enough_ends_neither_the_service_nor_in_a_traceback
     [(["completion", "bash"], ""), (["--help"], ""), (["completion", "zsh"], "director: [Errno 28] No space")],
     ids=["reader gone", "reader of help gone", "disk full"],
 )
-def test_what_cannot_be_written_is_a_code_that_is_said_and_at_most_one_line(line, says):
+def test_failed_write_exits_with_1_and_at_most_one_line(line, says):
     reader, writer = os.pipe()
     os.close(reader)
     to = os.open("/dev/full", os.O_WRONLY) if says else writer
@@ -237,14 +237,14 @@ def test_what_cannot_be_written_is_a_code_that_is_said_and_at_most_one_line(line
 
 
 @pytest.mark.parametrize("token", ["dr_\né", "dr_1\n2"])
-def test_a_token_that_can_be_none_is_refused_and_not_shown(token, capsys):
+def test_malformed_token_is_refused_and_not_shown(token, capsys):
     assert main(["get", "06gzx0rcvbz008pmq2tvpfvnvc", "--url", "http://127.0.0.1:1", "--token", token]) == 1
     said = capsys.readouterr().err
     assert said.startswith("director: not a token")
     assert "dr_1" not in said
 
 
-def test_an_id_leads_to_no_other_page_of_the_service(capsys):
+def test_id_cannot_address_another_route(capsys):
     api = Service((404, {"detail": "There is none"}))
     with api.serving() as url:
         assert main(["cancel", "../accounts/x?y=", "--url", url, "--token", "t"]) == 1
@@ -252,15 +252,15 @@ def test_an_id_leads_to_no_other_page_of_the_service(capsys):
     assert capsys.readouterr().err.startswith("director: There is none. Check the name or the id")
 
 
-def test_python_m_director_is_director():
+def test_python_m_director_runs_the_command_line():
     answer = subprocess.run([sys.executable, "-m", "director", "--version"], capture_output=True, text=True, check=True)
     assert answer.stdout.strip()
 
 
-# ---- where the service is ----
+# ---- the address of the service ----
 
 
-def test_the_line_wins_over_the_environment_which_wins_over_the_home(monkeypatch):
+def test_options_win_over_environment_and_environment_over_home(monkeypatch):
     up_in(".director", url="http://home", token="of-home", redis_url="redis://home")
     assert (service(given()).url, service(given()).token) == ("http://home", "of-home")
     assert redis_url(given()) == "redis://home"
@@ -274,7 +274,7 @@ def test_the_line_wins_over_the_environment_which_wins_over_the_home(monkeypatch
     assert redis_url(told) == "redis://line"
 
 
-def test_the_token_of_a_home_is_never_sent_to_another_service():
+def test_token_of_a_home_is_not_sent_to_another_service():
     up_in(".director", url="http://home", token="of-home")
     with pytest.raises(Nowhere, match="token is missing"):
         service(given(url="http://elsewhere"))
@@ -297,11 +297,11 @@ def test_the_token_of_a_home_is_never_sent_to_another_service():
         ("text={oops", "text", "{oops"),
     ],
 )
-def test_a_value_is_json_where_it_reads_as_json_and_else_text(text, name, value):
+def test_input_value_is_json_if_it_parses_else_text(text, name, value):
     assert parse_input(text) == (name, value)
 
 
-def test_a_file_becomes_a_data_uri(tmp_path):
+def test_input_file_becomes_a_data_uri(tmp_path):
     (tmp_path / "a.png").write_bytes(b"\x89PNG")
     (tmp_path / "a.unheard-of").write_bytes(b"?")
     assert parse_input(f"image=@{tmp_path}/a.png") == ("image", "data:image/png;base64,iVBORw==")
@@ -310,7 +310,7 @@ def test_a_file_becomes_a_data_uri(tmp_path):
         parse_input("image=@nowhere.png")
 
 
-def test_a_file_that_cannot_be_read_is_one_line_and_not_a_traceback(capsys):
+def test_unreadable_file_is_reported_in_one_line(capsys):
     assert main(["predict", "a/b", "-i", "image=@nowhere.png"]) == 1
     assert capsys.readouterr().err == "director: cannot read nowhere.png: No such file or directory. " + (
         "Check the path after the @.\n"
@@ -318,12 +318,12 @@ def test_a_file_that_cannot_be_read_is_one_line_and_not_a_traceback(capsys):
 
 
 @pytest.mark.parametrize("text", ["text", "=5"])
-def test_an_input_without_a_name_is_refused(text):
+def test_input_without_a_name_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="name=value"):
         input_value(text)
 
 
-def test_a_file_that_the_model_made_is_saved(tmp_path):
+def test_output_file_is_saved(tmp_path):
     save_output(f"data:image/png;base64,{base64.b64encode(b'picture').decode()}", str(tmp_path / "out.png"))
     assert (tmp_path / "out.png").read_bytes() == b"picture"
     for output in ("just text", ["a"], None):
@@ -332,18 +332,18 @@ def test_a_file_that_the_model_made_is_saved(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["hello", "a/b/c", "a b/c", "/b", "a/", "a/b:", "a/b:1", "A/b", ""])
-def test_what_is_no_model_is_refused(text):
+def test_malformed_model_name_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="owner/name"):
         model_name(text)
 
 
 @pytest.mark.parametrize("text", ["-1", "65536", "http", ""])
-def test_what_is_no_port_is_refused(text):
+def test_malformed_port_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="not a port"):
         port_number(text)
 
 
-# ---- a service that goes away ----
+# ---- outages of the service ----
 
 PREDICTION = {"id": "abc", "status": "processing"}
 DONE = (200, PREDICTION | {"status": "succeeded", "output": "hi"})
@@ -357,7 +357,7 @@ def predict(service: Service, monkeypatch: pytest.MonkeyPatch, *, away_s: float 
         return main(["predict", "a/b", "-i", "text=hi", "--url", url, "--token", "t"])
 
 
-def test_a_prediction_outlives_a_service_that_is_away_for_a_while(monkeypatch, capsys):
+def test_predict_survives_a_short_outage_of_the_service(monkeypatch, capsys):
     service = Service((201, PREDICTION), AWAY, None, (502, {}), AWAY, DONE)
     assert predict(service, monkeypatch) == 0
     out, err = capsys.readouterr()
@@ -366,21 +366,21 @@ def test_a_prediction_outlives_a_service_that_is_away_for_a_while(monkeypatch, c
     assert service.asked == ["POST /v1/models/a/b/predictions"] + 5 * ["GET /v1/predictions/abc"]
 
 
-def test_a_service_that_stays_away_is_given_up_and_the_prediction_is_named(monkeypatch, capsys):
+def test_predict_names_the_prediction_after_a_long_outage(monkeypatch, capsys):
     assert predict(Service((201, PREDICTION), AWAY), monkeypatch, away_s=0) == 1
     said = capsys.readouterr().err.splitlines()[-1]
     assert "Redis is away." in said
     assert "director get abc" in said
 
 
-def test_a_refusal_is_not_asked_about_again_and_names_the_prediction(monkeypatch, capsys):
+def test_refused_poll_is_not_repeated_and_names_the_prediction(monkeypatch, capsys):
     service = Service((201, PREDICTION), (401, {"detail": "This token is not known."}))
     assert predict(service, monkeypatch) == 1
     assert "director get abc" in capsys.readouterr().err
     assert len(service.asked) == 2
 
 
-def test_a_request_that_may_have_been_taken_is_not_made_twice(monkeypatch):
+def test_create_is_not_repeated_without_a_response(monkeypatch):
     service = Service(None)
     assert predict(service, monkeypatch) == 1
     assert service.asked == ["POST /v1/models/a/b/predictions"]
@@ -390,14 +390,14 @@ def test_a_request_that_may_have_been_taken_is_not_made_twice(monkeypatch):
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is one."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
 def shown(*looks: tuple[Status, Any, str], err: io.StringIO | None = None) -> tuple[str, str]:
-    """What is printed for these looks at one prediction: status, output, logs."""
+    """Return what is printed after these polls of one prediction: status, output, logs."""
     out, err = io.StringIO(), err or io.StringIO()
     printer = Printer(out, err)
     for status, output, logs in looks:
@@ -405,7 +405,7 @@ def shown(*looks: tuple[Status, Any, str], err: io.StringIO | None = None) -> tu
     return out.getvalue(), err.getvalue()
 
 
-def test_output_that_grows_is_printed_once_as_one_text():
+def test_growing_output_is_printed_once_as_one_text():
     out, err = shown(
         (Status.STARTING, None, ""),
         (Status.PROCESSING, ["one "], "loading\n"),
@@ -419,7 +419,7 @@ def test_output_that_grows_is_printed_once_as_one_text():
     assert err.splitlines()[-1].startswith("» succeeded after ")
 
 
-def test_another_attempt_prints_its_output_anew_and_says_so():
+def test_new_attempt_prints_its_output_again_and_says_so():
     out, err = shown(
         (Status.PROCESSING, ["first try"], ""),
         (Status.STARTING, None, ""),
@@ -444,11 +444,11 @@ def test_another_attempt_prints_its_output_anew_and_says_so():
     ],
     ids=json.dumps,
 )
-def test_each_kind_of_output_is_printed_readably(output, printed):
+def test_each_kind_of_output_is_readable(output, printed):
     assert shown((Status.SUCCEEDED, output, ""))[0] == printed
 
 
-def test_no_words_of_a_model_steer_a_terminal_and_elsewhere_they_are_as_they_are(monkeypatch):
+def test_model_text_cannot_control_a_terminal_and_is_unchanged_elsewhere(monkeypatch):
     words = "\x1b]0;title\x07\x9b31mred\u202e\N{NO-BREAK SPACE}\N{IDEOGRAPHIC SPACE}é\t10 %\r20 %\r\nend"
     looks = Seen(id="p", status=Status.FAILED, output=[words, {"a": words}], logs=words, error=words)
     for kind in (Terminal, io.StringIO):
@@ -464,7 +464,7 @@ def test_no_words_of_a_model_steer_a_terminal_and_elsewhere_they_are_as_they_are
             assert not set("\x1b\x07\x9b\u202e\r") & set(text)
 
 
-def test_json_on_a_terminal_has_what_would_steer_it_escaped(monkeypatch):
+def test_json_on_a_terminal_escapes_control_characters(monkeypatch):
     for kind in (Terminal, io.StringIO):
         monkeypatch.setattr("sys.stdout", kind())
         print_json({"a": "\x1b\x9b\u202eé"})
@@ -473,7 +473,7 @@ def test_json_on_a_terminal_has_what_would_steer_it_escaped(monkeypatch):
         assert ("\x9b" in text) == (kind is io.StringIO)
 
 
-def test_on_a_terminal_the_wait_is_one_line_that_goes_away(monkeypatch):
+def test_wait_is_one_line_on_a_terminal_that_disappears(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     _, err = shown(
         (Status.STARTING, None, ""), (Status.STARTING, None, ""), (Status.SUCCEEDED, "x", ""), err=Terminal()

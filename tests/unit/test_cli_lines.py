@@ -1,4 +1,4 @@
-"""What the command line says of itself: help with examples that hold, exit codes, a table in a README, completion."""
+"""The command line's description of itself: help, examples, exit codes, the README's tables and completion."""
 
 import os
 import re
@@ -17,7 +17,7 @@ PARSERS = {parser.prog: parser for parser in made_parser().all_of_it()}
 COMMANDS = {prog: parser for prog, parser in PARSERS.items() if prog != "director"}
 EXAMPLES = {prog: tuple(parser.examples) for prog, parser in COMMANDS.items()}
 LEAVES = {prog: parser for prog, parser in COMMANDS.items() if parser.get_default("run") is not None}
-# what runs until it is stopped and tells in its log, what prints no facts, and what writes its report elsewhere
+# processes that log, a command that prints a script, and commands that write a report elsewhere
 WITHOUT_JSON = {
     *("director up", "director down", "director api", "director run", "director keeper", "director audit"),
     "director completion",
@@ -25,7 +25,7 @@ WITHOUT_JSON = {
 
 
 def commands_table() -> str:
-    """The README's table of commands, as the parser has it."""
+    """Return the README's table of commands, made from the parser."""
     lines = ["| command | what | example |", "|---|---|---|"]
     for prog, parser in LEAVES.items():
         what = re.split(r"\.\s", parser.description or "")[0].rstrip(".").replace("|", "\\|")
@@ -35,21 +35,21 @@ def commands_table() -> str:
 
 
 def codes_table() -> str:
-    """The README's table of exit codes."""
+    """Return the README's table of exit codes."""
     return "\n".join(
         ["| exit code | what |", "|---|---|", *(f"| {code} | {text} |" for code, text in EXIT_CODES.items())]
     )
 
 
 @pytest.mark.parametrize(("mark", "table"), [("commands", commands_table()), ("exit codes", codes_table())])
-def test_the_readme_has_what_the_parser_has(mark: str, table: str) -> None:
+def test_readme_tables_match_the_parser(mark: str, table: str) -> None:
     found = re.search(rf"<!-- {mark} -->\n(.*?)\n?<!-- /{mark} -->", README.read_text(), re.DOTALL)
     assert found is not None
     assert found[1] == table, "put the table that the function of this test makes into director/cli/README.md"
 
 
 @pytest.mark.parametrize("prog", COMMANDS)
-def test_help_of_every_command_says_what_it_does_and_shows_how(prog: str) -> None:
+def test_help_of_every_command_has_description_and_example(prog: str) -> None:
     text = COMMANDS[prog].format_help()
     assert COMMANDS[prog].description
     assert "examples:\n" in text
@@ -57,26 +57,26 @@ def test_help_of_every_command_says_what_it_does_and_shows_how(prog: str) -> Non
 
 
 @pytest.mark.parametrize("line", [line for lines in EXAMPLES.values() for line in lines])
-def test_every_example_is_a_line_that_can_be_typed(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_example_parses(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photo.png").touch()
     _, *words = shlex.split(re.split(r" [<>] ", line)[0])
     assert callable(made_parser().parse_args(words).run)
 
 
-def test_every_example_is_of_its_own_command_or_of_one_below_it() -> None:
+def test_every_example_uses_its_own_command() -> None:
     assert [prog for prog, lines in EXAMPLES.items() if not all(line.startswith(prog) for line in lines)] == []
 
 
 @pytest.mark.parametrize("prog", [prog for prog in LEAVES if prog not in WITHOUT_JSON])
-def test_every_command_speaks_json(prog: str) -> None:
+def test_every_command_has_a_json_option(prog: str) -> None:
     assert [action for action in LEAVES[prog].arguments if "--json" in action.option_strings]
 
 
 # ── exit codes ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_exit_codes_are_what_is_said_of_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_exit_codes_match_their_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def interrupted(_: object) -> int:
         raise KeyboardInterrupt
 
@@ -97,7 +97,7 @@ def test_exit_codes_are_what_is_said_of_them(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def completed(line: str, tmp_path: Path) -> list[str]:
-    """What a real bash offers at the end of this line."""
+    """Return what a real bash offers at the end of this line."""
     script = tmp_path / "director.bash"
     script.write_text(
         subprocess.run([sys.executable, "-m", "director", "completion", "bash"], capture_output=True, text=True).stdout
@@ -135,12 +135,12 @@ def test_bash_completes_commands_options_and_files(line: str, offered: set[str],
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_get_a_script_with_every_command(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_scripts_name_every_command(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
     said = capsys.readouterr().out
     assert not [name for name in made_parser().commands if name not in said]
 
 
-def test_an_alias_is_no_command_of_its_own() -> None:
+def test_alias_is_not_listed_as_a_command() -> None:
     parser: CommandParser = made_parser()
     assert ("model" in parser.commands, "models" in parser.commands) == (True, False)

@@ -1,4 +1,4 @@
-"""Check `director explain`: the story in lines for people."""
+"""`director explain`: the story that a person reads."""
 
 import json
 
@@ -62,7 +62,7 @@ ENDED = Known(
 )
 
 
-def test_waiting_prediction_is_explained_in_order() -> None:
+def test_story_of_a_waiting_prediction_is_in_order() -> None:
     assert list(story_lines(tell(WAITING))) == [
         f"{ID} of acme/echo: starting",
         "2027-01-15T08:00:00.000Z  accepted from acme, lane normal",
@@ -74,7 +74,7 @@ def test_waiting_prediction_is_explained_in_order() -> None:
     ]
 
 
-def test_ended_prediction_is_explained_in_order() -> None:
+def test_story_of_a_terminal_prediction_is_in_order() -> None:
     assert list(story_lines(tell(ENDED)))[3:] == [
         "2027-01-15T08:00:02.000Z  claimed by d1 after waiting 2.0 s: attempt 1",
         "2027-01-15T08:00:17.000Z  claim of d1 ended after 15 s: director_lost",
@@ -92,7 +92,7 @@ def test_ended_prediction_is_explained_in_order() -> None:
     ]
 
 
-def test_command_prints_lines_or_the_unchanged_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_prints_the_story_or_the_unchanged_json(capsys: pytest.CaptureFixture[str]) -> None:
     body = json.loads(msgspec.json.encode(tell(WAITING)))
     service = Service((200, body), (200, body), (404, {"detail": "Not found."}))
     with service.serving() as url:
@@ -105,7 +105,7 @@ def test_command_prints_lines_or_the_unchanged_json(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err.startswith("director: Not found.")
 
 
-def test_terminal_control_characters_are_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+def test_story_prints_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     steered = msgspec.structs.replace(ENDED.record, error="\x1b[2J\u202egone \x9b1mé 日本\r")
     body = json.loads(msgspec.json.encode(tell(msgspec.structs.replace(ENDED, record=steered))))
     with Service((200, body)).serving() as url:
@@ -114,7 +114,7 @@ def test_terminal_control_characters_are_replaced(capsys: pytest.CaptureFixture[
     assert line.strip() == "\ufffd[2J\ufffdgone \ufffd1mé 日本"
 
 
-def test_answer_that_is_no_story_is_one_error_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_story_is_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with Service((200, {"id": ID})).serving() as url:
         assert main(["explain", ID, "--url", url, "--token", "t"]) == 1
     assert "the server there is not Director" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What keys do in `director top`, and that what it shows fits."""
+"""The keys of `director top`, and the size of its screens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -84,11 +84,11 @@ def order(state: State) -> list[str]:
         ("name", "acme/a:1"),
     ],
 )
-def test_each_order_has_its_worst_first(sort: str, first: str) -> None:
+def test_each_order_puts_the_worst_first(sort: str, first: str) -> None:
     assert order(State(sort=sort))[0] == first
 
 
-def test_s_goes_through_all_orders() -> None:
+def test_s_cycles_through_all_orders() -> None:
     state, seen = State(), []
     for _ in SORTS:
         seen.append(state.sort)
@@ -97,14 +97,14 @@ def test_s_goes_through_all_orders() -> None:
     assert state == State()
 
 
-def test_a_filter_is_typed_kept_and_taken_back() -> None:
+def test_filter_is_typed_kept_and_removed() -> None:
     state = typed(State(), "/", *"betq", "backspace", "a", "enter")
     assert order(state) == ["beta/c:1"]
     assert order(typed(state, "escape")) == order(State())
     assert typed(State(), "/", "q").wanted == "q", "what is typed is no command"
 
 
-def test_nothing_is_changed_by_a_key_alone() -> None:
+def test_change_needs_a_confirming_key() -> None:
     asked = typed(State(), "p")
     assert asked.asked == Change(QueueName("acme/b:1"), True)
     assert pressed(asked, "y", shown(asked, rows())).change == asked.asked
@@ -113,25 +113,25 @@ def test_nothing_is_changed_by_a_key_alone() -> None:
         assert (step.change, step.state.asked, step.is_over) == (None, None, False)
 
 
-def test_one_that_is_paused_is_resumed() -> None:
+def test_p_resumes_a_paused_queue() -> None:
     assert typed(State(sort="oldest"), "p").asked == Change(QueueName("acme/a:1"), False)
 
 
-def test_what_is_selected_stays_so_in_another_order() -> None:
+def test_selection_survives_another_order() -> None:
     state = typed(State(), "down", "down", "up", "s", "s")
     assert state.selected == "acme/a:1"
     assert typed(State(), *["down"] * 9).selected == "beta/c:1"
     assert typed(State(), "end", "home").selected == "acme/b:1"
 
 
-def test_a_queue_that_is_gone_is_not_mistaken_for_another() -> None:
+def test_removed_queue_is_not_mistaken_for_another() -> None:
     state = typed(State(), "enter")
     assert (state.view, state.selected) == ("queue", "acme/b:1")
     left = [row for row in shown(state, rows()) if row.queue.name != state.selected]
     assert pressed(state, "p", left).state.asked is None
 
 
-def test_q_leads_back_and_then_out() -> None:
+def test_q_goes_back_and_then_quits() -> None:
     inside = typed(State(), "enter")
     step = pressed(inside, "q", rows())
     assert (step.state.view, step.is_over) == ("queues", False)
@@ -140,7 +140,7 @@ def test_q_leads_back_and_then_out() -> None:
 
 
 @pytest.mark.parametrize("key", ["p", "enter", "down", "s", "/", "escape", "x", "\x1b[Z"])
-def test_without_queues_no_key_does_harm(key: str) -> None:
+def test_no_key_fails_without_queues(key: str) -> None:
     assert pressed(State(), key, []).change is None
 
 
@@ -166,7 +166,7 @@ def seen(rows: Sequence[Row], away: str = "") -> Seen:
     st.integers(1, 60),
     st.lists(st.sampled_from(["down", "page_down", "enter", "d", "f", "escape", "s", "p", "/", "a", "q"]), max_size=8),
 )
-def test_a_screen_is_never_larger_than_the_terminal(width: int, height: int, typed_keys: list[str]) -> None:
+def test_screen_is_never_larger_than_the_terminal(width: int, height: int, typed_keys: list[str]) -> None:
     known = [*rows(), *(Row(queue(f"many/model-{n}:1")) for n in range(80))]
     state = State()
     for key in typed_keys:
@@ -176,7 +176,7 @@ def test_a_screen_is_never_larger_than_the_terminal(width: int, height: int, typ
     assert all(cell_len(line.text) <= width for line in lines)
 
 
-def test_what_is_selected_is_on_the_screen_however_many_there_are() -> None:
+def test_selected_queue_is_always_on_the_screen() -> None:
     known = [Row(queue(f"many/model-{n:02d}:1")) for n in range(80)]
     for at in (0, 20, 79):
         lines = screen(State(selected=known[at].queue.name), seen(known), width=80, height=24)
@@ -185,12 +185,12 @@ def test_what_is_selected_is_on_the_screen_however_many_there_are() -> None:
         assert len(lines) == 24
 
 
-def test_the_totals_are_of_all_queues_and_what_is_late_is_said() -> None:
+def test_totals_cover_all_queues_and_late_webhooks() -> None:
     totals = screen(State(), seen(rows()), width=None)[1].text
     assert totals == "waiting 6  running 4 of 4  delayed 0  dead 0  webhooks owed 2 (1 late)  starts 63/min"
 
 
-def test_what_needs_a_person_stands_above_the_queues_where_there_is_room() -> None:
+def test_worst_findings_are_above_the_queues_if_there_is_room() -> None:
     found = [
         Finding(
             code="queue_paused", level="warn", title=f"Paused {n}", detail="3 waiting\x1b[2J", ask="director queues"
@@ -205,14 +205,14 @@ def test_what_needs_a_person_stands_above_the_queues_where_there_is_room() -> No
     assert not [line for line in screen(State(), known, width=80, height=10) if line.text.startswith("! ")]
 
 
-def test_one_queue_is_shown_with_its_tenants() -> None:
+def test_screen_of_a_queue_shows_its_accounts() -> None:
     state = replace(State(), view="queue", selected=QueueName("acme/b:1"))
     text = [line.text for line in screen(state, seen(rows()), width=80, height=60)]
     assert "  high     1 waiting; in its streams 1 █▁" in text
     assert any(line.split()[:3] == ["account-7", "1", "2"] for line in text)
 
 
-def test_all_that_needs_a_person_is_told_by_a_key() -> None:
+def test_f_shows_all_findings() -> None:
     found = seen(rows())
     finding = Finding(
         code="webhooks_late", level="bad", title="Webhooks are late", detail="w" * 99, ask="director doctor"
@@ -228,13 +228,13 @@ def test_all_that_needs_a_person_is_told_by_a_key() -> None:
 # ── keys, rates, blocks ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_keys_are_told_apart_however_many_come_at_once() -> None:
+def test_keys_that_arrive_together_are_separated() -> None:
     assert keys_in("j\x1b[A\x1bOB\r\x7f\x1b[5~\x1b[99zé\x1b") == [
         *("j", "up", "down", "enter", "backspace", "page_up", "\x1b[99z", "é", "escape")
     ]
 
 
-def test_starts_in_a_minute_are_those_of_the_last_minute() -> None:
+def test_rate_counts_starts_of_the_last_minute() -> None:
     rates, name = Rates(), QueueName("a")
     for at_s, started in ((0, 0), (2, 10)):
         rates.note(at_s, [queue("a", started=started)])
@@ -258,17 +258,17 @@ def sample(age_s: float, *, waiting: int, started: int = 0) -> Sample:
     )
 
 
-def test_what_waited_is_the_most_of_each_part_of_ten_minutes() -> None:
+def test_trend_is_the_maximum_of_each_part_of_ten_minutes() -> None:
     samples = [sample(700, waiting=99), sample(590, waiting=3), sample(310, waiting=5), sample(305, waiting=8)]
     assert waited(samples, now_ms=NOW_MS, now=2, parts=4) == [3, 8, 0, 2]
 
 
-def test_a_keeper_tells_the_rate_where_nothing_was_seen_yet() -> None:
+def test_first_rate_comes_from_the_keepers_samples() -> None:
     assert started_per_min([sample(70, waiting=0, started=9), sample(30, waiting=0, started=4)], now_ms=NOW_MS) == 4
     assert started_per_min([], now_ms=NOW_MS) is None
 
 
-def test_blocks_are_as_high_as_the_numbers_and_what_is_not_nought_shows() -> None:
+def test_blocks_scale_with_numbers_and_show_every_nonzero() -> None:
     assert blocks([0, 1, 50, 100]) == "▁▂▅█"
     assert blocks([0, 0]) == "▁▁"
     assert blocks([]) == ""
