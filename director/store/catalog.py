@@ -217,7 +217,7 @@ class Catalog:
         return [_version(*name, *parts) for name, *parts in zip(named, replies, replies, strict=True)]
 
     async def schema_bytes(self, named: Sequence[tuple[str, str]]) -> list[int]:
-        """Return the size of each schema of these (model, version), 0 if there is none."""
+        """Return the size of each schema of these (model, version), 0 without one."""
         return await pipelined(
             self._redis, lambda pipe: [pipe.hstrlen(keys.version(*version), "schema") for version in named]
         )

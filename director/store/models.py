@@ -119,7 +119,7 @@ class Models:
         return sorted((int(at_ms), text(name)) for name, at_ms in found)
 
     async def readme(self, name: str) -> str:
-        """Return the readme, '' if there is none."""
+        """Return the readme, '' without one."""
         found: bytes | None = await ask(lambda: self._redis.hget(keys.model(name), "readme"))
         return text(found or b"")
 

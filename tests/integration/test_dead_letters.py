@@ -160,7 +160,7 @@ async def test_letter_that_dies_again_is_not_revived_twice(dead: DeadLetters, dr
             walked.extend(place.id for place in places)
             yield places
             driver.pass_time(60)
-            # one of them dies again while the walk goes on
+            # One of them dies again during the walk.
             while await driver.release(await driver.claim_one(), spent=True, code="broken") != "dead":
                 pass
 

@@ -136,7 +136,7 @@ async def test_lease_that_expires_during_a_server_freeze_is_kept(
             seconds, microseconds = await redis.time()
             now_ms = seconds * 1000 + microseconds // 1000
             await redis.zadd(keys.lease(past.queue), {claim.id: now_ms + 1}, xx=True)
-            await anyio.sleep(0.02)  # the server's clock is not in our hands
+            await anyio.sleep(0.02)  # a test cannot set the server's clock
             return await super().queues()
 
     await past.submit()
@@ -329,7 +329,7 @@ async def test_forbidden_address_is_refused_for_good(courier: Courier, past: Que
 
 async def test_webhook_is_given_up_when_the_schedule_ends(courier: Courier, past: QueueDriver, receiver: Sink) -> None:
     claim = await owe(past, receiver.url)
-    receiver.answer = Answer(status=404)  # the host answers: no breaker has a say
+    receiver.answer = Answer(status=404)  # the host answers, so no breaker matters
     for _ in SCHEDULE.waits_s:
         assert (await courier.run_once()).outcomes == {"failed": 1}
         await make_due(past, claim.id)

@@ -130,7 +130,7 @@ async def test_retry_due_at_once_is_promoted_on_the_next_tick(keeping: Keeping, 
 
 
 async def test_shortest_deadline_is_kept_to_the_tick(keeping: Keeping, driver: QueueDriver) -> None:
-    await keeping.sweep()  # the last glance was just before it
+    await keeping.sweep()  # the last look was just before this
     driver.now_ms -= 1000 * SHORTEST_LIFE_S
     await driver.submit(lifetime_ms=1000 * SHORTEST_LIFE_S)
     assert SHORTEST_LIFE_S >= GLANCE_S, "else a glance may be too old to show it"
@@ -140,7 +140,7 @@ async def test_shortest_deadline_is_kept_to_the_tick(keeping: Keeping, driver: Q
 
 
 async def test_claim_is_recovered_as_soon_as_its_lease_expires(keeping: Keeping, driver: QueueDriver) -> None:
-    await keeping.sweep()  # the last glance was just before it
+    await keeping.sweep()  # the last look was just before this
     driver.now_ms -= int(1000 * LEASE_S)
     await driver.submit()
     lost = await driver.claim_one(lease_s=LEASE_S - 1)

@@ -159,7 +159,7 @@ async def test_objectives_and_arrivals_count(scaling: Scaling, driver: QueueDriv
         await driver.finish(await driver.claim_one())
     await driver.redis.hset(keys.meta(driver.queue), "service_ms", 2000)
     assert await driver.scripts.sample(driver.queue, period_s=10, most=360, now_ms=driver.now_ms)
-    # one a second, two seconds each: two slots on average, and a third or the line grows
+    # One arrival a second at two seconds each: two slots on average, and a third or the line grows.
     assert await scaling.of(driver.queue) == Scale(wanted=2, runnable=0, running=0)
     at_once = '{"normal":{"share":0.999,"within_s":0.001}}'
     await driver.redis.hset(keys.meta(driver.queue), "objectives", at_once)
