@@ -42,7 +42,7 @@ class Entrance(Struct, frozen=True):
 
     async def refuse(self, _request: Request) -> Response:
         """405 that names every right method."""
-        raise method_not_allowed({"Allow": self.allowed})
+        raise method_not_allowed(headers={"Allow": self.allowed})
 
     async def _options(self, _request: Request) -> Response:
         return Response(status_code=204, headers={"Allow": self.allowed})

@@ -17,7 +17,7 @@ from api.errors import InvalidField, config_changed, invalid_header, invalid_inp
 from api.request import decode_json, read_body
 from api.response import json_response
 from api.sites.sites import parts_asked
-from director.core.errors import SettingsError, UnknownModel
+from director.core.errors import SettingsError
 from director.core.model_config import ModelConfig, StoredConfig
 from director.core.view import iso
 from director.store.model_configs import ConfigChanged
@@ -70,8 +70,6 @@ async def remove_config(request: Request) -> Response:
 async def _write(request: Request, model: str, config: ModelConfig, *, by: str, was: int | None) -> None:
     try:
         await parts_asked(request).configs.put(model, config, by=by, was=was)
-    except UnknownModel as exc:
-        raise not_found() from exc
     except ConfigChanged as exc:
         raise config_changed() from exc
     except SettingsError as exc:

@@ -96,7 +96,7 @@ async def follow_live(request: Request) -> Response:
     if request.method == "HEAD":
         return Response(headers=STREAM)
     if parts_of(request).readers.is_full:
-        raise too_many_streams(RETRY_AFTER_S)
+        raise too_many_streams(retry_after=RETRY_AFTER_S)
     return EventStream(partial(_tell, request, count))
 
 

@@ -141,7 +141,7 @@ async def create_file(request: Request) -> Response:
         async with parts.uploading.taken(account.name):
             file = await _received(parts, store, form, account)
     except TimeoutError as exc:
-        raise too_many_uploads(RETRY_S) from exc
+        raise too_many_uploads(retry_after=RETRY_S) from exc
     log.info("file stored", extra={"file": file.id, "size": file.size})
     view = _view(file, base)
     return json_response(view, 201, {"Location": view.urls.get})
@@ -294,7 +294,7 @@ class _Upload:
             if self._ended_early is not None:
                 raise self._ended_early from None
             log.exception("a file could not be stored", extra={"file": self._name.id})
-            raise file_not_stored(RETRY_S) from exc
+            raise file_not_stored(retry_after=RETRY_S) from exc
 
     async def _blocks(self) -> AsyncGenerator[bytes, None]:
         try:

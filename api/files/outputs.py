@@ -45,7 +45,7 @@ async def look_at_files(request: Request) -> Response:
     parts = parts_of(request)
     _store(parts)
     if parts.store_check is not None and await parts.store_check.missing():
-        raise file_not_stored(RETRY_S)
+        raise file_not_stored(retry_after=RETRY_S)
     return Response(status_code=204)
 
 
@@ -67,7 +67,7 @@ async def put_output(request: Request) -> Response:
         if body.is_wrong:
             raise invalid_input([InvalidField("other", "body", "These are not the bytes of this name.")]) from exc
         log.exception("a file could not be stored", extra={"prediction": name.prediction_id})
-        raise file_not_stored(RETRY_S) from exc
+        raise file_not_stored(retry_after=RETRY_S) from exc
     return Response(status_code=204)
 
 

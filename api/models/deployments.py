@@ -146,7 +146,7 @@ async def update_deployment(request: Request) -> Response:
         if written == "written":
             return await _answer(request, account, became)
         deployment = await _named(request, account)
-    raise unavailable(RETRY_AFTER_S)
+    raise unavailable(retry_after=RETRY_AFTER_S)
 
 
 async def delete_deployment(request: Request) -> Response:
@@ -156,7 +156,7 @@ async def delete_deployment(request: Request) -> Response:
         if await parts_of(request).deployments.delete(deployment) == "written":
             return Response(status_code=204)
         deployment = await _named(request, account)
-    raise unavailable(RETRY_AFTER_S)
+    raise unavailable(retry_after=RETRY_AFTER_S)
 
 
 async def create_of_deployment(request: Request) -> Response:

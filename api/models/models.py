@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from api.auth import Scope, authenticate
 from api.bodies import parse_model
-from api.errors import InvalidField, already_exists, forbidden, in_use, invalid_input, not_found
+from api.errors import InvalidField, forbidden, in_use, invalid_input, model_exists, not_found
 from api.models.model_views import fitting, fitting_slice, shown_models, shown_version, whole_version
 from api.request import Members, read_body
 from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, link
@@ -136,7 +136,7 @@ async def make_model(request: Request) -> Response:
     if sum(other.partition("/")[0] == account.name for _, other in await models.listed("created")) >= MOST_OWNED:
         raise forbidden(f"An account has at most {MOST_OWNED:,} models.")
     if not await models.make(name, said):
-        raise already_exists("a model of this name")
+        raise model_exists()
     parts_of(request).lookups.forget(name)
     return await _answer(request, name, status=201)
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import authenticate
-from api.errors import InvalidField, Problem, data_removed, invalid_input, moved, no_webhook, not_found, not_terminal
+from api.errors import InvalidField, Moved, Problem, data_removed, invalid_input, no_webhook, not_found, not_terminal
 from api.request import prediction_id_of
 from api.response import json_response
 from api.services import Parts
@@ -50,7 +50,7 @@ async def get_events(request: Request) -> Response:
         if page is None or page.account != account.name:
             raise not_found()
         if page.moved:
-            raise moved(page.moved)
+            raise Moved(page.moved)
         if not page.last:
             return json_response(Events(events=(), next=after, data_removed=True))
         following = page.events[-1].seq if page.events else after
@@ -114,5 +114,5 @@ async def _shown(parts: Parts, prediction_id: PredictionId, account: Account) ->
     if known is None or (known.record.account != account.name and "admin" not in account.scopes):
         raise not_found()
     if known.record.moved:
-        raise moved(known.record.moved)
+        raise Moved(known.record.moved)
     return json_response(Webhooks(prediction_id, tell(known).webhook, data_removed=not known.events))

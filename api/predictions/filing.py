@@ -12,7 +12,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 from starlette.requests import Request
 
-from api.errors import Problem, moved, not_found
+from api.errors import Problem, not_found
 from api.limits import Taken, give_back, refuse_full, reserve_compute, return_compute
 from api.predictions.waiters import Wait
 from api.services import Parts, parts_of

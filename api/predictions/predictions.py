@@ -15,12 +15,12 @@ from starlette.responses import Response
 from api.auth import authenticate
 from api.bodies import VersionRef, parse_batch, parse_create, parse_model, parse_version
 from api.errors import (
+    Moved,
     Problem,
     ProblemDocument,
     internal,
     invalid_version,
     kind_not_served,
-    moved,
     no_destination,
     not_found,
     not_terminal,
@@ -71,7 +71,7 @@ async def _shown(parts: Parts, prediction_id: PredictionId, account: Account, ki
     if stored is None or stored.record.account != account.name or stored.record.kind != kind:
         raise not_found()
     if stored.record.moved:
-        raise moved(stored.record.moved)
+        raise Moved(stored.record.moved)
     if stored.left_out:
         stored = await _whole(parts, stored)
     return json_response(view(stored))
@@ -136,7 +136,7 @@ async def explain(request: Request) -> Response:
         if known is None or (known.record.account != account.name and "admin" not in account.scopes):
             raise not_found()
         if known.record.moved:
-            raise moved(known.record.moved)
+            raise Moved(known.record.moved)
         return json_response(tell(known, took_ms=took_ms))
 
     return await where_it_is(request, prediction_id, explained)

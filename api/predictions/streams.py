@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.errors import data_removed, moved, not_found, too_many_streams
+from api.errors import Moved, data_removed, not_found, too_many_streams
 from api.predictions.stream_events import Mark
 from api.response import carry, raw
 from api.services import Parts
@@ -137,7 +137,7 @@ async def _streamed(request: Request, parts: Parts, address: Address) -> Respons
     if known is None or not address.opens(known.ticket):
         raise not_found()
     if known.moved:
-        raise moved(known.moved)
+        raise Moved(known.moved)
     if known.is_removed:
         raise data_removed()
     was_told_all = mark.end == "done" and mark.seq >= known.next - 1  # and not of a run before it was revived
@@ -146,5 +146,5 @@ async def _streamed(request: Request, parts: Parts, address: Address) -> Respons
     if request.method == "HEAD":
         return Response(headers=STREAM)
     if parts.readers.is_full:
-        raise too_many_streams(RETRY_AFTER_S)
+        raise too_many_streams(retry_after=RETRY_AFTER_S)
     return EventStream(partial(parts.readers.read, address.id, mark, is_over=known.is_terminal))

@@ -1,14 +1,14 @@
-"""What can go wrong, as a map. Each docstring says who can act.
+"""Every error that this package raises on purpose. Each docstring says who can act.
 
 DirectorError
 ├── SettingsError            the operator: a setting is missing, malformed or contradicts another
 ├── BackendUnavailable       nobody: Redis is away, slow, loading, full or read-only; ask again later
 ├── UnsafeBackend            the operator: Redis would lose what it accepts
-├── QueueError
-│   ├── UnknownQueue         the operator: no director ever registered this model
-│   ├── IdempotencyMismatch  the caller: one key, two different bodies
-│   └── QueueRefused         the caller: ask again later, or for less
-└── RunnerError              see director.servers.runners.runner
+└── QueueError
+    ├── UnknownModel         the caller: the model does not exist, or was deleted
+    ├── UnknownQueue         the operator: no director ever registered this model
+    ├── IdempotencyMismatch  the caller: one key, two different bodies
+    └── QueueRefused         the caller: ask again later, or for less
 """
 
 

@@ -141,12 +141,12 @@ class TestFieldNames:
 
 class TestWhatATrialMayBeRepeatedAfter:
     def test_is_told_in_whole_seconds(self) -> None:
-        problem = refusals.unavailable(7)
+        problem = refusals.unavailable(retry_after=7)
         assert problem.response().headers["retry-after"] == "7"
         assert body_of(problem)["retry_after"] == 7
 
     def test_may_have_been_done_and_how_it_is_repeated_safely_is_said(self) -> None:
-        detail = body_of(refusals.unavailable(7))["detail"]
+        detail = body_of(refusals.unavailable(retry_after=7))["detail"]
         assert "may have been accepted" in detail
         assert "Idempotency-Key" in detail
 
@@ -219,12 +219,12 @@ async def test_a_fault_of_ours_still_reaches_the_server_which_logs_it() -> None:
         refusals.no_files,
         refusals.account_exists,
         lambda: refusals.file_too_large(5),
-        lambda: refusals.file_not_stored(1),
-        lambda: refusals.too_many_uploads(1),
+        lambda: refusals.file_not_stored(retry_after=1),
+        lambda: refusals.too_many_uploads(retry_after=1),
         lambda: refusals.account_suspended("unpaid"),
         lambda: refusals.invalid_header("Cancel-After", "shorter"),
         lambda: refusals.unusable_schema("is odd"),
-        lambda: refusals.unavailable(1),
+        lambda: refusals.unavailable(retry_after=1),
         lambda: refusals.rate_limited(1, retry_after_s=1, reset_s=1),
         lambda: refusals.compute_exhausted(1, retry_after_s=1),
         lambda: refusals.credit_exhausted(1),
